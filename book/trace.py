@@ -1,0 +1,185 @@
+"""L0: traces as plain data: what happened, when, on which rank.
+
+The same form whether it was simulated, executed, or recorded from a program: a player, a plot or a check never asks
+where a trace came from, except to say so.
+
+    kind        what the event says
+    hold        rank has these contributions in its chunk (at the start, or after it changed them by itself)
+    send        rank sent chunk to peer; contributions: what was in the message
+    recv        rank got chunk from peer, and op says what it did with it: "reduce" (added) or "copy" (replaced);
+                contributions: what its chunk held afterwards
+    collective  rank took part in op ("all_reduce", ...) over the ranks in group
+    compute     rank worked: op says on what
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from book.columns import ABSENT, Columns, count, measure, vector, word
+
+CLOCKS = ("modelled", "measured", "logical")
+SOURCES = ("simulated", "executed", "recorded", "instrumented")
+KINDS = ("hold", "send", "recv", "collective", "compute")
+
+
+class TraceError(ValueError):
+    """Something that is not a trace, or a question that this trace has no answer to."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that one rank did; a field that does not apply is None.
+
+    `peer` and `group` (a tuple) are global ranks, times are seconds on the trace's clock, `num_bytes` is what the
+    message or the rank's buffer weighed, `contributions` has one number per rank: how often its data is in the chunk.
+    """
+
+    rank: int = count()
+    kind: str = word()
+    op: str | None = word(default=None)
+    peer: int | None = count(default=None)
+    group: tuple[int, ...] | None = word(default=None)
+    chunk: int | None = count(default=None)
+    stage: int | None = count(default=None)
+    micro_batch: int | None = count(default=None)
+    step: int | None = count(default=None)
+    num_bytes: float | None = measure(default=None)
+    start_s: float | None = measure(default=None)
+    end_s: float | None = measure(default=None)
+    contributions: tuple[float, ...] | None = vector(default=None)
+
+
+class Trace:
+    """Events of `world_size` ranks on one clock, kept as NumPy columns; `.events` is a sequence of `Event`.
+
+    `clock` is "modelled", "measured" or "logical" (no times, only order); `source` is "simulated", "executed",
+    "recorded" or "instrumented". `name` and `backend` say what ran and on which backend, where that is known.
+    """
+
+    def __init__(self, events: Iterable[Event], world_size: int, clock: str, source: str, *,
+                 name: str | None = None, backend: str | None = None):
+        if clock not in CLOCKS:
+            raise TraceError(f"clock must be one of {', '.join(CLOCKS)}, not {clock!r}")
+        if source not in SOURCES:
+            raise TraceError(f"source must be one of {', '.join(SOURCES)}, not {source!r}")
+        self.world_size, self.clock, self.source, self.name, self.backend = world_size, clock, source, name, backend
+        self.events: Columns = Columns.from_rows(Event, events)
+
+    def __repr__(self) -> str:
+        what = f"{self.name}: " if self.name else ""
+        return f"<Trace {what}{self.source}, {self.clock} clock, {self.world_size} ranks, {len(self.events)} events>"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Trace):
+            return NotImplemented
+        return self._head() == other._head() and self.events == other.events
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def num_chunks(self) -> int:
+        """How many chunks a buffer has, read off the events (0 when none names a chunk)."""
+        return int(self.events.array("chunk").max()) + 1 if self.events.has("chunk") and len(self.events) else 0
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps the trace has (0 when no event belongs to a step)."""
+        return int(self.events.array("step").max()) + 1 if self.events.has("step") and len(self.events) else 0
+
+    @property
+    def duration_s(self) -> float | None:
+        """Seconds from the first start to the last end; None on a logical clock."""
+        if not self.events.has("start_s"):
+            return None
+        return float(np.nanmax(self.events.array("end_s")) - np.nanmin(self.events.array("start_s")))
+
+    def of_kind(self, kind: str) -> Columns:
+        """The events of one kind, in the trace's order."""
+        return self.events.take(self.events.mask("kind", kind))
+
+    def of_rank(self, rank: int) -> Columns:
+        """The events of one rank, in the trace's order."""
+        return self.events.take(self.events.array("rank") == rank)
+
+    def sent_bytes(self) -> np.ndarray:
+        """Bytes that each rank sent in point-to-point messages, shape (world_size,)."""
+        sends = self.of_kind("send")
+        if not len(sends) or not sends.has("num_bytes"):
+            return np.zeros(self.world_size)
+        return np.bincount(sends.array("rank"), weights=sends.array("num_bytes"), minlength=self.world_size)
+
+    def held(self) -> dict[tuple[int, int], tuple[float, ...] | None]:
+        """What each (rank, chunk) holds at the end, as far as the events tell."""
+        last = {}
+        for event in self.events:
+            if event.kind in ("hold", "recv") and event.chunk is not None:
+                last[event.rank, event.chunk] = event.contributions
+        return last
+
+    def logical(self) -> Trace:
+        """The same events without times, in an order that the same program always gives: rank by rank, step by step.
+
+        Within one rank's step, what it held comes first, then sends, then receives, by peer and chunk. What a trace's
+        steps are is up to its source: a schedule's own, or, for a recording, levels of happens-before.
+        """
+        rows = np.lexsort([self._key(name) for name in ("chunk", "peer", "kind", "step", "rank")])
+        ordered = self.events.take(rows).replace(start_s=None, end_s=None)
+        return Trace(ordered, self.world_size, "logical", self.source, name=self.name, backend=self.backend)
+
+    def to_json(self) -> str:
+        """The trace as JSON text, a list per field; fields that are None everywhere are left out."""
+        columns = {}
+        for f in fields(Event):
+            if self.events.has(f.name):
+                columns[f.name] = [getattr(event, f.name) for event in self.events]
+        return json.dumps({"format": "lockstep trace 1", **self._head(), "events": columns}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Trace:
+        """The trace that `to_json` wrote; raises TraceError when the text is something else."""
+        try:
+            data = json.loads(text)
+            if data.pop("format") != "lockstep trace 1":
+                raise KeyError("format")
+            columns: dict[str, list[Any]] = data.pop("events")
+            rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
+            events = [Event(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows]
+            return cls(events, **data)
+        except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
+            raise TraceError(f"this is not a trace's JSON (write one with to_json): {error}") from error
+
+    def to_chrome(self) -> str:
+        """The trace in Chrome's trace-event format (open it in Perfetto): a thread per rank, times in microseconds.
+
+        On a logical clock a step lasts one microsecond.
+        """
+        slices = [self._slice(event) for event in self.events if event.kind != "hold"]
+        names = [{"ph": "M", "pid": 0, "tid": r, "name": "thread_name", "args": {"name": f"rank {r}"}}
+                 for r in range(self.world_size)]
+        return json.dumps({"traceEvents": names + slices, "displayTimeUnit": "ms"})
+
+    def _slice(self, event: Event) -> dict[str, Any]:
+        start = event.start_s * 1e6 if event.start_s is not None else event.step or 0
+        length = (event.end_s - event.start_s) * 1e6 if None not in (event.start_s, event.end_s) else 1
+        what = " ".join([event.kind if event.kind in ("send", "recv") else event.op or event.kind]
+                        + ([f"chunk {event.chunk}"] if event.chunk is not None else []))
+        known = {f.name: getattr(event, f.name) for f in fields(Event)}
+        args = {k: v for k, v in known.items() if v is not None and k not in ("rank", "start_s", "end_s")}
+        return {"ph": "X", "pid": 0, "tid": event.rank, "ts": start, "dur": length, "name": what, "args": args}
+
+    def _head(self) -> dict[str, Any]:
+        return {"world_size": self.world_size, "clock": self.clock, "source": self.source, "name": self.name,
+                "backend": self.backend}
+
+    def _key(self, name: str) -> np.ndarray:
+        if not self.events.has(name):
+            return np.full(len(self.events), ABSENT)
+        if name != "kind":
+            return self.events.array(name)
+        places = np.array([KINDS.index(k) if k in KINDS else len(KINDS) for k in self.events.vocabularies["kind"]])
+        return places[self.events.array("kind")]
