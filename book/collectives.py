@@ -1,0 +1,148 @@
+"""L1: collectives as schedules.
+
+Every function returns a `Schedule` whose promise `check()` verifies. Buffers are cut into as many chunks as there are
+ranks (halving-doubling: as many as the largest power of two that fits), so that the same buffer can be watched under
+each algorithm. Steps count rounds: in one step a rank sends at most one message and receives at most one.
+"""
+from __future__ import annotations
+
+import numpy as np
+
+from book.columns import Columns, concatenate
+from book.schedule import OPS, Move, Schedule, ScheduleError
+
+ROOT = 0
+
+
+def ring_reduce_scatter(world_size: int) -> Schedule:
+    """N-1 steps after which rank r alone holds the sum of chunk r+1 (Patarasuk and Yuan 2009).
+
+    In step s rank r sends chunk r-s to its right-hand neighbour, which adds it to its own.
+    """
+    _check_counts(world_size=world_size)
+    return Schedule("ring_reduce_scatter", world_size, world_size, _ring_moves(world_size, "reduce"))
+
+
+def ring_all_gather(world_size: int) -> Schedule:
+    """N-1 steps that carry chunk r+1 of rank r to every rank: in step s rank r passes on chunk r+1-s."""
+    _check_counts(world_size=world_size)
+    return Schedule("ring_all_gather", world_size, world_size, _ring_moves(world_size, "copy"))
+
+
+def ring_all_reduce(world_size: int) -> Schedule:
+    """A ring reduce-scatter, then a ring all-gather: 2(N-1) steps of one chunk (Patarasuk and Yuan 2009)."""
+    _check_counts(world_size=world_size)
+    moves = _one_after_the_other(_ring_moves(world_size, "reduce"), _ring_moves(world_size, "copy"))
+    return Schedule("ring_all_reduce", world_size, world_size, moves)
+
+
+def parameter_server_all_reduce(world_size: int) -> Schedule:
+    """Rank 0 takes in the whole buffer of every other rank, one after the other, then sends each of them the sum."""
+    _check_counts(world_size=world_size)
+    others, chunks = np.arange(1, world_size), np.arange(world_size)
+    step = others[:, None] - 1
+    to_root = _moves(step, others[:, None], ROOT, chunks, "reduce")
+    from_root = _moves(step, ROOT, others[:, None], chunks, "copy")
+    return Schedule("parameter_server_all_reduce", world_size, world_size, _one_after_the_other(to_root, from_root))
+
+
+def tree_all_reduce(world_size: int) -> Schedule:
+    """A binomial tree up to rank 0 and down again: 2 ceil(lg N) steps of the whole buffer (Thakur 2005)."""
+    _check_counts(world_size=world_size)
+    up, down, chunks = [], [], np.arange(world_size)
+    for level in range((world_size - 1).bit_length()):
+        distance = 1 << level
+        parents = np.arange(0, world_size - distance, 2 * distance)[:, None]
+        up.append(_moves(0, parents + distance, parents, chunks, "reduce"))
+        down.append(_moves(0, parents, parents + distance, chunks, "copy"))
+    return Schedule("tree_all_reduce", world_size, world_size, _one_after_the_other(*up, *reversed(down)))
+
+
+def halving_doubling_all_reduce(world_size: int) -> Schedule:
+    """Recursive halving, then recursive doubling: 2 lg P steps on P = 2^floor(lg N) ranks (Rabenseifner 2004).
+
+    Each of the N-P extra ranks first adds its whole buffer into one of the P and is sent the sum at the end.
+    """
+    _check_counts(world_size=world_size)
+    num_core = 1 << (world_size.bit_length() - 1)
+    halving, doubling = [], []
+    for level in range(num_core.bit_length() - 1):
+        src, dst, chunk = _halves(num_core, 1 << level)
+        halving.insert(0, _moves(0, src, dst, chunk, "reduce"))
+        # What a rank got complete in the halving is what it gives back in the doubling.
+        doubling.append(_moves(0, dst, src, chunk, "copy"))
+    extra, chunks = np.arange(num_core, world_size)[:, None], np.arange(num_core)
+    fold = [_moves(0, extra, extra - num_core, chunks, "reduce")] if len(extra) else []
+    unfold = [_moves(0, extra - num_core, extra, chunks, "copy")] if len(extra) else []
+    moves = _one_after_the_other(*fold, *halving, *doubling, *unfold)
+    return Schedule("halving_doubling_all_reduce", world_size, num_core, moves)
+
+
+def hierarchical_all_reduce(num_nodes: int, ranks_per_node: int) -> Schedule:
+    """Reduce-scatter inside each node, all-reduce each shard across nodes, all-gather inside each node: three rings.
+
+    Rank = node * ranks_per_node + local rank. A shard is `num_nodes` chunks; a link across nodes carries
+    2(k-1)/k * n/g bytes for k nodes of g ranks.
+    """
+    _check_counts(num_nodes=num_nodes, ranks_per_node=ranks_per_node)
+    world_size = num_nodes * ranks_per_node
+    phases = [_inside_nodes(num_nodes, ranks_per_node, "reduce"),
+              _across_nodes(num_nodes, ranks_per_node, "reduce"),
+              _across_nodes(num_nodes, ranks_per_node, "copy"),
+              _inside_nodes(num_nodes, ranks_per_node, "copy")]
+    return Schedule("hierarchical_all_reduce", world_size, world_size, _one_after_the_other(*phases))
+
+
+def _ring(size: int, op: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(step, src, dst, slot) of one trip round a ring, each of shape (steps, size) or broadcast to it."""
+    step, src = np.arange(size - 1)[:, None], np.arange(size)
+    ahead = {"reduce": 0, "copy": 1}[op]  # the all-gather starts from what the reduce-scatter left: chunk r+1 on rank r
+    return step, src, (src + 1) % size, (src + ahead - step) % size
+
+
+def _ring_moves(world_size: int, op: str) -> Columns:
+    return _moves(*_ring(world_size, op), op)
+
+
+def _inside_nodes(num_nodes: int, ranks_per_node: int, op: str) -> Columns:
+    step, src, dst, shard = (np.atleast_2d(x)[..., None, None] for x in _ring(ranks_per_node, op))
+    first_rank = np.arange(num_nodes)[:, None] * ranks_per_node
+    return _moves(step, first_rank + src, first_rank + dst, shard * num_nodes + np.arange(num_nodes), op)
+
+
+def _across_nodes(num_nodes: int, ranks_per_node: int, op: str) -> Columns:
+    step, src, dst, slot = (np.atleast_2d(x)[..., None] for x in _ring(num_nodes, op))
+    local = np.arange(ranks_per_node)
+    shard = (local + 1) % ranks_per_node  # the one that the reduce-scatter left on this local rank
+    return _moves(step, src * ranks_per_node + local, dst * ranks_per_node + local, shard * num_nodes + slot, op)
+
+
+def _halves(num_core: int, distance: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """In a halving round every rank sends its partner at `distance` the chunks that the partner's half will keep."""
+    src = np.arange(num_core)[:, None]
+    dst = src ^ distance
+    return src, dst, dst // distance * distance + np.arange(distance)
+
+
+def _moves(step: np.ndarray | int, src: np.ndarray | int, dst: np.ndarray | int, chunk: np.ndarray, op: str) -> Columns:
+    columns = np.broadcast_arrays(step, src, dst, chunk)
+    arrays = {name: np.ascontiguousarray(column, dtype=np.int32).ravel()
+              for name, column in zip(("step", "src", "dst", "chunk"), columns)}
+    arrays["op"] = np.full(columns[0].size, OPS.index(op), dtype=np.int16)
+    return Columns(Move, arrays, {"op": OPS})
+
+
+def _one_after_the_other(*phases: Columns) -> Columns:
+    """Each phase's steps moved behind the last step of the phase before it."""
+    shifted, first = [], 0
+    for moves in phases:
+        if len(moves):
+            shifted.append(moves.replace(step=moves.array("step") + np.int32(first)))
+            first = int(shifted[-1].array("step")[-1]) + 1
+    return concatenate(shifted) if shifted else _moves(0, 0, 0, np.zeros(0, dtype=np.int32), "copy")
+
+
+def _check_counts(**counts: int) -> None:
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            raise ScheduleError(f"{name} must be a whole number of at least 1, not {value!r}")

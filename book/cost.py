@@ -1,0 +1,119 @@
+"""L1: what communication costs: latency-bandwidth links and the closed forms they lead to.
+
+Symbols in the formulas: n bytes, p ranks, latency alpha (s), beta = 1 / bandwidth (s per byte), gamma (s per byte
+added). Keys such as thakur2005 are entries of references.bib.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BUS_FACTORS = {
+    "all_reduce": lambda p: 2 * (p - 1) / p,
+    "reduce_scatter": lambda p: (p - 1) / p,
+    "all_gather": lambda p: (p - 1) / p,
+    "broadcast": lambda p: 1.0,
+    "reduce": lambda p: 1.0,
+}
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link that takes `latency_s + num_bytes / bandwidth_bytes_per_s` for a message; adding a byte takes
+    `reduce_s_per_byte`. Raises ValueError for a negative latency or a bandwidth that is not positive."""
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+    reduce_s_per_byte: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth_bytes_per_s > 0:
+            raise ValueError(f"bandwidth_bytes_per_s must be positive, not {self.bandwidth_bytes_per_s}")
+        if not (self.latency_s >= 0 and self.reduce_s_per_byte >= 0):
+            raise ValueError("latency_s and reduce_s_per_byte can't be negative: "
+                             f"{self.latency_s}, {self.reduce_s_per_byte}")
+
+    def transfer_s(self, num_bytes: float) -> float:
+        """Seconds that one message of `num_bytes` takes."""
+        return self.latency_s + num_bytes / self.bandwidth_bytes_per_s
+
+    def reduce_s(self, num_bytes: float) -> float:
+        """Seconds that adding `num_bytes` takes."""
+        return num_bytes * self.reduce_s_per_byte
+
+
+def ring_reduce_scatter_s(world_size: int, num_bytes: float, link: Link) -> float:
+    """(p-1) alpha + (p-1)/p n beta + (p-1)/p n gamma (thakur2005)."""
+    chunk_bytes = num_bytes / world_size
+    return (world_size - 1) * (link.transfer_s(chunk_bytes) + link.reduce_s(chunk_bytes))
+
+
+def ring_all_gather_s(world_size: int, num_bytes: float, link: Link) -> float:
+    """(p-1) alpha + (p-1)/p n beta (thakur2005)."""
+    return (world_size - 1) * link.transfer_s(num_bytes / world_size)
+
+
+def ring_all_reduce_s(world_size: int, num_bytes: float, link: Link) -> float:
+    """2(p-1) alpha + 2(p-1)/p n beta + (p-1)/p n gamma (patarasuk2009)."""
+    return ring_reduce_scatter_s(world_size, num_bytes, link) + ring_all_gather_s(world_size, num_bytes, link)
+
+
+def parameter_server_all_reduce_s(world_size: int, num_bytes: float, link: Link) -> float:
+    """2(p-1)(alpha + n beta): both phases go through the root's one link, one message after the other.
+
+    Adding is taken to be no slower than receiving (gamma <= beta + alpha/n), so that only the last addition shows.
+    """
+    last_addition_s = link.reduce_s(num_bytes) if world_size > 1 else 0.0
+    return 2 * (world_size - 1) * link.transfer_s(num_bytes) + last_addition_s
+
+
+def tree_all_reduce_s(world_size: int, num_bytes: float, link: Link) -> float:
+    """ceil(lg p) (2 alpha + 2 n beta + n gamma): a binomial tree up and down again (thakur2005).
+
+    Exact for a power of two or gamma = 0; otherwise a parent may add one child's data while it receives the next, and
+    this is an upper bound.
+    """
+    return (world_size - 1).bit_length() * (2 * link.transfer_s(num_bytes) + link.reduce_s(num_bytes))
+
+
+def halving_doubling_all_reduce_s(world_size: int, num_bytes: float, link: Link) -> float:
+    """2 lg p alpha + 2(p-1)/p n beta + (p-1)/p n gamma for a power of two (rabenseifner2004, thakur2005).
+
+    On any other number of ranks the folding adds 2(alpha + n beta) + n gamma around the largest power of two.
+    """
+    num_core = 1 << (world_size.bit_length() - 1)
+    moved_bytes = (num_core - 1) / num_core * num_bytes
+    core_s = (2 * (num_core.bit_length() - 1) * link.latency_s + 2 * moved_bytes / link.bandwidth_bytes_per_s
+              + link.reduce_s(moved_bytes))
+    if num_core == world_size:
+        return core_s
+    return core_s + 2 * link.transfer_s(num_bytes) + link.reduce_s(num_bytes)
+
+
+def ring_sent_bytes(world_size: int, num_bytes: float) -> float:
+    """Bytes that every rank of a ring all-reduce sends: 2(p-1)/p n, the least possible (patarasuk2009)."""
+    return BUS_FACTORS["all_reduce"](world_size) * num_bytes
+
+
+def root_sent_bytes(world_size: int, num_bytes: float) -> float:
+    """Bytes that the root of a gather-and-broadcast sends, and also receives: (p-1) n."""
+    return (world_size - 1) * num_bytes
+
+
+def latency_bound_s(world_size: int, link: Link) -> float:
+    """ceil(lg p) alpha: no all-reduce is faster, since who knows a contribution at best doubles each round."""
+    return (world_size - 1).bit_length() * link.latency_s
+
+
+def bandwidth_bound_s(world_size: int, num_bytes: float, link: Link) -> float:
+    """2(p-1)/p n beta: no all-reduce is faster on links of one bandwidth (patarasuk2009)."""
+    return ring_sent_bytes(world_size, num_bytes) / link.bandwidth_bytes_per_s
+
+
+def bus_bandwidth_bytes_per_s(collective: str, world_size: int, num_bytes: float, seconds: float) -> float:
+    """Buffer bytes per second times the share of them that every link must carry (nccltests PERFORMANCE.md).
+
+    `num_bytes` is the size of the whole buffer. Raises ValueError for a collective without such a factor.
+    """
+    if collective not in BUS_FACTORS:
+        raise ValueError(f"no bus factor for {collective!r}: use one of {', '.join(BUS_FACTORS)}")
+    return num_bytes / seconds * BUS_FACTORS[collective](world_size)

@@ -1,0 +1,174 @@
+"""L2: what a schedule would do on given links, worked out without starting a process.
+
+A rank's link has two directions; each carries one message at a time, in the order of the schedule. A message leaves
+when its sender has finished its own earlier steps and both directions are free. There is no barrier: a rank starts
+step k when its own step k-1 is done and its input has come, whatever the others do. Arrays: R ranks, M messages.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from book.columns import Columns, concatenate
+from book.cost import Link
+from book.schedule import Schedule
+from book.trace import Event, Trace
+
+LARGEST_WATCHED_WORLD = 64  # contributions are one number per event and rank: beyond this they cost gigabytes
+
+
+def simulate(schedule: Schedule, num_bytes: float, link: Link, *, stragglers: Mapping[int, float] | None = None,
+             links: Mapping[tuple[int, int], Link] | None = None, contributions: bool | None = None) -> Trace:
+    """The trace that `schedule` leaves on a buffer of `num_bytes` when every rank has the link `link`.
+
+    `stragglers` maps a rank to the factor (1 = normal) by which its transfers and additions take longer; `links` maps
+    (src, dst) to the link between just those two. `contributions` says whether events carry whose data is in a chunk
+    (default: up to 64 ranks). Times are seconds. Raises ValueError when a rank, factor or size cannot be.
+    """
+    if not num_bytes >= 0:
+        raise ValueError(f"num_bytes can't be {num_bytes}: give the buffer's size in bytes")
+    network = _Network(schedule.world_size, link, stragglers or {}, links or {})
+    start_s, sent_s, done_s = _run(schedule, num_bytes / schedule.num_chunks, network)
+    watched = schedule.world_size <= LARGEST_WATCHED_WORLD if contributions is None else contributions
+    events = _events(schedule, num_bytes / schedule.num_chunks, start_s, sent_s, done_s, watched)
+    return Trace(events, schedule.world_size, "modelled", "simulated", name=schedule.name)
+
+
+class _Network:
+    """How long a message takes from one rank to another; matrices only where links differ."""
+
+    def __init__(self, world_size: int, link: Link, stragglers: Mapping[int, float],
+                 links: Mapping[tuple[int, int], Link]):
+        self.slowdown = np.ones(world_size)
+        for rank, factor in stragglers.items():
+            if not (0 <= rank < world_size and factor > 0):
+                raise ValueError(f"stragglers: rank {rank} with factor {factor} can't be: ranks are 0.."
+                                 f"{world_size - 1} and factors positive")
+            self.slowdown[rank] = factor
+        shape = (world_size, world_size) if links else (1, 1)
+        self.latency_s = np.full(shape, link.latency_s)
+        self.s_per_byte = np.full(shape, 1 / link.bandwidth_bytes_per_s)
+        self.reduce_s_per_byte = np.full(shape, link.reduce_s_per_byte)
+        for (src, dst), own in links.items():
+            if not (0 <= src < world_size and 0 <= dst < world_size):
+                raise ValueError(f"links: ({src}, {dst}) names a rank outside 0..{world_size - 1}")
+            self.latency_s[src, dst], self.reduce_s_per_byte[src, dst] = own.latency_s, own.reduce_s_per_byte
+            self.s_per_byte[src, dst] = 1 / own.bandwidth_bytes_per_s
+        self.uniform = not links
+
+    def transfer_s(self, src: np.ndarray, dst: np.ndarray, num_bytes: np.ndarray) -> np.ndarray:
+        pair = (0, 0) if self.uniform else (src, dst)
+        slower = np.maximum(self.slowdown[src], self.slowdown[dst])
+        return (self.latency_s[pair] + num_bytes * self.s_per_byte[pair]) * slower
+
+    def reduce_s(self, src: np.ndarray, dst: np.ndarray, num_bytes: np.ndarray) -> np.ndarray:
+        pair = (0, 0) if self.uniform else (src, dst)
+        return num_bytes * self.reduce_s_per_byte[pair] * self.slowdown[dst]
+
+
+@dataclass
+class _Clocks:
+    """Until when each rank is busy, in seconds, shape (R,) each."""
+
+    ready: np.ndarray   # its earlier steps are done
+    sending: np.ndarray
+    receiving: np.ndarray
+    adding: np.ndarray
+
+
+def _run(schedule: Schedule, chunk_bytes: float, network: _Network) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """When each move leaves, has arrived, and has been added, seconds, shape (moves,)."""
+    num_moves = len(schedule.moves)
+    src, dst = (schedule.moves.array(name) for name in ("src", "dst")) if num_moves else (None, None)
+    adds = schedule.moves.mask("op", "reduce")
+    times = np.zeros((3, num_moves))
+    clocks = _Clocks(*np.zeros((4, schedule.world_size)))
+    for rows in schedule.steps():
+        first, message = _messages(src[rows] * schedule.world_size + dst[rows])
+        sizes = np.bincount(message) * chunk_bytes
+        added = np.bincount(message, weights=adds[rows]) * chunk_bytes
+        step_times = _step(src[rows[first]], dst[rows[first]], sizes, added, clocks, network)
+        times[:, rows] = step_times[:, message]
+    return tuple(times)
+
+
+def _step(src: np.ndarray, dst: np.ndarray, sizes: np.ndarray, added: np.ndarray, clocks: _Clocks,
+          network: _Network) -> np.ndarray:
+    """Times (3, M) of one step's messages; moves the clocks on."""
+    times = np.zeros((3, len(src)))
+    done = clocks.ready.copy()
+    for m in _waves(src, dst):
+        s, d = src[m], dst[m]
+        start = np.maximum(clocks.ready[s], np.maximum(clocks.sending[s], clocks.receiving[d]))
+        arrived = start + network.transfer_s(s, d, sizes[m])
+        clocks.sending[s] = clocks.receiving[d] = arrived
+        added_at = np.where(added[m] > 0, np.maximum(arrived, clocks.adding[d]) + network.reduce_s(s, d, added[m]),
+                            arrived)
+        clocks.adding[d] = np.maximum(clocks.adding[d], added_at)
+        done[s] = np.maximum(done[s], arrived)
+        done[d] = np.maximum(done[d], added_at)
+        times[:, m] = start, arrived, added_at
+    clocks.ready = done
+    return times
+
+
+def _messages(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Moves with the same (src, dst) are one message: each message's first move, and each move's message."""
+    _, first, message = np.unique(pairs, return_index=True, return_inverse=True)
+    place = np.argsort(np.argsort(first))  # np.unique sorts by pair; keep the order of the schedule
+    return np.sort(first), place[message]
+
+
+def _waves(src: np.ndarray, dst: np.ndarray) -> Iterator[np.ndarray]:
+    """Messages in groups that share no sender and no receiver, each after those before it in the schedule."""
+    left = np.arange(len(src))
+    while len(left):
+        first = np.zeros(len(left), dtype=int)
+        for ports in (src[left], dst[left]):
+            first[np.unique(ports, return_index=True)[1]] += 1
+        yield left[first == 2]
+        left = left[first < 2]
+
+
+def _events(schedule: Schedule, chunk_bytes: float, start_s: np.ndarray, sent_s: np.ndarray, done_s: np.ndarray,
+            watched: bool) -> Columns:
+    """A send and a recv per move, in the schedule's order; before them, if watched, what every rank holds."""
+    moves = schedule.moves
+    if not len(moves):
+        return _holds(schedule) if watched else Columns(Event, {})
+    src, dst, chunk, step, op = (moves.array(name) for name in ("src", "dst", "chunk", "step", "op"))
+    arrays = {
+        "rank": _pairs(src, dst), "peer": _pairs(dst, src), "chunk": _pairs(chunk, chunk), "step": _pairs(step, step),
+        "kind": np.tile(np.array([0, 1], dtype=np.int16), len(moves)), "op": _pairs(np.full_like(op, -1), op),
+        "num_bytes": np.full(2 * len(moves), float(chunk_bytes)),
+        "start_s": _pairs(start_s, start_s), "end_s": _pairs(sent_s, done_s),
+    }
+    if watched:
+        arrays["contributions"] = _contributions(schedule)
+    events = Columns(Event, arrays, {"kind": ("send", "recv"), "op": moves.vocabularies["op"]})
+    return concatenate([_holds(schedule), events]) if watched else events
+
+
+def _holds(schedule: Schedule) -> Columns:
+    held = schedule.start()
+    rank, chunk = (index.ravel().astype(np.int32) for index in np.indices(held.shape[:2]))
+    zeros = np.zeros(len(rank))
+    arrays = {"rank": rank, "chunk": chunk, "kind": np.zeros(len(rank), dtype=np.int16),
+              "step": np.zeros(len(rank), dtype=np.int32), "start_s": zeros, "end_s": zeros,
+              "contributions": held.reshape(len(rank), -1).astype(np.float32)}
+    return Columns(Event, arrays, {"kind": ("hold",)})
+
+
+def _contributions(schedule: Schedule) -> np.ndarray:
+    """What was in each message and what the receiver's chunk then held, shape (2 * moves, R)."""
+    values = np.zeros((len(schedule.moves), 2, schedule.world_size), dtype=np.float32)
+    for rows, sent, held in schedule.replay():
+        values[rows, 0], values[rows, 1] = sent, held
+    return values.reshape(-1, schedule.world_size)
+
+
+def _pairs(of_send: np.ndarray, of_recv: np.ndarray) -> np.ndarray:
+    """The two columns interleaved: send, recv, send, recv, …"""
+    return np.column_stack([of_send, of_recv]).ravel()

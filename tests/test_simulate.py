@@ -1,0 +1,133 @@
+"""The simulator against the closed forms, and against what must hold for any link."""
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from book import collectives, cost
+from book.cost import Link
+from book.schedule import Schedule
+from book.simulate import simulate
+
+NAMES = ["ring_all_reduce", "ring_reduce_scatter", "ring_all_gather", "parameter_server_all_reduce",
+         "tree_all_reduce", "halving_doubling_all_reduce"]
+LINK = Link(latency_s=1e-5, bandwidth_bytes_per_s=1e9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=30, deadline=None)
+@given(world_size=st.integers(1, 40), num_bytes=st.floats(0, 1e9), latency_s=st.floats(0, 1e-3),
+       bandwidth=st.floats(1e6, 1e11))
+def test_time_is_the_closed_form(name, world_size, num_bytes, latency_s, bandwidth):
+    link = Link(latency_s, bandwidth)
+    trace = simulate(getattr(collectives, name)(world_size), num_bytes, link, contributions=False)
+    expected_s = getattr(cost, name + "_s")(world_size, num_bytes, link)
+    assert (trace.duration_s or 0.0) == pytest.approx(expected_s, rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("world_size", [2, 4, 8, 32])
+def test_additions_cost_what_the_closed_form_says(name, world_size):
+    link = Link(1e-5, 1e9, reduce_s_per_byte=3e-10)
+    trace = simulate(getattr(collectives, name)(world_size), 1e6, link)
+    assert trace.duration_s == pytest.approx(getattr(cost, name + "_s")(world_size, 1e6, link), rel=1e-9)
+
+
+def test_no_all_reduce_beats_the_lower_bounds():
+    for name in (n for n in NAMES if n.endswith("all_reduce")):
+        for world_size in (3, 8, 13):
+            seconds = simulate(getattr(collectives, name)(world_size), 1e6, LINK).duration_s
+            assert seconds >= cost.latency_bound_s(world_size, LINK)
+            assert seconds >= cost.bandwidth_bound_s(world_size, 1e6, LINK) * (1 - 1e-12)
+
+
+def test_tree_wins_small_messages_and_ring_large_ones():
+    def seconds(make, num_bytes):
+        return simulate(make(16), num_bytes, LINK).duration_s
+    assert seconds(collectives.tree_all_reduce, 1e3) < seconds(collectives.ring_all_reduce, 1e3)
+    assert seconds(collectives.ring_all_reduce, 1e8) < seconds(collectives.tree_all_reduce, 1e8)
+
+
+@settings(max_examples=40, deadline=None)
+@given(name=st.sampled_from(NAMES), world_size=st.integers(2, 12), straggler=st.integers(0, 11),
+       factor=st.floats(1, 20))
+def test_one_transfer_at_a_time_per_direction_even_with_a_straggler(name, world_size, straggler, factor):
+    trace = simulate(getattr(collectives, name)(world_size), 1e6, LINK, stragglers={straggler % world_size: factor})
+    for kind in ("send", "recv"):
+        events = trace.of_kind(kind)
+        for rank in range(world_size):
+            mine = events.array("rank") == rank
+            spans = sorted({*zip(events.array("start_s")[mine], events.array("end_s")[mine])})
+            assert all(end <= start + 1e-15 for (_, end), (start, _) in zip(spans, spans[1:]))
+
+
+def test_a_straggler_holds_up_only_those_who_wait_for_it():
+    """Dataflow, not barriers: in a tree the other half goes on as if nothing were slow."""
+    schedule = collectives.tree_all_reduce(8)
+    calm, slow = (simulate(schedule, 1e6, LINK, stragglers=s) for s in ({}, {7: 10.0}))
+
+    def end_of_first_half(trace):
+        return max(e.end_s for e in trace.of_kind("recv") if e.op == "reduce" and e.rank in (0, 2) and e.peer < 4)
+    assert end_of_first_half(calm) == end_of_first_half(slow)
+    assert slow.duration_s > calm.duration_s
+
+
+def test_a_ring_with_a_straggler_runs_at_its_pace():
+    slow = simulate(collectives.ring_all_reduce(8), 8e6, LINK, stragglers={3: 4.0}).duration_s
+    calm = simulate(collectives.ring_all_reduce(8), 8e6, LINK).duration_s
+    assert slow > 3.5 * calm
+
+
+def test_one_slow_link_can_be_given_alone():
+    slow_link = Link(LINK.latency_s, LINK.bandwidth_bytes_per_s / 10)
+    schedule = collectives.ring_all_reduce(4)
+    one = simulate(schedule, 4e6, LINK, links={(1, 2): slow_link})
+    sends = {(e.rank, e.peer): e.end_s - e.start_s for e in one.of_kind("send")}
+    assert sends[1, 2] == pytest.approx(slow_link.transfer_s(1e6))
+    assert sends[0, 1] == pytest.approx(LINK.transfer_s(1e6))
+
+
+def test_equal_moves_are_one_message():
+    """Two chunks between the same ranks in one step pay the latency once."""
+    link = Link(1.0, 1e9)
+    together = Schedule("pair", 2, 2, [(0, 0, 1, 0, "copy"), (0, 0, 1, 1, "copy")])
+    apart = Schedule("pair", 2, 2, [(0, 0, 1, 0, "copy"), (1, 0, 1, 1, "copy")])
+    assert simulate(together, 0, link).duration_s == 1.0
+    assert simulate(apart, 0, link).duration_s == 2.0
+
+
+def test_contributions_say_what_was_sent_and_what_is_held_then():
+    trace = simulate(collectives.ring_all_reduce(3), 3, LINK)
+    first = [e for e in trace.events if e.step == 0 and 1 in (e.rank, e.peer) and e.chunk == 0 and e.kind != "hold"]
+    assert [(e.rank, e.kind, e.op, e.contributions) for e in first] == [
+        (0, "send", None, (1, 0, 0)), (1, "recv", "reduce", (1, 1, 0))]
+    assert set(trace.held().values()) == {(1, 1, 1)}
+    assert trace.num_steps == 4 and trace.num_chunks == 3
+    assert np.allclose(trace.sent_bytes(), 4)
+
+
+def test_a_single_rank_and_an_empty_buffer_just_work():
+    assert simulate(collectives.ring_all_reduce(1), 100, LINK).held() == {(0, 0): (1,)}
+    assert simulate(collectives.ring_all_reduce(4), 0, LINK).duration_s == pytest.approx(6e-5)
+
+
+@pytest.mark.parametrize("arguments, complaint", [
+    ({"num_bytes": -1}, "num_bytes can't be -1"), ({"stragglers": {9: 2.0}}, "rank 9"),
+    ({"stragglers": {1: 0.0}}, "factor 0.0"), ({"links": {(0, 7): LINK}}, "names a rank outside 0..3")])
+def test_bad_input_gets_one_clear_sentence(arguments, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        simulate(collectives.ring_all_reduce(4), **{"num_bytes": 1, "link": LINK, **arguments})
+
+
+@pytest.mark.parametrize("numbers", [(-1, 1), (0, 0), (0, -5), (float("nan"), 1), (0, 1, -1)])
+def test_a_link_that_cannot_be_is_refused(numbers):
+    with pytest.raises(ValueError, match="must be positive|can't be negative"):
+        Link(*numbers)
+
+
+def test_bus_bandwidth_factors():
+    assert cost.bus_bandwidth_bytes_per_s("all_reduce", 4, 1e9, 1.0) == 1.5e9
+    assert cost.bus_bandwidth_bytes_per_s("all_gather", 4, 1e9, 0.5) == 1.5e9
+    assert cost.bus_bandwidth_bytes_per_s("broadcast", 4, 1e9, 1.0) == 1e9
+    with pytest.raises(ValueError, match="no bus factor for 'gossip'"):
+        cost.bus_bandwidth_bytes_per_s("gossip", 4, 1e9, 1.0)

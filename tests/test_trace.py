@@ -1,0 +1,67 @@
+"""Traces: JSON both ways, the logical order, Chrome's format."""
+import json
+import random
+
+import pytest
+
+from book import collectives
+from book.cost import Link
+from book.simulate import simulate
+from book.trace import Event, Trace, TraceError
+
+LINK = Link(1e-5, 1e9)
+
+
+def ring(world_size=4, **kwargs):
+    return simulate(collectives.ring_all_reduce(world_size), 1e6, LINK, **kwargs)
+
+
+def test_json_goes_both_ways():
+    events = [Event(0, "hold", chunk=0, step=0, contributions=(1, 0)), Event(1, "hold", chunk=0, step=0),
+              Event(0, "send", peer=1, chunk=0, step=0, num_bytes=2.5, start_s=0.0, end_s=1.5, contributions=(1, 0.5)),
+              Event(1, "collective", op="all_reduce", group=(0, 1), num_bytes=8, start_s=2.0)]
+    trace = Trace(events, 2, "measured", "recorded", backend="gloo")
+    assert list(trace.events) == events
+    assert Trace.from_json(trace.to_json()) == trace
+    assert Trace.from_json(ring().to_json()) == ring()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "lockstep trace 9"}', '{"format":"lockstep trace 1"}'])
+def test_something_else_is_not_a_trace(text):
+    with pytest.raises(TraceError, match="not a trace's JSON"):
+        Trace.from_json(text)
+
+
+def test_logical_forgets_time_and_the_order_of_arrival():
+    trace = ring()
+    events = list(trace.events)
+    random.Random(5).shuffle(events)
+    shuffled = Trace(events, 4, "modelled", "simulated", name=trace.name)
+    assert shuffled.logical() == trace.logical() == ring(stragglers={2: 9.0}).logical()
+    assert trace.logical().duration_s is None and trace.logical().clock == "logical"
+
+
+def test_logical_of_another_program_differs():
+    other = simulate(collectives.tree_all_reduce(4), 1e6, LINK)
+    assert other.logical() != ring().logical()
+
+
+def test_chrome_has_a_slice_per_message_end_in_microseconds():
+    slices = [e for e in json.loads(ring().to_chrome())["traceEvents"] if e["ph"] == "X"]
+    assert len(slices) == 2 * 24
+    assert max(e["ts"] + e["dur"] for e in slices) == pytest.approx(ring().duration_s * 1e6)
+    assert slices[0]["name"] == "send chunk 0" and slices[0]["args"]["peer"] == 1
+    logical = json.loads(ring().logical().to_chrome())["traceEvents"]
+    assert max(e["ts"] + e["dur"] for e in logical if e["ph"] == "X") == 6
+
+
+@pytest.mark.parametrize("arguments", [("sundial", "simulated"), ("measured", "invented")])
+def test_a_clock_or_source_that_cannot_be_is_refused(arguments):
+    with pytest.raises(TraceError, match="must be one of"):
+        Trace([], 1, *arguments)
+
+
+def test_an_empty_trace_answers():
+    trace = Trace([], 2, "measured", "recorded")
+    assert (trace.num_steps, trace.num_chunks, trace.duration_s, trace.held()) == (0, 0, None, {})
+    assert trace.sent_bytes().tolist() == [0, 0] and len(trace.logical().events) == 0
