@@ -1,0 +1,238 @@
+"""The rank's side of `launch`: what runs in each rank process, from its first line to its last.
+
+A rank and its launcher talk over one duplex pipe. The launcher asks ("look", "report", "leave"); a thread of the
+rank answers, so that a rank that waits for its peers can still say where.
+"""
+import ctypes
+import faulthandler
+import io
+import os
+import pickle
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from typing import Any
+
+from book import _where
+
+FIRST_SEED = 1000
+# A rank whose other threads use less than this share of a core, while its main thread uses none, stands still.
+IDLE_SHARE = 0.01
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception that ended a rank: its text, the learner's lines that led to it, and the full traceback."""
+    name: str
+    message: str
+    places: tuple[_where.Place, ...]
+    traceback: str
+    exception: bytes | None
+    time_s: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a rank does at one moment ("waits in recv from rank 1"), where, and what it has recorded so far."""
+    doing: str
+    place: _where.Place
+    recorded: Any
+
+
+def main(rank: int, control: Connection, output: Connection, errors: Connection, job: bytes) -> None:
+    """Run one rank: the target of its process. Never returns."""
+    _leave_with_parent()
+    _redirect(output, errors)
+    line = _Line(control)
+    threading.Thread(target=line.answer, daemon=True, name="launcher").start()
+    try:
+        line.send("done", _run(rank, job, line))
+    except BaseException as error:
+        line.send("failed", _failure(error), _recorded())
+    # A rank that left early would show its peers a reset connection in place of what really happened.
+    line.leave.wait()
+    os._exit(0)
+
+
+def _leave_with_parent() -> None:
+    """See to it that this process dies when the process that launched it dies, however that happens."""
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Every rank inherits the pipe that keeps the fork server alive: with it closed here, the server ends with the
+    # notebook, and the ranks, by the signal asked for below, with the server.
+    server = forkserver._forkserver
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = server._forkserver_address = None
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _redirect(output: Connection, errors: Connection) -> None:
+    """Send all that this process prints, C++ included, line by line to the launcher."""
+    for number, connection in ((1, output), (2, errors)):
+        os.dup2(connection.fileno(), number)
+        connection.close()
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(open(number, "wb", 0, closefd=False), "utf-8", "backslashreplace", line_buffering=True)
+        for number in (1, 2)
+    )
+    faulthandler.enable(file=2)
+    faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
+
+
+def _run(rank: int, job: bytes, line: "_Line") -> bytes:
+    """Call the job's function; returns its pickled (result, recording)."""
+    import cloudpickle
+    env, sources, record, call = pickle.loads(job)
+    os.environ.clear()
+    os.environ.update(env, RANK=str(rank), LOCAL_RANK=str(rank))
+    _where.remember_sources(sources)
+    _prepare_torch(rank)
+    function, args = cloudpickle.loads(call)
+    if record:
+        from book import record as recorder
+        recorder.start()
+    line.send("entered")
+    result = function(*args)
+    recorded = _recorded()
+    try:
+        return _dumps((result, recorded))
+    except Exception as error:
+        raise TypeError(f"rank {rank} returned something that cannot be sent back: {error}; "
+                        "return numbers, strings, lists, dicts or tensors") from None
+
+
+def _prepare_torch(rank: int) -> None:
+    """One thread per rank, and random numbers that differ from rank to rank in the same way every time.
+
+    Ranks are forked from one process and would all inherit its state: then a forgotten broadcast of initial
+    parameters would not show.
+    """
+    import numpy
+    import torch
+    import torch.distributed as dist
+    torch.set_num_threads(1)
+    dist.set_debug_level_from_env()
+    for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+        seed(FIRST_SEED + rank)
+
+
+def _dumps(value: Any) -> bytes:
+    """Pickle by value; what lies on a GPU arrives on the CPU, so that no result touches the launcher's GPU."""
+    import cloudpickle
+    import torch
+
+    class Pickler(cloudpickle.Pickler):
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, torch.Tensor) and obj.is_cuda:
+                copy = obj.detach().cpu()
+                if isinstance(obj, torch.nn.Parameter):
+                    copy = torch.nn.Parameter(copy, obj.requires_grad)
+                return copy.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            return super().reducer_override(obj)
+
+    buffer = io.BytesIO()
+    Pickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
+def _recorded() -> Any:
+    """What the recorder of this rank holds; None where nothing was recorded or it cannot be had."""
+    recorder = sys.modules.get("book.record")
+    if recorder is None:
+        return None
+    try:
+        return recorder.collect()
+    except Exception:
+        traceback.print_exc()
+        return None
+
+
+def _failure(error: BaseException) -> Failure:
+    name, message = type(error).__name__, str(error)
+    if isinstance(error, SystemExit):
+        name, message = "SystemExit", f"a rank must return, not call sys.exit({error.code!r})"
+    try:
+        exception = _dumps(error)
+    except Exception:
+        exception = None
+    places = tuple(_where.places_of_traceback(error.__traceback__))
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return Failure(name, message, places, text, exception, time.monotonic())
+
+
+class _Line:
+    """This rank's end of the pipe to its launcher."""
+
+    def __init__(self, control: Connection) -> None:
+        self.leave = threading.Event()
+        self._control = control
+        self._lock = threading.Lock()
+        self._stillness = _Stillness()
+
+    def send(self, kind: str, *content: Any) -> None:
+        """Send one message; huge ones block until the launcher has read them."""
+        message = pickle.dumps((kind, *content))
+        with self._lock:
+            self._control.send_bytes(message)
+
+    def answer(self) -> None:
+        """Answer the launcher until it says "leave" or is gone."""
+        try:
+            while (question := self._control.recv()) != "leave":
+                if question == "look":
+                    self.send("looked", self._stillness.measure_s())
+                elif question == "report":
+                    self.send("reported", _report())
+        except (EOFError, OSError):
+            os._exit(1)
+        self.leave.set()
+
+
+def _report() -> Report:
+    frame = sys._current_frames()[threading.main_thread().ident]
+    own = _where.own_frame(_where.stack(frame))
+    return Report(_where.doing(frame), _where.place(own.f_code.co_filename, own.f_lineno), _recorded())
+
+
+class _Stillness:
+    """For how long this rank has waited in one and the same communication.
+
+    The frame object tells one call from the next at the same line; the main thread's CPU clock tells one wait from
+    the next in the same frame, for a thread that is blocked uses none at all.
+    """
+
+    def __init__(self) -> None:
+        self._mark: tuple[Any, ...] | None = None
+        self._since_s = self._cpu_s = 0.0
+
+    def measure_s(self) -> float:
+        """Seconds for which this rank has been seen to stand still in communication; 0.0 if it moves."""
+        now_s, cpu_s = time.monotonic(), time.process_time() - time.thread_time()
+        mark = self._current_mark()
+        busy = cpu_s - self._cpu_s > IDLE_SHARE * (now_s - self._since_s) + 0.005
+        if mark is None or mark != self._mark or busy:
+            self._mark, self._since_s, self._cpu_s = mark, now_s, cpu_s
+        return now_s - self._since_s
+
+    def _current_mark(self) -> tuple[Any, ...] | None:
+        frames = sys._current_frames()
+        main = threading.main_thread().ident
+        frame = frames[main]
+        if not _where.communicates(frame):
+            return None
+        # A remote call may be asleep in another thread on behalf of a peer: that rank will go on by itself.
+        if any(_where.sleeps(other) for thread, other in frames.items() if thread != threading.get_ident()):
+            return None
+        if not hasattr(time, "pthread_getcpuclockid"):
+            return None  # macOS: a hang is then told at the time limit
+        clock = time.pthread_getcpuclockid(main)
+        return frame, frame.f_lasti, time.clock_gettime_ns(clock)

@@ -1,0 +1,214 @@
+"""The launcher's side of the rank processes: start them, listen to them, ask them, end them."""
+import multiprocessing
+import os
+import pickle
+import selectors
+import signal
+import sys
+import threading
+import time
+import types
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any, Callable, Iterator
+
+from book import _rank
+
+_context = multiprocessing.get_context("forkserver")
+_main_module_lock = threading.Lock()
+
+
+@dataclass
+class RankProcess:
+    """One rank process and all that is known of it."""
+    rank: int
+    process: Any = None
+    control: Connection | None = None
+    entered: bool = False
+    result: bytes | None = None
+    failure: _rank.Failure | None = None
+    exit_code: int | None = None
+    still_s: float = 0.0
+    report: _rank.Report | None = None
+    recorded: Any = None
+    lines: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the rank's function has returned."""
+        return self.result is not None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the rank raised, or died before its function returned."""
+        return self.failure is not None or (self.exit_code is not None and not self.finished)
+
+    @property
+    def working(self) -> bool:
+        """Whether the rank is still expected to do something."""
+        return not self.finished and not self.failed
+
+
+    def recording(self) -> Any:
+        """What this rank's recorder held when it returned, failed or was last asked; None if there is nothing."""
+        if self.result is not None:
+            return pickle.loads(self.result)[1]
+        return self.recorded if self.recorded is not None else getattr(self.report, "recorded", None)
+
+
+@contextmanager
+def _without_main_module() -> Iterator[None]:
+    # multiprocessing would have each rank import the launching script again; cloudpickle makes that unnecessary.
+    with _main_module_lock:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
+
+
+class Ranks:
+    """The rank processes of one launch; a context that leaves no process behind."""
+
+    def __init__(self, world_size: int, on_line: Callable[[int, str], None] | None) -> None:
+        self._all = [RankProcess(rank) for rank in range(world_size)]
+        self._on_line = on_line
+        self._selector = selectors.DefaultSelector()
+        self._partial: dict[int, bytes] = {}
+
+    def __iter__(self) -> Iterator[RankProcess]:
+        return iter(self._all)
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._kill()
+        self._on_line = None  # an interrupted launch must not call back any more
+        self.listen(0.0)
+        for key in list(self._selector.get_map().values()):
+            self._drop(key)
+        self._selector.close()
+        for member in self._all:
+            if member.control is not None:
+                member.control.close()
+
+    def start(self, job: bytes) -> None:
+        """Fork a process per rank that runs `job` (see `_rank.main`)."""
+        _context.set_forkserver_preload(["book._preload"])
+        for member in self._all:
+            member.control, theirs = _context.Pipe()
+            output, output_end = _context.Pipe(duplex=False)
+            errors, errors_end = _context.Pipe(duplex=False)
+            ends = (theirs, output_end, errors_end)
+            self._watch(member.control, self._hear, member)
+            self._watch(output, self._read, member.lines, member)
+            self._watch(errors, self._read, member.errors, None)
+            member.process = _context.Process(target=_rank.main, args=(member.rank, *ends, job))
+            try:
+                with _without_main_module():
+                    member.process.start()
+            finally:
+                for end in ends:
+                    end.close()
+            self._selector.register(member.process.sentinel, selectors.EVENT_READ, (self._bury, (member,)))
+
+    def _watch(self, connection: Connection, heard: Callable[..., None], *args: Any) -> None:
+        self._selector.register(connection, selectors.EVENT_READ, (heard, args))
+
+    def listen(self, wait_s: float) -> None:
+        """Take in whatever the ranks say, waiting at most `wait_s` for the first word."""
+        while ready := self._selector.select(wait_s):
+            wait_s = 0.0
+            # A rank's death is taken in last, after what it still had to say.
+            for key, _ in sorted(ready, key=lambda item: item[0].data[0] == self._bury):
+                heard, args = key.data
+                heard(key, *args)
+
+    def ask(self, question: str) -> None:
+        """Put a question ("look", "report", "leave") to every rank that is alive."""
+        for member in self._all:
+            if member.exit_code is None:
+                try:
+                    member.control.send(question)
+                except OSError:
+                    continue
+
+    def _hear(self, key: selectors.SelectorKey, member: RankProcess) -> None:
+        try:
+            kind, *content = pickle.loads(member.control.recv_bytes())
+        except (EOFError, OSError):
+            self._selector.unregister(key.fileobj)
+            return
+        if kind == "entered":
+            member.entered = True
+        elif kind == "looked":
+            member.still_s, = content
+        elif kind == "reported":
+            member.report, = content
+        elif kind == "done":
+            member.result, = content
+        elif kind == "failed":
+            member.failure, member.recorded = content
+
+    def _read(self, key: selectors.SelectorKey, lines: list[str], speaker: RankProcess | None) -> None:
+        data = os.read(key.fd, 1 << 16)
+        *whole, rest = (self._partial.pop(key.fd, b"") + data).split(b"\n")
+        if not data:
+            whole, rest = ([rest] if rest else []), b""
+            self._drop(key)
+        self._partial[key.fd] = rest
+        for raw in whole:
+            lines.append(raw.decode("utf-8", "replace"))
+            if speaker is not None and self._on_line is not None:
+                self._on_line(speaker.rank, lines[-1])
+
+    def _drop(self, key: selectors.SelectorKey) -> None:
+        self._selector.unregister(key.fileobj)
+        if isinstance(key.fileobj, Connection):
+            key.fileobj.close()
+
+    def _bury(self, key: selectors.SelectorKey, member: RankProcess) -> None:
+        self._selector.unregister(key.fileobj)
+        member.process.join()
+        member.exit_code = member.process.exitcode
+
+    def dismiss(self, limit_s: float) -> None:
+        """Let ranks that are done leave, and take in their last words."""
+        self.ask("leave")
+        end_s = time.monotonic() + limit_s
+        while any(member.exit_code is None for member in self._all) and time.monotonic() < end_s:
+            self.listen(0.05)
+        self.listen(0.0)
+
+    def dump(self, wait_s: float) -> dict[int, str]:
+        """Stacks, written by `faulthandler`, of the ranks that have not reported: those whose C code holds the GIL."""
+        silent = [member for member in self._all if member.working and member.report is None]
+        before = {member.rank: len(member.errors) for member in silent}
+        for member in silent:
+            os.kill(member.process.pid, signal.SIGUSR1)
+        end_s = time.monotonic() + wait_s
+        while silent and time.monotonic() < end_s:
+            self.listen(0.05)
+        stacks = {}
+        for member in silent:
+            stacks[member.rank] = "\n".join(member.errors[before[member.rank]:])
+            del member.errors[before[member.rank]:]
+        return stacks
+
+    def _kill(self) -> None:
+        for member in self._all:
+            pid = getattr(member.process, "pid", None)
+            if pid is None or (member.exit_code is not None and member.finished):
+                continue
+            # A rank leads a process group, with whatever it has started itself.
+            for kill in (os.killpg, os.kill):
+                try:
+                    kill(pid, signal.SIGKILL)
+                    break
+                except ProcessLookupError:
+                    continue
+            member.process.join(5)

@@ -1,0 +1,139 @@
+"""Decide how a launch ended, and put it into words that are the same in every run."""
+import re
+import signal
+import time
+
+from book import _where
+from book._ranks import RankProcess, Ranks
+
+START_LIMIT_S = 300.0
+SETTLE_LIMIT_S = 2.0
+SETTLE_S = 0.3
+LEAVE_LIMIT_S = 5.0
+REPORT_LIMIT_S = 2.0
+# What a rank reports when a peer has gone: an effect of the failure that is looked for, not its cause.
+VICTIM = re.compile(r"connection.{0,12}(closed|reset|refused)|broken pipe|socket closed", re.IGNORECASE)
+_VARYING = (
+    (re.compile(r"\[?[\w.:]*\d\]?:\d{4,5}\b"), "<address>"),
+    (re.compile(r"0x[0-9a-fA-F]+"), "<address>"),
+    (re.compile(r"\nException raised from .*", re.DOTALL), ""),
+)
+
+
+def supervise(ranks: Ranks, timeout_s: float, hang_s: float) -> str:
+    """Listen to the ranks until it is clear how the launch ends: "done", "failed", "hang", "late" or "not started"."""
+    tick_s = max(0.02, min(0.5, hang_s / 6))
+    deadline_s, entered = time.monotonic() + START_LIMIT_S, False
+    next_look_s = 0.0
+    while True:
+        ranks.listen(tick_s)
+        now_s = time.monotonic()
+        if any(member.failed for member in ranks):
+            _settle(ranks)
+            return "failed"
+        working = [member for member in ranks if member.working]
+        if not working:
+            return "done"
+        if not entered and all(member.entered for member in ranks):
+            entered, deadline_s = True, now_s + timeout_s
+        if entered and all(member.still_s >= hang_s for member in working):
+            return "hang"
+        if now_s >= deadline_s:
+            return "late" if entered else "not started"
+        if entered and now_s >= next_look_s:
+            ranks.ask("look")
+            next_look_s = now_s + tick_s
+
+
+def _settle(ranks: Ranks) -> None:
+    """After a first failure, give the other ranks time to fail by themselves or to come to a stop.
+
+    Which failure is shown must not depend on which message was the faster one.
+    """
+    end_s = time.monotonic() + SETTLE_LIMIT_S
+    for member in ranks:
+        member.still_s = 0.0
+    while time.monotonic() < end_s and any(member.working and member.still_s < SETTLE_S for member in ranks):
+        ranks.ask("look")
+        time.sleep(0.05)
+        ranks.listen(0.0)
+
+
+def ask_for_reports(ranks: Ranks) -> dict[int, str]:
+    """Have every living rank say where it is; returns the stacks of those that only their C code could show."""
+    ranks.ask("report")
+    end_s = time.monotonic() + REPORT_LIMIT_S
+    while any(member.working and member.report is None for member in ranks) and time.monotonic() < end_s:
+        ranks.listen(0.05)
+    return ranks.dump(0.3)
+
+
+def describe_hang(ranks: Ranks, verdict: str, limit_s: float, stacks: dict[int, str]) -> str:
+    """What each rank is doing in a run that hangs or is late."""
+    first = {
+        "hang": f"the ranks wait for one another: nothing has moved for {limit_s:g} s",
+        "late": f"not done after {limit_s:g} s",
+        "not started": f"the ranks could not start within {limit_s:g} s",
+    }[verdict]
+    return "\n".join([first, *(f"  rank {member.rank} {_standing(member, stacks)}" for member in ranks)])
+
+
+def _standing(member: RankProcess, stacks: dict[int, str]) -> str:
+    if member.finished:
+        return "finished"
+    if member.report is not None:
+        return f"{member.report.doing} at {member.report.place}"
+    places = _where.places_of_dump(stacks.get(member.rank, ""))
+    return f"computes at {places[-1]}" if places else "does not answer"
+
+
+def first_failure(ranks: Ranks) -> RankProcess:
+    """The rank whose failure caused the others: the earliest that is no mere victim, the lowest of several alike."""
+    failed = [member for member in ranks if member.failed]
+    causes = [member for member in failed if not _is_victim(member)] or failed
+    # A death has no time of its own; it is always a cause.
+    first = min(causes, key=lambda member: (member.failure.time_s if member.failure else 0.0, member.rank))
+    return min((member for member in causes if _kind(member) == _kind(first)), key=lambda member: member.rank)
+
+
+def _is_victim(member: RankProcess) -> bool:
+    return member.failure is not None and bool(VICTIM.search(member.failure.message))
+
+
+def _kind(member: RankProcess) -> tuple[object, ...]:
+    failure = member.failure
+    return (failure.name, failure.places) if failure else (member.exit_code,)
+
+
+def describe_failure(ranks: Ranks, first: RankProcess) -> str:
+    """The first failure with the learner's own line, and which ranks failed in the same way."""
+    lines = _raised(first) if first.failure else _died(first)
+    alike = [member.rank for member in ranks if member.failed and member is not first and _kind(member) == _kind(first)]
+    if alike:
+        numbers = ", ".join(map(str, alike))
+        lines.append(f"the same on rank{'s' * (len(alike) > 1)} {numbers}")
+    return "\n".join(lines)
+
+
+def _raised(member: RankProcess) -> list[str]:
+    failure = member.failure
+    *callers, last = failure.places or [None]
+    head = f"rank {member.rank} failed in {last}" if last else f"rank {member.rank} failed before its function started"
+    error = f"{failure.name}: {steady(failure.message)}" if failure.message else failure.name
+    return [head, error, *(f"called from {place}" for place in reversed(callers))]
+
+
+def _died(member: RankProcess) -> list[str]:
+    code = member.exit_code
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    places = _where.places_of_dump("\n".join(member.errors)) if code < 0 else []
+    hint = ": the machine may have run out of memory" if code == -signal.SIGKILL else ""
+    where = f" at {places[-1]}" if places else ""
+    return [f"rank {member.rank} {how} before its function returned{where}{hint}"]
+
+
+def steady(text: str) -> str:
+    """An error's text without what changes from run to run: addresses, ports, C++ stacks."""
+    for pattern, replacement in _VARYING:
+        text = pattern.sub(replacement, text)
+    return text.strip()

@@ -1,0 +1,145 @@
+"""Where a rank is, in words: the learner's own line, and the operation that the rank waits in there.
+
+The words are the same in every run: no process ids, no addresses, no temporary paths.
+"""
+import linecache
+import os
+import re
+import sysconfig
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+
+from book import _requests
+
+# Calls into C++ that block a Python frame without one of torch.distributed's frames under it.
+BLOCKING_CALLS = {"wait", "run_backward", "synchronize", "item", "cpu", "barrier", "shutdown"}
+COMMUNICATION_FILES = ("/torch/distributed/", "/torch/nn/parallel/")
+LIBRARY_FILES = ("/site-packages/", "/dist-packages/", "<frozen ")
+_STDLIB = tuple({os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")})
+_BOOK = os.path.dirname(os.path.realpath(__file__)) + os.sep
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of code: the file as a reader knows it ("cell" for a notebook's), line number and source."""
+    label: str
+    line: int
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.label} line {self.line}" + (f": {self.source}" if self.source else "")
+
+
+def is_cell(filename: str) -> bool:
+    """Whether a code object's file name is that of a notebook cell."""
+    return "ipykernel_" in filename or filename.startswith("<ipython-input")
+
+
+def cell_sources() -> dict[str, str]:
+    """Source text of every notebook cell that this process knows, by file name, for use by the ranks."""
+    return {name: "".join(entry[2]) for name, entry in list(linecache.cache.items()) if is_cell(name) and len(entry) > 2}
+
+
+def remember_sources(sources: dict[str, str]) -> None:
+    """Make tracebacks and `inspect` of this process find the lines of cells that were compiled elsewhere."""
+    for name, text in sources.items():
+        linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+
+
+def place(filename: str, line: int) -> Place:
+    """The place that a file name and line number stand for."""
+    label = "cell" if is_cell(filename) else _label(filename)
+    return Place(label, line, linecache.getline(filename, line).strip())
+
+
+def _label(filename: str) -> str:
+    if os.path.realpath(filename).startswith(_BOOK):
+        return "book/" + os.path.realpath(filename)[len(_BOOK):]
+    return os.path.basename(filename)
+
+
+def _is_library(filename: str) -> bool:
+    return any(part in filename for part in LIBRARY_FILES) or os.path.realpath(filename).startswith(_STDLIB)
+
+
+def _is_book(filename: str) -> bool:
+    return os.path.realpath(filename).startswith(_BOOK)
+
+
+def own_lines(lines: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Keep, of (file name, line) pairs from the outermost call inwards, those that the learner wrote.
+
+    Falls back on the book's own lines, then on the innermost line, so that something is always left to show.
+    """
+    learner = [entry for entry in lines if not _is_library(entry[0]) and not _is_book(entry[0])]
+    book = [entry for entry in lines if _is_book(entry[0]) and "/_rank.py" not in entry[0]]
+    return learner or book or lines[-1:]
+
+
+def places_of_traceback(traceback: TracebackType | None) -> list[Place]:
+    """The learner's lines in a traceback, outermost first."""
+    lines = []
+    while traceback is not None:
+        lines.append((traceback.tb_frame.f_code.co_filename, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    return [place(*entry) for entry in own_lines(lines)]
+
+
+def places_of_dump(text: str) -> list[Place]:
+    """The learner's lines in a stack that `faulthandler` wrote, outermost first."""
+    lines = [(name, int(line)) for name, line in re.findall(r'File "([^"]+)", line (\d+) in', text)]
+    return [place(*entry) for entry in own_lines(lines[::-1])]
+
+
+def stack(frame: FrameType) -> list[FrameType]:
+    """Frames from the outermost call to `frame`."""
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames[::-1]
+
+
+def own_frame(frames: list[FrameType]) -> FrameType:
+    """The innermost frame of the learner's code (see `own_lines`)."""
+    chosen = own_lines([(frame.f_code.co_filename, frame.f_lineno) for frame in frames])[-1]
+    return next(frame for frame in reversed(frames) if (frame.f_code.co_filename, frame.f_lineno) == chosen)
+
+
+def communicates(frame: FrameType) -> bool:
+    """Whether a thread whose innermost frame this is waits for other ranks, if it waits at all."""
+    return _torch_frame(stack(frame)) is not None or _requests.call_name(_requests.current_call(frame)) in BLOCKING_CALLS
+
+
+def sleeps(frame: FrameType) -> bool:
+    """Whether a thread whose innermost frame this is sleeps, and so will go on by itself."""
+    return _requests.call_name(_requests.current_call(frame)) == "sleep"
+
+
+def _torch_frame(frames: list[FrameType]) -> FrameType | None:
+    """The outermost frame in torch.distributed: what the learner called, not what that is made of."""
+    for frame in frames:
+        name = frame.f_code.co_filename
+        if any(part in name for part in COMMUNICATION_FILES) and frame.f_code.co_name != "wrapper":
+            return frame
+    return None
+
+
+def doing(frame: FrameType) -> str:
+    """What a thread does at its innermost frame `frame`: "waits in recv from rank 1", "sleeps", "computes"."""
+    if sleeps(frame):
+        return "sleeps"
+    if not communicates(frame):
+        return "computes"
+    frames = stack(frame)
+    called = _torch_frame(frames)
+    return f"waits in {_operation(called) if called else _requests.describe(own_frame(frames), frame)}"
+
+
+def _operation(frame: FrameType) -> str:
+    """A torch.distributed function in progress, with its peer: "recv from rank 1", "DistributedDataParallel()"."""
+    values, name = frame.f_locals, frame.f_code.co_name
+    if "self" in values:
+        owner = type(values["self"]).__name__
+        return f"{owner}()" if name == "__init__" else f"{owner}.{name}()"
+    return name + _requests.peer_words(name, values.get("src"), values.get("dst"))

@@ -1,0 +1,305 @@
+"""Start a function on several real processes from a notebook cell, and say clearly what came of it.
+
+`launch(fn, 4)` runs `fn` on four ranks that are set up as torchrun sets them up: `fn` calls an ordinary
+`dist.init_process_group()`, and runs unchanged under torchrun.
+"""
+import inspect
+import os
+import pickle
+import socket
+import sys
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
+
+from book import _supervise, _where
+from book._ranks import Ranks
+
+if TYPE_CHECKING:
+    import torch
+
+    from book.trace import Trace
+
+MAX_RANKS = 64
+NOT_RECORDED = "this run was not recorded: pass record=True to launch"
+
+
+class LaunchError(RuntimeError):
+    """A launch that brought no results. `stderr` holds what each rank wrote there, `trace` what was recorded or None."""
+
+    def __init__(self, message: str, stderr: Sequence[str] = (), trace: "Trace | None" = None) -> None:
+        super().__init__(message)
+        self.stderr, self.trace = list(stderr), trace
+
+    def _render_traceback_(self) -> list[str]:
+        # IPython prints this in place of the launcher's own frames, which would tell a reader nothing.
+        return [f"{type(self).__name__}: {self}"]
+
+
+class RankError(LaunchError):
+    """A rank raised or died: `rank` says which, `traceback` is its full traceback, `__cause__` its exception."""
+
+    rank: int = -1
+    traceback: str = ""
+
+
+class HangError(LaunchError):
+    """The ranks wait for one another, or were not done in time; the message says where each of them is."""
+
+
+class Run:
+    """What a launch brought: results by rank (`run[r]`, `len(run)`, iteration), `backend`, `stderr` and `trace`."""
+
+    def __init__(self, results: list[Any], backend: str, stderr: list[str], recorded: list[Any]) -> None:
+        self.backend, self.stderr = backend, stderr
+        self._results, self._recorded = results, recorded
+        self._trace: "Trace | None" = None
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def __getitem__(self, rank: int) -> Any:
+        return self._results[rank]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._results)
+
+    def __repr__(self) -> str:
+        return f"Run({len(self)} ranks on {self.backend})"
+
+    @property
+    def trace(self) -> "Trace":
+        """What the ranks did, as a `book.trace.Trace`; raises `LaunchError` if the run was not recorded."""
+        if all(payload is None for payload in self._recorded):
+            raise LaunchError(NOT_RECORDED)
+        if self._trace is None:
+            from book import record
+            self._trace = record.assemble(self._recorded, backend=self.backend)
+        return self._trace
+
+
+def rank_device() -> "torch.device":
+    """The device of this rank: its own GPU where the machine has one for every rank, else the CPU.
+
+    Call it before `dist.init_process_group()`, whose default backend follows from it: NCCL with a GPU each, gloo on
+    the CPU. Decided from `LOCAL_WORLD_SIZE` and the number of GPUs, so it is the same under `launch` and torchrun.
+    Raises `LaunchError` outside a rank.
+    """
+    import torch
+    if "LOCAL_WORLD_SIZE" not in os.environ:
+        raise LaunchError("rank_device() belongs inside a function that launch or torchrun runs on its ranks")
+    if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        return device
+    # init_process_group() takes NCCL alone as soon as it sees one GPU, and could then not move CPU tensors.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    return torch.device("cpu")
+
+
+def launch(
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout_s: float = 60,
+    hang_s: float = 3,
+    record: bool = False,
+    on_line: Callable[[int, str], None] | None = None,
+    env: dict[str, str] | None = None,
+    allow_many_ranks: bool = False,
+) -> Run:
+    """Run `fn(*args)` on `world_size` new processes and return their results by rank.
+
+    Prints one line that names the backend and, when the ranks are done, what they printed, in rank order;
+    `on_line(rank, line)` gets each line as it comes instead. `env` adds environment variables. `record` keeps what the
+    ranks communicate, for `run.trace`. The random numbers of Python, NumPy and torch are seeded with 1000 + rank.
+
+    Raises `RankError` for the first rank that raised or died; `HangError` when all unfinished ranks have waited for
+    one another for `hang_s`, or are not done `timeout_s` after the last of them entered `fn`; `LaunchError` if the
+    ranks cannot be started; `TypeError` or `ValueError` for arguments that cannot work.
+    """
+    _check(fn, world_size, args, timeout_s, hang_s, allow_many_ranks)
+    call = _pickled(fn, args)
+    backend, reason = _backend(world_size)
+    print(f"{world_size} rank{'s' * (world_size > 1)} on {reason}", flush=True)
+    with _progress():
+        store = _host_store(world_size)
+    environment = _environment(world_size, store.port, backend, env or {})
+    job = pickle.dumps((environment, _where.cell_sources(), record, call))
+    ranks = Ranks(world_size, on_line)
+    try:
+        with ranks:
+            return _results(ranks, job, backend, timeout_s, hang_s)
+    finally:
+        if on_line is None:
+            _show(ranks)
+
+
+def _check(fn: Any, world_size: Any, args: tuple, timeout_s: float, hang_s: float, allow_many_ranks: bool) -> None:
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise LaunchError("this process is itself a rank: call the function directly instead of launching it")
+    if not callable(fn):
+        raise TypeError(f"launch needs a function to run on the ranks, not {fn!r}: launch(fn, world_size, *args)")
+    if isinstance(world_size, bool) or not isinstance(world_size, int):
+        raise TypeError(f"world_size is a number of processes, not {world_size!r}")
+    if world_size < 1:
+        raise ValueError(f"world_size must be at least 1, not {world_size}")
+    if world_size > MAX_RANKS and not allow_many_ranks:
+        raise ValueError(f"{world_size} ranks are {world_size} processes: pass allow_many_ranks=True to start more "
+                         f"than {MAX_RANKS}")
+    for name, value in (("timeout_s", timeout_s), ("hang_s", hang_s)):
+        if not value > 0:
+            raise ValueError(f"{name} must be more than 0 seconds, not {value}")
+    _check_arguments(fn, args)
+
+
+def _check_arguments(fn: Callable[..., Any], args: tuple) -> None:
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return  # some built-in functions do not tell
+    try:
+        signature.bind(*args)
+    except TypeError as error:
+        name = getattr(fn, "__name__", "the function")
+        raise TypeError(f"{name}{signature} cannot be called with {len(args)} arguments ({error}): "
+                        "launch(fn, world_size, *args) passes exactly args") from None
+
+
+def _pickled(fn: Callable[..., Any], args: tuple) -> bytes:
+    """The call, pickled by value; raises TypeError that names what cannot travel to another process."""
+    import cloudpickle
+    try:
+        return cloudpickle.dumps((fn, args))
+    except Exception as error:
+        culprit = next((name for name, value in _parts(fn, args) if not _travels(value)), "the function")
+        raise TypeError(f"{culprit} cannot be sent to the ranks ({error}): create it inside the function") from None
+
+
+def _parts(fn: Callable[..., Any], args: tuple) -> Iterator[tuple[str, Any]]:
+    """What a call carries with it, by the name that a reader knows it by."""
+    for position, value in enumerate(args, start=1):
+        yield f"argument {position}", value
+    if inspect.isfunction(fn):
+        variables = inspect.getclosurevars(fn)
+        for name, value in {**variables.nonlocals, **variables.globals}.items():
+            yield f"{name!r}, which {fn.__name__} uses,", value
+
+
+def _travels(value: Any) -> bool:
+    import cloudpickle
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def _backend(world_size: int) -> tuple[str, str]:
+    """The backend that `rank_device` will lead to in the ranks, and a phrase that says why."""
+    with _progress():
+        import torch
+        num_gpus = torch.cuda.device_count()
+    if num_gpus >= world_size:
+        return "nccl", "nccl: a GPU each"
+    here = f"{num_gpus} GPU{'s' * (num_gpus > 1)} here, fewer than ranks" if num_gpus else "no GPU here"
+    return "gloo", f"gloo (CPU): {here}"
+
+
+@contextmanager
+def _progress() -> Iterator[None]:
+    """Say on the terminal, never in a cell's output, that the first launch takes a while."""
+    terminal = sys.__stderr__ if sys.__stderr__ is not None and sys.__stderr__.isatty() else None
+    if terminal is None or "torch" in sys.modules:
+        yield
+        return
+    print("loading torch for the first launch ...", end="", file=terminal, flush=True)
+    yield
+    print(" done", file=terminal, flush=True)
+
+
+def _host_store(world_size: int) -> Any:
+    """The store through which the ranks find one another, hosted here and open to this machine alone."""
+    import torch.distributed as dist
+    listener = socket.create_server(("127.0.0.1", 0), backlog=max(128, world_size))
+    port = listener.getsockname()[1]
+    return dist.TCPStore("127.0.0.1", port, world_size, True, timedelta(seconds=300), wait_for_workers=False,
+                         master_listen_fd=listener.detach())
+
+
+def _environment(world_size: int, port: int, backend: str, extra: dict[str, str]) -> dict[str, str]:
+    """This process's environment with what torchrun sets, as far as it is the same on all ranks."""
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+    return {
+        # Without a name gloo looks the host's own up, which many laptops and containers cannot resolve.
+        **({"GLOO_SOCKET_IFNAME": loopback, "TP_SOCKET_IFNAME": loopback} if loopback else {}),
+        **os.environ,
+        **({"CUDA_VISIBLE_DEVICES": ""} if backend == "gloo" else {}),
+        **{name: str(value) for name, value in extra.items()},
+        "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size),
+        "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "launch",
+    }
+
+
+def _results(ranks: Ranks, job: bytes, backend: str, timeout_s: float, hang_s: float) -> Run:
+    try:
+        ranks.start(job)
+    except OSError as error:
+        raise LaunchError(f"the ranks cannot be started: {error}; with many ranks, raise `ulimit -n`") from error
+    verdict = _supervise.supervise(ranks, timeout_s, hang_s)
+    if verdict == "failed":
+        raise _rank_error(ranks, backend)
+    if verdict != "done":
+        limit_s = {"hang": hang_s, "late": timeout_s}.get(verdict, _supervise.START_LIMIT_S)
+        raise _hang_error(ranks, verdict, limit_s, backend)
+    ranks.dismiss(_supervise.LEAVE_LIMIT_S)
+    results, recorded = zip(*(pickle.loads(member.result) for member in ranks))
+    return Run(list(results), backend, _stderr(ranks), list(recorded))
+
+
+def _rank_error(ranks: Ranks, backend: str) -> RankError:
+    _supervise.ask_for_reports(ranks)
+    first = _supervise.first_failure(ranks)
+    error = RankError(_supervise.describe_failure(ranks, first), _stderr(ranks), _partial_trace(ranks, backend))
+    error.rank = first.rank
+    if first.failure is not None:
+        error.traceback = first.failure.traceback
+        error.__cause__ = _unpickled(first.failure.exception)
+    return error
+
+
+def _hang_error(ranks: Ranks, verdict: str, limit_s: float, backend: str) -> HangError:
+    stacks = _supervise.ask_for_reports(ranks)
+    message = _supervise.describe_hang(ranks, verdict, limit_s, stacks)
+    return HangError(message, _stderr(ranks), _partial_trace(ranks, backend))
+
+
+def _unpickled(exception: bytes | None) -> BaseException | None:
+    """A rank's exception; some classes cannot be rebuilt from their pickle, and then the text has to do."""
+    try:
+        return pickle.loads(exception) if exception else None
+    except Exception:
+        return None
+
+
+def _partial_trace(ranks: Ranks, backend: str) -> "Trace | None":
+    """What was recorded up to a failure; None where there is nothing that makes a trace."""
+    recorded = [member.recording() for member in ranks]
+    if all(payload is None for payload in recorded):
+        return None
+    from book import record
+    try:
+        return record.assemble(recorded, backend=backend)
+    except Exception:
+        return None
+
+
+def _stderr(ranks: Ranks) -> list[str]:
+    return ["".join(line + "\n" for line in member.errors) for member in ranks]
+
+
+def _show(ranks: Ranks) -> None:
+    for member in ranks:
+        for line in member.lines:
+            print(f"[rank {member.rank}] {line}")
