@@ -1,0 +1,84 @@
+# Lockstep. `make` alone lists what there is.
+#
+# Everything lives in .venv and _build; nothing is installed outside this folder. PYTHON and PORT may be set:
+#   make book PYTHON=/usr/bin/python3.12 PORT=9000
+
+PYTHON ?= python3
+PORT   ?= 8000
+BIN    := .venv/bin
+HTML   := _build/html
+
+# A stamp is older than the file it answers for: then the step runs again, otherwise it costs nothing.
+BOOK_STAMP  := .venv/.requirements-book
+ALL_STAMP   := .venv/.requirements-all
+BENCH_STAMP := .venv/.requirements-bench
+SITE_STAMP  := _build/.site
+
+SITE_SOURCES := _config.yml _toc.yml $(wildcard *.md *.bib chapters/*.ipynb labs/*.ipynb) \
+                $(wildcard book/authoring/*.py book/authoring/*.css book/widgets/*.js book/widgets/*.css)
+AS_ROOT      := $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.PHONY: help book site test lint lab bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make book    read it: build the website and serve it on this machine (no torch needed)"
+	@echo "make lab     do it: student copies of the labs, opened in JupyterLab"
+	@echo "make test    check it: package, website, browser, and every notebook run again with nbval"
+	@echo "make lint    only the rules for notebooks (seconds)"
+	@echo "make site    only build the website, into $(HTML)"
+	@echo "make bench   measure launching, the ring, the simulator and the pages on this machine"
+	@echo "make clean   remove what was built (the environment and your lab answers stay)"
+
+book: $(SITE_STAMP)
+	@$(BIN)/python -m book.authoring serve $(HTML) --port $(PORT)
+
+site: $(SITE_STAMP)
+	@echo "The website is in $(HTML); open $(HTML)/index.html or run 'make book'."
+
+test: $(ALL_STAMP)
+	@echo "== Testing: the package, the website in a browser, then every notebook (some minutes)"
+	@$(BIN)/python -m pytest tests chapters labs --nbval
+
+lint: $(ALL_STAMP)
+	@$(BIN)/python -m book.authoring normalise --check chapters labs
+	@$(BIN)/python -m book.authoring lint chapters labs
+
+lab: $(ALL_STAMP)
+	@$(BIN)/python -m book.grading release labs -o student
+	@echo "== Opening JupyterLab on student/ (no browser? copy the address below; Ctrl-C twice ends it)"
+	@$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --notebook-dir=student $(AS_ROOT)
+
+bench: $(BENCH_STAMP)
+	@$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf _build .hypothesis
+	find book tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@echo "== Making the environment .venv with $$($(PYTHON) --version 2>&1)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "Lockstep needs Python 3.10 or later. Name one: make PYTHON=/path/to/python3.12 ..."; exit 1; }
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; \
+	  echo "Python could not make an environment. On Debian or Ubuntu: sudo apt install python3-venv"; exit 1; }
+
+$(BOOK_STAMP): requirements-book.txt constraints.txt | $(BIN)/python
+	@echo "== Installing what the website needs (about a minute the first time)"
+	@$(BIN)/python -m pip install --disable-pip-version-check -r requirements-book.txt
+	@touch $@
+
+$(ALL_STAMP): requirements.txt requirements-book.txt constraints.txt pyproject.toml | $(BIN)/python
+	@echo "== Installing everything, torch included (some minutes the first time)"
+	@$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt
+	@touch $(BOOK_STAMP) $@
+
+$(BENCH_STAMP): requirements-bench.txt $(ALL_STAMP)
+	@echo "== Installing the launcher that the benchmarks compare with"
+	@$(BIN)/python -m pip install --disable-pip-version-check -r requirements-bench.txt
+	@touch $@
+
+$(SITE_STAMP): $(BOOK_STAMP) $(SITE_SOURCES)
+	@echo "== Building the website from the stored notebooks"
+	@$(BIN)/jupyter-book build . --quiet -W -n --keep-going
+	@touch $@

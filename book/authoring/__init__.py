@@ -1,0 +1,9 @@
+"""What authors need: notebooks stored in one normal form, a lint for the house rules, and the website's extension.
+
+    python -m book.authoring run PATHS                    execute notebooks and store their outputs in normal form
+    python -m book.authoring normalise [--check] PATHS    bring stored notebooks into normal form, or only compare
+    python -m book.authoring lint PATHS                   the rules for notebooks, each finding with its cell
+    python -m book.authoring serve FOLDER                 the built website on 127.0.0.1
+
+A path is a notebook or a folder of notebooks.
+"""

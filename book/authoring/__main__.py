@@ -1,0 +1,88 @@
+"""The command line: python -m book.authoring run | normalise | lint | serve."""
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns 0, or 1 with a line for each thing that is wrong."""
+    options = parser().parse_args(arguments)
+    if options.command == "serve":
+        from book.authoring.serve import serve  # the website's environment has no notebook tools to import
+
+        return serve(options.folder, options.port)
+    from book.authoring.notebooks import NotebookError, find
+
+    try:
+        return sum(COMMANDS[options.command](path, options) for path in find(options.paths)) and 1
+    except NotebookError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """Describe the commands."""
+    result = argparse.ArgumentParser(prog="python -m book.authoring", description="Tools for those who write the book.")
+    commands = result.add_subparsers(dest="command", required=True)
+    for name, text in (("run", "execute notebooks and store their outputs in normal form"),
+                       ("normalise", "bring stored notebooks into normal form"),
+                       ("lint", "check the rules for notebooks")):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("paths", nargs="+", help="notebooks, or folders of notebooks")
+        if name == "normalise":
+            command.add_argument("--check", action="store_true", help="change nothing; fail where something would change")
+        if name == "run":
+            command.add_argument("--cell-timeout", type=int, default=120, metavar="S", help="seconds a cell may take")
+    serve = commands.add_parser("serve", help="serve the built website on 127.0.0.1")
+    serve.add_argument("folder", type=Path)
+    serve.add_argument("--port", type=int, default=8000, help="the port to try first (any free one if it is taken)")
+    return result
+
+
+def run_one(path: Path, options: argparse.Namespace) -> int:
+    """Execute one notebook in place."""
+    from book.authoring.rerun import rerun
+
+    print(f"{path}: running ...", end=" ", flush=True)
+    start_s = time.monotonic()
+    rerun(path, options.cell_timeout)
+    print(f"{time.monotonic() - start_s:.0f} s, outputs stored")
+    return 0
+
+
+def normalise_one(path: Path, options: argparse.Namespace) -> int:
+    """Bring one notebook into normal form, or with --check say where it is not."""
+    from book.authoring.normalise import differences, normal_text
+
+    text = path.read_text(encoding="utf-8")
+    found = list(differences(text, path))
+    if not found:
+        return 0
+    if not options.check:
+        path.write_text(normal_text(text, path), encoding="utf-8")
+        print(f"{path}: brought into normal form")
+        return 0
+    for place in found:
+        print(f"{path}: not in normal form: {place}")
+    print(f"{path}: mend it with: python -m book.authoring normalise {path}")
+    return 1
+
+
+def lint_one(path: Path, options: argparse.Namespace) -> int:
+    """Check the rules on one notebook."""
+    from book.authoring.lint import lint
+    from book.authoring.notebooks import parse
+
+    problems = lint(parse(path.read_text(encoding="utf-8"), path))
+    for problem in problems:
+        print(f"{path}: {problem.cell}: {problem.message}")
+    return len(problems)
+
+
+COMMANDS = {"run": run_one, "normalise": normalise_one, "lint": lint_one}
+
+if __name__ == "__main__":
+    sys.exit(main())

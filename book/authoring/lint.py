@@ -1,0 +1,177 @@
+"""The rules for notebooks that a machine can see, each with its reason in the message."""
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from nbformat import NotebookNode
+
+from book.authoring.notebooks import code_cells, label, output_text, tags
+
+IGNORE_TAGS = {"nbval-ignore-output", "nbval-skip"}
+IGNORE_COMMENT = re.compile(r"^\s*#+\s*(NBVAL_IGNORE_OUTPUT|NBVAL_SKIP|PYTEST_VALIDATE_IGNORE_OUTPUT)\s*$", re.M)
+HIDING_TAGS = {"hide-cell", "hide-input", "remove-cell", "remove-input"}
+BANNED_NAMES = {
+    "interact": "it can stall a run until its timeout; use a live panel",
+    "interactive": "it can stall a run until its timeout; use a live panel",
+    "interact_manual": "it can stall a run until its timeout; use a live panel",
+    "Output": "an Output widget can stall a run until its timeout; print or return instead",
+    "clear_output": "what was cleared is still compared; print once, at the end",
+    "update_display": "updates of a display fail a strict comparison; show the final state once",
+}
+FILE_READERS = {"open", "read_text", "read_bytes", "from_json"}
+ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{4,}\b")
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:tmp|home|root|Users|var/folders)/\S+")
+
+
+class Problem(NamedTuple):
+    """One finding: the cell it is about, as `label` names it, and what to do."""
+
+    cell: str
+    message: str
+
+
+Rule = Callable[[NotebookNode], Iterator[Problem]]
+
+
+def lint(notebook: NotebookNode) -> list[Problem]:
+    """Apply every rule to a notebook; an empty list is a clean one."""
+    return [problem for rule in RULES for problem in rule(notebook)]
+
+
+def tree(cell: NotebookNode) -> ast.AST | None:
+    """Parse a code cell, its IPython lines (% and !) left out; None if Python can't read it."""
+    lines = [re.sub(r"^(\s*)[%!].*", r"\1pass", line) for line in cell.source.splitlines()]
+    try:
+        return ast.parse("\n".join(lines))
+    except SyntaxError:
+        return None
+
+
+def names(cell: NotebookNode) -> set[str]:
+    """Every name, attribute and imported name that a code cell mentions, the keywords of its calls included."""
+    found: set[str] = set()
+    for node in ast.walk(tree(cell) or ast.Module(body=[], type_ignores=[])):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.alias):
+            found.add(node.name.split(".")[-1])
+        elif isinstance(node, ast.keyword) and node.arg:
+            found.add(node.arg)
+    return found
+
+
+def ignores_output(cell: NotebookNode) -> bool:
+    """Tell whether nbval is told, by tag or comment, not to compare a cell."""
+    return bool(IGNORE_TAGS & set(tags(cell)) or IGNORE_COMMENT.search(cell.source))
+
+
+def banned_calls(notebook: NotebookNode) -> Iterator[Problem]:
+    """Widgets and displays that a strict run can't compare, and outputs that come from a file and not from the run."""
+    for _, cell in code_cells(notebook):
+        mentioned = names(cell)
+        for name in sorted(BANNED_NAMES.keys() & mentioned):
+            yield Problem(label(notebook, cell), f"{name} is banned: {BANNED_NAMES[name]}")
+        if "display_id" in mentioned:
+            yield Problem(label(notebook, cell), "display_id is banned: updates of a display fail a strict comparison")
+        for name in sorted(FILE_READERS & mentioned):
+            yield Problem(label(notebook, cell), f"{name} reads a file: what a notebook shows has to come from its own run")
+
+
+def trailing_semicolon(notebook: NotebookNode) -> Iterator[Problem]:
+    """A cell that ends in `;`, which hides its value from the reader and from nbval."""
+    skip = {tokenize.COMMENT, tokenize.NEWLINE, tokenize.NL, tokenize.ENDMARKER, tokenize.DEDENT}
+    for _, cell in code_cells(notebook):
+        try:
+            found = [t for t in tokenize.generate_tokens(io.StringIO(cell.source).readline) if t.type not in skip]
+        except (tokenize.TokenError, SyntaxError):
+            continue
+        if found and found[-1].string == ";":
+            yield Problem(label(notebook, cell), "ends in ';', which hides its value from the reader and from nbval")
+
+
+def never_ran(notebook: NotebookNode) -> Iterator[Problem]:
+    """A code cell without an execution count: nbval does not compare it."""
+    for _, cell in code_cells(notebook):
+        if cell.source.strip() and cell.execution_count is None:
+            yield Problem(label(notebook, cell), "never ran, so nbval would not compare it: python -m book.authoring run")
+
+
+def machine_in_outputs(notebook: NotebookNode) -> Iterator[Problem]:
+    """Addresses of objects and paths of one machine in what a cell shows."""
+    for _, cell in code_cells(notebook):
+        shown = "\n".join(map(output_text, cell.outputs))
+        for pattern, what in ((ADDRESS, "an address in memory"), (MACHINE_PATH, "a path of one machine")):
+            match = pattern.search(shown)
+            if match:
+                yield Problem(label(notebook, cell), f"shows {what} ({match[0][:60]}), which no other run repeats")
+
+
+def unexpected_errors(notebook: NotebookNode) -> Iterator[Problem]:
+    """A stored error in a cell that is not meant to raise, and output on stderr."""
+    for _, cell in code_cells(notebook):
+        for output in cell.outputs:
+            if output.output_type == "error" and "raises-exception" not in tags(cell):
+                yield Problem(label(notebook, cell), f"stores a {output.ename}; tag it raises-exception if that is the point")
+            if output.output_type == "stream" and output.name == "stderr":
+                yield Problem(label(notebook, cell), "writes to stderr, which differs between machines")
+
+
+def ignored_outputs(notebook: NotebookNode) -> Iterator[Problem]:
+    """Cells that nbval does not compare: under a third, only for measured times, never a player."""
+    codes = [cell for _, cell in code_cells(notebook) if cell.source.strip()]
+    ignored = [cell for cell in codes if ignores_output(cell)]
+    if codes and 3 * len(ignored) >= len(codes):
+        yield Problem("notebook", f"{len(ignored)} of {len(codes)} code cells are not compared; keep it under a third")
+    for cell in ignored:
+        if "nbval-skip" in tags(cell) or "NBVAL_SKIP" in cell.source:
+            yield Problem(label(notebook, cell), "is skipped by nbval; every cell has to run")
+        if "play" in names(cell):
+            yield Problem(label(notebook, cell), "plays a trace and is not compared; a player's HTML is the same at each run")
+        if "measured on" not in surroundings(notebook, cell).lower():
+            yield Problem(label(notebook, cell), "is not compared, so say in it or beside it what it was measured on")
+
+
+def surroundings(notebook: NotebookNode, cell: NotebookNode) -> str:
+    """What a cell shows, and the markdown right before and after it."""
+    place = next(i for i, candidate in enumerate(notebook.cells) if candidate is cell)
+    beside = [c.source for c in notebook.cells[max(0, place - 1):place + 2] if c.cell_type == "markdown"]
+    return "\n".join([*map(output_text, cell.outputs), *beside])
+
+
+def hidden_code(notebook: NotebookNode) -> Iterator[Problem]:
+    """Hidden cells: only a lab's solution may be folded away."""
+    for _, cell in code_cells(notebook):
+        if HIDING_TAGS & set(tags(cell)) and "### BEGIN SOLUTION" not in cell.source:
+            yield Problem(label(notebook, cell), "is hidden; a reader has to see all code that runs")
+
+
+def imports_by_name(notebook: NotebookNode) -> Iterator[Problem]:
+    """The first code cell has to say by name what it takes from the package."""
+    first = next((cell for _, cell in code_cells(notebook)), None)
+    if first is None:
+        yield Problem("notebook", "has no code cell")
+        return
+    found = [n for n in ast.walk(tree(first) or ast.Module(body=[], type_ignores=[])) if isinstance(n, ast.ImportFrom)]
+    if not any((node.module or "").split(".")[0] == "book" for node in found):
+        yield Problem(label(notebook, first), "is the first: import by name what the notebook uses (from book.x import y)")
+    if any(alias.name == "*" for node in found for alias in node.names):
+        yield Problem(label(notebook, first), "imports *; import by name, so that a reader sees where things come from")
+
+
+def widget_without_html(notebook: NotebookNode) -> Iterator[Problem]:
+    """A widget that the website, which has no kernel, can't show."""
+    for _, cell in code_cells(notebook):
+        for output in cell.outputs:
+            if "application/vnd.jupyter.widget-view+json" in output.get("data", {}):
+                yield Problem(label(notebook, cell), "stores a widget view, which needs a kernel: normalise the notebook")
+
+
+RULES: tuple[Rule, ...] = (banned_calls, trailing_semicolon, never_ran, machine_in_outputs, unexpected_errors,
+                           ignored_outputs, hidden_code, imports_by_name, widget_without_html)

@@ -1,0 +1,43 @@
+"""A small web server for the built website, on this machine only."""
+from __future__ import annotations
+
+import functools
+import signal
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    """Serve files without a log line each, and let the browser ask again after a rebuild."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: the terminal belongs to the address."""
+
+    def end_headers(self) -> None:
+        """Have the browser check for a newer file each time."""
+        self.send_header("Cache-Control", "no-cache")
+        super().end_headers()
+
+
+def bind(folder: Path, port: int) -> ThreadingHTTPServer:
+    """Open the server on 127.0.0.1 at `port`, or at any free port where that one is taken."""
+    handler = functools.partial(QuietHandler, directory=str(folder))
+    try:
+        return ThreadingHTTPServer(("127.0.0.1", port), handler)
+    except OSError:
+        return ThreadingHTTPServer(("127.0.0.1", 0), handler)
+
+
+def serve(folder: Path, port: int = 8000) -> int:
+    """Serve `folder` until Ctrl-C (or SIGTERM); returns the exit status."""
+    if not (folder / "index.html").is_file():
+        print(f"There is no website in {folder}. Build it with 'make site'.")
+        return 1
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with bind(folder, port) as server:
+        print(f"\nThe book is at  http://127.0.0.1:{server.server_address[1]}/\nPress Ctrl-C to stop.", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("\nStopped.", flush=True)
+    return 0

@@ -1,0 +1,81 @@
+"""The Sphinx extension of the website: formulas as MathML, no script from elsewhere, launch buttons that lead somewhere.
+
+Jupyter Book loads it through `_config.yml`; it imports nothing from the rest of the book, so that the website builds
+without torch, ipywidgets or an installed package.
+"""
+from __future__ import annotations
+
+import html
+import os
+from typing import Any
+
+from docutils import nodes
+from latex2mathml.converter import convert
+from sphinx.application import Sphinx
+from sphinx.errors import SphinxError
+from sphinx.util import logging
+from sphinx.util.math import get_node_equation_number
+from sphinx.writers.html5 import HTML5Translator
+
+log = logging.getLogger(__name__)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register the math renderer and the hooks with Sphinx."""
+    app.add_html_math_renderer("mathml", (inline_math, None), (display_math, None))
+    app.connect("config-inited", point_launch_buttons, priority=100)
+    app.connect("html-page-context", drop_outside_scripts, priority=900)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def inline_math(translator: HTML5Translator, node: nodes.math) -> None:
+    """Write an inline formula as MathML."""
+    translator.body.append(to_mathml(node, node.astext(), "inline"))
+    raise nodes.SkipNode
+
+
+def display_math(translator: HTML5Translator, node: nodes.math_block) -> None:
+    """Write a displayed formula as MathML in a box of its own, which scrolls on a narrow screen, with its number."""
+    translator.body.append(translator.starttag(node, "div", CLASS="math"))
+    if node["number"]:
+        number = get_node_equation_number(translator, node)
+        translator.body.append(f'<span class="eqno">({number})')
+        translator.add_permalink_ref(node, "Link to this equation")
+        translator.body.append("</span>")
+    translator.body.append(to_mathml(node, node.astext(), "block") + "</div>\n")
+    raise nodes.SkipNode
+
+
+def to_mathml(node: nodes.Node, latex: str, display: str) -> str:
+    """Convert LaTeX to MathML; a formula that can't be read is a warning with its place and stands as its source."""
+    try:
+        return convert(latex.strip(), display=display)
+    except Exception as error:  # latex2mathml has no common base class for its errors
+        log.warning("formula %r can't be turned into MathML: %r", latex, error, location=node)
+        return f"<code>{html.escape(latex)}</code>"
+
+
+def point_launch_buttons(app: Sphinx, config: Any) -> None:
+    """Let launch buttons lead to the repository that this build runs for, or leave them out when none is known."""
+    repository = os.environ.get("GITHUB_REPOSITORY", "")
+    options = config.html_theme_options
+    if repository.count("/") > 1:
+        raise SphinxError(f"GITHUB_REPOSITORY is {repository!r}; it has to be owner/name.")
+    if repository:
+        options["repository_url"] = f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{repository}"
+        options["use_repository_button"] = True
+    else:
+        options["launch_buttons"] = {}
+
+
+def drop_outside_scripts(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Take Thebe off every page: it would load from a CDN, and its settings are declared twice on some pages."""
+    kept = [script for script in context.get("script_files", []) if not is_thebe(script)]
+    context["script_files"] = kept
+    context["css_files"] = [css for css in context.get("css_files", []) if "thebe" not in str(css.filename)]
+
+
+def is_thebe(script: Any) -> bool:
+    """Tell whether a script tag is Thebe's or its settings."""
+    body = getattr(script, "attributes", {}).get("body") or ""
+    return "thebe" in str(getattr(script, "filename", "")) or "THEBE_JS_URL" in body

@@ -1,0 +1,19 @@
+"""How nbval runs the book's notebooks, wherever pytest is started: strictly, in this Python, each cell for 2 minutes."""
+from pathlib import Path
+
+import pytest
+
+CELL_TIMEOUT_S = 120.0
+NBVAL_DEFAULT_TIMEOUT_S = 2000.0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fill in the nbval options that were not given on the command line."""
+    option = config.option
+    if not getattr(option, "nbval", False):
+        return
+    option.nbval_sanitize_with = option.nbval_sanitize_with or str(Path(__file__).with_name("nbval_sanitize.cfg"))
+    # The kernel named in a notebook may be another environment's; the book is tested with the Python that runs pytest.
+    option.nbval_current_env = option.nbval_current_env or not option.nbval_kernel_name
+    if option.nbval_cell_timeout == NBVAL_DEFAULT_TIMEOUT_S:
+        option.nbval_cell_timeout = CELL_TIMEOUT_S
