@@ -5,7 +5,10 @@ added). Keys such as thakur2005 are entries of references.bib.
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 BUS_FACTORS = {
     "all_reduce": lambda p: 2 * (p - 1) / p,
@@ -87,6 +90,20 @@ def halving_doubling_all_reduce_s(world_size: int, num_bytes: float, link: Link)
     if num_core == world_size:
         return core_s
     return core_s + 2 * link.transfer_s(num_bytes) + link.reduce_s(num_bytes)
+
+
+def fit_ring_link(world_size: int, sizes: Sequence[float], seconds: Sequence[float]) -> Link:
+    """The link whose ring all-reduce time fits measured times best: least squares in the relative error.
+
+    `sizes` are buffers in bytes, `seconds` what each took; additions count as bandwidth. Raises ValueError when the
+    times say nothing about latency and bandwidth (fewer than two sizes, or times that fall as sizes grow).
+    """
+    steps = 2 * (world_size - 1)
+    model = np.array([[steps, ring_sent_bytes(world_size, size)] for size in sizes]) / np.array(seconds)[:, None]
+    (latency_s, s_per_byte), *_ = np.linalg.lstsq(model, np.ones(len(sizes)), rcond=None)
+    if len(set(sizes)) < 2 or s_per_byte <= 0:
+        raise ValueError("these times don't determine a link: give at least two sizes, with times that grow")
+    return Link(max(float(latency_s), 0.0), 1 / float(s_per_byte))
 
 
 def ring_sent_bytes(world_size: int, num_bytes: float) -> float:

@@ -131,3 +131,12 @@ def test_bus_bandwidth_factors():
     assert cost.bus_bandwidth_bytes_per_s("broadcast", 4, 1e9, 1.0) == 1e9
     with pytest.raises(ValueError, match="no bus factor for 'gossip'"):
         cost.bus_bandwidth_bytes_per_s("gossip", 4, 1e9, 1.0)
+
+
+def test_a_fitted_link_is_the_one_that_made_the_times():
+    sizes = [1e3, 1e5, 1e7]
+    fitted = cost.fit_ring_link(4, sizes, [cost.ring_all_reduce_s(4, n, LINK) for n in sizes])
+    assert fitted.latency_s == pytest.approx(LINK.latency_s)
+    assert fitted.bandwidth_bytes_per_s == pytest.approx(LINK.bandwidth_bytes_per_s)
+    with pytest.raises(ValueError, match="don't determine a link"):
+        cost.fit_ring_link(4, sizes, [3.0, 2.0, 1e-9])

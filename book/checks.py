@@ -1,0 +1,257 @@
+"""L3: verdicts on a learner's run; a wrong one is told which misconception it looks like.
+
+Every check raises `CheckFailed` with one sentence, or returns a number that depends on the run's data, for the cell to
+print: a stored "ok" would prove nothing. Buffers may be tensors or arrays; they are compared in float64. Shapes:
+R ranks; `before` and `after` hold one flat buffer per rank, equally long.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from book import cost
+from book.trace import Trace
+
+
+class CheckFailed(AssertionError):
+    """A learner's answer is wrong; the message says how."""
+
+
+def reduce_scatter(before: Sequence[Any], after: Sequence[Any]) -> int:
+    """Rank r's buffer must hold the sum of chunk r+1 (chunks as `tensor_split` cuts them).
+
+    Returns the sum over those chunks. Raises CheckFailed naming the first rank and chunk that hold something else.
+    """
+    before, after = _buffers(before), _buffers(after)
+    _check_moved(before, after)
+    _check_mean(before, after)
+    chunks = _chunks(before)
+    total = 0.0
+    for rank, buffer in enumerate(after):
+        chunk = (rank + 1) % len(after)
+        _check_sum(rank, chunk, chunks[chunk], before, buffer)
+        total += buffer[chunks[chunk]].sum()
+    return round(total)
+
+
+def all_gather(before: Sequence[Any], after: Sequence[Any]) -> int:
+    """Every rank's buffer must hold, as chunk c, what rank c-1 held there before. Returns the sum of one buffer."""
+    before, after = _buffers(before), _buffers(after)
+    chunks = _chunks(before)
+    _check_moved(before, after)
+    for rank, buffer in enumerate(after):
+        for chunk, part in enumerate(chunks):
+            owner = (chunk - 1) % len(before)
+            if np.array_equal(buffer[part], before[owner][part]):
+                continue
+            raise CheckFailed(_why_not_gathered(rank, chunk, part, owner, before, buffer))
+    return round(after[0].sum())
+
+
+def all_reduce(before: Sequence[Any], after: Sequence[Any]) -> int:
+    """Every rank's buffer must hold the sum over ranks in every place. Returns the sum of one buffer.
+
+    Raises CheckFailed with the likeliest reason: a mean, a tail left out, a reduce-scatter without its all-gather, a
+    chunk copied where it should be added, a contribution missing or counted twice, a result that is not in place.
+    """
+    before, after = _buffers(before), _buffers(after)
+    _check_moved(before, after)
+    _check_mean(before, after)
+    expected = before.sum(axis=0)
+    if np.array_equal(after, np.broadcast_to(expected, after.shape)):
+        return round(expected.sum())
+    _check_tail(before, after, expected)
+    _check_gathered(after, expected, _chunks(before))
+    for rank, buffer in enumerate(after):
+        for chunk, part in enumerate(_chunks(before)):
+            _check_sum(rank, chunk, part, before, buffer)
+    raise CheckFailed("the ranks' buffers differ from the sum, but in no chunk: is the result of the same length?")
+
+
+def point_to_point(trace: Trace) -> int:
+    """The run must have used sends and receives only. Returns how many messages were sent."""
+    collectives = trace.of_kind("collective")
+    used = sorted({event.op for event in collectives} - {"barrier"})
+    if used:
+        raise CheckFailed(f"your run called {used[0]}: here you build it yourself, from isend and irecv")
+    num_messages = len(trace.of_kind("send"))
+    if not num_messages:
+        raise CheckFailed("your run sent no message at all: is there any isend in your function?")
+    return num_messages
+
+
+def ring_traffic(trace: Trace, num_bytes: float) -> float:
+    """Every rank must have sent 2(N-1)/N of the buffer, all of it to one neighbour. Returns the bytes rank 0 sent.
+
+    `num_bytes` is the size of a buffer that N divides. Raises CheckFailed when the busiest rank sent more, when the
+    ring was cut short, or when a rank had several partners.
+    """
+    point_to_point(trace)
+    world_size, sent = trace.world_size, trace.sent_bytes()
+    expected = cost.ring_sent_bytes(world_size, num_bytes)
+    busiest = int(np.argmax(sent))
+    if sent[busiest] > expected * 1.001:
+        raise CheckFailed(f"rank {busiest} sent {sent[busiest] / num_bytes:.2f} times the buffer, a ring sends "
+                          f"{expected / num_bytes:.2f} times: {_why_too_much(sent[busiest] / num_bytes, world_size)}")
+    if sent.min() < expected * 0.999:
+        raise CheckFailed(f"rank {int(np.argmin(sent))} sent only {sent.min() / num_bytes:.2f} times the buffer, a "
+                          f"ring sends {expected / num_bytes:.2f} times: is the load on other ranks instead?")
+    for rank in range(world_size):
+        partners = sorted({e.peer for e in trace.of_kind("send") if e.rank == rank})
+        if len(partners) > 1:
+            raise CheckFailed(f"rank {rank} sent to ranks {', '.join(map(str, partners))}: in a ring it talks to one "
+                              f"neighbour only")
+    return float(sent[0])
+
+
+def neighbour_exchange(sent: Sequence[Any], received: Sequence[Any]) -> int:
+    """Rank r must have received what rank r-1 sent. Returns the sum of what rank 0 received."""
+    sent, received = _buffers(sent), _buffers(received)
+    for rank in range(len(sent)):
+        left, right = (rank - 1) % len(sent), (rank + 1) % len(sent)
+        if np.array_equal(received[rank], sent[left]):
+            continue
+        if not received[rank].any():
+            raise CheckFailed(f"rank {rank} received nothing: its `incoming` is still all zeros")
+        if np.array_equal(received[rank], sent[right]):
+            raise CheckFailed(f"rank {rank} received from rank {right}, its right-hand neighbour: the data goes round "
+                              f"the ring from left to right, so receive from rank {left}")
+        raise CheckFailed(f"rank {rank} did not receive what rank {left} sent")
+    return round(received[0].sum())
+
+
+def number(name: str, got: Any, want: float, misconceptions: Mapping[str, float] = {}) -> float:
+    """`got` must equal `want` to one part in a million; otherwise the message is that of the misconception it equals.
+
+    `misconceptions` maps what to say to the value that this mistake gives. Returns `got` as a float.
+    """
+    if isinstance(got, bool) or not isinstance(got, (int, float, np.number)):
+        raise CheckFailed(f"{name} must be a number, not {type(got).__name__}: did your function return it?")
+    if np.isclose(got, want, rtol=1e-6, atol=0):
+        return float(got)
+    for message, value in misconceptions.items():
+        if np.isclose(got, value, rtol=1e-6, atol=0) and not np.isclose(value, want, rtol=1e-6, atol=0):
+            raise CheckFailed(f"{name} is {_short(got)}: {message}")
+    raise CheckFailed(f"{name} is {_short(got)}, which is {got / want:.3g} times what it should be")
+
+
+def contributions(after: np.ndarray, before: np.ndarray) -> tuple[int, ...] | None:
+    """How often each rank's data is in `after`, if it is a sum of whole multiples of them.
+
+    `before` is (R, n) and `after` (n,): the multiples are the least-squares solution, and only an exact one counts;
+    None when there is none, or when n < R leaves it open.
+    """
+    if after.size < len(before):
+        return None
+    multiples = np.rint(np.linalg.lstsq(before.T, after, rcond=None)[0])
+    return tuple(int(m) for m in multiples) if np.allclose(multiples @ before, after, atol=1e-6) else None
+
+
+def _buffers(buffers: Sequence[Any]) -> np.ndarray:
+    arrays = []
+    for rank, buffer in enumerate(buffers):
+        if buffer is None:
+            raise CheckFailed(f"rank {rank} returned None instead of its buffer")
+        arrays.append(np.asarray(buffer, dtype=np.float64).ravel())
+    lengths = {len(array) for array in arrays}
+    if len(lengths) > 1:
+        raise CheckFailed(f"the ranks' buffers differ in length: {sorted(lengths)}; they must keep the length they had")
+    return np.stack(arrays)
+
+
+def _chunks(buffers: np.ndarray) -> list[slice]:
+    """The chunks of a buffer as `tensor_split` cuts them: the first ones are longer by one element."""
+    num_chunks, length = buffers.shape
+    edges = np.cumsum([0] + [length // num_chunks + (c < length % num_chunks) for c in range(num_chunks)])
+    return [slice(a, b) for a, b in zip(edges, edges[1:])]
+
+
+def _check_moved(before: np.ndarray, after: np.ndarray) -> None:
+    if after.shape != before.shape:
+        raise CheckFailed(f"the buffers had {before.shape[1]} elements and now have {after.shape[1]}: work in place")
+    if len(before) > 1 and np.array_equal(before, after):
+        raise CheckFailed("every buffer is as it was before: write into the chunks you were given, in place "
+                          "(x += y does, x = x + y makes a new tensor)")
+
+
+def _check_mean(before: np.ndarray, after: np.ndarray) -> None:
+    mean = before.mean(axis=0)
+    if len(before) > 1 and mean.any() and np.allclose(after, mean):
+        raise CheckFailed("your ranks hold the mean, an all-reduce holds the sum (DDP divides by N afterwards)")
+
+
+def _check_tail(before: np.ndarray, after: np.ndarray, expected: np.ndarray) -> None:
+    """The classic one: chunks of length n // N leave the last n % N elements out."""
+    num_ranks, length = before.shape
+    tail = length % num_ranks
+    whole = length - tail
+    if tail and np.array_equal(after[:, whole:], before[:, whole:]) and whole and np.array_equal(
+            after[:, :whole], np.broadcast_to(expected[:whole], (num_ranks, whole))):
+        raise CheckFailed(f"the last {tail} of {length} elements were left out: {length} is not a multiple of "
+                          f"{num_ranks}, so some chunks must be one longer (tensor_split cuts like that)")
+
+
+def _check_gathered(after: np.ndarray, expected: np.ndarray, chunks: Sequence[slice]) -> None:
+    complete = [[np.array_equal(buffer[part], expected[part]) for part in chunks] for buffer in after]
+    if len(after) > 1 and all(sum(row) == 1 for row in complete):
+        raise CheckFailed("every rank has just one chunk complete: that is the reduce-scatter; the all-gather that "
+                          "carries the sums to the others is missing")
+
+
+def _check_sum(rank: int, chunk: int, part: slice, before: np.ndarray, buffer: np.ndarray) -> None:
+    if not np.array_equal(buffer[part], before[:, part].sum(axis=0)):
+        raise CheckFailed(f"rank {rank} chunk {chunk} " + _why_not_summed(chunk, part, before, buffer))
+
+
+def _why_not_summed(chunk: int, part: slice, before: np.ndarray, buffer: np.ndarray) -> str:
+    counts = contributions(buffer[part], before[:, part])
+    if counts is None:
+        return _whose_chunk(chunk, part, before, buffer)
+    missing = [r for r, times in enumerate(counts) if times == 0]
+    double = [f"rank {r} ({times} times)" for r, times in enumerate(counts) if times > 1]
+    if len(missing) == len(counts) - 1 and not double:
+        holder = next(r for r, times in enumerate(counts) if times)
+        return f"holds rank {holder}'s data alone: was it copied where it should be added?"
+    faults = []
+    if missing:
+        faults.append(f"lacks the contribution of rank {', '.join(map(str, missing))}")
+    if double:
+        faults.append(f"counts too often: {', '.join(double)}")
+    return (" and ".join(faults) or f"holds the contributions {counts}") + (
+        ": one step too many, or the wrong chunk sent" if double else ": was every step made, and the right chunk sent?")
+
+
+def _whose_chunk(chunk: int, part: slice, before: np.ndarray, buffer: np.ndarray) -> str:
+    """Data of another place in the buffer, or nothing that these ranks ever held."""
+    if not buffer[part].any():
+        return "is all zeros: did you read the receive buffer before wait(), or never receive?"
+    for other, place in enumerate(_chunks(before)):
+        if other != chunk and place.stop - place.start == part.stop - part.start:
+            if contributions(buffer[part], before[:, place]) is not None:
+                return f"holds data that belongs in chunk {other}: the chunk you receive is not the one you send"
+    return "holds neither a sum of the ranks' data for that chunk nor another chunk's: was wrong data added?"
+
+
+def _why_not_gathered(rank: int, chunk: int, part: slice, owner: int, before: np.ndarray, buffer: np.ndarray) -> str:
+    where, own = f"rank {rank} chunk {chunk}", before[rank][part]
+    if np.array_equal(buffer[part], own):
+        return f"{where} is as it was before: rank {owner}'s chunk never arrived, or was not written into the buffer"
+    if np.array_equal(buffer[part], own + before[owner][part]):
+        return f"{where} holds its own old data plus rank {owner}'s: an all-gather copies, it does not add"
+    for other in range(len(before)):
+        if np.array_equal(buffer[part], before[other][part]):
+            return (f"{where} holds what rank {other} had there, but rank {owner} is its owner: "
+                    f"in step 0 rank r sends chunk r+1, the one that the reduce-scatter completed")
+    return f"{where} holds something that no rank had there: is the chunk you receive the one that is sent?"
+
+
+def _why_too_much(times: float, world_size: int) -> str:
+    if np.isclose(times, world_size - 1) and world_size > 2:
+        return "that is the traffic of a root, or of whole buffers passed around: send one chunk a step"
+    return "is the whole buffer sent where one chunk is enough, or a step made too often?"
+
+
+def _short(x: float) -> str:
+    return f"{x:.6g}"

@@ -1,0 +1,91 @@
+"""L3: matplotlib figures of measurements and traces.
+
+Figures are transparent, with ink that reads on white and on black, because the website has a light and a dark theme.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from book.trace import Trace, TraceError
+
+INK = "#707a89"
+SERIES = ("#3a86c8", "#c8612e", "#3d9a6d", "#9a6fc4")
+MARKERS = ("o", "s", "^", "D")
+FILLS = {"send": SERIES[0], "recv": SERIES[2], "collective": SERIES[3], "compute": SERIES[1]}
+
+
+def time_against_size(sizes: Sequence[float], measured: Mapping[str, Sequence[float]],
+                      modelled: Mapping[str, Sequence[float]] = {}, title: str = "") -> Figure:
+    """Seconds against buffer size in bytes, both logarithmic: points for measured series, lines for modelled ones.
+
+    Each series has one time in seconds per size; series of the same name share a colour.
+    """
+    figure, axes = _figure(6.4, 3.8, title)
+    for place, name in enumerate(dict.fromkeys([*measured, *modelled])):
+        color, marker = SERIES[place % len(SERIES)], MARKERS[place % len(MARKERS)]
+        if name in modelled:
+            axes.plot(sizes, modelled[name], color=color, linewidth=1.5, label=f"{name}, model")
+        if name in measured:
+            axes.plot(sizes, measured[name], color=color, linestyle="none", marker=marker, markersize=6, label=name)
+    axes.set(xscale="log", yscale="log", xlabel="buffer", ylabel="time")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _bytes(x)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: _seconds(x)))
+    axes.legend(frameon=False, labelcolor=INK, fontsize=9)
+    return _closed(figure)
+
+
+def timeline(trace: Trace, title: str = "") -> Figure:
+    """A lane per rank with a bar for each send, receive, collective and computation, on the trace's clock in seconds.
+
+    Raises TraceError for a trace without times.
+    """
+    if trace.duration_s is None:
+        raise TraceError("a logical trace has no times to draw: play it instead, or draw the trace it came from")
+    figure, axes = _figure(7.2, 0.5 * trace.world_size + 1.2, title)
+    for event in trace.events:
+        if event.kind in FILLS and None not in (event.start_s, event.end_s):
+            offset = -0.18 if event.kind == "send" else 0.18 if event.kind == "recv" else 0.0
+            axes.barh(event.rank + offset, event.end_s - event.start_s, left=event.start_s, height=0.32,
+                      color=FILLS[event.kind], edgecolor="none")
+    axes.set_yticks(range(trace.world_size), [f"rank {r}" for r in range(trace.world_size)])
+    axes.invert_yaxis()
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _seconds(x)))
+    return _closed(figure)
+
+
+def _figure(width: float, height: float, title: str) -> tuple[Figure, Axes]:
+    figure, axes = plt.subplots(figsize=(width, height), dpi=120, layout="constrained")
+    figure.patch.set_alpha(0)
+    axes.patch.set_alpha(0)
+    axes.set_title(title, color=INK, fontsize=11, loc="left")
+    axes.tick_params(colors=INK, which="both", labelsize=9)
+    axes.xaxis.label.set_color(INK)
+    axes.yaxis.label.set_color(INK)
+    for side, spine in axes.spines.items():
+        spine.set_color(INK)
+        spine.set_visible(side in ("left", "bottom"))
+    return figure, axes
+
+
+def _closed(figure: Figure) -> Figure:
+    plt.close(figure)  # the notebook shows what the cell returns; left open, it would show it twice
+    return figure
+
+
+def _bytes(x: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if x >= size:
+            return f"{x / size:g} {unit}"
+    return f"{x:g} B"
+
+
+def _seconds(x: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if abs(x) >= size * 0.9999:
+            return f"{x / size:.4g} {unit}"
+    return f"{x * 1e9:.4g} ns" if x else "0"

@@ -1,0 +1,36 @@
+"""Figures: they show what they were given, once, and read on both themes."""
+import pytest
+
+from book import collectives, plot
+from book.cost import Link
+from book.simulate import simulate
+from book.trace import TraceError
+
+TRACE = simulate(collectives.ring_all_reduce(4), 4e6, Link(1e-5, 1e9))
+
+
+def test_measured_points_and_model_lines_share_a_colour():
+    figure = plot.time_against_size([1e3, 1e6], {"ring": [1e-4, 2e-3], "root": [1e-4, 4e-3]}, {"ring": [1e-4, 2e-3]})
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    assert set(lines) == {"ring", "ring, model", "root"}
+    assert lines["ring"].get_color() == lines["ring, model"].get_color() != lines["root"].get_color()
+    assert lines["ring"].get_ydata().tolist() == [1e-4, 2e-3]
+
+
+def test_a_timeline_has_a_bar_for_each_message_end():
+    axes = plot.timeline(TRACE).axes[0]
+    assert len(axes.patches) == 2 * 24
+    assert max(bar.get_x() + bar.get_width() for bar in axes.patches) == pytest.approx(TRACE.duration_s)
+    with pytest.raises(TraceError, match="no times to draw"):
+        plot.timeline(TRACE.logical())
+
+
+def test_a_figure_is_closed_and_transparent():
+    figure = plot.timeline(TRACE)
+    assert figure.number not in plot.plt.get_fignums()
+    assert figure.patch.get_alpha() == 0
+
+
+@pytest.mark.parametrize("seconds, text", [(0, "0"), (0.00025, "250 µs"), (1e-3, "1 ms"), (2, "2 s")])
+def test_times_are_written_in_their_unit(seconds, text):
+    assert plot._seconds(seconds) == text
