@@ -10,13 +10,50 @@ import time
 import types
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any, Callable, Iterator
 
 from book import _rank
 
-_context = multiprocessing.get_context("forkserver")
+# What is kept of a rank's output: a rank that prints without end must not fill the memory of the notebook.
+MAX_KEPT_BYTES = 1 << 22
+LISTEN_LIMIT_S = 0.2
 _main_module_lock = threading.Lock()
+
+
+class Lines:
+    """The lines that a rank wrote to one of its streams; past `MAX_KEPT_BYTES` they are only counted."""
+
+    def __init__(self) -> None:
+        self.kept: list[str] = []
+        self._num_bytes = self._num_dropped = 0
+        self._partial = bytearray()
+
+    def feed(self, data: bytes) -> list[str]:
+        """Take in what was read, b"" for the end of the stream; returns the lines that are now complete."""
+        self._partial += data
+        if b"\n" not in data and data:
+            return []
+        *whole, rest = bytes(self._partial).split(b"\n")
+        if not data and rest:
+            whole, rest = [*whole, rest], b""
+        self._partial = bytearray(rest)
+        lines = [line.decode("utf-8", "replace") for line in whole]
+        for line in lines:
+            self._keep(line)
+        return lines
+
+    def _keep(self, line: str) -> None:
+        self._num_bytes += len(line) + 1
+        if self._num_bytes <= MAX_KEPT_BYTES:
+            self.kept.append(line)
+        else:
+            self._num_dropped += 1
+
+    def shown(self) -> list[str]:
+        """The lines to show, the last of them saying how many were not kept."""
+        return self.kept + ([f"... and more: {self._num_dropped} lines not kept"] if self._num_dropped else [])
 
 
 @dataclass
@@ -29,11 +66,11 @@ class RankProcess:
     result: bytes | None = None
     failure: _rank.Failure | None = None
     exit_code: int | None = None
-    still_s: float = 0.0
+    still_s: float | None = 0.0  # None: asked, not answered
     report: _rank.Report | None = None
     recorded: Any = None
-    lines: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
+    output: "Lines" = field(default_factory=lambda: Lines())
+    errors: "Lines" = field(default_factory=lambda: Lines())
 
     @property
     def finished(self) -> bool:
@@ -70,6 +107,17 @@ def _without_main_module() -> Iterator[None]:
             sys.modules["__main__"] = main
 
 
+def _context() -> Any:
+    return multiprocessing.get_context("forkserver")
+
+
+def warm_up() -> None:
+    """Start the process that ranks are forked from, if it is not running yet, without waiting for it."""
+    _context().set_forkserver_preload(["book._preload"])
+    with _without_main_module():
+        forkserver.ensure_running()
+
+
 class Ranks:
     """The rank processes of one launch; a context that leaves no process behind."""
 
@@ -77,7 +125,6 @@ class Ranks:
         self._all = [RankProcess(rank) for rank in range(world_size)]
         self._on_line = on_line
         self._selector = selectors.DefaultSelector()
-        self._partial: dict[int, bytes] = {}
 
     def __iter__(self) -> Iterator[RankProcess]:
         return iter(self._all)
@@ -98,16 +145,15 @@ class Ranks:
 
     def start(self, job: bytes) -> None:
         """Fork a process per rank that runs `job` (see `_rank.main`)."""
-        _context.set_forkserver_preload(["book._preload"])
         for member in self._all:
-            member.control, theirs = _context.Pipe()
-            output, output_end = _context.Pipe(duplex=False)
-            errors, errors_end = _context.Pipe(duplex=False)
+            member.control, theirs = multiprocessing.Pipe()
+            output, output_end = multiprocessing.Pipe(duplex=False)
+            errors, errors_end = multiprocessing.Pipe(duplex=False)
             ends = (theirs, output_end, errors_end)
             self._watch(member.control, self._hear, member)
-            self._watch(output, self._read, member.lines, member)
+            self._watch(output, self._read, member.output, member)
             self._watch(errors, self._read, member.errors, None)
-            member.process = _context.Process(target=_rank.main, args=(member.rank, *ends, job))
+            member.process = _context().Process(target=_rank.main, args=(member.rank, *ends, job))
             try:
                 with _without_main_module():
                     member.process.start()
@@ -121,7 +167,8 @@ class Ranks:
 
     def listen(self, wait_s: float) -> None:
         """Take in whatever the ranks say, waiting at most `wait_s` for the first word."""
-        while ready := self._selector.select(wait_s):
+        end_s = time.monotonic() + wait_s + LISTEN_LIMIT_S
+        while (ready := self._selector.select(wait_s)) and time.monotonic() < end_s:
             wait_s = 0.0
             # A rank's death is taken in last, after what it still had to say.
             for key, _ in sorted(ready, key=lambda item: item[0].data[0] == self._bury):
@@ -129,13 +176,27 @@ class Ranks:
                 heard(key, *args)
 
     def ask(self, question: str) -> None:
-        """Put a question ("look", "report", "leave") to every rank that is alive."""
+        """Put a question ("report", "leave") to every rank that is alive."""
         for member in self._all:
             if member.exit_code is None:
                 try:
                     member.control.send(question)
                 except OSError:
                     continue
+
+    def look(self) -> None:
+        """Ask the ranks for how long they have stood still, once all have answered the last time.
+
+        A rank whose C code holds the GIL cannot answer: further questions would only fill its pipe.
+        """
+        if all(member.still_s is not None for member in self._all if member.working):
+            for member in self._all:
+                member.still_s = None
+            self.ask("look")
+
+    def stand_still(self, limit_s: float) -> bool:
+        """Whether every rank that is still at work has answered that it has stood still for `limit_s`."""
+        return all((member.still_s or 0.0) >= limit_s for member in self._all if member.working)
 
     def _hear(self, key: selectors.SelectorKey, member: RankProcess) -> None:
         try:
@@ -154,17 +215,13 @@ class Ranks:
         elif kind == "failed":
             member.failure, member.recorded = content
 
-    def _read(self, key: selectors.SelectorKey, lines: list[str], speaker: RankProcess | None) -> None:
+    def _read(self, key: selectors.SelectorKey, lines: Lines, speaker: RankProcess | None) -> None:
         data = os.read(key.fd, 1 << 16)
-        *whole, rest = (self._partial.pop(key.fd, b"") + data).split(b"\n")
         if not data:
-            whole, rest = ([rest] if rest else []), b""
             self._drop(key)
-        self._partial[key.fd] = rest
-        for raw in whole:
-            lines.append(raw.decode("utf-8", "replace"))
+        for line in lines.feed(data):
             if speaker is not None and self._on_line is not None:
-                self._on_line(speaker.rank, lines[-1])
+                self._on_line(speaker.rank, line)
 
     def _drop(self, key: selectors.SelectorKey) -> None:
         self._selector.unregister(key.fileobj)
@@ -187,7 +244,7 @@ class Ranks:
     def dump(self, wait_s: float) -> dict[int, str]:
         """Stacks, written by `faulthandler`, of the ranks that have not reported: those whose C code holds the GIL."""
         silent = [member for member in self._all if member.working and member.report is None]
-        before = {member.rank: len(member.errors) for member in silent}
+        before = {member.rank: len(member.errors.kept) for member in silent}
         for member in silent:
             os.kill(member.process.pid, signal.SIGUSR1)
         end_s = time.monotonic() + wait_s
@@ -195,8 +252,8 @@ class Ranks:
             self.listen(0.05)
         stacks = {}
         for member in silent:
-            stacks[member.rank] = "\n".join(member.errors[before[member.rank]:])
-            del member.errors[before[member.rank]:]
+            stacks[member.rank] = "\n".join(member.errors.kept[before[member.rank]:])
+            del member.errors.kept[before[member.rank]:]
         return stacks
 
     def _kill(self) -> None:

@@ -52,14 +52,13 @@ def _segment(frame: FrameType) -> str | None:
 
 
 def describe(frame: FrameType, innermost: FrameType) -> str:
-    """The blocking call that `frame` is in: "wait() of irecv from rank 1", "backward()", "wait() of a request"."""
+    """What `frame` waits in or for: "for its irecv from rank 1", "for a request", "in run_backward"."""
     call = current_call(frame)
     name = call_name(call) or call_name(current_call(innermost)) or "a call"
     if name != "wait" or call is None or not isinstance(call.func, ast.Attribute):
-        return f"{name}()"
+        return f"in {name}"
     origin = _origin(call.func.value, frame)
-    words = _point_to_point(origin, frame) if origin is not None else None
-    return f"wait() of {words or 'a request'}"
+    return f"for its {_point_to_point(origin, frame)}" if origin is not None else "for a request"
 
 
 def _point_to_point(call: ast.Call, frame: FrameType) -> str:

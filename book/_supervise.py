@@ -31,17 +31,16 @@ def supervise(ranks: Ranks, timeout_s: float, hang_s: float) -> str:
         if any(member.failed for member in ranks):
             _settle(ranks)
             return "failed"
-        working = [member for member in ranks if member.working]
-        if not working:
+        if not any(member.working for member in ranks):
             return "done"
         if not entered and all(member.entered for member in ranks):
             entered, deadline_s = True, now_s + timeout_s
-        if entered and all(member.still_s >= hang_s for member in working):
+        if entered and ranks.stand_still(hang_s):
             return "hang"
         if now_s >= deadline_s:
             return "late" if entered else "not started"
         if entered and now_s >= next_look_s:
-            ranks.ask("look")
+            ranks.look()
             next_look_s = now_s + tick_s
 
 
@@ -51,10 +50,8 @@ def _settle(ranks: Ranks) -> None:
     Which failure is shown must not depend on which message was the faster one.
     """
     end_s = time.monotonic() + SETTLE_LIMIT_S
-    for member in ranks:
-        member.still_s = 0.0
-    while time.monotonic() < end_s and any(member.working and member.still_s < SETTLE_S for member in ranks):
-        ranks.ask("look")
+    while time.monotonic() < end_s and not ranks.stand_still(SETTLE_S):
+        ranks.look()
         time.sleep(0.05)
         ranks.listen(0.0)
 
@@ -81,10 +78,10 @@ def describe_hang(ranks: Ranks, verdict: str, limit_s: float, stacks: dict[int, 
 def _standing(member: RankProcess, stacks: dict[int, str]) -> str:
     if member.finished:
         return "finished"
-    if member.report is not None:
-        return f"{member.report.doing} at {member.report.place}"
     places = _where.places_of_dump(stacks.get(member.rank, ""))
-    return f"computes at {places[-1]}" if places else "does not answer"
+    if places:
+        return f"computes at {places[-1]}"
+    return f"{member.report.doing} at {member.report.place}" if member.report else "does not answer"
 
 
 def first_failure(ranks: Ranks) -> RankProcess:
@@ -126,7 +123,7 @@ def _raised(member: RankProcess) -> list[str]:
 def _died(member: RankProcess) -> list[str]:
     code = member.exit_code
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    places = _where.places_of_dump("\n".join(member.errors)) if code < 0 else []
+    places = _where.places_of_dump("\n".join(member.errors.kept)) if code < 0 else []
     hint = ": the machine may have run out of memory" if code == -signal.SIGKILL else ""
     where = f" at {places[-1]}" if places else ""
     return [f"rank {member.rank} {how} before its function returned{where}{hint}"]

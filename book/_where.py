@@ -133,7 +133,7 @@ def doing(frame: FrameType) -> str:
         return "computes"
     frames = stack(frame)
     called = _torch_frame(frames)
-    return f"waits in {_operation(called) if called else _requests.describe(own_frame(frames), frame)}"
+    return f"waits in {_operation(called)}" if called else f"waits {_requests.describe(own_frame(frames), frame)}"
 
 
 def _operation(frame: FrameType) -> str:

@@ -3,17 +3,18 @@
 `launch(fn, 4)` runs `fn` on four ranks that are set up as torchrun sets them up: `fn` calls an ordinary
 `dist.init_process_group()`, and runs unchanged under torchrun.
 """
+import functools
 import inspect
+import multiprocessing
 import os
 import pickle
 import socket
 import sys
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 from book import _supervise, _where
-from book._ranks import Ranks
+from book._ranks import Ranks, warm_up
 
 if TYPE_CHECKING:
     import torch
@@ -120,10 +121,11 @@ def launch(
     """
     _check(fn, world_size, args, timeout_s, hang_s, allow_many_ranks)
     call = _pickled(fn, args)
+    _announce_first_launch()
+    warm_up()  # loads torch while this process does
     backend, reason = _backend(world_size)
     print(f"{world_size} rank{'s' * (world_size > 1)} on {reason}", flush=True)
-    with _progress():
-        store = _host_store(world_size)
+    store = _host_store(world_size)
     environment = _environment(world_size, store.port, backend, env or {})
     job = pickle.dumps((environment, _where.cell_sources(), record, call))
     ranks = Ranks(world_size, on_line)
@@ -138,6 +140,8 @@ def launch(
 def _check(fn: Any, world_size: Any, args: tuple, timeout_s: float, hang_s: float, allow_many_ranks: bool) -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise LaunchError("this process is itself a rank: call the function directly instead of launching it")
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        raise LaunchError("launch needs to fork processes: use Linux, macOS, or WSL2 on Windows")
     if not callable(fn):
         raise TypeError(f"launch needs a function to run on the ranks, not {fn!r}: launch(fn, world_size, *args)")
     if isinstance(world_size, bool) or not isinstance(world_size, int):
@@ -197,25 +201,19 @@ def _travels(value: Any) -> bool:
 
 def _backend(world_size: int) -> tuple[str, str]:
     """The backend that `rank_device` will lead to in the ranks, and a phrase that says why."""
-    with _progress():
-        import torch
-        num_gpus = torch.cuda.device_count()
+    import torch
+    num_gpus = torch.cuda.device_count()
     if num_gpus >= world_size:
         return "nccl", "nccl: a GPU each"
     here = f"{num_gpus} GPU{'s' * (num_gpus > 1)} here, fewer than ranks" if num_gpus else "no GPU here"
     return "gloo", f"gloo (CPU): {here}"
 
 
-@contextmanager
-def _progress() -> Iterator[None]:
-    """Say on the terminal, never in a cell's output, that the first launch takes a while."""
-    terminal = sys.__stderr__ if sys.__stderr__ is not None and sys.__stderr__.isatty() else None
-    if terminal is None or "torch" in sys.modules:
-        yield
-        return
-    print("loading torch for the first launch ...", end="", file=terminal, flush=True)
-    yield
-    print(" done", file=terminal, flush=True)
+@functools.cache
+def _announce_first_launch() -> None:
+    """Say once, on a terminal and never in a cell's output, that the first launch takes a few seconds."""
+    if sys.__stderr__ is not None and sys.__stderr__.isatty():
+        print("first launch: loading torch for the ranks, a few seconds ...", file=sys.__stderr__, flush=True)
 
 
 def _host_store(world_size: int) -> Any:
@@ -296,10 +294,10 @@ def _partial_trace(ranks: Ranks, backend: str) -> "Trace | None":
 
 
 def _stderr(ranks: Ranks) -> list[str]:
-    return ["".join(line + "\n" for line in member.errors) for member in ranks]
+    return ["".join(line + "\n" for line in member.errors.shown()) for member in ranks]
 
 
 def _show(ranks: Ranks) -> None:
     for member in ranks:
-        for line in member.lines:
+        for line in member.output.shown():
             print(f"[rank {member.rank}] {line}")

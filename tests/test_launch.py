@@ -1,43 +1,385 @@
-"""Launching on real processes: results, failures, hangs, and nothing left behind."""
+"""Launching on real processes: what comes back, how failures and hangs are told, and that nothing is left behind."""
+import ctypes
+import os
+import re
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
-from book.launch import HangError, RankError, launch
+from book.launch import HangError, LaunchError, RankError, launch, rank_device
 
+
+def start():
+    """Join the process group; returns (rank, world_size)."""
+    dist.init_process_group()
+    return dist.get_rank(), dist.get_world_size()
+
+
+def nothing():
+    pass
+
+
+# What comes back
 
 def add_up(scale):
-    dist.init_process_group()
-    x = torch.full((3,), float(dist.get_rank() * scale))
+    rank, _ = start()
+    x = torch.full((3,), float(rank * scale))
     dist.all_reduce(x)
     return x
 
 
-def divide_on_rank_2():
-    dist.init_process_group()
-    if dist.get_rank() == 2:
-        1 / 0
-    dist.barrier()
-
-
-def everybody_receives_first():
-    dist.init_process_group()
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    dist.recv(torch.empty(2), (rank - 1) % world_size)
-
-
 def test_results_come_by_rank():
     run = launch(add_up, 4, 2)
-    assert len(run) == 4 and run.backend == "gloo"
+    assert len(run) == 4 and run.backend in ("gloo", "nccl")
     assert all(torch.equal(result, torch.full((3,), 12.0)) for result in run)
 
 
-def test_first_true_error_names_the_line():
-    with pytest.raises(RankError, match=r"rank 2 failed in test_launch.py line \d+: 1 / 0\nZeroDivisionError"):
-        launch(divide_on_rank_2, 4)
+def test_a_function_of_the_reader_comes_by_value_with_its_classes():
+    class Point:
+        def __init__(self, x):
+            self.x = x
+
+    run = launch(lambda x: Point(x + int(os.environ["RANK"])), 2, 5)
+    assert [type(point) for point in run] == [Point, Point] and [point.x for point in run] == [5, 6]
 
 
-def test_hang_names_line_and_operation_of_each_rank():
+def speak():
+    rank = int(os.environ["RANK"])
+    time.sleep(0.2 * (2 - rank))
+    print("hello")
+    os.write(1, b"from C")
+    print("aside", file=sys.stderr)
+
+
+def test_lines_are_grouped_by_rank(capsys):
+    run = launch(speak, 3)
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"3 ranks on (gloo \(CPU\): .+|nccl: a GPU each)", head)
+    assert lines == [f"[rank {rank}] {word}" for rank in range(3) for word in ("hello", "from C")]
+    assert run.stderr == ["aside\n"] * 3
+
+
+def test_on_line_gets_lines_in_place_of_the_output(capsys):
+    heard = []
+    launch(speak, 2, on_line=lambda rank, line: heard.append((rank, line)))
+    assert sorted(heard) == [(0, "from C"), (0, "hello"), (1, "from C"), (1, "hello")]
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_megabytes_of_lines_and_a_huge_result_just_work(capsys):
+    def chatter():
+        for _ in range(20_000):
+            print("x" * 99)
+        print("y" * 3_000_000)
+        return torch.arange(25_000_000, dtype=torch.float32)
+
+    run = launch(chatter, 1)
+    assert run[0][-1] == 24_999_999
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert lines[:20_000] == ["[rank 0] " + "x" * 99] * 20_000 and lines[20_000:] == ["[rank 0] ... and more: 1 lines not kept"]
+
+
+def test_random_numbers_differ_between_ranks_but_not_between_launches():
+    def draw():
+        return torch.rand(1).item(), float(np.random.rand())
+
+    first, again = launch(draw, 2), launch(draw, 2)
+    assert list(first) == list(again) and first[0] != first[1]
+
+
+def test_environment_is_that_of_now_with_env_on_top(monkeypatch):
+    monkeypatch.setenv("LOCKSTEP_TEST", "now")
+
+    def read():
+        return os.environ["LOCKSTEP_TEST"], os.environ.get("LOCKSTEP_EXTRA"), os.environ["LOCAL_RANK"]
+
+    assert list(launch(read, 2, env={"LOCKSTEP_EXTRA": "1"})) == [("now", "1", "0"), ("now", "1", "1")]
+
+
+def test_ranks_may_have_workers_of_their_own():
+    def load():
+        data = torch.utils.data.DataLoader(range(4), batch_size=2, num_workers=1)
+        return [batch.tolist() for batch in data]
+
+    assert launch(load, 1)[0] == [[0, 1], [2, 3]]
+
+
+# Failures
+
+def divide(rank):
+    return 1 // (rank - 2)
+
+
+def divide_on_rank_2():
+    rank, _ = start()
+    print("before")
+    divide(rank)
+    dist.barrier()
+
+
+def failure(fn, world_size=3, **options):
+    with pytest.raises(RankError) as caught:
+        launch(fn, world_size, **options)
+    return caught.value
+
+
+def test_an_error_is_told_with_its_own_line(capsys):
+    error = failure(divide_on_rank_2)
+    assert re.fullmatch(
+        r"rank 2 failed in test_launch.py line \d+: return 1 // \(rank - 2\)\n"
+        r"ZeroDivisionError: integer division or modulo by zero\n"
+        r"called from test_launch.py line \d+: divide\(rank\)", str(error))
+    assert error.rank == 2 and isinstance(error.__cause__, ZeroDivisionError) and "in divide_on_rank_2" in error.traceback
+    assert capsys.readouterr().out.count("before") == 3
+
+
+def test_the_same_error_everywhere_is_told_once_for_the_lowest_rank():
+    def fail():
+        start()
+        raise ValueError("wrong shape")
+
+    assert re.fullmatch(
+        r"rank 0 failed in test_launch.py line \d+: raise ValueError\(\"wrong shape\"\)\n"
+        r"ValueError: wrong shape\nthe same on ranks 1, 2", str(failure(fail)))
+
+
+@pytest.mark.parametrize("end, words", [
+    (lambda: os._exit(3), "rank 1 ended with exit code 3 before its function returned"),
+    (lambda: os._exit(0), "rank 1 ended with exit code 0 before its function returned"),
+    (lambda: os.kill(os.getpid(), signal.SIGKILL),
+     "rank 1 was killed by SIGKILL before its function returned: the machine may have run out of memory"),
+])
+def test_a_dead_rank_is_the_cause_not_its_victims(end, words):
+    def die():
+        rank, _ = start()
+        dist.barrier()
+        if rank == 1:
+            end()
+        dist.all_reduce(torch.ones(1))
+
+    assert str(failure(die)) == words
+
+
+def test_a_crash_in_c_is_told_with_its_line():
+    def crash():
+        ctypes.string_at(0)
+
+    words = r"rank 0 was killed by SIGSEGV before its function returned at test_launch.py line \d+: ctypes.string_at\(0\)"
+    assert re.fullmatch(words, str(failure(crash, 1)))
+
+
+def test_sys_exit_is_an_error():
+    assert "SystemExit: a rank must return, not call sys.exit(0)" in str(failure(lambda: sys.exit(0), 1))
+
+
+def test_a_result_that_cannot_be_pickled_is_named():
+    message = str(failure(threading.Lock, 1))
+    assert "rank 0 returned something that cannot be sent back" in message and "lock" in message
+
+
+def test_launch_inside_a_rank_is_refused():
+    def nest():
+        launch(nothing, 2)
+
+    assert "this process is itself a rank: call the function directly" in str(failure(nest, 1))
+
+
+def test_debug_level_names_mismatched_collectives():
+    def mismatch():
+        rank, _ = start()
+        if rank == 0:
+            dist.all_reduce(torch.ones(1))
+        else:
+            dist.broadcast(torch.ones(1), 0)
+
+    message = str(failure(mismatch, 2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}))
+    assert "Detected mismatch between collectives on ranks" in message
+
+
+# Hangs
+
+def hang(fn, world_size=3, timeout_s=60.0, hang_s=1.0):
+    started_s = time.monotonic()
     with pytest.raises(HangError) as caught:
-        launch(everybody_receives_first, 3, hang_s=1)
-    assert "rank 0 waits in recv from rank 2 at test_launch.py line" in str(caught.value)
+        launch(fn, world_size, timeout_s=timeout_s, hang_s=hang_s)
+    assert time.monotonic() - started_s < 60
+    head, *lines = str(caught.value).splitlines()
+    return head, [re.sub(r"line \d+", "line N", line.strip()) for line in lines]
+
+
+STILL = "the ranks wait for one another: nothing has moved for 1 s"
+
+
+def test_everybody_receives_first():
+    def exchange():
+        rank, world_size = start()
+        buffer = torch.zeros(2)
+        dist.recv(buffer, (rank - 1) % world_size)
+        dist.send(buffer, (rank + 1) % world_size)
+
+    where = "at test_launch.py line N: dist.recv(buffer, (rank - 1) % world_size)"
+    expected = [f"rank {r} waits in recv from rank {(r - 1) % 3} {where}" for r in range(3)]
+    assert hang(exchange) == (STILL, expected)
+
+
+def test_everybody_sends_first():
+    def exchange():
+        rank, world_size = start()
+        buffer = torch.zeros(2)
+        dist.send(buffer, (rank + 1) % world_size)
+        dist.recv(buffer, (rank - 1) % world_size)
+
+    where = "at test_launch.py line N: dist.send(buffer, (rank + 1) % world_size)"
+    assert hang(exchange) == (STILL, [f"rank {r} waits in send to rank {(r + 1) % 3} {where}" for r in range(3)])
+
+
+def test_mismatched_order():
+    def mismatch():
+        rank, _ = start()
+        if rank == 0:
+            dist.recv(torch.zeros(1), 1)
+        elif rank == 1:
+            dist.barrier()
+
+    assert hang(mismatch) == (STILL, [
+        "rank 0 waits in recv from rank 1 at test_launch.py line N: dist.recv(torch.zeros(1), 1)",
+        "rank 1 waits in barrier at test_launch.py line N: dist.barrier()",
+        "rank 2 finished",
+    ])
+
+
+def test_requests_are_named_by_the_call_that_made_them():
+    def wait_for_requests():
+        rank, world_size = start()
+        left, right = (rank - 1) % world_size, (rank + 1) % world_size
+        if rank == 0:
+            incoming = dist.irecv(torch.zeros(1), src=left)
+            incoming.wait()
+        elif rank == 1:
+            requests = [dist.irecv(torch.zeros(1), left), dist.isend(torch.zeros(1), right)]
+            for request in requests:
+                request.wait()
+        elif rank == 2:
+            dist.all_reduce(torch.zeros(1), async_op=True).wait()
+
+    assert hang(wait_for_requests) == (STILL, [
+        "rank 0 waits for its irecv from rank 2 at test_launch.py line N: incoming.wait()",
+        "rank 1 waits for its irecv from rank 0 at test_launch.py line N: request.wait()",
+        "rank 2 waits for its all_reduce at test_launch.py line N: dist.all_reduce(torch.zeros(1), async_op=True).wait()",
+    ])
+
+
+def test_backward_of_ddp_without_its_peer():
+    def train():
+        rank, _ = start()
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        loss = model(torch.ones(1, 2)).sum()
+        if rank == 0:
+            loss.backward()
+
+    assert hang(train, 2) == (STILL, [
+        "rank 0 waits in backward at test_launch.py line N: loss.backward()", "rank 1 finished"])
+
+
+def test_a_missing_rank_at_the_start():
+    def start_all_but_one():
+        if os.environ["RANK"] == "0":
+            dist.init_process_group()
+
+    assert hang(start_all_but_one, 2) == (STILL, [
+        "rank 0 waits in init_process_group at test_launch.py line N: dist.init_process_group()", "rank 1 finished"])
+
+
+def test_a_slow_rank_is_no_hang():
+    def slow():
+        rank, _ = start()
+        if rank == 0:
+            time.sleep(1.5)
+        dist.barrier()
+        return "done"
+
+    assert list(launch(slow, 2, hang_s=0.3)) == ["done", "done"]
+
+
+def test_many_short_waits_are_no_hang():
+    def iterate():
+        rank, world_size = start()
+        buffer, end_s = torch.zeros(1), time.monotonic() + 1.5
+        while True:
+            going = torch.tensor([float(time.monotonic() < end_s)])
+            dist.broadcast(going, 0)
+            if not going.item():
+                return "done"
+            outgoing = dist.isend(buffer, (rank + 1) % world_size)
+            dist.recv(buffer, (rank - 1) % world_size)
+            outgoing.wait()
+
+    assert list(launch(iterate, 3, hang_s=0.3)) == ["done"] * 3
+
+
+def test_a_busy_rank_is_told_at_the_time_limit():
+    def be_busy():
+        rank, _ = start()
+        if rank == 0:
+            while True:
+                pass
+        if rank == 1:
+            ctypes.PyDLL(None).sleep(600)  # C code that does not let go of the GIL
+        if rank == 2:
+            time.sleep(600)
+        dist.barrier()
+
+    assert hang(be_busy, 4, timeout_s=2) == ("not done after 2 s", [
+        "rank 0 computes at test_launch.py line N: while True:",
+        "rank 1 computes at test_launch.py line N: "
+        "ctypes.PyDLL(None).sleep(600)  # C code that does not let go of the GIL",
+        "rank 2 sleeps at test_launch.py line N: time.sleep(600)",
+        "rank 3 waits in barrier at test_launch.py line N: dist.barrier()",
+    ])
+
+
+# Arguments that cannot work
+
+@pytest.mark.parametrize("args, options, error, words", [
+    ((nothing, 0), {}, ValueError, "world_size must be at least 1, not 0"),
+    ((nothing, -2), {}, ValueError, "world_size must be at least 1, not -2"),
+    ((nothing, 2.0), {}, TypeError, "world_size is a number of processes, not 2.0"),
+    ((nothing, True), {}, TypeError, "world_size is a number of processes, not True"),
+    ((nothing, 65), {}, ValueError, "pass allow_many_ranks=True to start more than 64"),
+    ((4, nothing), {}, TypeError, "launch needs a function to run on the ranks, not 4"),
+    ((add_up, 2), {}, TypeError, "add_up(scale) cannot be called with 0 arguments"),
+    ((nothing, 2), {"timeout_s": 0}, ValueError, "timeout_s must be more than 0 seconds, not 0"),
+    ((nothing, 2), {"hang_s": -1}, ValueError, "hang_s must be more than 0 seconds, not -1"),
+    ((add_up, 2, threading.Lock()), {}, TypeError, "argument 1 cannot be sent to the ranks"),
+])
+def test_bad_arguments_are_refused_in_one_sentence(args, options, error, words, capsys):
+    with pytest.raises(error, match=re.escape(words)):
+        launch(*args, **options)
+    assert capsys.readouterr().out == ""
+
+
+def test_what_cannot_be_pickled_is_named():
+    guard = threading.Lock()
+
+    def use_lock():
+        with guard:
+            pass
+
+    with pytest.raises(TypeError, match="'guard', which use_lock uses, cannot be sent to the ranks"):
+        launch(use_lock, 2)
+
+
+def test_rank_device_outside_a_rank():
+    with pytest.raises(LaunchError, match="belongs inside a function that launch or torchrun runs"):
+        rank_device()
+
+
+def test_a_run_that_was_not_recorded_says_so():
+    with pytest.raises(LaunchError, match="this run was not recorded: pass record=True"):
+        launch(nothing, 1).trace

@@ -1,0 +1,109 @@
+"""Launching seen from outside: parents that die, torchrun, and a real notebook kernel."""
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+PROGRAMS = Path(__file__).parent / "programs"
+LIMIT_S = 120.0
+
+
+def children(parent):
+    """Ids of the processes that `parent` started, and of those that these started."""
+    listed = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = {int(pid): int(ppid) for pid, ppid in map(str.split, listed.splitlines())}
+    found = [parent]
+    for member in found:
+        found += [pid for pid, ppid in parents.items() if ppid == member]
+    return found[1:]
+
+
+def runs(pid):
+    """Whether a process exists and is more than an entry that nobody has collected yet."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def wait_until_gone(pids):
+    end_s = time.monotonic() + LIMIT_S
+    while any(map(runs, pids)) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert [pid for pid in pids if runs(pid)] == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
+def test_no_process_outlives_its_launcher(blow):
+    program = [sys.executable, str(PROGRAMS / "wait_forever.py")]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:
+        lines = [parent.stdout.readline().strip() for _ in range(5)]
+        pids = children(parent.pid)
+        parent.send_signal(blow)
+        parent.wait(LIMIT_S)
+    # "started" once only: the ranks did not run the script again.
+    assert lines[0] == "started" and sorted(lines[2:]) == ["0 running", "1 running", "2 running"]
+    assert len(pids) >= 4
+    wait_until_gone(pids)
+
+
+def test_the_same_function_runs_under_torchrun():
+    program = str(PROGRAMS / "sum_ranks.py")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program]
+    run = {"capture_output": True, "text": True, "timeout": LIMIT_S, "check": True}
+    launched = subprocess.run([sys.executable, program], **run).stdout.splitlines()
+    assert subprocess.run(torchrun, **run).stdout.splitlines() == launched[1:]
+    assert re.fullmatch(r"sum \[3.0, 3.0\] on (cpu|cuda)", launched[1])
+
+
+SETUP = """\
+import torch
+import torch.distributed as dist
+from book.launch import launch"""
+HELLO = """\
+def hello(word):
+    dist.init_process_group()
+    total = torch.tensor(dist.get_rank())
+    dist.all_reduce(total)
+    print(word, total.item())
+
+_ = launch(hello, 2, "sum")"""
+FAIL = """\
+def fail():
+    rank = int(__import__("os").environ["RANK"])
+    return 1 / (rank - 1)
+
+launch(fail, 2)"""
+HANG = """\
+def hang():
+    dist.init_process_group()
+    peer = 1 - dist.get_rank()
+    dist.recv(torch.empty(1), peer)
+
+launch(hang, 2, hang_s=1)"""
+
+
+def test_cells_of_a_real_kernel(tmp_path):
+    cells = [nbformat.v4.new_code_cell(source) for source in (SETUP, HELLO, FAIL, HANG)]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    NotebookClient(notebook, timeout=LIMIT_S, allow_errors=True, resources={"metadata": {"path": tmp_path}}).execute()
+    setup, hello, fail, hang = (cell.outputs for cell in notebook.cells)
+    assert setup == []
+    assert {output.name for output in hello} == {"stdout"}
+    assert "".join(output.text for output in hello).splitlines()[1:] == ["[rank 0] sum 1", "[rank 1] sum 1"]
+    assert (fail[-1].ename, fail[-1].evalue) == (
+        "RankError", "rank 1 failed in cell line 3: return 1 / (rank - 1)\nZeroDivisionError: division by zero")
+    assert fail[-1].traceback == ["RankError: " + fail[-1].evalue]
+    assert (hang[-1].ename, hang[-1].evalue) == (
+        "HangError", "the ranks wait for one another: nothing has moved for 1 s\n"
+        "  rank 0 waits in recv from rank 1 at cell line 4: dist.recv(torch.empty(1), peer)\n"
+        "  rank 1 waits in recv from rank 0 at cell line 4: dist.recv(torch.empty(1), peer)")
