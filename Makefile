@@ -80,5 +80,5 @@ $(BENCH_STAMP): requirements-bench.txt $(ALL_STAMP)
 
 $(SITE_STAMP): $(BOOK_STAMP) $(SITE_SOURCES)
 	@echo "== Building the website from the stored notebooks"
-	@$(BIN)/jupyter-book build . --quiet -W -n --keep-going
+	@$(BIN)/jupyter-book build . --quiet -W -n --keep-going >/dev/null
 	@touch $@

@@ -1,4 +1,4 @@
-"""How nbval runs the book's notebooks, wherever pytest is started: strictly, in this Python, each cell for 2 minutes."""
+"""How nbval runs the book's notebooks wherever pytest is started: strictly, in this Python, 2 minutes for a cell."""
 from pathlib import Path
 
 import pytest

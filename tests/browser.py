@@ -59,10 +59,10 @@ class Browser:
         """Start the browser that `find_browser` finds."""
         self.chromium = playwright.chromium.launch(executable_path=find_browser(), headless=True, args=ARGUMENTS)
 
-    def open(self, url: str = "about:blank", *, width: int = 1200, height: int = 900, **context: Any) -> tuple[Any, Log]:
+    def open(self, url: str, *, width: int = 1200, height: int = 900, **context: Any) -> tuple[Any, Log]:
         """Open `url` in a fresh context and wait for it to load; returns the page and its log.
 
-        `context` goes to Playwright's `new_context`: `color_scheme="dark"`, `reduced_motion="reduce"`, `has_touch=True`.
+        `context` goes to Playwright's `new_context`: color_scheme="dark", reduced_motion="reduce", has_touch=True.
         """
         page = self.chromium.new_context(viewport={"width": width, "height": height}, **context).new_page()
         log = watch(page)
@@ -117,7 +117,7 @@ class QuietHandler(SimpleHTTPRequestHandler):
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """Serve `folder` on a free port of 127.0.0.1 for the length of the block; yields its address without a final slash."""
+    """Serve `folder` on a free port of 127.0.0.1 while the block runs; yields the address without a final slash."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(QuietHandler, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text)
         command.add_argument("paths", nargs="+", help="notebooks, or folders of notebooks")
         if name == "normalise":
-            command.add_argument("--check", action="store_true", help="change nothing; fail where something would change")
+            command.add_argument("--check", action="store_true", help="only say what would change, and fail")
         if name == "run":
             command.add_argument("--cell-timeout", type=int, default=120, metavar="S", help="seconds a cell may take")
     serve = commands.add_parser("serve", help="serve the built website on 127.0.0.1")

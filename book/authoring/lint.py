@@ -43,6 +43,11 @@ def lint(notebook: NotebookNode) -> list[Problem]:
     return [problem for rule in RULES for problem in rule(notebook)]
 
 
+def at(notebook: NotebookNode, cell: NotebookNode, message: str) -> Problem:
+    """A finding about one cell."""
+    return Problem(label(notebook, cell), message)
+
+
 def tree(cell: NotebookNode) -> ast.AST | None:
     """Parse a code cell, its IPython lines (% and !) left out; None if Python can't read it."""
     lines = [re.sub(r"^(\s*)[%!].*", r"\1pass", line) for line in cell.source.splitlines()]
@@ -77,11 +82,11 @@ def banned_calls(notebook: NotebookNode) -> Iterator[Problem]:
     for _, cell in code_cells(notebook):
         mentioned = names(cell)
         for name in sorted(BANNED_NAMES.keys() & mentioned):
-            yield Problem(label(notebook, cell), f"{name} is banned: {BANNED_NAMES[name]}")
+            yield at(notebook, cell, f"{name} is banned: {BANNED_NAMES[name]}")
         if "display_id" in mentioned:
-            yield Problem(label(notebook, cell), "display_id is banned: updates of a display fail a strict comparison")
+            yield at(notebook, cell, "display_id is banned: updates of a display fail a strict comparison")
         for name in sorted(FILE_READERS & mentioned):
-            yield Problem(label(notebook, cell), f"{name} reads a file: what a notebook shows has to come from its own run")
+            yield at(notebook, cell, f"{name} reads a file: outputs have to come from the run itself")
 
 
 def trailing_semicolon(notebook: NotebookNode) -> Iterator[Problem]:
@@ -93,14 +98,14 @@ def trailing_semicolon(notebook: NotebookNode) -> Iterator[Problem]:
         except (tokenize.TokenError, SyntaxError):
             continue
         if found and found[-1].string == ";":
-            yield Problem(label(notebook, cell), "ends in ';', which hides its value from the reader and from nbval")
+            yield at(notebook, cell, "ends in ';', which hides its value from the reader and from nbval")
 
 
 def never_ran(notebook: NotebookNode) -> Iterator[Problem]:
     """A code cell without an execution count: nbval does not compare it."""
     for _, cell in code_cells(notebook):
         if cell.source.strip() and cell.execution_count is None:
-            yield Problem(label(notebook, cell), "never ran, so nbval would not compare it: python -m book.authoring run")
+            yield at(notebook, cell, "never ran, so nbval does not compare it: python -m book.authoring run")
 
 
 def machine_in_outputs(notebook: NotebookNode) -> Iterator[Problem]:
@@ -110,7 +115,7 @@ def machine_in_outputs(notebook: NotebookNode) -> Iterator[Problem]:
         for pattern, what in ((ADDRESS, "an address in memory"), (MACHINE_PATH, "a path of one machine")):
             match = pattern.search(shown)
             if match:
-                yield Problem(label(notebook, cell), f"shows {what} ({match[0][:60]}), which no other run repeats")
+                yield at(notebook, cell, f"shows {what} ({match[0][:60]}), which no other run repeats")
 
 
 def unexpected_errors(notebook: NotebookNode) -> Iterator[Problem]:
@@ -118,9 +123,9 @@ def unexpected_errors(notebook: NotebookNode) -> Iterator[Problem]:
     for _, cell in code_cells(notebook):
         for output in cell.outputs:
             if output.output_type == "error" and "raises-exception" not in tags(cell):
-                yield Problem(label(notebook, cell), f"stores a {output.ename}; tag it raises-exception if that is the point")
+                yield at(notebook, cell, f"stores a {output.ename}; if that is the point, tag it raises-exception")
             if output.output_type == "stream" and output.name == "stderr":
-                yield Problem(label(notebook, cell), "writes to stderr, which differs between machines")
+                yield at(notebook, cell, "writes to stderr, which differs between machines")
 
 
 def ignored_outputs(notebook: NotebookNode) -> Iterator[Problem]:
@@ -131,11 +136,11 @@ def ignored_outputs(notebook: NotebookNode) -> Iterator[Problem]:
         yield Problem("notebook", f"{len(ignored)} of {len(codes)} code cells are not compared; keep it under a third")
     for cell in ignored:
         if "nbval-skip" in tags(cell) or "NBVAL_SKIP" in cell.source:
-            yield Problem(label(notebook, cell), "is skipped by nbval; every cell has to run")
+            yield at(notebook, cell, "is skipped by nbval; every cell has to run")
         if "play" in names(cell):
-            yield Problem(label(notebook, cell), "plays a trace and is not compared; a player's HTML is the same at each run")
+            yield at(notebook, cell, "plays a trace and is not compared; every run gives a player the same HTML")
         if "measured on" not in surroundings(notebook, cell).lower():
-            yield Problem(label(notebook, cell), "is not compared, so say in it or beside it what it was measured on")
+            yield at(notebook, cell, "is not compared, so say in it or beside it what it was measured on")
 
 
 def surroundings(notebook: NotebookNode, cell: NotebookNode) -> str:
@@ -149,7 +154,7 @@ def hidden_code(notebook: NotebookNode) -> Iterator[Problem]:
     """Hidden cells: only a lab's solution may be folded away."""
     for _, cell in code_cells(notebook):
         if HIDING_TAGS & set(tags(cell)) and "### BEGIN SOLUTION" not in cell.source:
-            yield Problem(label(notebook, cell), "is hidden; a reader has to see all code that runs")
+            yield at(notebook, cell, "is hidden; a reader has to see all code that runs")
 
 
 def imports_by_name(notebook: NotebookNode) -> Iterator[Problem]:
@@ -160,9 +165,9 @@ def imports_by_name(notebook: NotebookNode) -> Iterator[Problem]:
         return
     found = [n for n in ast.walk(tree(first) or ast.Module(body=[], type_ignores=[])) if isinstance(n, ast.ImportFrom)]
     if not any((node.module or "").split(".")[0] == "book" for node in found):
-        yield Problem(label(notebook, first), "is the first: import by name what the notebook uses (from book.x import y)")
+        yield at(notebook, first, "is the first: import by name what is used (from book.x import y)")
     if any(alias.name == "*" for node in found for alias in node.names):
-        yield Problem(label(notebook, first), "imports *; import by name, so that a reader sees where things come from")
+        yield at(notebook, first, "imports *; import by name, so that a reader sees where things come from")
 
 
 def widget_without_html(notebook: NotebookNode) -> Iterator[Problem]:
@@ -170,7 +175,7 @@ def widget_without_html(notebook: NotebookNode) -> Iterator[Problem]:
     for _, cell in code_cells(notebook):
         for output in cell.outputs:
             if "application/vnd.jupyter.widget-view+json" in output.get("data", {}):
-                yield Problem(label(notebook, cell), "stores a widget view, which needs a kernel: normalise the notebook")
+                yield at(notebook, cell, "stores a widget view, which needs a kernel: normalise it")
 
 
 RULES: tuple[Rule, ...] = (banned_calls, trailing_semicolon, never_ran, machine_in_outputs, unexpected_errors,

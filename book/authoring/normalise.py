@@ -74,13 +74,10 @@ def free_id(cell: NotebookNode, used: set[str]) -> str:
 
 
 def clean_metadata(cell: NotebookNode) -> None:
-    """Drop what editors leave in a cell's metadata; tags stay once each."""
+    """Drop what editors leave in a cell's metadata, a list of no tags included."""
     for key in CELL_NOISE:
         cell.metadata.pop(key, None)
-    unique = list(dict.fromkeys(tags(cell)))
-    if unique:
-        cell.metadata["tags"] = unique
-    else:
+    if not tags(cell):
         cell.metadata.pop("tags", None)
 
 
@@ -98,7 +95,7 @@ def number_runs(cells: list[NotebookNode]) -> None:
 
 
 def join_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:
-    """Join the pieces of stdout, and those of stderr, at the first one's place, as nbval does: how they were cut is chance."""
+    """Join the pieces of each stream at the place of its first, as nbval does: how they were cut is chance."""
     joined: list[NotebookNode] = []
     streams: dict[str, NotebookNode] = {}
     for output in outputs:
@@ -113,7 +110,7 @@ def join_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:
 
 
 def clean_output(output: NotebookNode, execution_count: int | None) -> NotebookNode:
-    """Drop what is another thing at each run: widget views (their model ids are random), counts, paths in tracebacks."""
+    """Drop what differs between runs: widget views (their model ids are random), counts, paths in tracebacks."""
     if output.output_type == "error":
         output.traceback = [portable(line) for line in output.traceback]
     if "data" in output:

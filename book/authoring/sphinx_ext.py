@@ -1,4 +1,4 @@
-"""The Sphinx extension of the website: formulas as MathML, no script from elsewhere, launch buttons that lead somewhere.
+"""The website's Sphinx extension: formulas as MathML, no script from elsewhere, launch buttons that lead somewhere.
 
 Jupyter Book loads it through `_config.yml`; it imports nothing from the rest of the book, so that the website builds
 without torch, ipywidgets or an installed package.
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import os
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -24,7 +25,9 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Register the math renderer and the hooks with Sphinx."""
     app.add_html_math_renderer("mathml", (inline_math, None), (display_math, None))
     app.connect("config-inited", point_launch_buttons, priority=100)
-    app.connect("html-page-context", drop_outside_scripts, priority=900)
+    app.connect("doctree-resolved", drop_thebe_settings, priority=900)
+    app.connect("html-page-context", drop_thebe_scripts, priority=900)
+    app.connect("build-finished", drop_icon_script)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
@@ -68,10 +71,16 @@ def point_launch_buttons(app: Sphinx, config: Any) -> None:
         options["launch_buttons"] = {}
 
 
-def drop_outside_scripts(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Take Thebe off every page: it would load from a CDN, and its settings are declared twice on some pages."""
-    kept = [script for script in context.get("script_files", []) if not is_thebe(script)]
-    context["script_files"] = kept
+def drop_thebe_settings(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Take out of a page the settings for Thebe, which would load from a CDN and is on no page."""
+    for node in list(doctree.findall(nodes.raw)):
+        if "x-thebe-config" in node.astext() or node.astext().startswith("<script>kernelName"):
+            node.parent.remove(node)
+
+
+def drop_thebe_scripts(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Take Thebe's scripts and styles off a page; some pages would declare its settings twice, which is an error."""
+    context["script_files"] = [script for script in context.get("script_files", []) if not is_thebe(script)]
     context["css_files"] = [css for css in context.get("css_files", []) if "thebe" not in str(css.filename)]
 
 
@@ -79,3 +88,10 @@ def is_thebe(script: Any) -> bool:
     """Tell whether a script tag is Thebe's or its settings."""
     body = getattr(script, "attributes", {}).get("body") or ""
     return "thebe" in str(getattr(script, "filename", "")) or "THEBE_JS_URL" in body
+
+
+def drop_icon_script(app: Sphinx, error: Exception | None) -> None:
+    """Empty the theme's icon script: 1.5 MB on every page for icons that its style sheet has as a font of 0.15 MB."""
+    script = Path(app.outdir, "_static", "scripts", "fontawesome.js")
+    if error is None and script.is_file():
+        script.write_text("/* The icons come from the font in the style sheet. */\n", encoding="utf-8")

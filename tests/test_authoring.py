@@ -1,0 +1,270 @@
+"""The normal form, the lint and the runner for notebooks, and how they fit with a strict nbval run."""
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from book.authoring.__main__ import main
+from book.authoring.lint import lint
+from book.authoring.normalise import WIDGET_VIEW, differences, normal_text
+from book.authoring.notebooks import NotebookError, find, parse
+from tests.website import ROOT
+
+NOTEBOOKS = find([ROOT / "chapters", ROOT / "labs"])
+NAMES = [str(path.relative_to(ROOT)) for path in NOTEBOOKS]
+HERE = Path("untitled.ipynb")
+
+TINY_PLAYER = '''
+import json
+from pathlib import Path
+import anywidget, traitlets
+
+class Tiny(anywidget.AnyWidget):
+    """As small as a player gets: data for the kernel's front end, and the same data as HTML for everybody else."""
+    _esm = "export default {render({model, el}) { el.textContent = model.get('data'); }}"
+    data = traitlets.List().tag(sync=True)
+
+    def __repr__(self):
+        return "Tiny player"
+
+    def _repr_mimebundle_(self, **options):
+        bundle, metadata = super()._repr_mimebundle_(**options)
+        return {**bundle, "text/html": f"<div>{json.dumps(self.data)}</div>", "text/plain": repr(self)}, metadata
+'''
+
+
+def ran(source: str, *outputs: nbformat.NotebookNode, **metadata: object) -> nbformat.NotebookNode:
+    """A code cell as a run leaves it."""
+    return new_code_cell(source, execution_count=7, outputs=list(outputs), metadata=metadata)
+
+
+def stream(text: str, name: str = "stdout") -> nbformat.NotebookNode:
+    """What a cell printed."""
+    return new_output("stream", name=name, text=text)
+
+
+def notebook(*cells: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """A notebook whose first cell is as the house wants it."""
+    return new_notebook(cells=[ran("from book.collectives import ring_all_reduce"), *cells])
+
+
+def messages(*cells: nbformat.NotebookNode) -> str:
+    """What the lint says to a notebook with these cells."""
+    return "\n".join(f"{problem.cell}: {problem.message}" for problem in lint(notebook(*cells)))
+
+
+def nbval(path: Path) -> subprocess.CompletedProcess[str]:
+    """Run one notebook strictly, as `make test` does, in a process of its own."""
+    command = [sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT),
+               "-c", str(ROOT / "pyproject.toml"), "--nbval-cell-timeout", "60", "--nbval-current-env", str(path)]
+    return subprocess.run(command, cwd=path.parent, text=True, capture_output=True, timeout=120)
+
+
+# The book's own notebooks
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
+def test_stored_notebook_is_in_normal_form(path: Path) -> None:
+    assert not list(differences(path.read_text("utf-8"), path)), "mend it with: python -m book.authoring normalise"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
+def test_stored_notebook_keeps_the_rules(path: Path) -> None:
+    assert not lint(parse(path.read_text("utf-8"), path))
+
+
+# The normal form
+
+
+def messy() -> nbformat.NotebookNode:
+    """Everything that the normal form takes away, in one notebook."""
+    result = new_output("execute_result", execution_count=99, metadata={"isolated": True},
+                        data={"text/html": "<b>4</b>", "text/plain": "4", WIDGET_VIEW: {"model_id": "5f2c"}})
+    error = new_output("error", ename="KeyError", evalue="'x'", traceback=[
+        "File /tmp/ipykernel_4242/1234.py:1", "File ~/env/lib/python3.11/site-packages/torch/nn.py:3",
+        "File /usr/lib/python3.12/json/decoder.py:1"])
+    cells = [new_markdown_cell("# Title"), ran("print(1)", stream("1"), stream("!", "stderr"), stream("2\n"),
+                                               execution={"iopub.status.busy": "2026-01-01"}, collapsed=False),
+             new_code_cell(""), ran("4", result, tags=["a"], lab={"points": 2}), ran("{}['x']", error, tags=[])]
+    return new_notebook(cells=cells, metadata={"widgets": {}, "kernelspec": {"name": "mine", "display_name": "Mine"},
+                                               "language_info": {"name": "python", "version": "3.11.7"}})
+
+
+def normal(found: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The notebook that the normal form of `found` reads as."""
+    return nbformat.reads(normal_text(nbformat.writes(found), HERE), as_version=4)
+
+
+def test_normal_form_takes_away_what_differs_between_runs() -> None:
+    title, printed, empty, value, failed = normal(messy()).cells
+    assert [c.execution_count for c in (printed, empty, value, failed)] == [1, None, 2, 3]
+    assert [o.text for o in printed.outputs] == ["12\n", "!"] and not printed.metadata
+    assert value.outputs[0].execution_count == 2 and set(value.outputs[0].data) == {"text/html", "text/plain"}
+    assert value.metadata == {"tags": ["a"], "lab": {"points": 2}}
+    assert failed.outputs[0].traceback == ["File cell.py:1", "File site-packages/torch/nn.py:3",
+                                           "File python3/json/decoder.py:1"]
+
+
+def test_normal_form_is_the_same_for_two_saves_and_its_own_fixed_point() -> None:
+    """Editors draw new random ids for each save of a new cell: two of them have to come out the same."""
+    first, second = (normal_text(nbformat.writes(messy()), HERE) for _ in range(2))
+    assert first == second == normal_text(first, HERE)
+    assert first.endswith("}\n") and '\n "cells"' in first
+
+
+def test_a_chosen_id_stays_and_a_random_one_stays_once_replaced() -> None:
+    chosen = notebook(ran("1 + 1"), ran("1 + 1"))
+    chosen.cells[1]["id"] = "ring-step-check"
+    before = normal(chosen)
+    before.cells[2].source = "1 + 2"
+    after = normal(before)
+    assert after.cells[1].id == "ring-step-check"
+    assert after.cells[2].id == before.cells[2].id
+
+
+def test_a_cell_that_never_ran_gets_no_count() -> None:
+    assert normal(notebook(new_code_cell("print(1)"))).cells[1].execution_count is None
+
+
+def test_check_names_the_notebook_and_the_cell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "ring.ipynb"
+    nbformat.write(messy(), path)
+    assert main(["normalise", "--check", str(path)]) == 1
+    said = capsys.readouterr().out
+    assert "ring.ipynb" in said and "Cell 0" in said and "metadata" in said
+    assert main(["normalise", str(tmp_path)]) == 0 and main(["normalise", "--check", str(tmp_path)]) == 0
+
+
+def test_a_path_that_is_no_notebook_gets_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lint", str(tmp_path / "missing.ipynb")]) == 1
+    assert "neither a notebook nor a folder" in capsys.readouterr().err
+    (tmp_path / "broken.ipynb").write_text("{")
+    with pytest.raises(NotebookError, match="can't be read as a notebook"):
+        parse("{", HERE)
+
+
+# The lint
+
+
+def test_a_clean_notebook_has_no_problem() -> None:
+    assert messages(ran("print(4)", stream("4\n")), ran("x = 1; y = 2"), ran("%time\nprint(1)")) == ""
+
+
+@pytest.mark.parametrize("source, said", [
+    ("from ipywidgets import interact", "interact is banned"),
+    ("import ipywidgets as w\nw.Output()", "Output is banned"),
+    ("from IPython.display import clear_output\nclear_output()", "clear_output is banned"),
+    ("display(1, display_id='a')", "display_id is banned"),
+    ("handle.update_display(1)", "update_display is banned"),
+    ("open('trace.json').read()", "open reads a file"),
+    ("figure = 1\nfigure;  # quiet", "ends in ';'"),
+])
+def test_banned_source(source: str, said: str) -> None:
+    found = notebook(ran(source))
+    problems = lint(found)
+    assert [problem.cell for problem in problems] == [f"Cell 1 ({found.cells[1].id})"]
+    assert said in problems[0].message
+
+
+@pytest.mark.parametrize("output, said", [
+    (stream("<Work object at 0x7f3a2b10>"), "an address in memory"),
+    (stream("saved to /tmp/abc/trace"), "a path of one machine"),
+    (stream("warning", "stderr"), "writes to stderr"),
+    (new_output("error", ename="ValueError", evalue="no", traceback=[]), "stores a ValueError"),
+    (new_output("display_data", data={WIDGET_VIEW: {}, "text/plain": "IntSlider"}), "stores a widget view"),
+])
+def test_banned_output(output: nbformat.NotebookNode, said: str) -> None:
+    assert said in messages(ran("something()", output))
+
+
+def test_an_expected_error_is_tagged() -> None:
+    error = new_output("error", ename="ValueError", evalue="no", traceback=[])
+    assert messages(ran("raise ValueError('no')", error, tags=["raises-exception"])) == ""
+
+
+def test_a_cell_that_never_ran_is_a_problem() -> None:
+    assert "never ran" in messages(new_code_cell("print(1)"))
+    assert messages(new_code_cell("")) == ""
+
+
+def test_ignored_cells_are_few_measured_and_no_players() -> None:
+    timed = ran("clock()", stream("3 ms, measured on 2 cores"), tags=["nbval-ignore-output"])
+    plain = [ran("1"), ran("2"), ran("3")]
+    assert messages(timed, *plain) == ""
+    assert "2 of 4 code cells are not compared" in messages(timed, ran("# NBVAL_IGNORE_OUTPUT\n1"), ran("2"))
+    assert "measured on" in messages(ran("clock()", stream("3 ms"), tags=["nbval-ignore-output"]), *plain)
+    beside = new_markdown_cell("The times below were measured on 2 cores.")
+    assert messages(beside, ran("clock()", stream("3 ms"), tags=["nbval-ignore-output"]), *plain) == ""
+    assert "plays a trace" in messages(ran("play(t)  # measured on", tags=["nbval-ignore-output"]), *plain)
+    assert "is skipped" in messages(ran("clock()", tags=["nbval-skip"]), *plain)
+
+
+def test_hidden_code_is_a_problem_except_a_solution() -> None:
+    assert "is hidden" in messages(ran("secret = 1", tags=["hide-input"]))
+    assert messages(ran("### BEGIN SOLUTION\nx = 1\n### END SOLUTION", tags=["hide-input"])) == ""
+
+
+@pytest.mark.parametrize("source, said", [("import torch", "import by name"),
+                                          ("from book.launch import *", "imports *")])
+def test_the_first_cell_imports_by_name(source: str, said: str) -> None:
+    assert said in "".join(problem.message for problem in lint(new_notebook(cells=[ran(source)])))
+
+
+# Running, and strict nbval on what was stored
+
+
+def test_run_stores_outputs_that_a_strict_nbval_run_repeats(tmp_path: Path) -> None:
+    """A player's live bundle has a widget view, the stored one has none; everything else of it is compared."""
+    path = tmp_path / "player.ipynb"
+    cells = [ran(TINY_PLAYER), ran("Tiny(data=[1, 2, 3])"), ran("Path.cwd().name")]
+    nbformat.write(new_notebook(cells=cells), path)
+    assert main(["run", str(path)]) == 0
+
+    stored = nbformat.read(path, as_version=4)
+    assert stored.cells[1].outputs[0].data == {"text/html": "<div>[1, 2, 3]</div>", "text/plain": "Tiny player"}
+    assert stored.cells[2].outputs[0].data == {"text/plain": repr(tmp_path.name)}, "a notebook runs in its own folder"
+    assert not list(differences(path.read_text("utf-8"), path))
+    first = nbval(path)
+    assert first.returncode == 0 and "3 passed" in first.stdout, first.stdout
+
+    path.write_text(path.read_text("utf-8").replace("data=[1, 2, 3]", "data=[1, 9, 3]"), "utf-8")
+    changed = nbval(path)
+    assert changed.returncode == 1 and "1 failed, 2 passed" in changed.stdout, changed.stdout
+    assert "text/html" in changed.stdout and "[1, 9, 3]" in changed.stdout
+
+
+def test_run_leaves_a_notebook_as_it_was_when_a_cell_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "fails.ipynb"
+    nbformat.write(notebook(ran("1 / 0")), path)
+    before = path.read_text("utf-8")
+    assert main(["run", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert "ZeroDivisionError" in said and "fails.ipynb" in said
+    assert path.read_text("utf-8") == before
+
+
+def test_run_stops_a_cell_that_takes_too_long(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "slow.ipynb"
+    nbformat.write(notebook(ran("import time; time.sleep(60)")), path)
+    assert main(["run", str(path), "--cell-timeout", "1"]) == 1
+    assert "longer than 1 s" in capsys.readouterr().err
+
+
+def test_a_backend_and_a_device_may_differ_between_machines_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "backend.ipynb"
+    nbformat.write(new_notebook(cells=[ran("print('4 ranks on nccl')"), ran("print('5 ranks')")]), path)
+    assert main(["run", str(path)]) == 0
+    document = json.loads(path.read_text("utf-8"))
+    document["cells"][0]["outputs"][0]["text"] = ["4 ranks on gloo\n"]
+    document["cells"][1]["outputs"][0]["text"] = ["6 ranks\n"]
+    path.write_text(json.dumps(document), "utf-8")
+    command = [sys.executable, "-m", "pytest", "--nbval", "-q", "--nbval-sanitize-with",
+               str(ROOT / "nbval_sanitize.cfg"), str(path)]
+    said = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, timeout=120).stdout
+    assert "1 failed, 1 passed" in said and "6 ranks" in said, said

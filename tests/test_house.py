@@ -1,0 +1,191 @@
+"""The rules of the house that a machine can see: layers, torch's place, sizes, the README's commands."""
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import book
+from tests.website import ROOT
+
+PACKAGE = ROOT / "book"
+SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
+NAMES = [str(path.relative_to(ROOT)) for path in SOURCES]
+MAX_FUNCTION_LINES, MAX_MODULE_LINES, MAX_LINE = 45, 400, 120
+RUNNERS = {"launch", "record", "execute"}
+
+
+def layers() -> dict[str, int]:
+    """Read the layer of each part of the package from its docstring: lines like `    L1  cost   what it is`."""
+    found, level = {}, -1
+    for line in (book.__doc__ or "").splitlines():
+        match = re.match(r" {4}(?:L(\d)| {2})  (\w+) {2,}\S", line)
+        if match:
+            level = int(match[1]) if match[1] else level
+            found[match[2]] = level
+    return found
+
+
+def part(path: Path) -> str:
+    """The part of the package that a file belongs to: a module's name, or that of the folder it is in."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def walk_what_runs(node: ast.AST) -> Iterator[ast.AST]:
+    """Walk a tree without the blocks that only a type checker reads."""
+    yield node
+    if not (isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")):
+        for child in ast.iter_child_nodes(node):
+            yield from walk_what_runs(child)
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports, anywhere in it, by its full name."""
+    found: set[str] = set()
+    package = ".".join(path.relative_to(ROOT).parts[:-1])
+    for node in walk_what_runs(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join([*package.split(".")[:len(package.split(".")) - node.level + 1], *filter(None, [base])])
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+    return found
+
+
+def used_parts(path: Path) -> set[str]:
+    """The other parts of the package that a file imports from."""
+    known = {part(other) for other in SOURCES} - {"__init__"}
+    used = {name.split(".")[1] for name in imports(path) if name.startswith("book.") and name.count(".") >= 1}
+    return used & known - {part(path)}
+
+
+def helpers_layer(name: str) -> int:
+    """The layer of a private helper (`_rank`, or a module the map does not list): that of its highest import, or 0."""
+    own = [path for path in SOURCES if part(path) == name]
+    return max((layer_of(other) for path in own for other in used_parts(path)), default=0)
+
+
+def layer_of(name: str) -> int:
+    """The layer of a part, as the package's docstring lists it; a helper's is that of what it imports."""
+    return layers()[name] if name in layers() else helpers_layer(name)
+
+
+def test_the_map_lists_the_layers() -> None:
+    assert layers()["schedule"] == 0 and layers()["collectives"] == 1 and layers()["authoring"] == 4
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=NAMES)
+def test_imports_run_downward(path: Path) -> None:
+    above = {name: layer_of(name) for name in used_parts(path) if layer_of(name) > layer_of(part(path))}
+    assert not above, f"{path.relative_to(ROOT)} is in layer {layer_of(part(path))} and imports from above: {above}"
+
+
+def test_no_part_imports_itself_in_a_circle() -> None:
+    graph = {name: set() for name in map(part, SOURCES)}
+    for path in SOURCES:
+        graph[part(path)] |= used_parts(path)
+    while free := {name for name, needs in graph.items() if not needs & graph.keys()}:
+        graph = {name: needs for name, needs in graph.items() if name not in free}
+    assert not graph, f"these import each other: {graph}"
+
+
+def test_the_map_names_every_public_part() -> None:
+    public = {name for name in map(part, SOURCES) if not name.startswith("_")}
+    unlisted = public - layers().keys()
+    assert not {name for name in unlisted if not is_helper(name)}, f"book/__init__.py does not list {unlisted}"
+
+
+def is_helper(name: str) -> bool:
+    """Tell whether a module is only ever imported from within the package, so that readers need not know it."""
+    readers = [*ROOT.glob("chapters/*.ipynb"), *ROOT.glob("labs/*.ipynb")]
+    return not any(f"book.{name}" in path.read_text("utf-8") for path in readers)
+
+
+def may_import_torch(name: str) -> bool:
+    """Tell whether a part is a runner, or is not on the map and serves runners alone."""
+    if name in layers():
+        return name in RUNNERS
+    users = {part(path) for path in SOURCES if name in used_parts(path)}
+    return bool(users) and all(may_import_torch(user) for user in users)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=NAMES)
+def test_only_the_runners_import_torch(path: Path) -> None:
+    torch = sorted(name for name in imports(path) if name.split(".")[0] == "torch")
+    assert may_import_torch(part(path)) or not torch, f"{path.relative_to(ROOT)} imports {torch}"
+
+
+def test_everything_else_works_without_torch() -> None:
+    """Import all of it in a Python that refuses torch; grading runs labs, so it may need the runners."""
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in SOURCES
+               if not may_import_torch(part(path)) and part(path) != "grading" and path.name != "__main__.py"]
+    code = f"import sys, importlib; sys.modules['torch'] = None\nfor name in {modules}: importlib.import_module(name)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, timeout=60)
+    assert len(modules) > 10 and run.returncode == 0, run.stderr
+
+
+def test_the_website_needs_nothing_from_the_package() -> None:
+    """It is built in an environment without torch, ipywidgets or the package's own requirements."""
+    assert not used_parts(PACKAGE / "authoring" / "sphinx_ext.py")
+
+
+def test_there_is_no_module_for_leftovers() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, text=True, capture_output=True, check=True).stdout.split()
+    assert not [name for name in tracked if Path(name).stem in {"utils", "util", "helpers", "common", "misc"}]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=NAMES)
+def test_modules_and_functions_are_small_and_told(path: Path) -> None:
+    text = path.read_text("utf-8")
+    lines = text.splitlines()
+    assert len(lines) <= MAX_MODULE_LINES
+    wide = [number for number, line in enumerate(lines, 1) if len(line) > MAX_LINE]
+    assert not wide, f"lines over {MAX_LINE} characters: {wide}"
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree), "a module says what it is for"
+    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    long = {f.name: f.end_lineno - f.lineno + 1 for f in functions if f.end_lineno - f.lineno >= MAX_FUNCTION_LINES}
+    untold = [f.name for f in tree.body if isinstance(f, (ast.FunctionDef, ast.ClassDef))
+              and not f.name.startswith("_") and not ast.get_docstring(f)]
+    assert not long and not untold
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "index.md"])
+def test_commands_in_the_documents_exist(document: str) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
+    text = (ROOT / document).read_text("utf-8")
+    named = set(re.findall(r"(?:^|`|\s)make ([a-z]+)(?=`|\s+#|$)", text, re.M))
+    assert named and named <= targets, named - targets
+    for module in set(re.findall(r"python -m (book\.\w+|benchmarks)", text)):
+        assert (ROOT / module.replace(".", "/") / "__main__.py").is_file(), f"{document} names {module}"
+
+
+def test_help_lists_every_target() -> None:
+    text = (ROOT / "Makefile").read_text("utf-8")
+    targets = set(re.search(r"^\.PHONY: (.*)$", text, re.M)[1].split()) - {"help"}
+    said = subprocess.run(["make", "help"], cwd=ROOT, text=True, capture_output=True, check=True).stdout
+    assert {line.split()[1] for line in said.splitlines() if line.startswith("make ")} == targets
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for document in ("README.md", "CONTRIBUTING.md"):
+        for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text("utf-8")):
+            assert (ROOT / target).exists(), f"{document} links to {target}"
+
+
+def test_every_requirement_is_pinned() -> None:
+    """Each name with one exact version, which the list of limits repeats."""
+    limits = set(re.findall(r"^([\w.-]+==[\w.]+)", (ROOT / "constraints.txt").read_text("utf-8"), re.M))
+    for document in ROOT.glob("requirements*.txt"):
+        for line in document.read_text("utf-8").splitlines():
+            wanted = line.split("#")[0].split(";")[0].strip()
+            if wanted and not wanted.startswith("-"):
+                assert wanted in limits, f"{document.name}: {wanted} is not in constraints.txt"
+        assert "://" not in re.sub(r"^#.*$", "", document.read_text("utf-8"), flags=re.M), "no package index is named"
