@@ -1,0 +1,248 @@
+"""L2: what the ranks' recorders saw, put together as one trace.
+
+A rank's recorder knows the order of its own program: when it issued an operation and when it waited for it. A send
+and the receive that takes it are one message; the ranks' calls of one collective are one operation. An operation
+comes one step after the latest of those that some rank taking part had waited for before it called this one (Lamport,
+"Time, Clocks, and the Ordering of Events", 1978), so steps depend on the program and never on timing.
+"""
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from book.trace import Event, Trace
+
+Node = int  # position in the list of messages and collectives
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What became of one chunk of a message: which chunk, "reduce" or "copy" (a receiver's), and its contributions.
+
+    `candidates` are the chunks that held just what was sent, where more than one did and only the receiver's end can
+    tell which it was.
+    """
+
+    chunk: int | None
+    op: str | None
+    num_bytes: float
+    contributions: tuple[float, ...] | None
+    candidates: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A chunk's contents after its rank changed it: before entry `position` of its log, or by collective `operation`."""
+
+    chunk: int
+    contributions: tuple[float, ...] | None
+    position: int
+    time_ns: int
+    operation: int | None = None
+
+
+@dataclass
+class Operation:
+    """One call of one rank: `kind` "send", "recv" or "collective"; `ranks` of its group are global, as is `peer`."""
+
+    kind: str
+    op: str | None
+    group: str
+    ranks: tuple[int, ...]
+    peer: int | None
+    tag: int
+    num_bytes: float
+    start_ns: int
+    end_ns: int | None = None
+    pieces: tuple[Piece, ...] = ()
+
+
+@dataclass
+class Recording:
+    """All that one rank's recorder saw: `log` is its program order, ("issue" | "wait", position in `operations`).
+
+    `emitted` are events that the program made itself, their times in seconds of CLOCK_MONOTONIC.
+    """
+
+    operations: list[Operation] = field(default_factory=list)
+    log: list[tuple[str, int]] = field(default_factory=list)
+    holds: list[Hold] = field(default_factory=list)
+    emitted: list[Event] = field(default_factory=list)
+    source: str = "recorded"
+    name: str | None = None
+
+
+def assemble(recordings: Sequence[Recording | None], backend: str | None = None) -> Trace:
+    """One trace from the recordings of ranks 0, 1, ...; None stands for a rank that left nothing.
+
+    Events come step by step, rank by rank, in program order; times start at 0. `source` is "recorded", or what the
+    emitted events said where there are no others.
+    """
+    known = [recording or Recording() for recording in recordings]
+    order = _Order(known)
+    events = [row for rank, recording in enumerate(known) for row in _events(rank, recording, order)]
+    events.sort(key=lambda event: (event.step is None, event.step or 0, event.rank))
+    emitters = [r for r in known if r.emitted]
+    recorded = not emitters or any(r.operations or r.holds for r in known)
+    names = {r.name for r in emitters}
+    return Trace(from_zero(events), len(known), "measured", "recorded" if recorded else emitters[0].source,
+                 name=names.pop() if len(names) == 1 and not recorded else None, backend=backend)
+
+
+def from_zero(events: Iterable[Event]) -> list[Event]:
+    """The events with the earliest start moved to 0 s."""
+    events = list(events)
+    zero = min((event.start_s for event in events if event.start_s is not None), default=0.0)
+    return [replace(event, start_s=_less(event.start_s, zero), end_s=_less(event.end_s, zero)) for event in events]
+
+
+def _less(time_s: float | None, zero: float) -> float | None:
+    return None if time_s is None else time_s - zero
+
+
+def _events(rank: int, recording: Recording, order: _Order) -> Iterator[Event]:
+    """The events of one rank in program order: holds before the operation that was issued after them."""
+    for position in range(len(recording.log) + 1):
+        for hold in recording.holds:
+            if hold.position == position and hold.operation is None:
+                yield _hold_event(rank, hold, order.ready[rank][position])
+        if position < len(recording.log) and recording.log[position][0] == "issue":
+            yield from _operation_events(rank, recording, recording.log[position][1], order)
+    yield from recording.emitted
+
+
+def _hold_event(rank: int, hold: Hold, step: int) -> Event:
+    time_s = hold.time_ns / 1e9
+    return Event(rank, "hold", chunk=hold.chunk, step=step, start_s=time_s, end_s=time_s,
+                 contributions=hold.contributions)
+
+
+def _operation_events(rank: int, recording: Recording, index: int, order: _Order) -> Iterator[Event]:
+    operation, step = recording.operations[index], order.level(rank, index)
+    partner = order.partner(rank, index)
+    end_ns = operation.end_ns
+    if end_ns is None and operation.kind == "send" and partner is not None:
+        end_ns = partner.end_ns  # never waited for, but by then it had arrived
+    times = {"start_s": operation.start_ns / 1e9, "end_s": None if end_ns is None else end_ns / 1e9, "step": step}
+    if operation.kind == "collective":
+        yield Event(rank, "collective", operation.op, group=operation.ranks, num_bytes=operation.num_bytes, **times)
+        yield from (_hold_event(rank, hold, step) for hold in recording.holds if hold.operation == index)
+        return
+    for piece in _pieces(operation, partner):
+        yield Event(rank, operation.kind, piece.op, peer=operation.peer, chunk=piece.chunk, num_bytes=piece.num_bytes,
+                    contributions=piece.contributions, **times)
+
+
+def _pieces(operation: Operation, partner: Operation | None) -> Iterator[Piece]:
+    """The operation's pieces; where several chunks of the sender held what was sent, the chunk it landed in is meant."""
+    pieces = operation.pieces or (Piece(None, None, operation.num_bytes, None),)
+    landed = partner.pieces if partner is not None and len(partner.pieces) == len(pieces) else ()
+    for place, piece in enumerate(pieces):
+        if landed and landed[place].chunk in piece.candidates:
+            piece = replace(piece, chunk=landed[place].chunk)
+        yield piece
+
+
+class _Order:
+    """Happens-before over all ranks: which operations are one, the step of each, and every rank's step as it goes on.
+
+    `ready[rank][position]` is the step that an operation issued at that entry of the rank's log would have, as far as
+    this rank can tell.
+    """
+
+    def __init__(self, recordings: Sequence[Recording]):
+        self._recordings = recordings
+        self._node: dict[tuple[int, int], Node] = {}
+        self._members: list[list[tuple[int, int]]] = []
+        self._earlier: dict[Node, Node] = {}  # the collective before this one in the same group
+        self._match_messages()
+        self._match_collectives()
+        self._level = [0] * len(self._members)
+        self._missing = [len(members) for members in self._members]
+        self.ready = [[0] for _ in recordings]
+        self._walk()
+
+    def level(self, rank: int, index: int) -> int:
+        return self._level[self._node[rank, index]]
+
+    def partner(self, rank: int, index: int) -> Operation | None:
+        """The other end of a message, None where it never came or the operation is a collective."""
+        others = [member for member in self._members[self._node[rank, index]] if member != (rank, index)]
+        if len(others) != 1 or self._recordings[rank].operations[index].kind == "collective":
+            return None
+        return self._recordings[others[0][0]].operations[others[0][1]]
+
+    def _operations(self) -> Iterator[tuple[int, int, Operation]]:
+        for rank, recording in enumerate(self._recordings):
+            for index, operation in enumerate(recording.operations):
+                yield rank, index, operation
+
+    def _add(self, members: list[tuple[int, int]]) -> Node:
+        node = len(self._members)
+        self._members.append(members)
+        self._node.update(dict.fromkeys(members, node))
+        return node
+
+    def _match_messages(self) -> None:
+        """The k-th send from one rank to another with one tag goes with the k-th receive: backends keep the order."""
+        ends: dict[tuple, dict[str, list[tuple[int, int]]]] = defaultdict(lambda: {"send": [], "recv": []})
+        for rank, index, operation in self._operations():
+            if operation.kind in ("send", "recv"):
+                src, dst = (rank, operation.peer) if operation.kind == "send" else (operation.peer, rank)
+                ends[operation.group, src, dst, operation.tag][operation.kind].append((rank, index))
+        for sends, recvs in (both.values() for both in ends.values()):
+            num_matched = min(len(sends), len(recvs))
+            for k in range(num_matched):
+                self._add([sends[k], recvs[k]])
+            for alone in sends[num_matched:] + recvs[num_matched:]:
+                self._add([alone])
+
+    def _match_collectives(self) -> None:
+        """The k-th collective of a group on one rank goes with the k-th on the others, even where they differ."""
+        calls: dict[tuple[str, tuple[int, ...]], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for rank, index, operation in self._operations():
+            if operation.kind == "collective":
+                calls[operation.group, operation.ranks][rank].append(index)
+        for by_rank in calls.values():
+            nodes = []
+            for k in range(max(map(len, by_rank.values()))):
+                nodes.append(self._add([(rank, own[k]) for rank, own in by_rank.items() if k < len(own)]))
+            self._earlier.update(zip(nodes[1:], nodes))
+
+    def _walk(self) -> None:
+        """Follow all logs side by side; a wait needs the level of what it waits for, so all its members' calls."""
+        at = [0] * len(self._recordings)
+        while any(at[rank] < len(recording.log) for rank, recording in enumerate(self._recordings)):
+            moved = [self._advance(rank, at) for rank in range(len(at))]
+            if not any(moved):
+                self._settle_blocked(at)
+
+    def _advance(self, rank: int, at: list[int]) -> bool:
+        start, log, ready = at[rank], self._recordings[rank].log, self.ready[rank]
+        while at[rank] < len(log):
+            what, index = log[at[rank]]
+            node = self._node[rank, index]
+            if what == "issue":
+                self._issue(node, ready[-1])
+                ready.append(ready[-1])
+            elif self._missing[node]:
+                break
+            else:
+                ready.append(max(ready[-1], self._level[node] + 1))
+            at[rank] += 1
+        return at[rank] > start
+
+    def _issue(self, node: Node, ready: int) -> None:
+        if not self._missing[node]:
+            return  # settled without this end: see _settle_blocked
+        self._level[node] = max(self._level[node], ready)
+        self._missing[node] -= 1
+        if not self._missing[node] and node in self._earlier:
+            self._level[node] = max(self._level[node], self._level[self._earlier[node]] + 1)
+
+    def _settle_blocked(self, at: list[int]) -> None:
+        """Waits that returned before the other end was called (two buffered sends that cross): take what is known."""
+        for rank, recording in enumerate(self._recordings):
+            if at[rank] < len(recording.log):
+                self._missing[self._node[rank, recording.log[at[rank]][1]]] = 0
