@@ -1,0 +1,88 @@
+"""L3: traces as animated players: `play` one, `race` several on one clock, `panel` to rerun one by hand.
+
+    play(trace)                                  a trace or a schedule
+    play({4: trace, 8: trace})                   the reader chooses; keys may be tuples: {(4, "even"): ...}
+    race({"ring": trace, "tree": trace})         modelled traces side by side
+    panel(run, num_ranks=(2, 4, 8))              controls, a button, and the player of what run(...) returns
+
+Each returns an object that shows itself: in a live notebook as a widget with the traits `step`, `playing`, `payload`
+and `error` (and `player.trace = other`), on a static page as HTML that player.js, loaded deferred, brings to life.
+That HTML is the same for the same program: it holds logical steps and modelled times, never a measured time.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from book.schedule import Schedule
+from book.trace import Trace
+from book.widgets.page import ASSETS, Shown, title_of
+
+__all__ = ["ASSETS", "panel", "play", "race"]
+
+Playable = Trace | Schedule
+
+
+def play(what: Playable | Mapping[Any, Playable] | Sequence[Playable], *, title: str | None = None, view: str = "auto",
+         predict: bool = False, clock: str = "steps", labels: Sequence[str] | None = None, promise: str | None = None):
+    """The player of a trace or schedule, or of several that the reader chooses from by the mapping's keys.
+
+    `view` is "ring", "matrix" or "auto" (ring up to 8 ranks); `predict` starts with the questions on; `clock` is
+    "steps" or "time" (modelled traces only); `labels` name the choices; `promise` is what the run should end in
+    ("all_reduce", "reduce_scatter", "all_gather"; default: by the trace's name and what it does). Raises ValueError
+    for an unknown choice or a trace without chunks to play, TypeError for something that is neither.
+    """
+    _check("view", view, ("auto", "ring", "matrix"))
+    _check("clock", clock, ("steps", "time"))
+    traces = _mapping(what)
+    options = {"kind": "play", "view": view, "predict": predict, "clock": clock, "labels": labels, "promise": promise}
+    return _player(Shown(traces, title or title_of(traces), options))
+
+
+def race(traces: Mapping[str, Playable], *, title: str = "A race on equal links", view: str = "auto"):
+    """Several modelled runs on one clock, side by side: who is done when, and what the busiest link carries.
+
+    Raises ValueError for fewer than two runs or one without modelled times (`simulate` gives them).
+    """
+    _check("view", view, ("auto", "ring", "matrix"))
+    untimed = [name for name, trace in traces.items() if not isinstance(trace, Trace) or trace.clock != "modelled"]
+    if untimed or len(traces) < 2:
+        raise ValueError(f"a race needs two or more simulated traces, and {untimed[0]!r} has no modelled times: "
+                         "simulate(schedule, num_bytes, link) gives them" if untimed else "a race needs two or more runs")
+    options = {"kind": "race", "view": view, "predict": False, "clock": "time", "labels": None, "promise": None}
+    return _player(Shown(dict(traces), title, options))
+
+
+def panel(run: Callable[..., Trace], *, title: str | None = None, **controls: Any):
+    """Sliders and lists for the arguments of `run`, a button that calls it, and the player of the trace it returns.
+
+    A control is a (lowest, highest) pair or a range of integers, a list of choices, or an ipywidget. `run` is called
+    once with the first choices; errors of later calls are shown in the player, and clicks while it runs do nothing.
+    """
+    from book.widgets.live import Panel
+    return Panel(run, title, controls)
+
+
+def _player(shown: Shown):
+    try:
+        from book.widgets.live import Player
+    except ImportError:  # a page can be built without the packages that a live notebook needs
+        return shown
+    return Player(shown)
+
+
+def _mapping(what: Any) -> dict[Any, Playable]:
+    if isinstance(what, Mapping):
+        traces = dict(what)
+    elif isinstance(what, Sequence) and not isinstance(what, str):
+        traces = dict(enumerate(what, start=1))
+    else:
+        traces = {"": what}
+    if not traces:
+        raise ValueError("there is nothing to play: give at least one trace or schedule")
+    return traces
+
+
+def _check(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} can't be {value!r}: use one of {', '.join(choices)}")

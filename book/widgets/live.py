@@ -1,0 +1,100 @@
+"""L3: the player as a live widget, and the panel that reruns what it shows (anywidget and ipywidgets)."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import anywidget
+import ipywidgets
+import traitlets
+
+from book.trace import Trace
+from book.widgets.page import ASSETS, Shown, title_of
+
+
+class Player(anywidget.AnyWidget):
+    """A live player. Traits: `step` and `playing` go both ways, `payload` is the data, `error` a text to show.
+
+    Setting `trace` plays another trace; `shown` is what stands on a static page.
+    """
+
+    _esm = (ASSETS / "player.js").read_text(encoding="utf-8") + "\nexport default globalThis.lockstepPlayer;\n"
+    _css = (ASSETS / "player.css").read_text(encoding="utf-8")
+    payload = traitlets.Unicode().tag(sync=True)
+    step = traitlets.Int(0).tag(sync=True)
+    playing = traitlets.Bool(False).tag(sync=True)
+    error = traitlets.Unicode("").tag(sync=True)
+
+    def __init__(self, shown: Shown):
+        self.shown = shown
+        super().__init__(payload=shown.live_json())
+
+    @property
+    def trace(self) -> Trace:
+        """The trace that is played: the first one, where there are several."""
+        return next(iter(self.shown.traces.values()))
+
+    @trace.setter
+    def trace(self, what: Any) -> None:
+        self.shown = self.shown.with_trace(what)
+        self.step, self.playing, self.error = 0, False, ""
+        self.payload = self.shown.live_json()
+
+    def __repr__(self) -> str:
+        return self.shown.text()
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        """The live view, and beside it the HTML and text that a stored notebook keeps."""
+        return _beside(super()._repr_mimebundle_(**kwargs), self.shown)
+
+
+class Panel(ipywidgets.VBox):
+    """Controls for the arguments of `run`, a button, and the player of the trace that `run` returned last."""
+
+    def __init__(self, run: Callable[..., Trace], title: str | None, controls: Mapping[str, Any]):
+        self._run, self._controls = run, {name: _control(name, value) for name, value in controls.items()}
+        trace = run(**self._values())
+        options = {"kind": "play", "view": "auto", "predict": False, "clock": "steps", "labels": None, "promise": None}
+        self.player = Player(Shown({"": trace}, title or title_of({"": trace}), options))
+        self.button = ipywidgets.Button(description="Run", tooltip="Run again with these values")
+        self.button.on_click(self._clicked)
+        super().__init__([ipywidgets.HBox([*self._controls.values(), self.button]), self.player])
+
+    def _values(self) -> dict[str, Any]:
+        return {name: control.value for name, control in self._controls.items()}
+
+    def _clicked(self, _button: ipywidgets.Button) -> None:
+        if self.button.disabled:
+            return
+        self.button.disabled, self.button.description = True, "running …"
+        try:
+            self.player.trace = self._run(**self._values())
+        except Exception as error:  # whatever the learner's code raises belongs in the panel, not in a lost log
+            self.player.error = f"{type(error).__name__}: {error}"
+        finally:
+            self.button.disabled, self.button.description = False, "Run"
+
+    def __repr__(self) -> str:
+        return f"Panel ({', '.join(self._controls)}): {self.player.shown.text()}"
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        """The live panel, and beside it the recorded player of the last run."""
+        return _beside(super()._repr_mimebundle_(**kwargs), self.player.shown, repr(self))
+
+
+def _beside(live: Any, shown: Shown, text: str | None = None) -> Any:
+    data, metadata = live if isinstance(live, tuple) else (live or {}, {})
+    return {**data, "text/plain": text or shown.text(), "text/html": shown.html()}, metadata
+
+
+def _control(name: str, value: Any) -> ipywidgets.Widget:
+    words = name.replace("_", " ")
+    if isinstance(value, ipywidgets.Widget):
+        return value
+    if isinstance(value, range):
+        return ipywidgets.IntSlider(value.start, value.start, value[-1], value.step, description=words)
+    if isinstance(value, tuple) and len(value) == 2 and all(isinstance(x, int) for x in value):
+        return ipywidgets.IntSlider(value[0], *value, description=words)
+    if isinstance(value, (list, tuple)) and value:
+        return ipywidgets.Dropdown(options=list(value), value=value[0], description=words)
+    raise ValueError(f"panel: {name} can't be {value!r}: give (lowest, highest), a range, a list of choices or a widget")

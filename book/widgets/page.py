@@ -1,0 +1,67 @@
+"""L3: a player on a static page: deterministic HTML that holds its data and, in words, what it will show."""
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from book.widgets.fallback import describe, fallback
+from book.widgets.payload import as_trace, payload, read_run
+
+ASSETS = Path(__file__).parent  # player.js and player.css, for the site to copy
+ACRONYMS = {"all reduce": "all-reduce", "reduce scatter": "reduce-scatter", "all gather": "all-gather"}
+
+
+class Shown:
+    """What a player shows: traces by key, a title, and the options of `play` or `race`; it shows itself as HTML."""
+
+    def __init__(self, traces: Mapping[Any, Any], title: str, options: Mapping[str, Any]):
+        self.traces = {key: as_trace(what) for key, what in traces.items()}
+        self.title, self.options = title, dict(options)
+        self._data = payload(self.traces, title=title, with_backend=False, **self.options)
+
+    def with_trace(self, what: Any) -> Shown:
+        """The same player of another trace."""
+        return Shown({"": what}, self.title, {**self.options, "labels": None})
+
+    def live_json(self) -> str:
+        """The data as a live widget gets it: with the backend's name, which a stored page leaves out."""
+        return _compact(payload(self.traces, title=self.title, with_backend=True, **self.options))
+
+    def html(self) -> str:
+        """The div that player.js mounts; its data is in an attribute, so that no markup in a title can break out."""
+        data = _compact(self._data).replace("&", "&amp;").replace("'", "&#39;").replace("<", "&lt;")
+        body = fallback(self.title, *self._about())
+        return f"<div data-lockstep-player='{data}'>{body}</div>"
+
+    def text(self) -> str:
+        """One line that says what is shown."""
+        return describe(self.title, *self._about())
+
+    def _about(self) -> tuple[list[str], list[Any], str]:
+        names = [", ".join(map(str, key)) if isinstance(key, tuple) else str(key) for key in self.traces]
+        sources = dict.fromkeys(trace.source for trace in self.traces.values())
+        return names, [read_run(trace) for trace in self.traces.values()], " and ".join(sources)
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": self.text(), "text/html": self.html()}
+
+
+def title_of(traces: Mapping[Any, Any]) -> str:
+    """A title from the traces' names where they all have the same."""
+    names = {getattr(what, "name", None) for what in traces.values()}
+    name = names.pop() if len(names) == 1 else None
+    if not name:
+        return "What every rank's chunks hold"
+    words = name.replace("_", " ")
+    for plain, spelled in ACRONYMS.items():
+        words = words.replace(plain, spelled)
+    return words[0].upper() + words[1:]
+
+
+def _compact(data: Any) -> str:
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False)
