@@ -41,6 +41,7 @@ def all_gather(before: Sequence[Any], after: Sequence[Any]) -> int:
     before, after = _buffers(before), _buffers(after)
     chunks = _chunks(before)
     _check_moved(before, after)
+    _check_owners(before, after, chunks)
     for rank, buffer in enumerate(after):
         for chunk, part in enumerate(chunks):
             owner = (chunk - 1) % len(before)
@@ -82,22 +83,25 @@ def point_to_point(trace: Trace) -> int:
     return num_messages
 
 
-def ring_traffic(trace: Trace, num_bytes: float) -> float:
-    """Every rank must have sent 2(N-1)/N of the buffer, all of it to one neighbour. Returns the bytes rank 0 sent.
+def ring_traffic(trace: Trace, length: int, element_bytes: int) -> float:
+    """Every rank must have sent 2(N-1) chunks of a buffer of `length` elements, all of them to one neighbour.
 
-    `num_bytes` is the size of a buffer that N divides. Raises CheckFailed when the busiest rank sent more, when the
-    ring was cut short, or when a rank had several partners.
+    Returns the bytes that rank 0 sent. Raises CheckFailed when the busiest rank sent more than 2(N-1)/N of the buffer
+    (with chunks rounded up), when a rank sent less (rounded down), or when it had several partners.
     """
+    world_size, sent, num_bytes = trace.world_size, trace.sent_bytes(), length * element_bytes
+    if world_size == 1:
+        return 0.0
     point_to_point(trace)
-    world_size, sent = trace.world_size, trace.sent_bytes()
-    expected = cost.ring_sent_bytes(world_size, num_bytes)
-    busiest = int(np.argmax(sent))
-    if sent[busiest] > expected * 1.001:
+    num_messages = 2 * (world_size - 1)
+    least, most = (num_messages * size * element_bytes for size in (length // world_size, -(-length // world_size)))
+    busiest, laziest = int(np.argmax(sent)), int(np.argmin(sent))
+    if sent[busiest] > most:
         raise CheckFailed(f"rank {busiest} sent {sent[busiest] / num_bytes:.2f} times the buffer, a ring sends "
-                          f"{expected / num_bytes:.2f} times: {_why_too_much(sent[busiest] / num_bytes, world_size)}")
-    if sent.min() < expected * 0.999:
-        raise CheckFailed(f"rank {int(np.argmin(sent))} sent only {sent.min() / num_bytes:.2f} times the buffer, a "
-                          f"ring sends {expected / num_bytes:.2f} times: is the load on other ranks instead?")
+                          f"{num_messages / world_size:.2f} times: {_why_too_much(sent[busiest], num_bytes, world_size)}")
+    if sent[laziest] < least:
+        raise CheckFailed(f"rank {laziest} sent only {sent[laziest] / num_bytes:.2f} times the buffer, a ring sends "
+                          f"{num_messages / world_size:.2f} times: who does its part of the work?")
     for rank in range(world_size):
         partners = sorted({e.peer for e in trace.of_kind("send") if e.rank == rank})
         if len(partners) > 1:
@@ -200,12 +204,21 @@ def _check_gathered(after: np.ndarray, expected: np.ndarray, chunks: Sequence[sl
                           "carries the sums to the others is missing")
 
 
+def _check_owners(before: np.ndarray, after: np.ndarray, chunks: Sequence[slice]) -> None:
+    """Everybody has the same, but it started from the wrong ranks."""
+    for shift in range(len(before) - 1):
+        owned = np.concatenate([before[(chunk + shift) % len(before)][part] for chunk, part in enumerate(chunks)])
+        if np.array_equal(after, np.broadcast_to(owned, after.shape)):
+            raise CheckFailed(f"every rank holds, as chunk 1, what rank {(1 + shift) % len(before)} had there, but rank 0 "
+                              "is its owner: in step 0 rank r sends chunk r+1, which the reduce-scatter completed")
+
+
 def _check_sum(rank: int, chunk: int, part: slice, before: np.ndarray, buffer: np.ndarray) -> None:
     if not np.array_equal(buffer[part], before[:, part].sum(axis=0)):
-        raise CheckFailed(f"rank {rank} chunk {chunk} " + _why_not_summed(chunk, part, before, buffer))
+        raise CheckFailed(f"rank {rank} chunk {chunk} " + _why_not_summed(rank, chunk, part, before, buffer))
 
 
-def _why_not_summed(chunk: int, part: slice, before: np.ndarray, buffer: np.ndarray) -> str:
+def _why_not_summed(rank: int, chunk: int, part: slice, before: np.ndarray, buffer: np.ndarray) -> str:
     counts = contributions(buffer[part], before[:, part])
     if counts is None:
         return _whose_chunk(chunk, part, before, buffer)
@@ -213,6 +226,8 @@ def _why_not_summed(chunk: int, part: slice, before: np.ndarray, buffer: np.ndar
     double = [f"rank {r} ({times} times)" for r, times in enumerate(counts) if times > 1]
     if len(missing) == len(counts) - 1 and not double:
         holder = next(r for r, times in enumerate(counts) if times)
+        if holder == rank:
+            return "holds only what it held at the start: nothing was added to it, or to the chunk that replaced it"
         return f"holds rank {holder}'s data alone: was it copied where it should be added?"
     faults = []
     if missing:
@@ -242,15 +257,14 @@ def _why_not_gathered(rank: int, chunk: int, part: slice, owner: int, before: np
         return f"{where} holds its own old data plus rank {owner}'s: an all-gather copies, it does not add"
     for other in range(len(before)):
         if np.array_equal(buffer[part], before[other][part]):
-            return (f"{where} holds what rank {other} had there, but rank {owner} is its owner: "
-                    f"in step 0 rank r sends chunk r+1, the one that the reduce-scatter completed")
+            return f"{where} holds what rank {other} had there, but rank {owner} is the chunk's owner"
     return f"{where} holds something that no rank had there: is the chunk you receive the one that is sent?"
 
 
-def _why_too_much(times: float, world_size: int) -> str:
-    if np.isclose(times, world_size - 1) and world_size > 2:
-        return "that is the traffic of a root, or of whole buffers passed around: send one chunk a step"
-    return "is the whole buffer sent where one chunk is enough, or a step made too often?"
+def _why_too_much(sent_bytes: float, num_bytes: float, world_size: int) -> str:
+    if sent_bytes >= (world_size - 1) * num_bytes and world_size > 2:
+        return "that is the traffic of a root, or of whole buffers passed around; send one chunk a step"
+    return "is one of the steps made too often, or more than a chunk sent in a step?"
 
 
 def _short(x: float) -> str:

@@ -1,0 +1,79 @@
+"""Answers that learners really give: every wrong one fails with its own message, every right one passes.
+
+A file in answers/NAME/ is headed `# exercise: 3` and `# expect: pass` or `# expect: part of the message`. It replaces
+that exercise's answer cell in labs/NAME.ipynb; the other answers are the lab's own. All run in this one process.
+"""
+import linecache
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from book.checks import CheckFailed
+from book.grading.release import marks
+from book.launch import LaunchError
+
+HERE = Path(__file__).parent
+LABS = {path.stem: nbformat.read(path, as_version=4) for path in sorted((HERE.parent / "labs").glob("*.ipynb"))}
+ANSWERS = sorted((HERE / "answers").glob("*/*.py"))
+# Without these a lab's check runs no player, panel or timing: it is the answer that is on trial.
+SKIPPED = ("play-", "panel-", "measure-", "deadlock-")
+
+
+def headed(path):
+    """The exercise number, what to expect, and the code of an answer file."""
+    head, _, body = path.read_text().partition("\n\n")
+    fields = dict(line.removeprefix("# ").split(": ", 1) for line in head.splitlines())
+    return int(fields["exercise"]), fields["expect"], body
+
+
+def run_lab(lab, exercise, answer, name, seed=None):
+    """Runs the lab's cells up to the checks of `exercise`, with `answer` in the place of its answer cell."""
+    namespace = {"__name__": "lab"}
+    for cell in (c for c in lab.cells if c.cell_type == "code"):
+        mark = marks(cell)
+        if mark["kind"] == "check" and mark["exercise"] != exercise:
+            continue
+        if mark["kind"] == "setup" and mark["id"].startswith(SKIPPED) and mark["id"] != f"deadlock-{exercise}":
+            continue
+        source = answer if (mark["kind"], mark.get("exercise")) == ("answer", exercise) else cell.source
+        if mark["kind"] == "parameters" and seed is not None:
+            source = f"SEED = {seed}"
+        filename = f"<ipython-input-{name}-{mark['id']}>"  # launch shows a cell's line where a rank fails
+        linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+        exec(compile(source, filename, "exec"), namespace)
+
+
+@pytest.mark.parametrize("path", ANSWERS, ids=lambda p: f"{p.parent.name}-{p.stem}")
+def test_answer(path):
+    exercise, expected, body = headed(path)
+    if expected == "pass":
+        run_lab(LABS[path.parent.name], exercise, body, path.stem)
+        return
+    with pytest.raises((CheckFailed, LaunchError)) as caught:
+        run_lab(LABS[path.parent.name], exercise, body, path.stem)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("name", LABS)
+def test_solutions_pass_with_any_seed(name, capsys):
+    """And what they print depends on the seed: a stored output proves nothing about another one."""
+    lab = LABS[name]
+    for exercise in sorted({marks(c)["exercise"] for c in lab.cells if marks(c).get("kind") == "check"}):
+        solution = next(c.source for c in lab.cells if marks(c).get("kind") == "answer" and marks(c)["exercise"] == exercise)
+        printed = []
+        for seed in (11, 12):
+            run_lab(lab, exercise, solution, f"solution{exercise}", seed)
+            printed.append(capsys.readouterr().out)
+        assert printed[0] != printed[1], f"exercise {exercise} prints the same for every seed"
+
+
+@pytest.mark.parametrize("name", LABS)
+def test_each_lab_has_enough_answers(name):
+    heads = [headed(p) for p in ANSWERS if p.parent.name == name]
+    expectations = [expected for _, expected, _ in heads]
+    wrong = [e for e in expectations if e != "pass"]
+    assert len(wrong) >= 12 and len(expectations) - len(wrong) >= 4
+    assert len({(e, x) for x, e, _ in heads if e != "pass"}) == len(wrong), "each wrong answer has a message of its own"
+    exercises = {marks(c)["exercise"] for c in LABS[name].cells if marks(c).get("kind") == "check"}
+    assert {exercise for exercise, _, _ in heads} == exercises, "every exercise is tried"
