@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,11 @@ OVERFLOW = """() => [...document.querySelectorAll('body *')].filter(e => {
   }
   return true;
 }).map(e => e.tagName + '.' + e.className)"""
+
+
+def settle(page: Any) -> None:
+    """Wait until fonts are in and the page's scripts had a turn after loading."""
+    page.evaluate("document.fonts.ready.then(() => new Promise(done => setTimeout(done, 50)))")
 
 
 def test_builds_without_a_warning(site: Site) -> None:
@@ -46,7 +52,7 @@ def test_every_page_is_clean(site: Site, site_url: str, browser: Browser, screen
     """No 404, no console error, no request to elsewhere, nothing wider than the screen."""
     for name in site.pages():
         page, log = browser.open(f"{site_url}/{name}", **SCREENS[screen])
-        page.wait_for_load_state("networkidle")
+        settle(page)
         assert not str(log), f"{name} at {screen}:\n{log}"
         width = page.evaluate("document.documentElement.scrollWidth")
         assert width <= page.viewport_size["width"], f"{name} is {width} px wide at {screen}: {page.evaluate(OVERFLOW)}"
@@ -56,7 +62,7 @@ def test_every_page_is_clean(site: Site, site_url: str, browser: Browser, screen
 def test_opens_from_a_file(site: Site, browser: Browser) -> None:
     for name in site.pages():
         page, log = browser.open((site.folder / name).as_uri())
-        page.wait_for_load_state("networkidle")
+        settle(page)
         assert not str(log), f"{name} over file://:\n{log}"
         page.context.close()
 

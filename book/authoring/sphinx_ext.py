@@ -26,7 +26,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_html_math_renderer("mathml", (inline_math, None), (display_math, None))
     app.connect("config-inited", point_launch_buttons, priority=100)
     app.connect("doctree-resolved", drop_thebe_settings, priority=900)
-    app.connect("html-page-context", drop_thebe_scripts, priority=900)
+    app.connect("html-page-context", tidy_scripts, priority=900)
     app.connect("build-finished", drop_icon_script)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
@@ -78,9 +78,12 @@ def drop_thebe_settings(app: Sphinx, doctree: nodes.document, page: str) -> None
             node.parent.remove(node)
 
 
-def drop_thebe_scripts(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Take Thebe's scripts and styles off a page; some pages would declare its settings twice, which is an error."""
+def tidy_scripts(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Take Thebe's scripts off a page, whose settings some pages declare twice, and let no other hold up first paint."""
     context["script_files"] = [script for script in context.get("script_files", []) if not is_thebe(script)]
+    for script in context["script_files"]:
+        if script.filename and "documentation_options" not in str(script.filename):  # inline scripts read that one
+            script.attributes.setdefault("defer", "defer")
     context["css_files"] = [css for css in context.get("css_files", []) if "thebe" not in str(css.filename)]
 
 
