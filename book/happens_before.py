@@ -33,7 +33,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Hold:
-    """A chunk's contents after its rank changed it: before entry `position` of its log, or by collective `operation`."""
+    """What a chunk held once its rank had changed it, before log entry `position` or by collective `operation`."""
 
     chunk: int
     contributions: tuple[float, ...] | None
@@ -135,7 +135,7 @@ def _operation_events(rank: int, recording: Recording, index: int, order: _Order
 
 
 def _pieces(operation: Operation, partner: Operation | None) -> Iterator[Piece]:
-    """The operation's pieces; where several chunks of the sender held what was sent, the chunk it landed in is meant."""
+    """The operation's pieces; where several chunks of the sender held what was sent, it is the one it landed in."""
     pieces = operation.pieces or (Piece(None, None, operation.num_bytes, None),)
     landed = partner.pieces if partner is not None and len(partner.pieces) == len(pieces) else ()
     for place, piece in enumerate(pieces):

@@ -217,7 +217,7 @@ class _Reader:
             self._waiting += [_Waiting(look.index, place, len(lanes), lanes[place]) for place in range(len(lanes))]
 
     def _covered(self, span: _Span, op: str | None) -> Piece:
-        """A sent part of a chunk is not all lanes: unknown. A received one leaves a chunk that may still be readable."""
+        """A sent part of a chunk is not all lanes: unknown. A received one leaves a chunk that may be readable."""
         known = self._known[span.chunk] if span.whole or op else np.full(self._watch.num_lanes, np.nan)
         return Piece(span.chunk, op, span.num_bytes, _contributions(known))
 

@@ -1,0 +1,198 @@
+"""L2: a process group that notes what passes through it.
+
+It sees what patching `dist.*` functions misses: DDP's all-reduces come from C++, FSDP's from inside torch.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, Work, distributed_c10d
+
+from book.happens_before import Operation, Recording
+
+# Names of torch's process group methods, by the operation that they are variants of.
+COLLECTIVES = {
+    "all_reduce": ("allreduce", "allreduce_coalesced"),
+    "all_gather": ("allgather", "_allgather_base", "all_gather_single", "allgather_coalesced",
+                   "all_gather_single_coalesced", "allgather_into_tensor_coalesced"),
+    "reduce_scatter": ("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
+                       "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
+    "all_to_all": ("alltoall", "alltoall_base", "all_to_all_single"),
+    "broadcast": ("broadcast",),
+    "reduce": ("reduce",),
+    "scatter": ("scatter",),
+    "gather": ("gather",),
+    "barrier": ("barrier", "monitored_barrier"),
+}
+
+
+class Recorder(Protocol):
+    """Who is told of operations, from any thread."""
+
+    recording: Recording
+    paused: bool
+
+    def issued(self, operation: Operation, tensors: Sequence[torch.Tensor]) -> int:
+        """Note a call that is about to be made; returns its position in the recording."""
+
+    def waited(self, index: int) -> None:
+        """Note that the program has waited for an operation."""
+
+
+def install(recorder: Recorder) -> None:
+    """Have every process group that this process creates from here on tell `recorder` of its operations.
+
+    Torch looks its class up by this name whenever it makes a group, whatever the backend, so `get_backend()`, debug
+    wrappers and groups of several backends stay as they are.
+    """
+    RecordingGroup.recorder = recorder
+    distributed_c10d.ProcessGroup = RecordingGroup
+
+
+class RecordedWork(Work):
+    """A request that notes when the program has waited for it: when it completed by itself is a matter of chance."""
+
+    def __init__(self, recorder: Recorder, work: Work, indices: Sequence[int]):
+        super().__init__()
+        self._recorder, self._work, self._indices = recorder, work, indices
+
+    def wait(self, *args: Any) -> bool:
+        done = self._work.wait(*args)
+        self._note()
+        return done
+
+    def is_completed(self) -> bool:
+        done = self._work.is_completed()
+        if done:
+            self._note()
+        return done
+
+    def synchronize(self) -> None:
+        self._work.synchronize()
+        self._note()
+
+    def block_current_stream(self) -> None:
+        self._work.block_current_stream()
+        self._note()
+
+    def get_future(self) -> torch.futures.Future:
+        """The backend's future; who waits for that instead of this leaves only the time of completion."""
+        future = self._work.get_future()
+        future.add_done_callback(lambda _: self._stamp(time.monotonic_ns()))
+        return future
+
+    def _note(self) -> None:
+        for index in self._indices:
+            operation = self._recorder.recording.operations[index]
+            if operation.kind == "recv" and operation.peer is None:
+                operation.peer = operation.ranks[self._work._source_rank()]
+            self._recorder.waited(index)
+
+    def _stamp(self, now_ns: int) -> None:
+        for index in self._indices:
+            operation = self._recorder.recording.operations[index]
+            operation.end_ns = operation.end_ns or now_ns
+
+
+def _handed_on(method: str) -> Callable[..., Any]:
+    return lambda self, *args: getattr(self._work, method)(*args)
+
+
+for _method in ("is_success", "exception", "source_rank", "_source_rank", "result", "get_future_result",
+                "_get_op_type", "_get_duration"):
+    if hasattr(Work, _method):
+        setattr(RecordedWork, _method, _handed_on(_method))
+
+
+class RecordingGroup(ProcessGroup):
+    """A process group that notes every operation and leaves the work to a plain one with the same backends.
+
+    Torch builds it in place of its own class and then gives it backends (gloo, NCCL, one per device, with debug
+    wrappers): both groups get them, so whatever is not recorded works as ever.
+    """
+
+    recorder: Recorder
+
+    def __init__(self, store: dist.Store, rank: int, size: int):
+        super().__init__(rank, size)
+        self._inner = ProcessGroup(store, rank, size)
+        self._ranks: tuple[int, ...] = ()
+        self._batch: list[int] | None = None
+
+    def _register_backend(self, *args: Any) -> None:
+        super()._register_backend(*args)
+        self._inner._register_backend(*args)
+
+    def _set_default_backend(self, *args: Any) -> None:
+        super()._set_default_backend(*args)
+        self._inner._set_default_backend(*args)
+
+    def get_group_store(self) -> dist.Store:
+        return self._inner.get_group_store()
+
+    def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> Work | None:
+        return self._call("send", None, "send", (tensors, dst, tag), peer=dst, tag=tag)
+
+    def recv(self, tensors: list[torch.Tensor], src: int, tag: int) -> Work | None:
+        return self._call("recv", None, "recv", (tensors, src, tag), peer=src, tag=tag)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> Work | None:
+        return self._call("recv", None, "recv_anysource", (tensors, tag), tag=tag)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._batch = []
+        self._inner._start_coalescing(device)
+
+    def _end_coalescing(self, device: torch.device) -> Work | None:
+        batch, self._batch = self._batch or [], None
+        return self._wrapped(self._inner._end_coalescing(device), batch)
+
+    def _call(self, kind: str, op: str | None, method: str, args: tuple, *, peer: int | None = None,
+              tag: int = 0, keywords: dict[str, Any] | None = None) -> Work | None:
+        issue = partial(getattr(self._inner, method), **(keywords or {}))
+        if self.recorder.paused:
+            return issue(*args)
+        self._ranks = self._ranks or tuple(dist.get_process_group_ranks(self))
+        operation = Operation(kind, op, self.group_name, self._ranks, None if peer is None else self._ranks[peer], tag,
+                              float(max(map(_num_bytes, args), default=0)), start_ns=0)
+        index = self.recorder.issued(operation, list(_tensors(args)))
+        work = issue(*args)
+        if self._batch is None:
+            return self._wrapped(work, [index])
+        self._batch.append(index)
+        return work
+
+    def _wrapped(self, work: Work | None, indices: list[int]) -> Work | None:
+        if work is not None:
+            return RecordedWork(self.recorder, work, indices)
+        for index in indices:  # the backend has synchronised by itself
+            self.recorder.waited(index)
+        return None
+
+
+def _recorded_collective(op: str, method: str) -> Callable[..., Work | None]:
+    # Torch passes tensors by position, from Python as from C++.
+    return lambda self, *args, **keywords: self._call("collective", op, method, args, keywords=keywords)
+
+
+for _op, _methods in COLLECTIVES.items():
+    for _method in _methods:
+        if hasattr(ProcessGroup, _method):
+            setattr(RecordingGroup, _method, _recorded_collective(_op, _method))
+
+
+def _tensors(arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            yield argument
+        elif isinstance(argument, (list, tuple)):
+            yield from _tensors(argument)
+
+
+def _num_bytes(argument: Any) -> int:
+    """Bytes of an argument's tensors; an operation counts the larger of its input and its output."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors([argument]))

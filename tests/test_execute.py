@@ -1,0 +1,199 @@
+"""Executed schedules: the data they leave, the trace they leave, and that it is the simulated one but for times."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from book.collectives import (halving_doubling_all_reduce, hierarchical_all_reduce, parameter_server_all_reduce,
+                              ring_all_gather, ring_all_reduce, ring_reduce_scatter, tree_all_reduce)
+from book.cost import Link
+from book.execute import execute
+from book.launch import LaunchError, launch
+from book.schedule import Move, Schedule
+from book.simulate import simulate
+from book.trace import Trace
+
+SIMPLE = (ring_all_reduce, ring_reduce_scatter, ring_all_gather, parameter_server_all_reduce, tree_all_reduce,
+          halving_doubling_all_reduce)
+NODES = {4: [(2, 2)], 6: [(2, 3), (3, 2)]}
+ITEM_BYTES = 8
+
+
+def schedules(world_size: int) -> list[Schedule]:
+    """Every collective of the book, on `world_size` ranks."""
+    return [make(world_size) for make in SIMPLE] + [hierarchical_all_reduce(*n) for n in NODES.get(world_size, ())]
+
+
+def values(rank: int, length: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Whole numbers that differ from rank to rank and that every dtype here adds without rounding."""
+    generator = torch.Generator().manual_seed(100 + rank)
+    return torch.randint(0, 8, (length,), generator=generator).to(dtype)
+
+
+def execute_all(to_run: list[Schedule], length: int) -> list[tuple[Trace, torch.Tensor]]:
+    """In a rank: each schedule on fresh data; its trace of this rank and what the tensor then holds."""
+    import torch.distributed as dist
+    dist.init_process_group()
+    done = []
+    for schedule in to_run:
+        tensor = values(dist.get_rank(), length)
+        done.append((execute(schedule, tensor), tensor))
+    return done
+
+
+def joined(traces: list[Trace]) -> Trace:
+    """One trace of all ranks from those of each."""
+    events = [event for trace in traces for event in trace.events]
+    return Trace(events, len(traces), "measured", "executed", name=traces[0].name)
+
+
+@pytest.fixture(scope="module", params=[2, 3, 4, 5, 6])
+def runs(request: pytest.FixtureRequest) -> tuple[list[Schedule], int, list]:
+    """All schedules on one number of ranks, with chunks of one size: (schedules, length, what the ranks returned)."""
+    to_run, length = schedules(request.param), 60
+    return to_run, length, list(launch(execute_all, request.param, to_run, length))
+
+
+def test_executed_traces_are_the_simulated_ones_but_for_times(runs):
+    to_run, length, ranks = runs
+    for place, schedule in enumerate(to_run):
+        simulated = simulate(schedule, length * ITEM_BYTES, Link(1e-5, 1e9))
+        executed = joined([rank[place][0] for rank in ranks])
+        assert executed.logical().events == simulated.logical().events, schedule.name
+        assert executed.clock == "measured" and executed.source == "executed" and executed.name == schedule.name
+
+
+def test_tensors_hold_what_one_process_computes(runs):
+    to_run, length, ranks = runs
+    start = torch.stack([values(rank, length) for rank in range(len(ranks))])
+    for place, schedule in enumerate(to_run):
+        expected = replayed(schedule, start)
+        for rank, done in enumerate(ranks):
+            assert torch.equal(done[place][1], expected[rank]), (schedule.name, rank)
+        if schedule.promise == "all_reduce":
+            assert torch.equal(expected, start.sum(0).expand_as(start))
+
+
+def replayed(schedule: Schedule, start: torch.Tensor) -> torch.Tensor:
+    """The tensors (R, N) that a schedule leaves, moved by one process that knows nothing of messages."""
+    held = start.clone()
+    for rows in schedule.steps():
+        before = [row.tensor_split(schedule.num_chunks) for row in held.clone()]
+        for row in rows:
+            move = schedule.moves[row]
+            chunk = held[move.dst].tensor_split(schedule.num_chunks)[move.chunk]
+            chunk.copy_(before[move.src][move.chunk] + (chunk if move.op == "reduce" else 0))
+    return held
+
+
+def test_times_are_those_of_one_clock(runs):
+    _, _, ranks = runs
+    trace = ranks[0][0][0]
+    starts, ends = trace.events.array("start_s"), trace.events.array("end_s")
+    assert starts.min() == 0 and (ends >= starts).all() and trace.duration_s < 60
+
+
+def shapes(cases: list[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
+    import torch.distributed as dist
+    dist.init_process_group()
+    done = []
+    for length, dtype in cases:
+        done.append(values(dist.get_rank(), length, dtype))
+        execute(ring_all_reduce(3), done[-1])
+    square = torch.arange(9.).reshape(3, 3).t() + dist.get_rank()  # not contiguous
+    execute(ring_all_reduce(3), square)
+    parameter = torch.nn.Parameter(torch.ones(2, 2))
+    execute(tree_all_reduce(3), parameter)
+    return [*done, square, parameter.detach()]
+
+
+def test_any_length_shape_and_dtype():
+    dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.uint8, torch.complex64)
+    cases = [(length, torch.float64) for length in (0, 1, 2, 3, 7, 100)] + [(7, dtype) for dtype in dtypes]
+    for results in launch(shapes, 3, cases):
+        for (length, dtype), result in zip(cases, results):
+            expected = sum(values(rank, length, dtype) for rank in range(3))
+            assert torch.equal(result, expected) and result.dtype == dtype, (length, dtype)
+        assert torch.equal(results[-2], 3 * torch.arange(9.).reshape(3, 3).t() + 3)
+        assert torch.equal(results[-1], torch.full((2, 2), 3.0))
+
+
+def test_without_a_tensor_only_lanes_travel():
+    run = launch(execute, 3, ring_all_reduce(3))
+    assert run.trace.sent_bytes().tolist() == [0, 0, 0]
+    assert set(run.trace.held().values()) == {(1, 1, 1)}
+
+
+def test_a_launch_puts_the_ranks_traces_together():
+    schedule = ring_all_reduce(4)
+    run = launch(execute, 4, schedule, torch.arange(10.0))
+    simulated = simulate(schedule, 40, Link(1e-5, 1e9)).logical()
+    executed = run.trace.logical().events.replace(num_bytes=None)
+    assert executed == simulated.events.replace(num_bytes=None)
+    # Chunks of 3, 3, 2 and 2 elements of 4 bytes: rank r sends all twice, but r+1 and r+2 only once.
+    assert run.trace.sent_bytes().tolist() == [60, 64, 60, 56]
+    assert run.trace.source == "executed" and run.trace.name == "ring_all_reduce" and run.trace.backend == run.backend
+    assert run[1].logical().events == run.trace.logical().of_rank(1)
+
+
+def replace_move(schedule: Schedule, place: int, **changes: object) -> Schedule:
+    """The schedule with one move changed."""
+    moves = list(schedule.moves)
+    moves[place] = replace(moves[place], **changes)
+    return Schedule(schedule.name, schedule.world_size, schedule.num_chunks, moves)
+
+
+def test_a_wrong_schedule_runs_and_its_trace_shows_what_comes_of_it():
+    right = ring_all_reduce(3)
+    first = next(i for i, move in enumerate(right.moves) if move.step == 1 and move.dst == 2)
+    wrong = replace_move(right, first, op="copy")
+    trace = launch(execute, 3, wrong, torch.ones(3)).trace
+    chunk = wrong.moves[first].chunk
+    event = next(e for e in trace.of_rank(2) if e.kind == "recv" and e.step == 1)
+    assert event.op == "copy" and event.contributions == (1, 1, 0)
+    assert {trace.held()[rank, chunk] for rank in range(3)} == {(1, 1, 0)}
+    assert trace.logical().events == simulate(wrong, 12, Link(1e-5, 1e9)).logical().events
+
+
+def test_a_contribution_that_comes_twice_counts_twice():
+    twice = Schedule("twice", 2, 1, [Move(0, 0, 1, 0, "reduce"), Move(1, 0, 1, 0, "reduce"), Move(1, 0, 1, 0, "reduce")])
+    run = launch(double_and_return, 2, twice)
+    assert run.trace.held()[1, 0] == (3, 1) and run[1].tolist() == [13.0]
+
+
+def double_and_return(schedule: Schedule) -> torch.Tensor:
+    import torch.distributed as dist
+    dist.init_process_group()
+    tensor = torch.tensor([10.0]) if dist.get_rank() else torch.tensor([1.0])
+    execute(schedule, tensor)
+    return tensor
+
+
+def test_what_is_sent_is_what_was_held_when_the_step_began():
+    swap = Schedule("swap", 2, 2, [Move(0, 0, 1, 0, "copy"), Move(0, 1, 0, 0, "copy"), Move(0, 1, 0, 1, "reduce")])
+    trace = launch(execute, 2, swap, torch.ones(2)).trace
+    assert trace.held() == {(0, 0): (0, 1), (1, 0): (1, 0), (0, 1): (1, 1), (1, 1): (0, 1)}
+
+
+def test_schedules_that_follow_each_other_have_steps_that_follow_each_other():
+    trace = launch(reduce_then_gather, 3).trace
+    assert trace.num_steps == 4 and set(trace.of_kind("recv").array("step").tolist()) == {0, 1, 2, 3}
+
+
+def reduce_then_gather() -> None:
+    tensor = torch.ones(3)
+    execute(ring_reduce_scatter(3), tensor)
+    execute(ring_all_gather(3), tensor)
+
+
+def test_recording_an_execution_does_not_count_it_twice():
+    plain = launch(execute, 3, ring_all_reduce(3), torch.ones(6)).trace
+    recorded = launch(execute, 3, ring_all_reduce(3), torch.ones(6), record=True).trace
+    assert recorded.logical() == plain.logical()
+
+
+def test_a_schedule_for_another_number_of_ranks_is_refused_in_one_sentence():
+    with pytest.raises(LaunchError, match="is a schedule for 4 ranks, but 3 are running: launch 4, or make"):
+        launch(execute, 3, ring_all_reduce(4), torch.ones(4))
