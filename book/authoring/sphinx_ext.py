@@ -18,6 +18,8 @@ from sphinx.util import logging
 from sphinx.util.math import get_node_equation_number
 from sphinx.writers.html5 import HTML5Translator
 
+READ_BY_INLINE_SCRIPTS = {"documentation_options", "doctools", "sphinx_highlight"}
+
 log = logging.getLogger(__name__)
 
 
@@ -82,7 +84,7 @@ def tidy_scripts(app: Sphinx, page: str, template: str, context: dict[str, Any],
     """Take Thebe's scripts off a page, whose settings some pages declare twice, and let no other hold up first paint."""
     context["script_files"] = [script for script in context.get("script_files", []) if not is_thebe(script)]
     for script in context["script_files"]:
-        if script.filename and "documentation_options" not in str(script.filename):  # inline scripts read that one
+        if script.filename and Path(str(script.filename)).stem not in READ_BY_INLINE_SCRIPTS:
             script.attributes.setdefault("defer", "defer")
     context["css_files"] = [css for css in context.get("css_files", []) if "thebe" not in str(css.filename)]
 
