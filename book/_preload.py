@@ -1,8 +1,10 @@
-"""Imported first, and only, by the server process that ranks are forked from: loads what ranks will need.
+"""L2: imported first, and only, by the server process that ranks are forked from: loads what ranks will need.
 
 A rank forked from a process that already holds torch starts in milliseconds instead of seconds. Launching itself
 never imports this module.
 """
+from __future__ import annotations
+
 import importlib
 import os
 import signal
@@ -20,6 +22,7 @@ MODULES = (
     "cloudpickle",
     "numpy.random",
     "book._rank",
+    "book.record",
 )
 
 

@@ -1,8 +1,10 @@
-"""The rank's side of `launch`: what runs in each rank process, from its first line to its last.
+"""L2: the rank's side of `launch`: what runs in each rank process, from its first line to its last.
 
 A rank and its launcher talk over one duplex pipe. The launcher asks ("look", "report", "leave"); a thread of the
 rank answers, so that a rank that waits for its peers can still say where.
 """
+from __future__ import annotations
+
 import ctypes
 import faulthandler
 import io
@@ -88,7 +90,7 @@ def _redirect(output: Connection, errors: Connection) -> None:
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
 
 
-def _run(rank: int, job: bytes, line: "_Line") -> bytes:
+def _run(rank: int, job: bytes, line: _Line) -> bytes:
     """Call the job's function; returns its pickled (result, recording)."""
     import cloudpickle
     env, sources, record, call = pickle.loads(job)
@@ -97,6 +99,7 @@ def _run(rank: int, job: bytes, line: "_Line") -> bytes:
     _where.remember_sources(sources)
     _prepare_torch(rank)
     function, args = cloudpickle.loads(call)
+    _stand_in_for_main(function)
     if record:
         from book import record as recorder
         recorder.start()
@@ -108,6 +111,15 @@ def _run(rank: int, job: bytes, line: "_Line") -> bytes:
     except Exception as error:
         raise TypeError(f"rank {rank} returned something that cannot be sent back: {error}; "
                         "return numbers, strings, lists, dicts or tensors") from None
+
+
+def _stand_in_for_main(function: Any) -> None:
+    """Make what the launching cell or script defines be found under `__main__` here too.
+
+    RPC pickles a function by its name, for the peer to look up in its own `__main__`.
+    """
+    if getattr(function, "__module__", None) == "__main__":
+        vars(sys.modules["__main__"]).update(getattr(function, "__globals__", {}))
 
 
 def _prepare_torch(rank: int) -> None:
@@ -203,6 +215,21 @@ def _report() -> Report:
     return Report(_where.doing(frame), _where.place(own.f_code.co_filename, own.f_lineno), _recorded())
 
 
+def _another_thread_is_runnable() -> bool:
+    """Whether a thread of this process, C++'s own included, would run if it had a core (read from /proc)."""
+    for thread in os.listdir("/proc/self/task"):
+        if int(thread) == threading.get_native_id():
+            continue
+        try:
+            with open(f"/proc/self/task/{thread}/stat") as file:
+                state = file.read().rpartition(")")[2].split()[0]
+        except OSError:
+            continue  # it has just ended
+        if state == "R":
+            return True
+    return False
+
+
 class _Stillness:
     """For how long this rank has waited in one and the same communication.
 
@@ -234,5 +261,7 @@ class _Stillness:
             return None
         if not hasattr(time, "pthread_getcpuclockid"):
             return None  # macOS: a hang is then told at the time limit
+        if _another_thread_is_runnable():
+            return None  # on a loaded machine it only waits for its turn
         clock = time.pthread_getcpuclockid(main)
         return frame, frame.f_lasti, time.clock_gettime_ns(clock)

@@ -1,4 +1,6 @@
-"""The launcher's side of the rank processes: start them, listen to them, ask them, end them."""
+"""L2: the launcher's side of the rank processes: start them, listen to them, ask them, end them."""
+from __future__ import annotations
+
 import multiprocessing
 import os
 import pickle
@@ -8,11 +10,12 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
-from typing import Any, Callable, Iterator
+from typing import Any
 
 from book import _rank
 
@@ -69,8 +72,8 @@ class RankProcess:
     still_s: float | None = 0.0  # None: asked, not answered
     report: _rank.Report | None = None
     recorded: Any = None
-    output: "Lines" = field(default_factory=lambda: Lines())
-    errors: "Lines" = field(default_factory=lambda: Lines())
+    output: Lines = field(default_factory=Lines)
+    errors: Lines = field(default_factory=Lines)
 
     @property
     def finished(self) -> bool:
@@ -125,11 +128,12 @@ class Ranks:
         self._all = [RankProcess(rank) for rank in range(world_size)]
         self._on_line = on_line
         self._selector = selectors.DefaultSelector()
+        self._looked_s = self._changed_s = time.monotonic()
 
     def __iter__(self) -> Iterator[RankProcess]:
         return iter(self._all)
 
-    def __enter__(self) -> "Ranks":
+    def __enter__(self) -> Ranks:
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -192,11 +196,16 @@ class Ranks:
         if all(member.still_s is not None for member in self._all if member.working):
             for member in self._all:
                 member.still_s = None
+            self._looked_s = time.monotonic()
             self.ask("look")
 
     def stand_still(self, limit_s: float) -> bool:
-        """Whether every rank that is still at work has answered that it has stood still for `limit_s`."""
-        return all((member.still_s or 0.0) >= limit_s for member in self._all if member.working)
+        """Whether every rank still at work has answered that it has stood still for `limit_s`, and none left since.
+
+        A rank that returns may just have released one that has not woken up yet.
+        """
+        calm = self._looked_s - self._changed_s >= limit_s
+        return calm and all((member.still_s or 0.0) >= limit_s for member in self._all if member.working)
 
     def _hear(self, key: selectors.SelectorKey, member: RankProcess) -> None:
         try:
@@ -214,6 +223,8 @@ class Ranks:
             member.result, = content
         elif kind == "failed":
             member.failure, member.recorded = content
+        if kind in ("done", "failed"):
+            self._changed_s = time.monotonic()
 
     def _read(self, key: selectors.SelectorKey, lines: Lines, speaker: RankProcess | None) -> None:
         data = os.read(key.fd, 1 << 16)
@@ -232,6 +243,7 @@ class Ranks:
         self._selector.unregister(key.fileobj)
         member.process.join()
         member.exit_code = member.process.exitcode
+        self._changed_s = time.monotonic()
 
     def dismiss(self, limit_s: float) -> None:
         """Let ranks that are done leave, and take in their last words."""

@@ -1,7 +1,9 @@
-"""Name the operation behind a `wait()` by reading the source of the frame that waits.
+"""L2: name the operation behind a `wait()` by reading the source of the frame that waits.
 
 A request (`work = dist.irecv(buf, left)`) does not know its peer once it is made; the line that made it does.
 """
+from __future__ import annotations
+
 import ast
 import linecache
 import sys

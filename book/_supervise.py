@@ -1,4 +1,6 @@
-"""Decide how a launch ended, and put it into words that are the same in every run."""
+"""L2: decide how a launch ended, and put it into words that are the same in every run."""
+from __future__ import annotations
+
 import re
 import signal
 import time
@@ -14,8 +16,8 @@ REPORT_LIMIT_S = 2.0
 # What a rank reports when a peer has gone: an effect of the failure that is looked for, not its cause.
 VICTIM = re.compile(r"connection.{0,12}(closed|reset|refused)|broken pipe|socket closed", re.IGNORECASE)
 _VARYING = (
-    (re.compile(r"\[?[\w.:]*\d\]?:\d{4,5}\b"), "<address>"),
-    (re.compile(r"0x[0-9a-fA-F]+"), "<address>"),
+    (re.compile(r"\[?(\d+\.\d+\.\d+\.\d+|\[[0-9a-f:]*::[0-9a-f:.]*|localhost)\]?:\d+"), "<address>"),
+    (re.compile(r"0x[0-9a-fA-F]{6,}"), "<address>"),
     (re.compile(r"\nException raised from .*", re.DOTALL), ""),
 )
 

@@ -1,7 +1,9 @@
-"""Where a rank is, in words: the learner's own line, and the operation that the rank waits in there.
+"""L2: where a rank is, in words: the learner's own line, and the operation that the rank waits in there.
 
 The words are the same in every run: no process ids, no addresses, no temporary paths.
 """
+from __future__ import annotations
+
 import linecache
 import os
 import re
@@ -37,7 +39,8 @@ def is_cell(filename: str) -> bool:
 
 def cell_sources() -> dict[str, str]:
     """Source text of every notebook cell that this process knows, by file name, for use by the ranks."""
-    return {name: "".join(entry[2]) for name, entry in list(linecache.cache.items()) if is_cell(name) and len(entry) > 2}
+    cells = [(name, entry) for name, entry in list(linecache.cache.items()) if is_cell(name) and len(entry) > 2]
+    return {name: "".join(entry[2]) for name, entry in cells}
 
 
 def remember_sources(sources: dict[str, str]) -> None:
@@ -108,7 +111,9 @@ def own_frame(frames: list[FrameType]) -> FrameType:
 
 def communicates(frame: FrameType) -> bool:
     """Whether a thread whose innermost frame this is waits for other ranks, if it waits at all."""
-    return _torch_frame(stack(frame)) is not None or _requests.call_name(_requests.current_call(frame)) in BLOCKING_CALLS
+    if _torch_frame(stack(frame)) is not None:
+        return True
+    return _requests.call_name(_requests.current_call(frame)) in BLOCKING_CALLS
 
 
 def sleeps(frame: FrameType) -> bool:

@@ -1,19 +1,21 @@
-"""Start a function on several real processes from a notebook cell, and say clearly what came of it.
+"""L2: start a function on several real processes from a notebook cell, and say clearly what came of it.
 
 `launch(fn, 4)` runs `fn` on four ranks that are set up as torchrun sets them up: `fn` calls an ordinary
 `dist.init_process_group()`, and runs unchanged under torchrun.
 """
+from __future__ import annotations
+
 import functools
-import inspect
 import multiprocessing
 import os
 import pickle
 import socket
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from book import _supervise, _where
+from book import _job, _supervise, _where
 from book._ranks import Ranks, warm_up
 
 if TYPE_CHECKING:
@@ -21,14 +23,13 @@ if TYPE_CHECKING:
 
     from book.trace import Trace
 
-MAX_RANKS = 64
 NOT_RECORDED = "this run was not recorded: pass record=True to launch"
 
 
 class LaunchError(RuntimeError):
-    """A launch that brought no results. `stderr` holds what each rank wrote there, `trace` what was recorded or None."""
+    """A launch without results: `stderr` holds what each rank wrote there, `trace` what was recorded or None."""
 
-    def __init__(self, message: str, stderr: Sequence[str] = (), trace: "Trace | None" = None) -> None:
+    def __init__(self, message: str, stderr: Sequence[str] = (), trace: Trace | None = None) -> None:
         super().__init__(message)
         self.stderr, self.trace = list(stderr), trace
 
@@ -54,7 +55,7 @@ class Run:
     def __init__(self, results: list[Any], backend: str, stderr: list[str], recorded: list[Any]) -> None:
         self.backend, self.stderr = backend, stderr
         self._results, self._recorded = results, recorded
-        self._trace: "Trace | None" = None
+        self._trace: Trace | None = None
 
     def __len__(self) -> int:
         return len(self._results)
@@ -69,7 +70,7 @@ class Run:
         return f"Run({len(self)} ranks on {self.backend})"
 
     @property
-    def trace(self) -> "Trace":
+    def trace(self) -> Trace:
         """What the ranks did, as a `book.trace.Trace`; raises `LaunchError` if the run was not recorded."""
         if all(payload is None for payload in self._recorded):
             raise LaunchError(NOT_RECORDED)
@@ -79,7 +80,7 @@ class Run:
         return self._trace
 
 
-def rank_device() -> "torch.device":
+def rank_device() -> torch.device:
     """The device of this rank: its own GPU where the machine has one for every rank, else the CPU.
 
     Call it before `dist.init_process_group()`, whose default backend follows from it: NCCL with a GPU each, gloo on
@@ -119,8 +120,9 @@ def launch(
     one another for `hang_s`, or are not done `timeout_s` after the last of them entered `fn`; `LaunchError` if the
     ranks cannot be started; `TypeError` or `ValueError` for arguments that cannot work.
     """
-    _check(fn, world_size, args, timeout_s, hang_s, allow_many_ranks)
-    call = _pickled(fn, args)
+    _check_process()
+    _job.check(fn, world_size, args, timeout_s, hang_s, allow_many_ranks)
+    call = _job.pickled(fn, args)
     _announce_first_launch()
     warm_up()  # loads torch while this process does
     backend, reason = _backend(world_size)
@@ -137,68 +139,6 @@ def launch(
             _show(ranks)
 
 
-def _check(fn: Any, world_size: Any, args: tuple, timeout_s: float, hang_s: float, allow_many_ranks: bool) -> None:
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        raise LaunchError("this process is itself a rank: call the function directly instead of launching it")
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        raise LaunchError("launch needs to fork processes: use Linux, macOS, or WSL2 on Windows")
-    if not callable(fn):
-        raise TypeError(f"launch needs a function to run on the ranks, not {fn!r}: launch(fn, world_size, *args)")
-    if isinstance(world_size, bool) or not isinstance(world_size, int):
-        raise TypeError(f"world_size is a number of processes, not {world_size!r}")
-    if world_size < 1:
-        raise ValueError(f"world_size must be at least 1, not {world_size}")
-    if world_size > MAX_RANKS and not allow_many_ranks:
-        raise ValueError(f"{world_size} ranks are {world_size} processes: pass allow_many_ranks=True to start more "
-                         f"than {MAX_RANKS}")
-    for name, value in (("timeout_s", timeout_s), ("hang_s", hang_s)):
-        if not value > 0:
-            raise ValueError(f"{name} must be more than 0 seconds, not {value}")
-    _check_arguments(fn, args)
-
-
-def _check_arguments(fn: Callable[..., Any], args: tuple) -> None:
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):
-        return  # some built-in functions do not tell
-    try:
-        signature.bind(*args)
-    except TypeError as error:
-        name = getattr(fn, "__name__", "the function")
-        raise TypeError(f"{name}{signature} cannot be called with {len(args)} arguments ({error}): "
-                        "launch(fn, world_size, *args) passes exactly args") from None
-
-
-def _pickled(fn: Callable[..., Any], args: tuple) -> bytes:
-    """The call, pickled by value; raises TypeError that names what cannot travel to another process."""
-    import cloudpickle
-    try:
-        return cloudpickle.dumps((fn, args))
-    except Exception as error:
-        culprit = next((name for name, value in _parts(fn, args) if not _travels(value)), "the function")
-        raise TypeError(f"{culprit} cannot be sent to the ranks ({error}): create it inside the function") from None
-
-
-def _parts(fn: Callable[..., Any], args: tuple) -> Iterator[tuple[str, Any]]:
-    """What a call carries with it, by the name that a reader knows it by."""
-    for position, value in enumerate(args, start=1):
-        yield f"argument {position}", value
-    if inspect.isfunction(fn):
-        variables = inspect.getclosurevars(fn)
-        for name, value in {**variables.nonlocals, **variables.globals}.items():
-            yield f"{name!r}, which {fn.__name__} uses,", value
-
-
-def _travels(value: Any) -> bool:
-    import cloudpickle
-    try:
-        cloudpickle.dumps(value)
-    except Exception:
-        return False
-    return True
-
-
 def _backend(world_size: int) -> tuple[str, str]:
     """The backend that `rank_device` will lead to in the ranks, and a phrase that says why."""
     import torch
@@ -207,6 +147,13 @@ def _backend(world_size: int) -> tuple[str, str]:
         return "nccl", "nccl: a GPU each"
     here = f"{num_gpus} GPU{'s' * (num_gpus > 1)} here, fewer than ranks" if num_gpus else "no GPU here"
     return "gloo", f"gloo (CPU): {here}"
+
+
+def _check_process() -> None:
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise LaunchError("this process is itself a rank: call the function directly instead of launching it")
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        raise LaunchError("launch needs to fork processes: use Linux, macOS, or WSL2 on Windows")
 
 
 @functools.cache
@@ -281,7 +228,7 @@ def _unpickled(exception: bytes | None) -> BaseException | None:
         return None
 
 
-def _partial_trace(ranks: Ranks, backend: str) -> "Trace | None":
+def _partial_trace(ranks: Ranks, backend: str) -> Trace | None:
     """What was recorded up to a failure; None where there is nothing that makes a trace."""
     recorded = [member.recording() for member in ranks]
     if all(payload is None for payload in recorded):

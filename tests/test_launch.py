@@ -82,7 +82,8 @@ def test_megabytes_of_lines_and_a_huge_result_just_work(capsys):
     run = launch(chatter, 1)
     assert run[0][-1] == 24_999_999
     lines = capsys.readouterr().out.splitlines()[1:]
-    assert lines[:20_000] == ["[rank 0] " + "x" * 99] * 20_000 and lines[20_000:] == ["[rank 0] ... and more: 1 lines not kept"]
+    assert lines[:20_000] == ["[rank 0] " + "x" * 99] * 20_000
+    assert lines[20_000:] == ["[rank 0] ... and more: 1 lines not kept"]
 
 
 def test_random_numbers_differ_between_ranks_but_not_between_launches():
@@ -135,7 +136,8 @@ def test_an_error_is_told_with_its_own_line(capsys):
         r"rank 2 failed in test_launch.py line \d+: return 1 // \(rank - 2\)\n"
         r"ZeroDivisionError: integer division or modulo by zero\n"
         r"called from test_launch.py line \d+: divide\(rank\)", str(error))
-    assert error.rank == 2 and isinstance(error.__cause__, ZeroDivisionError) and "in divide_on_rank_2" in error.traceback
+    assert error.rank == 2 and isinstance(error.__cause__, ZeroDivisionError)
+    assert "in divide_on_rank_2" in error.traceback and len(error.stderr) == 3 and error.trace is None
     assert capsys.readouterr().out.count("before") == 3
 
 
@@ -170,7 +172,8 @@ def test_a_crash_in_c_is_told_with_its_line():
     def crash():
         ctypes.string_at(0)
 
-    words = r"rank 0 was killed by SIGSEGV before its function returned at test_launch.py line \d+: ctypes.string_at\(0\)"
+    words = (r"rank 0 was killed by SIGSEGV before its function returned "
+             r"at test_launch.py line \d+: ctypes.string_at\(0\)")
     assert re.fullmatch(words, str(failure(crash, 1)))
 
 
@@ -204,7 +207,7 @@ def test_debug_level_names_mismatched_collectives():
 
 # Hangs
 
-def hang(fn, world_size=3, timeout_s=60.0, hang_s=1.0):
+def hang(fn, world_size=3, timeout_s=60.0, hang_s=0.5):
     started_s = time.monotonic()
     with pytest.raises(HangError) as caught:
         launch(fn, world_size, timeout_s=timeout_s, hang_s=hang_s)
@@ -213,7 +216,7 @@ def hang(fn, world_size=3, timeout_s=60.0, hang_s=1.0):
     return head, [re.sub(r"line \d+", "line N", line.strip()) for line in lines]
 
 
-STILL = "the ranks wait for one another: nothing has moved for 1 s"
+STILL = "the ranks wait for one another: nothing has moved for 0.5 s"
 
 
 def test_everybody_receives_first():
@@ -271,7 +274,8 @@ def test_requests_are_named_by_the_call_that_made_them():
     assert hang(wait_for_requests) == (STILL, [
         "rank 0 waits for its irecv from rank 2 at test_launch.py line N: incoming.wait()",
         "rank 1 waits for its irecv from rank 0 at test_launch.py line N: request.wait()",
-        "rank 2 waits for its all_reduce at test_launch.py line N: dist.all_reduce(torch.zeros(1), async_op=True).wait()",
+        "rank 2 waits for its all_reduce at test_launch.py line N: "
+        "dist.all_reduce(torch.zeros(1), async_op=True).wait()",
     ])
 
 
@@ -300,11 +304,11 @@ def test_a_slow_rank_is_no_hang():
     def slow():
         rank, _ = start()
         if rank == 0:
-            time.sleep(1.5)
+            time.sleep(2)
         dist.barrier()
         return "done"
 
-    assert list(launch(slow, 2, hang_s=0.3)) == ["done", "done"]
+    assert list(launch(slow, 2, hang_s=1)) == ["done", "done"]
 
 
 def test_many_short_waits_are_no_hang():
@@ -320,7 +324,7 @@ def test_many_short_waits_are_no_hang():
             dist.recv(buffer, (rank - 1) % world_size)
             outgoing.wait()
 
-    assert list(launch(iterate, 3, hang_s=0.3)) == ["done"] * 3
+    assert list(launch(iterate, 3, hang_s=0.5)) == ["done"] * 3
 
 
 def test_a_busy_rank_is_told_at_the_time_limit():
@@ -342,6 +346,41 @@ def test_a_busy_rank_is_told_at_the_time_limit():
         "rank 2 sleeps at test_launch.py line N: time.sleep(600)",
         "rank 3 waits in barrier at test_launch.py line N: dist.barrier()",
     ])
+
+
+# Recording
+
+def ring_step(break_on):
+    rank, world_size = start()
+    outgoing = dist.isend(torch.ones(4), (rank + 1) % world_size)
+    dist.recv(torch.empty(4), (rank - 1) % world_size)
+    outgoing.wait()
+    if break_on == "error" and rank == 1:
+        raise ValueError("broken")
+    if break_on == "hang":
+        dist.recv(torch.empty(4), (rank - 1) % world_size)
+
+
+def sends_and_receives(trace):
+    return sorted((event.rank, event.kind, event.peer) for event in trace.events)
+
+
+EXCHANGE = [(0, "recv", 1), (0, "send", 1), (1, "recv", 0), (1, "send", 0)]
+
+
+def test_a_recorded_run_has_a_trace():
+    run = launch(ring_step, 2, None, record=True)
+    assert run.trace.source == "recorded" and sends_and_receives(run.trace) == EXCHANGE
+
+
+def test_what_was_recorded_survives_a_failure_and_a_hang():
+    with pytest.raises(RankError, match="ValueError: broken") as failed:
+        launch(ring_step, 2, "error", record=True)
+    assert sends_and_receives(failed.value.trace) == EXCHANGE
+    with pytest.raises(HangError) as hung:
+        launch(ring_step, 2, "hang", record=True, hang_s=0.5)
+    # The receives that hang are in the trace too: they are what a reader wants to see.
+    assert sends_and_receives(hung.value.trace) == sorted([*EXCHANGE, (0, "recv", 1), (1, "recv", 0)])
 
 
 # Arguments that cannot work

@@ -1,4 +1,5 @@
 """Launching seen from outside: parents that die, torchrun, and a real notebook kernel."""
+import os
 import re
 import signal
 import subprocess
@@ -9,6 +10,8 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbclient import NotebookClient
+
+from book.launch import launch
 
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT_S = 120.0
@@ -41,18 +44,36 @@ def wait_until_gone(pids):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGINT])
-def test_no_process_outlives_its_launcher(blow):
+def test_no_process_outlives_a_killed_launcher():
     program = [sys.executable, str(PROGRAMS / "wait_forever.py")]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:
         lines = [parent.stdout.readline().strip() for _ in range(5)]
         pids = children(parent.pid)
-        parent.send_signal(blow)
+        parent.kill()
         parent.wait(LIMIT_S)
     # "started" once only: the ranks did not run the script again.
     assert lines[0] == "started" and sorted(lines[2:]) == ["0 running", "1 running", "2 running"]
     assert len(pids) >= 4
     wait_until_gone(pids)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_an_interrupt_ends_the_ranks_and_the_next_launch_works():
+    running = []
+
+    def interrupt(rank, line):
+        running.append(int(line))
+        if len(running) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def wait():
+        print(os.getpid())
+        time.sleep(600)
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(wait, 2, on_line=interrupt)
+    wait_until_gone(running)
+    assert list(launch(lambda: 1, 2)) == [1, 1]
 
 
 def test_the_same_function_runs_under_torchrun():
@@ -90,13 +111,29 @@ def hang():
 
 launch(hang, 2, hang_s=1)"""
 
+REMOTE = """\
+import os
+import torch.distributed.rpc as rpc
+
+def square(x):
+    return x * x
+
+def ask():
+    rank = int(os.environ["RANK"])
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+    answer = rpc.rpc_sync(f"worker{1 - rank}", square, args=(rank + 3,))
+    rpc.shutdown()
+    return answer
+
+print(list(launch(ask, 2)))"""
+
 
 def test_cells_of_a_real_kernel(tmp_path):
-    cells = [nbformat.v4.new_code_cell(source) for source in (SETUP, HELLO, FAIL, HANG)]
+    cells = [nbformat.v4.new_code_cell(source) for source in (SETUP, HELLO, FAIL, HANG, REMOTE)]
     notebook = nbformat.v4.new_notebook(cells=cells)
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
     NotebookClient(notebook, timeout=LIMIT_S, allow_errors=True, resources={"metadata": {"path": tmp_path}}).execute()
-    setup, hello, fail, hang = (cell.outputs for cell in notebook.cells)
+    setup, hello, fail, hang, remote = (cell.outputs for cell in notebook.cells)
     assert setup == []
     assert {output.name for output in hello} == {"stdout"}
     assert "".join(output.text for output in hello).splitlines()[1:] == ["[rank 0] sum 1", "[rank 1] sum 1"]
@@ -107,3 +144,4 @@ def test_cells_of_a_real_kernel(tmp_path):
         "HangError", "the ranks wait for one another: nothing has moved for 1 s\n"
         "  rank 0 waits in recv from rank 1 at cell line 4: dist.recv(torch.empty(1), peer)\n"
         "  rank 1 waits in recv from rank 0 at cell line 4: dist.recv(torch.empty(1), peer)")
+    assert "".join(output.text for output in remote).splitlines()[1:] == ["[9, 16]"]  # RPC finds a cell's function
