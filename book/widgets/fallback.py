@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections import defaultdict
 from html import escape
 
-from book.widgets.payload import Run, Transfer
+from book.widgets.run import Run, Transfer
 
 MOST_STEPS, MOST_MESSAGES = 14, 60  # longer runs are summed up: this text is for reading, not for data
 DOES = {"reduce": "added", "copy": "replacing what was there"}

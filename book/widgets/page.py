@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from book.widgets.fallback import describe, fallback
-from book.widgets.payload import as_trace, payload, read_run
+from book.widgets.payload import payload
+from book.widgets.run import as_trace, read_run
 
 ASSETS = Path(__file__).parent  # player.js and player.css, for the site to copy
 ACRONYMS = {"all reduce": "all-reduce", "reduce scatter": "reduce-scatter", "all gather": "all-gather"}
