@@ -1,8 +1,11 @@
 """The normal form, the lint and the runner for notebooks, and how they fit with a strict nbval run."""
 from __future__ import annotations
 
+import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import nbformat
@@ -260,6 +263,32 @@ def test_backend_and_device_may_differ_between_machines_and_nothing_else(tmp_pat
     path = tmp_path / "backend.ipynb"
     stored = {"4 ranks on gloo (CPU): no GPU here": "4 ranks on nccl: a GPU each", "gloo on cpu": "nccl on cuda:3",
               "6 ranks on gloo (CPU): no GPU here": "5 ranks on nccl: a GPU each"}
-    nbformat.write(new_notebook(cells=[ran(f"print({now!r})", stream(then + "\n")) for then, now in stored.items()]), path)
+    cells = [ran(f"print({now!r})", stream(f"{then}\n")) for then, now in stored.items()]
+    nbformat.write(new_notebook(cells=cells), path)
     said = nbval(path, "--nbval-sanitize-with", str(ROOT / "nbval_sanitize.cfg")).stdout
     assert "1 failed, 2 passed" in said and "6 ranks" in said, said
+
+
+# The server of the built website
+
+
+def test_serve_prints_its_address_takes_a_free_port_and_ends_on_ctrl_c(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("<p>the book</p>")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "book.authoring", "serve", str(tmp_path), "--port", str(port)]
+        server = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            address = next(line for line in server.stdout if "http" in line).split()[-1]
+            assert address.startswith("http://127.0.0.1:") and f":{port}/" not in address
+            with urllib.request.urlopen(address, timeout=10) as page:
+                assert page.read() == b"<p>the book</p>"
+        finally:
+            server.send_signal(signal.SIGINT)
+            said, errors = server.communicate(timeout=10)
+    assert server.returncode == 0 and "Stopped." in said and not errors
+
+
+def test_serve_without_a_website_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", str(tmp_path)]) == 1
+    assert "make site" in capsys.readouterr().out

@@ -81,7 +81,7 @@ def drop_thebe_settings(app: Sphinx, doctree: nodes.document, page: str) -> None
 
 
 def tidy_scripts(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Take Thebe's scripts off a page, whose settings some pages declare twice, and let no other hold up first paint."""
+    """Take Thebe's scripts off a page (some pages declare its settings twice); let no other hold up first paint."""
     context["script_files"] = [script for script in context.get("script_files", []) if not is_thebe(script)]
     for script in context["script_files"]:
         if script.filename and Path(str(script.filename)).stem not in READ_BY_INLINE_SCRIPTS:
