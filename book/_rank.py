@@ -57,9 +57,11 @@ def main(rank: int, control: Connection, output: Connection, errors: Connection,
     try:
         line.send("done", _run(rank, job, line))
     except BaseException as error:
+        _flush()
         line.send("failed", _failure(error), _recorded())
     # A rank that left early would show its peers a reset connection in place of what really happened.
     line.leave.wait()
+    _flush()
     os._exit(0)
 
 
@@ -88,6 +90,13 @@ def _redirect(output: Connection, errors: Connection) -> None:
     )
     faulthandler.enable(file=2)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
+
+
+def _flush() -> None:
+    """Hand over what was printed without an end of line, and what C's own buffers hold."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)
 
 
 def _run(rank: int, job: bytes, line: _Line) -> bytes:
@@ -203,6 +212,7 @@ class _Line:
                 if question == "look":
                     self.send("looked", self._stillness.measure_s())
                 elif question == "report":
+                    _flush()
                     self.send("reported", _report())
         except (EOFError, OSError):
             os._exit(1)

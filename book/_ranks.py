@@ -90,7 +90,6 @@ class RankProcess:
         """Whether the rank is still expected to do something."""
         return not self.finished and not self.failed
 
-
     def recording(self) -> Any:
         """What this rank's recorder held when it returned, failed or was last asked; None if there is nothing."""
         if self.result is not None:
@@ -180,7 +179,7 @@ class Ranks:
                 heard(key, *args)
 
     def ask(self, question: str) -> None:
-        """Put a question ("report", "leave") to every rank that is alive."""
+        """Put a question ("look", "report", "leave") to every rank that is alive."""
         for member in self._all:
             if member.exit_code is None:
                 try:

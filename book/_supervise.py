@@ -116,8 +116,8 @@ def describe_failure(ranks: Ranks, first: RankProcess) -> str:
 
 def _raised(member: RankProcess) -> list[str]:
     failure = member.failure
-    *callers, last = failure.places or [None]
-    head = f"rank {member.rank} failed in {last}" if last else f"rank {member.rank} failed before its function started"
+    *callers, last = failure.places if member.entered else [None]
+    head = f"rank {member.rank} failed " + (f"in {last}" if last else "before its function started")
     error = f"{failure.name}: {steady(failure.message)}" if failure.message else failure.name
     return [head, error, *(f"called from {place}" for place in reversed(callers))]
 

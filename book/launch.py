@@ -199,7 +199,11 @@ def _results(ranks: Ranks, job: bytes, backend: str, timeout_s: float, hang_s: f
         limit_s = {"hang": hang_s, "late": timeout_s}.get(verdict, _supervise.START_LIMIT_S)
         raise _hang_error(ranks, verdict, limit_s, backend)
     ranks.dismiss(_supervise.LEAVE_LIMIT_S)
-    results, recorded = zip(*(pickle.loads(member.result) for member in ranks))
+    try:
+        results, recorded = zip(*(pickle.loads(member.result) for member in ranks))
+    except Exception as error:
+        raise LaunchError(f"a rank's result cannot be rebuilt here ({type(error).__name__}: {error}): "
+                          "return numbers, strings, lists, dicts or tensors") from error
     return Run(list(results), backend, _stderr(ranks), list(recorded))
 
 

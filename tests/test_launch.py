@@ -53,7 +53,7 @@ def speak():
     rank = int(os.environ["RANK"])
     time.sleep(0.2 * (2 - rank))
     print("hello")
-    os.write(1, b"from C")
+    print("no end of line", end="")
     print("aside", file=sys.stderr)
 
 
@@ -61,14 +61,14 @@ def test_lines_are_grouped_by_rank(capsys):
     run = launch(speak, 3)
     head, *lines = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"3 ranks on (gloo \(CPU\): .+|nccl: a GPU each)", head)
-    assert lines == [f"[rank {rank}] {word}" for rank in range(3) for word in ("hello", "from C")]
+    assert lines == [f"[rank {rank}] {word}" for rank in range(3) for word in ("hello", "no end of line")]
     assert run.stderr == ["aside\n"] * 3
 
 
 def test_on_line_gets_lines_in_place_of_the_output(capsys):
     heard = []
     launch(speak, 2, on_line=lambda rank, line: heard.append((rank, line)))
-    assert sorted(heard) == [(0, "from C"), (0, "hello"), (1, "from C"), (1, "hello")]
+    assert sorted(heard) == [(0, "hello"), (0, "no end of line"), (1, "hello"), (1, "no end of line")]
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
@@ -124,9 +124,9 @@ def divide_on_rank_2():
     dist.barrier()
 
 
-def failure(fn, world_size=3, **options):
+def failure(fn, world_size=3, *args, **options):
     with pytest.raises(RankError) as caught:
-        launch(fn, world_size, **options)
+        launch(fn, world_size, *args, **options)
     return caught.value
 
 
@@ -184,6 +184,19 @@ def test_sys_exit_is_an_error():
 def test_a_result_that_cannot_be_pickled_is_named():
     message = str(failure(threading.Lock, 1))
     assert "rank 0 returned something that cannot be sent back" in message and "lock" in message
+
+
+class NotANumber:
+    def __reduce__(self):
+        return int, ("many",)
+
+
+def test_what_cannot_be_rebuilt_is_told_on_either_side():
+    assert str(failure(add_up, 1, NotANumber())) == (
+        "rank 0 failed before its function started\n"
+        "ValueError: invalid literal for int() with base 10: 'many'")
+    with pytest.raises(LaunchError, match=r"a rank's result cannot be rebuilt here \(ValueError: invalid literal"):
+        launch(NotANumber, 1)
 
 
 def test_launch_inside_a_rank_is_refused():
