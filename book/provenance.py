@@ -71,13 +71,14 @@ class _Waiting:
 class Watch:
     """Follows one buffer; `resolution` is the relative precision of its dtype (0 for integers).
 
-    The buffer must be contiguous, cut evenly into `num_chunks` chunks of `num_lanes` lanes, and hold in each chunk at
+    The buffer must be real, contiguous, cut evenly into `num_chunks` chunks of `num_lanes` lanes, and hold in each chunk at
     most one rank's contribution, once; raises WatchError otherwise. A look costs one pass over the buffer.
     """
 
     def __init__(self, buffer: Tensor, num_chunks: int, num_lanes: int, resolution: float, position: int):
         size = num_chunks * num_lanes if num_chunks > 0 else 0
-        if not size or not buffer.numel() or buffer.numel() % size or not buffer.is_contiguous():
+        even = size and buffer.numel() and buffer.numel() % size == 0
+        if not even or not buffer.is_contiguous() or buffer.is_complex():
             raise WatchError(f"can't watch a buffer of {buffer.numel()} elements as {num_chunks} chunks of {num_lanes} "
                              f"lanes: make it with lanes({max(num_chunks, 1)})")
         self.num_chunks, self.num_lanes, self.resolution = num_chunks, num_lanes, resolution

@@ -113,6 +113,7 @@ class _Recorder:
         self._waited: set[int] = set()
         self._watch: Watch | None = None
         self._arriving: dict[int, Sequence[torch.Tensor]] = {}  # what receives in flight will fill, under a watch
+        self._futures: dict[int, torch.futures.Future] = {}
         self._num_steps = 0  # of what has been emitted
 
     def issued(self, operation: Operation, tensors: Sequence[torch.Tensor]) -> int:
@@ -143,6 +144,16 @@ class _Recorder:
             if self._watch and index in self._watch.spans:
                 self._watch.waited(index, operation, tensors, position)
 
+    def completes(self, index: int, future: torch.futures.Future) -> None:
+        """Have the completion noted by the backend's thread, or at the end if that has not come round to it."""
+        self._futures[index] = future
+        future.add_done_callback(lambda _: self._completed(index))
+
+    def _completed(self, index: int) -> None:
+        operation = self.recording.operations[index]
+        operation.end_ns = operation.end_ns or time.monotonic_ns()
+        self._futures.pop(index, None)
+
     def emit(self, events: Iterable[Event], source: str, name: str | None, num_steps: int) -> None:
         with self._lock:
             self.recording.source, self.recording.name = source, name
@@ -165,6 +176,9 @@ class _Recorder:
     def _read(self) -> Recording:
         """A copy of the recording, with what the watched buffer tells."""
         recording = self.recording
+        for index, future in list(self._futures.items()):
+            if future.done():
+                self._completed(index)
         pieces, holds = self._watch.read(recording.operations, len(recording.log)) if self._watch else ({}, [])
         operations = [replace(operation, pieces=pieces.get(index, operation.pieces))
                       for index, operation in enumerate(recording.operations)]

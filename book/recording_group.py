@@ -42,6 +42,9 @@ class Recorder(Protocol):
     def waited(self, index: int) -> None:
         """Note that the program has waited for an operation."""
 
+    def completes(self, index: int, future: torch.futures.Future) -> None:
+        """Note when `future` completes: nobody may wait for this operation itself."""
+
 
 def install(recorder: Recorder) -> None:
     """Have every process group that this process creates from here on tell `recorder` of its operations.
@@ -82,7 +85,8 @@ class RecordedWork(Work):
     def get_future(self) -> torch.futures.Future:
         """The backend's future; who waits for that instead of this leaves only the time of completion."""
         future = self._work.get_future()
-        future.add_done_callback(lambda _: self._stamp(time.monotonic_ns()))
+        for index in self._indices:
+            self._recorder.completes(index, future)
         return future
 
     def _note(self) -> None:
@@ -91,11 +95,6 @@ class RecordedWork(Work):
             if operation.kind == "recv" and operation.peer is None:
                 operation.peer = operation.ranks[self._work._source_rank()]
             self._recorder.waited(index)
-
-    def _stamp(self, now_ns: int) -> None:
-        for index in self._indices:
-            operation = self._recorder.recording.operations[index]
-            operation.end_ns = operation.end_ns or now_ns
 
 
 def _handed_on(method: str) -> Callable[..., Any]:
