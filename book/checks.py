@@ -110,6 +110,36 @@ def ring_traffic(trace: Trace, length: int, element_bytes: int) -> float:
     return float(sent[0])
 
 
+def ring_cost(answer: Any, trace: Trace, length: int, element_bytes: int) -> tuple[float, float]:
+    """`answer` must be (rounds, bytes that each rank sends) of the ring all-reduce that `trace` recorded; returns it."""
+    sent = ring_traffic(trace, length, element_bytes)
+    if not isinstance(answer, (tuple, list)) or len(answer) != 2:
+        raise CheckFailed(f"return two numbers, the rounds and the bytes that a rank sends, not {type(answer).__name__}")
+    num_bytes, world_size = length * element_bytes, trace.world_size
+    rounds = number("the number of rounds", answer[0], trace.num_steps, {
+        "that is the reduce-scatter alone, the all-gather takes as many": world_size - 1,
+        "the last contribution has N-1 links to go, not N, in either half": 2 * world_size})
+    return rounds, number("the number of bytes that a rank sends", answer[1], sent, {
+        "that is the reduce-scatter alone, the all-gather sends as much again": sent / 2,
+        "that is the limit for many ranks; a rank never sends its last chunk": 2 * num_bytes,
+        "that is the traffic of a root, which sends the whole buffer to each of the others":
+            cost.root_sent_bytes(world_size, num_bytes),
+        "that is what all ranks send together, or the whole buffer in every round": sent * world_size,
+        f"that counts elements: each has {element_bytes} bytes": sent / element_bytes})
+
+
+def bus_bandwidth(answer: Any, world_size: int, num_bytes: float, seconds: float) -> float:
+    """`answer` must be the bus bandwidth, in bytes per second, of an all-reduce of `num_bytes`; returns it."""
+    wanted = cost.bus_bandwidth_bytes_per_s("all_reduce", world_size, num_bytes, seconds)
+    return number("the bus bandwidth", answer, wanted, {
+        "that is the algorithm bandwidth, bytes over seconds; multiply by the share that each link carries":
+            num_bytes / seconds,
+        "the share is (N-1)/N for a reduce-scatter; an all-reduce does that twice": wanted / 2,
+        "that is in GB/s; leave it in bytes per second": wanted / 1e9,
+        "that is in bits; leave it in bytes per second": wanted * 8,
+        "you have seconds over bytes": 1 / wanted})
+
+
 def neighbour_exchange(sent: Sequence[Any], received: Sequence[Any]) -> int:
     """Rank r must have received what rank r-1 sent. Returns the sum of what rank 0 received."""
     sent, received = _buffers(sent), _buffers(received)
