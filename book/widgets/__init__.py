@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from book.schedule import Schedule
+from book.schedule import PROMISES, Schedule
 from book.trace import Trace
 from book.widgets.page import ASSETS, Shown, title_of
 
@@ -34,6 +34,7 @@ def play(what: Playable | Mapping[Any, Playable] | Sequence[Playable], *, title:
     """
     _check("view", view, ("auto", "ring", "matrix"))
     _check("clock", clock, ("steps", "time"))
+    _check("promise", promise, (None, *PROMISES))
     traces = _mapping(what)
     options = {"kind": "play", "view": view, "predict": predict, "clock": clock, "labels": labels, "promise": promise}
     return _player(Shown(traces, title or title_of(traces), options))
@@ -83,6 +84,6 @@ def _mapping(what: Any) -> dict[Any, Playable]:
     return traces
 
 
-def _check(name: str, value: str, choices: tuple[str, ...]) -> None:
+def _check(name: str, value: str | None, choices: tuple[str | None, ...]) -> None:
     if value not in choices:
-        raise ValueError(f"{name} can't be {value!r}: use one of {', '.join(choices)}")
+        raise ValueError(f"{name} can't be {value!r}: use one of {', '.join(filter(None, choices))}")

@@ -20,6 +20,7 @@ class Shown:
     def __init__(self, traces: Mapping[Any, Any], title: str, options: Mapping[str, Any]):
         self.traces = {key: as_trace(what) for key, what in traces.items()}
         self.title, self.options = title, dict(options)
+        self._runs = [read_run(trace) for trace in self.traces.values()]
         self._data = payload(self.traces, title=title, with_backend=False, **self.options)
 
     def with_trace(self, what: Any) -> Shown:
@@ -43,7 +44,7 @@ class Shown:
     def _about(self) -> tuple[list[str], list[Any], str]:
         names = [", ".join(map(str, key)) if isinstance(key, tuple) else str(key) for key in self.traces]
         sources = dict.fromkeys(trace.source for trace in self.traces.values())
-        return names, [read_run(trace) for trace in self.traces.values()], " and ".join(sources)
+        return names, self._runs, " and ".join(sources)
 
     def __repr__(self) -> str:
         return self.text()

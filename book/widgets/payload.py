@@ -30,7 +30,7 @@ TICKS = 10_000  # a modelled time is written in this many parts of the run's dur
 def payload(traces: Mapping[Any, Trace], *, kind: str, title: str, view: str, predict: bool, clock: str,
             labels: Sequence[str] | None, promise: str | None, with_backend: bool) -> dict[str, Any]:
     """The player's JSON for one or more runs; keys of `traces` (or tuples of them) become the choices to select."""
-    keys = [key if isinstance(key, tuple) else (key,) for key in traces]
+    keys = _keys(traces, labels)
     axes = [_axis([key[i] for key in keys], labels[i] if labels else None) for i in range(len(keys[0]))]
     runs = []
     for key, what in zip(keys, traces.values()):
@@ -72,7 +72,7 @@ def _write_start(run: Run) -> str | list[str]:
            for r in range(run.world_size) for c in range(run.num_chunks)}
     if run.start == own:
         return "own"
-    return [".".join(write(run.start.get((r, c))) for c in range(run.num_chunks)) for r in range(run.world_size)]
+    return ["/".join(write(run.start.get((r, c))) for c in range(run.num_chunks)) for r in range(run.world_size)]
 
 
 def _write_steps(run: Run, width: int) -> list[str]:
@@ -126,6 +126,16 @@ def _sizes(run: Run) -> dict[str, Any]:
     shares = run.shares()
     uneven = shares.max() - shares.min() > 1e-9
     return {"bytes": round(sum(by_chunk.values()))} | ({"shares": [round(x, 6) for x in shares.tolist()]} if uneven else {})
+
+
+def _keys(traces: Mapping[Any, Trace], labels: Sequence[str] | None) -> list[tuple]:
+    keys = [key if isinstance(key, tuple) else (key,) for key in traces]
+    if len({len(key) for key in keys}) > 1:
+        raise ValueError("the keys of the runs to choose from must be tuples of one length, or no tuples at all")
+    if labels is not None and (isinstance(labels, str) or len(labels) != len(keys[0])):
+        raise ValueError(f"labels names each part of a key: give {len(keys[0])} of them, not {labels!r} (one label "
+                         f"for keys that are no tuples)")
+    return keys
 
 
 def _axis(values: list[Any], label: str | None) -> dict[str, Any]:

@@ -33,7 +33,7 @@ function parse(m, held, read, k) {
 
 function decode(data) {
   const read = reader(data.n), own = (r) => read("0".repeat(r >> 2) + (1 << (r & 3)).toString(16)), items = [];
-  const held = range(data.n).map((r) => (data.start === "own" ? Array(data.c).fill(own(r)) : data.start[r].split(".").map(read)));
+  const held = range(data.n).map((r) => (data.start === "own" ? Array(data.c).fill(own(r)) : data.start[r].split("/").map(read)));
   const word = new RegExp("^(.{W})(.{W})(.{W})([+=?!])([^~@^]*)(?:~([^@^]*))?(?:@([^^]*))?(?:\\^(\\d+))?$".replaceAll("W", data.width));
   const run = { ...data, S: data.steps.length, items, updates: held.map((row) => row.map((v) => [{ k: 0, s: 0, v }])) };
   const put = (r, c, v, k, s) => { held[r][c] = v; run.updates[r][c].push({ k, s, v }); };

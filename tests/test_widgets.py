@@ -1,0 +1,276 @@
+"""The player's Python side: what a trace is written as, and the HTML that stands on a page."""
+from __future__ import annotations
+
+import html
+import json
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from book import collectives
+from book.cost import Link
+from book.schedule import Schedule
+from book.simulate import simulate
+from book.trace import Event, Trace
+from book.widgets import ASSETS, panel, play, race
+from book.widgets.payload import run_payload, write
+from book.widgets.run import read_run
+
+LINK = Link(20e-6, 1e9)
+SCHEDULES: list[Callable[[int], Schedule]] = [
+    collectives.ring_all_reduce, collectives.ring_reduce_scatter, collectives.ring_all_gather,
+    collectives.parameter_server_all_reduce, collectives.tree_all_reduce, collectives.halving_doubling_all_reduce,
+]
+MOST_ASSET_BYTES, MOST_PAGE_BYTES = 40 * 1024, 30 * 1024
+
+
+def simulated(schedule: Schedule, **options: Any) -> Trace:
+    return simulate(schedule, 400e6, LINK, **options)
+
+
+def page_of(shown: Any) -> str:
+    bundle = shown._repr_mimebundle_()
+    return (bundle[0] if isinstance(bundle, tuple) else bundle)["text/html"]
+
+
+def data_of(shown: Any) -> dict[str, Any]:
+    """The data in a player's HTML, as a browser would read the attribute."""
+    return json.loads(html.unescape(re.match(r"<div data-lockstep-player='([^']*)'>", page_of(shown))[1]))
+
+
+def events_of(trace: Trace) -> dict[tuple, list]:
+    """What a trace says of each (step, src, dst): every send's and receive's chunk, op and contributions."""
+    found = defaultdict(list)
+    for e in trace.events:
+        if e.kind in ("send", "recv"):
+            ends = (e.rank, e.peer) if e.kind == "send" else (e.peer, e.rank)
+            found[(e.step, *ends)].append((e.kind, e.chunk, e.op if e.kind == "recv" else None, e.contributions))
+    return {key: sorted(values, key=repr) for key, values in found.items()}
+
+
+WORD = re.compile(r"(.)(.)(.)([+=?!])([^~@^]*)(?:~([^@^]*))?(?:@([^^]*))?(?:\^(\d+))?$")
+
+
+def contents(text: str, num_ranks: int) -> tuple[float, ...] | None:
+    if text == "?":
+        return None
+    if text.startswith("("):
+        return tuple(float(x) for x in text[1:-1].split(","))
+    padded = text.ljust(-(-num_ranks // 4), "0")
+    return tuple(int(padded[r // 4], 16) >> r % 4 & 1 for r in range(num_ranks))
+
+
+def decoded(data: dict[str, Any]) -> dict[tuple, list]:
+    """The payload read back in the form of `events_of`, by this test's own reader."""
+    n, found, arriving = data["n"], defaultdict(list), defaultdict(dict)
+    own = {(r, c): tuple(int(k == r) for k in range(n)) for r in range(n) for c in range(data["c"])}
+    held = own if data["start"] == "own" else {
+        (r, c): contents(text, n) for r, line in enumerate(data["start"]) for c, text in enumerate(line.split("/"))}
+    for step, line in enumerate(data["steps"]):
+        held.update(arriving.pop(step, {}))
+        held.update({(r, c): contents(text, n) for at, r, c, text in data.get("holds", ()) if at == step})
+        for word in line.split():
+            src, dst, chunk, op, after, sent, into, arrives = WORD.match(word).groups()
+            src, dst, chunk = (int(x, 36) for x in (src, dst, chunk))
+            message = contents(sent, n) if sent is not None else held[src, chunk]
+            found[step, src, dst].append(("send", chunk, None, message))
+            if op != "!":
+                into, end = int(into, 36) if into else chunk, int(arrives or step)
+                result = contents(after, n) if after else message
+                found[end, src, dst].append(("recv", into, {"+": "reduce", "=": "copy", "?": None}[op], result))
+                arriving[end + 1][dst, into] = result
+    return {key: sorted(values, key=repr) for key, values in found.items()}
+
+
+@pytest.mark.parametrize("make", SCHEDULES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("num_ranks", [2, 3, 4, 8, 13, 16])
+def test_nothing_is_lost_in_the_payload(make: Callable[[int], Schedule], num_ranks: int) -> None:
+    trace = simulated(make(num_ranks))
+    assert decoded(run_payload(trace)) == events_of(trace)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_wrong_and_unknown_contents_survive(data: st.DataObject) -> None:
+    """Whatever a recording says a chunk held, the player is told just that, not what would have been right."""
+    trace = simulated(collectives.ring_all_reduce(4))
+    value = st.sampled_from([0, 1, 2, 0.25, 3])
+    held = st.none() | st.tuples(value, value, value, value)
+    events = [replace(e, contributions=data.draw(held)) if data.draw(st.booleans()) else e for e in trace.events]
+    changed = Trace(events, 4, "modelled", "recorded")
+    assert decoded(run_payload(changed)) == events_of(changed)
+
+
+def test_a_message_into_the_wrong_chunk_and_one_never_received() -> None:
+    start = [Event(r, "hold", chunk=c, step=0, contributions=(1 - r, r)) for r in (0, 1) for c in (0, 1)]
+    events = [*start, Event(0, "send", None, 1, chunk=0, step=0, contributions=(1, 0)),
+              Event(1, "recv", "reduce", 0, chunk=1, step=1, contributions=(1, 1)),
+              Event(1, "send", None, 0, chunk=0, step=1, contributions=(0, 1)),
+              Event(0, "hold", chunk=1, step=1, contributions=(2, 0))]
+    trace = Trace(events, 2, "logical", "recorded")
+    data = run_payload(trace)
+    assert decoded(data) == events_of(trace)
+    assert data["holds"] == [[1, 0, 1, "(2,0)"]]
+    assert data["ok"] is False and "counts rank 0 (×2)" in data["verdict"] or "lacks" in data["verdict"]
+
+
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=64))
+def test_masks_read_back(bits: list[int]) -> None:
+    assert contents(write(tuple(bits)), len(bits)) == tuple(bits)
+
+
+@pytest.mark.parametrize("make", SCHEDULES, ids=lambda make: make.__name__)
+def test_right_runs_end_right(make: Callable[[int], Schedule]) -> None:
+    assert run_payload(simulated(make(8)))["ok"] is True
+
+
+def test_wrong_runs_say_what_is_wrong() -> None:
+    ring = collectives.ring_all_reduce(4)
+    adds = Schedule(ring.name, 4, 4, [replace(move, op="reduce") for move in ring.moves])
+    verdict = run_payload(simulated(adds))["verdict"]
+    assert verdict.startswith("Wrong at the end: 4 of 16 chunks are complete. Rank 0's chunk 0 counts rank 0 (×2)")
+    copies = Schedule(ring.name, 4, 4, [replace(move, op="copy") for move in ring.moves])
+    assert "lacks rank" in run_payload(simulated(copies))["verdict"]
+
+
+def test_a_promise_can_be_given() -> None:
+    trace = simulated(collectives.ring_reduce_scatter(4))
+    unnamed = Trace(trace.events, 4, trace.clock, "recorded")
+    assert run_payload(unnamed)["ok"] is False
+    assert data_of(play(unnamed, promise="reduce_scatter"))["runs"][0]["ok"] is True
+
+
+def test_figures_agree_with_the_formulas() -> None:
+    ring = run_payload(simulated(collectives.ring_all_reduce(4)))
+    assert (ring["total"], ring["who"], ring["formula"]) == (1.5, -1, ": 2(N−1)/N · n")
+    server = run_payload(simulated(collectives.parameter_server_all_reduce(4)))
+    assert (server["total"], server["who"], server["formula"]) == (3.0, 0, ": (N−1) · n")
+    assert ring["bytes"] == 400_000_000
+
+
+def test_shapes() -> None:
+    kinds = {make.__name__: run_payload(simulated(make(8)))["shape"]["kind"] for make in SCHEDULES}
+    assert kinds == {"ring_all_reduce": "ring", "ring_reduce_scatter": "ring", "ring_all_gather": "ring",
+                     "parameter_server_all_reduce": "tree", "tree_all_reduce": "tree",
+                     "halving_doubling_all_reduce": "mesh"}
+
+
+def test_html_is_the_same_every_time_and_has_no_measured_time() -> None:
+    trace = simulated(collectives.ring_all_reduce(4))
+
+    def measured(shift_s: float, backend: str) -> Trace:
+        events = [replace(e, start_s=shift_s + i * shift_s, end_s=shift_s + (i + 1) * shift_s)
+                  for i, e in enumerate(trace.events)]
+        return Trace(events, 4, "measured", "executed", name=trace.name, backend=backend)
+
+    slow, fast = play(measured(0.31, "gloo")), play(measured(0.0007, "nccl"))
+    assert page_of(slow) == page_of(fast) == page_of(slow)
+    assert "times" not in data_of(slow)["runs"][0]
+    assert data_of(slow)["runs"][0]["source"] == "executed on 4 ranks · n = 400 MB"
+
+
+def test_html_keeps_to_itself() -> None:
+    bad = """</script></div><script>alert('1')</script>"&amp;"""
+    shown = play(collectives.ring_all_reduce(2), title=bad)
+    assert "<script" not in page_of(shown)
+    assert data_of(shown)["title"] == bad
+
+
+def test_sizes_keep_the_budget() -> None:
+    assets = sum((ASSETS / name).stat().st_size for name in ("player.js", "player.css"))
+    assert assets <= MOST_ASSET_BYTES
+    every_ring = play({n: collectives.ring_all_reduce(n) for n in range(2, 17)})
+    assert len(data_of(every_ring)["runs"]) == 15
+    assert len(page_of(every_ring).encode()) <= MOST_PAGE_BYTES
+    slow = {n: simulated(collectives.ring_all_reduce(n), stragglers={1: 3.0}) for n in (4, 8, 16)}
+    assert len(page_of(play(slow)).encode()) <= MOST_PAGE_BYTES
+
+
+def test_a_reader_without_javascript_gets_the_steps() -> None:
+    page = page_of(play(collectives.ring_all_reduce(2)))
+    assert "<li>0 → 1: chunk 0, 1 → 0: chunk 1 (added)</li>" in page
+    assert str(play(collectives.ring_all_reduce(2))) == "Ring all-reduce: player, 2 ranks, 2 steps, simulated"
+
+
+def test_choices() -> None:
+    runs = {(n, slow): simulated(collectives.ring_all_reduce(n), stragglers={0: factor})
+            for n in (2, 4) for slow, factor in (("even", 1.0), ("rank 0 is slow", 3.0))}
+    data = data_of(play(runs, labels=["ranks", "links"]))
+    assert data["axes"] == [{"label": "ranks", "values": ["2", "4"]},
+                            {"label": "links", "values": ["even", "rank 0 is slow"]}]
+    assert [run["at"] for run in data["runs"]] == [[0, 0], [0, 1], [1, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("call, message", [
+    (lambda: play(3), "a Trace or a Schedule"),
+    (lambda: play({}), "nothing to play"),
+    (lambda: play(collectives.ring_all_reduce(4), view="round"), "view can't be 'round'"),
+    (lambda: play(collectives.ring_all_reduce(4), clock="clock"), "clock can't be"),
+    (lambda: play(collectives.ring_all_reduce(4), promise="peace"), "promise can't be"),
+    (lambda: play(Trace([Event(0, "compute")], 1, "logical", "executed")), "nothing to play"),
+    (lambda: play(collectives.tree_all_reduce(65)), "up to 64 ranks"),
+    (lambda: play({1: collectives.ring_all_reduce(4)}, labels=["a", "b"]), "one label"),
+    (lambda: play({(1, 2): collectives.ring_all_reduce(4), 3: collectives.ring_all_reduce(4)}), "keys"),
+    (lambda: race({"one": simulated(collectives.ring_all_reduce(4))}), "two or more"),
+    (lambda: race({"a": collectives.ring_all_reduce(4), "b": collectives.ring_all_reduce(4)}), "no modelled times"),
+    (lambda: panel(lambda: None, pace=3), "panel: pace can't be 3"),
+])
+def test_bad_input_is_told(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
+
+
+def test_pages_need_no_widget_packages() -> None:
+    """Without anywidget the same HTML comes from an object that is no widget."""
+    script = ("import sys; sys.modules.update(anywidget=None, ipywidgets=None, traitlets=None)\n"
+              "from book.collectives import ring_all_reduce\nfrom book.widgets import play\n"
+              "print(play(ring_all_reduce(3))._repr_mimebundle_()['text/html'])")
+    plain = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert plain.strip() == page_of(play(collectives.ring_all_reduce(3)))
+
+
+class TestLive:
+    """The widget as a notebook's kernel sees it."""
+
+    @pytest.fixture(autouse=True)
+    def _needs_anywidget(self) -> None:
+        pytest.importorskip("anywidget")
+
+    def test_traits(self) -> None:
+        player = play(Trace(simulated(collectives.ring_all_reduce(4)).events, 4, "modelled", "executed", backend="gloo"))
+        assert json.loads(player.payload)["runs"][0]["source"] == "executed on 4 ranks · gloo · n = 400 MB"
+        player.step, player.error = 3, "old"
+        player.trace = collectives.ring_all_reduce(2)
+        assert (player.step, player.playing, player.error) == (0, False, "")
+        assert json.loads(player.payload)["runs"][0]["n"] == 2 and data_of(player)["runs"][0]["n"] == 2
+        assert player._esm.endswith("export default globalThis.lockstepPlayer;\n")
+
+    def test_panel_reruns_shows_errors_and_ignores_clicks_while_it_runs(self) -> None:
+        calls = []
+
+        def run(num_ranks: int, algorithm: str) -> Trace:
+            calls.append((num_ranks, algorithm))
+            lab.button.click() if len(calls) == 2 else None  # a click while it runs
+            if num_ranks == 5:
+                raise RuntimeError("rank 3 sends to itself")
+            return simulated(getattr(collectives, algorithm)(num_ranks))
+
+        lab = panel(run, num_ranks=(2, 8), algorithm=["ring_all_reduce", "tree_all_reduce"])
+        assert calls == [(2, "ring_all_reduce")]
+        count, algorithm = lab.children[0].children[:2]
+        count.value, algorithm.value = 4, "tree_all_reduce"
+        lab.button.click()
+        assert calls[1:] == [(4, "tree_all_reduce")] and not lab.button.disabled
+        assert data_of(lab)["runs"][0]["n"] == 4
+        count.value = 5
+        lab.button.click()
+        assert lab.player.error == "RuntimeError: rank 3 sends to itself"
+        assert data_of(lab)["runs"][0]["n"] == 4
