@@ -31,7 +31,10 @@ def preload() -> None:
     # An interrupt of the notebook reaches this process too: the imports must not die of it half-way.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _silence()
+    launcher = os.getppid()
     for name in MODULES:
+        if os.getppid() != launcher:
+            os._exit(0)  # nobody is left to fork ranks for
         try:
             importlib.import_module(name)
         except ImportError:
