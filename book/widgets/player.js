@@ -462,7 +462,7 @@ function pill(parent, text, words, act, mark) {
 }
 
 function shell(el, data, state, parts) { // what every player has; parts: build(W), draw(), and turn(by) for up and down keys
-  const root = make("section", { class: "lockstep-player", "aria-label": data.title, tabindex: 0 }, el), head = make("div", { class: "lk-head" }, root);
+  const root = make("div", { class: "lockstep-player", role: "group", "aria-label": data.title, tabindex: 0 }, el), head = make("div", { class: "lk-head" }, root);
   make("b", {}, head, data.title);
   const ui = { root, source: make("span", {}, head), caption: make("p", { class: "lk-caption", "aria-live": "polite" }, root), alert: make("p", { class: "lk-alert", role: "alert", hidden: "" }, root) };
   ui.quiz = quiz(root, () => ui.control.next());

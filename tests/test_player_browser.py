@@ -1,0 +1,401 @@
+"""The player in a real Chromium, on static pages of its own HTML and assets, with the network blocked."""
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from book import collectives
+from book.cost import Link
+from book.schedule import Schedule
+from book.simulate import simulate
+from book.trace import Trace
+from book.widgets import ASSETS, play, race
+from tests.browser import Browser
+
+LINK = Link(20e-6, 1e9)
+HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Players</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><style>body {{ margin: 20px }}</style>
+<link rel="stylesheet" href="{0}/player.css"><script defer src="{0}/player.js"></script></head><body><main>"""
+SIZES = [2, 3, 4, 5, 6, 7, 8, 9, 12, 16]
+PLAYER = ".lockstep-player"
+
+
+def simulated(make: Callable[[int], Schedule], num_ranks: int, **options: Any) -> Trace:
+    return simulate(make(num_ranks), 400e6, LINK, **options)
+
+
+def wrong_ring() -> Schedule:
+    ring = collectives.ring_all_reduce(4)
+    return Schedule(ring.name, 4, 4, [replace(move, op="reduce") for move in ring.moves])
+
+
+@pytest.fixture
+def show(tmp_path: Path, browser: Browser) -> Iterator[Callable]:
+    """Opens players on a page over file://, and at the end of the test asserts that nothing went wrong there."""
+    logs = []
+
+    def open_page(*shown: Any, wait: bool = True, **options: Any) -> Any:
+        bundles = [one._repr_mimebundle_() for one in shown]
+        parts = [(bundle[0] if isinstance(bundle, tuple) else bundle)["text/html"] for bundle in bundles]
+        page_file = tmp_path / f"{len(logs)}.html"
+        page_file.write_text(HEAD.format(ASSETS.as_uri()) + "".join(parts) + "</main></body></html>", "utf-8")
+        page, log = browser.open(page_file.as_uri(), **options)
+        logs.append(log)
+        if wait:
+            page.wait_for_selector(PLAYER)
+        return page
+
+    yield open_page
+    for log in logs:
+        log.assert_clean()
+
+
+def state(page: Any) -> dict[str, str]:
+    return page.eval_on_selector(PLAYER, "e => ({...e.dataset})")
+
+
+def until(page: Any, **wanted: Any) -> None:
+    for name, value in wanted.items():
+        page.wait_for_function("([n, v]) => document.querySelector('.lockstep-player').dataset[n] === v",
+                               arg=[name, str(value)], timeout=15_000)
+
+
+def click(page: Any, name: str) -> None:
+    page.get_by_role("button", name=name, exact=True).first.click()
+
+
+def figures(page: Any) -> dict[str, str]:
+    pairs = page.eval_on_selector_all(".lk-foot div", "all => all.map(d => [...d.children].map(x => x.textContent))")
+    return {meaning: value for value, meaning in pairs}
+
+
+def test_every_control(show: Callable) -> None:
+    page = show(play(simulated(collectives.ring_all_reduce, 4)))
+    assert state(page)["step"] == "0"
+    click(page, "One step forward")
+    until(page, step=1, playing="false")
+    assert "rank 0 sends chunk 0 to rank 1" in page.inner_text(".lk-caption")
+    click(page, "One step forward")
+    until(page, step=2, playing="false")
+    assert figures(page)["sent per rank, so far"] == "0.50 n"
+    click(page, "One step back")
+    until(page, step=1)
+    page.get_by_role("button", name="1×").click()
+    page.get_by_role("button", name="2×").click()
+    click(page, "Play")
+    until(page, step=6, playing="false")
+    assert figures(page)["chunks complete"] == "16 / 16"
+    assert "every rank holds every chunk" in page.inner_text(".lk-caption")
+    click(page, "matrix")
+    assert state(page)["view"] == "matrix" and page.locator(".lk-stage").count() == 1
+    click(page, "ring")
+    click(page, "steps")
+    assert state(page)["clock"] == "time" and state(page)["step"] == "6"
+    click(page, "Back to the start")
+    until(page, step=0)
+
+
+def test_scrubbing_shows_what_travels(show: Callable) -> None:
+    page = show(play(collectives.ring_all_reduce(4)))
+    box = page.locator(".lk-scrub").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 1.5 / 6, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    until(page, step=2)
+    assert page.locator(".lk-mover").count() == 4
+    page.mouse.up()
+    assert page.locator(".lk-mover").count() == 0
+
+
+@pytest.mark.parametrize("make", [collectives.ring_all_reduce, collectives.ring_reduce_scatter,
+                                  collectives.ring_all_gather, collectives.tree_all_reduce,
+                                  collectives.parameter_server_all_reduce, collectives.halving_doubling_all_reduce])
+def test_at_the_end_every_chunk_is_complete(show: Callable, make: Callable[[int], Schedule]) -> None:
+    for num_ranks in (2, 5, 16):
+        schedule = make(num_ranks)
+        page = show(play(schedule, view="ring"))
+        page.focus(PLAYER)
+        page.keyboard.press("End")
+        num_promised = schedule.num_chunks * (1 if schedule.promise == "reduce_scatter" else num_ranks)
+        assert figures(page)["chunks complete"] == f"{num_promised} / {num_promised}"
+        assert page.locator(".lk-done").count() == 1
+
+
+def test_keyboard_and_nothing_leaks(show: Callable) -> None:
+    page = show(play(collectives.ring_all_reduce(4)))
+    page.evaluate("document.addEventListener('keydown', e => { window.leaked = (window.leaked || '') + e.key })")
+    page.focus(PLAYER)
+    for key, step in (("End", 6), ("ArrowLeft", 5), ("Home", 0), ("ArrowRight", 1), ("a", 1), ("Enter", 1)):
+        page.keyboard.press(key)
+        until(page, step=step, playing="false")
+    page.keyboard.press(" ")
+    until(page, playing="true")
+    page.keyboard.press(" ")
+    until(page, playing="false")
+    assert page.evaluate("window.leaked") is None
+
+
+def test_keys_in_a_select_stay_its_own(show: Callable) -> None:
+    page = show(play({n: collectives.ring_all_reduce(n) for n in range(2, 17)}))
+    page.get_by_label("ranks").focus()
+    page.keyboard.press("ArrowRight")
+    assert state(page)["step"] == "0"
+    page.get_by_label("ranks").select_option("16")
+    until(page, ranks=16, view="matrix")
+    page.get_by_label("ranks").select_option("5")
+    until(page, ranks=5, view="ring")
+
+
+def test_every_control_can_be_reached_by_tab(show: Callable) -> None:
+    page = show(play(simulated(collectives.ring_all_reduce, 4)))
+    reached = []
+    for _ in range(14):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate("document.activeElement.ariaLabel || document.activeElement.textContent"))
+    for name in ("Back to the start", "Play", "Step", "1×", "matrix", "steps", "predict", "Bytes per link"):
+        assert name in reached, (name, reached)
+
+
+def test_predicting(show: Callable) -> None:
+    page = show(play(collectives.ring_all_reduce(4), predict=True))
+    for step in range(6):
+        right = "true" if step != 1 else "false"
+        page.locator(f".lk-options [data-right={right}]").first.focus()
+        page.keyboard.press("Enter")
+        until(page, step=step + 1, playing="false")
+        said = page.inner_text(".lk-quiz [role=status]")
+        assert said.startswith("Right: " if step != 1 else "Not quite: "), said
+        assert said.endswith(f"{step + 1 - (step >= 1)} of {step + 1} right.")
+    assert "last step" in page.inner_text(".lk-quiz")
+    click(page, "predict")
+    assert page.locator(".lk-quiz").is_hidden()
+
+
+def test_play_waits_for_a_prediction(show: Callable) -> None:
+    page = show(play(collectives.ring_all_reduce(4), predict=True))
+    click(page, "Play")
+    until(page, step=1, playing="false")
+    assert page.locator(".lk-options button").count() > 1
+
+
+def test_reduced_motion_shows_whole_steps(show: Callable) -> None:
+    page = show(play(simulated(collectives.ring_all_reduce, 4)), reduced_motion="reduce")
+    page.evaluate("""() => { window.moved = 0; new MutationObserver(() => { window.moved +=
+        document.querySelectorAll('.lk-mover').length }).observe(document.body, {subtree: true, childList: true}) }""")
+    click(page, "One step forward")
+    assert state(page)["step"] == "1"
+    page.get_by_role("button", name="1×").click()
+    page.get_by_role("button", name="2×").click()
+    click(page, "Play")
+    until(page, step=6, playing="false")
+    assert page.evaluate("window.moved") == 0
+
+
+def test_a_wrong_run_looks_wrong(show: Callable) -> None:
+    page = show(play(wrong_ring()))
+    page.focus(PLAYER)
+    page.keyboard.press("End")
+    assert "Wrong at the end: 4 of 16 chunks are complete" in page.inner_text(".lk-wrong")
+    assert figures(page)["chunks complete"] == "4 / 16"
+    assert [page.locator(".lk-num", has_text=text).count() for text in ("×2", "×3")] == [4, 4]
+    assert page.locator(".lk-stage rect[fill^='url(#lk-hatch']").count() >= 8
+
+
+def test_unknown_is_shown_as_unknown(show: Callable) -> None:
+    trace = simulated(collectives.ring_all_reduce, 4)
+    events = [replace(e, contributions=None) if e.kind == "recv" and e.step == 2 else e for e in trace.events]
+    page = show(play(Trace(events, 4, "modelled", "recorded")))
+    page.evaluate("document.querySelector('.lockstep-player').focus()")
+    for step in (1, 2, 3):
+        page.keyboard.press("ArrowRight")
+        until(page, step=step, playing="false")
+    assert page.locator(".lk-card .bad", has_text="?").count() == 4
+    assert "recorded from your run · 4 ranks" in page.inner_text(".lk-head")
+
+
+def test_a_straggler_takes_longer(show: Callable) -> None:
+    runs = {"even": simulated(collectives.ring_all_reduce, 4),
+            "rank 2 is slow": simulated(collectives.ring_all_reduce, 4, stragglers={2: 3.0})}
+    page = show(play(runs, clock="time", labels=["links"]))
+    ends = []
+    for choice in runs:
+        page.get_by_label("links").select_option(choice)
+        page.focus(PLAYER)
+        page.keyboard.press("End")
+        ends.append(page.inner_text(".lk-mid span"))
+    assert ends[0].endswith("600 ms") and ends[1].endswith("1.80 s")
+
+
+def test_the_race_has_one_clock(show: Callable) -> None:
+    makes = {"ring": collectives.ring_all_reduce, "parameter server": collectives.parameter_server_all_reduce,
+             "tree": collectives.tree_all_reduce}
+    page = show(race({name: simulated(make, 4) for name, make in makes.items()}))
+    page.focus(PLAYER)
+    page.keyboard.press("End")
+    texts = page.locator(".lk-lane p").all_inner_texts()
+    assert texts[0].startswith("#1, 600 ms") and "1.50 n" in texts[0]
+    assert texts[1].startswith("#3, 2.40 s") and "3.00 n" in texts[1]
+    assert texts[2].startswith("#2, 1.60 s")
+    assert "Ring after 600 ms, tree after 1.60 s and parameter server after 2.40 s" in page.inner_text(".lk-caption")
+
+
+TEXTS = """() => {
+  const boxes = [], root = document.querySelector('.lockstep-player');
+  const walk = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+  for (let node; (node = walk.nextNode());) {
+    const e = node.parentElement;
+    if (!node.textContent.trim() || e.closest('.lk-move, option, [hidden], ul') || e.matches('pattern')) continue;
+    const range = document.createRange(); range.selectNodeContents(node);
+    for (const b of e.namespaceURI.endsWith('svg') ? [e.getBoundingClientRect()] : range.getClientRects())
+      if (b.width) boxes.push([node.textContent, b.left, b.top, b.right, b.bottom, parseFloat(getComputedStyle(e).fontSize)]);
+  }
+  const p = root.getBoundingClientRect();
+  return [boxes, [p.left, p.top, p.right, p.bottom]];
+}"""
+
+
+def assert_readable(page: Any, where: str) -> None:
+    """No text covers another or leaves the player, none is too small."""
+    boxes, (left, top, right, bottom) = page.evaluate(TEXTS)
+    for text, x0, y0, x1, y1, size in boxes:
+        assert size >= 10.5, (where, text, size)
+        assert left <= x0 and x1 <= right and top <= y0 and y1 <= bottom, (where, text, "is outside")
+    for (a, ax0, ay0, ax1, ay1, size), (b, bx0, by0, bx1, by1, _) in itertools.combinations(boxes, 2):
+        # a box is a line high: letters fill its middle, so lines may touch but letters may not
+        over_x, over_y = min(ax1, bx1) - max(ax0, bx0), min(ay1, by1) - max(ay0, by0)
+        assert over_x <= 0.5 or over_y <= size * 0.34, (where, a, b, over_x, over_y)
+
+
+CARDS = """() => { const box = e => { const b = e.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom] };
+  return [[...document.querySelectorAll('.lk-card')].map(e => [e.dataset.rank, ...box(e)]),
+          [...document.querySelectorAll('.lk-mover')].map(e => ['bar', ...box(e)])] }"""
+
+
+def assert_apart(page: Any, where: str) -> None:
+    """No card covers another, and no travelling bar covers a card."""
+    cards, bars = page.evaluate(CARDS)
+    for a, b in [*itertools.combinations(cards, 2), *itertools.product(bars, cards)]:
+        over = min(a[3], b[3]) - max(a[1], b[1]), min(a[4], b[4]) - max(a[2], b[2])
+        assert min(over) <= 0.5, (where, a[0], b[0], over)
+
+
+@pytest.mark.parametrize("width", [720, 390])
+def test_nothing_overlaps_from_2_to_16_ranks(show: Callable, width: int) -> None:
+    page = show(play({n: collectives.ring_all_reduce(n) for n in SIZES}, view="ring"), width=width, height=1300)
+    for num_ranks in SIZES:
+        page.get_by_label("ranks").select_option(str(num_ranks))
+        until(page, ranks=num_ranks)
+        for f in (0.25, 0.5, 0.75):
+            scrub = page.locator(".lk-scrub").bounding_box()
+            page.mouse.move(scrub["x"] + scrub["width"] * (num_ranks - 2 + f) / (2 * num_ranks - 2), scrub["y"] + 17)
+            page.mouse.down()
+            assert page.locator(".lk-mover").count() == num_ranks
+            assert_readable(page, f"{num_ranks} ranks at {width} px")
+            assert_apart(page, f"{num_ranks} ranks at {width} px")
+            page.mouse.up()
+        page.get_by_role("button", name="matrix", exact=True).click()
+        assert_readable(page, f"matrix of {num_ranks} ranks at {width} px")
+        page.get_by_role("button", name="ring", exact=True).click()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [720, 390])
+@pytest.mark.parametrize("make", [collectives.tree_all_reduce, collectives.parameter_server_all_reduce])
+def test_stars_and_trees_have_room(show: Callable, make: Callable[[int], Schedule], width: int) -> None:
+    page = show(play({n: make(n) for n in SIZES}, view="ring"), width=width, height=1600)
+    for num_ranks in SIZES:
+        page.get_by_label("ranks").select_option(str(num_ranks))
+        until(page, ranks=num_ranks)
+        scrub, num_steps = page.locator(".lk-scrub").bounding_box(), make(num_ranks).num_steps
+        page.mouse.move(scrub["x"] + scrub["width"] * 0.5 / num_steps, scrub["y"] + 17)
+        page.mouse.down()
+        assert page.locator(".lk-mover").count() >= 1
+        assert_readable(page, f"{make.__name__} of {num_ranks} ranks at {width} px")
+        assert_apart(page, f"{make.__name__} of {num_ranks} ranks at {width} px")
+        page.mouse.up()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [320, 390, 1200])
+def test_no_page_scrolls_sideways(show: Callable, width: int) -> None:
+    shown = [play(collectives.ring_all_reduce(16), view=view) for view in ("ring", "matrix")]
+    shown += [play(wrong_ring(), predict=True), play(collectives.hierarchical_all_reduce(2, 4))]
+    shown += [race({"ring": simulated(collectives.ring_all_reduce, 8), "tree": simulated(collectives.tree_all_reduce, 8)})]
+    page = show(*shown, width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+CONTRAST = """() => {
+  const lum = c => { const [r, g, b] = c.match(/[\\d.]+/g).map(x => (x /= 255) <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b };
+  const probe = document.createElement('i');
+  document.querySelector('.lockstep-player').append(probe);
+  const of = name => { probe.style.color = `var(--${name})`; return lum(getComputedStyle(probe).color) };
+  const ratio = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), found = {};
+  for (let r = 0; r < 16; r++) for (const ground of ['bg', 'card', 'hollow']) found[`r${r} on ${ground}`] = ratio(of('r' + r), of(ground));
+  return found }"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_rank_colours_stand_out(show: Callable, theme: str) -> None:
+    page = show(play(collectives.ring_all_reduce(4)))
+    page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
+    ratios = page.evaluate(CONTRAST)
+    assert len(ratios) == 48 and min(ratios.values()) >= 3, min(ratios.items(), key=lambda item: item[1])
+
+
+def test_dark_wherever_the_page_is_dark(show: Callable) -> None:
+    ground = "getComputedStyle(document.querySelector('.lockstep-player')).backgroundColor"
+    page = show(play(collectives.ring_all_reduce(4)))
+    light = page.evaluate(ground)
+    page.evaluate("document.documentElement.dataset.theme = 'dark'")
+    dark = page.evaluate(ground)
+    assert light != dark
+    page.evaluate("delete document.documentElement.dataset.theme; document.body.dataset.jpThemeLight = 'false'")
+    assert page.evaluate(ground) == dark
+    by_itself = show(play(collectives.ring_all_reduce(4)), color_scheme="dark")
+    assert by_itself.evaluate(ground) == dark
+    by_itself.evaluate("document.documentElement.dataset.theme = 'light'")
+    assert by_itself.evaluate(ground) == light
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing(show: Callable, theme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    runs = {name: simulated(make, 4) for name, make in (("ring", collectives.ring_all_reduce),
+                                                        ("tree", collectives.tree_all_reduce))}
+    page = show(play(simulated(collectives.ring_all_reduce, 4), predict=True), play(collectives.ring_all_reduce(16)),
+                play(wrong_ring()), play(collectives.tree_all_reduce(9), view="ring"), race(runs))
+    page.evaluate(f"document.documentElement.dataset.theme = '{theme}'; document.body.style.background = "
+                  f"'{'#000' if theme == 'dark' else '#fff'}'")
+    page.locator(PLAYER).nth(2).focus()
+    page.keyboard.press("End")
+    found = axe.Axe().run(page, context=PLAYER, options={"preload": False})  # it would fetch the CSS again
+    assert found.violations_count == 0, found.generate_report()
+
+
+def test_printing_shows_the_end(show: Callable) -> None:
+    page = show(play(collectives.ring_all_reduce(4)))
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert state(page)["step"] == "6"
+    assert page.locator(".lk-bar").is_hidden()
+
+
+def test_without_javascript_the_steps_can_be_read(show: Callable) -> None:
+    page = show(play(collectives.ring_all_reduce(4)), wait=False, java_script_enabled=False)
+    assert page.locator("li").count() == 6
+    assert "0 → 1: chunk 0" in page.inner_text("li >> nth=0")
+
+
+def test_first_paint_and_frames_at_16_ranks(show: Callable) -> None:
+    """Frames are counted, not timed against a limit: a machine may be slow, but the player must keep drawing."""
+    page = show(play(simulated(collectives.ring_all_reduce, 16), view="ring"))
+    click(page, "Play")
+    frames = page.evaluate("""() => new Promise(done => { let n = 0; const start = performance.now();
+        const tick = now => now - start < 1000 ? (n++, requestAnimationFrame(tick)) : done(n); requestAnimationFrame(tick) })""")
+    assert frames > 5 and page.locator(".lk-mover").count() == 16
