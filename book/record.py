@@ -1,8 +1,9 @@
 """L2: record what a torch.distributed program does, whatever issues its operations.
 
-`start()` makes every process group that is created afterwards one that notes each operation (see recording_group), with
-the times of CLOCK_MONOTONIC, which all ranks of a machine share. `watch(buffer, num_chunks)` adds what was in the
-messages (see provenance). `collect()` hands over what a rank saw; `assemble` (see happens_before) makes the trace.
+`start()` makes every process group that is created afterwards one that notes each operation (see recording_group),
+with the times of CLOCK_MONOTONIC, which all ranks of a machine share. `watch(buffer, num_chunks)` adds what was in the
+messages (see watch and provenance). `collect()` hands over what a rank saw; `assemble` (see happens_before) makes the
+trace.
 
 On a GPU a wait orders the stream and returns at once, so end times are those of the program, not of the wire.
 """
@@ -18,8 +19,9 @@ import torch
 import torch.distributed as dist
 
 from book.happens_before import Operation, Recording, assemble
-from book.provenance import Watch, WatchError
+from book.provenance import read
 from book.recording_group import install
+from book.watch import Watch, WatchError
 from book.trace import Event
 
 __all__ = ["Recording", "WatchError", "assemble", "collect", "emit", "lanes", "message_device", "paused", "start",
@@ -179,7 +181,7 @@ class _Recorder:
         for index, future in list(self._futures.items()):
             if future.done():
                 self._completed(index)
-        pieces, holds = self._watch.read(recording.operations, len(recording.log)) if self._watch else ({}, [])
+        pieces, holds = read(self._watch, recording.operations, len(recording.log)) if self._watch else ({}, [])
         operations = [replace(operation, pieces=pieces.get(index, operation.pieces))
                       for index, operation in enumerate(recording.operations)]
         return replace(recording, operations=operations, log=list(recording.log), holds=recording.holds + holds,

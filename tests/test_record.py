@@ -12,6 +12,7 @@ import torch.distributed as dist
 from book import record
 from book.collectives import ring_all_reduce
 from book.execute import execute
+from book.happens_before import Operation, Recording
 from book.launch import HangError, LaunchError, launch
 from book.record import lanes, watch
 from book.trace import Event, Trace
@@ -229,6 +230,18 @@ def gather_at_root(how: str) -> None:
         buffer.copy_(torch.stack(spares).sum(0))  # forgets its own
 
 
+def test_a_chunk_changed_while_it_is_sent_is_seen_to_change():
+    def hasty() -> None:
+        buffer, chunks, rank, size = watched(1)
+        request = dist.isend(buffer, 1 - rank)
+        dist.recv(spare := torch.empty_like(buffer), 1 - rank)
+        buffer += spare  # before the request says that the buffer may be changed
+        request.wait()
+
+    trace = launch(hasty, 2, record=True).trace
+    assert received(trace, 0) == [(0, 0, "reduce", (1, 1))] and len(trace.of_kind("hold")) == 2
+
+
 def test_several_messages_added_between_two_looks_are_told_apart():
     trace = launch(gather_at_root, 4, "one by one", record=True).trace
     for chunk in (0, 1):
@@ -261,14 +274,55 @@ def test_a_receive_in_flight_is_not_read_before_it_is_waited_for():
 
 def test_a_receive_never_waited_for_is_unknown():
     def forgetful() -> None:
-        buffer, chunks, rank, size = watched(1)
-        requests = dist.isend(buffer.clone(), 1 - rank), dist.irecv(buffer, 1 - rank)
-        time.sleep(0.2)
-        del requests
+        buffer, chunks, rank, size = watched(2)
+        requests = dist.isend(chunks[0].clone(), 1 - rank), dist.irecv(chunks[1], 1 - rank)
+        time.sleep(0.1)
+        requests[0].wait()
 
     trace = launch(forgetful, 2, record=True).trace
-    event = next(e for e in trace.of_kind("recv"))
-    assert event.end_s is None and event.contributions is None
+    assert [(e.chunk, e.end_s, e.contributions) for e in trace.of_kind("recv")] == [(1, None, None)] * 2
+    assert trace.held()[0, 0] == (1, 0) and trace.held()[0, 1] is None
+
+
+def test_a_chunk_is_unknown_while_it_may_still_change():
+    def early() -> None:
+        buffer, chunks, rank, size = watched(2)
+        if rank:
+            dist.send(chunks[0], 0)
+            dist.recv(chunks[1], 0)
+        else:
+            request = dist.irecv(chunks[0], 1)
+            time.sleep(0.1)
+            passed_on = dist.isend(chunks[0], 1)  # without waiting for it
+            request.wait()
+            passed_on.wait()
+
+    trace = launch(early, 2, record=True).trace
+    assert [(e.chunk, e.contributions) for e in trace.of_rank(0) if e.kind == "send"] == [(0, None)]
+
+
+def test_a_collective_waited_for_through_its_future_says_what_it_left():
+    def reduce() -> None:
+        buffer, chunks, rank, size = watched(2)
+        dist.all_reduce(buffer, async_op=True).get_future().wait()
+
+    trace = launch(reduce, 2, record=True).trace
+    assert set(trace.held().values()) == {(1, 1)} and {e.step for e in trace.of_kind("hold")} == {0}
+
+
+def test_another_watch_goes_on_where_the_first_one_ended():
+    def twice() -> None:
+        buffer, chunks, rank, size = watched(1)
+        dist.all_reduce(buffer)
+        other = lanes(1)
+        watch(other, 1)
+        exchange("isend", other, spare := torch.empty_like(other), 1 - rank, 1 - rank)
+        other += spare
+
+    trace = launch(twice, 2, record=True).trace
+    assert [(e.kind, e.step, e.contributions) for e in trace.logical().of_rank(0)] == [
+        ("hold", 0, (1, 0)), ("hold", 0, (1, 1)), ("collective", 0, None),
+        ("hold", 1, (1, 0)), ("send", 1, (1, 0)), ("recv", 1, (1, 1))]
 
 
 def test_a_message_of_many_chunks_is_one_event_a_chunk():
@@ -406,6 +460,46 @@ def test_the_backend_is_still_called_by_its_name():
         return dist.get_backend()
 
     assert list(launch(name, 2, record=True)) == ["gloo", "gloo"]
+
+
+# Putting the ranks' recordings together
+
+def call(kind: str, peer: int | None = None, op: str | None = None, end_ns: int | None = 1) -> Operation:
+    return Operation(kind, op, "0", (0, 1), peer, 0, 8.0, start_ns=0, end_ns=end_ns)
+
+
+def in_turn(*operations: Operation) -> Recording:
+    """A program that waits for each operation before it issues the next; for one without an end it waits for ever."""
+    log = [entry for index, operation in enumerate(operations)
+           for entry in ([("issue", index)] if operation.end_ns is None else [("issue", index), ("wait", index)])]
+    return Recording(list(operations), log)
+
+
+def steps(*recordings: Recording | None) -> list[tuple]:
+    return [(e.rank, e.kind, e.step) for e in record.assemble(recordings, "gloo").logical().events]
+
+
+def test_a_message_comes_after_all_that_either_end_had_waited_for():
+    rank_0 = in_turn(call("send", 1), call("send", 1), call("recv", 1))
+    rank_1 = in_turn(call("recv", 0), call("recv", 0), call("send", 0))
+    assert steps(rank_0, rank_1) == [(0, "send", 0), (0, "send", 1), (0, "recv", 2),
+                                     (1, "recv", 0), (1, "recv", 1), (1, "send", 2)]
+
+
+def test_sends_that_cross_in_buffers_still_have_steps():
+    both = [in_turn(call("send", 1 - rank), call("recv", 1 - rank)) for rank in range(2)]
+    assert steps(*both) == [(0, "send", 0), (0, "recv", 0), (1, "send", 0), (1, "recv", 0)]
+
+
+def test_collectives_that_do_not_match_stand_side_by_side():
+    trace = record.assemble([in_turn(call("collective", op="all_reduce", end_ns=None)),
+                             in_turn(call("collective", op="broadcast", end_ns=None))])
+    assert [(e.op, e.step, e.end_s) for e in trace.events] == [("all_reduce", 0, None), ("broadcast", 0, None)]
+
+
+def test_a_rank_that_died_leaves_its_peers_receive_open():
+    trace = record.assemble([in_turn(call("recv", 1, end_ns=None)), None])
+    assert [(e.rank, e.peer, e.step, e.end_s) for e in trace.events] == [(0, 1, 0, None)] and trace.world_size == 2
 
 
 # Programs that do not end well
