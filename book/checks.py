@@ -97,8 +97,9 @@ def ring_traffic(trace: Trace, length: int, element_bytes: int) -> float:
     least, most = (num_messages * size * element_bytes for size in (length // world_size, -(-length // world_size)))
     busiest, laziest = int(np.argmax(sent)), int(np.argmin(sent))
     if sent[busiest] > most:
+        why = _why_too_much(sent[busiest], num_bytes, world_size)
         raise CheckFailed(f"rank {busiest} sent {sent[busiest] / num_bytes:.2f} times the buffer, a ring sends "
-                          f"{num_messages / world_size:.2f} times: {_why_too_much(sent[busiest], num_bytes, world_size)}")
+                          f"{num_messages / world_size:.2f} times: {why}")
     if sent[laziest] < least:
         raise CheckFailed(f"rank {laziest} sent only {sent[laziest] / num_bytes:.2f} times the buffer, a ring sends "
                           f"{num_messages / world_size:.2f} times: who does its part of the work?")
@@ -114,7 +115,8 @@ def ring_cost(answer: Any, trace: Trace, length: int, element_bytes: int) -> tup
     """`answer` must be (rounds, bytes that each rank sends) of the ring all-reduce that `trace` recorded; returns it."""
     sent = ring_traffic(trace, length, element_bytes)
     if not isinstance(answer, (tuple, list)) or len(answer) != 2:
-        raise CheckFailed(f"return two numbers, the rounds and the bytes that a rank sends, not {type(answer).__name__}")
+        raise CheckFailed("return two numbers, the rounds and the bytes that a rank sends, not "
+                          f"{type(answer).__name__}")
     num_bytes, world_size = length * element_bytes, trace.world_size
     rounds = number("the number of rounds", answer[0], trace.num_steps, {
         "that is the reduce-scatter alone, the all-gather takes as many": world_size - 1,
@@ -239,8 +241,9 @@ def _check_owners(before: np.ndarray, after: np.ndarray, chunks: Sequence[slice]
     for shift in range(len(before) - 1):
         owned = np.concatenate([before[(chunk + shift) % len(before)][part] for chunk, part in enumerate(chunks)])
         if np.array_equal(after, np.broadcast_to(owned, after.shape)):
-            raise CheckFailed(f"every rank holds, as chunk 1, what rank {(1 + shift) % len(before)} had there, but rank 0 "
-                              "is its owner: in step 0 rank r sends chunk r+1, which the reduce-scatter completed")
+            other = (1 + shift) % len(before)
+            raise CheckFailed(f"every rank holds, as chunk 1, what rank {other} had there, but rank 0 is its owner: "
+                              "in step 0 rank r sends chunk r+1, which the reduce-scatter completed")
 
 
 def _check_sum(rank: int, chunk: int, part: slice, before: np.ndarray, buffer: np.ndarray) -> None:
@@ -264,8 +267,8 @@ def _why_not_summed(rank: int, chunk: int, part: slice, before: np.ndarray, buff
         faults.append(f"lacks the contribution of rank {', '.join(map(str, missing))}")
     if double:
         faults.append(f"counts too often: {', '.join(double)}")
-    return (" and ".join(faults) or f"holds the contributions {counts}") + (
-        ": one step too many, or the wrong chunk sent" if double else ": was every step made, and the right chunk sent?")
+    why = "one step too many, or the wrong chunk sent" if double else "was every step made, and the right chunk sent?"
+    return f"{' and '.join(faults) or f'holds the contributions {counts}'}: {why}"
 
 
 def _whose_chunk(chunk: int, part: slice, before: np.ndarray, buffer: np.ndarray) -> str:

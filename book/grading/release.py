@@ -10,7 +10,8 @@ from nbformat import NotebookNode
 
 KEY = "lockstep"  # where a cell's metadata say its id, kind, exercise and points
 KINDS = ("setup", "parameters", "answer", "check")
-STUB = "# YOUR CODE HERE\n{indent}raise NotImplementedError(\"exercise {exercise}: write this function, then run the cell\")"
+STUB = ("# YOUR CODE HERE\n"
+        "{indent}raise NotImplementedError(\"exercise {exercise}: write this function, then run the cell\")")
 _SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n.*?^[ \t]*### END SOLUTION[ \t]*$", re.DOTALL | re.MULTILINE)
 
 

@@ -17,7 +17,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
-from book import _rank
+from book.launch import child
 
 # What is kept of a rank's output: a rank that prints without end must not fill the memory of the notebook.
 MAX_KEPT_BYTES = 1 << 22
@@ -67,10 +67,10 @@ class RankProcess:
     control: Connection | None = None
     entered: bool = False
     result: bytes | None = None
-    failure: _rank.Failure | None = None
+    failure: child.Failure | None = None
     exit_code: int | None = None
     still_s: float | None = 0.0  # None: asked, not answered
-    report: _rank.Report | None = None
+    report: child.Report | None = None
     recorded: Any = None
     output: Lines = field(default_factory=Lines)
     errors: Lines = field(default_factory=Lines)
@@ -115,7 +115,7 @@ def _context() -> Any:
 
 def warm_up() -> None:
     """Start the process that ranks are forked from, if it is not running yet, without waiting for it."""
-    _context().set_forkserver_preload(["book._preload"])
+    _context().set_forkserver_preload(["book.launch.preload"])
     with _without_main_module():
         forkserver.ensure_running()
 
@@ -147,7 +147,7 @@ class Ranks:
                 member.control.close()
 
     def start(self, job: bytes) -> None:
-        """Fork a process per rank that runs `job` (see `_rank.main`)."""
+        """Fork a process per rank that runs `job` (see `child.main`)."""
         for member in self._all:
             member.control, theirs = multiprocessing.Pipe()
             output, output_end = multiprocessing.Pipe(duplex=False)
@@ -156,7 +156,7 @@ class Ranks:
             self._watch(member.control, self._hear, member)
             self._watch(output, self._read, member.output, member)
             self._watch(errors, self._read, member.errors, None)
-            member.process = _context().Process(target=_rank.main, args=(member.rank, *ends, job))
+            member.process = _context().Process(target=child.main, args=(member.rank, *ends, job))
             try:
                 with _without_main_module():
                     member.process.start()

@@ -5,8 +5,8 @@ import re
 import signal
 import time
 
-from book import _where
-from book._ranks import RankProcess, Ranks
+from book.launch import where
+from book.launch.ranks import RankProcess, Ranks
 
 START_LIMIT_S = 300.0
 SETTLE_LIMIT_S = 2.0
@@ -80,7 +80,7 @@ def describe_hang(ranks: Ranks, verdict: str, limit_s: float, stacks: dict[int, 
 def _standing(member: RankProcess, stacks: dict[int, str]) -> str:
     if member.finished:
         return "finished"
-    places = _where.places_of_dump(stacks.get(member.rank, ""))
+    places = where.places_of_dump(stacks.get(member.rank, ""))
     if places:
         return f"computes at {places[-1]}"
     return f"{member.report.doing} at {member.report.place}" if member.report else "does not answer"
@@ -125,10 +125,10 @@ def _raised(member: RankProcess) -> list[str]:
 def _died(member: RankProcess) -> list[str]:
     code = member.exit_code
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    places = _where.places_of_dump("\n".join(member.errors.kept)) if code < 0 else []
+    places = where.places_of_dump("\n".join(member.errors.kept)) if code < 0 else []
     hint = ": the machine may have run out of memory" if code == -signal.SIGKILL else ""
-    where = f" at {places[-1]}" if places else ""
-    return [f"rank {member.rank} {how} before its function returned{where}{hint}"]
+    place = f" at {places[-1]}" if places else ""
+    return [f"rank {member.rank} {how} before its function returned{place}{hint}"]
 
 
 def steady(text: str) -> str:

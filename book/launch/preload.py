@@ -21,7 +21,7 @@ MODULES = (
     "torch.profiler",
     "cloudpickle",
     "numpy.random",
-    "book._rank",
+    "book.launch.child",
     "book.record",
 )
 

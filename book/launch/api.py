@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from book import _job, _supervise, _where
-from book._ranks import Ranks, warm_up
+from book.launch import arguments, supervise, where
+from book.launch.ranks import Ranks, warm_up
 
 if TYPE_CHECKING:
     import torch
@@ -121,15 +121,15 @@ def launch(
     ranks cannot be started; `TypeError` or `ValueError` for arguments that cannot work.
     """
     _check_process()
-    _job.check(fn, world_size, args, timeout_s, hang_s, allow_many_ranks)
-    call = _job.pickled(fn, args)
+    arguments.check(fn, world_size, args, timeout_s, hang_s, allow_many_ranks)
+    call = arguments.pickled(fn, args)
     _announce_first_launch()
     warm_up()  # loads torch while this process does
     backend, reason = _backend(world_size)
     print(f"{world_size} rank{'s' * (world_size > 1)} on {reason}", flush=True)
     store = _host_store(world_size)
     environment = _environment(world_size, store.port, backend, env or {})
-    job = pickle.dumps((environment, _where.cell_sources(), record, call))
+    job = pickle.dumps((environment, where.cell_sources(), record, call))
     ranks = Ranks(world_size, on_line)
     try:
         with ranks:
@@ -192,13 +192,13 @@ def _results(ranks: Ranks, job: bytes, backend: str, timeout_s: float, hang_s: f
         ranks.start(job)
     except OSError as error:
         raise LaunchError(f"the ranks cannot be started: {error}; with many ranks, raise `ulimit -n`") from error
-    verdict = _supervise.supervise(ranks, timeout_s, hang_s)
+    verdict = supervise.supervise(ranks, timeout_s, hang_s)
     if verdict == "failed":
         raise _rank_error(ranks, backend)
     if verdict != "done":
-        limit_s = {"hang": hang_s, "late": timeout_s}.get(verdict, _supervise.START_LIMIT_S)
+        limit_s = {"hang": hang_s, "late": timeout_s}.get(verdict, supervise.START_LIMIT_S)
         raise _hang_error(ranks, verdict, limit_s, backend)
-    ranks.dismiss(_supervise.LEAVE_LIMIT_S)
+    ranks.dismiss(supervise.LEAVE_LIMIT_S)
     try:
         results, recorded = zip(*(pickle.loads(member.result) for member in ranks))
     except Exception as error:
@@ -208,9 +208,9 @@ def _results(ranks: Ranks, job: bytes, backend: str, timeout_s: float, hang_s: f
 
 
 def _rank_error(ranks: Ranks, backend: str) -> RankError:
-    _supervise.ask_for_reports(ranks)
-    first = _supervise.first_failure(ranks)
-    error = RankError(_supervise.describe_failure(ranks, first), _stderr(ranks), _partial_trace(ranks, backend))
+    supervise.ask_for_reports(ranks)
+    first = supervise.first_failure(ranks)
+    error = RankError(supervise.describe_failure(ranks, first), _stderr(ranks), _partial_trace(ranks, backend))
     error.rank = first.rank
     if first.failure is not None:
         error.traceback = first.failure.traceback
@@ -219,8 +219,8 @@ def _rank_error(ranks: Ranks, backend: str) -> RankError:
 
 
 def _hang_error(ranks: Ranks, verdict: str, limit_s: float, backend: str) -> HangError:
-    stacks = _supervise.ask_for_reports(ranks)
-    message = _supervise.describe_hang(ranks, verdict, limit_s, stacks)
+    stacks = supervise.ask_for_reports(ranks)
+    message = supervise.describe_hang(ranks, verdict, limit_s, stacks)
     return HangError(message, _stderr(ranks), _partial_trace(ranks, backend))
 
 

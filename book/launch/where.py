@@ -11,14 +11,14 @@ import sysconfig
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 
-from book import _requests
+from book.launch import requests
 
 # Calls into C++ that block a Python frame without one of torch.distributed's frames under it.
 BLOCKING_CALLS = {"wait", "run_backward", "synchronize", "item", "cpu", "barrier", "shutdown"}
 COMMUNICATION_FILES = ("/torch/distributed/", "/torch/nn/parallel/")
 LIBRARY_FILES = ("/site-packages/", "/dist-packages/", "<frozen ")
 _STDLIB = tuple({os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")})
-_BOOK = os.path.dirname(os.path.realpath(__file__)) + os.sep
+_BOOK = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def own_lines(lines: list[tuple[str, int]]) -> list[tuple[str, int]]:
     Falls back on the book's own lines, then on the innermost line, so that something is always left to show.
     """
     learner = [entry for entry in lines if not _is_library(entry[0]) and not _is_book(entry[0])]
-    book = [entry for entry in lines if _is_book(entry[0]) and "/_rank.py" not in entry[0]]
+    book = [entry for entry in lines if _is_book(entry[0]) and "/launch/child.py" not in entry[0]]
     return learner or book or lines[-1:]
 
 
@@ -113,12 +113,12 @@ def communicates(frame: FrameType) -> bool:
     """Whether a thread whose innermost frame this is waits for other ranks, if it waits at all."""
     if _torch_frame(stack(frame)) is not None:
         return True
-    return _requests.call_name(_requests.current_call(frame)) in BLOCKING_CALLS
+    return requests.call_name(requests.current_call(frame)) in BLOCKING_CALLS
 
 
 def sleeps(frame: FrameType) -> bool:
     """Whether a thread whose innermost frame this is sleeps, and so will go on by itself."""
-    return _requests.call_name(_requests.current_call(frame)) == "sleep"
+    return requests.call_name(requests.current_call(frame)) == "sleep"
 
 
 def _torch_frame(frames: list[FrameType]) -> FrameType | None:
@@ -138,7 +138,7 @@ def doing(frame: FrameType) -> str:
         return "computes"
     frames = stack(frame)
     called = _torch_frame(frames)
-    return f"waits in {_operation(called)}" if called else f"waits {_requests.describe(own_frame(frames), frame)}"
+    return f"waits in {_operation(called)}" if called else f"waits {requests.describe(own_frame(frames), frame)}"
 
 
 def _operation(frame: FrameType) -> str:
@@ -147,4 +147,4 @@ def _operation(frame: FrameType) -> str:
     if "self" in values:
         owner = type(values["self"]).__name__
         return f"{owner}()" if name == "__init__" else f"{owner}.{name}()"
-    return name + _requests.peer_words(name, values.get("src"), values.get("dst"))
+    return name + requests.peer_words(name, values.get("src"), values.get("dst"))

@@ -21,7 +21,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
-from book import _where
+from book.launch import where
 
 FIRST_SEED = 1000
 # A rank whose other threads use less than this share of a core, while its main thread uses none, stands still.
@@ -34,7 +34,7 @@ class Failure:
     """An exception that ended a rank: its text, the learner's lines that led to it, and the full traceback."""
     name: str
     message: str
-    places: tuple[_where.Place, ...]
+    places: tuple[where.Place, ...]
     traceback: str
     exception: bytes | None
     time_s: float
@@ -44,7 +44,7 @@ class Failure:
 class Report:
     """What a rank does at one moment ("waits in recv from rank 1"), where, and what it has recorded so far."""
     doing: str
-    place: _where.Place
+    place: where.Place
     recorded: Any
 
 
@@ -105,7 +105,7 @@ def _run(rank: int, job: bytes, line: _Line) -> bytes:
     env, sources, record, call = pickle.loads(job)
     os.environ.clear()
     os.environ.update(env, RANK=str(rank), LOCAL_RANK=str(rank))
-    _where.remember_sources(sources)
+    where.remember_sources(sources)
     _prepare_torch(rank)
     function, args = cloudpickle.loads(call)
     _stand_in_for_main(function)
@@ -185,7 +185,7 @@ def _failure(error: BaseException) -> Failure:
         exception = _dumps(error)
     except Exception:
         exception = None
-    places = tuple(_where.places_of_traceback(error.__traceback__))
+    places = tuple(where.places_of_traceback(error.__traceback__))
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return Failure(name, message, places, text, exception, time.monotonic())
 
@@ -221,8 +221,8 @@ class _Line:
 
 def _report() -> Report:
     frame = sys._current_frames()[threading.main_thread().ident]
-    own = _where.own_frame(_where.stack(frame))
-    return Report(_where.doing(frame), _where.place(own.f_code.co_filename, own.f_lineno), _recorded())
+    own = where.own_frame(where.stack(frame))
+    return Report(where.doing(frame), where.place(own.f_code.co_filename, own.f_lineno), _recorded())
 
 
 def _another_thread_is_runnable() -> bool:
@@ -264,10 +264,10 @@ class _Stillness:
         frames = sys._current_frames()
         main = threading.main_thread().ident
         frame = frames[main]
-        if not _where.communicates(frame):
+        if not where.communicates(frame):
             return None
         # A remote call may be asleep in another thread on behalf of a peer: that rank will go on by itself.
-        if any(_where.sleeps(other) for thread, other in frames.items() if thread != threading.get_ident()):
+        if any(where.sleeps(other) for thread, other in frames.items() if thread != threading.get_ident()):
             return None
         if not hasattr(time, "pthread_getcpuclockid"):
             return None  # macOS: a hang is then told at the time limit

@@ -1,0 +1,14 @@
+"""L2: start a function on several real processes from a notebook cell, and say clearly what came of it.
+
+    api        launch, Run, the errors, rank_device: what the rest of the book uses
+    arguments  what is checked and pickled before anything starts
+    ranks      the processes, seen from the parent: pipes, lines, results, their end
+    supervise  the verdict: done, failed, hanging or late, and its words
+    child      the rank's side: environment, output, result, the watch on its parent
+    where      stack frames as the reader's own line and the operation waited for
+    requests   which transfer a request stands for
+    preload    what the forkserver loads, so that a rank starts in milliseconds
+"""
+from book.launch.api import HangError, LaunchError, RankError, Run, launch, rank_device
+
+__all__ = ["HangError", "LaunchError", "RankError", "Run", "launch", "rank_device"]
