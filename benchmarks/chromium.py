@@ -1,0 +1,50 @@
+"""A headless Chromium of this machine, for pages that are served or lie on it."""
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.report import Unavailable
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+             "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+VIEWPORT = {"width": 1280, "height": 900}
+
+
+def find_browser() -> str:
+    """The path of a Chromium, LOCKSTEP_BROWSER first; raises `Unavailable` where there is none."""
+    named = os.environ.get("LOCKSTEP_BROWSER", "")
+    found = next(filter(None, map(shutil.which, [named, *NAMES] if named else NAMES)), None)
+    if not found:
+        raise Unavailable("no Chromium found: install chromium, or name one in LOCKSTEP_BROWSER")
+    return found
+
+
+@contextlib.contextmanager
+def running_browser() -> Iterator[Any]:
+    """Playwright's browser for the length of the block; raises `Unavailable` where it or Chromium is missing."""
+    path = find_browser()
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        raise Unavailable("playwright is not installed: pip install -r requirements.txt") from None
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, headless=True, args=ARGUMENTS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextlib.contextmanager
+def fresh_page(browser: Any) -> Iterator[Any]:
+    """A page of a context of its own, whose cache is empty."""
+    context = browser.new_context(viewport=VIEWPORT)
+    try:
+        yield context.new_page()
+    finally:
+        context.close()

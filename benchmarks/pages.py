@@ -1,0 +1,143 @@
+"""What the pages of the built website weigh, and how soon a browser shows something of them."""
+from __future__ import annotations
+
+import contextlib
+import gzip
+import statistics
+import threading
+from collections.abc import Iterator, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+from benchmarks.chromium import fresh_page, running_browser
+from benchmarks.process import ROOT
+from benchmarks.report import Claim, Findings, Table, Unavailable, duration, kilobytes
+from book.authoring.serve import bind
+from book.widgets import ASSETS
+
+SITE = ROOT / "_build" / "html"
+QUICK = {"num_loads": 2}
+PLAYER_CODE = (ASSETS / "player.js", ASSETS / "player.css")
+GZIP_LEVEL = 6  # what servers use unless told otherwise
+PACKED = {".woff", ".woff2", ".png", ".jpg", ".gz"}  # files that no server compresses again
+CODE_BUDGET_BYTES, PAYLOAD_BUDGET_BYTES, PAINT_BUDGET_S = 40_000, 30_000, 0.4
+COLUMNS = ("page", "files", "all files", "compressed", "the page alone", "compressed", "first paint",
+           "first player drawn")
+NOTE = ("Loaded from this machine with an empty cache, at 1280 px wide; medians of {num_loads}. Compressed: gzip, as "
+        "web servers do.")
+PLAYER_WATCH = """new MutationObserver((_, watch) => {
+  if (!document.querySelector('.lockstep-player svg')) return;
+  globalThis.firstPlayer = performance.now();
+  watch.disconnect();
+}).observe(document, {childList: true, subtree: true})"""
+FIRST_PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+
+
+def measure(site: Path = SITE, num_loads: int = 9) -> Findings:
+    """Load each chapter and lab of the website in `site` `num_loads` times with an empty cache.
+
+    Raises `Unavailable` where there is no website or no browser.
+    """
+    pages = sorted(str(page.relative_to(site)) for part in ("chapters", "labs") for page in site.glob(f"{part}/*.html"))
+    if not pages:
+        raise Unavailable("there is no built website: run `make site` first")
+    found = Findings([weights(site, pages)], weight_claims(site, pages))
+    with serving(site) as address, running_browser() as browser:
+        loads = {page: [] for page in pages}
+        for _ in range(num_loads):
+            for page in pages:
+                loads[page].append(load(browser, f"{address}/{page}"))
+    rows = [_row(site, page, loads[page]) for page in pages]
+    found.tables.append(Table("The website's pages", COLUMNS, rows, NOTE.format(num_loads=num_loads)))
+    slowest = max(statistics.median(paint for _, paint, _ in of_page) for of_page in loads.values())
+    found.claims.append(Claim(f"first paint after at most {duration(PAINT_BUDGET_S)}", duration(slowest),
+                              slowest <= PAINT_BUDGET_S))
+    return found
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """Serve `folder` as `make book` does, on a free port; yields the address without a final slash."""
+    with bind(folder, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def load(browser: Any, url: str) -> tuple[set[str], float, float | None]:
+    """Open a page once: the paths it asked for, seconds to the first paint, and to the first player, if it has one."""
+    paths: set[str] = set()
+    with fresh_page(browser) as page:
+        page.on("request", lambda request: paths.add(unquote(urlparse(request.url).path).lstrip("/")))
+        page.add_init_script(PLAYER_WATCH)
+        page.goto(url, wait_until="load")
+        page.wait_for_function(f"{FIRST_PAINT} !== undefined")
+        player = page.evaluate("globalThis.firstPlayer")
+        return paths, page.evaluate(FIRST_PAINT) / 1e3, player and player / 1e3
+
+
+def _row(site: Path, page: str, loads: Sequence[tuple[set[str], float, float | None]]) -> tuple[str, ...]:
+    files = [site / path for path in set.union(*(paths for paths, _, _ in loads)) if (site / path).is_file()]
+    players = [player for _, _, player in loads if player is not None]
+    return (f"`{page}`", str(len(files)), kilobytes(sum(map(plain, files))), kilobytes(sum(map(compressed, files))),
+            kilobytes(plain(site / page)), kilobytes(compressed(site / page)),
+            duration(statistics.median(paint for _, paint, _ in loads)),
+            duration(statistics.median(players)) if players else "–")
+
+
+def plain(file: Path) -> int:
+    """A file's bytes."""
+    return file.stat().st_size
+
+
+def compressed(file: Path) -> int:
+    """A file's bytes as a web server sends them: with gzip, unless its format is compressed already."""
+    content = file.read_bytes()
+    return len(content) if file.suffix in PACKED else len(gzip.compress(content, GZIP_LEVEL))
+
+
+class Payloads(HTMLParser):
+    """Collect the data of the players in a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[bytes] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Keep the attribute that player.js reads."""
+        self.found.extend(value.encode() for name, value in attrs if name == "data-lockstep-player" and value)
+
+
+def payloads(page: Path) -> list[bytes]:
+    """The data of each player in a page, largest first."""
+    parser = Payloads()
+    parser.feed(page.read_text("utf-8"))
+    return sorted(parser.found, key=len, reverse=True)
+
+
+def weights(site: Path, pages: Sequence[str]) -> Table:
+    """What players add to a page: the code that they share, and the data of each."""
+    rows = [(f"`{file.name}`, shared by all", "1", kilobytes(plain(file)), kilobytes(compressed(file)))
+            for file in PLAYER_CODE]
+    for page in pages:
+        data = payloads(site / page)
+        if data:
+            rows.append((f"largest data of a player in `{page}`", str(len(data)), kilobytes(len(data[0])),
+                         kilobytes(len(gzip.compress(data[0], GZIP_LEVEL)))))
+    return Table("What players weigh", ("what", "number", "bytes", "compressed"), rows)
+
+
+def weight_claims(site: Path, pages: Sequence[str]) -> list[Claim]:
+    """Whether players keep to their budgets: code as transferred, data as it stands in the page."""
+    code, packed = (sum(map(measure_file, PLAYER_CODE)) for measure_file in (plain, compressed))
+    largest = max((len(data) for page in pages for data in payloads(site / page)), default=0)
+    return [Claim(f"the players' shared code is at most {CODE_BUDGET_BYTES // 1000} KB compressed",
+                  f"{kilobytes(packed)} ({kilobytes(code)} before)", packed <= CODE_BUDGET_BYTES),
+            Claim(f"the data of a player is at most {PAYLOAD_BUDGET_BYTES // 1000} KB", kilobytes(largest),
+                  largest <= PAYLOAD_BUDGET_BYTES)]

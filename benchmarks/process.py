@@ -1,0 +1,48 @@
+"""Programs of their own, timed from outside and ended with everything that they started."""
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.report import Unavailable
+
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT_S = 300.0
+
+
+def time_program(command: Sequence[str]) -> tuple[float, str]:
+    """Run `command` in the repository's root; returns the seconds from its start to its end, and its stdout.
+
+    Raises `Unavailable` with the last line of its stderr when it fails or takes longer than `LIMIT_S`.
+    """
+    start_s = time.perf_counter()
+    program = subprocess.Popen(command, cwd=ROOT, env=_environment(), text=True, start_new_session=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        said, complaints = program.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"not done after {LIMIT_S:.0f} s") from None
+    finally:
+        _end(program)
+    if program.returncode:
+        raise Unavailable((complaints.strip().splitlines() or [f"exit status {program.returncode}"])[-1])
+    return time.perf_counter() - start_s, said
+
+
+def _environment() -> dict[str, str]:
+    """This environment, with gloo told to use loopback: it would look up the host's name, which not every one can."""
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+    return {**({"GLOO_SOCKET_IFNAME": loopback} if loopback else {}), **os.environ}
+
+
+def _end(program: subprocess.Popen[str]) -> None:
+    """Kill what is left of a program that was given a session, and so a process group, of its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(program.pid, signal.SIGKILL)
+    program.wait()

@@ -1,0 +1,1 @@
+"""Programs that start ranks, each in its own way; `benchmarks.launching` times them."""
