@@ -30,6 +30,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_the_player_plays_in_jupyterlab(lab: str, browser: Browser) -> None:
     page, log = browser.open(notebook_address(lab, "player.ipynb"), width=1400)
     page.get_by_text("player = play").first.wait_for(timeout=SLOW_MS)
+    page.get_by_text("| Idle").wait_for(timeout=SLOW_MS)  # cells that are run before the kernel is there are dropped
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_text("Run All Cells", exact=True).click()
 
