@@ -21,8 +21,8 @@ import torch.distributed as dist
 from book.happens_before import Operation, Recording, assemble
 from book.provenance import read
 from book.recording_group import install
-from book.watch import Watch, WatchError
 from book.trace import Event
+from book.watch import Watch, WatchError
 
 __all__ = ["Recording", "WatchError", "assemble", "collect", "emit", "lanes", "message_device", "paused", "start",
            "watch"]
@@ -32,7 +32,9 @@ _recorder: _Recorder | None = None
 
 def start() -> None:
     """Record this process from here on: call it in a rank before `dist.init_process_group()`."""
-    install(_get_recorder())
+    recorder = _get_recorder()
+    recorder.started = True
+    install(recorder)
 
 
 def collect() -> Recording | None:
@@ -58,7 +60,7 @@ def watch(buffer: torch.Tensor, num_chunks: int) -> None:
     `buffer` is contiguous and made as by `lanes(num_chunks)`; raises WatchError when it is not. Watching another
     buffer ends the first one's watch. Without a recording it does nothing, so the same function runs under torchrun.
     """
-    if _recorder:
+    if _recorder and _recorder.started:
         _recorder.watch(buffer, num_chunks)
 
 
@@ -110,7 +112,7 @@ class _Recorder:
 
     def __init__(self) -> None:
         self.recording = Recording()
-        self.paused = False
+        self.started = self.paused = False  # without a start it only keeps what is emitted
         self._lock = threading.Lock()
         self._waited: set[int] = set()
         self._watch: Watch | None = None

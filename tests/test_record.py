@@ -19,7 +19,8 @@ from book.trace import Event, Trace
 
 
 def join() -> tuple[int, int]:
-    dist.init_process_group()
+    if not dist.is_initialized():
+        dist.init_process_group()
     return dist.get_rank(), dist.get_world_size()
 
 
@@ -135,6 +136,14 @@ def test_without_a_watch_order_and_sizes_are_still_there():
 
 def test_watch_does_nothing_where_nothing_is_recorded():
     assert torch.equal(launch(ring, 2)[0], torch.ones(4))
+
+
+def test_watch_does_nothing_beside_an_execution_that_is_not_recorded():
+    def both() -> None:
+        execute(ring_all_reduce(2))
+        watched()
+
+    assert launch(both, 2).trace.source == "executed"
 
 
 # Wrong rings: the trace says what they do
