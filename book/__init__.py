@@ -3,13 +3,14 @@
 Data flows one way: a schedule is simulated or run, a run leaves a trace, a trace becomes a picture or a verdict.
 Each layer imports only from the layers below it (L3 may use L2, never the other way round).
 
-    L0  schedule      Move, Schedule: who sends which chunk to whom at which step
+    L0  columns       rows of a dataclass kept as NumPy columns: what schedules and traces are made of
+        schedule      Move, Schedule: who sends which chunk to whom at which step
         trace         Event, Trace: what happened, when, on which rank
     L1  collectives   ring_all_reduce and its rivals, as schedules
         cost          latency-bandwidth links and the closed forms they lead to
     L2  simulate      schedule + link -> trace, without starting a process
         launch        launch(fn, world_size): real processes from a notebook cell
-        record        a process group that stamps every operation -> trace
+        record        any torch.distributed program -> trace, with whose data is in which chunk
         execute       a schedule moved by real ranks -> trace
     L3  plot          trace -> matplotlib figure
         widgets       trace -> animated player

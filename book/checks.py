@@ -112,7 +112,7 @@ def ring_traffic(trace: Trace, length: int, element_bytes: int) -> float:
 
 
 def ring_cost(answer: Any, trace: Trace, length: int, element_bytes: int) -> tuple[float, float]:
-    """`answer` must be (rounds, bytes that each rank sends) of the ring all-reduce that `trace` recorded; returns it."""
+    """`answer` must be (rounds, bytes that each rank sends) of the ring all-reduce that `trace` recorded; returned."""
     sent = ring_traffic(trace, length, element_bytes)
     if not isinstance(answer, (tuple, list)) or len(answer) != 2:
         raise CheckFailed("return two numbers, the rounds and the bytes that a rank sends, not "

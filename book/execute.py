@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from book import record
-from book.happens_before import from_zero
+from book.record.happens_before import from_zero
 from book.launch import rank_device
 from book.schedule import Move, Schedule, ScheduleError
 from book.trace import Event, Trace

@@ -18,8 +18,8 @@ from itertools import combinations
 
 import numpy as np
 
-from book.happens_before import Hold, Operation, Piece
-from book.watch import Look, Watch
+from book.record.happens_before import Hold, Operation, Piece
+from book.record.looks import Look, Watch
 
 MOST_COMBINED = 8  # up to so many waiting messages every combination of them is tried, beyond only one, two and all
 

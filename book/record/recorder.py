@@ -1,8 +1,8 @@
 """L2: record what a torch.distributed program does, whatever issues its operations.
 
-`start()` makes every process group that is created afterwards one that notes each operation (see recording_group),
+`start()` makes every process group that is created afterwards one that notes each operation (see group),
 with the times of CLOCK_MONOTONIC, which all ranks of a machine share. `watch(buffer, num_chunks)` adds what was in the
-messages (see watch and provenance). `collect()` hands over what a rank saw; `assemble` (see happens_before) makes the
+messages (see looks and provenance). `collect()` hands over what a rank saw; `assemble` (see happens_before) makes the
 trace.
 
 On a GPU a wait orders the stream and returns at once, so end times are those of the program, not of the wire.
@@ -18,11 +18,11 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from book.happens_before import Operation, Recording, assemble
-from book.provenance import read
-from book.recording_group import install
+from book.record.happens_before import Operation, Recording, assemble
+from book.record.provenance import read
+from book.record.group import install
 from book.trace import Event
-from book.watch import Watch, WatchError
+from book.record.looks import Watch, WatchError
 
 __all__ = ["Recording", "WatchError", "assemble", "collect", "emit", "lanes", "message_device", "paused", "start",
            "watch"]
