@@ -38,7 +38,7 @@ site: $(SITE_STAMP)
 
 test: $(ALL_STAMP)
 	@echo "== Testing: the package, the website in a browser, then every notebook (some minutes)"
-	@$(BIN)/python -m pytest tests chapters labs --nbval
+	@$(BIN)/python -m pytest tests chapters labs --nbval -rfEs
 
 lint: $(ALL_STAMP)
 	@$(BIN)/python -m book.authoring normalise --check chapters labs
