@@ -71,12 +71,11 @@ def contents(text: str, num_ranks: int) -> tuple[float, ...] | None:
 def decoded(data: dict[str, Any]) -> dict[tuple, list]:
     """The payload read back in the form of `events_of`, by this test's own reader."""
     n, found, arriving = data["n"], defaultdict(list), defaultdict(dict)
-    own = {(r, c): tuple(int(k == r) for k in range(n)) for r in range(n) for c in range(data["c"])}
-    held = own if data["start"] == "own" else {
-        (r, c): contents(text, n) for r, line in enumerate(data["start"]) for c, text in enumerate(line.split("/"))}
+    lines = [line.split("/") for line in data["start"]]
+    held = {(r, c): contents(line[c % len(line)], n) for r, line in enumerate(lines) for c in range(data["c"])}
     for step, line in enumerate(data["steps"]):
         held.update(arriving.pop(step, {}))
-        held.update({(r, c): contents(text, n) for at, r, c, text in data.get("holds", ()) if at == step})
+        held.update({(r, c): contents(text, n) for at, r, c, text in data["holds"] if at == step})
         for word in line.split():
             src, dst, chunk, op, after, sent, into, arrives = WORD.match(word).groups()
             src, dst, chunk = (int(x, 36) for x in (src, dst, chunk))

@@ -21,7 +21,8 @@ from typing import Any
 from book.trace import Trace
 from book.widgets.run import Contributions, Run, Transfer, read_run
 from book.widgets.shape import shape_of
-from book.widgets.summary import phase_names, phases, promise_of, source_of, totals, verdict
+from book.widgets.summary import gathered, phase_names, phases, promise_of, source_of, totals, verdict
+from book.widgets.words import words_of
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 TICKS = 10_000  # a modelled time is written in this many parts of the run's duration
@@ -48,12 +49,13 @@ def run_payload(trace: Trace, promise: str | None = None, with_backend: bool = F
     shape = shape_of([(t.src, t.dst) for t in run.transfers], run.world_size)
     data: dict[str, Any] = {
         "n": run.world_size, "c": run.num_chunks, "width": width, "goal": promise, "shape": shape,
-        "names": phase_names(trace.name, shape), "phases": phases(run), **verdict(run, promise),
+        "names": phase_names(trace.name, shape), "phases": phases(run), **verdict(run, promise), **words_of(run, promise),
         "source": source_of(trace, run, with_backend), **totals(run, promise), **_sizes(run),
+        "holds": [[step, rank, chunk, write(held)] for step, rank, chunk, held in run.holds],
         "start": _write_start(run), "steps": _write_steps(run, width), **_write_times(run, trace),
     }
-    if run.holds:
-        data["holds"] = [[step, rank, chunk, write(held)] for step, rank, chunk, held in run.holds]
+    if promise == "all_gather":
+        data["want"] = [write(gathered(run, chunk)) for chunk in range(run.num_chunks)]
     return data
 
 
@@ -67,12 +69,10 @@ def write(held: Contributions) -> str:
     return "".join(f"{digit:x}" for digit in digits).rstrip("0") or "0"
 
 
-def _write_start(run: Run) -> str | list[str]:
-    own = {(r, c): tuple(int(k == r) for k in range(run.world_size))
-           for r in range(run.world_size) for c in range(run.num_chunks)}
-    if run.start == own:
-        return "own"
-    return ["/".join(write(run.start.get((r, c))) for c in range(run.num_chunks)) for r in range(run.world_size)]
+def _write_start(run: Run) -> list[str]:
+    """A text per rank: what its chunks hold, written once if they all hold the same."""
+    lines = [[write(run.start.get((r, c))) for c in range(run.num_chunks)] for r in range(run.world_size)]
+    return ["/".join(line if len(set(line)) > 1 else line[:1]) for line in lines]
 
 
 def _write_steps(run: Run, width: int) -> list[str]:

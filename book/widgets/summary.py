@@ -75,8 +75,13 @@ def complete(run: Run, promise: str, chunk: int, held: Contributions) -> bool:
         return False
     if promise != "all_gather":
         return all(x == 1 for x in held) or all(abs(x * len(held) - 1) < 1e-3 for x in held)
+    return held == gathered(run, chunk)
+
+
+def gathered(run: Run, chunk: int) -> Contributions:
+    """What an all-gather brings everywhere: what the one rank that has the chunk starts with."""
     starts = (run.start.get((rank, chunk)) for rank in range(run.world_size))
-    return held == next((start for start in starts if start and any(x > 0 for x in start)), None)
+    return next((start for start in starts if start and any(start)), None)
 
 
 def _everywhere(bad: list[tuple[int, int]], world_size: int) -> set[int]:
