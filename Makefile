@@ -49,7 +49,7 @@ lab: $(ALL_STAMP)
 	@echo "== Opening JupyterLab on student/ (no browser? copy the address below; Ctrl-C twice ends it)"
 	@$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --notebook-dir=student --log-level=WARN $(AS_ROOT)
 
-bench: $(BENCH_STAMP)
+bench: $(BENCH_STAMP) $(SITE_STAMP)
 	@$(BIN)/python -m benchmarks
 
 clean:
