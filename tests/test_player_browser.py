@@ -118,7 +118,7 @@ def test_at_the_end_every_chunk_is_complete(show: Callable, make: Callable[[int]
     schedules = {n: make(n) for n in (2, 5, 16)}
     page = show(play(schedules, view="ring"))
     for num_ranks, schedule in schedules.items():
-        page.get_by_label("ranks").select_option(str(num_ranks))
+        page.get_by_label("ranks").select_option(label=str(num_ranks))
         page.focus(PLAYER)
         page.keyboard.press("End")
         num_promised = schedule.num_chunks * (1 if schedule.promise == "reduce_scatter" else num_ranks)
@@ -145,9 +145,9 @@ def test_keys_in_a_select_stay_its_own(show: Callable) -> None:
     page.get_by_label("ranks").focus()
     page.keyboard.press("ArrowRight")
     assert state(page)["step"] == "0"
-    page.get_by_label("ranks").select_option("16")
+    page.get_by_label("ranks").select_option(label="16")
     until(page, ranks=16, view="matrix")
-    page.get_by_label("ranks").select_option("5")
+    page.get_by_label("ranks").select_option(label="5")
     until(page, ranks=5, view="ring")
 
 
@@ -224,7 +224,7 @@ def test_a_straggler_takes_longer(show: Callable) -> None:
     page = show(play(runs, clock="time", labels=["links"]))
     ends = []
     for choice in runs:
-        page.get_by_label("links").select_option(choice)
+        page.get_by_label("links").select_option(label=choice)
         page.focus(PLAYER)
         page.keyboard.press("End")
         ends.append(page.locator(".lk-mid span").last.inner_text())
@@ -289,8 +289,8 @@ def assert_apart(page: Any, where: str) -> None:
 def test_nothing_overlaps_from_2_to_16_ranks(show: Callable, width: int) -> None:
     page = show(play({n: collectives.ring_all_reduce(n) for n in SIZES}, view="ring"), width=width, height=1300)
     for num_ranks in SIZES:
-        page.get_by_label("ranks").select_option(str(num_ranks))
-        until(page, ranks=num_ranks)
+        page.get_by_label("ranks").select_option(label=str(num_ranks))
+        until(page, ranks=num_ranks, view="ring")
         for f in (0.25, 0.5, 0.75):
             scrub = page.locator(".lk-scrub").bounding_box()
             page.mouse.move(scrub["x"] + scrub["width"] * (num_ranks - 2 + f) / (2 * num_ranks - 2), scrub["y"] + 17)
@@ -310,7 +310,7 @@ def test_nothing_overlaps_from_2_to_16_ranks(show: Callable, width: int) -> None
 def test_stars_and_trees_have_room(show: Callable, make: Callable[[int], Schedule], width: int) -> None:
     page = show(play({n: make(n) for n in SIZES}, view="ring"), width=width, height=1600)
     for num_ranks in SIZES:
-        page.get_by_label("ranks").select_option(str(num_ranks))
+        page.get_by_label("ranks").select_option(label=str(num_ranks))
         until(page, ranks=num_ranks)
         scrub, num_steps = page.locator(".lk-scrub").bounding_box(), make(num_ranks).num_steps
         page.mouse.move(scrub["x"] + scrub["width"] * 0.5 / num_steps, scrub["y"] + 17)

@@ -47,9 +47,11 @@ def race(traces: Mapping[str, Playable], *, title: str = "A race on equal links"
     """
     _check("view", view, ("auto", "ring", "matrix"))
     untimed = [name for name, trace in traces.items() if not isinstance(trace, Trace) or trace.clock != "modelled"]
-    if untimed or len(traces) < 2:
-        raise ValueError(f"a race needs two or more simulated traces, and {untimed[0]!r} has no modelled times: "
-                         "simulate(schedule, num_bytes, link) gives them" if untimed else "a race needs two or more runs")
+    if untimed:
+        raise ValueError(f"a race needs simulated traces, and {untimed[0]!r} has no modelled times: "
+                         "simulate(schedule, num_bytes, link) gives them")
+    if len(traces) < 2:
+        raise ValueError("a race needs two or more runs")
     options = {"kind": "race", "view": view, "predict": False, "clock": "time", "labels": None, "promise": None}
     return _player(Shown(dict(traces), title, options))
 

@@ -97,4 +97,4 @@ def _control(name: str, value: Any) -> ipywidgets.Widget:
         return ipywidgets.IntSlider(value[0], *value, description=words)
     if isinstance(value, (list, tuple)) and value:
         return ipywidgets.Dropdown(options=list(value), value=value[0], description=words)
-    raise ValueError(f"panel: {name} can't be {value!r}: give (lowest, highest), a range, a list of choices or a widget")
+    raise ValueError(f"panel: {name} can't be {value!r}: give (lowest, highest), a range, choices or a widget")

@@ -49,7 +49,8 @@ def run_payload(trace: Trace, promise: str | None = None, with_backend: bool = F
     shape = shape_of([(t.src, t.dst) for t in run.transfers], run.world_size)
     data: dict[str, Any] = {
         "n": run.world_size, "c": run.num_chunks, "width": width, "goal": promise, "shape": shape,
-        "names": phase_names(trace.name, shape), "phases": phases(run), **verdict(run, promise), **words_of(run, promise),
+        "names": phase_names(trace.name, shape), "phases": phases(run), **verdict(run, promise),
+        **words_of(run, promise),
         "source": source_of(trace, run, with_backend), **totals(run, promise), **_sizes(run),
         "holds": [[step, rank, chunk, write(held)] for step, rank, chunk, held in run.holds],
         "start": _write_start(run), "steps": _write_steps(run, width), **_write_times(run, trace),
@@ -94,7 +95,8 @@ def _write_steps(run: Run, width: int) -> list[str]:
 
 
 def _word(t: Transfer, held: Mapping[tuple[int, int], Contributions], width: int) -> str:
-    text = _digits(t.src, width) + _digits(t.dst, width) + (_digits(t.chunk, width) if t.chunk is not None else "-" * width)
+    text = _digits(t.src, width) + _digits(t.dst, width)
+    text += _digits(t.chunk, width) if t.chunk is not None else "-" * width
     text += {"reduce": "+", "copy": "=", None: "!" if t.arrives is None else "?"}.get(t.op, "?")
     text += write(t.after) if t.arrives is not None and t.after != t.sent else ""
     text += "~" + write(t.sent) if t.chunk is None or t.sent != held[t.src, t.chunk] else ""
@@ -125,7 +127,8 @@ def _sizes(run: Run) -> dict[str, Any]:
         return {}
     shares = run.shares()
     uneven = shares.max() - shares.min() > 1e-9
-    return {"bytes": round(sum(by_chunk.values()))} | ({"shares": [round(x, 6) for x in shares.tolist()]} if uneven else {})
+    sizes = {"bytes": round(sum(by_chunk.values()))}
+    return {**sizes, "shares": [round(x, 6) for x in shares.tolist()]} if uneven else sizes
 
 
 def _keys(traces: Mapping[Any, Trace], labels: Sequence[str] | None) -> list[tuple]:

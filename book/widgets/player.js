@@ -1,5 +1,6 @@
-/* Lockstep's chunk player: draws what a trace says, and nothing that it does not say. No build step, no dependencies, no network. As a deferred script it mounts every [data-lockstep-player] of a page; in
-   a notebook `export default lockstepPlayer` is appended and anywidget calls render(). payload.py writes the data. */
+/* Lockstep's chunk player: draws what a trace says, and nothing that it does not say. No build step, no network.
+   As a deferred script it mounts every [data-lockstep-player] of a page; in a notebook anywidget calls render() (live.py
+   appends `export default`). payload.py writes the data. */
 (() => {
 const EPS = 1e-12, { min, max, abs, floor, hypot } = Math;
 const range = (n, f = i => i) => Array.from({ length: n }, (_, i) => f(i)), clamp = (x, most = 1) => max(0, min(most, x));
@@ -116,7 +117,7 @@ function label(v, short) {
 
 function bar(parent, [x, y, w, h], note) { // note: where its number stands
   const g = make("g", parent, { transform: `translate(${x},${y})` });
-  const track = make("rect", g, { width: w, height: h, rx: min(4, h / 3) }), inner = make("g", g), text = note && make("text", g, { x: note.x, y: note.y, "text-anchor": note.anchor || "start" });
+  const track = make("rect", g, { width: w, height: h, rx: min(4, h / 3), "stroke-width": h < 6 ? 1 : 1.5 }), inner = make("g", g), text = note && make("text", g, { x: note.x, y: note.y, "text-anchor": note.anchor || "start" });
   let last, mark;
   return (v, done, now = "") => {
     if (now !== mark) track.setAttribute("class", "lk-track " + (mark = now));
@@ -131,8 +132,8 @@ function bar(parent, [x, y, w, h], note) { // note: where its number stands
 // ---- layout
 function sizes({ n, c, most }, W, style) { // only full cards have numbers
   const wide = W >= 560, full = style === "full", mini = style === "mini", few = n <= 8;
-  const barW = full ? (wide ? 76 : 50) : n * (mini ? 48 / max(n, 6) : few ? (wide ? 6 : 4) : wide ? 3 : 2);
-  const rowH = full ? (c > 6 ? 14 : 19) : mini ? 48 / max(c, 6) : c <= 8 ? 6.5 : wide ? 4 : 3;
+  const barW = full ? (wide ? 76 : 50) : n * (mini ? 36 / max(n, 6) : few ? (wide ? 6 : 4) : wide ? 3 : 2);
+  const rowH = full ? (c > 6 ? 14 : 19) : mini ? 36 / max(c, 6) : c <= 8 ? 6.5 : wide ? 4 : 3;
   const ih = most === 1 ? (full ? 11 : 5) : max(1.5, min(full ? 8 : 4, (full ? 40 : 26) / most - 1)), mw = max(14, barW * 0.7);
   return { full, mini, barW, rowH, barH: rowH - (full ? 6 : 1), head: full ? 29 : 17, pad: full ? (wide ? 11 : 8) : 4, cw: full ? barW + (wide ? 54 : 47) : max(24, barW + 8),
     ch: (full ? 33 : 20) + c * rowH, mw, ih, bw: mw + 8, bh: most * (ih + 1) + 6, travel: full ? 34 : mini ? 8 : 14, gap: mini ? 2 : 7 };
@@ -146,7 +147,7 @@ function racetrack(n, W, cw, need) { // n places clockwise from the top middle: 
     if (b <= 1 || (W - cw) * (1 - 2 * inset) / (b - 1) >= need) break;
   }
   const x = u => cw / 2 + (W - cw) * u, row = (k, y) => range(k, i => [x(k === 1 ? 0.5 : inset + (1 - 2 * inset) * i / (k - 1)), y]), top = a ? 1 : 0;
-  const side = u => range(s, j => [x(u), top + j]), first = max(0, a - 1) >> 1;
+  const side = u => range(s, j => [x(u), top + j]), first = n === 2 ? 1 : max(0, a - 1) >> 1;
   const places = [...row(a, 0), ...side(1), ...row(b, top + s).reverse(), ...side(0).reverse()];
   return [...places.slice(first), ...places.slice(0, first)];
 }
@@ -174,13 +175,13 @@ function fits(run, plan) {
 function arrange(run, W, style, shape = run.shape, inner = 0) { // the lowest plan with room for all, or null
   const size = sizes(run, W, style), { cw, ch, bw, bh } = size, { kind } = shape, tree = kind === "tree", hub = tree ? -1 : shape.hub, ranks = range(run.n).filter(r => r !== hub);
   const use = kind === "ring" && run.n <= 4 ? min(W, cw * 4.4) : W;
-  const places = tree ? ranks.map(r => [cw / 2 + (W - cw) * shape.slot[r], shape.depth[r]]) : racetrack(ranks.length, use, cw, cw + bw + size.travel + 8).map(([x, row]) => [x + (W - use) / 2, row]);
+  const places = tree ? ranks.map(r => [cw / 2 + (W - cw) * shape.slot[r], shape.depth[r]]) : racetrack(ranks.length, use, cw, cw + bw + size.travel + 12).map(([x, row]) => [x + (W - use) / 2, row]);
   const rows = max(...places.map(p => p[1]));
   for (let v = ch * (ranks.length <= 6 && !tree ? 0.62 : 1) + 8; v <= ch + bh + 150; v += 6) {
     const H = rows * v + ch + 4, plan = { kind, size, W, H, mid: [W / 2, H / 2], xy: [] };
     ranks.forEach((r, i) => (plan.xy[r] = [places[i][0], ch / 2 + 2 + places[i][1] * v]));
     if (hub >= 0) plan.xy[hub] = plan.mid;
-    if (H - 2 * ch - 2 * bh >= inner && fits(run, plan)) return plan;
+    if ((!inner || H - 2 * ch - 2 * bh >= inner) && fits(run, plan)) return plan;
   }
   return null;
 }
@@ -298,7 +299,7 @@ function drawStage(stage, run, t, clock, focus) {
 }
 
 // ---- words and figures
-const and = list => (list.length < 2 ? list.join("") : list.slice(0, -1).join(", ") + " and " + list.at(-1));
+const and = list => new Intl.ListFormat("en-GB").format(list.map(String));
 const inN = x => x.toFixed(2) + " n";
 const whose = v => (v ? and(v.map((x, r) => x > 0 && r + (x === 1 ? "" : ` ×${+x.toFixed(2)}`)).filter(Boolean)) || "nobody" : "unknown");
 const scaled = (x, units) => { let i = 0; while (x >= 999.5 && i < units.length - 1) { x /= 1000; i++; } return `${x.toPrecision(3)} ${units[i]}`; };
@@ -417,7 +418,7 @@ function shell(el, data, state, parts) { // what every player has; parts: build,
   const row = make("div.lk-bar", root), control = transport(row, state, () => parts.draw());
   const scrub = scrubber(row, control), more = make("div.lk-more", row), speed = pill(more, "1×", "Speed", () => { state.speed = state.speed === 4 ? 0.5 : state.speed * 2; speed.textContent = state.speed + "×"; });
   const rebuild = () => { ui.width = ui.field.clientWidth; view.textContent = state.view === "ring" ? "matrix" : "ring"; parts.build(); parts.draw(); };
-  const view = pill(more, "", "Ring or matrix", () => { state.view = view.textContent; rebuild(); });
+  const view = pill(more, "", "View", () => { state.view = view.textContent; rebuild(); });
   const watch = new ResizeObserver(() => ui.field.clientWidth && ui.field.clientWidth !== ui.width && rebuild());
   watch.observe(ui.field);
   const acts = { ArrowRight: control.next, ArrowLeft: control.back, Home: () => control.go(0), End: () => control.go(control.end()), ArrowDown: () => parts.turn(1), ArrowUp: () => parts.turn(-1) };
@@ -437,7 +438,7 @@ function mountPlay(el, data, opts) {
   const step = () => max(0, run.stops.findIndex(s => s >= state.t - 1e-9 * run.end)), which = () => max(0, data.runs.findIndex(r => r.at.every((x, i) => x === at[i])));
   const ui = shell(el, data, state, { build, draw, turn: by => pick((state.focus + by + run.n) % run.n) }), { root, control, more } = ui;
   const pick = r => { state.focus = r; draw(); };
-  const clock = pill(more, "", "Equal steps, or modelled time", () => { const k = step(); timing(state.clock === "steps" ? "time" : "steps"); control.go(run.stops[k]); });
+  const clock = pill(more, "", "Clock", () => { const k = step(); timing(state.clock === "steps" ? "time" : "steps"); control.go(run.stops[k]); });
   data.axes.forEach((axis, i) => {
     const select = make("select", make("label.lk-pill", more, {}, axis.label + " "), { "aria-label": axis.label });
     axis.values.forEach((v, j) => make("option", select, { value: j }, v));
@@ -497,7 +498,7 @@ function mountPlay(el, data, opts) {
 // ---- race
 function mountRace(el, data, opts) {
   const runs = data.runs.map(r => retime(decode(r), "time")), total = max(...runs.map(r => r.end)), stops = [...new Set(runs.flatMap(r => r.stops))].sort((a, b) => a - b);
-  const state = { t: 0, speed: 1, playing: false, view: data.view === "matrix" || runs[0].n > 8 ? "matrix" : "ring", stops: () => stops, rate: () => total / 9, wait: () => false };
+  const state = { t: 0, speed: 1, playing: false, view: data.view === "matrix" || runs[0].n > 6 ? "matrix" : "ring", stops: () => stops, rate: () => total / 9, wait: () => false };
   const ui = shell(el, data, state, { build, draw, turn() {} }), { root } = ui;
   const lanes = runs.map((run, i) => {
     const box = make("div.lk-lane", ui.field), name = (make("b", box, {}, data.axes[0].values[i]).textContent);

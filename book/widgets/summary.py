@@ -41,7 +41,7 @@ def source_of(trace: Trace, run: Run, with_backend: bool) -> str:
 
 
 def totals(run: Run, promise: str) -> dict[str, Any]:
-    """`total`: what the busiest rank sends, in buffers; `who` that is (-1: all the same); `formula`, where one holds."""
+    """`total`: what the busiest rank sends, in buffers; `who` that is (-1: all the same); `formula` if one holds."""
     sent, shares, p = np.zeros(run.world_size), run.shares(), run.world_size
     for t in run.transfers:
         sent[t.src] += shares[t.chunk] if t.chunk is not None else 1 / run.num_chunks

@@ -58,7 +58,9 @@ def _others(run: Run, messages: dict[tuple[int, int], Message]) -> str:
         return f"It sends to {_number(len(messages))} ranks through its one link."
     lengths = {len(message) for message in messages.values()}
     what = "chunks" if len(lengths) > 1 else "one chunk" if lengths == {1} else f"{_number(lengths.pop())} chunks"
-    every = f"All {_number(num_links)}" if len(messages) == num_links else _number(len(messages)).capitalize()
+    every = _number(len(messages)).capitalize()
+    if len(messages) == num_links:
+        every = "Both" if num_links == 2 else f"All {_number(num_links)}"
     return f"{every} links carry {what} at once."
 
 
