@@ -149,9 +149,9 @@ def test_a_promise_can_be_given() -> None:
 
 def test_figures_agree_with_the_formulas() -> None:
     ring = run_payload(simulated(collectives.ring_all_reduce(4)))
-    assert (ring["total"], ring["who"], ring["formula"]) == (1.5, -1, ": 2(N−1)/N · n")
+    assert (ring["total"], ring["who"], ring["formula"]) == (1.5, -1, ": 2(N−1)/N\u00a0·\u00a0n")
     server = run_payload(simulated(collectives.parameter_server_all_reduce(4)))
-    assert (server["total"], server["who"], server["formula"]) == (3.0, 0, ": (N−1) · n")
+    assert (server["total"], server["who"], server["formula"]) == (3.0, 0, ": (N−1)\u00a0·\u00a0n")
     assert ring["bytes"] == 400_000_000
 
 

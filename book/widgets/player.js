@@ -545,7 +545,7 @@ function mount(el, data, opts = {}) {
 
 function render({ model, el }) { // anywidget's model has the traits of book.widgets.live.Player
   let player;
-  const push = s => { if (!player) return; for (const k in s) if (model.get(k) !== s[k]) model.set(k, s[k]); model.save_changes(); };
+  const push = s => { if (!player) return; for (const k in s) if (model.get(k) !== s[k]) { model.set(k, s[k]); model.save_changes(); } };
   const set = name => player[name](model.get(name)), draw = () => { player?.destroy(); player = null; player = mount(el, JSON.parse(model.get("payload")), { onChange: push }); set("error"); };
   const heard = { payload: draw, error: () => set("error"), playing: () => set("playing"), step: () => model.get("step") !== +player.root.dataset.step && set("step") };
   draw();

@@ -47,9 +47,9 @@ def totals(run: Run, promise: str) -> dict[str, Any]:
         sent[t.src] += shares[t.chunk] if t.chunk is not None else 1 / run.num_chunks
     even = sent.max() - sent.min() < 1e-6
     rule, value = ("2(N−1)/N", 2 * (p - 1) / p) if promise == "all_reduce" else ("(N−1)/N", (p - 1) / p)
-    formula = f": {rule} · n" if even and abs(sent.max() - value) < 1e-6 else ""
+    formula = f": {rule}\u00a0·\u00a0n" if even and abs(sent.max() - value) < 1e-6 else ""
     if not even and abs(sent.max() - (p - 1)) < 1e-6:
-        formula = ": (N−1) · n"
+        formula = ": (N−1)\u00a0·\u00a0n"
     return {"total": round(float(sent.max()), 6), "who": -1 if even else int(sent.argmax()), "formula": formula}
 
 
