@@ -94,8 +94,13 @@ def _fault(held: Contributions) -> str:
         return "holds something unknown"
     missing = [str(rank) for rank, x in enumerate(held) if x == 0]
     double = [f"{rank} (×{x:.4g})" for rank, x in enumerate(held) if x > 1]
-    faults = [f"lacks rank {', '.join(missing)}"] * bool(missing) + [f"counts rank {', '.join(double)}"] * bool(double)
+    lacks, counts = f"lacks {_ranks(missing)}", f"counts {_ranks(double)}"
+    faults = [lacks] * bool(missing) + [counts] * bool(double)
     return " and ".join(faults) or "is not a sum that is right"
+
+
+def _ranks(names: list[str]) -> str:
+    return f"rank{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 def _bytes(x: float) -> str:
