@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from book.columns import Columns, concatenate
-from book.schedule import OPS, Move, Schedule, ScheduleError
+from book.schedule import OPS, Move, Schedule, check_counts
 
 ROOT = 0
 
@@ -19,26 +19,26 @@ def ring_reduce_scatter(world_size: int) -> Schedule:
 
     In step s rank r sends chunk r-s to its right-hand neighbour, which adds it to its own.
     """
-    _check_counts(world_size=world_size)
+    check_counts(world_size=world_size)
     return Schedule("ring_reduce_scatter", world_size, world_size, _ring_moves(world_size, "reduce"))
 
 
 def ring_all_gather(world_size: int) -> Schedule:
     """N-1 steps that carry chunk r+1 of rank r to every rank: in step s rank r passes on chunk r+1-s."""
-    _check_counts(world_size=world_size)
+    check_counts(world_size=world_size)
     return Schedule("ring_all_gather", world_size, world_size, _ring_moves(world_size, "copy"))
 
 
 def ring_all_reduce(world_size: int) -> Schedule:
     """A ring reduce-scatter, then a ring all-gather: 2(N-1) steps of one chunk (Patarasuk and Yuan 2009)."""
-    _check_counts(world_size=world_size)
+    check_counts(world_size=world_size)
     moves = _one_after_the_other(_ring_moves(world_size, "reduce"), _ring_moves(world_size, "copy"))
     return Schedule("ring_all_reduce", world_size, world_size, moves)
 
 
 def parameter_server_all_reduce(world_size: int) -> Schedule:
     """Rank 0 takes in the whole buffer of every other rank, one after the other, then sends each of them the sum."""
-    _check_counts(world_size=world_size)
+    check_counts(world_size=world_size)
     others, chunks = np.arange(1, world_size), np.arange(world_size)
     step = others[:, None] - 1
     to_root = _moves(step, others[:, None], ROOT, chunks, "reduce")
@@ -48,7 +48,7 @@ def parameter_server_all_reduce(world_size: int) -> Schedule:
 
 def tree_all_reduce(world_size: int) -> Schedule:
     """A binomial tree up to rank 0 and down again: 2 ceil(lg N) steps of the whole buffer (Thakur 2005)."""
-    _check_counts(world_size=world_size)
+    check_counts(world_size=world_size)
     up, down, chunks = [], [], np.arange(world_size)
     for level in range((world_size - 1).bit_length()):
         distance = 1 << level
@@ -63,7 +63,7 @@ def halving_doubling_all_reduce(world_size: int) -> Schedule:
 
     Each of the N-P extra ranks first adds its whole buffer into one of the P and is sent the sum at the end.
     """
-    _check_counts(world_size=world_size)
+    check_counts(world_size=world_size)
     num_core = 1 << (world_size.bit_length() - 1)
     halving, doubling = [], []
     for level in range(num_core.bit_length() - 1):
@@ -84,7 +84,7 @@ def hierarchical_all_reduce(num_nodes: int, ranks_per_node: int) -> Schedule:
     Rank = node * ranks_per_node + local rank. A shard is `num_nodes` chunks; a link across nodes carries
     2(k-1)/k * n/g bytes for k nodes of g ranks.
     """
-    _check_counts(num_nodes=num_nodes, ranks_per_node=ranks_per_node)
+    check_counts(num_nodes=num_nodes, ranks_per_node=ranks_per_node)
     world_size = num_nodes * ranks_per_node
     phases = [_inside_nodes(num_nodes, ranks_per_node, "reduce"),
               _across_nodes(num_nodes, ranks_per_node, "reduce"),
@@ -141,8 +141,3 @@ def _one_after_the_other(*phases: Columns) -> Columns:
             first = int(shifted[-1].array("step")[-1]) + 1
     return concatenate(shifted) if shifted else _moves(0, 0, 0, np.zeros(0, dtype=np.int32), "copy")
 
-
-def _check_counts(**counts: int) -> None:
-    for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-            raise ScheduleError(f"{name} must be a whole number of at least 1, not {value!r}")

@@ -15,6 +15,10 @@ import numpy as np
 ABSENT = -1  # how None is written in an integer or word column
 
 
+class ColumnError(ValueError):
+    """A value that its column can't hold."""
+
+
 def count(**kwargs: Any) -> Any:
     """A field that holds a small integer or None (int32 column; None is kept as -1)."""
     return field(metadata={"column": "count"}, **kwargs)
@@ -53,10 +57,13 @@ class Columns(Sequence):
 
     @classmethod
     def from_rows(cls, row_type: type, rows: Iterable[Any]) -> Columns:
-        """Columns from an iterable of `row_type` objects, or of tuples in the order of its fields."""
+        """Columns from an iterable of `row_type` objects, or of tuples in the order of its fields.
+
+        Raises ColumnError for a value that its field can't hold.
+        """
         if isinstance(rows, Columns):
             return rows
-        rows = [row if isinstance(row, row_type) else row_type(*row) for row in rows]
+        rows = [row if isinstance(row, row_type) else _row(row_type, row) for row in rows]
         arrays, vocabularies = {}, {}
         for f in fields(row_type):
             values = [getattr(row, f.name) for row in rows]
@@ -154,6 +161,14 @@ def _aligned(part: Columns, f: Field, parts: Sequence[Columns], vocabularies: Ma
     return np.array(positions, dtype=np.int16)[array]  # position -1 is the last: ABSENT stays ABSENT
 
 
+def _row(row_type: type, row: Any) -> Any:
+    try:
+        return row_type(*row)
+    except TypeError as error:
+        names = ", ".join(f.name for f in fields(row_type))
+        raise ColumnError(f"{row!r} is not a {row_type.__name__}: give ({names})") from error
+
+
 def _encode(f: Field, values: list[Any]) -> tuple[np.ndarray, tuple | None]:
     kind = f.metadata["column"]
     if kind == "word":
@@ -161,11 +176,26 @@ def _encode(f: Field, values: list[Any]) -> tuple[np.ndarray, tuple | None]:
         position = {w: i for i, w in enumerate(vocabulary)} | {None: ABSENT}
         return np.array([position[v] for v in values], dtype=np.int16), vocabulary
     if kind == "vector":
-        width = max((len(v) for v in values if v is not None), default=0)
-        return np.array([(np.nan,) * width if v is None else v for v in values], dtype=np.float32), None
+        return _vectors(f.name, values), None
     if kind == "measure":
         return np.array([np.nan if v is None else v for v in values], dtype=np.float64), None
-    return np.array([ABSENT if v is None else v for v in values], dtype=np.int32), None
+    return np.array([_whole(f.name, v) for v in values], dtype=np.int32), None
+
+
+def _whole(name: str, value: Any) -> int:
+    if value is None:
+        return ABSENT
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not -2**31 <= value < 2**31:
+        raise ColumnError(f"{name} must be a whole number, not {value!r}")
+    return int(value)
+
+
+def _vectors(name: str, values: list[Any]) -> np.ndarray:
+    lengths = {len(v) for v in values if v is not None}
+    if len(lengths) > 1 or 0 in lengths:
+        raise ColumnError(f"{name} must have the same number of entries in all rows, not {sorted(lengths)}")
+    width = lengths.pop() if lengths else 1
+    return np.array([(np.nan,) * width if v is None else v for v in values], dtype=np.float32).reshape(-1, width)
 
 
 def _number(x: float) -> int | float:

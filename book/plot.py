@@ -42,16 +42,19 @@ def time_against_size(sizes: Sequence[float], measured: Mapping[str, Sequence[fl
 def timeline(trace: Trace, title: str = "") -> Figure:
     """A lane per rank with a bar for each send, receive, collective and computation, on the trace's clock in seconds.
 
-    Raises TraceError for a trace without times.
+    An operation that never completed is an open bar up to the last time that the trace knows. Raises TraceError for a
+    trace without times.
     """
-    if trace.duration_s is None:
+    if not trace.events.has("start_s"):
         raise TraceError("a logical trace has no times to draw: play it instead, or draw the trace it came from")
     figure, axes = _figure(7.2, 0.5 * trace.world_size + 1.2, title)
-    for event in trace.events:
-        if event.kind in FILLS and None not in (event.start_s, event.end_s):
-            offset = -0.18 if event.kind == "send" else 0.18 if event.kind == "recv" else 0.0
-            axes.barh(event.rank + offset, event.end_s - event.start_s, left=event.start_s, height=0.32,
-                      color=FILLS[event.kind], edgecolor="none")
+    drawn = [event for event in trace.events if event.kind in FILLS and event.start_s is not None]
+    last_s = max((event.end_s or event.start_s for event in drawn), default=0.0)
+    for event in drawn:
+        offset = -0.18 if event.kind == "send" else 0.18 if event.kind == "recv" else 0.0
+        end_s, color = last_s if event.end_s is None else event.end_s, FILLS[event.kind]
+        axes.barh(event.rank + offset, end_s - event.start_s, left=event.start_s, height=0.32, edgecolor=color,
+                  color="none" if event.end_s is None else color)
     axes.set_yticks(range(trace.world_size), [f"rank {r}" for r in range(trace.world_size)])
     axes.invert_yaxis()
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _seconds(x)))

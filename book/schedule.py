@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from book.columns import Columns, count, word
+from book.columns import Columns, ColumnError, count, word
+from book.promise import PROMISES, promised_by
 
 OPS = ("reduce", "copy")
-PROMISES = ("all_reduce", "reduce_scatter", "all_gather")
 
 
 class ScheduleError(ValueError):
@@ -45,13 +45,17 @@ class Schedule:
     """
 
     def __init__(self, name: str, world_size: int, num_chunks: int, moves: Iterable[Move], promise: str | None = None):
-        if world_size < 1 or num_chunks < 1:
-            raise ScheduleError(f"a schedule needs at least 1 rank and 1 chunk, not {world_size} and {num_chunks}")
-        self.name, self.world_size, self.num_chunks = name, world_size, num_chunks
-        self.promise = promise or next((p for p in PROMISES if name.endswith(p)), "all_reduce")
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ScheduleError(f"a schedule's name is letters, digits and underscores, not {name!r}")
+        check_counts(world_size=world_size, num_chunks=num_chunks)
+        self.name, self.world_size, self.num_chunks = name, int(world_size), int(num_chunks)
+        self.promise = promise or promised_by(name)
         if self.promise not in PROMISES:
             raise ScheduleError(f"unknown promise {self.promise!r}: use one of {', '.join(PROMISES)}")
-        self.moves: Columns = _by_step(Columns.from_rows(Move, moves))
+        try:
+            self.moves: Columns = _by_step(Columns.from_rows(Move, moves))
+        except ColumnError as error:
+            raise ScheduleError(f"{name}: {error}") from error
         self._check_ranges()
 
     def __repr__(self) -> str:
@@ -85,20 +89,9 @@ class Schedule:
             step = self.moves.array("step")
             yield from np.split(np.arange(len(step)), np.flatnonzero(np.diff(step)) + 1)
 
-    def owner(self, chunk: int) -> int:
-        """The rank that a ring reduce-scatter leaves `chunk` complete on, and an all-gather starts from."""
-        return (chunk - 1) % self.world_size
-
     def start(self) -> np.ndarray:
         """Whose contributions each rank holds before the first step, counts of shape (R, C, K)."""
-        held = np.zeros((self.world_size, self.num_chunks, self.world_size), dtype=np.int32)
-        if self.promise == "all_gather":
-            for chunk in range(self.num_chunks):
-                held[self.owner(chunk), chunk, self.owner(chunk)] = 1
-        else:
-            ranks = np.arange(self.world_size)
-            held[ranks, :, ranks] = 1
-        return held
+        return PROMISES[self.promise].start(self.world_size, self.num_chunks)
 
     def replay(self, held: np.ndarray | None = None) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Moves contributions as the schedule says, changing `held` (default: `start()`) in place.
@@ -128,10 +121,11 @@ class Schedule:
         held = self.start()
         for _ in self.replay(held):
             pass
-        ranks, chunks = _promised(self)
-        wanted = self._goal()
-        for rank, chunk in zip(ranks, chunks):
-            self._check_chunk(rank, chunk, held[rank, chunk], wanted[chunk])
+        promise, size = PROMISES[self.promise], (self.world_size, self.num_chunks)
+        goal = promise.goal(*size)
+        for rank, chunk in np.argwhere(promise.where(*size) & (held != goal).any(axis=-1)):
+            fault = contents_fault(held[rank, chunk], goal[rank, chunk])
+            raise ScheduleError(f"{self.name}: at the end rank {rank} chunk {chunk} {fault}")
         return self
 
     def to_csv(self) -> str:
@@ -157,38 +151,26 @@ class Schedule:
                 raise
             raise ScheduleError(f"this is not a schedule's CSV (write one with to_csv): {error}") from error
 
-    def _goal(self) -> np.ndarray:
-        """What a finished chunk holds, shape (C, K)."""
-        if self.promise != "all_gather":
-            return np.ones((self.num_chunks, self.world_size), dtype=np.int32)
-        owners = [self.owner(chunk) for chunk in range(self.num_chunks)]
-        return np.eye(self.world_size, dtype=np.int32)[owners]
-
-    def _check_chunk(self, rank: int, chunk: int, held: np.ndarray, wanted: np.ndarray) -> None:
-        faults = []
-        missing, extra = np.flatnonzero(held < wanted), np.flatnonzero(held > wanted)
-        if len(missing):
-            faults.append(f"lacks the contribution of {_ranks(missing)}")
-        if len(extra):
-            times = ", ".join(f"rank {k} ({held[k]} times)" if wanted[k] else f"rank {k} (not wanted)" for k in extra)
-            faults.append(f"counts too often: {times}")
-        if faults:
-            raise ScheduleError(f"{self.name}: at the end rank {rank} chunk {chunk} " + " and ".join(faults))
-
     def _check_ranges(self) -> None:
         limits = {"step": None, "src": self.world_size, "dst": self.world_size, "chunk": self.num_chunks}
         for name, limit in limits.items() if len(self.moves) else ():
             column = self.moves.array(name)
             bad = np.flatnonzero((column < 0) | (column >= limit if limit else False))
             if len(bad):
-                raise ScheduleError(f"{self.name}: {self.moves[bad[0]]} has {name} {column[bad[0]]}, "
-                                    f"which is not in 0..{limit - 1 if limit else ''}")
-        wrong = set(self.moves.vocabularies.get("op", ())) - set(OPS)
-        if wrong:
-            raise ScheduleError(f"{self.name}: op must be 'reduce' or 'copy', not {sorted(map(str, wrong))[0]!r}")
+                allowed = f"0 to {limit - 1}" if limit else "0 or more"
+                raise ScheduleError(f"{self.name}: move {bad[0]} has {name} {column[bad[0]]}, it must be {allowed}")
+        for op in sorted({str(move) for move in self._ops()} - set(OPS)):
+            raise ScheduleError(f"{self.name}: op must be 'reduce' or 'copy', not {op!r}")
         to_self = np.flatnonzero(self.moves.array("src") == self.moves.array("dst")) if len(self.moves) else ()
         if len(to_self):
             raise ScheduleError(f"{self.name}: {self.moves[to_self[0]]} goes from a rank to itself")
+
+    def _ops(self) -> set[str | None]:
+        """Every op that some move has."""
+        if not len(self.moves):
+            return set()
+        words = (*self.moves.vocabularies["op"], None)  # a missing op is kept as -1
+        return {words[code] for code in np.unique(self.moves.array("op"))}
 
     def _check_conflicts(self) -> None:
         """A copy and another move into the same chunk in one step: the result would depend on who comes first."""
@@ -204,13 +186,23 @@ class Schedule:
                                 f"message: the result depends on which comes first")
 
 
-def _promised(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
-    """The (rank, chunk) pairs that the promise is about."""
-    if schedule.promise == "reduce_scatter":
-        chunks = np.arange(schedule.num_chunks)
-        return np.array([schedule.owner(c) for c in chunks]), chunks
-    ranks, chunks = np.indices((schedule.world_size, schedule.num_chunks))
-    return ranks.ravel(), chunks.ravel()
+def check_counts(**counts: int) -> None:
+    """Raises ScheduleError unless every one of the named counts is a whole number of at least 1."""
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            raise ScheduleError(f"{name} must be a whole number of at least 1, not {value!r}")
+
+
+def contents_fault(held: np.ndarray, wanted: np.ndarray) -> str:
+    """What is wrong with a chunk's contributions, (K,) against (K,), in words; "" when nothing is."""
+    missing, extra = np.flatnonzero(held < wanted), np.flatnonzero(held > wanted)
+    faults = []
+    if len(missing):
+        faults.append(f"lacks the contribution of {_ranks(missing)}")
+    if len(extra):
+        times = ", ".join(f"rank {k} ({held[k]} times)" if wanted[k] else f"rank {k} (not wanted)" for k in extra)
+        faults.append(f"counts too often: {times}")
+    return " and ".join(faults)
 
 
 def _by_step(moves: Columns) -> Columns:

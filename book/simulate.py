@@ -27,13 +27,13 @@ def simulate(schedule: Schedule, num_bytes: float, link: Link, *, stragglers: Ma
     (src, dst) to the link between just those two. `contributions` says whether events carry whose data is in a chunk
     (default: up to 64 ranks). Times are seconds. Raises ValueError when a rank, factor or size cannot be.
     """
-    if not num_bytes >= 0:
+    if not 0 <= num_bytes < float("inf"):
         raise ValueError(f"num_bytes can't be {num_bytes}: give the buffer's size in bytes")
     network = _Network(schedule.world_size, link, stragglers or {}, links or {})
     start_s, sent_s, done_s = _run(schedule, num_bytes / schedule.num_chunks, network)
     watched = schedule.world_size <= LARGEST_WATCHED_WORLD if contributions is None else contributions
     events = _events(schedule, num_bytes / schedule.num_chunks, start_s, sent_s, done_s, watched)
-    return Trace(events, schedule.world_size, "modelled", "simulated", name=schedule.name)
+    return Trace(events, schedule.world_size, "modelled", "simulated", name=schedule.name, promise=schedule.promise)
 
 
 class _Network:
@@ -43,7 +43,7 @@ class _Network:
                  links: Mapping[tuple[int, int], Link]):
         self.slowdown = np.ones(world_size)
         for rank, factor in stragglers.items():
-            if not (0 <= rank < world_size and factor > 0):
+            if not (0 <= rank < world_size and 0 < factor < float("inf")):
                 raise ValueError(f"stragglers: rank {rank} with factor {factor} can't be: ranks are 0.."
                                  f"{world_size - 1} and factors positive")
             self.slowdown[rank] = factor
@@ -52,8 +52,8 @@ class _Network:
         self.s_per_byte = np.full(shape, 1 / link.bandwidth_bytes_per_s)
         self.reduce_s_per_byte = np.full(shape, link.reduce_s_per_byte)
         for (src, dst), own in links.items():
-            if not (0 <= src < world_size and 0 <= dst < world_size):
-                raise ValueError(f"links: ({src}, {dst}) names a rank outside 0..{world_size - 1}")
+            if not (0 <= src < world_size and 0 <= dst < world_size and src != dst):
+                raise ValueError(f"links: ({src}, {dst}) must name two different ranks of 0..{world_size - 1}")
             self.latency_s[src, dst], self.reduce_s_per_byte[src, dst] = own.latency_s, own.reduce_s_per_byte
             self.s_per_byte[src, dst] = 1 / own.bandwidth_bytes_per_s
         self.uniform = not links

@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from book.columns import ABSENT, Columns, count, measure, vector, word
+from book.columns import ABSENT, ColumnError, Columns, count, measure, vector, word
+from book.promise import PROMISES
 
 CLOCKS = ("modelled", "measured", "logical")
 SOURCES = ("simulated", "executed", "recorded", "instrumented")
@@ -58,17 +59,24 @@ class Trace:
     """Events of `world_size` ranks on one clock, kept as NumPy columns; `.events` is a sequence of `Event`.
 
     `clock` is "modelled", "measured" or "logical" (no times, only order); `source` is "simulated", "executed",
-    "recorded" or "instrumented". `name` and `backend` say what ran and on which backend, where that is known.
+    "recorded" or "instrumented". `name`, `backend` and `promise` (what the run should end in, see book.promise) say
+    what ran, where that is known. Raises TraceError for anything that a trace can't be.
     """
 
     def __init__(self, events: Iterable[Event], world_size: int, clock: str, source: str, *,
-                 name: str | None = None, backend: str | None = None):
-        if clock not in CLOCKS:
-            raise TraceError(f"clock must be one of {', '.join(CLOCKS)}, not {clock!r}")
-        if source not in SOURCES:
-            raise TraceError(f"source must be one of {', '.join(SOURCES)}, not {source!r}")
-        self.world_size, self.clock, self.source, self.name, self.backend = world_size, clock, source, name, backend
-        self.events: Columns = Columns.from_rows(Event, events)
+                 name: str | None = None, backend: str | None = None, promise: str | None = None):
+        _check_choice("clock", clock, CLOCKS)
+        _check_choice("source", source, SOURCES)
+        _check_choice("promise", promise, (None, *PROMISES))
+        if isinstance(world_size, bool) or not isinstance(world_size, (int, np.integer)) or world_size < 1:
+            raise TraceError(f"world_size must be a whole number of at least 1, not {world_size!r}")
+        self.world_size, self.clock, self.source = int(world_size), clock, source
+        self.name, self.backend, self.promise = name, backend, promise
+        try:
+            self.events: Columns = Columns.from_rows(Event, events)
+        except ColumnError as error:
+            raise TraceError(str(error)) from error
+        self._check_events()
 
     def __repr__(self) -> str:
         what = f"{self.name}: " if self.name else ""
@@ -93,10 +101,11 @@ class Trace:
 
     @property
     def duration_s(self) -> float | None:
-        """Seconds from the first start to the last end; None on a logical clock."""
-        if not self.events.has("start_s"):
+        """Seconds from the first start to the last end; None where nothing has an end, as on a logical clock."""
+        ends = [self.events.array(name) for name in ("start_s", "end_s") if self.events.has(name)]
+        if len(ends) < 2 or np.isnan(ends[1]).all():
             return None
-        return float(np.nanmax(self.events.array("end_s")) - np.nanmin(self.events.array("start_s")))
+        return float(np.nanmax(ends[1]) - np.nanmin(ends[0]))
 
     def of_kind(self, kind: str) -> Columns:
         """The events of one kind, in the trace's order."""
@@ -129,7 +138,8 @@ class Trace:
         """
         rows = np.lexsort([self._key(name) for name in ("chunk", "peer", "kind", "step", "rank")])
         ordered = self.events.take(rows).replace(start_s=None, end_s=None)
-        return Trace(ordered, self.world_size, "logical", self.source, name=self.name, backend=self.backend)
+        return Trace(ordered, self.world_size, "logical", self.source, name=self.name, backend=self.backend,
+                     promise=self.promise)
 
     def to_json(self) -> str:
         """The trace as JSON text, a list per field; fields that are None everywhere are left out."""
@@ -147,10 +157,10 @@ class Trace:
             if data.pop("format") != "lockstep trace 1":
                 raise KeyError("format")
             columns: dict[str, list[Any]] = data.pop("events")
-            rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
+            rows = [dict(zip(columns, values)) for values in zip(*columns.values(), strict=True)]
             events = [Event(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows]
             return cls(events, **data)
-        except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise TraceError(f"this is not a trace's JSON (write one with to_json): {error}") from error
 
     def to_chrome(self) -> str:
@@ -174,7 +184,17 @@ class Trace:
 
     def _head(self) -> dict[str, Any]:
         return {"world_size": self.world_size, "clock": self.clock, "source": self.source, "name": self.name,
-                "backend": self.backend}
+                "backend": self.backend, "promise": self.promise}
+
+    def _check_events(self) -> None:
+        unknown = set(self.events.vocabularies.get("kind", ())) - set(KINDS)
+        if unknown:
+            raise TraceError(f"kind must be one of {', '.join(KINDS)}, not {sorted(map(str, unknown))[0]!r}")
+        for name, least in (("rank", 0), ("peer", ABSENT)):
+            column = self.events.array(name) if self.events.has(name) else np.zeros(0)
+            bad = np.flatnonzero((column < least) | (column >= self.world_size))
+            if len(bad):
+                raise TraceError(f"event {bad[0]} has {name} {column[bad[0]]}: ranks are 0 to {self.world_size - 1}")
 
     def _key(self, name: str) -> np.ndarray:
         if not self.events.has(name):
@@ -183,3 +203,8 @@ class Trace:
             return self.events.array(name)
         places = np.array([KINDS.index(k) if k in KINDS else len(KINDS) for k in self.events.vocabularies["kind"]])
         return places[self.events.array("kind")]
+
+
+def _check_choice(name: str, value: str | None, choices: tuple[str | None, ...]) -> None:
+    if value not in choices:
+        raise TraceError(f"{name} must be one of {', '.join(map(str, choices))}, not {value!r}")

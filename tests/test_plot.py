@@ -4,7 +4,7 @@ import pytest
 from book import collectives, plot
 from book.cost import Link
 from book.simulate import simulate
-from book.trace import TraceError
+from book.trace import Event, Trace, TraceError
 
 TRACE = simulate(collectives.ring_all_reduce(4), 4e6, Link(1e-5, 1e9))
 
@@ -23,6 +23,14 @@ def test_a_timeline_has_a_bar_for_each_message_end():
     assert max(bar.get_x() + bar.get_width() for bar in axes.patches) == pytest.approx(TRACE.duration_s)
     with pytest.raises(TraceError, match="no times to draw"):
         plot.timeline(TRACE.logical())
+
+
+def test_an_operation_that_never_completed_is_an_open_bar():
+    hang = Trace([Event(0, "send", peer=1, start_s=0.0, end_s=1.0), Event(1, "recv", peer=0, start_s=0.25)], 2,
+                 "measured", "recorded")
+    done, waiting = plot.timeline(hang).axes[0].patches
+    assert (waiting.get_x(), waiting.get_width()) == (0.25, 0.75)
+    assert waiting.get_facecolor()[3] == 0 < done.get_facecolor()[3]
 
 
 def test_a_figure_is_closed_and_transparent():

@@ -86,8 +86,11 @@ def test_a_double_contribution_is_named():
 
 
 @pytest.mark.parametrize("move, complaint", [
-    (Move(0, 0, 4, 0, "copy"), "has dst 4"), (Move(0, -2, 1, 0, "copy"), "has src -2"),
-    (Move(0, 0, 1, 9, "copy"), "has chunk 9"), (Move(-3, 0, 1, 0, "copy"), "has step -3"),
+    (Move(0, 0, 4, 0, "copy"), "has dst 4, it must be 0 to 3"), (Move(0, -2, 1, 0, "copy"), "has src -2"),
+    (Move(0, 0, 1, 9, "copy"), "has chunk 9"), (Move(-3, 0, 1, 0, "copy"), "has step -3, it must be 0 or more"),
+    (Move(0, 0, 1, 0, None), "op must be 'reduce' or 'copy', not 'None'"), ((0, 1), r"give \(step, src, dst, chunk, op"),
+    (Move(0, 0.5, 1, 0, "copy"), "src must be a whole number, not 0.5"),
+    (Move(2**40, 0, 1, 0, "copy"), "step must be a whole number, not 1099511627776"),
     (Move(0, 0, 1, 0, "add"), "op must be 'reduce' or 'copy', not 'add'"), (Move(0, 1, 1, 0, "copy"), "to itself"),
 ])
 def test_a_move_that_cannot_be_is_refused(move, complaint):
@@ -131,3 +134,12 @@ def _messages_per_port(schedule):
             ports = [pair[end] for pair in pairs]
             busiest = max(busiest, max(ports.count(p) for p in ports))
     return busiest
+
+
+@pytest.mark.parametrize("arguments, complaint", [
+    (("a,b", 2, 2), "name is letters, digits and underscores"), ((None, 2, 2), "name is letters"),
+    (("ring", "2", 2), "world_size must be a whole number"), (("ring", 2, 0), "num_chunks must be a whole number"),
+    (("ring", 2, 2, [], "world_peace"), "unknown promise 'world_peace'")])
+def test_a_head_that_cannot_be_is_refused(arguments, complaint):
+    with pytest.raises(ScheduleError, match=complaint):
+        Schedule(*(*arguments, [])[:4], *arguments[4:])

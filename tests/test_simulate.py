@@ -113,7 +113,7 @@ def test_a_single_rank_and_an_empty_buffer_just_work():
 
 @pytest.mark.parametrize("arguments, complaint", [
     ({"num_bytes": -1}, "num_bytes can't be -1"), ({"stragglers": {9: 2.0}}, "rank 9"),
-    ({"stragglers": {1: 0.0}}, "factor 0.0"), ({"links": {(0, 7): LINK}}, "names a rank outside 0..3")])
+    ({"stragglers": {1: 0.0}}, "factor 0.0"), ({"links": {(0, 7): LINK}}, "must name two different ranks of 0..3")])
 def test_bad_input_gets_one_clear_sentence(arguments, complaint):
     with pytest.raises(ValueError, match=complaint):
         simulate(collectives.ring_all_reduce(4), **{"num_bytes": 1, "link": LINK, **arguments})

@@ -36,7 +36,7 @@ def test_logical_forgets_time_and_the_order_of_arrival():
     trace = ring()
     events = list(trace.events)
     random.Random(5).shuffle(events)
-    shuffled = Trace(events, 4, "modelled", "simulated", name=trace.name)
+    shuffled = Trace(events, 4, "modelled", "simulated", name=trace.name, promise=trace.promise)
     assert shuffled.logical() == trace.logical() == ring(stragglers={2: 9.0}).logical()
     assert trace.logical().duration_s is None and trace.logical().clock == "logical"
 
@@ -65,3 +65,36 @@ def test_an_empty_trace_answers():
     trace = Trace([], 2, "measured", "recorded")
     assert (trace.num_steps, trace.num_chunks, trace.duration_s, trace.held()) == (0, 0, None, {})
     assert trace.sent_bytes().tolist() == [0, 0] and len(trace.logical().events) == 0
+
+
+@pytest.mark.parametrize("event, complaint", [
+    (Event(0, "snd"), "kind must be one of"), (Event(2, "send"), "has rank 2: ranks are 0 to 1"),
+    (Event(0, "send", peer=5), "has peer 5"), (Event(0.5, "send"), "rank must be a whole number"),
+    (Event(0, "hold", contributions=()), "same number of entries")])
+def test_an_event_that_cannot_be_is_refused(event, complaint):
+    with pytest.raises(TraceError, match=complaint):
+        Trace([event], 2, "measured", "recorded")
+
+
+def test_contributions_of_different_length_are_refused():
+    with pytest.raises(TraceError, match="same number of entries"):
+        Trace([Event(0, "hold", contributions=(1, 0)), Event(1, "hold", contributions=(1,))], 2, "measured", "recorded")
+
+
+@pytest.mark.parametrize("world_size", [0, "2", True, 1.5])
+def test_a_world_size_that_cannot_be_is_refused(world_size):
+    with pytest.raises(TraceError, match="world_size must be a whole number"):
+        Trace([], world_size, "measured", "recorded")
+
+
+def test_columns_of_different_length_are_not_a_trace():
+    text = ring().to_json().replace('"rank":[0,', '"rank":[')
+    with pytest.raises(TraceError, match="not a trace's JSON"):
+        Trace.from_json(text)
+
+
+def test_a_hang_has_no_duration_but_a_timeline():
+    """The reader's case: nothing completed, so no event has an end."""
+    waiting = Trace([Event(r, "recv", peer=1 - r, step=0, start_s=0.1 * r) for r in (0, 1)], 2, "measured", "recorded")
+    assert waiting.duration_s is None
+    assert waiting.to_chrome() and waiting.logical().num_steps == 1
