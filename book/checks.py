@@ -1,8 +1,9 @@
 """L3: verdicts on a learner's run; a wrong one is told which misconception it looks like.
 
 Every check raises `CheckFailed` with one sentence, or returns a number that depends on the run's data, for the cell to
-print: a stored "ok" would prove nothing. Buffers may be tensors or arrays; they are compared in float64. Shapes:
-R ranks; `before` and `after` hold one flat buffer per rank, equally long.
+print: a stored "ok" would prove nothing. Buffers may be tensors or arrays; they are compared exactly, in float64, so the
+ranks' data must be whole numbers, whose sums do not depend on the order of additions. Shapes: R ranks; `before` and
+`after` hold one flat buffer per rank, equally long.
 """
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from book import cost
+from book.schedule import contents_fault
 from book.trace import Trace
 
 
@@ -24,7 +26,7 @@ def reduce_scatter(before: Sequence[Any], after: Sequence[Any]) -> int:
 
     Returns the sum over those chunks. Raises CheckFailed naming the first rank and chunk that hold something else.
     """
-    before, after = _buffers(before), _buffers(after)
+    before, after = _before_and_after(before, after)
     _check_moved(before, after)
     _check_mean(before, after)
     chunks = _chunks(before)
@@ -38,7 +40,7 @@ def reduce_scatter(before: Sequence[Any], after: Sequence[Any]) -> int:
 
 def all_gather(before: Sequence[Any], after: Sequence[Any]) -> int:
     """Every rank's buffer must hold, as chunk c, what rank c-1 held there before. Returns the sum of one buffer."""
-    before, after = _buffers(before), _buffers(after)
+    before, after = _before_and_after(before, after)
     chunks = _chunks(before)
     _check_moved(before, after)
     _check_owners(before, after, chunks)
@@ -57,7 +59,7 @@ def all_reduce(before: Sequence[Any], after: Sequence[Any]) -> int:
     Raises CheckFailed with the likeliest reason: a mean, a tail left out, a reduce-scatter without its all-gather, a
     chunk copied where it should be added, a contribution missing or counted twice, a result that is not in place.
     """
-    before, after = _buffers(before), _buffers(after)
+    before, after = _before_and_after(before, after)
     _check_moved(before, after)
     _check_mean(before, after)
     expected = before.sum(axis=0)
@@ -144,7 +146,7 @@ def bus_bandwidth(answer: Any, world_size: int, num_bytes: float, seconds: float
 
 def neighbour_exchange(sent: Sequence[Any], received: Sequence[Any]) -> int:
     """Rank r must have received what rank r-1 sent. Returns the sum of what rank 0 received."""
-    sent, received = _buffers(sent), _buffers(received)
+    sent, received = _before_and_after(sent, received)
     for rank in range(len(sent)):
         left, right = (rank - 1) % len(sent), (rank + 1) % len(sent)
         if np.array_equal(received[rank], sent[left]):
@@ -163,14 +165,16 @@ def number(name: str, got: Any, want: float, misconceptions: Mapping[str, float]
 
     `misconceptions` maps what to say to the value that this mistake gives. Returns `got` as a float.
     """
-    if isinstance(got, bool) or not isinstance(got, (int, float, np.number)):
+    value = got.item() if getattr(got, "ndim", None) == 0 else got
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise CheckFailed(f"{name} must be a number, not {type(got).__name__}: did your function return it?")
-    if np.isclose(got, want, rtol=1e-6, atol=0):
-        return float(got)
-    for message, value in misconceptions.items():
-        if np.isclose(got, value, rtol=1e-6, atol=0) and not np.isclose(value, want, rtol=1e-6, atol=0):
-            raise CheckFailed(f"{name} is {_short(got)}: {message}")
-    raise CheckFailed(f"{name} is {_short(got)}, which is {got / want:.3g} times what it should be")
+    if _equal(value, want):
+        return float(value)
+    for message, mistaken in misconceptions.items():
+        if _equal(value, mistaken) and not _equal(mistaken, want):
+            raise CheckFailed(f"{name} is {_short(value)}: {message}")
+    times = f", which is {value / want:.3g} times what it should be" if want and np.isfinite(value) else ""
+    raise CheckFailed(f"{name} is {_short(value)}{times or ', which it should not be'}")
 
 
 def contributions(after: np.ndarray, before: np.ndarray) -> tuple[int, ...] | None:
@@ -185,11 +189,22 @@ def contributions(after: np.ndarray, before: np.ndarray) -> tuple[int, ...] | No
     return tuple(int(m) for m in multiples) if np.allclose(multiples @ before, after, atol=1e-6) else None
 
 
+def _before_and_after(before: Sequence[Any], after: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    before, after = _buffers(before), _buffers(after)
+    if not np.array_equal(before, np.rint(before)):
+        raise ValueError("checks compare exactly: give the ranks whole numbers, whose sums are the same in any order")
+    if len(before) != len(after):
+        raise CheckFailed(f"there are {len(before)} ranks, but {len(after)} results")
+    return before, after
+
+
 def _buffers(buffers: Sequence[Any]) -> np.ndarray:
     arrays = []
     for rank, buffer in enumerate(buffers):
         if buffer is None:
             raise CheckFailed(f"rank {rank} returned None instead of its buffer")
+        if hasattr(buffer, "detach"):  # a tensor, of any dtype, on any device, with or without a gradient
+            buffer = buffer.detach().cpu().double().numpy()
         arrays.append(np.asarray(buffer, dtype=np.float64).ravel())
     lengths = {len(array) for array in arrays}
     if len(lengths) > 1:
@@ -198,9 +213,9 @@ def _buffers(buffers: Sequence[Any]) -> np.ndarray:
 
 
 def _chunks(buffers: np.ndarray) -> list[slice]:
-    """The chunks of a buffer as `tensor_split` cuts them: the first ones are longer by one element."""
+    """The chunks of a buffer as `tensor_split` and `array_split` cut them."""
     num_chunks, length = buffers.shape
-    edges = np.cumsum([0] + [length // num_chunks + (c < length % num_chunks) for c in range(num_chunks)])
+    edges = np.cumsum([0] + [len(part) for part in np.array_split(np.arange(length), num_chunks)])
     return [slice(a, b) for a, b in zip(edges, edges[1:])]
 
 
@@ -255,20 +270,14 @@ def _why_not_summed(rank: int, chunk: int, part: slice, before: np.ndarray, buff
     counts = contributions(buffer[part], before[:, part])
     if counts is None:
         return _whose_chunk(chunk, part, before, buffer)
-    missing = [r for r, times in enumerate(counts) if times == 0]
-    double = [f"rank {r} ({times} times)" for r, times in enumerate(counts) if times > 1]
-    if len(missing) == len(counts) - 1 and not double:
-        holder = next(r for r, times in enumerate(counts) if times)
-        if holder == rank:
+    holders = [r for r, times in enumerate(counts) if times]
+    if len(holders) == 1 and counts[holders[0]] == 1:
+        if holders[0] == rank:
             return "holds only what it held at the start: nothing was added to it, or to the chunk that replaced it"
-        return f"holds rank {holder}'s data alone: was it copied where it should be added?"
-    faults = []
-    if missing:
-        faults.append(f"lacks the contribution of rank {', '.join(map(str, missing))}")
-    if double:
-        faults.append(f"counts too often: {', '.join(double)}")
+        return f"holds rank {holders[0]}'s data alone: was it copied where it should be added?"
+    double = max(counts) > 1
     why = "one step too many, or the wrong chunk sent" if double else "was every step made, and the right chunk sent?"
-    return f"{' and '.join(faults) or f'holds the contributions {counts}'}: {why}"
+    return f"{contents_fault(np.array(counts), np.ones(len(counts)))}: {why}"
 
 
 def _whose_chunk(chunk: int, part: slice, before: np.ndarray, buffer: np.ndarray) -> str:
@@ -298,6 +307,10 @@ def _why_too_much(sent_bytes: float, num_bytes: float, world_size: int) -> str:
     if sent_bytes >= (world_size - 1) * num_bytes and world_size > 2:
         return "that is the traffic of a root, or of whole buffers passed around; send one chunk a step"
     return "is one of the steps made too often, or more than a chunk sent in a step?"
+
+
+def _equal(a: float, b: float) -> bool:
+    return bool(np.isclose(a, b, rtol=1e-6, atol=0))
 
 
 def _short(x: float) -> str:

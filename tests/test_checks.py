@@ -1,0 +1,71 @@
+"""Checks on inputs that answers in the lab don't reach: dtypes, lengths, numbers that are none."""
+import numpy as np
+import pytest
+import torch
+
+from book import checks
+from book.checks import CheckFailed
+
+WHOLE = np.random.default_rng(0).integers(-1000, 1000, (4, 44)).astype(float)
+SUM = np.tile(WHOLE.sum(axis=0), (4, 1))
+
+
+@pytest.mark.parametrize("convert", [
+    lambda b: b, torch.tensor, lambda b: torch.tensor(b, requires_grad=True), lambda b: torch.tensor(b).float()])
+def test_any_kind_of_buffer_is_compared(convert):
+    assert checks.all_reduce([convert(b) for b in WHOLE], [convert(b) for b in SUM]) == WHOLE.sum()
+
+
+def test_fractions_are_refused_because_their_sums_are_not_exact():
+    with pytest.raises(ValueError, match="whole numbers"):
+        checks.all_reduce(WHOLE / 3, SUM / 3)
+
+
+@pytest.mark.parametrize("rank, chunk, change, complaint", [
+    (2, 1, lambda w: w.sum(0) + w[1], r"rank 2 chunk 1 counts too often: rank 1 \(2 times\)"),
+    (3, 0, lambda w: w[1] + w[3], "rank 3 chunk 0 lacks the contribution of ranks 0, 2"),
+    (0, 2, lambda w: w[3], "rank 0 chunk 2 holds rank 3's data alone"),
+    (0, 2, lambda w: w[0], "rank 0 chunk 2 holds only what it held at the start"),
+    (1, 3, lambda w: 0 * w[0], "rank 1 chunk 3 is all zeros"),
+    (1, 0, lambda w: np.roll(w.sum(0), -11), "rank 1 chunk 0 holds data that belongs in chunk 1"),
+    (1, 0, lambda w: w[0] ** 2, "rank 1 chunk 0 holds neither a sum"),
+])
+def test_one_wrong_chunk_is_named(rank, chunk, change, complaint):
+    after = SUM.copy()
+    part = slice(11 * chunk, 11 * chunk + 11)
+    after[rank, part] = change(WHOLE)[part]
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.all_reduce(WHOLE, after)
+
+
+@pytest.mark.parametrize("after, complaint", [
+    (SUM[:3], "there are 4 ranks, but 3 results"), (SUM[:, :40], "had 44 elements and now have 40"),
+    ([None, *SUM[1:]], "rank 0 returned None"), ([SUM[0], *SUM[1:, :9]], "differ in length")])
+def test_results_that_cannot_be_compared(after, complaint):
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.all_reduce(WHOLE, after)
+
+
+@pytest.mark.parametrize("got, complaint", [
+    (None, "must be a number, not NoneType"), ("5", "must be a number, not str"), (True, "must be a number, not bool"),
+    (float("nan"), "x is nan, which it should not be"), (10, "x is 10: twice"), (20, "4 times what it should be")])
+def test_a_number_that_is_wrong(got, complaint):
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.number("x", got, 5, {"twice": 10})
+
+
+@pytest.mark.parametrize("got", [5, 5.0, np.float32(5), torch.tensor(5), np.array(5.0)])
+def test_a_number_that_is_right(got):
+    assert checks.number("x", got, 5) == 5.0
+
+
+def test_zero_can_be_wanted():
+    assert checks.number("x", 0, 0) == 0
+    with pytest.raises(CheckFailed, match="x is 5, which it should not be"):
+        checks.number("x", 5, 0)
+
+
+def test_contributions_are_exact_or_unknown():
+    assert checks.contributions(WHOLE[0] + 2 * WHOLE[3], WHOLE) == (1, 0, 0, 2)
+    assert checks.contributions(WHOLE[0] / 2, WHOLE) is None
+    assert checks.contributions(WHOLE[0, :3], WHOLE[:, :3]) is None
