@@ -267,6 +267,8 @@ def _check_sum(rank: int, chunk: int, part: slice, before: np.ndarray, buffer: n
 
 
 def _why_not_summed(rank: int, chunk: int, part: slice, before: np.ndarray, buffer: np.ndarray) -> str:
+    if not buffer[part].any():
+        return "is all zeros: did you read the receive buffer before wait(), or never receive?"
     counts = contributions(buffer[part], before[:, part])
     if counts is None:
         return _whose_chunk(chunk, part, before, buffer)
@@ -282,8 +284,6 @@ def _why_not_summed(rank: int, chunk: int, part: slice, before: np.ndarray, buff
 
 def _whose_chunk(chunk: int, part: slice, before: np.ndarray, buffer: np.ndarray) -> str:
     """Data of another place in the buffer, or nothing that these ranks ever held."""
-    if not buffer[part].any():
-        return "is all zeros: did you read the receive buffer before wait(), or never receive?"
     for other, place in enumerate(_chunks(before)):
         if other != chunk and place.stop - place.start == part.stop - part.start:
             if contributions(buffer[part], before[:, place]) is not None:
