@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from book import record
-from book.record.happens_before import from_zero
+from book.device import message_backends, message_device
 from book.launch import rank_device
 from book.schedule import Move, Schedule, ScheduleError
 from book.trace import Event, Trace
@@ -45,8 +45,8 @@ def execute(schedule: Schedule, tensor: torch.Tensor | None = None) -> Trace:
         data.copy_(executor.data().view_as(data))
     events = executor.events()
     record.emit(*events, source="executed", name=schedule.name, num_steps=schedule.num_steps)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    return Trace(from_zero(events), world_size, "measured", "executed", name=schedule.name, backend=backend)
+    return Trace(record.from_zero(events), world_size, "measured", "executed", name=schedule.name,
+                 backend=message_backends().get(device.type))
 
 
 def _ready() -> torch.device:
@@ -54,7 +54,7 @@ def _ready() -> torch.device:
     if not dist.is_initialized():
         rank_device()
         dist.init_process_group()
-    return record.message_device()
+    return message_device()
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class _Executor:
         for work in dist.batch_isend_irecv(calls):
             work.wait()
         if self._chunks[0].is_cuda:
-            torch.cuda.current_stream().synchronize()
+            torch.cuda.current_stream(self._chunks[0].device).synchronize()
         return time.monotonic()
 
     def _apply(self, move: Move, arrived: torch.Tensor) -> None:

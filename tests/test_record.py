@@ -12,9 +12,9 @@ import torch.distributed as dist
 from book import record
 from book.collectives import ring_all_reduce
 from book.execute import execute
-from book.record.happens_before import Operation, Recording
 from book.launch import HangError, LaunchError, launch
 from book.record import lanes, watch
+from book.record.recording import Operation, Recording
 from book.trace import Event, Trace
 
 

@@ -1,13 +1,14 @@
 """L2: record what a torch.distributed program does, C++ callers included, and whose data its messages carry.
 
+    recording       what one rank's recorder keeps, as plain data
     recorder        start, watch, lanes, emit, collect: what runs in a rank
     group           the process group that notes every operation and lets it pass
     looks           looks at the watched buffer around each operation
     provenance      what the looks tell: which chunk, added or replaced, whose contributions
-    happens_before  operations of all ranks matched and put in steps: assemble
+    happens_before  operations of all ranks matched and put in steps: assemble, from_zero
 """
-from book.record.happens_before import assemble
+from book.record.happens_before import assemble, from_zero
 from book.record.looks import WatchError
-from book.record.recorder import collect, emit, lanes, message_device, paused, start, watch
+from book.record.recorder import collect, emit, lanes, paused, start, watch
 
-__all__ = ["WatchError", "assemble", "collect", "emit", "lanes", "message_device", "paused", "start", "watch"]
+__all__ = ["WatchError", "assemble", "collect", "emit", "from_zero", "lanes", "paused", "start", "watch"]

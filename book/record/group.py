@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, distributed_c10d
 
-from book.record.happens_before import Operation, Recording
+from book.record.recording import Operation, Recording
 
 # Names of torch's process group methods, by the operation that they are variants of.
 COLLECTIVES = {

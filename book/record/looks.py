@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from book.record.happens_before import Operation
+from book.record.recording import Operation
 
 if TYPE_CHECKING:
     from torch import Tensor

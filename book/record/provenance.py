@@ -18,8 +18,8 @@ from itertools import combinations
 
 import numpy as np
 
-from book.record.happens_before import Hold, Operation, Piece
 from book.record.looks import Look, Watch
+from book.record.recording import Hold, Operation, Piece
 
 MOST_COMBINED = 8  # up to so many waiting messages every combination of them is tried, beyond only one, two and all
 

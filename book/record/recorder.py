@@ -18,14 +18,12 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from book.record.happens_before import Operation, Recording, assemble
-from book.record.provenance import read
+from book.device import message_device
 from book.record.group import install
-from book.trace import Event
 from book.record.looks import Watch, WatchError
-
-__all__ = ["Recording", "WatchError", "assemble", "collect", "emit", "lanes", "message_device", "paused", "start",
-           "watch"]
+from book.record.provenance import read
+from book.record.recording import Operation, Recording
+from book.trace import Event
 
 _recorder: _Recorder | None = None
 
@@ -79,12 +77,6 @@ def lanes(num_chunks: int, world_size: int | None = None, block: int = 1, dtype:
     buffer = torch.zeros(shape, dtype=dtype, device=device)
     buffer[:, dist.get_rank()] = 1
     return buffer.view(-1)
-
-
-def message_device() -> torch.device:
-    """The device that the default group's backend takes tensors from: this rank's GPU under NCCL, else the CPU."""
-    on_gpu = torch.cuda.is_available() and dist.get_backend() in ("nccl", "undefined")
-    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 
 @contextlib.contextmanager

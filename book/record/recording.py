@@ -1,0 +1,63 @@
+"""L2: what one rank's recorder keeps, as plain data: its operations, its log, and what its chunks held."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from book.trace import Event
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What became of one chunk of a message: which chunk, "reduce" or "copy" (a receiver's), and its contributions.
+
+    `candidates` are the chunks that held just what was sent, where more than one did and only the receiver's end can
+    tell which it was.
+    """
+
+    chunk: int | None
+    op: str | None
+    num_bytes: float
+    contributions: tuple[float, ...] | None
+    candidates: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Hold:
+    """What a chunk held once its rank had changed it, before log entry `position` or by collective `operation`."""
+
+    chunk: int
+    contributions: tuple[float, ...] | None
+    position: int
+    time_ns: int
+    operation: int | None = None
+
+
+@dataclass
+class Operation:
+    """One call of one rank: `kind` "send", "recv" or "collective"; `ranks` of its group are global, as is `peer`."""
+
+    kind: str
+    op: str | None
+    group: str
+    ranks: tuple[int, ...]
+    peer: int | None
+    tag: int
+    num_bytes: float
+    start_ns: int
+    end_ns: int | None = None
+    pieces: tuple[Piece, ...] = ()
+
+
+@dataclass
+class Recording:
+    """All that one rank's recorder saw: `log` is its program order, ("issue" | "wait", position in `operations`).
+
+    `emitted` are events that the program made itself, their times in seconds of CLOCK_MONOTONIC.
+    """
+
+    operations: list[Operation] = field(default_factory=list)
+    log: list[tuple[str, int]] = field(default_factory=list)
+    holds: list[Hold] = field(default_factory=list)
+    emitted: list[Event] = field(default_factory=list)
+    source: str = "recorded"
+    name: str | None = None
