@@ -6,7 +6,7 @@
     supervise  the verdict: done, failed, hanging or late, and its words
     child      the rank's side: environment, output, result, the watch on its parent
     where      stack frames as the reader's own line and the operation waited for
-    requests   which transfer a request stands for
+    pending    which transfer a waiting rank waits for
     preload    what the forkserver loads, so that a rank starts in milliseconds
 """
 from book.launch.api import HangError, LaunchError, RankError, Run, launch, rank_device

@@ -81,11 +81,12 @@ class Run:
 
 
 def rank_device() -> torch.device:
-    """The device of this rank: its own GPU where the machine has one for every rank, else the CPU.
+    """Put this rank on its device, and return that: its own GPU where there is one for every rank, else the CPU.
 
-    Call it before `dist.init_process_group()`, whose default backend follows from it: NCCL with a GPU each, gloo on
-    the CPU. Decided from `LOCAL_WORLD_SIZE` and the number of GPUs, so it is the same under `launch` and torchrun.
-    Raises `LaunchError` outside a rank.
+    It does more than tell: the GPU becomes this process's current CUDA device; where the CPU is chosen, all GPUs are
+    hidden from this process (`CUDA_VISIBLE_DEVICES=""`). So call it before `dist.init_process_group()`, whose default
+    backend follows from it: NCCL with a GPU each, gloo on the CPU. Decided from `LOCAL_WORLD_SIZE` and the number of
+    GPUs, so it is the same under `launch` and torchrun. Raises `LaunchError` outside a rank.
     """
     import torch
     if "LOCAL_WORLD_SIZE" not in os.environ:

@@ -11,7 +11,7 @@ import sysconfig
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 
-from book.launch import requests
+from book.launch import pending
 
 # Calls into C++ that block a Python frame without one of torch.distributed's frames under it.
 BLOCKING_CALLS = {"wait", "run_backward", "synchronize", "item", "cpu", "barrier", "shutdown"}
@@ -113,12 +113,12 @@ def communicates(frame: FrameType) -> bool:
     """Whether a thread whose innermost frame this is waits for other ranks, if it waits at all."""
     if _torch_frame(stack(frame)) is not None:
         return True
-    return requests.call_name(requests.current_call(frame)) in BLOCKING_CALLS
+    return pending.call_name(pending.current_call(frame)) in BLOCKING_CALLS
 
 
 def sleeps(frame: FrameType) -> bool:
     """Whether a thread whose innermost frame this is sleeps, and so will go on by itself."""
-    return requests.call_name(requests.current_call(frame)) == "sleep"
+    return pending.call_name(pending.current_call(frame)) == "sleep"
 
 
 def _torch_frame(frames: list[FrameType]) -> FrameType | None:
@@ -138,7 +138,7 @@ def doing(frame: FrameType) -> str:
         return "computes"
     frames = stack(frame)
     called = _torch_frame(frames)
-    return f"waits in {_operation(called)}" if called else f"waits {requests.describe(own_frame(frames), frame)}"
+    return f"waits in {_operation(called)}" if called else f"waits {pending.describe(own_frame(frames), frame)}"
 
 
 def _operation(frame: FrameType) -> str:
@@ -147,4 +147,4 @@ def _operation(frame: FrameType) -> str:
     if "self" in values:
         owner = type(values["self"]).__name__
         return f"{owner}()" if name == "__init__" else f"{owner}.{name}()"
-    return name + requests.peer_words(name, values.get("src"), values.get("dst"))
+    return name + pending.peer_words(name, values.get("src"), values.get("dst"))
