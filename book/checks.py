@@ -1,9 +1,9 @@
 """L3: verdicts on a learner's run; a wrong one is told which misconception it looks like.
 
 Every check raises `CheckFailed` with one sentence, or returns a number that depends on the run's data, for the cell to
-print: a stored "ok" would prove nothing. Buffers may be tensors or arrays; they are compared exactly, in float64, so the
-ranks' data must be whole numbers, whose sums do not depend on the order of additions. Shapes: R ranks; `before` and
-`after` hold one flat buffer per rank, equally long.
+print: a stored "ok" would prove nothing. Buffers may be tensors or arrays. They are compared exactly, in float64, so
+the ranks' data must be whole numbers, whose sums do not depend on the order of additions. Shapes: R ranks; `before`
+and `after` hold one flat buffer per rank, equally long.
 """
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def contents_fault(held: np.ndarray, wanted: np.ndarray) -> str:
     if len(missing):
         faults.append(f"lacks the contribution of {_ranks(missing)}")
     if len(extra):
-        times = ", ".join(f"rank {k} ({held[k]} times)" if wanted[k] else f"rank {k} (not wanted)" for k in extra)
+        times = ", ".join(f"rank {k} ({held[k]:g} times)" if wanted[k] else f"rank {k} (not wanted)" for k in extra)
         faults.append(f"counts too often: {times}")
     return " and ".join(faults)
 

@@ -118,7 +118,7 @@ def test_a_message_into_the_wrong_chunk_and_one_never_received() -> None:
     data = run_payload(trace)
     assert decoded(data) == events_of(trace)
     assert data["holds"] == [[1, 0, 1, "(2,0)"]]
-    assert data["ok"] is False and data["verdict"].endswith("Rank 0's chunk 0 lacks rank 1.")
+    assert data["ok"] is False and data["verdict"].endswith("Rank 0's chunk 0 lacks the contribution of rank 1.")
 
 
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=64))
@@ -135,9 +135,10 @@ def test_wrong_runs_say_what_is_wrong() -> None:
     ring = collectives.ring_all_reduce(4)
     adds = Schedule(ring.name, 4, 4, [replace(move, op="reduce") for move in ring.moves])
     verdict = run_payload(simulated(adds))["verdict"]
-    assert verdict.startswith("Wrong at the end: 4 of 16 chunks are complete. Rank 0's chunk 0 counts rank 0 (×2)")
+    assert verdict.startswith("Wrong at the end: 4 of 16 chunks are complete. Rank 0's chunk 0 counts too often: "
+                              "rank 0 (2 times)")
     copies = Schedule(ring.name, 4, 4, [replace(move, op="copy") for move in ring.moves])
-    assert "lacks rank" in run_payload(simulated(copies))["verdict"]
+    assert "lacks the contribution of ranks" in run_payload(simulated(copies))["verdict"]
 
 
 def test_a_promise_can_be_given() -> None:
@@ -273,3 +274,18 @@ class TestLive:
         lab.button.click()
         assert lab.player.error == "RuntimeError: rank 3 sends to itself"
         assert data_of(lab)["runs"][0]["n"] == 4
+
+
+def test_the_player_opens_with_the_run_that_is_selected() -> None:
+    data = data_of(play({n: collectives.ring_all_reduce(n) for n in (2, 3, 4)}, select=4))
+    assert data["runs"][0]["n"] == 4 and data["axes"][0]["values"] == ["2", "3", "4"]
+    assert sorted(run["n"] for run in data["runs"]) == [2, 3, 4]
+    with pytest.raises(ValueError, match="select can't be 9: use one of 2, 3"):
+        play({n: collectives.ring_all_reduce(n) for n in (2, 3)}, select=9)
+
+
+def test_a_clock_and_a_race_need_modelled_times() -> None:
+    with pytest.raises(ValueError, match="clock='time' needs simulated traces"):
+        play(simulated(collectives.ring_all_reduce(3)).logical(), clock="time")
+    with pytest.raises(TypeError, match="needs names"):
+        race([simulated(collectives.ring_all_reduce(3))] * 2)

@@ -12,11 +12,16 @@ That HTML is the same for the same program: it holds logical steps and modelled 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from book.schedule import PROMISES, Schedule
+from book.promise import PROMISES
+from book.schedule import Schedule
 from book.trace import Trace
 from book.widgets.page import ASSETS, Shown, title_of
+from book.widgets.payload import Options
+
+if TYPE_CHECKING:
+    from book.widgets.live import Panel, Player
 
 __all__ = ["ASSETS", "panel", "play", "race"]
 
@@ -24,49 +29,58 @@ Playable = Trace | Schedule
 
 
 def play(what: Playable | Mapping[Any, Playable] | Sequence[Playable], *, title: str | None = None, view: str = "auto",
-         predict: bool = False, clock: str = "steps", labels: Sequence[str] | None = None, promise: str | None = None):
+         predict: bool = False, clock: str = "steps", labels: Sequence[str] | None = None, select: Any = None,
+         promise: str | None = None) -> Shown | Player:
     """The player of a trace or schedule, or of several that the reader chooses from by the mapping's keys.
 
     `view` is "ring", "matrix" or "auto" (ring up to 8 ranks); `predict` starts with the questions on; `clock` is
-    "steps" or "time" (modelled traces only); `labels` name the choices; `promise` is what the run should end in
-    ("all_reduce", "reduce_scatter", "all_gather"; default: by the trace's name and what it does). Raises ValueError
+    "steps" or "time" (modelled traces only); `labels` name the choices and `select` is the key to open with;
+    `promise` is what the run should end in ("all_reduce", "reduce_scatter", "all_gather"; default: what the trace
+    promises; a recorded one promises nothing, and is taken for an all-reduce if anything is added). Raises ValueError
     for an unknown choice or a trace without chunks to play, TypeError for something that is neither.
     """
     _check("view", view, ("auto", "ring", "matrix"))
     _check("clock", clock, ("steps", "time"))
     _check("promise", promise, (None, *PROMISES))
     traces = _mapping(what)
-    options = {"kind": "play", "view": view, "predict": predict, "clock": clock, "labels": labels, "promise": promise}
+    if clock == "time" and any(getattr(trace, "clock", None) != "modelled" for trace in traces.values()):
+        raise ValueError("clock='time' needs simulated traces: simulate(schedule, num_bytes, link) gives them")
+    _check("select", select, (None, *traces))
+    options = Options("play", view, predict, clock, labels, select, promise)
     return _player(Shown(traces, title or title_of(traces), options))
 
 
-def race(traces: Mapping[str, Playable], *, title: str = "A race on equal links", view: str = "auto"):
+def race(traces: Mapping[str, Playable], *, title: str = "A race on equal links",
+         view: str = "auto") -> Shown | Player:
     """Several modelled runs on one clock, side by side: who is done when, and what the busiest link carries.
 
     Raises ValueError for fewer than two runs or one without modelled times (`simulate` gives them).
     """
     _check("view", view, ("auto", "ring", "matrix"))
+    if not isinstance(traces, Mapping):
+        raise TypeError("a race needs names for its runs: race({'ring': trace, 'tree': other})")
     untimed = [name for name, trace in traces.items() if not isinstance(trace, Trace) or trace.clock != "modelled"]
     if untimed:
         raise ValueError(f"a race needs simulated traces, and {untimed[0]!r} has no modelled times: "
                          "simulate(schedule, num_bytes, link) gives them")
     if len(traces) < 2:
         raise ValueError("a race needs two or more runs")
-    options = {"kind": "race", "view": view, "predict": False, "clock": "time", "labels": None, "promise": None}
-    return _player(Shown(dict(traces), title, options))
+    return _player(Shown(dict(traces), title, Options("race", view, clock="time")))
 
 
-def panel(run: Callable[..., Trace], *, title: str | None = None, **controls: Any):
+def panel(run: Callable[..., Trace], *, title: str | None = None, promise: str | None = None,
+          **controls: Any) -> Panel:
     """Sliders and lists for the arguments of `run`, a button that calls it, and the player of the trace it returns.
 
     A control is a (lowest, highest) pair or a range of integers, a list of choices, or an ipywidget. `run` is called
     once with the first choices; errors of later calls are shown in the player, and clicks while it runs do nothing.
     """
     from book.widgets.live import Panel
-    return Panel(run, title, controls)
+    _check("promise", promise, (None, *PROMISES))
+    return Panel(run, title, Options(promise=promise), controls)
 
 
-def _player(shown: Shown):
+def _player(shown: Shown) -> Shown | Player:
     try:
         from book.widgets.live import Player
     except ImportError:  # a page can be built without the packages that a live notebook needs
@@ -86,6 +100,7 @@ def _mapping(what: Any) -> dict[Any, Playable]:
     return traces
 
 
-def _check(name: str, value: str | None, choices: tuple[str | None, ...]) -> None:
+def _check(name: str, value: Any, choices: tuple[Any, ...]) -> None:
     if value not in choices:
-        raise ValueError(f"{name} can't be {value!r}: use one of {', '.join(filter(None, choices))}")
+        known = ", ".join(str(choice) for choice in choices if choice is not None)
+        raise ValueError(f"{name} can't be {value!r}: use one of {known}")

@@ -10,6 +10,7 @@ import traitlets
 
 from book.trace import Trace
 from book.widgets.page import ASSETS, Shown, title_of
+from book.widgets.payload import Options
 
 
 class Player(anywidget.AnyWidget):
@@ -51,10 +52,9 @@ class Player(anywidget.AnyWidget):
 class Panel(ipywidgets.VBox):
     """Controls for the arguments of `run`, a button, and the player of the trace that `run` returned last."""
 
-    def __init__(self, run: Callable[..., Trace], title: str | None, controls: Mapping[str, Any]):
+    def __init__(self, run: Callable[..., Trace], title: str | None, options: Options, controls: Mapping[str, Any]):
         self._run, self._controls = run, {name: _control(name, value) for name, value in controls.items()}
         trace = run(**self._values())
-        options = {"kind": "play", "view": "auto", "predict": False, "clock": "steps", "labels": None, "promise": None}
         self.player = Player(Shown({"": trace}, title or title_of({"": trace}), options))
         self.button = ipywidgets.Button(description="Run", tooltip="Run again with these values")
         self.button.on_click(self._clicked)

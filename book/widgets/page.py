@@ -3,11 +3,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from book.widgets.fallback import describe, fallback
-from book.widgets.payload import payload
+from book.widgets.payload import Options, payload
 from book.widgets.run import as_trace, read_run
 
 ASSETS = Path(__file__).parent  # player.js and player.css, for the site to copy
@@ -17,19 +18,19 @@ ACRONYMS = {"all reduce": "all-reduce", "reduce scatter": "reduce-scatter", "all
 class Shown:
     """What a player shows: traces by key, a title, and the options of `play` or `race`; it shows itself as HTML."""
 
-    def __init__(self, traces: Mapping[Any, Any], title: str, options: Mapping[str, Any]):
+    def __init__(self, traces: Mapping[Any, Any], title: str, options: Options):
         self.traces = {key: as_trace(what) for key, what in traces.items()}
-        self.title, self.options = title, dict(options)
+        self.title, self.options = title, options
         self._runs = [read_run(trace) for trace in self.traces.values()]
-        self._data = payload(self.traces, title=title, with_backend=False, **self.options)
+        self._data = payload(self.traces, title, options, with_backend=False)
 
     def with_trace(self, what: Any) -> Shown:
         """The same player of another trace."""
-        return Shown({"": what}, self.title, {**self.options, "labels": None})
+        return Shown({"": what}, self.title, replace(self.options, labels=None, select=None))
 
     def live_json(self) -> str:
         """The data as a live widget gets it: with the backend's name, which a stored page leaves out."""
-        return _compact(payload(self.traces, title=self.title, with_backend=True, **self.options))
+        return _compact(payload(self.traces, self.title, self.options, with_backend=True))
 
     def html(self) -> str:
         """The div that player.js mounts; its data is in an attribute, so that no markup in a title can break out."""

@@ -16,29 +16,45 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from book.promise import PROMISES
 from book.trace import Trace
 from book.widgets.run import Contributions, Run, Transfer, read_run
 from book.widgets.shape import shape_of
-from book.widgets.summary import gathered, phase_names, phases, promise_of, source_of, totals, verdict
+from book.widgets.summary import phase_names, phases, promise_of, source_of, totals, verdict
 from book.widgets.words import words_of
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 TICKS = 10_000  # a modelled time is written in this many parts of the run's duration
 
 
-def payload(traces: Mapping[Any, Trace], *, kind: str, title: str, view: str, predict: bool, clock: str,
-            labels: Sequence[str] | None, promise: str | None, with_backend: bool) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Options:
+    """How traces are played: see `play` and `race` for what each option means."""
+
+    kind: str = "play"
+    view: str = "auto"
+    predict: bool = False
+    clock: str = "steps"
+    labels: Sequence[str] | None = None
+    select: Any = None
+    promise: str | None = None
+
+
+def payload(traces: Mapping[Any, Trace], title: str, options: Options, with_backend: bool) -> dict[str, Any]:
     """The player's JSON for one or more runs; keys of `traces` (or tuples of them) become the choices to select."""
-    keys = _keys(traces, labels)
+    keys, labels = _keys(traces, options.labels), options.labels
     axes = [_axis([key[i] for key in keys], labels[i] if labels else None) for i in range(len(keys[0]))]
     runs = []
     for key, what in zip(keys, traces.values()):
         place = [axes[i]["values"].index(str(part)) for i, part in enumerate(key)]
-        runs.append({"at": place, **run_payload(what, promise, with_backend)})
-    return {"v": 1, "kind": kind, "title": title, "view": view, "predict": predict, "clock": clock,
-            "axes": axes if len(runs) > 1 else [], "runs": runs}
+        runs.append({"at": place, **run_payload(what, options.promise, with_backend)})
+    if options.select is not None:  # the player opens with the run that comes first
+        runs.insert(0, runs.pop(list(traces).index(options.select)))
+    return {"v": 1, "kind": options.kind, "title": title, "view": options.view, "predict": options.predict,
+            "clock": options.clock, "axes": axes if len(runs) > 1 else [], "runs": runs}
 
 
 def run_payload(trace: Trace, promise: str | None = None, with_backend: bool = False) -> dict[str, Any]:
@@ -56,7 +72,7 @@ def run_payload(trace: Trace, promise: str | None = None, with_backend: bool = F
         "start": _write_start(run), "steps": _write_steps(run, width), **_write_times(run, trace),
     }
     if promise == "all_gather":
-        data["want"] = [write(gathered(run, chunk)) for chunk in range(run.num_chunks)]
+        data["want"] = [write(chunk) for chunk in PROMISES[promise].goal(run.world_size, run.num_chunks)[0].tolist()]
     return data
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from book.schedule import PROMISES
+from book.promise import PROMISES
+from book.schedule import contents_fault
 from book.trace import Trace
 from book.widgets.run import Contributions, Run
 
@@ -14,10 +15,9 @@ MADE = {"simulated": "simulated", "executed": "executed on {} ranks", "recorded"
 
 
 def promise_of(trace: Trace, run: Run) -> str:
-    """What the run should end in: as its name says, else "all_gather" if nothing is ever added, else "all_reduce"."""
-    named = next((promise for promise in PROMISES if (trace.name or "").endswith(promise)), None)
+    """What the run should end in: what the trace says, else "all_gather" if nothing is ever added, or "all_reduce"."""
     only_copies = all(t.op == "copy" for t in run.transfers)
-    return named or ("all_gather" if only_copies else "all_reduce")
+    return trace.promise or ("all_gather" if only_copies else "all_reduce")
 
 
 def phases(run: Run) -> str:
@@ -55,52 +55,27 @@ def totals(run: Run, promise: str) -> dict[str, Any]:
 
 def verdict(run: Run, promise: str) -> dict[str, Any]:
     """`ok`, and in words how the run ends: which chunk is wrong, if one is."""
-    final = run.final()
-    bad = [where for where in sorted(final) if not complete(run, promise, where[1], final[where])]
-    if promise == "reduce_scatter":
-        done = len({chunk for _, chunk in final} - _everywhere(bad, run.world_size))
-        if done == run.num_chunks:
-            return {"ok": True, "verdict": "Done: every chunk is complete on one rank."}
-        return {"ok": False, "verdict": f"Wrong at the end: {done} of {run.num_chunks} chunks are complete on a rank."}
+    size, final = (run.world_size, run.num_chunks), run.final()
+    goal = PROMISES[promise].goal(*size)
+    wanted = [(int(rank), int(chunk)) for rank, chunk in np.argwhere(PROMISES[promise].where(*size))]
+    bad = [(place, fault) for place in wanted if (fault := _fault(final.get(place), goal[place]))]
     if not bad:
-        return {"ok": True, "verdict": "Done: every rank holds every chunk complete."}
-    (rank, chunk), num_done = bad[0], len(final) - len(bad)
-    return {"ok": False, "verdict": f"Wrong at the end: {num_done} of {len(final)} chunks are complete. "
-                                    f"Rank {rank}'s chunk {chunk} {_fault(final[rank, chunk])}."}
+        once = promise == "reduce_scatter"
+        every = "chunk is complete on one rank" if once else "rank holds every chunk complete"
+        return {"ok": True, "verdict": f"Done: every {every}."}
+    (rank, chunk), fault = bad[0]
+    done = f"{len(wanted) - len(bad)} of {len(wanted)} chunks are complete"
+    return {"ok": False, "verdict": f"Wrong at the end: {done}. Rank {rank}'s chunk {chunk} {fault}."}
 
 
-def complete(run: Run, promise: str, chunk: int, held: Contributions) -> bool:
-    """Whether a chunk's contents are all there, each once (or as a mean); for an all-gather, its owner's contents."""
-    if held is None:
-        return False
-    if promise != "all_gather":
-        return all(x == 1 for x in held) or all(abs(x * len(held) - 1) < 1e-3 for x in held)
-    return held == gathered(run, chunk)
-
-
-def gathered(run: Run, chunk: int) -> Contributions:
-    """What an all-gather brings everywhere: what the one rank that has the chunk starts with."""
-    starts = (run.start.get((rank, chunk)) for rank in range(run.world_size))
-    return next((start for start in starts if start and any(start)), None)
-
-
-def _everywhere(bad: list[tuple[int, int]], world_size: int) -> set[int]:
-    chunks = [chunk for _, chunk in bad]
-    return {chunk for chunk in chunks if chunks.count(chunk) == world_size}
-
-
-def _fault(held: Contributions) -> str:
+def _fault(held: Contributions, wanted: np.ndarray) -> str:
+    """What is wrong with a chunk that should hold `wanted`, or its mean; "" when nothing is."""
     if held is None:
         return "holds something unknown"
-    missing = [str(rank) for rank, x in enumerate(held) if x == 0]
-    double = [f"{rank} (×{x:.4g})" for rank, x in enumerate(held) if x > 1]
-    lacks, counts = f"lacks {_ranks(missing)}", f"counts {_ranks(double)}"
-    faults = [lacks] * bool(missing) + [counts] * bool(double)
-    return " and ".join(faults) or "is not a sum that is right"
-
-
-def _ranks(names: list[str]) -> str:
-    return f"rank{'s' if len(names) > 1 else ''} {', '.join(names)}"
+    values = np.array(held)
+    if np.array_equal(values, wanted) or np.allclose(values * len(held), wanted, atol=1e-3):
+        return ""
+    return contents_fault(values, wanted) if np.array_equal(values, np.rint(values)) else "is not a sum that is right"
 
 
 def _bytes(x: float) -> str:
