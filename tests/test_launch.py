@@ -3,6 +3,7 @@ import ctypes
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -311,6 +312,22 @@ def test_a_missing_rank_at_the_start():
 
     assert hang(start_all_but_one, 2) == (STILL, [
         "rank 0 waits in init_process_group at test_launch.py line N: dist.init_process_group()", "rank 1 finished"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a hang is told at the time limit")
+def test_neither_a_loaded_machine_nor_many_groups_hide_a_hang():
+    def wait_under_load():
+        rank, world_size = start()
+        for _ in range(11):  # each with a thread of gloo that wakes up 100 times a second
+            dist.new_group(range(world_size))
+        if rank == 0:
+            for _ in range(2 * os.cpu_count()):
+                subprocess.Popen(["sh", "-c", "while :; do :; done"])
+        dist.barrier()
+        dist.irecv(torch.zeros(1), 1 - rank).wait()
+
+    head, _ = hang(wait_under_load, 2, timeout_s=12, hang_s=1)
+    assert head == "the ranks wait for one another: nothing has moved for 1 s"
 
 
 def test_a_slow_rank_is_no_hang():

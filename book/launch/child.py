@@ -21,11 +21,12 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
-from book.launch import where
+from book.launch import threads, where
 
 FIRST_SEED = 1000
-# A rank whose other threads use less than this share of a core, while its main thread uses none, stands still.
-IDLE_SHARE = 0.01
+# A rank stands still whose main thread uses no CPU time, and no other thread more than this share of a core. Each of
+# gloo's, one for every process group, takes 0.4 % just to wait, and more on a loaded machine.
+IDLE_SHARE = 0.03
 _PR_SET_PDEATHSIG = 1
 
 
@@ -225,21 +226,6 @@ def _report() -> Report:
     return Report(where.doing(frame), where.place(own.f_code.co_filename, own.f_lineno), _recorded())
 
 
-def _another_thread_is_runnable() -> bool:
-    """Whether a thread of this process, C++'s own included, would run if it had a core (read from /proc)."""
-    for thread in os.listdir("/proc/self/task"):
-        if int(thread) == threading.get_native_id():
-            continue
-        try:
-            with open(f"/proc/self/task/{thread}/stat") as file:
-                state = file.read().rpartition(")")[2].split()[0]
-        except OSError:
-            continue  # it has just ended
-        if state == "R":
-            return True
-    return False
-
-
 class _Stillness:
     """For how long this rank has waited in one and the same communication.
 
@@ -249,16 +235,22 @@ class _Stillness:
 
     def __init__(self) -> None:
         self._mark: tuple[Any, ...] | None = None
-        self._since_s = self._cpu_s = 0.0
+        self._since_s = 0.0
+        self._cpu_ns: dict[int, int] = {}
+        self._queue: dict[int, tuple[bool, int]] = {}
 
     def measure_s(self) -> float:
         """Seconds for which this rank has been seen to stand still in communication; 0.0 if it moves."""
-        now_s, cpu_s = time.monotonic(), time.process_time() - time.thread_time()
-        mark = self._current_mark()
-        busy = cpu_s - self._cpu_s > IDLE_SHARE * (now_s - self._since_s) + 0.005
-        if mark is None or mark != self._mark or busy:
-            self._mark, self._since_s, self._cpu_s = mark, now_s, cpu_s
+        now_s, mark = time.monotonic(), self._current_mark()
+        cpu_ns = threads.cpu_ns() if mark is not None else {}
+        if mark is None or mark != self._mark or self._works(cpu_ns, now_s - self._since_s):
+            self._mark, self._since_s, self._cpu_ns = mark, now_s, cpu_ns
         return now_s - self._since_s
+
+    def _works(self, cpu_ns: dict[int, int], elapsed_s: float) -> bool:
+        """Whether one thread has used more of a core since the mark than waiting takes."""
+        own, limit_ns = threading.get_native_id(), 1e9 * IDLE_SHARE * elapsed_s + 5e6
+        return any(used - self._cpu_ns.get(thread, 0) > limit_ns for thread, used in cpu_ns.items() if thread != own)
 
     def _current_mark(self) -> tuple[Any, ...] | None:
         frames = sys._current_frames()
@@ -271,7 +263,17 @@ class _Stillness:
             return None
         if not hasattr(time, "pthread_getcpuclockid"):
             return None  # macOS: a hang is then told at the time limit
-        if _another_thread_is_runnable():
+        if self._starves():
             return None  # on a loaded machine it only waits for its turn
         clock = time.pthread_getcpuclockid(main)
         return frame, frame.f_lasti, time.clock_gettime_ns(clock)
+
+    def _starves(self) -> bool:
+        """Whether a thread of this process wants a core and has had none since the last look.
+
+        To want one alone is no sign of work: gloo's threads wake up 100 times a second, and on a loaded machine they
+        queue for a core most of the time.
+        """
+        before, self._queue = self._queue, threads.queue()
+        return any(runnable and before.get(thread, (False, turns))[1] == turns
+                   for thread, (runnable, turns) in self._queue.items() if thread != threading.get_native_id())
