@@ -210,7 +210,7 @@ function card(ui, r, [x, y], { c }, size) {
   if (full) make("circle", g, { cx: pad + 5, cy: 15, r: 5, fill: color(r) });
   else make("rect", g, { x: pad, y: 12, width: barW, height: 2, fill: color(r) });
   make(full ? "text.lk-rank" : "text.lk-tiny", g, { x: pad + (full ? 15 : 0), y: full ? 19.5 : 9.5 }, full ? `rank ${r}` : r);
-  return range(c, k => bar(g, [pad, size.head + k * size.rowH, barW, barH], full && { x: barW + 5, y: barH }));
+  return range(c, k => bar(g, [pad, size.head + k * size.rowH, barW, barH], full && { x: barW + 5, y: barH / 2 + 4 }));
 }
 
 function counter(parent, where) {
