@@ -10,6 +10,7 @@ Each layer imports only from the layers below it (L3 may use L2, never the other
     L1  collectives   ring_all_reduce and its rivals, as schedules
         cost          latency-bandwidth links and the closed forms they lead to
     L2  simulate      schedule + link -> trace, without starting a process
+        device        which device a rank computes on, and from which its messages come
         launch        launch(fn, world_size): real processes from a notebook cell
         record        any torch.distributed program -> trace, with whose data is in which chunk
         execute       a schedule moved by real ranks -> trace
@@ -19,5 +20,5 @@ Each layer imports only from the layers below it (L3 may use L2, never the other
     L4  grading       student copies of a lab
         authoring     notebook normaliser and lint, the Sphinx extension
 
-Only launch, record and execute import torch: everything else works without it.
+Only device, launch, record and execute import torch: everything else works without it.
 """

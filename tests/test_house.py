@@ -17,7 +17,7 @@ PACKAGE = ROOT / "book"
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
 NAMES = [str(path.relative_to(ROOT)) for path in SOURCES]
 MAX_FUNCTION_LINES, MAX_MODULE_LINES, MAX_LINE = 45, 400, 120
-RUNNERS = {"launch", "record", "execute"}
+RUNNERS = {"device", "launch", "record", "execute"}
 
 
 def layers() -> dict[str, int]:
@@ -66,25 +66,15 @@ def used_parts(path: Path) -> set[str]:
     return used & known - {part(path)}
 
 
-def helpers_layer(name: str) -> int:
-    """The layer of a private helper (`_rank`, or a module the map does not list): that of its highest import, or 0."""
-    own = [path for path in SOURCES if part(path) == name]
-    return max((layer_of(other) for path in own for other in used_parts(path)), default=0)
-
-
-def layer_of(name: str) -> int:
-    """The layer of a part, as the package's docstring lists it; a helper's is that of what it imports."""
-    return layers()[name] if name in layers() else helpers_layer(name)
-
-
 def test_the_map_lists_the_layers() -> None:
     assert layers()["schedule"] == 0 and layers()["collectives"] == 1 and layers()["authoring"] == 4
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=NAMES)
 def test_imports_run_downward(path: Path) -> None:
-    above = {name: layer_of(name) for name in used_parts(path) if layer_of(name) > layer_of(part(path))}
-    assert not above, f"{path.relative_to(ROOT)} is in layer {layer_of(part(path))} and imports from above: {above}"
+    own = layers().get(part(path), max(layers().values()))
+    above = {name: layers()[name] for name in used_parts(path) if layers()[name] > own}
+    assert not above, f"{path.relative_to(ROOT)} is in layer {own} and imports from above: {above}"
 
 
 def test_no_part_imports_itself_in_a_circle() -> None:
@@ -96,36 +86,20 @@ def test_no_part_imports_itself_in_a_circle() -> None:
     assert not graph, f"these import each other: {graph}"
 
 
-def test_the_map_names_every_public_part() -> None:
-    public = {name for name in map(part, SOURCES) if not name.startswith("_")}
-    unlisted = public - layers().keys()
-    assert not {name for name in unlisted if not is_helper(name)}, f"book/__init__.py does not list {unlisted}"
-
-
-def is_helper(name: str) -> bool:
-    """Tell whether a module is only ever imported from within the package, so that readers need not know it."""
-    readers = [*ROOT.glob("chapters/*.ipynb"), *ROOT.glob("labs/*.ipynb")]
-    return not any(f"book.{name}" in path.read_text("utf-8") for path in readers)
-
-
-def may_import_torch(name: str) -> bool:
-    """Tell whether a part is a runner, or is not on the map and serves runners alone."""
-    if name in layers():
-        return name in RUNNERS
-    users = {part(path) for path in SOURCES if name in used_parts(path)}
-    return bool(users) and all(may_import_torch(user) for user in users)
+def test_the_map_names_every_part_and_no_other() -> None:
+    assert {part(path) for path in SOURCES} - {"__init__"} == layers().keys()
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=NAMES)
 def test_only_the_runners_import_torch(path: Path) -> None:
     torch = sorted(name for name in imports(path) if name.split(".")[0] == "torch")
-    assert may_import_torch(part(path)) or not torch, f"{path.relative_to(ROOT)} imports {torch}"
+    assert part(path) in RUNNERS or not torch, f"{path.relative_to(ROOT)} imports {torch}"
 
 
 def test_everything_else_works_without_torch() -> None:
-    """Import all of it in a Python that refuses torch; grading runs labs, so it may need the runners."""
+    """Import all of it in a Python that refuses torch."""
     modules = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in SOURCES
-               if not may_import_torch(part(path)) and part(path) != "grading" and path.name != "__main__.py"]
+               if part(path) not in RUNNERS and path.name != "__main__.py"]
     code = f"import sys, importlib; sys.modules['torch'] = None\nfor name in {modules}: importlib.import_module(name)"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, timeout=60)
     assert len(modules) > 10 and run.returncode == 0, run.stderr
