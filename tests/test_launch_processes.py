@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from book.launch import launch
+from book.launch import RankError, launch
 
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT_S = 120.0
@@ -53,8 +53,23 @@ def test_no_process_outlives_a_killed_launcher():
         parent.wait(LIMIT_S)
     # "started" once only: the ranks did not run the script again.
     assert lines[0] == "started" and sorted(lines[2:]) == ["0 running", "1 running", "2 running"]
-    assert len(pids) >= 4
+    assert len(pids) >= 5  # the ranks, what one of them has started, and the process they are forked from
     wait_until_gone(pids)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_a_rank_has_started_ends_with_it():
+    def start_one():
+        return subprocess.Popen(["sleep", "600"]).pid
+
+    def start_one_and_die():
+        print(start_one(), file=sys.stderr, flush=True)
+        os._exit(3)
+
+    wait_until_gone(list(launch(start_one, 2)))
+    with pytest.raises(RankError) as died:
+        launch(start_one_and_die, 2)
+    wait_until_gone([int(text) for text in died.value.stderr])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -12,6 +12,7 @@ import pickle
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -122,18 +123,19 @@ def launch(
     ranks cannot be started; `TypeError` or `ValueError` for arguments that cannot work.
     """
     _check_process()
-    arguments.check(fn, world_size, args, timeout_s, hang_s, allow_many_ranks)
+    arguments.check_call(fn, world_size, args, allow_many_ranks)
+    arguments.check_options(timeout_s, hang_s, on_line, env)
+    world_size, timeout_s, hang_s = int(world_size), float(timeout_s), float(hang_s)
     call = arguments.pickled(fn, args)
     _announce_first_launch()
     warm_up()  # loads torch while this process does
     backend, reason = _backend(world_size)
     print(f"{world_size} rank{'s' * (world_size > 1)} on {reason}", flush=True)
-    store = _host_store(world_size)
-    environment = _environment(world_size, store.port, backend, env or {})
-    job = pickle.dumps((environment, where.cell_sources(), record, call))
     ranks = Ranks(world_size, on_line)
     try:
-        with ranks:
+        with _hosted_store(world_size) as port, ranks:
+            environment = _environment(world_size, port, backend, env or {})
+            job = pickle.dumps((environment, where.cell_sources(), record, call))
             return _results(ranks, job, backend, timeout_s, hang_s)
     finally:
         if on_line is None:
@@ -164,13 +166,22 @@ def _announce_first_launch() -> None:
         print("first launch: loading torch for the ranks, a few seconds ...", file=sys.__stderr__, flush=True)
 
 
-def _host_store(world_size: int) -> Any:
-    """The store through which the ranks find one another, hosted here and open to this machine alone."""
+@contextmanager
+def _hosted_store(world_size: int) -> Iterator[int]:
+    """The port of the store through which the ranks find one another, hosted here and open to this machine alone.
+
+    The store serves for as long as the object lives. Only this frame holds it, and lets go: the frames of a launch
+    live on in the traceback of a kept error.
+    """
     import torch.distributed as dist
     listener = socket.create_server(("127.0.0.1", 0), backlog=max(128, world_size))
     port = listener.getsockname()[1]
-    return dist.TCPStore("127.0.0.1", port, world_size, True, timedelta(seconds=300), wait_for_workers=False,
-                         master_listen_fd=listener.detach())
+    store = dist.TCPStore("127.0.0.1", port, world_size, True, timedelta(seconds=300), wait_for_workers=False,
+                          master_listen_fd=listener.detach())
+    try:
+        yield store.port
+    finally:
+        del store
 
 
 def _environment(world_size: int, port: int, backend: str, extra: dict[str, str]) -> dict[str, str]:
@@ -209,9 +220,11 @@ def _results(ranks: Ranks, job: bytes, backend: str, timeout_s: float, hang_s: f
 
 
 def _rank_error(ranks: Ranks, backend: str) -> RankError:
-    supervise.ask_for_reports(ranks)
+    # Chosen before anyone is asked: to be asked can itself end a rank, which then would look like the cause.
     first = supervise.first_failure(ranks)
-    error = RankError(supervise.describe_failure(ranks, first), _stderr(ranks), _partial_trace(ranks, backend))
+    message = supervise.describe_failure(ranks, first)
+    supervise.ask_for_reports(ranks)
+    error = RankError(message, _stderr(ranks), _partial_trace(ranks, backend))
     error.rank = first.rank
     if first.failure is not None:
         error.traceback = first.failure.traceback

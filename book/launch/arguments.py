@@ -2,27 +2,65 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from numbers import Integral, Real
 from typing import Any
 
 MAX_RANKS = 64
 
 
-def check(fn: Any, world_size: Any, args: tuple, timeout_s: float, hang_s: float, allow_many_ranks: bool) -> None:
-    """Raise TypeError or ValueError for a launch that cannot work, in words that say what to do."""
+def check_call(fn: Any, world_size: Any, args: tuple, allow_many_ranks: bool) -> None:
+    """Raise TypeError or ValueError for a call that cannot work, in words that say what to do."""
     if not callable(fn):
         raise TypeError(f"launch needs a function to run on the ranks, not {fn!r}: launch(fn, world_size, *args)")
-    if isinstance(world_size, bool) or not isinstance(world_size, int):
-        raise TypeError(f"world_size is a number of processes, not {world_size!r}")
+    if isinstance(world_size, bool) or not isinstance(world_size, Integral):
+        raise TypeError(f"world_size is a number of processes, not {world_size!r}: pass a whole number, such as 4")
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1, not {world_size}")
     if world_size > MAX_RANKS and not allow_many_ranks:
         raise ValueError(f"{world_size} ranks are {world_size} processes: pass allow_many_ranks=True to start more "
                          f"than {MAX_RANKS}")
+    _check_arguments(fn, args)
+
+
+def check_options(timeout_s: Any, hang_s: Any, on_line: Any, env: Any) -> None:
+    """Raise TypeError or ValueError for options that would fail only later, in words that say what to do."""
     for name, value in (("timeout_s", timeout_s), ("hang_s", hang_s)):
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise TypeError(f"{name} is a number of seconds, not {value!r}: pass a number, such as 10")
         if not value > 0:
             raise ValueError(f"{name} must be more than 0 seconds, not {value}")
-    _check_arguments(fn, args)
+    if on_line is not None and not _takes_two(on_line):
+        raise TypeError(f"on_line must be a function of a rank and a line, not {on_line!r}: "
+                        "write on_line=lambda rank, line: print(rank, line)")
+    if env is not None and not isinstance(env, Mapping):
+        raise TypeError(f"env must be a dict of environment variables, not {env!r}: write env={{'NAME': 'value'}}")
+    for name, value in (env or {}).items():
+        _check_variable(name, value)
+
+
+def _check_variable(name: Any, value: Any) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"names in env must be text, not {name!r}: write env={{'NAME': 'value'}}")
+    if not name or "=" in name or "\0" in name:
+        raise ValueError(f"{name!r} in env cannot name an environment variable: leave out '=' and write "
+                         "env={'NAME': 'value'}")
+    if not isinstance(value, (str, Real)):
+        raise TypeError(f"env[{name!r}] must be text or a number, not {value!r}: leave it out or pass a string")
+    if "\0" in str(value):
+        raise ValueError(f"env[{name!r}] must not contain the character '\\0': leave it out")
+
+
+def _takes_two(function: Any) -> bool:
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(0, "")
+    except ValueError:
+        return True  # some built-in functions do not tell
+    except TypeError:
+        return False
+    return True
 
 
 def _check_arguments(fn: Callable[..., Any], args: tuple) -> None:

@@ -119,7 +119,8 @@ def _run(rank: int, job: bytes, line: _Line) -> bytes:
     try:
         return _dumps((result, recorded))
     except Exception as error:
-        raise TypeError(f"rank {rank} returned something that cannot be sent back: {error}; "
+        name = getattr(function, "__name__", "the function")
+        raise TypeError(f"what {name} returned cannot be sent back ({error}): "
                         "return numbers, strings, lists, dicts or tensors") from None
 
 
@@ -216,7 +217,7 @@ class _Line:
                     _flush()
                     self.send("reported", _report())
         except (EOFError, OSError):
-            os._exit(1)
+            os.killpg(0, signal.SIGKILL)  # and what this rank has started, which would outlive it
         self.leave.set()
 
 

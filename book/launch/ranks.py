@@ -11,7 +11,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -145,6 +145,9 @@ class Ranks:
         for member in self._all:
             if member.control is not None:
                 member.control.close()
+            # A reader may keep the error, and with it this object: then nothing of the system must hang on it.
+            if member.process is not None and (member.process.pid is None or member.process.exitcode is not None):
+                member.process.close()
 
     def start(self, job: bytes) -> None:
         """Fork a process per rank that runs `job` (see `child.main`)."""
@@ -242,6 +245,7 @@ class Ranks:
         self._selector.unregister(key.fileobj)
         member.process.join()
         member.exit_code = member.process.exitcode
+        _kill_group(member.process.pid)  # at once: later its number may be another's
         self._changed_s = time.monotonic()
 
     def dismiss(self, limit_s: float) -> None:
@@ -254,10 +258,12 @@ class Ranks:
 
     def dump(self, wait_s: float) -> dict[int, str]:
         """Stacks, written by `faulthandler`, of the ranks that have not reported: those whose C code holds the GIL."""
-        silent = [member for member in self._all if member.working and member.report is None]
+        # Before it has entered, a rank may not have set up faulthandler yet, and would die of the signal.
+        silent = [member for member in self._all if member.working and member.entered and member.report is None]
         before = {member.rank: len(member.errors.kept) for member in silent}
         for member in silent:
-            os.kill(member.process.pid, signal.SIGUSR1)
+            with suppress(ProcessLookupError):
+                os.kill(member.process.pid, signal.SIGUSR1)
         end_s = time.monotonic() + wait_s
         while silent and time.monotonic() < end_s:
             self.listen(0.05)
@@ -268,15 +274,19 @@ class Ranks:
         return stacks
 
     def _kill(self) -> None:
-        for member in self._all:
-            pid = getattr(member.process, "pid", None)
-            if pid is None or (member.exit_code is not None and member.finished):
-                continue
-            # A rank leads a process group, with whatever it has started itself.
-            for kill in (os.killpg, os.kill):
-                try:
-                    kill(pid, signal.SIGKILL)
-                    break
-                except ProcessLookupError:
-                    continue
+        """End every rank, however its function ended, with whatever it has started."""
+        living = [member for member in self._all if getattr(member.process, "pid", None) and member.exit_code is None]
+        for member in living:
+            _kill_group(member.process.pid)
+            # It may not lead its group yet.
+            with suppress(ProcessLookupError):
+                os.kill(member.process.pid, signal.SIGKILL)
+        for member in living:
             member.process.join(5)
+
+
+def _kill_group(leader: int) -> None:
+    """Kill what is left of the process group that a rank leads."""
+    # macOS refuses where all members have ended and wait to be collected.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)

@@ -116,8 +116,9 @@ def describe_failure(ranks: Ranks, first: RankProcess) -> str:
 
 def _raised(member: RankProcess) -> list[str]:
     failure = member.failure
-    *callers, last = failure.places if member.entered else [None]
-    head = f"rank {member.rank} failed " + (f"in {last}" if last else "before its function started")
+    *callers, last = (member.entered and failure.places) or [None]
+    place = f" in {last}" if last else "" if member.entered else " before its function started"
+    head = f"rank {member.rank} failed{place}"
     error = f"{failure.name}: {steady(failure.message)}" if failure.message else failure.name
     return [head, error, *(f"called from {place}" for place in reversed(callers))]
 

@@ -69,29 +69,33 @@ def _is_book(filename: str) -> bool:
     return os.path.realpath(filename).startswith(_BOOK)
 
 
+def _is_launcher(filename: str) -> bool:
+    return os.path.realpath(filename).startswith(os.path.join(_BOOK, "launch") + os.sep)
+
+
 def own_lines(lines: list[tuple[str, int]]) -> list[tuple[str, int]]:
     """Keep, of (file name, line) pairs from the outermost call inwards, those that the learner wrote.
 
     Falls back on the book's own lines, then on the innermost line, so that something is always left to show.
     """
     learner = [entry for entry in lines if not _is_library(entry[0]) and not _is_book(entry[0])]
-    book = [entry for entry in lines if _is_book(entry[0]) and "/launch/child.py" not in entry[0]]
+    book = [entry for entry in lines if _is_book(entry[0]) and not _is_launcher(entry[0])]
     return learner or book or lines[-1:]
 
 
 def places_of_traceback(traceback: TracebackType | None) -> list[Place]:
-    """The learner's lines in a traceback, outermost first."""
+    """The learner's lines in a traceback, outermost first; none where only the launcher's own side was at work."""
     lines = []
     while traceback is not None:
         lines.append((traceback.tb_frame.f_code.co_filename, traceback.tb_lineno))
         traceback = traceback.tb_next
-    return [place(*entry) for entry in own_lines(lines)]
+    return [place(*entry) for entry in own_lines(lines) if not _is_launcher(entry[0])]
 
 
 def places_of_dump(text: str) -> list[Place]:
-    """The learner's lines in a stack that `faulthandler` wrote, outermost first."""
+    """The learner's lines in a stack that `faulthandler` wrote, outermost first; may be none, as above."""
     lines = [(name, int(line)) for name, line in re.findall(r'File "([^"]+)", line (\d+) in', text)]
-    return [place(*entry) for entry in own_lines(lines[::-1])]
+    return [place(*entry) for entry in own_lines(lines[::-1]) if not _is_launcher(entry[0])]
 
 
 def stack(frame: FrameType) -> list[FrameType]:
