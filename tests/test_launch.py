@@ -196,6 +196,61 @@ def test_a_crash_in_c_is_told_with_its_line():
     assert re.fullmatch(words, str(failure(crash, 1)))
 
 
+def without_line_numbers(error):
+    return re.sub(r"line \d+", "line N", str(error)).splitlines()
+
+
+@pytest.mark.parametrize("record", [False, True])
+def test_a_peer_that_does_not_exist_is_named(record):
+    def forget_modulo():
+        rank, world_size = start()
+        dist.isend(torch.ones(1), rank + 1)
+        dist.recv(torch.ones(1), (rank - 1) % world_size)
+
+    assert without_line_numbers(failure(forget_modulo, 3, record=record)) == [
+        "rank 2 failed in test_launch.py line N: dist.isend(torch.ones(1), rank + 1)",
+        "ValueError: there is no rank 3: ranks are 0 to 2"]
+
+
+@pytest.mark.parametrize("call", [
+    lambda x, peer: dist.recv(x, peer),
+    lambda x, peer: dist.irecv(x, src=peer).wait(),
+    lambda x, peer: dist.batch_isend_irecv([dist.P2POp(dist.irecv, x, peer)]),
+    lambda x, peer: dist.broadcast(x, peer),
+])
+def test_nobody_can_be_received_from(call):
+    def receive():
+        rank, _ = start()
+        call(torch.zeros(1), rank - 1)
+
+    assert str(failure(receive, 1)).splitlines()[1] == "ValueError: there is no rank -1: ranks are 0 to 0"
+
+
+def test_any_rank_can_still_be_received_from():
+    def exchange():
+        rank, _ = start()
+        if rank == 0:
+            return dist.recv(torch.zeros(1))
+        dist.send(torch.zeros(1), 0)
+
+    assert launch(exchange, 2)[0] == 1
+
+
+def test_a_message_that_does_not_fit_is_told_with_its_size():
+    def send_too_much():
+        rank, _ = start()
+        if rank == 0:
+            dist.send(torch.ones(8), 1)
+        else:
+            dist.recv(torch.ones(4), 0)
+        dist.barrier()
+
+    assert without_line_numbers(failure(send_too_much, 2)) == [
+        "rank 1 was killed by SIGABRT before its function returned at test_launch.py line N: "
+        "dist.recv(torch.ones(4), 0)",
+        "a message of 32 bytes came for a tensor of 16 bytes: do the sizes differ between ranks?"]
+
+
 def test_sys_exit_is_an_error():
     assert "SystemExit: a rank must return, not call sys.exit(0)" in str(failure(lambda: sys.exit(0), 1))
 

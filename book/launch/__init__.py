@@ -5,6 +5,7 @@
     ranks      the processes, seen from the parent: pipes, lines, results, their end
     supervise  the verdict: done, failed, hanging or late, and its words
     child      the rank's side: environment, output, result, the watch on its parent
+    peers      refuses a peer that does not exist, which gloo does not
     threads    the rank's threads as the kernel sees them: who works, who waits for a core
     where      stack frames as the reader's own line and the operation waited for
     pending    which transfer a waiting rank waits for

@@ -21,7 +21,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
-from book.launch import threads, where
+from book.launch import peers, threads, where
 
 FIRST_SEED = 1000
 # A rank stands still whose main thread uses no CPU time, and no other thread more than this share of a core. Each of
@@ -108,6 +108,7 @@ def _run(rank: int, job: bytes, line: _Line) -> bytes:
     os.environ.update(env, RANK=str(rank), LOCAL_RANK=str(rank))
     where.remember_sources(sources)
     _prepare_torch(rank)
+    peers.refuse_missing()
     function, args = cloudpickle.loads(call)
     _stand_in_for_main(function)
     if record:

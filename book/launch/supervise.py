@@ -15,6 +15,8 @@ LEAVE_LIMIT_S = 5.0
 REPORT_LIMIT_S = 2.0
 # What a rank reports when a peer has gone: an effect of the failure that is looked for, not its cause.
 VICTIM = re.compile(r"connection.{0,12}(closed|reset|refused)|broken pipe|socket closed", re.IGNORECASE)
+# What gloo prints before it aborts: bytes sent, bytes there is room for.
+MISFIT = re.compile(r"(\d+) vs (\d+)\. Received data size doesn't match expected size")
 _VARYING = (
     (re.compile(r"\[?(\d+\.\d+\.\d+\.\d+|\[[0-9a-f:]*::[0-9a-f:.]*|localhost)\]?:\d+"), "<address>"),
     (re.compile(r"0x[0-9a-fA-F]{6,}"), "<address>"),
@@ -129,7 +131,12 @@ def _died(member: RankProcess) -> list[str]:
     places = where.places_of_dump("\n".join(member.errors.kept)) if code < 0 else []
     hint = ": the machine may have run out of memory" if code == -signal.SIGKILL else ""
     place = f" at {places[-1]}" if places else ""
-    return [f"rank {member.rank} {how} before its function returned{place}{hint}"]
+    misfit = MISFIT.search("\n".join(member.errors.kept)) if code == -signal.SIGABRT else None
+    lines = [f"rank {member.rank} {how} before its function returned{place}{hint}"]
+    if misfit:
+        sent, room = misfit.groups()
+        lines.append(f"a message of {sent} bytes came for a tensor of {room} bytes: do the sizes differ between ranks?")
+    return lines
 
 
 def steady(text: str) -> str:
