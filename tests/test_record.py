@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +16,8 @@ from book.collectives import ring_all_reduce
 from book.execute import execute
 from book.launch import HangError, LaunchError, launch
 from book.record import lanes, watch
-from book.record.recording import Operation, Recording
+from book.record.recording import Hold, Operation, Recording
+from book.record.recorder import _Recorder
 from book.trace import Event, Trace
 
 
@@ -471,6 +474,91 @@ def test_the_backend_is_still_called_by_its_name():
     assert list(launch(name, 2, record=True)) == ["gloo", "gloo"]
 
 
+# Calls that are refused, and threads
+
+def refused_once(watching: bool) -> list[str]:
+    """Rank 0's first send and everyone's first all_gather are refused; the program catches that and goes on."""
+    rank, size = join()
+    buffer = lanes(2)
+    if watching:
+        watch(buffer, 2)
+    said, x = [], torch.ones(2, 2)
+    try:
+        dist.send(x.t(), 1) if rank == 0 else dist.all_gather([torch.ones(3)] * size, x)
+    except RuntimeError as error:
+        said.append(str(error))
+    dist.send(buffer, 1) if rank == 0 else dist.recv(buffer, 0)
+    dist.all_reduce(x)
+    return said
+
+
+@pytest.mark.parametrize("watching", [False, True])
+def test_a_refused_call_has_not_happened(watching):
+    run = launch(refused_once, 2, watching, record=True)
+    assert "contiguous" in run[0][0] and "invalid tensor size" in run[1][0]
+    moves = [(e.rank, e.kind, e.peer, e.step) for e in run.trace.logical().events if e.kind != "hold"]
+    per_chunk = 2 if watching else 1
+    assert moves == ([(0, "send", 1, 0)] * per_chunk + [(0, "collective", None, 1)]
+                     + [(1, "recv", 0, 0)] * per_chunk + [(1, "collective", None, 1)])
+    if watching:
+        assert {e.contributions for e in run.trace.of_kind("recv")} == {(1, 0)}
+
+
+def test_tensors_without_memory_to_look_at_are_left_alone():
+    def odd() -> list[float]:
+        watched(2)
+        whole = torch.eye(2).to_sparse()
+        dist.all_reduce(whole)
+        dist.send(torch.empty(4, device="meta"), 1 - dist.get_rank())  # torch moves nothing then
+        return whole.to_dense().diag().tolist()
+
+    run = launch(odd, 2, record=True)
+    assert list(run) == [[2, 2], [2, 2]]
+    assert [e.op for e in run.trace.of_kind("collective")] == ["all_reduce"] * 2
+
+
+def test_a_peer_that_is_not_there_is_noted_as_given():
+    def peers() -> list[int | None]:
+        join()
+        pair = dist.new_group([2, 1])
+        if dist.get_rank() == 0:
+            return []
+        dist.barrier(pair)  # a group learns its ranks at its first operation
+        return [pair._global_rank(peer) for peer in (0, 1, 2, -1, None)]
+
+    assert launch(peers, 3, record=True)[2] == [1, 2, 2, -1, None]
+
+
+def test_a_pause_holds_for_its_own_thread_alone():
+    def two_threads() -> None:
+        join()
+        x, y = torch.ones(1), torch.ones(2)
+        other = threading.Thread(target=dist.all_reduce, args=(y,))
+        with record.paused():
+            dist.all_reduce(x)
+            other.start()
+            other.join()
+
+    events = launch(two_threads, 2, record=True).trace.events
+    assert [(e.rank, e.num_bytes) for e in events] == [(0, 8), (1, 8)]
+
+
+def test_a_completion_waits_its_turn_and_may_come_at_once():
+    recorder = _Recorder()
+    indices = [recorder.issued(call("collective", op="all_reduce", end_ns=None), []) for _ in range(2)]
+    futures = [torch.futures.Future(), torch.futures.Future()]
+    futures[0].set_result(None)
+    recorder.completes(indices[0], futures[0])  # calls back before it returns
+    recorder.completes(indices[1], futures[1])
+    backend = threading.Thread(target=futures[1].set_result, args=(None,))
+    with recorder._lock:  # as while another thread puts a copy of the recording in its place
+        backend.start()
+        backend.join(0.1)
+        assert recorder.recording.operations[1].end_ns is None
+    backend.join()
+    assert all(operation.end_ns is not None for operation in recorder.collect().operations)
+
+
 # Putting the ranks' recordings together
 
 def call(kind: str, peer: int | None = None, op: str | None = None, end_ns: int | None = 1) -> Operation:
@@ -504,6 +592,29 @@ def test_collectives_that_do_not_match_stand_side_by_side():
     trace = record.assemble([in_turn(call("collective", op="all_reduce", end_ns=None)),
                              in_turn(call("collective", op="broadcast", end_ns=None))])
     assert [(e.op, e.step, e.end_s) for e in trace.events] == [("all_reduce", 0, None), ("broadcast", 0, None)]
+
+
+def test_a_withdrawn_operation_matches_nothing():
+    refused = replace(call("send", 1, end_ns=None), withdrawn=True)
+    trace = record.assemble([in_turn(refused, call("send", 1)), in_turn(call("recv", 0))])
+    assert [(e.rank, e.kind, e.step) for e in trace.events] == [(0, "send", 0), (1, "recv", 0)]
+
+
+class Counted(list):
+    """A list that counts how often it is gone through."""
+
+    times = 0
+
+    def __iter__(self):
+        self.times += 1
+        return super().__iter__()
+
+
+def test_holds_are_gone_through_once_however_long_the_log():
+    recording = in_turn(*[call("collective", op="all_reduce") for _ in range(50)])
+    recording.holds = Counted(Hold(0, (1.0, 1.0), index, 0, index) for index in range(50))
+    trace = record.assemble([recording, None])
+    assert len(trace.of_kind("hold")) == 50 and recording.holds.times == 1
 
 
 def test_a_rank_that_died_leaves_its_peers_receive_open():

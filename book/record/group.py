@@ -4,6 +4,7 @@ It sees what patching `dist.*` functions misses: DDP's all-reduces come from C++
 """
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, distributed_c10d
 
-from book.record.recording import Operation, Recording
+from book.record.recording import Operation
 
 # Names of torch's process group methods, by the operation that they are variants of.
 COLLECTIVES = {
@@ -33,14 +34,18 @@ COLLECTIVES = {
 class Recorder(Protocol):
     """Who is told of operations, from any thread."""
 
-    recording: Recording
-    paused: bool
+    @property
+    def paused(self) -> bool:
+        """Whether operations of the calling thread are left out."""
 
     def issued(self, operation: Operation, tensors: Sequence[torch.Tensor]) -> int:
         """Note a call that is about to be made; returns its position in the recording."""
 
-    def waited(self, index: int) -> None:
-        """Note that the program has waited for an operation."""
+    def withdrawn(self, index: int) -> None:
+        """Note that a call was refused: it is as if it had not been made."""
+
+    def waited(self, index: int, source_rank: Callable[[], int] | None = None) -> None:
+        """Note that the program has waited for an operation; `source_rank()` of its group is where it came from."""
 
     def completes(self, index: int, future: torch.futures.Future) -> None:
         """Note when `future` completes: nobody may wait for this operation itself."""
@@ -91,10 +96,7 @@ class RecordedWork(Work):
 
     def _note(self) -> None:
         for index in self._indices:
-            operation = self._recorder.recording.operations[index]
-            if operation.kind == "recv" and operation.peer is None:
-                operation.peer = operation.ranks[self._work._source_rank()]
-            self._recorder.waited(index)
+            self._recorder.waited(index, self._work._source_rank)
 
 
 def _handed_on(method: str) -> Callable[..., Any]:
@@ -120,6 +122,7 @@ class RecordingGroup(ProcessGroup):
         super().__init__(rank, size)
         self._inner = ProcessGroup(store, rank, size)
         self._ranks: tuple[int, ...] = ()
+        # One for all threads, as the backend has it: what another one issues meanwhile is coalesced too.
         self._batch: list[int] | None = None
 
     def _register_backend(self, *args: Any) -> None:
@@ -148,7 +151,9 @@ class RecordingGroup(ProcessGroup):
 
     def _end_coalescing(self, device: torch.device) -> Work | None:
         batch, self._batch = self._batch or [], None
-        return self._wrapped(self._inner._end_coalescing(device), batch)
+        with self._withdrawing(batch):
+            work = self._inner._end_coalescing(device)
+        return self._wrapped(work, batch)
 
     def _call(self, kind: str, op: str | None, method: str, args: tuple, *, peer: int | None = None,
               tag: int = 0, keywords: dict[str, Any] | None = None) -> Work | None:
@@ -156,14 +161,29 @@ class RecordingGroup(ProcessGroup):
         if self.recorder.paused:
             return issue(*args)
         self._ranks = self._ranks or tuple(dist.get_process_group_ranks(self))
-        operation = Operation(kind, op, self.group_name, self._ranks, None if peer is None else self._ranks[peer], tag,
+        operation = Operation(kind, op, self.group_name, self._ranks, self._global_rank(peer), tag,
                               float(max(map(_num_bytes, args), default=0)), start_ns=0)
         index = self.recorder.issued(operation, list(_tensors(args)))
-        work = issue(*args)
+        with self._withdrawing([index]):
+            work = issue(*args)
         if self._batch is None:
             return self._wrapped(work, [index])
         self._batch.append(index)
         return work
+
+    def _global_rank(self, peer: int | None) -> int | None:
+        """A peer that the group does not have stays as it was given: what to say to that is the backend's matter."""
+        return self._ranks[peer] if peer is not None and 0 <= peer < len(self._ranks) else peer
+
+    @contextlib.contextmanager
+    def _withdrawing(self, indices: Iterable[int]) -> Iterator[None]:
+        """Take operations back if the backend refuses them; the program may catch that and go on."""
+        try:
+            yield
+        except Exception:
+            for index in indices:
+                self.recorder.withdrawn(index)
+            raise
 
     def _wrapped(self, work: Work | None, indices: list[int]) -> Work | None:
         if work is not None:

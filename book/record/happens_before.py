@@ -47,12 +47,19 @@ def _less(time_s: float | None, zero: float) -> float | None:
 
 def _events(rank: int, recording: Recording, order: _Order) -> Iterator[Event]:
     """The events of one rank in program order: holds before the operation that was issued after them."""
+    own, of_operation = defaultdict(list), defaultdict(list)  # own changes by position, a collective's by operation
+    for hold in recording.holds:
+        place = own[hold.position] if hold.operation is None else of_operation[hold.operation]
+        place.append(hold)
     for position in range(len(recording.log) + 1):
-        for hold in recording.holds:
-            if hold.position == position and hold.operation is None:
-                yield _hold_event(rank, hold, order.ready[rank][position])
+        for hold in own.get(position, ()):
+            yield _hold_event(rank, hold, order.ready[rank][position])
         if position < len(recording.log) and recording.log[position][0] == "issue":
-            yield from _operation_events(rank, recording, recording.log[position][1], order)
+            index = recording.log[position][1]
+            if not recording.operations[index].withdrawn:
+                yield from _operation_events(rank, recording, index, order)
+            for hold in of_operation.get(index, ()):
+                yield _hold_event(rank, hold, order.level(rank, index))
     yield from recording.emitted
 
 
@@ -71,7 +78,6 @@ def _operation_events(rank: int, recording: Recording, index: int, order: _Order
     times = {"start_s": operation.start_ns / 1e9, "end_s": None if end_ns is None else end_ns / 1e9, "step": step}
     if operation.kind == "collective":
         yield Event(rank, "collective", operation.op, group=operation.ranks, num_bytes=operation.num_bytes, **times)
-        yield from (_hold_event(rank, hold, step) for hold in recording.holds if hold.operation == index)
         return
     for piece in _pieces(operation, partner):
         yield Event(rank, operation.kind, piece.op, peer=operation.peer, chunk=piece.chunk, num_bytes=piece.num_bytes,
@@ -120,7 +126,8 @@ class _Order:
     def _operations(self) -> Iterator[tuple[int, int, Operation]]:
         for rank, recording in enumerate(self._recordings):
             for index, operation in enumerate(recording.operations):
-                yield rank, index, operation
+                if not operation.withdrawn:
+                    yield rank, index, operation
 
     def _add(self, members: list[tuple[int, int]]) -> Node:
         node = len(self._members)
@@ -166,8 +173,10 @@ class _Order:
         start, log, ready = at[rank], self._recordings[rank].log, self.ready[rank]
         while at[rank] < len(log):
             what, index = log[at[rank]]
-            node = self._node[rank, index]
-            if what == "issue":
+            node = self._node.get((rank, index))
+            if node is None:  # withdrawn
+                ready.append(ready[-1])
+            elif what == "issue":
                 self._issue(node, ready[-1])
                 ready.append(ready[-1])
             elif self._missing[node]:

@@ -84,6 +84,13 @@ class Watch:
         if operation.kind == "recv":
             self.memory[index] = _memory(tensors[0])
 
+    def withdrawn(self, index: int) -> None:
+        """Forget an operation that was refused, and what its look saw of its message."""
+        self.pending.pop(index, None)
+        self.spans.pop(index, None)
+        self.memory.pop(index, None)
+        self.looks = [replace(look, index=-1, message=None) if look.index == index else look for look in self.looks]
+
     def waited(self, index: int, operation: Operation, tensors: Sequence[Tensor], position: int) -> None:
         """Look when an operation has been waited for."""
         self.pending.pop(index, None)
@@ -128,7 +135,7 @@ class Watch:
     def _extremes(self, tensor: Tensor) -> Extremes | None:
         """The lanes of a tensor outside the buffer, (chunks, K); None when it isn't as long as some whole chunks."""
         num_places, rest = divmod(tensor.numel(), self._lanes[0].numel())
-        if rest or not 0 < num_places <= self.num_chunks or tensor.is_complex():
+        if rest or not 0 < num_places <= self.num_chunks or tensor.is_complex() or tensor.is_meta:
             return None
         return _extremes(tensor.detach().reshape(-1, *self._lanes.shape[1:]))
 
@@ -152,5 +159,7 @@ def _extremes(lanes: Tensor) -> Extremes:
 
 
 def _memory(tensor: Tensor) -> range:
+    if tensor.is_sparse:
+        return range(0)  # in several places, none of them a part of a buffer
     start = tensor.data_ptr()
     return range(start, start + tensor.numel() * tensor.element_size())

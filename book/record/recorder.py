@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -26,6 +26,15 @@ from book.record.recording import Operation, Recording
 from book.trace import Event
 
 _recorder: _Recorder | None = None
+
+
+class _Thread(threading.local):
+    """What holds for one thread alone."""
+
+    paused = False
+
+
+_thread = _Thread()
 
 
 def start() -> None:
@@ -81,15 +90,15 @@ def lanes(num_chunks: int, world_size: int | None = None, block: int = 1, dtype:
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """Leave operations out of the recording, for code that emits its own events about them."""
-    if _recorder is None:
-        yield
-        return
-    before, _recorder.paused = _recorder.paused, True
+    """Leave operations of this thread out of the recording, for code that emits its own events about them.
+
+    Those that other threads issue meanwhile are recorded.
+    """
+    before, _thread.paused = _thread.paused, True
     try:
         yield
     finally:
-        _recorder.paused = before
+        _thread.paused = before
 
 
 def _get_recorder() -> _Recorder:
@@ -100,17 +109,25 @@ def _get_recorder() -> _Recorder:
 
 
 class _Recorder:
-    """One process's recording; any thread may issue operations."""
+    """One process's recording; any thread may issue operations, and backends complete them in threads of their own.
+
+    One lock guards all of it, and nothing that may call back is done under it.
+    """
 
     def __init__(self) -> None:
         self.recording = Recording()
-        self.started = self.paused = False  # without a start it only keeps what is emitted
+        self.started = False  # without a start it only keeps what is emitted
         self._lock = threading.Lock()
         self._waited: set[int] = set()
         self._watch: Watch | None = None
         self._arriving: dict[int, Sequence[torch.Tensor]] = {}  # what receives in flight will fill, under a watch
         self._futures: dict[int, torch.futures.Future] = {}
         self._num_steps = 0  # of what has been emitted
+
+    @property
+    def paused(self) -> bool:
+        """Whether operations of the calling thread are left out."""
+        return _thread.paused
 
     def issued(self, operation: Operation, tensors: Sequence[torch.Tensor]) -> int:
         """Note a call that is about to be made; returns its position in the recording."""
@@ -126,8 +143,19 @@ class _Recorder:
             operation.start_ns = time.monotonic_ns()
             return index
 
-    def waited(self, index: int) -> None:
-        """Note that the program has waited for an operation; only the first wait counts."""
+    def withdrawn(self, index: int) -> None:
+        """Note that a call was refused: its entry stays, for positions count on it, but tells nothing."""
+        with self._lock:
+            self.recording.operations[index].withdrawn = True
+            self._arriving.pop(index, None)
+            if self._watch:
+                self._watch.withdrawn(index)
+
+    def waited(self, index: int, source_rank: Callable[[], int] | None = None) -> None:
+        """Note that the program has waited for an operation; only the first wait counts.
+
+        `source_rank()`, in the operation's group, is asked where a message from anyone came from.
+        """
         now_ns = time.monotonic_ns()
         with self._lock:
             if index in self._waited:
@@ -135,6 +163,8 @@ class _Recorder:
             self._waited.add(index)
             operation, position = self.recording.operations[index], len(self.recording.log)
             operation.end_ns = now_ns
+            if operation.kind == "recv" and operation.peer is None and source_rank:
+                operation.peer = operation.ranks[source_rank()]
             self.recording.log.append(("wait", index))
             tensors = self._arriving.pop(index, ())
             if self._watch and index in self._watch.spans:
@@ -142,10 +172,15 @@ class _Recorder:
 
     def completes(self, index: int, future: torch.futures.Future) -> None:
         """Have the completion noted by the backend's thread, or at the end if that has not come round to it."""
-        self._futures[index] = future
-        future.add_done_callback(lambda _: self._completed(index))
+        with self._lock:
+            self._futures[index] = future
+        future.add_done_callback(lambda _: self._completed(index))  # calls at once if it is done: not under the lock
 
     def _completed(self, index: int) -> None:
+        with self._lock:
+            self._note_completion(index)
+
+    def _note_completion(self, index: int) -> None:
         operation = self.recording.operations[index]
         operation.end_ns = operation.end_ns or time.monotonic_ns()
         self._futures.pop(index, None)
@@ -174,7 +209,7 @@ class _Recorder:
         recording = self.recording
         for index, future in list(self._futures.items()):
             if future.done():
-                self._completed(index)
+                self._note_completion(index)
         pieces, holds = read(self._watch, recording.operations, len(recording.log)) if self._watch else ({}, [])
         operations = [replace(operation, pieces=pieces.get(index, operation.pieces))
                       for index, operation in enumerate(recording.operations)]

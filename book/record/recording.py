@@ -34,7 +34,10 @@ class Hold:
 
 @dataclass
 class Operation:
-    """One call of one rank: `kind` "send", "recv" or "collective"; `ranks` of its group are global, as is `peer`."""
+    """One call of one rank: `kind` "send", "recv" or "collective"; `ranks` of its group are global, as is `peer`.
+
+    A `withdrawn` one was refused when it was called, so it moved nothing and matches nothing.
+    """
 
     kind: str
     op: str | None
@@ -46,6 +49,7 @@ class Operation:
     start_ns: int
     end_ns: int | None = None
     pieces: tuple[Piece, ...] = ()
+    withdrawn: bool = False
 
 
 @dataclass
