@@ -44,9 +44,10 @@ def execute(schedule: Schedule, tensor: torch.Tensor | None = None) -> Trace:
         executor.run()
         data.copy_(executor.data().view_as(data))
     events = executor.events()
-    record.emit(*events, source="executed", name=schedule.name, num_steps=schedule.num_steps)
+    record.emit(*events, source="executed", name=schedule.name, num_steps=schedule.num_steps,
+                promise=schedule.promise)
     return Trace(record.from_zero(events), world_size, "measured", "executed", name=schedule.name,
-                 backend=message_backends().get(device.type))
+                 backend=message_backends().get(device.type), promise=schedule.promise)
 
 
 def _ready() -> torch.device:

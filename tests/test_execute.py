@@ -135,6 +135,7 @@ def test_a_launch_puts_the_ranks_traces_together():
     # Chunks of 3, 3, 2 and 2 elements of 4 bytes: rank r sends all twice, but r+1 and r+2 only once.
     assert run.trace.sent_bytes().tolist() == [60, 64, 60, 56]
     assert run.trace.source == "executed" and run.trace.name == "ring_all_reduce" and run.trace.backend == run.backend
+    assert run.trace.promise == run[0].promise == "all_reduce"
     assert run[1].logical().events == run.trace.logical().of_rank(1)
 
 
@@ -180,6 +181,11 @@ def test_what_is_sent_is_what_was_held_when_the_step_began():
 def test_schedules_that_follow_each_other_have_steps_that_follow_each_other():
     trace = launch(reduce_then_gather, 3).trace
     assert trace.num_steps == 4 and set(trace.of_kind("recv").array("step").tolist()) == {0, 1, 2, 3}
+    assert trace.source == "executed" and (trace.name, trace.promise) == (None, None)  # neither schedule's alone
+
+
+def test_a_trace_carries_what_its_schedule_promises():
+    assert launch(execute, 3, ring_reduce_scatter(3)).trace.promise == "reduce_scatter"
 
 
 def reduce_then_gather() -> None:

@@ -655,6 +655,15 @@ def test_events_that_a_program_emits_are_kept():
     assert min(e.start_s for e in trace.events) == 0 and trace.duration_s >= 1.5
 
 
+def test_events_of_several_origins_are_said_to_be_what_they_have_in_common():
+    def mixed() -> None:
+        execute(ring_all_reduce(2))
+        record.emit(Event(dist.get_rank(), "compute", "forward", start_s=0.0, end_s=1.0))
+
+    trace = launch(mixed, 2).trace
+    assert (trace.source, trace.name, trace.promise) == ("instrumented", None, None)
+
+
 # Buffers that can't be watched
 
 NOT_LANES = {

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from book.record.recording import Hold, Operation, Piece, Recording
+from book.record.recording import Hold, Operation, Origin, Piece, Recording
 from book.trace import Event, Trace
 
 Node = int  # position in the list of messages and collectives
@@ -20,18 +20,27 @@ Node = int  # position in the list of messages and collectives
 def assemble(recordings: Sequence[Recording | None], backend: str | None = None) -> Trace:
     """One trace from the recordings of ranks 0, 1, ...; None stands for a rank that left nothing.
 
-    Events come step by step, rank by rank, in program order; times start at 0. `source` is "recorded", or what the
-    emitted events said where there are no others.
+    Events come step by step, rank by rank, in program order; times start at 0. Where all events were emitted, the
+    trace's source, name and promise are what they were emitted with, if that is the same for all.
     """
     known = [recording or Recording() for recording in recordings]
     order = _Order(known)
     events = [row for rank, recording in enumerate(known) for row in _events(rank, recording, order)]
     events.sort(key=lambda event: (event.step is None, event.step or 0, event.rank))
-    emitters = [r for r in known if r.emitted]
-    recorded = not emitters or any(r.operations or r.holds for r in known)
-    names = {r.name for r in emitters}
-    return Trace(from_zero(events), len(known), "measured", "recorded" if recorded else emitters[0].source,
-                 name=names.pop() if len(names) == 1 and not recorded else None, backend=backend)
+    origin = _origin(known)
+    return Trace(from_zero(events), len(known), "measured", origin.source, name=origin.name, backend=backend,
+                 promise=origin.promise)
+
+
+def _origin(recordings: Sequence[Recording]) -> Origin:
+    """Where all the events come from: one schedule, one kind of source, or a recorded program."""
+    origins = {origin for recording in recordings for origin in recording.origins}
+    if not origins or any(recording.operations or recording.holds for recording in recordings):
+        return Origin("recorded")
+    if len(origins) == 1:
+        return origins.pop()
+    sources = {origin.source for origin in origins}
+    return Origin(sources.pop() if len(sources) == 1 else "instrumented")
 
 
 def from_zero(events: Iterable[Event]) -> list[Event]:

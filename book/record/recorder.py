@@ -22,7 +22,7 @@ from book.device import message_device
 from book.record.group import install
 from book.record.looks import Watch, WatchError
 from book.record.provenance import read
-from book.record.recording import Operation, Recording
+from book.record.recording import Operation, Origin, Recording
 from book.trace import Event
 
 _recorder: _Recorder | None = None
@@ -52,13 +52,15 @@ def collect() -> Recording | None:
     return _recorder.collect() if _recorder else None
 
 
-def emit(*events: Event, source: str = "instrumented", name: str | None = None, num_steps: int = 0) -> None:
+def emit(*events: Event, source: str = "instrumented", name: str | None = None, num_steps: int = 0,
+         promise: str | None = None) -> None:
     """Add events that the program itself knows of; times in seconds of `time.monotonic()`.
 
     For code that moves data past process groups (threads, RPC) and for `execute`, whose `source` is "executed". Steps
-    of events that are emitted later count from `num_steps` on, where that is given.
+    of events that are emitted later count from `num_steps` on, where that is given. The trace of a launch has the
+    `name` and `promise` (see book.promise) where all that was emitted had the same.
     """
-    _get_recorder().emit(events, source, name, num_steps)
+    _get_recorder().emit(events, Origin(source, name, promise), num_steps)
 
 
 def watch(buffer: torch.Tensor, num_chunks: int) -> None:
@@ -185,9 +187,9 @@ class _Recorder:
         operation.end_ns = operation.end_ns or time.monotonic_ns()
         self._futures.pop(index, None)
 
-    def emit(self, events: Iterable[Event], source: str, name: str | None, num_steps: int) -> None:
+    def emit(self, events: Iterable[Event], origin: Origin, num_steps: int) -> None:
         with self._lock:
-            self.recording.source, self.recording.name = source, name
+            self.recording.origins.append(origin)
             self.recording.emitted += [replace(event, step=None if event.step is None else event.step + self._num_steps)
                                        for event in events]
             self._num_steps += num_steps
@@ -214,4 +216,4 @@ class _Recorder:
         operations = [replace(operation, pieces=pieces.get(index, operation.pieces))
                       for index, operation in enumerate(recording.operations)]
         return replace(recording, operations=operations, log=list(recording.log), holds=recording.holds + holds,
-                       emitted=list(recording.emitted))
+                       emitted=list(recording.emitted), origins=list(recording.origins))

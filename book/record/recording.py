@@ -52,16 +52,24 @@ class Operation:
     withdrawn: bool = False
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where emitted events come from; `name` and `promise` are those of a schedule that was moved."""
+
+    source: str
+    name: str | None = None
+    promise: str | None = None
+
+
 @dataclass
 class Recording:
     """All that one rank's recorder saw: `log` is its program order, ("issue" | "wait", position in `operations`).
 
-    `emitted` are events that the program made itself, their times in seconds of CLOCK_MONOTONIC.
+    `emitted` are events that the program made itself, their times in seconds of CLOCK_MONOTONIC, from `origins`.
     """
 
     operations: list[Operation] = field(default_factory=list)
     log: list[tuple[str, int]] = field(default_factory=list)
     holds: list[Hold] = field(default_factory=list)
     emitted: list[Event] = field(default_factory=list)
-    source: str = "recorded"
-    name: str | None = None
+    origins: list[Origin] = field(default_factory=list)
