@@ -1,6 +1,8 @@
 """Launching on real processes: what comes back, how failures and hangs are told, and that nothing is left behind."""
 import ctypes
 import gc
+import io
+import multiprocessing
 import os
 import re
 import signal
@@ -67,6 +69,18 @@ def test_lines_are_grouped_by_rank(capsys):
     assert re.fullmatch(r"3 ranks on (gloo \(CPU\): .+|nccl: a GPU each)", head)
     assert lines == [f"[rank {rank}] {word}" for rank in range(3) for word in ("hello", "no end of line")]
     assert run.stderr == ["aside\n"] * 3
+
+
+def test_the_first_line_comes_before_anything_slow(monkeypatch):
+    class Screen(io.StringIO):
+        def write(self, text):
+            started.append(len(multiprocessing.active_children()))
+            return super().write(text)
+
+    started = []
+    monkeypatch.setattr(sys, "stdout", Screen())
+    launch(nothing, 2)
+    assert set(started) == {0} and sys.stdout.getvalue().startswith("2 ranks on ")
 
 
 def test_on_line_gets_lines_in_place_of_the_output(capsys):
