@@ -158,12 +158,13 @@ class RecordingGroup(ProcessGroup):
     def _call(self, kind: str, op: str | None, method: str, args: tuple, *, peer: int | None = None,
               tag: int = 0, keywords: dict[str, Any] | None = None) -> Work | None:
         issue = partial(getattr(self._inner, method), **(keywords or {}))
-        if self.recorder.paused:
+        tensors = list(_tensors(args))
+        if self.recorder.paused or any(tensor.is_meta for tensor in tensors):  # torch moves nothing for meta tensors
             return issue(*args)
         self._ranks = self._ranks or tuple(dist.get_process_group_ranks(self))
         operation = Operation(kind, op, self.group_name, self._ranks, self._global_rank(peer), tag,
                               float(max(map(_num_bytes, args), default=0)), start_ns=0)
-        index = self.recorder.issued(operation, list(_tensors(args)))
+        index = self.recorder.issued(operation, tensors)
         with self._withdrawing([index]):
             work = issue(*args)
         if self._batch is None:

@@ -135,7 +135,7 @@ class Watch:
     def _extremes(self, tensor: Tensor) -> Extremes | None:
         """The lanes of a tensor outside the buffer, (chunks, K); None when it isn't as long as some whole chunks."""
         num_places, rest = divmod(tensor.numel(), self._lanes[0].numel())
-        if rest or not 0 < num_places <= self.num_chunks or tensor.is_complex() or tensor.is_meta:
+        if rest or not 0 < num_places <= self.num_chunks or tensor.is_complex():
             return None
         return _extremes(tensor.detach().reshape(-1, *self._lanes.shape[1:]))
 
