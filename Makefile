@@ -65,17 +65,17 @@ $(BIN)/python:
 
 $(BOOK_STAMP): requirements-book.txt constraints.txt | $(BIN)/python
 	@echo "== Installing what the website needs (about a minute the first time)"
-	@$(BIN)/python -m pip install --disable-pip-version-check -r requirements-book.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-book.txt
 	@touch $@
 
 $(ALL_STAMP): requirements.txt requirements-book.txt constraints.txt pyproject.toml | $(BIN)/python
 	@echo "== Installing everything, torch included (some minutes the first time)"
-	@$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $(BOOK_STAMP) $@
 
 $(BENCH_STAMP): requirements-bench.txt $(ALL_STAMP)
 	@echo "== Installing the launcher that the benchmarks compare with"
-	@$(BIN)/python -m pip install --disable-pip-version-check -r requirements-bench.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-bench.txt
 	@touch $@
 
 $(SITE_STAMP): $(BOOK_STAMP) $(SITE_SOURCES)

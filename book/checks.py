@@ -20,6 +20,10 @@ from book.trace import Trace
 class CheckFailed(AssertionError):
     """A learner's answer is wrong; the message says how."""
 
+    def _render_traceback_(self) -> list[str]:
+        # IPython prints this in place of this module's own lines, which would tell a learner nothing.
+        return [f"{type(self).__name__}: {self}"]
+
 
 def reduce_scatter(before: Sequence[Any], after: Sequence[Any]) -> int:
     """Rank r's buffer must hold the sum of chunk r+1 (chunks as `tensor_split` cuts them).
@@ -141,7 +145,10 @@ def bus_bandwidth(answer: Any, world_size: int, num_bytes: float, seconds: float
         "the share is (N-1)/N for a reduce-scatter; an all-reduce does that twice": wanted / 2,
         "that is in GB/s; leave it in bytes per second": wanted / 1e9,
         "that is in bits; leave it in bytes per second": wanted * 8,
-        "you have seconds over bytes": 1 / wanted})
+        "you have seconds over bytes": 1 / wanted,
+        "the share is upside down, it is 2(N-1)/N": wanted / (2 * (world_size - 1) / world_size)**2,
+        "each link carries 2(N-1)/N of the buffer; the division by N is missing": wanted * world_size,
+        "divide by the seconds": wanted * seconds**2})
 
 
 def neighbour_exchange(sent: Sequence[Any], received: Sequence[Any]) -> int:
@@ -152,7 +159,7 @@ def neighbour_exchange(sent: Sequence[Any], received: Sequence[Any]) -> int:
         if np.array_equal(received[rank], sent[left]):
             continue
         if not received[rank].any():
-            raise CheckFailed(f"rank {rank} received nothing: its `incoming` is still all zeros")
+            raise CheckFailed(f"rank {rank} received nothing: its `incoming` is all zeros; did you wait() for it?")
         if np.array_equal(received[rank], sent[right]):
             raise CheckFailed(f"rank {rank} received from rank {right}, its right-hand neighbour: the data goes round "
                               f"the ring from left to right, so receive from rank {left}")
@@ -223,8 +230,8 @@ def _check_moved(before: np.ndarray, after: np.ndarray) -> None:
     if after.shape != before.shape:
         raise CheckFailed(f"the buffers had {before.shape[1]} elements and now have {after.shape[1]}: work in place")
     if len(before) > 1 and np.array_equal(before, after):
-        raise CheckFailed("every buffer is as it was before: write into the chunks you were given, in place "
-                          "(x += y does, x = x + y makes a new tensor)")
+        raise CheckFailed("every buffer is as it was before: did you wait() for what you receive before you used it, "
+                          "and write into the chunks that you were given? (x += y does, x = x + y makes a new tensor)")
 
 
 def _check_mean(before: np.ndarray, after: np.ndarray) -> None:
@@ -248,7 +255,7 @@ def _check_gathered(after: np.ndarray, expected: np.ndarray, chunks: Sequence[sl
     complete = [[np.array_equal(buffer[part], expected[part]) for part in chunks] for buffer in after]
     if len(after) > 1 and all(sum(row) == 1 for row in complete):
         raise CheckFailed("every rank has just one chunk complete: that is the reduce-scatter; the all-gather that "
-                          "carries the sums to the others is missing")
+                          "carries the sums to the others is missing, or came too early")
 
 
 def _check_owners(before: np.ndarray, after: np.ndarray, chunks: Sequence[slice]) -> None:
@@ -275,7 +282,8 @@ def _why_not_summed(rank: int, chunk: int, part: slice, before: np.ndarray, buff
     holders = [r for r, times in enumerate(counts) if times]
     if len(holders) == 1 and counts[holders[0]] == 1:
         if holders[0] == rank:
-            return "holds only what it held at the start: nothing was added to it, or to the chunk that replaced it"
+            return ("holds only what it held at the start: was the sum made before wait() had returned, or in another "
+                    "chunk than the one received?")
         return f"holds rank {holders[0]}'s data alone: was it copied where it should be added?"
     double = max(counts) > 1
     why = "one step too many, or the wrong chunk sent" if double else "was every step made, and the right chunk sent?"

@@ -169,7 +169,7 @@ def test_predicting(show: Callable) -> None:
         page.keyboard.press("Enter")
         until(page, step=step + 1, playing="false")
         said = page.inner_text(".lk-quiz [role=status]")
-        assert said.startswith("Right: " if step != 1 else "Not quite: "), said
+        assert said.startswith(f"Step {step + 1}: {'right' if step != 1 else 'no'}, "), said
         assert said.endswith(f"{step + 1 - (step >= 1)} of {step + 1} right.")
     assert "last step" in page.inner_text(".lk-quiz")
     click(page, "predict")

@@ -9,6 +9,7 @@ import nbformat
 from nbformat import NotebookNode
 
 KEY = "lockstep"  # where a cell's metadata say its id, kind, exercise and points
+FOLDED = "hide-input"  # folds a solution on the website
 KINDS = ("setup", "parameters", "answer", "check")
 STUB = ("# YOUR CODE HERE\n"
         "{indent}raise NotImplementedError(\"exercise {exercise}: write this function, then run the cell\")")
@@ -67,3 +68,4 @@ def _release_cell(cell: NotebookNode, where: str) -> None:
                        "have them")
     cell.source, cell.outputs, cell.execution_count = source, [], None
     cell.metadata.update({"editable": kind in ("answer", "parameters"), "deletable": False})
+    cell.metadata["tags"] = [tag for tag in cell.metadata.get("tags", []) if tag != FOLDED]

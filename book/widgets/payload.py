@@ -66,7 +66,7 @@ def run_payload(trace: Trace, promise: str | None = None, with_backend: bool = F
     data: dict[str, Any] = {
         "n": run.world_size, "c": run.num_chunks, "width": width, "goal": promise, "shape": shape,
         "names": phase_names(trace.name, shape), "phases": phases(run), **verdict(run, promise),
-        **words_of(run, promise),
+        **words_of(run),
         "source": source_of(trace, run, with_backend), **totals(run, promise), **_sizes(run),
         "holds": [[step, rank, chunk, write(held)] for step, rank, chunk, held in run.holds],
         "start": _write_start(run), "steps": _write_steps(run, width), **_write_times(run, trace),

@@ -15,7 +15,7 @@ function make(spec, parent, attrs, text) { // "tag.class" inside parent, in the 
   return e;
 }
 
-// ---- data: from the payload's words to messages and contents
+// # data: messages, contents
 function reader(n) { // equal texts give the same array: drawing compares by identity
   const seen = {}, bits = s => range(n, r => (parseInt(s[r >> 2] || "0", 16) >> (r & 3)) & 1);
   const read = s => (s === "?" ? null : s[0] === "(" ? s.slice(1, -1).split(",").map(Number) : bits(s));
@@ -95,11 +95,11 @@ function busiest({ out, into }) { // a rank's link has two directions
   return [at(out) < 0 ? "into rank " + at(into) : "out of rank " + at(out), most];
 }
 
-// ---- chunk bars
+// # chunk bars
 const color = r => `var(--r${r % 16})`;
 const rect = (box, rest) => "<rect " + ["x", "y", "width", "height"].map((name, i) => `${name}="${box[i].toFixed(2)}" `).join("") + rest + "/>";
 
-function segments(v, w, h) { // hollow where missing, taller and hatched where counted more than once
+function segments(v, w, h) { // hollow where missing, hatched where double
   if (!v) return rect([1, h / 2 - 1, w - 2, 1.5], 'class="lk-unk"');
   const p = h >= 8 ? 2 : 0, sw = (w - 2 * p) / v.length, gap = sw >= 5 ? 1 : sw >= 3 ? 0.6 : 0;
   return v.map((x, k) => {
@@ -129,7 +129,7 @@ function bar(parent, [x, y, w, h], note) { // note: where its number stands
   };
 }
 
-// ---- layout
+// # layout
 function sizes({ n, c, most }, W, style) { // only full cards have numbers
   const wide = W >= 560, full = style === "full", mini = style === "mini", few = n <= 8;
   const barW = full ? (wide ? 76 : 50) : n * (mini ? 36 / max(n, 6) : few ? (wide ? 6 : 4) : wide ? 3 : 2);
@@ -152,10 +152,10 @@ function racetrack(n, W, cw, need) { // n places clockwise from the top middle: 
   return [...places.slice(first), ...places.slice(0, first)];
 }
 
-function track({ xy, size, mid, kind }, pair, { n, both }, bw, bh) { // where a bar of bw x bh touches neither card
+function track({ xy, size, mid, kind }, pair, { n, both }, bw, bh) { // where a bar touches neither card
   const [a, b] = pair.split(","), [A, B] = [xy[a], xy[b]], d = [B[0] - A[0], B[1] - A[1]], len = hypot(...d) || 1;
   const chord = kind === "mesh" && ![1, n - 1].includes((b - a + n) % n) ? 0.35 : 0; // curves in towards the middle
-  const lane = both.has(pair) ? (abs(d[1]) > abs(d[0]) ? size.bw : size.bh) + 6 : 0; // two ways at once: two lanes
+  const lane = both.has(pair) ? (abs(d[1]) > abs(d[0]) ? size.bw : size.bh) + 6 : 0; // two ways: two lanes
   const C = [0, 1].map(i => (A[i] + B[i]) / 2 * (1 - chord) + mid[i] * chord + (i ? d[0] : -d[1]) / len * lane);
   const at = u => [0, 1].map(i => (1 - u) ** 2 * A[i] + 2 * u * (1 - u) * C[i] + u * u * B[i]);
   const hits = (p, P) => abs(p[0] - P[0]) < (size.cw + bw) / 2 + 4 && abs(p[1] - P[1]) < (size.ch + bh) / 2 + 4;
@@ -172,7 +172,7 @@ function fits(run, plan) {
   return Object.values(plan.ways).every(way => way.room >= size.travel);
 }
 
-function arrange(run, W, style, shape = run.shape, inner = 0) { // the lowest plan with room for all, or null
+function arrange(run, W, style, shape = run.shape, inner = 0) { // lowest plan with room for all, or null
   const size = sizes(run, W, style), { cw, ch, bw, bh } = size, { kind } = shape, tree = kind === "tree", hub = tree ? -1 : shape.hub, ranks = range(run.n).filter(r => r !== hub);
   const use = kind === "ring" && run.n <= 4 ? min(W, cw * 4.4) : W;
   const places = tree ? ranks.map(r => [cw / 2 + (W - cw) * shape.slot[r], shape.depth[r]]) : racetrack(ranks.length, use, cw, cw + bw + size.travel + 12).map(([x, row]) => [x + (W - use) / 2, row]);
@@ -187,7 +187,7 @@ function arrange(run, W, style, shape = run.shape, inner = 0) { // the lowest pl
 }
 const anyhow = (run, W, style) => arrange(run, W, style) || arrange(run, W, style, { kind: "mesh", hub: run.shape.hub });
 
-function planFor(run, W) { // full cards if they fit, else columns of bars with one rank shown large
+function planFor(run, W) { // full cards if they fit, else columns of bars
   const full = run.n <= 8 && arrange(run, W, "full"), ring = run.shape.kind === "ring", barW = max(72, run.n * 6);
   if (full && full.H <= max(610, W * 0.8)) return { ...full, where: ring && run.n > 2 ? "centred" : "" };
   const box = { barW, full: true, rowH: 13, barH: 9, head: 28, pad: 10, cw: barW + 56, ch: 34 + run.c * 13 };
@@ -197,7 +197,7 @@ function planFor(run, W) { // full cards if they fit, else columns of bars with 
   return plan && { ...plan, box, where: w < W ? "over" : "" };
 }
 
-// ---- stages
+// # stages
 function canvas(parent, W, H, name) { // two layers: what rests, what moves
   const box = make("div.lk-stage", parent, { style: `width:${W}px;height:${Math.ceil(H)}px` }), size = { width: W, height: H };
   const rest = make("svg", box, { ...size, role: "img", "aria-label": name });
@@ -210,7 +210,11 @@ function card(ui, r, [x, y], { c }, size) {
   if (full) make("circle", g, { cx: pad + 5, cy: 15, r: 5, fill: color(r) });
   else make("rect", g, { x: pad, y: 12, width: barW, height: 2, fill: color(r) });
   make(full ? "text.lk-rank" : "text.lk-tiny", g, { x: pad + (full ? 15 : 0), y: full ? 19.5 : 9.5 }, full ? `rank ${r}` : r);
-  return range(c, k => bar(g, [pad, size.head + k * size.rowH, barW, barH], full && { x: barW + 5, y: barH / 2 + 4 }));
+  return range(c, k => {
+    const y = size.head + k * size.rowH;
+    if (full) make("text.lk-tiny", g, { x: pad - 4, y: y + barH / 2 + 4, "text-anchor": "end" }, k);
+    return bar(g, [pad, y, barW, barH], full && { x: barW + 5, y: barH / 2 + 4 });
+  });
 }
 
 function counter(parent, where) {
@@ -218,7 +222,7 @@ function counter(parent, where) {
   return [make("b", words), make("span", words), make("span", words)];
 }
 
-function ringStage(parent, run, W, name, pick) { // without pick: small, for a race
+function ringStage(parent, run, W, name, pick) { // no pick: small, for a race
   const mini = !pick, plan = mini ? anyhow(run, W, "mini") : planFor(run, W);
   if (!plan) return null;
   const { size } = plan, count = mini ? null : counter(parent, plan.where), ui = canvas(parent, plan.W, plan.H, name), lines = {};
@@ -292,13 +296,13 @@ function drawStage(stage, run, t, clock, focus) {
     if (r === focus) big?.[c](...now);
   }));
   const now = traffic(run, t).pairs, most = max(...Object.values(traffic(run, Infinity).pairs));
-  for (const pair in stage.lines) { // a link is as thick as the bytes that it has carried
+  for (const pair in stage.lines) { // as thick as the bytes it carried
     stage.lines[pair].classList.toggle("on", used.has(pair));
     stage.lines[pair].style.strokeWidth = 1.5 + 3.5 * (now[pair] || 0) / most;
   }
 }
 
-// ---- words and figures
+// # words and figures
 const and = list => new Intl.ListFormat("en-GB").format(list.map(String));
 const inN = x => x.toFixed(2) + " n";
 const whose = v => (v ? and(v.map((x, r) => x > 0 && r + (x === 1 ? "" : ` ×${+x.toFixed(2)}`)).filter(Boolean)) || "nobody" : "unknown");
@@ -312,7 +316,7 @@ function chunksOf(items) {
 
 function figures(run, t, k) { // the row of numbers: [value, meaning]
   const now = traffic(run, t), [link, most] = busiest(now), who = max(0, run.who);
-  return [[`${k} / ${run.S}`, "rounds"], [inN(now.out[who]), run.who < 0 ? "sent per rank, so far" : `sent by rank ${who}, so far`], [inN(run.total), "at the end" + run.formula],
+  return [[`${k} / ${run.S}`, "rounds"], [inN(now.out[who]), run.who < 0 ? "sent per rank, so far" : `sent by rank ${who}, so far`], [t < run.end ? "?" : inN(run.total), "at the end" + (t < run.end ? "" : run.formula)],
     [tally(run, t).join(" / "), "chunks complete"], [inN(most), "busiest link" + (t ? ", " + link : "")]];
 }
 function linkTexts({ n, bytes }, { out, into }) {
@@ -320,7 +324,7 @@ function linkTexts({ n, bytes }, { out, into }) {
   return range(n, r => `rank ${r}: ${size(out[r])} out, ${size(into[r])} in`);
 }
 
-// ---- prediction
+// # prediction
 function question(run, k) { // by turns: which chunk goes, and what a chunk will hold
   const all = run.messages.filter(m => m.k === k && m.into >= 0), i = all[k * 3 % all.length]?.items[0];
   if (!i) return null;
@@ -330,30 +334,30 @@ function question(run, k) { // by turns: which chunk goes, and what a chunk will
     why: `rank ${src} ${got ? `passes on chunk ${chunk}, which it got from rank ${got.src} a step ago` : `sends chunk ${chunk}, with data of rank ${whose(sent)}`}.` };
   const texts = [...new Set([after, before?.map((x, r) => x + sent?.[r]), sent, before, range(run.n, () => 1)].map(whose))].slice(0, 4);
   return { text: `Whose data will rank ${dst}'s chunk ${into} hold after this step?`, options: texts.sort().map(text => [text, text === whose(after)]),
-    why: i.op === "=" ? `what arrives (${whose(sent)}) takes the place of what was there.` : `it held ${whose(before)}, ${whose(sent)} arrives: now it holds ${whose(after)}.` };
+    why: i.op === "=" ? `what arrives (${whose(sent)}) takes the place of what was there.` : `what was there (${whose(before)}) and what arrives (${whose(sent)}) make ${whose(after)}.` };
 }
 
 function quiz(parent, go) {
   const box = make("div.lk-quiz", parent, { hidden: "" }), ask = make("p", box), options = make("div.lk-options", box), said = make("p", box, { role: "status" });
   let at, right = 0, asked = 0, keep = false;
-  const answer = (why, ok) => {
+  const answer = (why, ok, k) => {
     asked++; right += ok; keep = true;
     said.className = ok ? "" : "no";
-    said.textContent = `${ok ? "Right" : "Not quite"}: ${why} ${right} of ${asked} right.`;
+    said.textContent = `Step ${k + 1}: ${ok ? "right" : "no"}, ${why} ${right} of ${asked} right.`;
     go();
   };
-  return (run, k, key, on) => { // an empty key: under way, no question
+  return (run, k, key, on) => { // empty key: under way, no question
     box.hidden = !on;
     if (key === at) return;
     at = key;
     const q = key && k < run.S && question(run, k);
     ask.textContent = q ? q.text : k < run.S ? "…" : "That was the last step.";
-    options.replaceChildren(...(q?.options || []).map(([text, ok]) => { const b = pill(null, text, "", () => answer(q.why, ok)); b.dataset.right = ok; return b; }));
+    options.replaceChildren(...(q?.options || []).map(([text, ok]) => { const b = pill(null, text, "", () => answer(q.why, ok, k)); b.dataset.right = ok; return b; }));
     if (q && keep) { keep = false; options.firstChild.focus({ preventScroll: true }); }
   };
 }
 
-// ---- transport
+// # transport
 const ICONS = { start: "M4 3h2v10H4zM13 3 7 8l6 5z", back: "M10 3 5 8l5 5z", play: "M5 3l8 5-8 5z", pause: "M4 3h3v10H4zM9 3h3v10H9z", next: "M6 3l5 5-5 5z" };
 
 function transport(parent, state, draw) { // state: t, speed, playing, stops(), rate() per second, wait()
@@ -431,7 +435,7 @@ function shell(el, data, state, parts) { // what every player has; parts: build,
   return { ...ui, size: ui, control, scrub, more, rebuild, destroy() { control.halt(); watch.disconnect(); root.remove(); } };
 }
 
-// ---- player
+// # player
 function mountPlay(el, data, opts) {
   const decoded = {}, at = [...data.runs[0].at], state = { t: 0, speed: 1, playing: false, focus: 0, predict: data.predict, stops: () => run.stops, wait: () => state.predict, rate: () => (state.clock === "steps" ? 1.25 : pace) };
   let run, stage, pace, said;
@@ -495,7 +499,7 @@ function mountPlay(el, data, opts) {
   return { ...ui, state };
 }
 
-// ---- race
+// # race
 function mountRace(el, data, opts) {
   const runs = data.runs.map(r => retime(decode(r), "time")), total = max(...runs.map(r => r.end)), stops = [...new Set(runs.flatMap(r => r.stops))].sort((a, b) => a - b);
   const state = { t: 0, speed: 1, playing: false, view: data.view === "matrix" || runs[0].n > 6 ? "matrix" : "ring", stops: () => stops, rate: () => total / 9, wait: () => false };
@@ -532,7 +536,7 @@ function mountRace(el, data, opts) {
   return { ...ui, state };
 }
 
-// ---- mounting
+// # mounting
 function mount(el, data, opts = {}) {
   const { root, state, control, alert, destroy } = (data.kind === "race" ? mountRace : mountPlay)(el, data, opts), finish = () => control.go(control.end());
   addEventListener("beforeprint", finish);

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from book.cost import Link
 from book.schedule import Schedule
+from book.simulate import simulate
 from book.trace import Event, Trace
 
 Contributions = tuple[float, ...] | None
@@ -94,15 +96,7 @@ def read_run(trace: Trace) -> Run:
 
 
 def _trace_of(schedule: Schedule) -> Trace:
-    own = schedule.start()
-    events = [Event(rank, "hold", chunk=chunk, step=0, contributions=tuple(own[rank, chunk].tolist()))
-              for rank in range(schedule.world_size) for chunk in range(schedule.num_chunks)]
-    for rows, sent, after in schedule.replay():
-        for row, message, held in zip(rows, sent.tolist(), after.tolist()):
-            m = schedule.moves[row]
-            events.append(Event(m.src, "send", None, m.dst, chunk=m.chunk, step=m.step, contributions=tuple(message)))
-            events.append(Event(m.dst, "recv", m.op, m.src, chunk=m.chunk, step=m.step, contributions=tuple(held)))
-    return Trace(events, schedule.world_size, "logical", "simulated", name=schedule.name)
+    return simulate(schedule, 0, Link(0.0, 1.0), contributions=True).logical()
 
 
 def _pair(sends: list[Event], recvs: list[Event]) -> Iterable[tuple[Event | None, Event | None]]:

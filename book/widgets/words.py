@@ -9,17 +9,18 @@ NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 Message = list[Transfer]
 
 
-def words_of(run: Run, promise: str) -> dict[str, Any]:
+def words_of(run: Run) -> dict[str, Any]:
     """`rests`: the different half sentences, `says`: which of them each step has, `begin`: the words before step 1."""
     texts = [_rest(run, step) for step in range(run.num_steps)]
     rests = list(dict.fromkeys(texts))
-    return {"rests": rests, "says": [rests.index(text) for text in texts], "begin": _begin(run, promise)}
+    return {"rests": rests, "says": [rests.index(text) for text in texts], "begin": _begin(run)}
 
 
-def _begin(run: Run, promise: str) -> str:
-    if promise == "all_gather":
-        return "Start: each chunk is on one rank only."
+def _begin(run: Run) -> str:
     held = run.start.items()
+    holders = [chunk for (_, chunk), contents in held if contents and any(contents)]
+    if sorted(holders) == list(range(run.num_chunks)) and run.world_size > 1:
+        return "Start: each chunk is on one rank only."
     if len(held) == run.world_size * run.num_chunks and all(
             contents and sum(contents) == contents[rank] == 1 for (rank, _), contents in held):
         return "Start: every rank holds only its own data."

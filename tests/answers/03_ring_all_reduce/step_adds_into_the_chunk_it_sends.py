@@ -1,5 +1,5 @@
 # exercise: 1
-# expect: rank 0 chunk 1 holds only what it held at the start: nothing was added to it
+# expect: rank 0 chunk 1 holds only what it held at the start
 
 def reduce_scatter_step(chunks, step):
     rank, world_size = dist.get_rank(), dist.get_world_size()
