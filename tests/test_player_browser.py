@@ -401,3 +401,9 @@ def test_first_paint_and_frames_at_16_ranks(show: Callable) -> None:
     frames = page.evaluate("""() => new Promise(done => { let n = 0; const start = performance.now();
         const tick = now => now - start < 1000 ? (n++, requestAnimationFrame(tick)) : done(n); requestAnimationFrame(tick) })""")
     assert frames > 5 and page.locator(".lk-mover").count() == 16
+
+
+def test_the_selector_shows_the_run_that_it_opens_with(show: Callable) -> None:
+    page = show(play({n: collectives.ring_all_reduce(n) for n in (2, 3, 4)}, select=4))
+    assert page.locator(PLAYER).get_attribute("data-ranks") == "4"
+    assert page.get_by_label("ranks").evaluate("s => s.selectedOptions[0].text") == "4"

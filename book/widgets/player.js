@@ -130,12 +130,12 @@ function bar(parent, [x, y, w, h], note) { // note: where its number stands
 }
 
 // # layout
-function sizes({ n, c, most }, W, style) { // only full cards have numbers
+function sizes({ n, c, most }, W, style) {
   const wide = W >= 560, full = style === "full", mini = style === "mini", few = n <= 8;
   const barW = full ? (wide ? 76 : 50) : n * (mini ? 36 / max(n, 6) : few ? (wide ? 6 : 4) : wide ? 3 : 2);
   const rowH = full ? (c > 6 ? 14 : 19) : mini ? 36 / max(c, 6) : c <= 8 ? 6.5 : wide ? 4 : 3;
   const ih = most === 1 ? (full ? 11 : 5) : max(1.5, min(full ? 8 : 4, (full ? 40 : 26) / most - 1)), mw = max(14, barW * 0.7);
-  return { full, mini, barW, rowH, barH: rowH - (full ? 6 : 1), head: full ? 29 : 17, pad: full ? (wide ? 11 : 8) : 4, cw: full ? barW + (wide ? 54 : 47) : max(24, barW + 8),
+  return { full, mini, barW, rowH, barH: rowH - (full ? 6 : 1), head: full ? 29 : 17, pad: full ? (wide ? 17 : 14) : 4, cw: full ? barW + (wide ? 60 : 53) : max(24, barW + 8),
     ch: (full ? 33 : 20) + c * rowH, mw, ih, bw: mw + 8, bh: most * (ih + 1) + 6, travel: full ? 34 : mini ? 8 : 14, gap: mini ? 2 : 7 };
 }
 
@@ -190,7 +190,7 @@ const anyhow = (run, W, style) => arrange(run, W, style) || arrange(run, W, styl
 function planFor(run, W) { // full cards if they fit, else columns of bars
   const full = run.n <= 8 && arrange(run, W, "full"), ring = run.shape.kind === "ring", barW = max(72, run.n * 6);
   if (full && full.H <= max(610, W * 0.8)) return { ...full, where: ring && run.n > 2 ? "centred" : "" };
-  const box = { barW, full: true, rowH: 13, barH: 9, head: 28, pad: 10, cw: barW + 56, ch: 34 + run.c * 13 };
+  const box = { barW, full: true, rowH: 13, barH: 9, head: 28, pad: 16, cw: barW + 62, ch: 34 + run.c * 13 };
   const centred = ring && arrange(run, W, "compact", run.shape, box.ch + 76);
   if (centred && W - 2 * centred.size.cw - centred.size.bw >= box.cw) return { ...centred, box, where: "centred" };
   const w = W >= 600 ? W - box.cw - 20 : W, plan = anyhow(run, w, "compact");
@@ -446,6 +446,7 @@ function mountPlay(el, data, opts) {
   data.axes.forEach((axis, i) => {
     const select = make("select", make("label.lk-pill", more, {}, axis.label + " "), { "aria-label": axis.label });
     axis.values.forEach((v, j) => make("option", select, { value: j }, v));
+    select.value = at[i];
     select.onchange = () => { at[i] = +select.value; choose(); };
   });
   const predict = pill(more, "predict", "Choose before it moves", () => { state.predict = !state.predict; control.go(run.stops[step()]); });
