@@ -90,7 +90,7 @@ function traffic(run, t) { // what has left by now, in buffers
   for (const m of run.messages) if (m.a < t - EPS) { pairs[m.pair] = (pairs[m.pair] || 0) + m.share; out[m.src] += m.share; into[m.dst] += m.share; }
   return { pairs, out, into };
 }
-function busiest({ out, into }) { // a rank's link has two directions
+function busiest({ out, into }) {
   const most = max(...out, ...into), at = list => list.findIndex(x => x > most - 1e-9);
   return [at(out) < 0 ? "into rank " + at(into) : "out of rank " + at(out), most];
 }
