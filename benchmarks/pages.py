@@ -1,11 +1,9 @@
 """What the pages of the built website weigh, and how soon a browser shows something of them."""
 from __future__ import annotations
 
-import contextlib
 import gzip
 import statistics
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from urllib.parse import unquote, urlparse
 from benchmarks.chromium import fresh_page, running_browser
 from benchmarks.process import ROOT
 from benchmarks.report import Claim, Findings, Table, Unavailable, duration, kilobytes
-from book.authoring.serve import bind
+from book.authoring.serve import served
 from book.widgets import ASSETS
 
 SITE = ROOT / "_build" / "html"
@@ -44,7 +42,7 @@ def measure(site: Path = SITE, num_loads: int = 9) -> Findings:
     if not pages:
         raise Unavailable("there is no built website: run `make site` first")
     found = Findings([weights(site, pages)], weight_claims(site, pages))
-    with serving(site) as address, running_browser() as browser:
+    with served(site) as address, running_browser() as browser:
         loads = {page: [] for page in pages}
         for _ in range(num_loads):
             for page in pages:
@@ -55,19 +53,6 @@ def measure(site: Path = SITE, num_loads: int = 9) -> Findings:
     found.claims.append(Claim(f"first paint after at most {duration(PAINT_BUDGET_S)}", duration(slowest),
                               slowest <= PAINT_BUDGET_S))
     return found
-
-
-@contextlib.contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """Serve `folder` as `make book` does, on a free port; yields the address without a final slash."""
-    with bind(folder, 0) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def load(browser: Any, url: str) -> tuple[set[str], float, float | None]:

@@ -2,14 +2,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
@@ -106,24 +102,3 @@ def running_browser() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
-
-
-class QuietHandler(SimpleHTTPRequestHandler):
-    """Serve files without a log line each."""
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
-
-
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Serve `folder` on a free port of 127.0.0.1 while the block runs; yields the address without a final slash."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(QuietHandler, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

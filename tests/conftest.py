@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.browser import Browser, running_browser, served
+from book.authoring.serve import served
+from tests.browser import Browser, running_browser
 from tests.website import Site, build_site
 
 

@@ -1,8 +1,11 @@
 """A small web server for the built website, on this machine only."""
 from __future__ import annotations
 
+import contextlib
 import functools
 import signal
+import threading
+from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -26,6 +29,19 @@ def bind(folder: Path, port: int) -> ThreadingHTTPServer:
         return ThreadingHTTPServer(("127.0.0.1", port), handler)
     except OSError:
         return ThreadingHTTPServer(("127.0.0.1", 0), handler)
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve `folder` at a free port while the block runs; yields the address without a final slash."""
+    with bind(folder, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def serve(folder: Path, port: int = 8000) -> int:
