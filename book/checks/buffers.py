@@ -1,28 +1,18 @@
-"""L3: verdicts on a learner's run; a wrong one is told which misconception it looks like.
+"""L3: what the ranks' buffers hold after a collective, against what they held before it.
 
-Every check raises `CheckFailed` with one sentence, or returns a number that depends on the run's data, for the cell to
-print: a stored "ok" would prove nothing. Buffers may be tensors or arrays. They are compared exactly, in float64, so
-the ranks' data must be whole numbers, whose sums do not depend on the order of additions. Shapes: R ranks; `before`
-and `after` hold one flat buffer per rank, equally long.
+Buffers may be tensors or arrays. They are compared exactly, in float64, so the ranks' data must be whole numbers, whose
+sums do not depend on the order of additions. Shapes: R ranks; `before` and `after` hold one flat buffer per rank,
+equally long.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from book import cost
+from book.checks.verdict import CheckFailed
 from book.schedule import contents_fault
-from book.trace import Trace
-
-
-class CheckFailed(AssertionError):
-    """A learner's answer is wrong; the message says how."""
-
-    def _render_traceback_(self) -> list[str]:
-        # IPython prints this in place of this module's own lines, which would tell a learner nothing.
-        return [f"{type(self).__name__}: {self}"]
 
 
 def reduce_scatter(before: Sequence[Any], after: Sequence[Any]) -> int:
@@ -30,7 +20,7 @@ def reduce_scatter(before: Sequence[Any], after: Sequence[Any]) -> int:
 
     Returns the sum over those chunks. Raises CheckFailed naming the first rank and chunk that hold something else.
     """
-    before, after = _before_and_after(before, after)
+    before, after = before_and_after(before, after)
     _check_moved(before, after)
     _check_mean(before, after)
     chunks = _chunks(before)
@@ -44,7 +34,7 @@ def reduce_scatter(before: Sequence[Any], after: Sequence[Any]) -> int:
 
 def all_gather(before: Sequence[Any], after: Sequence[Any]) -> int:
     """Every rank's buffer must hold, as chunk c, what rank c-1 held there before. Returns the sum of one buffer."""
-    before, after = _before_and_after(before, after)
+    before, after = before_and_after(before, after)
     chunks = _chunks(before)
     _check_moved(before, after)
     _check_owners(before, after, chunks)
@@ -63,7 +53,7 @@ def all_reduce(before: Sequence[Any], after: Sequence[Any]) -> int:
     Raises CheckFailed with the likeliest reason: a mean, a tail left out, a reduce-scatter without its all-gather, a
     chunk copied where it should be added, a contribution missing or counted twice, a result that is not in place.
     """
-    before, after = _before_and_after(before, after)
+    before, after = before_and_after(before, after)
     _check_moved(before, after)
     _check_mean(before, after)
     expected = before.sum(axis=0)
@@ -77,83 +67,9 @@ def all_reduce(before: Sequence[Any], after: Sequence[Any]) -> int:
     raise CheckFailed("the ranks' buffers differ from the sum, but in no chunk: is the result of the same length?")
 
 
-def point_to_point(trace: Trace) -> int:
-    """The run must have used sends and receives only. Returns how many messages were sent."""
-    collectives = trace.of_kind("collective")
-    used = sorted({event.op for event in collectives} - {"barrier"})
-    if used:
-        raise CheckFailed(f"your run called {used[0]}: here you build it yourself, from isend and irecv")
-    num_messages = len(trace.of_kind("send"))
-    if not num_messages:
-        raise CheckFailed("your run sent no message at all: is there any isend in your function?")
-    return num_messages
-
-
-def ring_traffic(trace: Trace, length: int, element_bytes: int) -> float:
-    """Every rank must have sent 2(N-1) chunks of a buffer of `length` elements, all of them to one neighbour.
-
-    Returns the bytes that rank 0 sent. Raises CheckFailed when the busiest rank sent more than 2(N-1)/N of the buffer
-    (with chunks rounded up), when a rank sent less (rounded down), or when it had several partners.
-    """
-    world_size, sent, num_bytes = trace.world_size, trace.sent_bytes(), length * element_bytes
-    if world_size == 1:
-        return 0.0
-    point_to_point(trace)
-    num_messages = 2 * (world_size - 1)
-    least, most = (num_messages * size * element_bytes for size in (length // world_size, -(-length // world_size)))
-    busiest, laziest = int(np.argmax(sent)), int(np.argmin(sent))
-    if sent[busiest] > most:
-        why = _why_too_much(sent[busiest], num_bytes, world_size)
-        raise CheckFailed(f"rank {busiest} sent {sent[busiest] / num_bytes:.2f} times the buffer, a ring sends "
-                          f"{num_messages / world_size:.2f} times: {why}")
-    if sent[laziest] < least:
-        raise CheckFailed(f"rank {laziest} sent only {sent[laziest] / num_bytes:.2f} times the buffer, a ring sends "
-                          f"{num_messages / world_size:.2f} times: who does its part of the work?")
-    for rank in range(world_size):
-        partners = sorted({e.peer for e in trace.of_kind("send") if e.rank == rank})
-        if len(partners) > 1:
-            raise CheckFailed(f"rank {rank} sent to ranks {', '.join(map(str, partners))}: in a ring it talks to one "
-                              f"neighbour only")
-    return float(sent[0])
-
-
-def ring_cost(answer: Any, trace: Trace, length: int, element_bytes: int) -> tuple[float, float]:
-    """`answer` must be (rounds, bytes that each rank sends) of the ring all-reduce that `trace` recorded; returned."""
-    sent = ring_traffic(trace, length, element_bytes)
-    if not isinstance(answer, (tuple, list)) or len(answer) != 2:
-        raise CheckFailed("return two numbers, the rounds and the bytes that a rank sends, not "
-                          f"{type(answer).__name__}")
-    num_bytes, world_size = length * element_bytes, trace.world_size
-    rounds = number("the number of rounds", answer[0], trace.num_steps, {
-        "that is the reduce-scatter alone, the all-gather takes as many": world_size - 1,
-        "the last contribution has N-1 links to go, not N, in either half": 2 * world_size})
-    return rounds, number("the number of bytes that a rank sends", answer[1], sent, {
-        "that is the reduce-scatter alone, the all-gather sends as much again": sent / 2,
-        "that is the limit for many ranks; a rank never sends its last chunk": 2 * num_bytes,
-        "that is the traffic of a root, which sends the whole buffer to each of the others":
-            cost.root_sent_bytes(world_size, num_bytes),
-        "that is what all ranks send together, or the whole buffer in every round": sent * world_size,
-        f"that counts elements: each has {element_bytes} bytes": sent / element_bytes})
-
-
-def bus_bandwidth(answer: Any, world_size: int, num_bytes: float, seconds: float) -> float:
-    """`answer` must be the bus bandwidth, in bytes per second, of an all-reduce of `num_bytes`; returns it."""
-    wanted = cost.bus_bandwidth_bytes_per_s("all_reduce", world_size, num_bytes, seconds)
-    return number("the bus bandwidth", answer, wanted, {
-        "that is the algorithm bandwidth, bytes over seconds; multiply by the share that each link carries":
-            num_bytes / seconds,
-        "the share is (N-1)/N for a reduce-scatter; an all-reduce does that twice": wanted / 2,
-        "that is in GB/s; leave it in bytes per second": wanted / 1e9,
-        "that is in bits; leave it in bytes per second": wanted * 8,
-        "you have seconds over bytes": 1 / wanted,
-        "the share is upside down, it is 2(N-1)/N": wanted / (2 * (world_size - 1) / world_size)**2,
-        "each link carries 2(N-1)/N of the buffer; the division by N is missing": wanted * world_size,
-        "divide by the seconds": wanted * seconds**2})
-
-
 def neighbour_exchange(sent: Sequence[Any], received: Sequence[Any]) -> int:
     """Rank r must have received what rank r-1 sent. Returns the sum of what rank 0 received."""
-    sent, received = _before_and_after(sent, received)
+    sent, received = before_and_after(sent, received)
     for rank in range(len(sent)):
         left, right = (rank - 1) % len(sent), (rank + 1) % len(sent)
         if np.array_equal(received[rank], sent[left]):
@@ -165,23 +81,6 @@ def neighbour_exchange(sent: Sequence[Any], received: Sequence[Any]) -> int:
                               f"the ring from left to right, so receive from rank {left}")
         raise CheckFailed(f"rank {rank} did not receive what rank {left} sent")
     return round(received[0].sum())
-
-
-def number(name: str, got: Any, want: float, misconceptions: Mapping[str, float] = {}) -> float:
-    """`got` must equal `want` to one part in a million; otherwise the message is that of the misconception it equals.
-
-    `misconceptions` maps what to say to the value that this mistake gives. Returns `got` as a float.
-    """
-    value = got.item() if getattr(got, "ndim", None) == 0 else got
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise CheckFailed(f"{name} must be a number, not {type(got).__name__}: did your function return it?")
-    if _equal(value, want):
-        return float(value)
-    for message, mistaken in misconceptions.items():
-        if _equal(value, mistaken) and not _equal(mistaken, want):
-            raise CheckFailed(f"{name} is {_short(value)}: {message}")
-    times = f", which is {value / want:.3g} times what it should be" if want and np.isfinite(value) else ""
-    raise CheckFailed(f"{name} is {_short(value)}{times or ', which it should not be'}")
 
 
 def contributions(after: np.ndarray, before: np.ndarray) -> tuple[int, ...] | None:
@@ -196,8 +95,9 @@ def contributions(after: np.ndarray, before: np.ndarray) -> tuple[int, ...] | No
     return tuple(int(m) for m in multiples) if np.allclose(multiples @ before, after, atol=1e-6) else None
 
 
-def _before_and_after(before: Sequence[Any], after: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-    before, after = _buffers(before), _buffers(after)
+def before_and_after(before: Sequence[Any], after: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Both as (R, n) arrays; raises ValueError for fractions, CheckFailed where a rank or a buffer is missing."""
+    before, after = buffers_of(before), buffers_of(after)
     if not np.array_equal(before, np.rint(before)):
         raise ValueError("checks compare exactly: give the ranks whole numbers, whose sums are the same in any order")
     if len(before) != len(after):
@@ -205,7 +105,8 @@ def _before_and_after(before: Sequence[Any], after: Sequence[Any]) -> tuple[np.n
     return before, after
 
 
-def _buffers(buffers: Sequence[Any]) -> np.ndarray:
+def buffers_of(buffers: Sequence[Any]) -> np.ndarray:
+    """A flat buffer per rank as one (R, n) array in float64; raises CheckFailed for None and unequal lengths."""
     arrays = []
     for rank, buffer in enumerate(buffers):
         if buffer is None:
@@ -309,17 +210,3 @@ def _why_not_gathered(rank: int, chunk: int, part: slice, owner: int, before: np
         if np.array_equal(buffer[part], before[other][part]):
             return f"{where} holds what rank {other} had there, but rank {owner} is the chunk's owner"
     return f"{where} holds something that no rank had there: is the chunk you receive the one that is sent?"
-
-
-def _why_too_much(sent_bytes: float, num_bytes: float, world_size: int) -> str:
-    if sent_bytes >= (world_size - 1) * num_bytes and world_size > 2:
-        return "that is the traffic of a root, or of whole buffers passed around; send one chunk a step"
-    return "is one of the steps made too often, or more than a chunk sent in a step?"
-
-
-def _equal(a: float, b: float) -> bool:
-    return bool(np.isclose(a, b, rtol=1e-6, atol=0))
-
-
-def _short(x: float) -> str:
-    return f"{x:.6g}"

@@ -1,0 +1,42 @@
+"""L3: a verdict: the error that names a misconception, and the check of a single number."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+class CheckFailed(AssertionError):
+    """A learner's answer is wrong; the message says how."""
+
+    def _render_traceback_(self) -> list[str]:
+        # IPython prints this in place of this module's own lines, which would tell a learner nothing.
+        return [f"{type(self).__name__}: {self}"]
+
+
+def number(name: str, got: Any, want: float, misconceptions: Mapping[str, float] = {}) -> float:
+    """`got` must equal `want` to one part in a million; otherwise the message is that of the misconception it equals.
+
+    `misconceptions` maps what to say to the value that this mistake gives. Returns `got` as a float.
+    """
+    value = got.item() if getattr(got, "ndim", None) == 0 else got
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise CheckFailed(f"{name} must be a number, not {type(got).__name__}: did your function return it?")
+    if equal(value, want):
+        return float(value)
+    for message, mistaken in misconceptions.items():
+        if equal(value, mistaken) and not equal(mistaken, want):
+            raise CheckFailed(f"{name} is {short(value)}: {message}")
+    times = f", which is {value / want:.3g} times what it should be" if want and np.isfinite(value) else ""
+    raise CheckFailed(f"{name} is {short(value)}{times or ', which it should not be'}")
+
+
+def equal(a: float, b: float) -> bool:
+    """Whether two numbers agree to one part in a million."""
+    return bool(np.isclose(a, b, rtol=1e-6, atol=0))
+
+
+def short(x: float) -> str:
+    """A number in six digits."""
+    return f"{x:.6g}"
