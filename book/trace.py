@@ -38,6 +38,7 @@ class Event:
 
     `peer` and `group` (a tuple) are global ranks, times are seconds on the trace's clock, `num_bytes` is what the
     message or the rank's buffer weighed, `contributions` has one number per rank: how often its data is in the chunk.
+    `bucket` says which bucket of gradients a compute event fills or a collective carries.
     """
 
     rank: int = count()
@@ -53,6 +54,7 @@ class Event:
     start_s: float | None = measure(default=None)
     end_s: float | None = measure(default=None)
     contributions: tuple[float, ...] | None = vector(default=None)
+    bucket: int | None = count(default=None)
 
 
 class Trace:

@@ -87,6 +87,19 @@ def test_a_world_size_that_cannot_be_is_refused(world_size):
         Trace([], world_size, "measured", "recorded")
 
 
+def test_a_bucket_goes_with_its_gradients_and_its_all_reduce():
+    events = [Event(0, "compute", "2.weight", step=0, num_bytes=8, start_s=0.0, end_s=1.0, bucket=0),
+              Event(0, "compute", "0.weight", step=0, num_bytes=8, start_s=1.0, end_s=2.0),
+              Event(0, "collective", "all_reduce", step=0, num_bytes=8, start_s=1.0, end_s=3.0, bucket=0)]
+    trace = Trace(events, 1, "measured", "recorded")
+    assert Trace.from_json(trace.to_json()) == trace
+    assert [event.bucket for event in trace.logical().events] == [0, 0, None]
+    buckets = [e["args"].get("bucket") for e in json.loads(trace.to_chrome())["traceEvents"] if e["ph"] == "X"]
+    assert buckets == [0, None, 0]
+    with pytest.raises(TraceError, match="bucket must be a whole number"):
+        Trace([Event(0, "compute", bucket=0.5)], 1, "measured", "recorded")
+
+
 def test_columns_of_different_length_are_not_a_trace():
     text = ring().to_json().replace('"rank":[0,', '"rank":[')
     with pytest.raises(TraceError, match="not a trace's JSON"):
