@@ -2,16 +2,60 @@
 
 Every function returns a `Schedule` whose promise `check()` verifies. Buffers are cut into as many chunks as there are
 ranks (halving-doubling: as many as the largest power of two that fits), so that the same buffer can be watched under
-each algorithm. Steps count rounds: in one step a rank sends at most one message and receives at most one.
+each algorithm. Steps count rounds: in one step a rank sends at most one message and receives at most one. The root,
+where there is one, is rank 0.
 """
 from __future__ import annotations
 
 import numpy as np
 
 from book.columns import Columns, concatenate
+from book.promise import ROOT
 from book.schedule import OPS, Move, Schedule, check_counts
 
-ROOT = 0
+
+def broadcast(world_size: int) -> Schedule:
+    """A binomial tree: ceil(lg N) steps of the whole buffer, and each doubles the ranks that have it (Thakur 2005)."""
+    check_counts(world_size=world_size)
+    return Schedule("broadcast", world_size, world_size, _one_after_the_other(*_tree_down(world_size)))
+
+
+def reduce(world_size: int) -> Schedule:
+    """The binomial tree upwards: ceil(lg N) steps, each adds one half of the sums to the other (Thakur 2005)."""
+    check_counts(world_size=world_size)
+    return Schedule("reduce", world_size, world_size, _one_after_the_other(*_tree_up(world_size)))
+
+
+def scatter(world_size: int) -> Schedule:
+    """N-1 steps of one chunk: the root sends rank r its chunk r, one rank after the other."""
+    check_counts(world_size=world_size)
+    others = np.arange(1, world_size)
+    return Schedule("scatter", world_size, world_size, _moves(others - 1, ROOT, others, others, "copy"))
+
+
+def gather(world_size: int) -> Schedule:
+    """N-1 steps of one chunk: rank r sends the root its chunk r, one rank after the other."""
+    check_counts(world_size=world_size)
+    others = np.arange(1, world_size)
+    return Schedule("gather", world_size, world_size, _moves(others - 1, others, ROOT, others, "copy"))
+
+
+def all_to_all(world_size: int) -> Schedule:
+    """Exchanges of pairs, in place: rank a's chunk b and rank b's chunk a change places (Thakur 2005).
+
+    Every pair meets once, as in a round-robin tournament, so that a chunk leaves in the same step in which another one
+    takes its place: N-1 steps, or N on an odd N, where in each step one rank has no partner.
+    """
+    check_counts(world_size=world_size)
+    # In step s, rank r meets rank s-r (mod circle). As circle is odd, that leaves one alone: it meets rank `circle`.
+    circle = world_size - 1 + world_size % 2
+    step, rank = np.indices((circle, world_size))
+    alone = step * (circle + 1) // 2 % circle
+    partner = np.where(rank == alone, circle, np.where(rank == circle, alone, (step - rank) % circle))
+    meet = partner < world_size  # on an odd N there is no such rank
+    src, dst = rank[meet], partner[meet]
+    moves = _moves(step[meet], src, dst, dst, "copy")
+    return Schedule("all_to_all", world_size, world_size, moves.replace(into=moves.array("src")))
 
 
 def ring_reduce_scatter(world_size: int) -> Schedule:
@@ -49,13 +93,8 @@ def parameter_server_all_reduce(world_size: int) -> Schedule:
 def tree_all_reduce(world_size: int) -> Schedule:
     """A binomial tree up to rank 0 and down again: 2 ceil(lg N) steps of the whole buffer (Thakur 2005)."""
     check_counts(world_size=world_size)
-    up, down, chunks = [], [], np.arange(world_size)
-    for level in range((world_size - 1).bit_length()):
-        distance = 1 << level
-        parents = np.arange(0, world_size - distance, 2 * distance)[:, None]
-        up.append(_moves(0, parents + distance, parents, chunks, "reduce"))
-        down.append(_moves(0, parents, parents + distance, chunks, "copy"))
-    return Schedule("tree_all_reduce", world_size, world_size, _one_after_the_other(*up, *reversed(down)))
+    moves = _one_after_the_other(*_tree_up(world_size), *_tree_down(world_size))
+    return Schedule("tree_all_reduce", world_size, world_size, moves)
 
 
 def halving_doubling_all_reduce(world_size: int) -> Schedule:
@@ -91,6 +130,23 @@ def hierarchical_all_reduce(num_nodes: int, ranks_per_node: int) -> Schedule:
               _across_nodes(num_nodes, ranks_per_node, "copy"),
               _inside_nodes(num_nodes, ranks_per_node, "copy")]
     return Schedule("hierarchical_all_reduce", world_size, world_size, _one_after_the_other(*phases))
+
+
+def _tree_edges(world_size: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(parents, children) of each level of a binomial tree, the leaves' level first, shapes (pairs, 1)."""
+    distances = [1 << level for level in range((world_size - 1).bit_length())]
+    parents = [np.arange(0, world_size - distance, 2 * distance)[:, None] for distance in distances]
+    return [(above, above + distance) for above, distance in zip(parents, distances)]
+
+
+def _tree_up(world_size: int) -> list[Columns]:
+    chunks = np.arange(world_size)
+    return [_moves(0, below, above, chunks, "reduce") for above, below in _tree_edges(world_size)]
+
+
+def _tree_down(world_size: int) -> list[Columns]:
+    chunks = np.arange(world_size)
+    return [_moves(0, above, below, chunks, "copy") for above, below in reversed(_tree_edges(world_size))]
 
 
 def _ring(size: int, op: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -16,6 +16,9 @@ BUS_FACTORS = {
     "all_gather": lambda p: (p - 1) / p,
     "broadcast": lambda p: 1.0,
     "reduce": lambda p: 1.0,
+    "scatter": lambda p: (p - 1) / p,
+    "gather": lambda p: (p - 1) / p,
+    "all_to_all": lambda p: (p - 1) / p,
 }
 
 
@@ -44,6 +47,42 @@ class Link:
         return num_bytes * self.reduce_s_per_byte
 
 
+def broadcast_s(world_size: int, num_bytes: float, link: Link) -> float:
+    """ceil(lg p) (alpha + n beta): a binomial tree (thakur2005)."""
+    return (world_size - 1).bit_length() * link.transfer_s(num_bytes)
+
+
+def reduce_s(world_size: int, num_bytes: float, link: Link) -> float:
+    """ceil(lg p) (alpha + n beta + n gamma): a binomial tree (thakur2005).
+
+    Exact for a power of two or gamma = 0; otherwise a parent may add one child's data while it receives the next, and
+    this is an upper bound.
+    """
+    return (world_size - 1).bit_length() * (link.transfer_s(num_bytes) + link.reduce_s(num_bytes))
+
+
+def scatter_s(world_size: int, num_bytes: float, link: Link) -> float:
+    """(p-1) alpha + (p-1)/p n beta: the root's p-1 chunks leave through its one link, one after the other.
+
+    A binomial tree would need ceil(lg p) alpha only, for the same beta term (thakur2005).
+    """
+    return (world_size - 1) * link.transfer_s(num_bytes / world_size)
+
+
+def gather_s(world_size: int, num_bytes: float, link: Link) -> float:
+    """(p-1) alpha + (p-1)/p n beta: as `scatter_s`, into the root."""
+    return scatter_s(world_size, num_bytes, link)
+
+
+def all_to_all_s(world_size: int, num_bytes: float, link: Link) -> float:
+    """(p-1) alpha + (p-1)/p n beta on an even p: p-1 exchanges of one chunk (thakur2005, "pairwise exchange").
+
+    In place, an odd p takes p rounds instead of p-1, for in each of them one rank has no partner; p = 1 takes none.
+    """
+    num_rounds = world_size - 1 + world_size % 2 if world_size > 1 else 0
+    return num_rounds * link.transfer_s(num_bytes / world_size)
+
+
 def ring_reduce_scatter_s(world_size: int, num_bytes: float, link: Link) -> float:
     """(p-1) alpha + (p-1)/p n beta + (p-1)/p n gamma (thakur2005)."""
     chunk_bytes = num_bytes / world_size
@@ -70,12 +109,8 @@ def parameter_server_all_reduce_s(world_size: int, num_bytes: float, link: Link)
 
 
 def tree_all_reduce_s(world_size: int, num_bytes: float, link: Link) -> float:
-    """ceil(lg p) (2 alpha + 2 n beta + n gamma): a binomial tree up and down again (thakur2005).
-
-    Exact for a power of two or gamma = 0; otherwise a parent may add one child's data while it receives the next, and
-    this is an upper bound.
-    """
-    return (world_size - 1).bit_length() * (2 * link.transfer_s(num_bytes) + link.reduce_s(num_bytes))
+    """ceil(lg p) (2 alpha + 2 n beta + n gamma): a binomial tree up and down (thakur2005), exact as `reduce_s` is."""
+    return reduce_s(world_size, num_bytes, link) + broadcast_s(world_size, num_bytes, link)
 
 
 def halving_doubling_all_reduce_s(world_size: int, num_bytes: float, link: Link) -> float:
@@ -127,7 +162,8 @@ def bandwidth_bound_s(world_size: int, num_bytes: float, link: Link) -> float:
 
 
 def bus_bandwidth_bytes_per_s(collective: str, world_size: int, num_bytes: float, seconds: float) -> float:
-    """Buffer bytes per second times the share of them that every link must carry (nccltests PERFORMANCE.md).
+    """Buffer bytes per second times the share of them that every link must carry (nccltests PERFORMANCE.md,
+    and for scatter and gather its scatter.cu and gather.cu).
 
     `num_bytes` is the size of the whole buffer. Raises ValueError for a collective without such a factor.
     """

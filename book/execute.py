@@ -31,7 +31,8 @@ def execute(schedule: Schedule, tensor: torch.Tensor | None = None) -> Trace:
     A rank sends what it held when the step began; what arrives in a step is added or put in place in the schedule's
     order. Nothing is checked beforehand: a wrong schedule runs, and its trace shows what comes of it. The whole trace
     of a launch is `launch(execute, n, schedule, tensor).trace`.
-    Raises ScheduleError when the schedule is for another number of ranks.
+    Raises ScheduleError when the schedule is for another number of ranks, or when a chunk is to land in one that is not
+    as long.
     """
     device = _ready()
     world_size = dist.get_world_size()
@@ -75,6 +76,7 @@ class _Executor:
         parts = torch.tensor_split(data.to(device), schedule.num_chunks)
         self._sizes = [len(part) + self._num_lanes for part in parts]
         self._chunk_bytes = [part.numel() * part.element_size() for part in parts]
+        _check_lengths(schedule, [part.numel() for part in parts])
         start = torch.from_numpy(schedule.start()[rank]).to(device, data.dtype)
         self._chunks = torch.cat([piece for pair in zip(parts, start) for piece in pair]).split(self._sizes)
         self._events: list[Event] = []
@@ -118,7 +120,8 @@ class _Executor:
         for move in moves:  # across all senders in the schedule's order: rounding depends on it
             if move.dst == self._rank:
                 self._apply(move, next(arrived[move.src]))
-                self._note(self._event(move, "recv", move.src, start_s, time.monotonic()), self._chunks[move.chunk])
+                event = self._event(move, "recv", move.src, start_s, time.monotonic())
+                self._note(event, self._chunks[event.chunk])
 
     def _outgoing(self, moves: list[Move]) -> _Message:
         """Nothing is changed before all messages have left, so a single chunk needs no copy."""
@@ -144,18 +147,34 @@ class _Executor:
 
     def _apply(self, move: Move, arrived: torch.Tensor) -> None:
         """One operation on a chunk and its lanes together."""
+        chunk = self._chunks[_into(move)]
         if move.op == "reduce":
-            self._chunks[move.chunk].add_(arrived)
+            chunk.add_(arrived)
         else:
-            self._chunks[move.chunk].copy_(arrived)
+            chunk.copy_(arrived)
 
     def _event(self, move: Move, kind: str, peer: int, start_s: float, end_s: float) -> Event:
-        return Event(self._rank, kind, move.op if kind == "recv" else None, peer, chunk=move.chunk, step=move.step,
-                     num_bytes=self._chunk_bytes[move.chunk], start_s=start_s, end_s=end_s)
+        op, chunk = (None, move.chunk) if kind == "send" else (move.op, _into(move))
+        return Event(self._rank, kind, op, peer, chunk=chunk, step=move.step, num_bytes=self._chunk_bytes[chunk],
+                     start_s=start_s, end_s=end_s)
 
     def _note(self, event: Event, content: torch.Tensor) -> None:
         self._events.append(event)
         self._lanes.append(content[-self._num_lanes:].clone())
+
+
+def _check_lengths(schedule: Schedule, lengths: list[int]) -> None:
+    if not schedule.moves.has("into") or len(set(lengths)) == 1:
+        return
+    for move in schedule.moves:
+        if lengths[move.chunk] != lengths[_into(move)]:
+            raise ScheduleError(f"{schedule.name} puts chunk {move.chunk} of {lengths[move.chunk]} elements into chunk "
+                                f"{_into(move)} of {lengths[_into(move)]}: give a tensor whose length is a multiple of "
+                                f"{schedule.num_chunks}")
+
+
+def _into(move: Move) -> int:
+    return move.chunk if move.into is None else move.into
 
 
 def _by_peer(moves: list[Move], side: str, rank: int) -> dict[int, list[Move]]:

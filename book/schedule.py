@@ -1,8 +1,9 @@
 """L0: schedules as plain data: who sends which chunk to whom at which step.
 
 A rank's buffer is cut into `num_chunks` chunks. In a step every rank sends what it held when the step began; what
-arrives is added into the receiver's chunk ("reduce") or replaces it ("copy"). Moves of one step with the same sender
-and receiver travel as one message. Shapes below: R ranks, C chunks, K contributions (one per rank, so K = R).
+arrives is added into the receiver's chunk ("reduce") or replaces it ("copy"): the chunk of the same number, unless the
+move says another. Moves of one step with the same sender and receiver travel as one message. Shapes below: R ranks,
+C chunks, K contributions (one per rank, so K = R).
 """
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from book.columns import Columns, ColumnError, count, word
+from book.columns import ABSENT, Columns, ColumnError, count, word
 from book.promise import PROMISES, promised_by
 
 OPS = ("reduce", "copy")
@@ -25,22 +26,31 @@ class ScheduleError(ValueError):
 
 @dataclass(frozen=True)
 class Move:
-    """One chunk going from rank `src` to rank `dst` in one step; `op` is "reduce" (add) or "copy" (replace)."""
+    """One chunk going from rank `src` to rank `dst` in one step; `op` is "reduce" (add) or "copy" (replace).
+
+    `into` is the receiver's chunk that it lands in, None where that has the same number.
+    """
 
     step: int = count()
     src: int = count()
     dst: int = count()
     chunk: int = count()
     op: str = word()
+    into: int | None = count(default=None)
+
+    def __post_init__(self) -> None:
+        if self.into == ABSENT:  # as a column it would be None
+            raise ColumnError("into must be the number of a chunk or None, not -1")
 
 
 class Schedule:
     """A named list of moves over `world_size` ranks whose buffers have `num_chunks` chunks.
 
     `moves` is any iterable of `Move` (or of tuples in its order), kept as NumPy columns ordered by step; moves of one
-    step keep the order they were given in. `promise` says what must hold at the end: "all_reduce" (every rank holds
-    every chunk with every contribution once), "reduce_scatter" (rank r holds chunk r+1 so), "all_gather" (every rank
-    holds every chunk of its owner). By default it is read off the end of `name`, and is "all_reduce" otherwise.
+    step keep the order they were given in. `promise` names an entry of `book.promise.PROMISES`, which says what is held
+    at the start and must be at the end: "all_reduce" (every rank holds every chunk with every contribution once),
+    "reduce_scatter" (rank r holds chunk r+1 so), "broadcast" (every rank holds rank 0's data) and so on. By default it
+    is read off the end of `name`, and is "all_reduce" otherwise.
     Raises ScheduleError when a move names a step, rank, chunk or op that cannot be.
     """
 
@@ -53,7 +63,7 @@ class Schedule:
         if self.promise not in PROMISES:
             raise ScheduleError(f"unknown promise {self.promise!r}: use one of {', '.join(PROMISES)}")
         try:
-            self.moves: Columns = _by_step(Columns.from_rows(Move, moves))
+            self.moves: Columns = _by_step(_plain(Columns.from_rows(Move, moves)))
         except ColumnError as error:
             raise ScheduleError(f"{name}: {error}") from error
         self._check_ranges()
@@ -76,6 +86,16 @@ class Schedule:
     def num_steps(self) -> int:
         """How many steps the schedule has: one more than its last step (0 without moves)."""
         return int(self.moves.array("step")[-1]) + 1 if len(self.moves) else 0
+
+    def into(self) -> np.ndarray:
+        """The receiver's chunk that each move lands in, shape (moves,)."""
+        if not len(self.moves):
+            return np.zeros(0, dtype=np.int32)
+        chunk = self.moves.array("chunk")
+        if not self.moves.has("into"):
+            return chunk
+        into = self.moves.array("into")
+        return np.where(into == ABSENT, chunk, into)
 
     def sent_bytes(self, num_bytes: float) -> np.ndarray:
         """Bytes that each rank sends when the whole buffer has `num_bytes`, shape (R,)."""
@@ -101,31 +121,31 @@ class Schedule:
         """
         held = self.start() if held is None else held
         src, dst, chunk = (self.moves.array(name) for name in ("src", "dst", "chunk"))
-        is_copy = self.moves.mask("op", "copy")
+        into, is_copy = self.into(), self.moves.mask("op", "copy")
         for rows in self.steps():
             sent = held[src[rows], chunk[rows]]  # fancy indexing copies: what every rank held as the step began
-            order = _occurrence(dst[rows] * self.num_chunks + chunk[rows])
+            order = _occurrence(dst[rows] * self.num_chunks + into[rows])
             for turn in range(order.max() + 1):
                 now = order == turn
                 moves, message = rows[now], sent[now]
-                where = dst[moves], chunk[moves]
+                where = dst[moves], into[moves]
                 held[where] = np.where(is_copy[moves, None], message, held[where] + message)
                 yield moves, message, held[where]
 
     def check(self) -> Schedule:
         """Replays every contribution and returns the schedule if its promise is kept.
 
-        Raises ScheduleError naming the rank, chunk and contributions that are missing or counted more than once.
+        Raises ScheduleError naming the rank, chunk and contributions that are missing or counted more than once, or
+        that come from another chunk than they should.
         """
         self._check_conflicts()
-        held = self.start()
-        for _ in self.replay(held):
-            pass
         promise, size = PROMISES[self.promise], (self.world_size, self.num_chunks)
-        goal = promise.goal(*size)
-        for rank, chunk in np.argwhere(promise.where(*size) & (held != goal).any(axis=-1)):
+        goal, where = promise.goal(*size), promise.where(*size)
+        held = self._at_the_end(self.start())
+        for rank, chunk in np.argwhere(where & (held != goal).any(axis=-1)):
             fault = contents_fault(held[rank, chunk], goal[rank, chunk])
             raise ScheduleError(f"{self.name}: at the end rank {rank} chunk {chunk} {fault}")
+        self._check_source_chunks(goal, where, promise.source_chunk(*size))
         return self
 
     def to_csv(self) -> str:
@@ -133,8 +153,9 @@ class Schedule:
         out = io.StringIO()
         out.write(f"# {self.name},{self.world_size},{self.num_chunks},{self.promise}\n")
         writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(("step", "src", "dst", "chunk", "op"))
-        writer.writerows((m.step, m.src, m.dst, m.chunk, m.op) for m in self.moves)
+        names = ["step", "src", "dst", "chunk", "op"] + ["into"] * self.moves.has("into")
+        writer.writerow(names)
+        writer.writerows([getattr(move, name) for name in names] for move in self.moves)
         return out.getvalue()
 
     @classmethod
@@ -144,17 +165,37 @@ class Schedule:
         try:
             name, world_size, num_chunks, promise = head.removeprefix("# ").split(",")
             rows = csv.DictReader(io.StringIO(body))
-            moves = [Move(*(int(row[k]) for k in ("step", "src", "dst", "chunk")), row["op"]) for row in rows]
+            moves = [Move(*(int(row[k]) for k in ("step", "src", "dst", "chunk")), row["op"],
+                          int(row["into"]) if row.get("into") else None) for row in rows]
             return cls(name, int(world_size), int(num_chunks), moves, promise)
         except (KeyError, TypeError, ValueError) as error:
             if isinstance(error, ScheduleError):
                 raise
             raise ScheduleError(f"this is not a schedule's CSV (write one with to_csv): {error}") from error
 
+    def _at_the_end(self, held: np.ndarray) -> np.ndarray:
+        for _ in self.replay(held):
+            pass
+        return held
+
+    def _check_source_chunks(self, goal: np.ndarray, where: np.ndarray, source_chunk: np.ndarray) -> None:
+        """Where each contribution is there just once, which of its rank's chunks it was.
+
+        Contributions that carry their chunk's number instead of 1 end up as the number that they came from.
+        """
+        own = np.arange(self.num_chunks)
+        if not self.moves.has("into") and (source_chunk == own).all():
+            return
+        came_from = self._at_the_end(self.start() * own.astype(np.int32)[:, None])
+        for rank, chunk, k in np.argwhere(where[..., None] & (came_from != goal * source_chunk[..., None])):
+            raise ScheduleError(f"{self.name}: at the end rank {rank} chunk {chunk} holds chunk "
+                                f"{came_from[rank, chunk, k]} of rank {k}, not its chunk {source_chunk[rank, chunk]}")
+
     def _check_ranges(self) -> None:
-        limits = {"step": None, "src": self.world_size, "dst": self.world_size, "chunk": self.num_chunks}
+        limits = {"step": None, "src": self.world_size, "dst": self.world_size, "chunk": self.num_chunks,
+                  "into": self.num_chunks}
         for name, limit in limits.items() if len(self.moves) else ():
-            column = self.moves.array(name)
+            column = self.into() if name == "into" else self.moves.array(name)
             bad = np.flatnonzero((column < 0) | (column >= limit if limit else False))
             if len(bad):
                 allowed = f"0 to {limit - 1}" if limit else "0 or more"
@@ -176,14 +217,15 @@ class Schedule:
         """A copy and another move into the same chunk in one step: the result would depend on who comes first."""
         if not len(self.moves):
             return
-        step, dst, chunk = (self.moves.array(name).astype(np.int64) for name in ("step", "dst", "chunk"))
-        key = (step * self.world_size + dst) * self.num_chunks + chunk
+        step, dst = (self.moves.array(name).astype(np.int64) for name in ("step", "dst"))
+        into = self.into()
+        key = (step * self.world_size + dst) * self.num_chunks + into
         _, place, num_same = np.unique(key, return_inverse=True, return_counts=True)
         clash = np.flatnonzero((num_same[place] > 1) & self.moves.mask("op", "copy"))
         if len(clash):
             m = self.moves[clash[0]]
-            raise ScheduleError(f"{self.name}: in step {m.step} rank {m.dst} chunk {m.chunk} gets a copy and another "
-                                f"message: the result depends on which comes first")
+            raise ScheduleError(f"{self.name}: in step {m.step} rank {m.dst} chunk {into[clash[0]]} gets a copy and "
+                                f"another message: the result depends on which comes first")
 
 
 def check_counts(**counts: int) -> None:
@@ -203,6 +245,14 @@ def contents_fault(held: np.ndarray, wanted: np.ndarray) -> str:
         times = ", ".join(f"rank {k} ({held[k]:g} times)" if wanted[k] else f"rank {k} (not wanted)" for k in extra)
         faults.append(f"counts too often: {times}")
     return " and ".join(faults)
+
+
+def _plain(moves: Columns) -> Columns:
+    """The moves with `into` only where it is another chunk, so that equal schedules are written alike."""
+    if not moves.has("into"):
+        return moves
+    into = np.where(moves.array("into") == moves.array("chunk"), ABSENT, moves.array("into"))
+    return moves.replace(into=into if (into != ABSENT).any() else None)
 
 
 def _by_step(moves: Columns) -> Columns:

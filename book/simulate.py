@@ -139,8 +139,9 @@ def _events(schedule: Schedule, chunk_bytes: float, start_s: np.ndarray, sent_s:
     if not len(moves):
         return _holds(schedule) if watched else Columns(Event, {})
     src, dst, chunk, step, op = (moves.array(name) for name in ("src", "dst", "chunk", "step", "op"))
+    chunks = _pairs(chunk, schedule.into())
     arrays = {
-        "rank": _pairs(src, dst), "peer": _pairs(dst, src), "chunk": _pairs(chunk, chunk), "step": _pairs(step, step),
+        "rank": _pairs(src, dst), "peer": _pairs(dst, src), "chunk": chunks, "step": _pairs(step, step),
         "kind": np.tile(np.array([0, 1], dtype=np.int16), len(moves)), "op": _pairs(np.full_like(op, -1), op),
         "num_bytes": np.full(2 * len(moves), float(chunk_bytes)),
         "start_s": _pairs(start_s, start_s), "end_s": _pairs(sent_s, done_s),

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from book.collectives import (halving_doubling_all_reduce, hierarchical_all_reduce, parameter_server_all_reduce,
-                              ring_all_gather, ring_all_reduce, ring_reduce_scatter, tree_all_reduce)
+from book.collectives import (all_to_all, broadcast, gather, halving_doubling_all_reduce, hierarchical_all_reduce,
+                              parameter_server_all_reduce, reduce, ring_all_gather, ring_all_reduce,
+                              ring_reduce_scatter, scatter, tree_all_reduce)
 from book.cost import Link
 from book.execute import execute
 from book.launch import LaunchError, launch
@@ -16,7 +17,7 @@ from book.simulate import simulate
 from book.trace import Trace
 
 SIMPLE = (ring_all_reduce, ring_reduce_scatter, ring_all_gather, parameter_server_all_reduce, tree_all_reduce,
-          halving_doubling_all_reduce)
+          halving_doubling_all_reduce, broadcast, scatter, gather, reduce, all_to_all)
 NODES = {4: [(2, 2)], 6: [(2, 3), (3, 2)]}
 ITEM_BYTES = 8
 
@@ -83,9 +84,44 @@ def replayed(schedule: Schedule, start: torch.Tensor) -> torch.Tensor:
         before = [row.tensor_split(schedule.num_chunks) for row in held.clone()]
         for row in rows:
             move = schedule.moves[row]
-            chunk = held[move.dst].tensor_split(schedule.num_chunks)[move.chunk]
+            into = move.chunk if move.into is None else move.into
+            chunk = held[move.dst].tensor_split(schedule.num_chunks)[into]
             chunk.copy_(before[move.src][move.chunk] + (chunk if move.op == "reduce" else 0))
     return held
+
+
+def the_librarys(length: int) -> dict[str, tuple[torch.Tensor, slice]]:
+    """In a rank: what torch's own collectives leave on the data of `execute_all`, and which part of it is theirs."""
+    import torch.distributed as dist
+    dist.init_process_group()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    root, whole, part = rank == 0, slice(0, length), length // size
+    sums, copies, transposed = values(rank, length), values(rank, length), torch.empty(length, dtype=torch.float64)
+    own = values(rank, length).split(part)
+    dist.reduce(sums, 0)
+    dist.broadcast(copies, 0)
+    dist.all_to_all_single(transposed, values(rank, length))
+    scattered, gathered = torch.empty(part, dtype=torch.float64), [torch.empty_like(own[0]) for _ in own]
+    dist.scatter(scattered, list(own) if root else None, 0)
+    dist.gather(own[rank], gathered if root else None, 0)
+    none = slice(0, 0)
+    return {"broadcast": (copies, whole), "all_to_all": (transposed, whole),
+            "scatter": (scattered, slice(rank * part, (rank + 1) * part)),
+            "reduce": (sums, whole) if root else (sums[none], none),
+            "gather": (torch.cat(gathered), whole) if root else (sums[none], none)}
+
+
+def test_tensors_hold_what_torchs_own_collectives_leave(runs):
+    to_run, length, ranks = runs
+    for done, library in zip(ranks, launch(the_librarys, len(ranks), length)):
+        results = {schedule.name: tensor for schedule, (_, tensor) in zip(to_run, done)}
+        for name, (expected, part) in library.items():
+            assert torch.equal(results[name][part], expected), name
+
+
+def test_a_chunk_that_does_not_fit_where_it_is_to_land_is_refused_in_one_sentence():
+    with pytest.raises(LaunchError, match="puts chunk 1 of 1 elements into chunk 0 of 2: give a tensor whose"):
+        launch(execute, 3, all_to_all(3), torch.ones(4))
 
 
 def test_times_are_those_of_one_clock(runs):
@@ -160,14 +196,14 @@ def test_a_wrong_schedule_runs_and_its_trace_shows_what_comes_of_it():
 
 def test_a_contribution_that_comes_twice_counts_twice():
     twice = Schedule("twice", 2, 1, [Move(0, 0, 1, 0, "reduce"), Move(1, 0, 1, 0, "reduce"), Move(1, 0, 1, 0, "reduce")])
-    run = launch(double_and_return, 2, twice)
+    run = launch(execute_and_return, 2, twice, torch.tensor([1.0]), torch.tensor([10.0]))
     assert run.trace.held()[1, 0] == (3, 1) and run[1].tolist() == [13.0]
 
 
-def double_and_return(schedule: Schedule) -> torch.Tensor:
+def execute_and_return(schedule: Schedule, *tensors: torch.Tensor) -> torch.Tensor:
     import torch.distributed as dist
     dist.init_process_group()
-    tensor = torch.tensor([10.0]) if dist.get_rank() else torch.tensor([1.0])
+    tensor = tensors[dist.get_rank()]
     execute(schedule, tensor)
     return tensor
 
@@ -176,6 +212,14 @@ def test_what_is_sent_is_what_was_held_when_the_step_began():
     swap = Schedule("swap", 2, 2, [Move(0, 0, 1, 0, "copy"), Move(0, 1, 0, 0, "copy"), Move(0, 1, 0, 1, "reduce")])
     trace = launch(execute, 2, swap, torch.ones(2)).trace
     assert trace.held() == {(0, 0): (0, 1), (1, 0): (1, 0), (0, 1): (1, 1), (1, 1): (0, 1)}
+
+
+def test_a_sum_that_lands_in_another_chunk():
+    crossed = Schedule("crossed", 2, 2, [Move(0, 0, 1, 0, "reduce", into=1), Move(0, 0, 1, 1, "reduce", into=0)])
+    run = launch(execute_and_return, 2, crossed, torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0]))
+    assert run[1].tolist() == [12.0, 21.0]
+    assert run.trace.held() == {(0, 0): (1, 0), (0, 1): (1, 0), (1, 0): (1, 1), (1, 1): (1, 1)}
+    assert run.trace.logical().events == simulate(crossed, 8, Link(1e-5, 1e9)).logical().events
 
 
 def test_schedules_that_follow_each_other_have_steps_that_follow_each_other():

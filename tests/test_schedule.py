@@ -7,16 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from book import collectives
+from book.promise import promised_by
 from book.schedule import Move, Schedule, ScheduleError
 
 GOLDEN = Path(__file__).parent / "golden"
 BY_WORLD_SIZE = [collectives.ring_all_reduce, collectives.ring_reduce_scatter, collectives.ring_all_gather,
                  collectives.parameter_server_all_reduce, collectives.tree_all_reduce,
-                 collectives.halving_doubling_all_reduce]
+                 collectives.halving_doubling_all_reduce, collectives.broadcast, collectives.scatter,
+                 collectives.gather, collectives.reduce, collectives.all_to_all]
 
 
-@pytest.mark.parametrize("make", [collectives.ring_reduce_scatter, collectives.ring_all_gather])
-def test_ring_of_four_is_the_classic_picture(make):
+@pytest.mark.parametrize("make", [collectives.ring_reduce_scatter, collectives.ring_all_gather, collectives.broadcast,
+                                  collectives.all_to_all])
+def test_four_ranks_are_the_classic_picture(make):
     assert make(4).to_csv() == (GOLDEN / f"{make.__name__}_4.csv").read_text()
 
 
@@ -33,6 +36,40 @@ def test_promise_is_kept(make, world_size):
     schedule = make(world_size)
     assert schedule.check() is schedule
     assert _messages_per_port(schedule) <= 1, "a rank sends and receives at most one message a step"
+
+
+def test_names_promise_what_they_end_with():
+    names = ["ring_all_gather", "linear_gather", "gather", "tree_all_reduce", "tree_reduce", "ring_reduce_scatter",
+             "scatter", "pairwise_all_to_all", "allreduce", "anything"]
+    assert [promised_by(name) for name in names] == [
+        "all_gather", "gather", "gather", "all_reduce", "reduce", "reduce_scatter", "scatter", "all_to_all",
+        "all_reduce", "all_reduce"]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 8, 13, 64])
+def test_in_an_all_to_all_every_two_ranks_meet_once(world_size):
+    schedule = collectives.all_to_all(world_size)
+    pairs = [(m.src, m.dst) for m in schedule.moves]
+    assert sorted(pairs) == [(a, b) for a in range(world_size) for b in range(world_size) if a != b]
+    step_of = {(m.src, m.dst): m.step for m in schedule.moves}
+    assert all(step_of[a, b] == step_of[b, a] for a, b in pairs)
+    assert schedule.num_steps == (world_size - 1 + world_size % 2 if world_size > 1 else 0)
+
+
+def test_data_of_the_right_rank_but_of_another_chunk_is_refused():
+    to_own_number = [(0, src, dst, src, "copy") for src in (0, 1) for dst in (0, 1) if src != dst]
+    with pytest.raises(ScheduleError, match="rank 0 chunk 1 holds chunk 1 of rank 1, not its chunk 0"):
+        Schedule("all_to_all", 2, 2, to_own_number).check()
+    crossed = [Move(0, 0, 1, 0, "copy", into=1), Move(0, 0, 1, 1, "copy", into=0)]
+    with pytest.raises(ScheduleError, match="rank 1 chunk 0 holds chunk 1 of rank 0, not its chunk 0"):
+        Schedule("broadcast", 2, 2, crossed).check()
+
+
+def test_into_is_kept_only_where_it_is_another_chunk():
+    same, other = (Schedule("broadcast", 2, 2, [Move(0, 0, 1, 0, "copy", into)]) for into in (0, 1))
+    assert same == Schedule("broadcast", 2, 2, [(0, 0, 1, 0, "copy")]) != other
+    assert same.moves[0].into is None and other.moves[0].into == 1
+    assert same.into().tolist() == [0] and other.into().tolist() == [1] and "into" not in same.to_csv()
 
 
 @settings(max_examples=40, deadline=None)
@@ -87,7 +124,9 @@ def test_a_double_contribution_is_named():
 
 @pytest.mark.parametrize("move, complaint", [
     (Move(0, 0, 4, 0, "copy"), "has dst 4, it must be 0 to 3"), (Move(0, -2, 1, 0, "copy"), "has src -2"),
-    (Move(0, 0, 1, 9, "copy"), "has chunk 9"), (Move(-3, 0, 1, 0, "copy"), "has step -3, it must be 0 or more"),
+    (Move(0, 0, 1, 9, "copy"), "has chunk 9"), (Move(0, 0, 1, 1, "copy", 4), "has into 4, it must be 0 to 3"),
+    ((0, 0, 1, 1, "copy", -1), "into must be the number of a chunk or None, not -1"),
+    (Move(-3, 0, 1, 0, "copy"), "has step -3, it must be 0 or more"),
     (Move(0, 0, 1, 0, None), "op must be 'reduce' or 'copy', not 'None'"), ((0, 1), r"give \(step, src, dst, chunk, op"),
     (Move(0, 0.5, 1, 0, "copy"), "src must be a whole number, not 0.5"),
     (Move(2**40, 0, 1, 0, "copy"), "step must be a whole number, not 1099511627776"),
@@ -101,6 +140,9 @@ def test_a_move_that_cannot_be_is_refused(move, complaint):
 def test_a_copy_that_races_with_another_message_is_refused():
     moves = [*collectives.ring_all_reduce(3).moves, Move(3, 1, 0, 2, "reduce")]
     with pytest.raises(ScheduleError, match="in step 3 rank 0 chunk 2 gets a copy and another message"):
+        Schedule("ring_all_reduce", 3, 3, moves).check()
+    moves = [Move(0, 0, 2, 0, "copy", into=1), Move(0, 1, 2, 1, "copy")]
+    with pytest.raises(ScheduleError, match="in step 0 rank 2 chunk 1 gets a copy and another message"):
         Schedule("ring_all_reduce", 3, 3, moves).check()
 
 

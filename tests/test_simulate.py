@@ -10,7 +10,7 @@ from book.schedule import Schedule
 from book.simulate import simulate
 
 NAMES = ["ring_all_reduce", "ring_reduce_scatter", "ring_all_gather", "parameter_server_all_reduce",
-         "tree_all_reduce", "halving_doubling_all_reduce"]
+         "tree_all_reduce", "halving_doubling_all_reduce", "broadcast", "scatter", "gather", "reduce", "all_to_all"]
 LINK = Link(latency_s=1e-5, bandwidth_bytes_per_s=1e9)
 
 
@@ -106,6 +106,13 @@ def test_contributions_say_what_was_sent_and_what_is_held_then():
     assert np.allclose(trace.sent_bytes(), 4)
 
 
+def test_a_chunk_that_lands_in_another_leaves_as_one_and_arrives_as_the_other():
+    trace = simulate(collectives.all_to_all(2), 2, LINK)
+    assert [(e.rank, e.kind, e.chunk, e.contributions) for e in trace.events if e.kind != "hold"] == [
+        (0, "send", 1, (1, 0)), (1, "recv", 0, (1, 0)), (1, "send", 0, (0, 1)), (0, "recv", 1, (0, 1))]
+    assert trace.held() == {(r, c): (1 - c, c) for r in (0, 1) for c in (0, 1)}
+
+
 def test_a_single_rank_and_an_empty_buffer_just_work():
     assert simulate(collectives.ring_all_reduce(1), 100, LINK).held() == {(0, 0): (1,)}
     assert simulate(collectives.ring_all_reduce(4), 0, LINK).duration_s == pytest.approx(6e-5)
@@ -129,6 +136,8 @@ def test_bus_bandwidth_factors():
     assert cost.bus_bandwidth_bytes_per_s("all_reduce", 4, 1e9, 1.0) == 1.5e9
     assert cost.bus_bandwidth_bytes_per_s("all_gather", 4, 1e9, 0.5) == 1.5e9
     assert cost.bus_bandwidth_bytes_per_s("broadcast", 4, 1e9, 1.0) == 1e9
+    for name in ("scatter", "gather", "all_to_all"):
+        assert cost.bus_bandwidth_bytes_per_s(name, 4, 1e9, 1.0) == 7.5e8
     with pytest.raises(ValueError, match="no bus factor for 'gossip'"):
         cost.bus_bandwidth_bytes_per_s("gossip", 4, 1e9, 1.0)
 
