@@ -10,13 +10,16 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
+import nbformat
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
+from book.authoring.rerun import execute
 from book.launch import HangError, LaunchError, RankError, launch, rank_device
 from book.launch.ranks import Ranks
 
@@ -81,6 +84,15 @@ def test_the_first_line_comes_before_anything_slow(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Screen())
     launch(nothing, 2)
     assert set(started) == {0} and sys.stdout.getvalue().startswith("2 ranks on ")
+
+
+def test_a_cell_names_its_backend_once():
+    """In a real kernel: twice in one cell is once too often, but another cell says it again."""
+    cell = "from book.launch import launch\nfor size in (1, 1, 2): launch(int, size)"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for _ in range(2)])
+    execute(notebook, Path(__file__), cell_timeout_s=60)
+    shown = ["".join(output["text"] for output in cell.outputs).splitlines() for cell in notebook.cells]
+    assert [[line.split(" on ")[0] for line in lines] for lines in shown] == [["1 rank", "2 ranks"]] * 2
 
 
 def test_on_line_gets_lines_in_place_of_the_output(capsys):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from book.trace import Trace
 
+_announced: set[tuple[int, str]] = set()  # (cell, line) of this notebook
 NOT_RECORDED = "this run was not recorded: pass record=True to launch"
 
 
@@ -114,7 +115,8 @@ def launch(
 ) -> Run:
     """Run `fn(*args)` on `world_size` new processes and return their results by rank.
 
-    Prints one line that names the backend and, when the ranks are done, what they printed, in rank order;
+    Prints one line that names the backend (once, where one notebook cell launches again and again) and, when the ranks
+    are done, what they printed, in rank order;
     `on_line(rank, line)` gets each line as it comes instead. `env` adds environment variables. `record` keeps what the
     ranks communicate, for `run.trace`. The random numbers of Python, NumPy and torch are seeded with 1000 + rank.
 
@@ -130,7 +132,7 @@ def launch(
     _announce_first_launch()
     warm_up()  # loads torch while this process does
     backend, reason = _backend(world_size)
-    print(f"{world_size} rank{'s' * (world_size > 1)} on {reason}", flush=True)
+    _announce(f"{world_size} rank{'s' * (world_size > 1)} on {reason}")
     ranks = Ranks(world_size, on_line)
     try:
         with _hosted_store(world_size) as port, ranks:
@@ -157,6 +159,16 @@ def _check_process() -> None:
         raise LaunchError("this process is itself a rank: call the function directly instead of launching it")
     if "forkserver" not in multiprocessing.get_all_start_methods():
         raise LaunchError("launch needs to fork processes: use Linux, macOS, or WSL2 on Windows")
+
+
+def _announce(line: str) -> None:
+    """Print a line, unless this notebook cell has shown it before: a loop of launches is no reason to repeat it."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is not None and (shell.execution_count, line) in _announced:
+        return
+    if shell is not None:
+        _announced.add((shell.execution_count, line))
+    print(line, flush=True)
 
 
 @functools.cache
