@@ -2,13 +2,17 @@
 
     recording       what one rank's recorder keeps, as plain data
     recorder        start, watch, lanes, emit, collect: what runs in a rank
+    backward        follow_backward: which gradient was ready when, and which bucket took it
+    buckets         whose gradients an all-reduce carries, in a module of the reader's own
     group           the process group that notes every operation and lets it pass
     looks           looks at the watched buffer around each operation
     provenance      what the looks tell: which chunk, added or replaced, whose contributions
     happens_before  operations of all ranks matched and put in steps: assemble, from_zero
 """
+from book.record.backward import follow_backward
 from book.record.happens_before import assemble, from_zero
 from book.record.looks import WatchError
 from book.record.recorder import collect, emit, lanes, paused, start, watch
 
-__all__ = ["WatchError", "assemble", "collect", "emit", "from_zero", "lanes", "paused", "start", "watch"]
+__all__ = ["WatchError", "assemble", "collect", "emit", "follow_backward", "from_zero", "lanes", "paused", "start",
+           "watch"]

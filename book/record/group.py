@@ -50,6 +50,9 @@ class Recorder(Protocol):
     def completes(self, index: int, future: torch.futures.Future) -> None:
         """Note when `future` completes: nobody may wait for this operation itself."""
 
+    def follows(self, operation: Operation) -> bool:
+        """Whether to note when this operation completes, whoever waits for it."""
+
 
 def install(recorder: Recorder) -> None:
     """Have every process group that this process creates from here on tell `recorder` of its operations.
@@ -158,7 +161,7 @@ class RecordingGroup(ProcessGroup):
     def _call(self, kind: str, op: str | None, method: str, args: tuple, *, peer: int | None = None,
               tag: int = 0, keywords: dict[str, Any] | None = None) -> Work | None:
         issue = partial(getattr(self._inner, method), **(keywords or {}))
-        tensors = list(_tensors(args))
+        tensors = list(tensors_in(args))
         if self.recorder.paused or any(tensor.is_meta for tensor in tensors):  # torch moves nothing for meta tensors
             return issue(*args)
         self._ranks = self._ranks or tuple(dist.get_process_group_ranks(self))
@@ -168,7 +171,10 @@ class RecordingGroup(ProcessGroup):
         with self._withdrawing([index]):
             work = issue(*args)
         if self._batch is None:
-            return self._wrapped(work, [index])
+            work = self._wrapped(work, [index])
+            if work is not None and self.recorder.follows(operation):
+                work.get_future()
+            return work
         self._batch.append(index)
         return work
 
@@ -205,14 +211,17 @@ for _op, _methods in COLLECTIVES.items():
             setattr(RecordingGroup, _method, _recorded_collective(_op, _method))
 
 
-def _tensors(arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for argument in arguments:
-        if isinstance(argument, torch.Tensor):
-            yield argument
-        elif isinstance(argument, (list, tuple)):
-            yield from _tensors(argument)
+def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among `values`, and in the lists, tuples and dicts among them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
+        elif isinstance(value, dict):
+            yield from tensors_in(value.values())
 
 
 def _num_bytes(argument: Any) -> int:
     """Bytes of an argument's tensors; an operation counts the larger of its input and its output."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors([argument]))
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in([argument]))

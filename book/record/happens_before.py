@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from book.record.recording import Hold, Operation, Origin, Piece, Recording
+from book.record.recording import Gradient, Hold, Operation, Origin, Piece, Recording
 from book.trace import Event, Trace
 
 Node = int  # position in the list of messages and collectives
@@ -55,14 +55,19 @@ def _less(time_s: float | None, zero: float) -> float | None:
 
 
 def _events(rank: int, recording: Recording, order: _Order) -> Iterator[Event]:
-    """The events of one rank in program order: holds before the operation that was issued after them."""
+    """The events of one rank in program order: holds and gradients before the operation that was issued after them."""
     own, of_operation = defaultdict(list), defaultdict(list)  # own changes by position, a collective's by operation
     for hold in recording.holds:
         place = own[hold.position] if hold.operation is None else of_operation[hold.operation]
         place.append(hold)
+    ready = defaultdict(list)
+    for gradient in recording.gradients:
+        ready[gradient.position].append(gradient)
     for position in range(len(recording.log) + 1):
         for hold in own.get(position, ()):
             yield _hold_event(rank, hold, order.ready[rank][position])
+        for gradient in ready.get(position, ()):
+            yield _gradient_event(rank, gradient, order.ready[rank][position])
         if position < len(recording.log) and recording.log[position][0] == "issue":
             index = recording.log[position][1]
             if not recording.operations[index].withdrawn:
@@ -78,6 +83,11 @@ def _hold_event(rank: int, hold: Hold, step: int) -> Event:
                  contributions=hold.contributions)
 
 
+def _gradient_event(rank: int, gradient: Gradient, step: int) -> Event:
+    return Event(rank, "compute", gradient.name, step=step, num_bytes=gradient.num_bytes, bucket=gradient.bucket,
+                 start_s=gradient.start_ns / 1e9, end_s=gradient.end_ns / 1e9)
+
+
 def _operation_events(rank: int, recording: Recording, index: int, order: _Order) -> Iterator[Event]:
     operation, step = recording.operations[index], order.level(rank, index)
     partner = order.partner(rank, index)
@@ -86,7 +96,8 @@ def _operation_events(rank: int, recording: Recording, index: int, order: _Order
         end_ns = partner.end_ns  # never waited for, but by then it had arrived
     times = {"start_s": operation.start_ns / 1e9, "end_s": None if end_ns is None else end_ns / 1e9, "step": step}
     if operation.kind == "collective":
-        yield Event(rank, "collective", operation.op, group=operation.ranks, num_bytes=operation.num_bytes, **times)
+        yield Event(rank, "collective", operation.op, group=operation.ranks, num_bytes=operation.num_bytes,
+                    bucket=operation.bucket, **times)
         return
     for piece in _pieces(operation, partner):
         yield Event(rank, operation.kind, piece.op, peer=operation.peer, chunk=piece.chunk, num_bytes=piece.num_bytes,

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,10 +23,20 @@ from book.device import message_device
 from book.record.group import install
 from book.record.looks import Watch, WatchError
 from book.record.provenance import read
-from book.record.recording import Operation, Origin, Recording
+from book.record.recording import Gradient, Operation, Origin, Recording
 from book.trace import Event
 
 _recorder: _Recorder | None = None
+
+
+class Follower(Protocol):
+    """Who follows a backward pass; called under the recorder's lock, so it must not call back."""
+
+    def issued(self, index: int, operation: Operation, tensors: Sequence[torch.Tensor]) -> tuple[int | None, list[int]]:
+        """The bucket that an operation carries and the positions of the gradients in it; (None, []) if unknown."""
+
+    def completed(self, index: int) -> None:
+        """An operation has completed; called by the thread that notes it."""
 
 
 class _Thread(threading.local):
@@ -52,6 +63,11 @@ def collect() -> Recording | None:
     return _recorder.collect() if _recorder else None
 
 
+def current() -> _Recorder | None:
+    """The recorder of this process, or None when its operations are not recorded."""
+    return _recorder if _recorder and _recorder.started else None
+
+
 def emit(*events: Event, source: str = "instrumented", name: str | None = None, num_steps: int = 0,
          promise: str | None = None) -> None:
     """Add events that the program itself knows of; times in seconds of `time.monotonic()`.
@@ -69,8 +85,9 @@ def watch(buffer: torch.Tensor, num_chunks: int) -> None:
     `buffer` is contiguous and made as by `lanes(num_chunks)`; raises WatchError when it is not. Watching another
     buffer ends the first one's watch. Without a recording it does nothing, so the same function runs under torchrun.
     """
-    if _recorder and _recorder.started:
-        _recorder.watch(buffer, num_chunks)
+    recorder = current()
+    if recorder:
+        recorder.watch(buffer, num_chunks)
 
 
 def lanes(num_chunks: int, world_size: int | None = None, block: int = 1, dtype: torch.dtype = torch.float32,
@@ -125,6 +142,7 @@ class _Recorder:
         self._arriving: dict[int, Sequence[torch.Tensor]] = {}  # what receives in flight will fill, under a watch
         self._futures: dict[int, torch.futures.Future] = {}
         self._num_steps = 0  # of what has been emitted
+        self._follower: Follower | None = None
 
     @property
     def paused(self) -> bool:
@@ -142,6 +160,10 @@ class _Recorder:
                 self._watch.issued(index, operation, tensors, position)
                 if operation.kind == "recv":
                     self._arriving[index] = tensors
+            if self._follower:
+                operation.bucket, gradients = self._follower.issued(index, operation, tensors)
+                for place in gradients:
+                    recording.gradients[place].bucket = operation.bucket
             operation.start_ns = time.monotonic_ns()
             return index
 
@@ -156,7 +178,8 @@ class _Recorder:
     def waited(self, index: int, source_rank: Callable[[], int] | None = None) -> None:
         """Note that the program has waited for an operation; only the first wait counts.
 
-        `source_rank()`, in the operation's group, is asked where a message from anyone came from.
+        When it ended is when it completed, where that is known. `source_rank()`, in the operation's group, is asked
+        where a message from anyone came from.
         """
         now_ns = time.monotonic_ns()
         with self._lock:
@@ -164,7 +187,7 @@ class _Recorder:
                 return
             self._waited.add(index)
             operation, position = self.recording.operations[index], len(self.recording.log)
-            operation.end_ns = now_ns
+            operation.end_ns = operation.end_ns or now_ns
             if operation.kind == "recv" and operation.peer is None and source_rank:
                 operation.peer = operation.ranks[source_rank()]
             self.recording.log.append(("wait", index))
@@ -178,12 +201,37 @@ class _Recorder:
             self._futures[index] = future
         future.add_done_callback(lambda _: self._completed(index))  # calls at once if it is done: not under the lock
 
+    def follows(self, operation: Operation) -> bool:
+        """Whether to note when this operation completes, whoever waits for it: all-reduces of a followed backward."""
+        return self._follower is not None and operation.op == "all_reduce"
+
+    def follow(self, follower: Follower | None) -> None:
+        """Have `follower` asked about each operation from here on; None ends that."""
+        with self._lock:
+            if follower and self._follower:
+                raise RuntimeError("a backward pass is being followed already: end that `with` block first")
+            self._follower = follower
+
+    def ready(self, name: str, num_bytes: int, start_ns: int, end_ns: int) -> int:
+        """Note that a gradient is ready; returns its position among the recording's gradients."""
+        with self._lock:
+            gradients = self.recording.gradients
+            gradients.append(Gradient(name, num_bytes, len(self.recording.log), start_ns, end_ns))
+            return len(gradients) - 1
+
+    def retime(self, rows: str, index: int, name: str, time_ns: int) -> None:
+        """Correct a time: of the "gradients" or "operations", the one at `index`, its "start_ns" or "end_ns"."""
+        with self._lock:
+            setattr(getattr(self.recording, rows)[index], name, time_ns)
+
     def _completed(self, index: int) -> None:
         with self._lock:
             self._note_completion(index)
 
     def _note_completion(self, index: int) -> None:
         operation = self.recording.operations[index]
+        if self._follower and operation.end_ns is None:
+            self._follower.completed(index)
         operation.end_ns = operation.end_ns or time.monotonic_ns()
         self._futures.pop(index, None)
 
@@ -216,4 +264,5 @@ class _Recorder:
         operations = [replace(operation, pieces=pieces.get(index, operation.pieces))
                       for index, operation in enumerate(recording.operations)]
         return replace(recording, operations=operations, log=list(recording.log), holds=recording.holds + holds,
+                       gradients=[replace(gradient) for gradient in recording.gradients],
                        emitted=list(recording.emitted), origins=list(recording.origins))

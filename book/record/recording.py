@@ -1,4 +1,4 @@
-"""L2: what one rank's recorder keeps, as plain data: its operations, its log, and what its chunks held."""
+"""L2: what one rank's recorder keeps, as plain data: its operations, its log, its chunks and its gradients."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -36,7 +36,8 @@ class Hold:
 class Operation:
     """One call of one rank: `kind` "send", "recv" or "collective"; `ranks` of its group are global, as is `peer`.
 
-    A `withdrawn` one was refused when it was called, so it moved nothing and matches nothing.
+    A `withdrawn` one was refused when it was called, so it moved nothing and matches nothing. `bucket` is the bucket
+    of gradients that it carries, where that was followed and is known.
     """
 
     kind: str
@@ -50,6 +51,22 @@ class Operation:
     end_ns: int | None = None
     pieces: tuple[Piece, ...] = ()
     withdrawn: bool = False
+    bucket: int | None = None
+
+
+@dataclass
+class Gradient:
+    """The gradient of parameter `name` in a followed backward pass, ready at `end_ns` and before log entry `position`.
+
+    `start_ns` is when the one before was ready, or backward began. `bucket` is the one that an all-reduce took it in.
+    """
+
+    name: str
+    num_bytes: int
+    position: int
+    start_ns: int
+    end_ns: int
+    bucket: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,5 +88,6 @@ class Recording:
     operations: list[Operation] = field(default_factory=list)
     log: list[tuple[str, int]] = field(default_factory=list)
     holds: list[Hold] = field(default_factory=list)
+    gradients: list[Gradient] = field(default_factory=list)
     emitted: list[Event] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)

@@ -1,0 +1,268 @@
+"""L2: follow a backward pass: which gradient was ready when, and which bucket's all-reduce took it.
+
+The recorder sees all-reduces, but not what is in them. `follow_backward` adds when each gradient became ready, from
+hooks on the parameters, and whose gradients an all-reduce carries: for torch's DDP from a communication hook, which is
+told what its bucket holds, for any other module by where the tensor lies in memory (see buckets).
+"""
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from book.record import recorder
+from book.record.buckets import OwnBuckets
+from book.record.group import tensors_in
+from book.record.recording import Operation
+
+Hook = Callable[[dist.ProcessGroup, dist.GradBucket], torch.futures.Future[torch.Tensor]]
+
+
+@contextlib.contextmanager
+def follow_backward(model: nn.Module, hook: Hook | None = None) -> Iterator[None]:
+    """Record the backward passes of `model` in this block: when each gradient is ready and which bucket takes it.
+
+    The trace gets, in program order, a compute event for each gradient (`op` is the parameter's name in the wrapped
+    module, `start_s` when the gradient before was ready or backward began), and the rank's all-reduces get their
+    `bucket`. Follow DDP from its third backward on: it rebuilds its buckets after the first. `hook(group, bucket)`,
+    for DDP alone, sends the buckets in this block, such as torch's `fp16_compress_hook`; without it and outside the
+    block they are averaged as ever. Another module's all-reduce is known by the gradients in its memory, or, for a
+    copy, by the module's `buckets` (lists of parameters); otherwise its bucket stays None, as does that of a gradient
+    that no all-reduce has taken. Without a recording nothing is noted and `hook` still sends, so the same function
+    runs under torchrun. Raises ValueError for a DDP that has another communication hook, or a `hook` without DDP.
+    """
+    if hook and not isinstance(model, DDP):
+        raise ValueError("hook= is what torch's DDP sends its buckets by: wrap the model in DDP, or leave hook= out")
+    recording = recorder.current()
+    sender = _sender(model) if isinstance(model, DDP) and (recording or hook) else None
+    follower = _Follower(model, recording, sender) if recording else None
+    with contextlib.ExitStack() as stack:
+        if follower:
+            stack.enter_context(follower.following())
+        if sender:
+            stack.enter_context(sender.sending(hook, follower))
+        yield
+
+
+class _Sender:
+    """What the one communication hook of a DDP model does: a model takes a single one, for life."""
+
+    def __init__(self, group: dist.ProcessGroup):
+        self.group, self.hook = group, _average
+        self.follower: _Follower | None = None
+
+    @contextlib.contextmanager
+    def sending(self, hook: Hook | None, follower: _Follower | None) -> Iterator[None]:
+        """Send by `hook` in this block, and tell `follower`."""
+        before = self.hook
+        self.hook, self.follower = hook or before, follower
+        try:
+            yield
+        finally:
+            self.hook, self.follower = before, None
+
+
+_senders: WeakKeyDictionary[DDP, _Sender] = WeakKeyDictionary()
+
+
+def _sender(model: DDP) -> _Sender:
+    if model not in _senders:
+        sender = _Sender(model.process_group)
+        try:
+            model.register_comm_hook(sender, _send)
+        except RuntimeError as error:
+            raise ValueError("this model has a communication hook already and DDP takes only one: give that hook to "
+                             "follow_backward(model, hook=...) instead of registering it") from error
+        _senders[model] = sender
+    return _senders[model]
+
+
+# DDP wants the argument to be called bucket, and refuses an annotation that is text, as those of this module are.
+def _send(sender, bucket):  # type: ignore[no-untyped-def]
+    with sender.follower.bucket(bucket) if sender.follower else contextlib.nullcontext():
+        return sender.hook(sender.group, bucket)
+
+
+def _average(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """What DDP does without a hook, to the last bit: torch's allreduce_hook divides where DDP multiplies by 1/N."""
+    total = bucket.buffer().mul_(1 / group.size())
+    return dist.all_reduce(total, group=group, async_op=True).get_future().then(lambda future: future.value()[0])
+
+
+class _Follower:
+    """Notes the gradients of one model as they become ready, and tells the recorder who is in an all-reduce."""
+
+    def __init__(self, model: nn.Module, recording: recorder._Recorder, sender: _Sender | None):
+        self._model, self._recording = model, recording
+        self._names = _names(model)
+        self._own = None if sender else OwnBuckets(model, self._names)
+        self._unsent: dict[nn.Parameter, int] = {}  # where the gradients that nothing took yet are in the recording
+        self._bucket: tuple[int, int, list[nn.Parameter]] | None = None  # that DDP is sending: thread, index, whose
+        self._clock = _Clock(next(iter(self._names), torch.empty(0)).device)
+        self._since = self._clock.stamp()
+        self._handles: list[Any] = []
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """Listen to the model and the recorder in this block."""
+        self._recording.follow(self)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._recording.follow, None)
+            stack.callback(self._correct_times)
+            stack.callback(self._remove_hooks)
+            self._handles.append(self._model.register_forward_hook(self._forward_done))
+            for parameter in self._names:
+                self._handles.append(_hook_first(parameter, partial(self._ready, parameter)))
+            yield
+
+    @contextlib.contextmanager
+    def bucket(self, bucket: dist.GradBucket) -> Iterator[None]:
+        """What this thread issues in this block carries `bucket`."""
+        self._bucket = threading.get_ident(), bucket.index(), bucket.parameters()
+        try:
+            yield
+        finally:
+            self._bucket = None
+
+    def issued(self, index: int, operation: Operation, tensors: Sequence[torch.Tensor]) -> tuple[int | None, list[int]]:
+        """The bucket that an operation carries, and where the gradients that it takes are in the recording."""
+        if operation.kind != "collective":
+            return None, []
+        self._clock.note("operations", index, "start_ns", self._clock.stamp())
+        number, parameters = None, []
+        if self._bucket and self._bucket[0] == threading.get_ident():
+            _, number, parameters = self._bucket
+        elif self._own and operation.op == "all_reduce":
+            number, parameters = self._own.carried(tensors, list(self._unsent))
+        taken = [self._unsent.pop(parameter, None) for parameter in parameters]
+        return number, [place for place in taken if place is not None]
+
+    def completed(self, index: int) -> None:
+        """Note on the device's clock that an operation has completed."""
+        self._clock.note("operations", index, "end_ns", self._clock.stamp())
+
+    def _remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _correct_times(self) -> None:
+        for correction in self._clock.corrections():
+            self._recording.retime(*correction)
+
+    def _forward_done(self, module: nn.Module, args: Any, output: Any) -> None:
+        tensors = [tensor for tensor in tensors_in([output]) if tensor.requires_grad]
+        if tensors:
+            self._handles.append(register_multi_grad_hook(tensors, self._began, mode="any"))
+
+    def _began(self, gradient: torch.Tensor) -> None:
+        self._since = self._clock.stamp()
+
+    def _ready(self, parameter: nn.Parameter, gradient: torch.Tensor | None) -> None:
+        if gradient is None:
+            return
+        start, end = self._since, self._clock.stamp()
+        self._since = end
+        num_bytes = gradient.numel() * gradient.element_size()
+        index = self._recording.ready(self._names[parameter], num_bytes, start.time_ns, end.time_ns)
+        self._clock.note("gradients", index, "start_ns", start)
+        self._clock.note("gradients", index, "end_ns", end)
+        self._unsent.pop(parameter, None)
+        self._unsent[parameter] = index  # last, however often it was ready before
+        if self._own:
+            self._own.arrives(parameter, gradient)
+
+
+def _names(model: nn.Module) -> dict[nn.Parameter, str]:
+    """The parameters that get gradients, by their names in the module that `model` wraps as its `module`."""
+    named = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    wrapped = all(name.startswith("module.") for name in named.values())
+    return {parameter: name.removeprefix("module.") if wrapped else name for parameter, name in named.items()}
+
+
+def _hook_first(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:
+    """Call `hook` with the parameter's gradients before its other hooks, which may send them; returns its handle."""
+    handle = parameter.register_hook(hook)
+    hooks = parameter._backward_hooks
+    others = [(number, other) for number, other in hooks.items() if number != handle.id]
+    for number, other in others:  # to the end of the dict itself, which is what C++ goes by
+        del hooks[number]
+        hooks[number] = other
+    return handle
+
+
+@dataclass(frozen=True)
+class _Stamp:
+    """A moment: when the program passed it, and the mark that it left in a GPU's work (None: that is all there is)."""
+
+    time_ns: int
+    event: torch.cuda.Event | None = None
+
+
+def _stamp(device: torch.device) -> _Stamp:
+    """Now, for work on `device`: on a GPU the program runs ahead, so the current stream is marked as well.
+
+    Not run without a GPU.
+    """
+    if device.type != "cuda":
+        return _Stamp(time.monotonic_ns())
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return _Stamp(time.monotonic_ns(), event)
+
+
+class _Clock:
+    """Moments on one device, and, once it has done its work, what they were on CLOCK_MONOTONIC.
+
+    A GPU's marks are timed from one that the program waited for at the start, so ranks agree to within that wait
+    (tens of microseconds). NCCL's completions are marked on the streams that torch gives a future's callbacks.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._noted: list[tuple[str, int, str, _Stamp]] = []
+        self._zero = self.stamp()
+        if self._zero.event:
+            self._zero.event.synchronize()
+            self._zero = _Stamp(time.monotonic_ns(), self._zero.event)
+
+    def stamp(self) -> _Stamp:
+        """Now on this clock's device."""
+        return _stamp(self._device)
+
+    def note(self, rows: str, index: int, name: str, stamp: _Stamp) -> None:
+        """Remember what the time `name` of a row of the recording should be, where the program's own is not it."""
+        if stamp.event:
+            self._noted.append((rows, index, name, stamp))
+
+    def corrections(self) -> Iterator[tuple[str, int, str, int]]:
+        """The arguments of `retime` for all that was noted; waits for the device."""
+        if not self._noted:
+            return
+        torch.cuda.synchronize(self._device)
+        passed = [self._zero.time_ns + round(self._zero.event.elapsed_time(stamp.event) * 1e6)
+                  for *_, stamp in self._noted]
+        yield from in_program_order([(*place, time_ns) for (*place, _), time_ns in zip(self._noted, passed)])
+
+
+def in_program_order(times: Sequence[tuple[str, int, str, int]]) -> Iterator[tuple[str, int, str, int]]:
+    """Device times (rows, index, name, time) in the order noted, none of a program's own steps before the last one.
+
+    A GPU's clock ticks every half microsecond, so that two marks may have one time; what comes later in the program is
+    then a nanosecond later. Where all-reduces end is not the program's order.
+    """
+    latest = 0
+    for rows, index, name, time_ns in times:
+        if (rows, name) in (("gradients", "end_ns"), ("operations", "start_ns")):
+            time_ns = latest = max(time_ns, latest + 1)
+        yield rows, index, name, time_ns
