@@ -1,0 +1,67 @@
+"""L2: data parallelism as chapter 02 builds it: one state for all ranks, gradients averaged in buckets.
+
+Later chapters combine it with other kinds of parallelism. Torch's own is `torch.nn.parallel.DistributedDataParallel`.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def broadcast_state(module: nn.Module) -> None:
+    """Give every rank rank 0's parameters and buffers."""
+    for tensor in [*module.parameters(), *module.buffers()]:
+        dist.broadcast(tensor.detach(), src=0)
+
+
+class BucketedDDP(nn.Module):
+    """Average gradients in buckets, each as soon as it is full; call `finish()` after backward.
+
+    A bucket closes when its gradients have reached `bucket_bytes`. Buckets go from the last parameter to the first, and
+    are all-reduced in that order on every rank. Each backward must give every parameter a gradient.
+    """
+
+    def __init__(self, module: nn.Module, bucket_bytes: int) -> None:
+        super().__init__()
+        self.module = module
+        broadcast_state(module)
+        self.buckets = [[]]
+        trained = [p for p in module.parameters() if p.requires_grad]
+        for p in reversed(trained):
+            if sum(q.nbytes for q in self.buckets[-1]) >= bucket_bytes:
+                self.buckets.append([])
+            self.buckets[-1].append(p)
+            p.register_post_accumulate_grad_hook(self.gradient_ready)
+        self.start()
+
+    def forward(self, *inputs: Any) -> Any:
+        """The wrapped module's forward."""
+        return self.module(*inputs)
+
+    def start(self) -> None:
+        """Forget the last backward."""
+        self.ready = set()
+        self.flying = []
+
+    def gradient_ready(self, parameter: nn.Parameter) -> None:
+        """All-reduce every bucket that is full by now, and whose forerunners are under way."""
+        self.ready.add(parameter)
+        for bucket in self.buckets[len(self.flying):]:
+            if not self.ready.issuperset(bucket):
+                break
+            flat = torch.cat([p.grad.flatten() for p in bucket])
+            work = dist.all_reduce(flat, async_op=True)
+            self.flying.append((bucket, flat, work))
+
+    def finish(self) -> None:
+        """Wait for all buckets and put the averages where the gradients were."""
+        for bucket, flat, work in self.flying:
+            work.wait()
+            flat /= dist.get_world_size()
+            pieces = flat.split([p.numel() for p in bucket])
+            for p, piece in zip(bucket, pieces):
+                p.grad.copy_(piece.view_as(p))
+        self.start()
