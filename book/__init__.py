@@ -14,6 +14,7 @@ Each layer imports only from the layers below it (L3 may use L2, never the other
         launch        launch(fn, world_size): real processes from a notebook cell
         record        any torch.distributed program -> trace, with whose data is in which chunk
         execute       a schedule moved by real ranks -> trace
+        replay        a recorded backward pass with modelled durations, and how much of it overlaps
     L3  plot          trace -> matplotlib figure
         widgets       trace -> animated player
         checks        verdicts on a learner's run that name the misconception

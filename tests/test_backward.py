@@ -1,6 +1,7 @@
 """Following backward passes of real ranks: torch's DDP and the wrappers that people write themselves."""
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
@@ -12,9 +13,11 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from book.device import message_device
 from book.launch import HangError, RankError, launch, rank_device
 from book.record import follow_backward
 from book.record.backward import in_program_order
+from book.record.buckets import OwnBuckets
 from book.trace import Event, Trace
 
 MIB = 2**20
@@ -411,6 +414,64 @@ def test_of_buckets_of_one_size_the_contents_tell() -> None:
     trace = launch(follow_own, 2, After, "layers", record=True).trace
     assert contents(trace) == {2: names(2), 1: names(1), 0: names(0)}
     assert [bucket for bucket, _ in sent(trace)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("dtype, size", [(torch.float64, 1e-200), (torch.float32, 1e-30), (torch.float32, 1e30),
+                                         (torch.float16, 1e-2), (torch.bfloat16, 1.0)])
+@pytest.mark.parametrize("factor", [1.0, 1 / 3, -2.0])
+def test_contents_tell_however_small_they_are(dtype: torch.dtype, size: float, factor: float) -> None:
+    model = nn.Linear(5, 5).to(dtype)
+    model.buckets = [[model.weight], [model.weight, model.bias], [nn.Parameter(torch.ones(25))]]
+    model.other = nn.Parameter(torch.ones(25, dtype=dtype))
+    model.buckets.append([model.other])
+    generator = torch.Generator().manual_seed(3)
+    for parameter in model.parameters():
+        parameter.grad = (torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * size).to(dtype)
+    ready = {model.weight: 0, model.bias: 1, model.other: 2}
+    for number in (0, 3):
+        flat = model.buckets[number][0].grad.flatten() * factor
+        assert OwnBuckets(model, model.parameters()).carried([flat], ready)[0] == number
+
+
+class Twins(nn.Module):
+    """Two parameters whose gradients are the same to the last bit, so that their copies are too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.ones(1, 4)), nn.Parameter(torch.ones(1, 4))
+        self.buckets = [[self.first], [self.second]]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + (self.first + self.second * 1)
+
+
+def test_of_buckets_that_nothing_tells_apart_the_first_complete_one_is_taken() -> None:
+    def copies() -> None:
+        join()
+        model = Twins().to(message_device())
+        for _ in range(2):
+            with follow_backward(model):
+                backward(model)
+                dist.all_reduce(model.first.grad.clone())
+                dist.all_reduce(model.first.grad.clone())
+    trace = launch(copies, 2, record=True).trace
+    assert contents(trace) in ({0: ["first"] * 2, 1: ["second"] * 2}, {1: ["second"] * 2, 0: ["first"] * 2})
+    order = {event.op: event.bucket for event in gradients(trace)}
+    assert [bucket for bucket, _ in sent(trace)] == list(order.values()) * 2
+
+
+def test_an_all_reduce_ends_when_it_is_complete_however_late_the_program_waits() -> None:
+    def waits_late() -> None:
+        model = Each(join(16, 16), "later")
+        with follow_backward(model):
+            backward(model)
+            dist.barrier()  # by here both ranks have issued all of them
+            time.sleep(0.5)
+            dist.barrier()
+            model.finish()
+    trace = launch(waits_late, 2, record=True).trace
+    *_, later = [event for event in trace.of_rank(0) if event.op == "barrier"]
+    assert all(event.end_s < later.start_s for event in all_reduces(trace)) and len(all_reduces(trace)) == 2
 
 
 def test_a_copy_of_a_wrapper_without_buckets_stays_unknown() -> None:

@@ -144,7 +144,7 @@ class _Follower:
         if self._bucket and self._bucket[0] == threading.get_ident():
             _, number, parameters = self._bucket
         elif self._own and operation.op == "all_reduce":
-            number, parameters = self._own.carried(tensors, list(self._unsent))
+            number, parameters = self._own.carried(tensors, dict(self._unsent))
         taken = [self._unsent.pop(parameter, None) for parameter in parameters]
         return number, [place for place in taken if place is not None]
 
@@ -177,8 +177,7 @@ class _Follower:
         index = self._recording.ready(self._names[parameter], num_bytes, start.time_ns, end.time_ns)
         self._clock.note("gradients", index, "start_ns", start)
         self._clock.note("gradients", index, "end_ns", end)
-        self._unsent.pop(parameter, None)
-        self._unsent[parameter] = index  # last, however often it was ready before
+        self._unsent[parameter] = index
         if self._own:
             self._own.arrives(parameter, gradient)
 

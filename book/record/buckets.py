@@ -28,17 +28,17 @@ class OwnBuckets:
         self._arriving = parameter, ref(gradient)
 
     def carried(self, tensors: Sequence[torch.Tensor],
-                ready: Sequence[nn.Parameter]) -> tuple[int | None, list[nn.Parameter]]:
+                ready: Mapping[nn.Parameter, int]) -> tuple[int | None, list[nn.Parameter]]:
         """The number of the bucket that an all-reduce of `tensors` carries and its parameters; (None, []) if unknown.
 
         A bucket's number is its place in the module's `buckets`, or follows those in the order of their first
-        all-reduces. `ready` are the parameters whose gradients are ready and not sent, in that order.
+        all-reduces. `ready` says of the parameters whose gradients are ready and not sent in which order that was.
         """
         inside = [parameter for parameter in self._parameters if any(self._lies_in(parameter, t) for t in tensors)]
         if inside:
             return self._number(frozenset(inside)), inside
         if len(tensors) == 1:
-            return self._copied(tensors[0], list(ready))
+            return self._copied(tensors[0], ready)
         return None, []
 
     def _number(self, parameters: frozenset[nn.Parameter]) -> int:
@@ -56,12 +56,11 @@ class OwnBuckets:
         return [[parameter for parameter in bucket if isinstance(parameter, nn.Parameter) and parameter in known]
                 for bucket in listed]
 
-    def _copied(self, copy: torch.Tensor, ready: list[nn.Parameter]) -> tuple[int | None, list[nn.Parameter]]:
+    def _copied(self, copy: torch.Tensor, ready: Mapping[nn.Parameter, int]) -> tuple[int | None, list[nn.Parameter]]:
         """The complete bucket of the copy's size; of several the one with its contents, or else the first complete."""
-        place = {parameter: position for position, parameter in enumerate(ready)}
-        complete = [(max(place[parameter] for parameter in bucket), number, bucket)
+        complete = [(max(ready[parameter] for parameter in bucket), number, bucket)
                     for number, bucket in enumerate(self._listed())
-                    if bucket and all(parameter in place for parameter in bucket)
+                    if bucket and all(parameter in ready for parameter in bucket)
                     and sum(map(_num_bytes, bucket)) == _num_bytes(copy)]
         fitting = [entry for entry in complete if len(complete) > 1 and _holds(copy, entry[2])]
         if not complete:
@@ -96,5 +95,5 @@ def _holds(copy: torch.Tensor, bucket: Sequence[nn.Parameter]) -> bool:
     if any(gradient is None or gradient.dtype != copy.dtype for gradient in gradients):
         return False
     flat, own = torch.cat([gradient.reshape(-1) for gradient in gradients]), copy.detach().reshape(-1)
-    largest = flat.abs().argmax()
-    return bool(flat[largest]) and torch.allclose(own * flat[largest], flat * own[largest])
+    largest, rounding = flat.abs().argmax(), 8 * torch.finfo(copy.dtype).eps
+    return torch.allclose(own / own[largest], flat / flat[largest], rtol=rounding, atol=rounding)  # False of 0 / 0
