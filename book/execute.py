@@ -85,7 +85,9 @@ class _Executor:
     def run(self) -> None:
         now_s = time.monotonic()
         for chunk, content in enumerate(self._chunks):
-            self._note(Event(self._rank, "hold", chunk=chunk, step=0, start_s=now_s, end_s=now_s), content)
+            num_bytes = self._chunk_bytes[chunk]
+            self._note(Event(self._rank, "hold", chunk=chunk, step=0, num_bytes=num_bytes, start_s=now_s, end_s=now_s),
+                       content)
         for moves in self._steps():
             self._step(moves)
 

@@ -2,26 +2,18 @@
 
 Contents are counts of shape (R, C, K): how often rank k's data is in chunk c of rank r (K = R). Counts tell whose data
 a chunk holds, but not which of that rank's chunks it was: `source_chunk` says which it must be. Where one rank is
-special it is rank 0, the root; where chunks belong to ranks, chunk c belongs to rank c (c mod N, if there are more
-chunks than ranks). A new collective with a promise of its own is one more entry of `PROMISES`.
+special, the root, it is rank 0, if no other is named; where chunks belong to ranks, chunk c belongs to rank c (c mod N,
+if there are more chunks than ranks). A new collective with a promise of its own is one more entry of `_promises`.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 ROOT = 0
 OfSize = Callable[[int, int], np.ndarray]  # (world_size, num_chunks) -> array
-
-
-def owners(world_size: int, num_chunks: int) -> np.ndarray:
-    """The rank that a ring reduce-scatter leaves each chunk complete on, and an all-gather takes it from, shape (C,).
-
-    Chunk c starts on rank c, goes to the right, and is complete after N-1 steps, on rank c-1.
-    """
-    return (np.arange(num_chunks) - 1) % world_size
 
 
 def _same_chunk(world_size: int, num_chunks: int) -> np.ndarray:
@@ -32,11 +24,12 @@ def _same_chunk(world_size: int, num_chunks: int) -> np.ndarray:
 class Promise:
     """The start and the goal of a collective, by world size and number of chunks.
 
-    `start` and `goal` return counts (R, C, K); `where` returns which (rank, chunk) the goal is about, bool (R, C);
-    `source_chunk` returns from which chunk of its owner the data there must come, ints (R, C).
+    `says` is the goal in words. `start` and `goal` return counts (R, C, K); `where` returns which (rank, chunk) the
+    goal is about, bool (R, C); `source_chunk` from which chunk of its owner the data there must come, ints (R, C).
     """
 
     name: str
+    says: str
     start: OfSize
     goal: OfSize
     where: OfSize
@@ -58,36 +51,25 @@ def _all_data(world_size: int, num_chunks: int) -> np.ndarray:
     return np.ones((world_size, num_chunks, world_size), dtype=np.int32)
 
 
-def _data_of(rank_of_chunk: OfSize) -> OfSize:
-    """Chunk c holds the data of rank `rank_of_chunk(...)[c]`, on every rank."""
-    def goal(world_size: int, num_chunks: int) -> np.ndarray:
-        of_chunk = np.eye(world_size, dtype=np.int32)[rank_of_chunk(world_size, num_chunks)]
-        return np.broadcast_to(of_chunk, (world_size, num_chunks, world_size))
-    return goal
-
-
-def _root_of_each(world_size: int, num_chunks: int) -> np.ndarray:
-    return np.full(num_chunks, ROOT)
-
-
-def _rank_of_each(world_size: int, num_chunks: int) -> np.ndarray:
-    return np.arange(num_chunks) % world_size
-
-
 def _everywhere(world_size: int, num_chunks: int) -> np.ndarray:
     return np.ones((world_size, num_chunks), dtype=bool)
 
 
-def _on_root(world_size: int, num_chunks: int) -> np.ndarray:
-    return _everywhere(world_size, num_chunks) & (np.arange(world_size)[:, None] == ROOT)
+def _after_a_ring(world_size: int, num_chunks: int) -> np.ndarray:
+    """Chunk c starts on rank c, goes to the right, and is complete after N-1 steps: on rank c-1."""
+    return np.arange(world_size)[:, None] == (np.arange(num_chunks) - 1) % world_size
 
 
-def _owned(world_size: int, num_chunks: int) -> np.ndarray:
-    return np.arange(world_size)[:, None] == owners(world_size, num_chunks)
+def _on_their_ranks(world_size: int, num_chunks: int) -> np.ndarray:
+    return np.arange(world_size)[:, None] == np.arange(num_chunks) % world_size
 
 
-def _own_chunks(world_size: int, num_chunks: int) -> np.ndarray:
-    return np.arange(world_size)[:, None] == _rank_of_each(world_size, num_chunks)
+def _data_of(owned: OfSize) -> OfSize:
+    """Every chunk holds the data of the rank that owns it, on whichever rank it is."""
+    def goal(world_size: int, num_chunks: int) -> np.ndarray:
+        owner_of_chunk = owned(world_size, num_chunks).T.astype(np.int32)
+        return np.broadcast_to(owner_of_chunk, (world_size, num_chunks, world_size))
+    return goal
 
 
 def _chunk_for_this_rank(world_size: int, num_chunks: int) -> np.ndarray:
@@ -96,16 +78,42 @@ def _chunk_for_this_rank(world_size: int, num_chunks: int) -> np.ndarray:
     return np.arange(world_size)[:, None] + first_of_its_block
 
 
-PROMISES = {promise.name: promise for promise in (
-    Promise("all_reduce", _own_data, _all_data, _everywhere),
-    Promise("reduce_scatter", _own_data, _all_data, _owned),
-    Promise("all_gather", _own_data_where(_owned), _data_of(owners), _everywhere),
-    Promise("broadcast", _own_data_where(_on_root), _data_of(_root_of_each), _everywhere),
-    Promise("scatter", _own_data_where(_on_root), _data_of(_root_of_each), _own_chunks),
-    Promise("gather", _own_data_where(_own_chunks), _data_of(_rank_of_each), _on_root),
-    Promise("reduce", _own_data, _all_data, _on_root),
-    Promise("all_to_all", _own_data, _data_of(_rank_of_each), _everywhere, _chunk_for_this_rank),
-)}
+def _promises(root: int, owned: OfSize) -> dict[str, Promise]:
+    """`root` is the rank that is special, `owned` the (rank, chunk) pairs of a reduce-scatter or an all-gather."""
+    def root_data(world_size: int, num_chunks: int) -> np.ndarray:
+        return _own_data(world_size, num_chunks)[[root] * world_size]
+
+    def on_root(world_size: int, num_chunks: int) -> np.ndarray:
+        return _everywhere(world_size, num_chunks) & (np.arange(world_size)[:, None] == root)
+
+    complete, roots_data = "every rank holds every chunk complete", _own_data_where(on_root)
+    theirs, of_theirs = _own_data_where(_on_their_ranks), _data_of(_on_their_ranks)
+    return {promise.name: promise for promise in (
+        Promise("all_reduce", complete, _own_data, _all_data, _everywhere),
+        Promise("reduce_scatter", "every chunk is complete on one rank", _own_data, _all_data, owned),
+        Promise("all_gather", complete, _own_data_where(owned), _data_of(owned), _everywhere),
+        Promise("broadcast", f"every rank holds rank {root}'s data", roots_data, root_data, _everywhere),
+        Promise("scatter", f"every rank holds its chunk of rank {root}'s data", roots_data, root_data, _on_their_ranks),
+        Promise("gather", f"rank {root} holds a chunk of every rank's data", theirs, of_theirs, on_root),
+        Promise("reduce", f"rank {root} holds every chunk complete", _own_data, _all_data, on_root),
+        Promise("all_to_all", "every rank holds a chunk of every rank's data", _own_data, of_theirs, _everywhere,
+                _chunk_for_this_rank),
+    )}
+
+
+PROMISES = _promises(ROOT, _after_a_ring)
+
+
+def variants(name: str, world_size: int) -> Iterator[Promise]:
+    """The promise called `name` as `PROMISES` has it, then as other programs keep it.
+
+    With any rank as its root; or, for a reduce-scatter and an all-gather, with chunk c on rank c, as torch has it.
+    """
+    yield PROMISES[name]
+    if name in ("reduce_scatter", "all_gather"):
+        yield _promises(ROOT, _on_their_ranks)[name]
+    elif name in ("broadcast", "scatter", "gather", "reduce"):
+        yield from (_promises(root, _after_a_ring)[name] for root in range(1, world_size))
 
 
 def promised_by(name: str) -> str:

@@ -137,7 +137,7 @@ def _events(schedule: Schedule, chunk_bytes: float, start_s: np.ndarray, sent_s:
     """A send and a recv per move, in the schedule's order; before them, if watched, what every rank holds."""
     moves = schedule.moves
     if not len(moves):
-        return _holds(schedule) if watched else Columns(Event, {})
+        return _holds(schedule, chunk_bytes) if watched else Columns(Event, {})
     src, dst, chunk, step, op = (moves.array(name) for name in ("src", "dst", "chunk", "step", "op"))
     chunks = _pairs(chunk, schedule.into())
     arrays = {
@@ -149,15 +149,16 @@ def _events(schedule: Schedule, chunk_bytes: float, start_s: np.ndarray, sent_s:
     if watched:
         arrays["contributions"] = _contributions(schedule)
     events = Columns(Event, arrays, {"kind": ("send", "recv"), "op": moves.vocabularies["op"]})
-    return concatenate([_holds(schedule), events]) if watched else events
+    return concatenate([_holds(schedule, chunk_bytes), events]) if watched else events
 
 
-def _holds(schedule: Schedule) -> Columns:
+def _holds(schedule: Schedule, chunk_bytes: float) -> Columns:
     held = schedule.start()
     rank, chunk = (index.ravel().astype(np.int32) for index in np.indices(held.shape[:2]))
     zeros = np.zeros(len(rank))
     arrays = {"rank": rank, "chunk": chunk, "kind": np.zeros(len(rank), dtype=np.int16),
-              "step": np.zeros(len(rank), dtype=np.int32), "start_s": zeros, "end_s": zeros,
+              "step": np.zeros(len(rank), dtype=np.int32), "num_bytes": zeros + chunk_bytes,
+              "start_s": zeros, "end_s": zeros,
               "contributions": held.reshape(len(rank), -1).astype(np.float32)}
     return Columns(Event, arrays, {"kind": ("hold",)})
 

@@ -4,7 +4,8 @@ The same form whether it was simulated, executed, or recorded from a program: a 
 where a trace came from, except to say so.
 
     kind        what the event says
-    hold        rank has these contributions in its chunk (at the start, or after it changed them by itself)
+    hold        rank has these contributions in its chunk: at the start, after it changed them by itself, or, where op
+                names one, after a collective
     send        rank sent chunk to peer; contributions: what was in the message
     recv        rank got chunk from peer, and op says what it did with it: "reduce" (added) or "copy" (replaced);
                 contributions: what its chunk held afterwards
@@ -37,8 +38,8 @@ class Event:
     """One thing that one rank did; a field that does not apply is None.
 
     `peer` and `group` (a tuple) are global ranks, times are seconds on the trace's clock, `num_bytes` is what the
-    message or the rank's buffer weighed, `contributions` has one number per rank: how often its data is in the chunk.
-    `bucket` says which bucket of gradients a compute event fills or a collective carries.
+    message, the chunk or the rank's buffer weighed, `contributions` has one number per rank: how often its data is in
+    the chunk. `bucket` says which bucket of gradients a compute event fills or a collective carries.
     """
 
     rank: int = count()

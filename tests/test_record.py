@@ -383,6 +383,18 @@ COLLECTIVES = ["all_reduce", "all_gather", "all_gather", "reduce_scatter", "redu
                "all_to_all", "broadcast", "reduce", "scatter", "gather", "barrier", "all_reduce", "barrier", "all_reduce"]
 
 
+def test_what_a_rank_changed_itself_and_what_a_collective_did_are_told_apart():
+    def both() -> None:
+        buffer, *_ = watched(1)
+        buffer *= 2
+        dist.all_reduce(buffer)
+        buffer /= 2
+
+    own = launch(both, 2, record=True).trace.logical().of_rank(1)
+    assert [(e.step, e.op, e.contributions) for e in own if e.kind == "hold"] == [
+        (0, None, (0, 1)), (0, None, (0, 2)), (0, "all_reduce", (2, 2)), (1, None, (1, 1))]
+
+
 def every_collective() -> None:
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()

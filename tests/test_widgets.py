@@ -11,12 +11,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from book import collectives
 from book.cost import Link
+from book.execute import execute
+from book.launch import launch
+from book.promise import PROMISES, variants
+from book.record import lanes, watch
 from book.schedule import Schedule
 from book.simulate import simulate
 from book.trace import Event, Trace
@@ -28,6 +35,7 @@ LINK = Link(20e-6, 1e9)
 SCHEDULES: list[Callable[[int], Schedule]] = [
     collectives.ring_all_reduce, collectives.ring_reduce_scatter, collectives.ring_all_gather,
     collectives.parameter_server_all_reduce, collectives.tree_all_reduce, collectives.halving_doubling_all_reduce,
+    collectives.broadcast, collectives.scatter, collectives.gather, collectives.reduce, collectives.all_to_all,
 ]
 MOST_ASSET_BYTES, MOST_PAGE_BYTES = 40 * 1024, 30 * 1024
 
@@ -141,6 +149,157 @@ def test_wrong_runs_say_what_is_wrong() -> None:
     assert "lacks the contribution of ranks" in run_payload(simulated(copies))["verdict"]
 
 
+@pytest.mark.parametrize("make", SCHEDULES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+def test_goals_are_what_the_schedule_promises(make: Callable[[int], Schedule], num_ranks: int) -> None:
+    schedule = make(num_ranks)
+    promise, size = PROMISES[schedule.promise], (num_ranks, schedule.num_chunks)
+    data = run_payload(simulated(schedule))
+    lines = [line.split("/") for line in data.get("goals", [write((1,) * num_ranks)])]
+    for rank, chunk in np.ndindex(size):
+        line = lines[rank % len(lines)]
+        text = line[chunk % len(line)]
+        goal = contents(text, num_ranks) if text != "-" else None
+        assert goal == (tuple(promise.goal(*size)[rank, chunk]) if promise.where(*size)[rank, chunk] else None)
+
+
+def told(data: dict[str, Any]) -> list[str]:
+    """All that a run says in words: at the start, of each step, at the end."""
+    return [data["begin"], *(data["rests"][place] for place in data["says"]), data["verdict"]]
+
+
+def test_rooted_collectives_in_words() -> None:
+    said = {make.__name__: told(run_payload(simulated(make(4)))) for make in SCHEDULES}
+    nothing = ", which held nothing there. Every other link is idle."
+    assert said["broadcast"] == ["Start: only rank 0 holds data.", nothing, ", which held nothing there. Two links "
+                                 "carry four chunks each at once.", "Done: every rank holds rank 0's data."]
+    assert said["scatter"] == ["Start: only rank 0 holds data.", *[nothing] * 3,
+                               "Done: every rank holds its chunk of rank 0's data."]
+    assert said["gather"] == ["Start: each chunk is on one rank only.", *[nothing] * 3,
+                              "Done: rank 0 holds a chunk of every rank's data."]
+    assert said["reduce"][0] == "Start: every rank holds only its own data."
+    assert said["reduce"][-1] == "Done: rank 0 holds every chunk complete."
+    assert said["all_to_all"][1] == ", which puts it in place of its chunk 0. Four links carry one chunk at once."
+    assert said["all_to_all"][-1] == "Done: every rank holds a chunk of every rank's data."
+
+
+def test_what_a_rooted_collective_sends() -> None:
+    data = {make.__name__: run_payload(simulated(make(8))) for make in SCHEDULES}
+    figures = {name: (run["total"], run["who"], run["formula"].replace("\u00a0", " ")) for name, run in data.items()}
+    assert figures["broadcast"] == (3.0, 0, ": ⌈lg N⌉ · n")
+    assert figures["scatter"] == (0.875, 0, ": (N−1)/N · n")
+    assert figures["gather"] == (0.125, 1, ": 1/N · n")
+    assert figures["reduce"] == (1.0, 1, "")
+    assert figures["all_to_all"] == (0.875, -1, ": (N−1)/N · n")
+    assert {run["bytes"] for run in data.values()} == {400_000_000}
+    assert data["scatter"]["names"] == ["scatter", "scatter", ""]
+    on_three = run_payload(simulated(collectives.broadcast(3)))
+    assert (on_three["total"], on_three["formula"]) == (2.0, "")  # lg N and N-1 agree there
+
+
+def test_executed_collectives_keep_each_its_own_promise() -> None:
+    makes = (collectives.broadcast, collectives.all_to_all, collectives.ring_reduce_scatter)
+    traces = {make.__name__: launch(execute, 4, make(4), torch.ones(10 * 4)).trace for make in makes}
+    data = data_of(play(traces))
+    assert [(run["goal"], run["ok"]) for run in data["runs"]] == [
+        ("broadcast", True), ("all_to_all", True), ("reduce_scatter", True)]
+    assert str(play(traces["all_to_all"])) == "All-to-all: player, 4 ranks, 3 steps, executed"
+    assert "<li>1 → 2: chunk 2 into chunk 1, 2 → 1: chunk 1 into chunk 2 (replacing what was there)</li>" in page_of(
+        play(launch(execute, 3, collectives.all_to_all(3)).trace))
+    assert "<li>0 → 1: chunk 1 (where nothing was)</li>" in page_of(play(collectives.scatter(3)))
+
+
+def test_a_promise_that_is_asked_for_may_have_another_root_or_other_owners() -> None:
+    for name in PROMISES:
+        for promise in variants(name, 4):
+            size = 4, 4
+            start = np.eye(4, dtype=int)[:, None] * np.ones((1, 4, 1), dtype=int)
+            goal = np.where(promise.where(*size)[..., None], promise.goal(*size), start)
+            events = [Event(r, "hold", op, chunk=c, step=0, contributions=tuple(held[r, c].tolist()))
+                      for op, held in ((None, start), ("some_collective", goal)) for r, c in np.ndindex(size)]
+            events += [Event(r, "collective", "some_collective", group=(0, 1, 2, 3), step=0) for r in range(4)]
+            data = run_payload(Trace(events, 4, "logical", "recorded"), name)
+            assert (data["ok"], data["verdict"]) == (True, f"Done: {promise.says}.")
+    wrong = run_payload(Trace(events, 4, "logical", "recorded"), "reduce")["verdict"]
+    assert wrong.startswith("Wrong at the end: 0 of 4 chunks are complete. Rank 0's chunk 0 lacks")
+
+
+def library(*calls: str) -> None:
+    """In a rank: collectives of the library, and a message by hand, on a watched buffer."""
+    dist.init_process_group()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    buffer = lanes(size)
+    chunks = buffer.chunk(size)
+    watch(buffer, size)
+    pairs = [dist.new_group([first, first + 1]) for first in range(0, size, 2)]
+    for call in calls:
+        if call == "all_reduce":
+            dist.all_reduce(buffer)
+        elif call == "broadcast from 2":
+            dist.broadcast(buffer, 2)
+        elif call == "all_reduce of pairs":
+            dist.all_reduce(buffer, group=pairs[rank // 2])
+        elif call == "reduce_scatter":
+            dist.reduce_scatter_tensor(chunks[rank], buffer.clone())
+        elif call == "all_gather":
+            dist.all_gather_into_tensor(buffer, chunks[rank].clone())
+        elif call == "all_reduce of a loss":
+            dist.all_reduce(torch.ones(1))
+        elif call == "barrier":
+            dist.barrier()
+        elif call == "empty":
+            buffer.zero_() if rank else None
+        elif call == "message" and rank < 2:
+            dist.send(chunks[0], 1) if rank == 0 else dist.recv(chunks[0], 0)
+
+
+def recorded(*calls: str) -> dict[str, Any]:
+    return run_payload(launch(library, 4, *calls, record=True).trace)
+
+
+def test_a_librarys_collective_is_one_step_in_which_nothing_is_seen_to_travel() -> None:
+    data = recorded("all_reduce")
+    assert told(data) == ["Start: every rank holds only its own data.",
+                          "All 4 ranks call all_reduce: the library moves the data, and does not tell how.",
+                          "Done: every rank holds every chunk complete."]
+    assert data["steps"] == [""] and data["unseen"] is True and data["names"][int(data["phases"])] == "all-reduce"
+    assert data["holds"] == [[1, rank, chunk, "f"] for rank in range(4) for chunk in range(4)]
+
+
+def test_every_collective_of_a_program_is_a_step_and_none_is_judged_without_a_promise() -> None:
+    data = recorded("reduce_scatter", "all_gather", "barrier", "all_reduce of a loss", "broadcast from 2")
+    assert [text.split(":")[0] for text in told(data)[1:-1]] == [
+        f"All 4 ranks call {op}" for op in ("reduce_scatter", "all_gather", "barrier", "all_reduce", "broadcast")]
+    assert told(data)[3].endswith(": nobody goes on before all have called it.")
+    assert told(data)[4].endswith(": the watched buffer holds what it held before.")
+    assert data["verdict"] == "Done: every rank holds every chunk complete."
+    assert (data["ok"], told(recorded("all_reduce", "all_reduce"))[-1]) == (True, "")
+    assert told(recorded("empty", "all_reduce"))[0] == "Start: only rank 0 holds data."
+    assert recorded("broadcast from 2")["verdict"] == "Done: every rank holds rank 2's data."
+
+
+def test_groups_and_messages_beside_the_library() -> None:
+    data = recorded("all_reduce of pairs", "message", "all_reduce")
+    assert told(data)[1].startswith("Ranks 0 and 1 call all_reduce; ranks 2 and 3 call all_reduce: the library moves")
+    assert data["steps"][0] == "" and data["steps"][1] == "010=" and data["unseen"]
+    assert told(data)[2] == ", which puts it in place of its own."
+    page = page_of(play(launch(library, 2, "all_reduce of pairs", "message", record=True).trace))
+    assert "<li>both ranks call all_reduce</li><li>0 → 1: chunk 0 (replacing what was there)</li>" in page
+
+
+def test_ranks_that_do_not_call_a_collective_are_named() -> None:
+    hold = [Event(r, "hold", chunk=0, step=0, contributions=(1 - r, r)) for r in (0, 1)]
+
+    def said(*calls: tuple[int, str], world_size: int = 2) -> str:
+        events = [Event(r, "collective", op, group=tuple(range(world_size)), step=0) for r, op in calls]
+        events += [replace(e, contributions=e.contributions + (0,) * (world_size - 2)) for e in hold]
+        return told(run_payload(Trace(events, world_size, "logical", "recorded")))[1]
+
+    assert said((0, "all_reduce")) == "Rank 0 calls all_reduce, rank 1 does not."
+    assert said((1, "barrier"), world_size=3) == "Rank 1 calls barrier, ranks 0 and 2 do not."
+    assert said((0, "all_reduce"), (1, "broadcast")).startswith("Rank 0 calls all_reduce, rank 1 calls broadcast: the ")
+
+
 def test_a_promise_can_be_given() -> None:
     trace = simulated(collectives.ring_reduce_scatter(4))
     unnamed = Trace(trace.events, 4, trace.clock, "recorded")
@@ -160,7 +319,8 @@ def test_shapes() -> None:
     kinds = {make.__name__: run_payload(simulated(make(8)))["shape"]["kind"] for make in SCHEDULES}
     assert kinds == {"ring_all_reduce": "ring", "ring_reduce_scatter": "ring", "ring_all_gather": "ring",
                      "parameter_server_all_reduce": "tree", "tree_all_reduce": "tree",
-                     "halving_doubling_all_reduce": "mesh"}
+                     "halving_doubling_all_reduce": "mesh", "broadcast": "tree", "scatter": "tree", "gather": "tree",
+                     "reduce": "tree", "all_to_all": "mesh"}
 
 
 def test_html_is_the_same_every_time_and_has_no_measured_time() -> None:

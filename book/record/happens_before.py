@@ -73,13 +73,13 @@ def _events(rank: int, recording: Recording, order: _Order) -> Iterator[Event]:
             if not recording.operations[index].withdrawn:
                 yield from _operation_events(rank, recording, index, order)
             for hold in of_operation.get(index, ()):
-                yield _hold_event(rank, hold, order.level(rank, index))
+                yield _hold_event(rank, hold, order.level(rank, index), recording.operations[index].op)
     yield from recording.emitted
 
 
-def _hold_event(rank: int, hold: Hold, step: int) -> Event:
+def _hold_event(rank: int, hold: Hold, step: int, op: str | None = None) -> Event:
     time_s = hold.time_ns / 1e9
-    return Event(rank, "hold", chunk=hold.chunk, step=step, start_s=time_s, end_s=time_s,
+    return Event(rank, "hold", op, chunk=hold.chunk, step=step, start_s=time_s, end_s=time_s,
                  contributions=hold.contributions)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 from collections import defaultdict
 from html import escape
 
-from book.widgets.run import Run, Transfer
+from book.widgets.run import Run, State, Transfer
+from book.widgets.words import calls_in_words
 
 MOST_STEPS, MOST_MESSAGES = 14, 60  # longer runs are summed up: this text is for reading, not for data
 DOES = {"reduce": "added", "copy": "replacing what was there"}
@@ -26,17 +27,28 @@ def fallback(title: str, names: list[str], runs: list[Run], source: str) -> str:
     (run,) = runs
     if run.num_steps > MOST_STEPS or len(run.transfers) > MOST_MESSAGES:
         return parts[0] + f"<p>{_size(run)}, {len(run.transfers)} chunks sent.</p>"
-    by_step = defaultdict(list)
+    sent, called = defaultdict(list), defaultdict(list)
     for transfer in run.transfers:
-        by_step[transfer.leaves].append(transfer)
-    items = "".join(f"<li>{_step(by_step[step])}</li>" for step in range(run.num_steps))
-    return parts[0] + f"<ol>{items}</ol>"
+        sent[transfer.leaves].append(transfer)
+    for call in run.calls:
+        called[call.step].append(call)
+    steps = (_sent(sent[step], held) + [escape(calls_in_words(called[step], run.world_size))] * bool(called[step])
+             for step, held in zip(range(run.num_steps), run.states()))
+    return parts[0] + "<ol>" + "".join(f"<li>{'; '.join(step)}</li>" for step in steps) + "</ol>"
 
 
-def _step(transfers: list[Transfer]) -> str:
-    texts = [f"{t.src} → {t.dst}: chunk {'?' if t.chunk is None else t.chunk}" for t in transfers]
-    does = {DOES.get(t.op or "", "received" if t.arrives is not None else "never received") for t in transfers}
-    return f"{', '.join(texts)} ({' or '.join(sorted(does))})"
+def _sent(transfers: list[Transfer], held: State) -> list[str]:
+    if not transfers:
+        return []
+    texts = [f"{t.src} → {t.dst}: {_chunk(t)}" for t in transfers]
+    does = {"where nothing was" if t.finds_empty(held) else
+            DOES.get(t.op or "", "received" if t.arrives is not None else "never received") for t in transfers}
+    return [f"{', '.join(texts)} ({' or '.join(sorted(does))})"]
+
+
+def _chunk(t: Transfer) -> str:
+    into = f" into chunk {t.into}" if t.into is not None and t.into != t.chunk else ""
+    return f"chunk {'?' if t.chunk is None else t.chunk}{into}"
 
 
 def _size(run: Run) -> str:

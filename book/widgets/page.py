@@ -10,9 +10,9 @@ from typing import Any
 from book.widgets.fallback import describe, fallback
 from book.widgets.payload import Options, payload
 from book.widgets.run import as_trace, read_run
+from book.widgets.words import spelled
 
 ASSETS = Path(__file__).parent  # player.js and player.css, for the site to copy
-ACRONYMS = {"all reduce": "all-reduce", "reduce scatter": "reduce-scatter", "all gather": "all-gather"}
 
 
 class Shown:
@@ -60,9 +60,7 @@ def title_of(traces: Mapping[Any, Any]) -> str:
     name = names.pop() if len(names) == 1 else None
     if not name:
         return "What every rank's chunks hold"
-    words = name.replace("_", " ")
-    for plain, spelled in ACRONYMS.items():
-        words = words.replace(plain, spelled)
+    words = spelled(name)
     return words[0].upper() + words[1:]
 
 

@@ -7,6 +7,9 @@ A run is written step by step, a message per word:
     021?~3     ... received, nobody knows how; "~3": in the message were ranks 0 and 1, not what rank 0's chunk held
     021!       ... never received;      021+6@5  into chunk 5;      021+6^4  arriving in step 4, not in its own
 
+A step in which only the library moved data has no words: what it changed is among the `holds`, [step, rank, chunk,
+contents] that hold from before that step on.
+
 Contributions are a bit mask in hexadecimal, least significant digit (ranks 0-3) first; counts other than 0 and 1 are
 written out, "(1,2,0,0.25)"; "?" is unknown. Ranks and chunks are `width` digits in base 36. Nothing is left for the
 player to work out: what a chunk holds is what the trace says, and a message is only left out of the text where it
@@ -19,11 +22,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from book.promise import PROMISES
+from book.promise import Promise
 from book.trace import Trace
 from book.widgets.run import Contributions, Run, Transfer, read_run
 from book.widgets.shape import shape_of
-from book.widgets.summary import phase_names, phases, promise_of, source_of, totals, verdict
+from book.widgets.summary import phase_names, phases, promised_of, source_of, totals, verdict
 from book.widgets.words import words_of
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -61,19 +64,18 @@ def run_payload(trace: Trace, promise: str | None = None, with_backend: bool = F
     """One run as JSON data; the backend is left out where outputs must be the same on every machine."""
     run = read_run(trace)
     width = 1 if max(run.world_size, run.num_chunks) <= len(DIGITS) else 2
-    promise = promise or promise_of(trace, run)
+    promised, kept = promised_of(trace, run, promise)
     shape = shape_of([(t.src, t.dst) for t in run.transfers], run.world_size)
-    data: dict[str, Any] = {
-        "n": run.world_size, "c": run.num_chunks, "width": width, "goal": promise, "shape": shape,
-        "names": phase_names(trace.name, shape), "phases": phases(run), **verdict(run, promise),
-        **words_of(run),
-        "source": source_of(trace, run, with_backend), **totals(run, promise), **_sizes(run),
+    digits, called = phases(run)
+    return {
+        "n": run.world_size, "c": run.num_chunks, "width": width, "goal": promised.name, "shape": shape,
+        "names": phase_names(trace.name, promised.name, shape) + called, "phases": digits,
+        **verdict(run, promised, kept, bool(promise or trace.promise)), **words_of(run),
+        "source": source_of(trace, run, with_backend), **totals(run, promised.name), **_sizes(run),
         "holds": [[step, rank, chunk, write(held)] for step, rank, chunk, held in run.holds],
         "start": _write_start(run), "steps": _write_steps(run, width), **_write_times(run, trace),
+        **_write_goal(run, promised), **({"unseen": True} if run.called else {}),
     }
-    if promise == "all_gather":
-        data["want"] = [write(chunk) for chunk in PROMISES[promise].goal(run.world_size, run.num_chunks)[0].tolist()]
-    return data
 
 
 def write(held: Contributions) -> str:
@@ -88,26 +90,34 @@ def write(held: Contributions) -> str:
 
 def _write_start(run: Run) -> list[str]:
     """A text per rank: what its chunks hold, written once if they all hold the same."""
-    lines = [[write(run.start.get((r, c))) for c in range(run.num_chunks)] for r in range(run.world_size)]
-    return ["/".join(line if len(set(line)) > 1 else line[:1]) for line in lines]
+    return [_line([write(run.start.get((r, c))) for c in range(run.num_chunks)]) for r in range(run.world_size)]
+
+
+def _write_goal(run: Run, promise: Promise) -> dict[str, list[str]]:
+    """`goals`: what each rank's chunks should hold at the end, "-" where that is left open, as `start` is written.
+
+    One text if it is the same for all ranks, none if it is all contributions; `want` has it by chunk where it is that.
+    """
+    size = run.world_size, run.num_chunks
+    goal, where = promise.goal(*size), promise.where(*size)
+    if where.all() and goal.all():
+        return {}
+    texts = [[write(goal[r, c].tolist()) if where[r, c] else "-" for c in range(size[1])] for r in range(size[0])]
+    if texts.count(texts[0]) == len(texts):
+        return {"goals": [_line(texts[0])], "want": texts[0]}
+    return {"goals": [_line(of_rank) for of_rank in texts]}
+
+
+def _line(texts: list[str]) -> str:
+    return "/".join(texts if len(set(texts)) > 1 else texts[:1])
 
 
 def _write_steps(run: Run, width: int) -> list[str]:
-    held = {(r, c): run.start.get((r, c)) for r in range(run.world_size) for c in range(run.num_chunks)}
-    holds, arriving, lines = defaultdict(list), defaultdict(list), []
-    for step, rank, chunk, contents in run.holds:
-        holds[step].append(((rank, chunk), contents))
     by_step = defaultdict(list)
     for transfer in run.transfers:
         by_step[transfer.leaves].append(transfer)
-    for step in range(run.num_steps):
-        held.update(arriving.pop(step, ()))
-        held.update(holds[step])
-        lines.append(" ".join(_word(t, held, width) for t in by_step[step]))
-        for t in by_step[step]:
-            if t.into is not None:
-                arriving[t.arrives + 1].append(((t.dst, t.into), t.after))
-    return lines
+    return [" ".join(_word(t, held, width) for t in by_step[step])
+            for step, held in zip(range(run.num_steps), run.states())]
 
 
 def _word(t: Transfer, held: Mapping[tuple[int, int], Contributions], width: int) -> str:
@@ -128,6 +138,8 @@ def _write_times(run: Run, trace: Trace) -> dict[str, Any]:
     """Per step [start, end] if all transfers share it, else a pair per transfer, in ticks of the run's duration."""
     if trace.clock != "modelled" or not trace.duration_s or any(t.start_s is None for t in run.transfers):
         return {}
+    if {t.leaves for t in run.transfers} != set(range(run.num_steps)):
+        return {}
     origin, duration = min(t.start_s for t in run.transfers), trace.duration_s
     lines = [[] for _ in range(run.num_steps)]
     for t in run.transfers:
@@ -138,12 +150,11 @@ def _write_times(run: Run, trace: Trace) -> dict[str, Any]:
 
 def _sizes(run: Run) -> dict[str, Any]:
     """The buffer's bytes, and each chunk's share where they are not all the same."""
-    by_chunk = {t.chunk: t.num_bytes for t in run.transfers if t.num_bytes}
-    if len(by_chunk) < run.num_chunks:
+    num_bytes, shares = run.num_bytes(), run.shares()
+    if num_bytes is None:
         return {}
-    shares = run.shares()
     uneven = shares.max() - shares.min() > 1e-9
-    sizes = {"bytes": round(sum(by_chunk.values()))}
+    sizes = {"bytes": round(num_bytes)}
     return {**sizes, "shares": [round(x, 6) for x in shares.tolist()]} if uneven else sizes
 
 

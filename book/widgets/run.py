@@ -1,8 +1,12 @@
-"""L3: a trace as a player sees it: chunks that travel from step to step, each send matched to its receive."""
+"""L3: a trace as a player sees it: chunks that travel from step to step, each send matched to its receive.
+
+A collective that the library carried out is a step too: which ranks called it, and what their chunks hold afterwards.
+How it moved them the trace does not say, and so nothing here does.
+"""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +17,7 @@ from book.simulate import simulate
 from book.trace import Event, Trace
 
 Contributions = tuple[float, ...] | None
+State = dict[tuple[int, int], Contributions]  # by (rank, chunk)
 LARGEST_WORLD = 64
 
 
@@ -33,33 +38,72 @@ class Transfer:
     start_s: float | None = None
     end_s: float | None = None
 
+    def finds_empty(self, held: State) -> bool:
+        """Whether it replaces a chunk that is known to hold nothing, when the chunks hold what `held` says."""
+        before = held.get((self.dst, self.into)) if self.into is not None else None
+        return self.op == "copy" and before is not None and not any(before)
+
+
+@dataclass
+class Call:
+    """A collective of the ranks in `group`: `ops` says who called what, `changes` if the watched buffer was changed."""
+
+    step: int
+    group: tuple[int, ...]
+    ops: dict[int, str] = field(default_factory=dict)
+    changes: bool = False
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks of the group that did not call it."""
+        return [rank for rank in self.group if rank not in self.ops]
+
 
 @dataclass
 class Run:
-    """What the player needs of one trace: starting contents, transfers by step, and what ranks changed themselves."""
+    """What the player needs of one trace: starting contents, transfers by step, and other changes of contents."""
 
     world_size: int
     num_chunks: int
     num_steps: int
     transfers: list[Transfer]
-    start: dict[tuple[int, int], Contributions] = field(default_factory=dict)
-    holds: list[tuple[int, int, int, Contributions]] = field(default_factory=list)  # step, rank, chunk, contents
+    start: State = field(default_factory=dict)
+    holds: list[tuple[int, int, int, Contributions]] = field(default_factory=list)  # before which step, rank, chunk
+    calls: list[Call] = field(default_factory=list)
+    sizes: dict[int, float] = field(default_factory=dict)  # bytes by chunk, where an event tells
+
+    @property
+    def called(self) -> set[str]:
+        """The collectives that ranks called: what these moved is not seen."""
+        return {op for call in self.calls for op in call.ops.values()} - {"barrier"}
 
     def shares(self) -> np.ndarray:
         """Each chunk's share of the buffer, shape (num_chunks,): by its bytes where all are known, else equal."""
-        sizes = np.zeros(self.num_chunks)
-        for t in self.transfers:
-            if t.chunk is not None:
-                sizes[t.chunk] = max(sizes[t.chunk], t.num_bytes or 0)
-        return sizes / sizes.sum() if sizes.all() else np.full(self.num_chunks, 1 / self.num_chunks)
+        total = self.num_bytes()
+        if total is None:
+            return np.full(self.num_chunks, 1 / self.num_chunks)
+        return np.array([self.sizes[chunk] for chunk in range(self.num_chunks)]) / total
 
-    def final(self) -> dict[tuple[int, int], Contributions]:
-        """What each (rank, chunk) holds at the end."""
+    def num_bytes(self) -> float | None:
+        """The buffer's bytes; None unless the events tell those of every chunk."""
+        return sum(self.sizes.values()) if len(self.sizes) == self.num_chunks else None
+
+    def states(self) -> Iterator[State]:
+        """What each (rank, chunk) holds before each step, and last of all at the end; one dict, changed in place."""
         changes = [(step, 1, (rank, chunk), held) for step, rank, chunk, held in self.holds]
         changes += [(t.arrives + 1, 0, (t.dst, t.into), t.after) for t in self.transfers if t.into is not None]
+        by_step = defaultdict(list)
+        for step, _, where, contents in sorted(changes, key=lambda change: change[:2]):
+            by_step[step].append((where, contents))
         held = {(r, c): self.start.get((r, c)) for r in range(self.world_size) for c in range(self.num_chunks)}
-        held.update((where, contents) for _, _, where, contents in sorted(changes, key=lambda change: change[:2]))
-        return held
+        for step in range(self.num_steps + 1):
+            held.update(by_step[step])
+            yield held
+
+    def final(self) -> State:
+        """What each (rank, chunk) holds at the end."""
+        *_, last = self.states()
+        return last
 
 
 def as_trace(what: Trace | Schedule) -> Trace:
@@ -78,20 +122,30 @@ def as_trace(what: Trace | Schedule) -> Trace:
 
 
 def read_run(trace: Trace) -> Run:
-    """A trace's transfers, matched send to receive, and holds; raises ValueError when it has none to play."""
+    """A trace's transfers, matched send to receive, calls and holds; raises ValueError when it has none to play.
+
+    Collectives count only where a buffer is watched: without one there is nothing that they are seen to change.
+    """
     events = list(trace.events)
     sends, recvs = ([e for e in events if e.kind == kind and e.peer is not None] for kind in ("send", "recv"))
-    if not sends and not recvs:
-        raise ValueError("this trace has no chunk that is sent or received: there is nothing to play "
-                         "(record=True follows sends and receives of a watched buffer)")
-    if any(e.step is None for e in sends + recvs):
-        raise ValueError("this trace's sends and receives have no steps: give each event its step")
-    steps = sorted({e.step for e in sends + recvs})
+    holds = [e for e in events if e.kind == "hold" and e.chunk is not None]
+    calls = [e for e in events if e.kind == "collective"] if holds else []
+    played = sends + recvs + calls
+    if not played:
+        raise ValueError("this trace has no chunk that is sent or received: there is nothing to play (record=True "
+                         "follows sends, receives and collectives of a watched buffer: watch(buffer, num_chunks))")
+    if any(e.step is None for e in played):
+        raise ValueError("this trace's sends, receives and collectives have no steps: give each event its step")
+    steps = sorted({e.step for e in played})
     position = {step: i for i, step in enumerate(steps)}
     run = Run(trace.world_size, max(trace.num_chunks, 1), len(steps), [])
     run.transfers = [_transfer(send, recv, position) for send, recv in _pair(sends, recvs)]
     run.transfers.sort(key=lambda t: t.leaves)
-    _read_holds(run, [e for e in events if e.kind == "hold" and e.chunk is not None], steps)
+    for e in holds + sends + recvs:
+        if e.chunk is not None and e.num_bytes:
+            run.sizes[e.chunk] = max(run.sizes.get(e.chunk, 0), e.num_bytes)
+    run.calls = _read_calls(calls, position, {(e.step, e.rank) for e in holds if e.op is not None})
+    _read_holds(run, holds, steps)
     return run
 
 
@@ -133,9 +187,20 @@ def _transfer(send: Event | None, recv: Event | None, position: Mapping[int, int
     return t
 
 
+def _read_calls(events: list[Event], position: Mapping[int, int], changed: set[tuple[int, int]]) -> list[Call]:
+    calls: dict[tuple[int, tuple[int, ...]], Call] = {}
+    for event in events:
+        at, group = position[event.step], event.group or ()
+        call = calls.setdefault((at, group), Call(at, group))
+        call.ops[event.rank] = event.op or "a collective"
+        call.changes |= (event.step, event.rank) in changed
+    return sorted(calls.values(), key=lambda call: (call.step, call.group))
+
+
 def _read_holds(run: Run, holds: list[Event], steps: list[int]) -> None:
     for event in holds:
         at = sum(step < event.step for step in steps) if event.step is not None else 0
+        at += event.op is not None  # a collective's doing: it is seen after the collective's own step
         where = event.rank, event.chunk
         if at == 0 and where not in run.start:
             run.start[where] = event.contributions
