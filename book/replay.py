@@ -44,6 +44,7 @@ class Replay:
         """The followed gradients and their all-reduces, in the order of `trace`, with modelled times from 0 s.
 
         An all-reduce in which the recorder knows no bucket is kept where gradients were ready that have none either.
+        Events have no step: two programs that send the same buckets at the same places have the same replay.
         Raises ValueError for a trace that was not measured or has no followed backward pass, and for all-reduces that
         differ between the ranks of a group.
         """
@@ -181,7 +182,8 @@ class _Ranks:
         while any(self._at[rank] < len(program) for rank, program in enumerate(self._programs)):
             if not any([self._advance(rank) for rank in range(len(self._programs))]):
                 raise ValueError("in this order each rank waits for an all-reduce that another has yet to issue")
-        sent = [replace(event, start_s=run.start_s, end_s=run.end_s) for own in self._issued for event, run in own]
+        sent = [replace(event, step=None, start_s=run.start_s, end_s=run.end_s)
+                for own in self._issued for event, run in own]
         return sorted(self._gradients + sent, key=lambda event: (event.start_s, event.end_s, event.rank))
 
     def _advance(self, rank: int) -> bool:
@@ -207,7 +209,7 @@ class _Ranks:
         self._seen[rank].add(event.op)
         start_s = max([self._clock_s[rank], *(run.end_s for run in awaited)])
         self._clock_s[rank] = start_s + self._replay.gradient_s(event)
-        self._gradients.append(replace(event, start_s=start_s, end_s=self._clock_s[rank]))
+        self._gradients.append(replace(event, step=None, start_s=start_s, end_s=self._clock_s[rank]))
         return True
 
     def _issue(self, event: Event) -> None:

@@ -183,7 +183,8 @@ def test_an_all_reduce_that_never_ended_has_a_replay_but_no_overlap() -> None:
 
 
 @pytest.mark.parametrize("arguments, complaint", [
-    ((-1.0, LINK), "can't be negative"), ((float("nan"), LINK), "negative"), ((1.0, LINK, {0: 0.0}), "positive factor")])
+    ((-1.0, LINK), "can't be negative"), ((float("nan"), LINK), "can't be negative"),
+    ((1.0, LINK, {0: 0.0}), "positive factor")])
 def test_a_model_that_cannot_be_is_refused(arguments: tuple, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         Replay(*arguments)
@@ -264,6 +265,12 @@ def test_wrappers_differ_in_what_they_hide() -> None:
     assert found[After, "one copy"].communication_s == pytest.approx(ring_s(num_bytes))
     assert found[After, "each"].communication_s == pytest.approx(ring_s(num_bytes) + (num_each - 1) * latency_s)
     assert {round(value.backward_s * 1e9) for value in found.values()} == {round(2e-9 * num_bytes * 1e9)}
+
+
+def test_buckets_of_ones_own_have_the_replay_of_torchs() -> None:
+    own = launch(follow_own, 2, Bucketed, 1, record=True).trace
+    torchs = launch(follow_ddp, 2, (16,) * 4, {"bucket_cap_mb": 0.001}, record=True).trace
+    assert REPLAY(own) == REPLAY(torchs) and len(all_reduces(REPLAY(own))) == 3
 
 
 def test_an_overlap_can_be_taken_of_a_recorded_trace() -> None:

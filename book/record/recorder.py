@@ -5,7 +5,8 @@ with the times of CLOCK_MONOTONIC, which all ranks of a machine share. `watch(bu
 messages (see looks and provenance). `collect()` hands over what a rank saw; `assemble` (see happens_before) makes the
 trace.
 
-On a GPU a wait orders the stream and returns at once, so end times are those of the program, not of the wire.
+On a GPU a wait orders the stream and returns at once, so end times are those of the program, not of the wire (but see
+backward).
 """
 from __future__ import annotations
 
