@@ -15,11 +15,12 @@ Each layer imports only from the layers below it (L3 may use L2, never the other
         record        any torch.distributed program -> trace, with whose data is in which chunk
         execute       a schedule moved by real ranks -> trace
         replay        a recorded backward pass with modelled durations, and how much of it overlaps
+        parallel      the small GPT that labs train and split, its text, and what the chapters built to train it
     L3  plot          trace -> matplotlib figure
         widgets       trace -> animated player
         checks        verdicts on a learner's run that name the misconception
     L4  grading       student copies of a lab
         authoring     notebook normaliser and lint, the Sphinx extension
 
-Only device, launch, record and execute import torch: everything else works without it.
+Only device, launch, record, execute and parallel import torch: everything else works without it.
 """

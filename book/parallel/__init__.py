@@ -1,0 +1,11 @@
+"""L2: the small GPT that every lab trains and splits, the text that it learns, and the ways to train it on many ranks.
+
+    model   GPTConfig, GPT: a decoder-only transformer whose parts can be split
+    text    the book's story, its characters as tokens, windows of it for training
+    data    data parallelism: one state for all ranks, gradients averaged in buckets
+"""
+from book.parallel.data import BucketedDDP, broadcast_state
+from book.parallel.model import GPT, GPTConfig
+from book.parallel.text import Characters, Windows, load_text
+
+__all__ = ["GPT", "BucketedDDP", "Characters", "GPTConfig", "Windows", "broadcast_state", "load_text"]
