@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from book.trace import Trace
 
-_announced: set[tuple[int, str]] = set()  # (cell, line) of this notebook
+_announced: set[tuple[str, str]] = set()  # (execution of a cell, line) of this notebook
 NOT_RECORDED = "this run was not recorded: pass record=True to launch"
 
 
@@ -164,10 +164,12 @@ def _check_process() -> None:
 def _announce(line: str) -> None:
     """Print a line, unless this notebook cell has shown it before: a loop of launches is no reason to repeat it."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if shell is not None and (shell.execution_count, line) in _announced:
+    # The request tells executions apart: they need not be counted, and nbval's are not.
+    request = shell.get_parent().get("header", {}).get("msg_id") if hasattr(shell, "get_parent") else None
+    if request and (request, line) in _announced:
         return
-    if shell is not None:
-        _announced.add((shell.execution_count, line))
+    if request:
+        _announced.add((request, line))
     print(line, flush=True)
 
 
