@@ -22,7 +22,8 @@ INIT_STD = 0.05  # GPT-2 draws with 0.02, but it is 16 times as wide: with that,
 class GPTConfig:
     """The sizes of a `GPT`; `mlp_width=None` means four times the width, `context` is the longest sequence in tokens.
 
-    Raises ValueError for a size below 1, a width that the heads do not divide, a dropout outside [0, 1), a dtype of whole numbers.
+    Raises ValueError for a size below 1, a width that the heads do not divide, a dropout outside [0, 1), a dtype of
+    whole numbers.
     """
 
     vocab_size: int
