@@ -11,7 +11,8 @@ from typing import Any
 from benchmarks.chromium import fresh_page, running_browser
 from benchmarks.report import Claim, Findings, Table, Unavailable
 from book.collectives import ring_all_reduce
-from book.widgets import ASSETS, play
+from book.widgets import play
+from book.widgets.assets import ASSETS, SCRIPTS, STYLES, links
 
 QUICK = {"seconds": 1.0}
 PROMISED_FRAMES, TOLERATED = 60, 1  # a second; a frame more or less is where the counting starts and ends
@@ -25,7 +26,7 @@ COUNT_FRAMES = """(seconds) => new Promise((done) => {
   more();
 })"""
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Player</title>
-<link rel="stylesheet" href="player.css"><script defer src="player.js"></script><body>{player}</body></html>"""
+{links}<body>{player}</body></html>"""
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,11 @@ def measure(world_size: int = 16, views: Sequence[str] = ("ring", "matrix"), sec
 
 def write_page(folder: Path, world_size: int, view: str) -> Path:
     """A page with one player, as the website shows it."""
-    for name in ("player.js", "player.css"):
+    for name in (*STYLES, *SCRIPTS):
         shutil.copy(ASSETS / name, folder)
     player = play(ring_all_reduce(world_size), view=view)
     page = folder / f"{view}.html"
-    page.write_text(PAGE.format(player=getattr(player, "shown", player).html()), "utf-8")
+    page.write_text(PAGE.format(links=links("."), player=getattr(player, "shown", player).html()), "utf-8")
     return page
 
 

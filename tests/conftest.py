@@ -1,12 +1,15 @@
-"""Fixtures that several test modules share: the built website, its address, a browser."""
+"""Fixtures that several test modules share: the built website, its address, a browser, widgets in it."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from book.authoring.serve import served
 from tests.browser import Browser, running_browser
+from tests.players import PLAYER, write_page
 from tests.website import Site, build_site
 
 
@@ -28,3 +31,20 @@ def browser() -> Iterator[Browser]:
     """A Chromium. It ends with its module: its event loop must not run beside nbval's kernels."""
     with running_browser() as running:
         yield running
+
+
+@pytest.fixture
+def show(tmp_path: Path, browser: Browser) -> Iterator[Callable[..., Any]]:
+    """Opens widgets on a page over file://, and at the end of the test asserts that nothing went wrong there."""
+    logs = []
+
+    def open_page(*shown: Any, wait: bool = True, **options: Any) -> Any:
+        page, log = browser.open(write_page(tmp_path / f"{len(logs)}.html", *shown).as_uri(), **options)
+        logs.append(log)
+        if wait:
+            page.wait_for_selector(PLAYER)
+        return page
+
+    yield open_page
+    for log in logs:
+        log.assert_clean()

@@ -14,7 +14,8 @@ from benchmarks import launching, pages, player, process, ring, simulation
 from benchmarks.machine import measured_on
 from benchmarks.report import BEGIN, END, Claim, Findings, Table, Unavailable, document, put_into
 from book.collectives import ring_all_reduce
-from book.widgets import ASSETS, play
+from book.widgets import play
+from book.widgets.assets import ASSETS, SCRIPTS, STYLES, links
 from tests.browser import find_browser
 
 
@@ -101,11 +102,11 @@ def test_simulations_are_counted_in_moves() -> None:
 @pytest.fixture
 def small_site(tmp_path: Path) -> Path:
     """A website of one page with two players."""
-    for file in pages.PLAYER_CODE:
-        (tmp_path / file.name).write_bytes(file.read_bytes())
+    for name in (*STYLES, *SCRIPTS):
+        (tmp_path / name).write_bytes((ASSETS / name).read_bytes())
     (tmp_path / "chapters").mkdir()
     players = [play(ring_all_reduce(n)) for n in (2, 4)]
-    head = '<!doctype html><link rel="stylesheet" href="../player.css"><script defer src="../player.js"></script>'
+    head = "<!doctype html>" + links("..")
     body = "".join(getattr(shown, "shown", shown).html() for shown in players)
     (tmp_path / "chapters" / "one.html").write_text(head + body, "utf-8")
     return tmp_path
@@ -118,8 +119,8 @@ def test_pages_are_weighed_and_painted(small_site: Path) -> None:
     assert weights.rows[-1][:2] == ("largest data of a player in `chapters/one.html`", "2")
     [row] = loaded.rows
     num_bytes = sum(file.stat().st_size for file in small_site.rglob("*") if file.is_file())
-    assert row[:3] == ("`chapters/one.html`", "3", f"{num_bytes / 1000:.1f} KB") and row[-1].endswith("s")
-    assert len(found.claims) == 3
+    assert row[:3] == ("`chapters/one.html`", str(1 + len(STYLES + SCRIPTS)), f"{num_bytes / 1000:.1f} KB") and row[-1].endswith("s")
+    assert len(found.claims) == 2 + len(pages.CODE_BUDGETS_BYTES)
 
 
 def test_the_data_of_players_is_found(small_site: Path) -> None:

@@ -2,9 +2,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +13,11 @@ from book.cost import Link
 from book.schedule import Schedule
 from book.simulate import simulate
 from book.trace import Trace
-from book.widgets import ASSETS, play, race
-from tests.browser import Browser
+from book.widgets import play, race
+from tests.players import PLAYER, assert_readable, click, figures, state, until
 
 LINK = Link(20e-6, 1e9)
-HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Players</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><style>body {{ margin: 20px }}</style>
-<link rel="stylesheet" href="{0}/player.css"><script defer src="{0}/player.js"></script></head><body><main>"""
 SIZES = [2, 3, 4, 5, 6, 7, 8, 9, 12, 16]
-PLAYER = ".lockstep-player"
 
 
 def simulated(make: Callable[[int], Schedule], num_ranks: int, **options: Any) -> Trace:
@@ -32,46 +27,6 @@ def simulated(make: Callable[[int], Schedule], num_ranks: int, **options: Any) -
 def wrong_ring() -> Schedule:
     ring = collectives.ring_all_reduce(4)
     return Schedule(ring.name, 4, 4, [replace(move, op="reduce") for move in ring.moves])
-
-
-@pytest.fixture
-def show(tmp_path: Path, browser: Browser) -> Iterator[Callable]:
-    """Opens players on a page over file://, and at the end of the test asserts that nothing went wrong there."""
-    logs = []
-
-    def open_page(*shown: Any, wait: bool = True, **options: Any) -> Any:
-        bundles = [one._repr_mimebundle_() for one in shown]
-        parts = [(bundle[0] if isinstance(bundle, tuple) else bundle)["text/html"] for bundle in bundles]
-        page_file = tmp_path / f"{len(logs)}.html"
-        page_file.write_text(HEAD.format(ASSETS.as_uri()) + "".join(parts) + "</main></body></html>", "utf-8")
-        page, log = browser.open(page_file.as_uri(), **options)
-        logs.append(log)
-        if wait:
-            page.wait_for_selector(PLAYER)
-        return page
-
-    yield open_page
-    for log in logs:
-        log.assert_clean()
-
-
-def state(page: Any) -> dict[str, str]:
-    return page.eval_on_selector(PLAYER, "e => ({...e.dataset})")
-
-
-def until(page: Any, **wanted: Any) -> None:
-    for name, value in wanted.items():
-        page.wait_for_function("([n, v]) => document.querySelector('.lockstep-player').dataset[n] === v",
-                               arg=[name, str(value)], timeout=15_000)
-
-
-def click(page: Any, name: str) -> None:
-    page.get_by_role("button", name=name, exact=True).first.click()
-
-
-def figures(page: Any) -> dict[str, str]:
-    pairs = page.eval_on_selector_all(".lk-foot div", "all => all.map(d => [...d.children].map(x => x.textContent))")
-    return {meaning: value for value, meaning in pairs}
 
 
 def test_every_control(show: Callable) -> None:
@@ -243,33 +198,6 @@ def test_the_race_has_one_clock(show: Callable) -> None:
                      "done after 1.60 s · busiest link, out of rank 0: 2.00 n"]
     caption = page.inner_text(".lk-caption")
     assert caption == "Done: ring after 600 ms, tree after 1.60 s and parameter server after 2.40 s."
-
-
-TEXTS = """() => {
-  const boxes = [], root = document.querySelector('.lockstep-player');
-  const walk = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
-  for (let node; (node = walk.nextNode());) {
-    const e = node.parentElement;
-    if (!node.textContent.trim() || e.closest('.lk-move, option, [hidden], ul') || e.matches('pattern')) continue;
-    const range = document.createRange(); range.selectNodeContents(node);
-    for (const b of e.namespaceURI.endsWith('svg') ? [e.getBoundingClientRect()] : range.getClientRects())
-      if (b.width) boxes.push([node.textContent, b.left, b.top, b.right, b.bottom, parseFloat(getComputedStyle(e).fontSize)]);
-  }
-  const p = root.getBoundingClientRect();
-  return [boxes, [p.left, p.top, p.right, p.bottom]];
-}"""
-
-
-def assert_readable(page: Any, where: str) -> None:
-    """No text covers another or leaves the player, none is too small."""
-    boxes, (left, top, right, bottom) = page.evaluate(TEXTS)
-    for text, x0, y0, x1, y1, size in boxes:
-        assert size >= 10.5, (where, text, size)
-        assert left <= x0 and x1 <= right and top <= y0 and y1 <= bottom, (where, text, "is outside")
-    for (a, ax0, ay0, ax1, ay1, size), (b, bx0, by0, bx1, by1, _) in itertools.combinations(boxes, 2):
-        # a box is a line high: letters fill its middle, so lines may touch but letters may not
-        over_x, over_y = min(ax1, bx1) - max(ax0, bx0), min(ay1, by1) - max(ay0, by0)
-        assert over_x <= 0.5 or over_y <= size * 0.34, (where, a, b, over_x, over_y)
 
 
 CARDS = """() => { const box = e => { const b = e.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom] };

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,9 +28,12 @@ from book.record import lanes, watch
 from book.schedule import Schedule
 from book.simulate import simulate
 from book.trace import Event, Trace
-from book.widgets import ASSETS, panel, play, race
+from book.widgets import panel, play, race
+from book.widgets.assets import ASSETS, SCRIPTS, STYLES
 from book.widgets.payload import run_payload, write
 from book.widgets.run import read_run
+from tests.players import html_of
+from tests.website import ROOT
 
 LINK = Link(20e-6, 1e9)
 SCHEDULES: list[Callable[[int], Schedule]] = [
@@ -37,21 +41,17 @@ SCHEDULES: list[Callable[[int], Schedule]] = [
     collectives.parameter_server_all_reduce, collectives.tree_all_reduce, collectives.halving_doubling_all_reduce,
     collectives.broadcast, collectives.scatter, collectives.gather, collectives.reduce, collectives.all_to_all,
 ]
-MOST_ASSET_BYTES, MOST_PAGE_BYTES = 40 * 1024, 30 * 1024
+PLAYER_ASSETS = ("controls.js", "player.js", "controls.css", "player.css")
+MOST_ASSET_BYTES, MOST_PAGE_BYTES = 42 * 1024, 30 * 1024
 
 
 def simulated(schedule: Schedule, **options: Any) -> Trace:
     return simulate(schedule, 400e6, LINK, **options)
 
 
-def page_of(shown: Any) -> str:
-    bundle = shown._repr_mimebundle_()
-    return (bundle[0] if isinstance(bundle, tuple) else bundle)["text/html"]
-
-
 def data_of(shown: Any) -> dict[str, Any]:
     """The data in a player's HTML, as a browser would read the attribute."""
-    return json.loads(html.unescape(re.match(r"<div data-lockstep-player='([^']*)'>", page_of(shown))[1]))
+    return json.loads(html.unescape(re.match(r"<div data-lockstep-player='([^']*)'>", html_of(shown))[1]))
 
 
 def events_of(trace: Trace) -> dict[tuple, list]:
@@ -204,9 +204,9 @@ def test_executed_collectives_keep_each_its_own_promise() -> None:
     assert [(run["goal"], run["ok"]) for run in data["runs"]] == [
         ("broadcast", True), ("all_to_all", True), ("reduce_scatter", True)]
     assert str(play(traces["all_to_all"])) == "All-to-all: player, 4 ranks, 3 steps, executed"
-    assert "<li>1 → 2: chunk 2 into chunk 1, 2 → 1: chunk 1 into chunk 2 (replacing what was there)</li>" in page_of(
+    assert "<li>1 → 2: chunk 2 into chunk 1, 2 → 1: chunk 1 into chunk 2 (replacing what was there)</li>" in html_of(
         play(launch(execute, 3, collectives.all_to_all(3)).trace))
-    assert "<li>0 → 1: chunk 1 (where nothing was)</li>" in page_of(play(collectives.scatter(3)))
+    assert "<li>0 → 1: chunk 1 (where nothing was)</li>" in html_of(play(collectives.scatter(3)))
 
 
 def test_a_promise_that_is_asked_for_may_have_another_root_or_other_owners() -> None:
@@ -283,7 +283,7 @@ def test_groups_and_messages_beside_the_library() -> None:
     assert told(data)[1].startswith("Ranks 0 and 1 call all_reduce; ranks 2 and 3 call all_reduce: the library moves")
     assert data["steps"][0] == "" and data["steps"][1] == "010=" and data["unseen"]
     assert told(data)[2] == ", which puts it in place of its own."
-    page = page_of(play(launch(library, 2, "all_reduce of pairs", "message", record=True).trace))
+    page = html_of(play(launch(library, 2, "all_reduce of pairs", "message", record=True).trace))
     assert "<li>both ranks call all_reduce</li><li>0 → 1: chunk 0 (replacing what was there)</li>" in page
 
 
@@ -332,7 +332,7 @@ def test_html_is_the_same_every_time_and_has_no_measured_time() -> None:
         return Trace(events, 4, "measured", "executed", name=trace.name, backend=backend)
 
     slow, fast = play(measured(0.31, "gloo")), play(measured(0.0007, "nccl"))
-    assert page_of(slow) == page_of(fast) == page_of(slow)
+    assert html_of(slow) == html_of(fast) == html_of(slow)
     assert "times" not in data_of(slow)["runs"][0]
     assert data_of(slow)["runs"][0]["source"] == "executed on 4 ranks · n = 400 MB"
 
@@ -340,22 +340,30 @@ def test_html_is_the_same_every_time_and_has_no_measured_time() -> None:
 def test_html_keeps_to_itself() -> None:
     bad = """</script></div><script>alert('1')</script>"&amp;"""
     shown = play(collectives.ring_all_reduce(2), title=bad)
-    assert "<script" not in page_of(shown)
+    assert "<script" not in html_of(shown)
     assert data_of(shown)["title"] == bad
 
 
+def test_the_website_loads_what_widgets_need_in_order() -> None:
+    config = yaml.safe_load((ROOT / "_config.yml").read_text("utf-8"))["sphinx"]["config"]
+    own = {str((ASSETS / name).relative_to(ROOT)) for name in STYLES + SCRIPTS}
+    assert own <= set(config["html_static_path"])
+    assert tuple(config["html_css_files"][:len(STYLES)]) == STYLES
+    assert config["html_js_files"] == [[name, {"defer": "defer"}] for name in SCRIPTS]
+    assert own == {str(path.relative_to(ROOT)) for kind in ("js", "css") for path in ASSETS.glob(f"*.{kind}")}
+
+
 def test_sizes_keep_the_budget() -> None:
-    assets = sum((ASSETS / name).stat().st_size for name in ("player.js", "player.css"))
-    assert assets <= MOST_ASSET_BYTES
+    assert sum((ASSETS / name).stat().st_size for name in PLAYER_ASSETS) <= MOST_ASSET_BYTES
     every_ring = play({n: collectives.ring_all_reduce(n) for n in range(2, 17)})
     assert len(data_of(every_ring)["runs"]) == 15
-    assert len(page_of(every_ring).encode()) <= MOST_PAGE_BYTES
+    assert len(html_of(every_ring).encode()) <= MOST_PAGE_BYTES
     slow = {n: simulated(collectives.ring_all_reduce(n), stragglers={1: 3.0}) for n in (4, 8, 16)}
-    assert len(page_of(play(slow)).encode()) <= MOST_PAGE_BYTES
+    assert len(html_of(play(slow)).encode()) <= MOST_PAGE_BYTES
 
 
 def test_a_reader_without_javascript_gets_the_steps() -> None:
-    page = page_of(play(collectives.ring_all_reduce(2)))
+    page = html_of(play(collectives.ring_all_reduce(2)))
     assert "<li>0 → 1: chunk 0, 1 → 0: chunk 1 (added)</li>" in page
     assert str(play(collectives.ring_all_reduce(2))) == "Ring all-reduce: player, 2 ranks, 2 steps, simulated"
 
@@ -394,7 +402,7 @@ def test_pages_need_no_widget_packages() -> None:
               "from book.collectives import ring_all_reduce\nfrom book.widgets import play\n"
               "print(play(ring_all_reduce(3))._repr_mimebundle_()['text/html'])")
     plain = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert plain.strip() == page_of(play(collectives.ring_all_reduce(3)))
+    assert plain.strip() == html_of(play(collectives.ring_all_reduce(3)))
 
 
 class TestLive:

@@ -6,7 +6,8 @@
     panel(run, num_ranks=(2, 4, 8))              controls, a button, and the player of what run(...) returns
 
 Each returns an object that shows itself: in a live notebook as a widget with the traits `step`, `playing`, `payload`
-and `error` (and `player.trace = other`), on a static page as HTML that player.js, loaded deferred, brings to life.
+and `error` (and `player.trace = other`), on a static page as HTML that scripts (see assets), loaded deferred, bring to
+life.
 That HTML is the same for the same program: it holds logical steps and modelled times, never a measured time.
 """
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from book.promise import PROMISES
 from book.schedule import Schedule
 from book.trace import Trace
-from book.widgets.page import ASSETS, Shown, title_of
+from book.widgets.assets import ASSETS
+from book.widgets.page import Shown, title_of
 from book.widgets.payload import Options
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import ipywidgets
 import traitlets
 
 from book.trace import Trace
-from book.widgets.page import ASSETS, Shown, title_of
+from book.widgets.assets import module, style
+from book.widgets.page import Shown, title_of
 from book.widgets.payload import Options
 
 
@@ -19,8 +20,7 @@ class Player(anywidget.AnyWidget):
     Setting `trace` plays another trace; `shown` is what stands on a static page.
     """
 
-    _esm = (ASSETS / "player.js").read_text(encoding="utf-8") + "\nexport default globalThis.lockstepPlayer;\n"
-    _css = (ASSETS / "player.css").read_text(encoding="utf-8")
+    _esm, _css = module("player"), style("player")
     payload = traitlets.Unicode().tag(sync=True)
     step = traitlets.Int(0).tag(sync=True)
     playing = traitlets.Bool(False).tag(sync=True)

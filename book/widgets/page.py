@@ -4,15 +4,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from book.widgets.fallback import describe, fallback
 from book.widgets.payload import Options, payload
 from book.widgets.run import as_trace, read_run
 from book.widgets.words import spelled
-
-ASSETS = Path(__file__).parent  # player.js and player.css, for the site to copy
 
 
 class Shown:

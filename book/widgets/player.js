@@ -1,19 +1,7 @@
-/* Lockstep's chunk player: draws what a trace says, and nothing that it does not say. No build step, no network.
-   As a deferred script it mounts every [data-lockstep-player] of a page; in a notebook anywidget calls render() (live.py
-   appends `export default`). payload.py writes the data. */
+/* Lockstep's chunk player: draws what a trace says, and nothing that it does not say. payload.py writes the data. */
 (() => {
-const EPS = 1e-12, { min, max, abs, floor, hypot } = Math;
-const range = (n, f = i => i) => Array.from({ length: n }, (_, i) => f(i)), clamp = (x, most = 1) => max(0, min(most, x));
-
-function make(spec, parent, attrs, text) { // "tag.class" inside parent, in the parent's namespace
-  const [tag, name] = spec.split("."), svg = tag === "svg" || parent?.namespaceURI.endsWith("svg");
-  const e = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
-  if (name) e.setAttribute("class", name);
-  for (const k in attrs) e.setAttribute(k, attrs[k]);
-  if (text !== undefined) e.textContent = text;
-  parent?.append(e);
-  return e;
-}
+const { EPS, range, clamp, make, canvas, color, and, seconds, bytes, pill, choices, footer, shell, define } = globalThis.lockstepControls;
+const { min, max, abs, floor, hypot } = Math;
 
 // # data: messages, contents
 function reader(n) { // equal texts give the same array: drawing compares by identity
@@ -96,7 +84,6 @@ function busiest({ out, into }) {
 }
 
 // # chunk bars
-const color = r => `var(--r${r % 16})`;
 const rect = (box, rest) => "<rect " + ["x", "y", "width", "height"].map((name, i) => `${name}="${box[i].toFixed(2)}" `).join("") + rest + "/>";
 
 function segments(v, w, h) { // hollow where missing, hatched where double
@@ -198,12 +185,6 @@ function planFor(run, W) { // full cards if they fit, else columns of bars
 }
 
 // # stages
-function canvas(parent, W, H, name) { // two layers: what rests, what moves
-  const box = make("div.lk-stage", parent, { style: `width:${W}px;height:${Math.ceil(H)}px` }), size = { width: W, height: H };
-  const rest = make("svg", box, { ...size, role: "img", "aria-label": name });
-  return { rest, move: make("svg.lk-move", box, { ...size, "aria-hidden": true }) };
-}
-
 function card(ui, r, [x, y], { c }, size) {
   const { full, pad, barW, barH } = size, g = make("g.lk-card", ui.rest, { transform: `translate(${x},${y})`, "data-rank": r });
   make("rect.lk-box", g, { width: size.cw, height: size.ch, rx: full ? 10 : 5 });
@@ -225,7 +206,7 @@ function counter(parent, where) {
 function ringStage(parent, run, W, name, pick) { // no pick: small, for a race
   const mini = !pick, plan = mini ? anyhow(run, W, "mini") : planFor(run, W);
   if (!plan) return null;
-  const { size } = plan, count = mini ? null : counter(parent, plan.where), ui = canvas(parent, plan.W, plan.H, name), lines = {};
+  const { size } = plan, count = mini ? null : counter(parent, plan.where), ui = canvas(parent, plan.W, plan.H, { "aria-label": name }), lines = {};
   for (const pair of run.links) {
     const way = track(plan, pair, run, 0, 0), points = range(17, i => way.at(i / 16).map(v => v.toFixed(1)).join(" "));
     lines[pair] = make("path.lk-link", ui.rest, { d: "M" + points.join("L") });
@@ -246,7 +227,7 @@ function large(parent, rest, run, box, pick) { // one rank with its numbers
     if (r === shown) return cells;
     parent.querySelector(".lk-stage")?.remove();
     for (const g of rest.querySelectorAll(".lk-card")) g.classList.toggle("on", +g.dataset.rank === r);
-    return (cells = card(canvas(parent, box.cw + 2, box.ch + 2, `rank ${r}`), (shown = r), [1, 1], run, box));
+    return (cells = card(canvas(parent, box.cw + 2, box.ch + 2, { "aria-label": `rank ${r}` }), (shown = r), [1, 1], run, box));
   };
 }
 
@@ -264,7 +245,7 @@ function movers(parent, draw, place) { // bars under way
 function matrixStage(parent, run, W, name, pick) { // a row per rank, a column per chunk
   const mini = !pick, left = mini ? 12 : 42, top = mini ? 4 : 20, cw = (W - left) / run.c, beside = !mini && cw >= 78, text = !mini && cw >= 17;
   const barH = mini ? max(3, min(9, 110 / run.n - 2)) : run.n <= 8 ? 13 : 8, rowH = barH + (mini ? 2 : beside || !text ? 9 : 17), barW = max(2, cw - (beside ? 40 : min(8, cw * 0.16)));
-  const count = mini ? null : counter(parent, ""), ui = canvas(parent, W, top + run.n * rowH + 4, name), x = c => left + max(0, c) * cw, y = r => top + r * rowH;
+  const count = mini ? null : counter(parent, ""), ui = canvas(parent, W, top + run.n * rowH + 4, { "aria-label": name }), x = c => left + max(0, c) * cw, y = r => top + r * rowH;
   const note = text && (beside ? { x: barW + 5, y: barH - 2 } : { x: barW / 2, y: barH + 11, short: true, anchor: "middle" });
   if (text) range(run.c, c => make("text.lk-tiny", ui.rest, { x: x(c) + barW / 2, y: top - 8, "text-anchor": "middle" }, beside ? `chunk ${c}` : c));
   const cells = range(run.n, r => {
@@ -303,11 +284,8 @@ function drawStage(stage, run, t, clock, focus) {
 }
 
 // # words and figures
-const and = list => new Intl.ListFormat("en-GB").format(list.map(String));
 const inN = x => x.toFixed(2) + " n";
 const whose = v => (v ? and(v.map((x, r) => x > 0 && r + (x === 1 ? "" : ` ×${+x.toFixed(2)}`)).filter(Boolean)) || "nobody" : "unknown");
-const scaled = (x, units) => { let i = 0; while (x >= 999.5 && i < units.length - 1) { x /= 1000; i++; } return `${x.toPrecision(3)} ${units[i]}`; };
-const seconds = s => scaled(s * 1e6, ["µs", "ms", "s"]);
 
 function chunksOf(items) {
   const list = items.map(i => i.chunk).sort((a, b) => a - b), n = list.length, [a, z] = [list[0], list.at(-1)];
@@ -319,8 +297,8 @@ function figures(run, t, k) { // the row of numbers: [value, meaning]
   return [[`${k} / ${run.S}`, "rounds"], [inN(now.out[who]), run.who < 0 ? "sent per rank, so far" : `sent by rank ${who}, so far`], [t < run.end ? "?" : inN(run.total), "at the end" + (t < run.end ? "" : run.formula)],
     [tally(run, t).join(" / "), "chunks complete"], [inN(most), "busiest link" + (t ? ", " + link : "")]];
 }
-function linkTexts({ n, bytes }, { out, into }) {
-  const size = x => (bytes ? scaled(x * bytes, ["B", "kB", "MB", "GB"]) : inN(x));
+function linkTexts({ n, bytes: all }, { out, into }) {
+  const size = x => (all ? bytes(x * all) : inN(x));
   return range(n, r => `rank ${r}: ${size(out[r])} out, ${size(into[r])} in`);
 }
 
@@ -337,9 +315,10 @@ function question(run, k) { // by turns: which chunk goes, and what a chunk will
     why: i.op === "=" ? `what arrives (${whose(sent)}) takes the place of what was there.` : `what was there (${whose(before)}) and what arrives (${whose(sent)}) make ${whose(after)}.` };
 }
 
-function quiz(parent, go) {
-  const box = make("div.lk-quiz", parent, { hidden: "" }), ask = make("p", box), options = make("div.lk-options", box), said = make("p", box, { role: "status" });
+function quiz(field, go) {
+  const box = make("div.lk-quiz", null, { hidden: "" }), ask = make("p", box), options = make("div.lk-options", box), said = make("p", box, { role: "status" });
   let at, right = 0, asked = 0, keep = false;
+  field.before(box);
   const answer = (why, ok, k) => {
     asked++; right += ok; keep = true;
     said.className = ok ? "" : "no";
@@ -357,101 +336,19 @@ function quiz(parent, go) {
   };
 }
 
-// # transport
-const ICONS = { start: "M4 3h2v10H4zM13 3 7 8l6 5z", back: "M10 3 5 8l5 5z", play: "M5 3l8 5-8 5z", pause: "M4 3h3v10H4zM9 3h3v10H9z", next: "M6 3l5 5-5 5z" };
-
-function transport(parent, state, draw) { // state: t, speed, playing, stops(), rate() per second, wait()
-  let frame = 0, last, until;
-  const still = matchMedia("(prefers-reduced-motion: reduce)"), end = () => state.stops().at(-1), near = () => 1e-9 * end(), after = () => state.stops().find(s => s > state.t + near()) ?? end();
-  const icon = (b, name, words) => { b.innerHTML = `<svg viewBox="0 0 16 16" aria-hidden="true"><path d="${ICONS[name]}"/></svg>`; b.title = words; };
-  const button = (name, words, act) => { const b = pill(parent, "", words, act); b.className = "lk-btn " + name; icon(b, name, words); return b; };
-  const halt = () => { cancelAnimationFrame(frame); state.playing = false; };
-  const tick = now => {
-    if (!still.matches) { state.t = min(until, state.t + min(100, now - (last ?? now)) / 1000 * state.rate() * state.speed); last = now; }
-    else if (!(now - last < 900 / state.speed)) { last = now; state.t = after(); }
-    if (state.t >= until - near()) { state.t = until; halt(); } else frame = requestAnimationFrame(tick);
-    draw();
-  };
-  const run = goal => { halt(); until = goal; last = undefined; state.playing = true; frame = requestAnimationFrame(tick); draw(); };
-  const go = t => { halt(); state.t = clamp(t, end()); draw(); };
-  const back = () => go(state.stops().findLast(s => s < state.t - near()) ?? 0), next = () => (state.playing || still.matches ? go(after()) : run(after()));
-  const toggle = () => { if (state.playing) return go(state.t); if (state.t >= end() - near()) state.t = 0; run(state.wait() ? after() : end()); };
-  button("start", "Back to the start", () => go(0));
-  button("back", "One step back", back);
-  const play = button("play", "Play", toggle);
-  button("next", "One step forward", next);
-  return { go, back, next, toggle, halt, end, paint() { if (play.now !== state.playing) icon(play, ...((play.now = state.playing) ? ["pause", "Pause"] : ["play", "Play"])); } };
-}
-
-function scrubber(parent, control) { // the steps themselves, as wide as they are long
-  const box = make("div.lk-scrub", parent, { role: "slider", tabindex: 0, "aria-label": "Step", "aria-valuemin": 0 });
-  let ticks, stops;
-  const seek = (e, snap) => {
-    const { left, width } = box.getBoundingClientRect(), t = clamp((e.clientX - left) / width) * stops.at(-1);
-    control.go(snap ? stops.reduce((a, b) => (abs(b - t) < abs(a - t) ? b : a)) : t);
-  };
-  box.onpointerdown = e => { box.setPointerCapture(e.pointerId); seek(e); };
-  box.onpointermove = e => e.buttons && seek(e);
-  box.onpointerup = e => seek(e, stops.length > 2);
-  return {
-    build(list, phases) {
-      stops = list;
-      ticks = list.slice(1).map((s, k) => make("div", null, { class: "lk-tick p" + phases[k], style: `flex-grow:${1e-4 + (s - list[k]) / list.at(-1)}` }));
-      box.replaceChildren(...ticks);
-      box.setAttribute("aria-valuemax", ticks.length);
-    },
-    set(t, k, words) {
-      ticks.forEach((d, i) => { d.classList.toggle("now", i === k - 1); d.style.setProperty("--done", clamp((t - stops[i]) / (stops[i + 1] - stops[i] || 1))); });
-      box.setAttribute("aria-valuenow", k);
-      box.setAttribute("aria-valuetext", words);
-    },
-  };
-}
-
-function pill(parent, text, words, act) {
-  const b = make("button.lk-pill", parent, { type: "button", title: words }, text);
-  b.onclick = act;
-  return b;
-}
-
-function shell(el, data, state, parts) { // what every player has; parts: build, draw, turn
-  const root = make("div.lockstep-player", el, { role: "group", "aria-label": data.title, tabindex: 0 }), head = make("div.lk-head", root);
-  make("b", head, {}, data.title);
-  if (matchMedia("(prefers-color-scheme: dark)").matches && !root.closest("[data-jp-theme-light]")) root.classList.add("dark");
-  const ui = { root, source: make("span", head), caption: make("p.lk-caption", root, { "aria-live": "polite" }), alert: make("p.lk-alert", root, { role: "alert", hidden: "" }), quiz: quiz(root, () => control.next()), field: make("div.lk-field", root) };
-  const row = make("div.lk-bar", root), control = transport(row, state, () => parts.draw());
-  const scrub = scrubber(row, control), more = make("div.lk-more", row), speed = pill(more, "1×", "Speed", () => { state.speed = state.speed === 4 ? 0.5 : state.speed * 2; speed.textContent = state.speed + "×"; });
-  const rebuild = () => { ui.width = ui.field.clientWidth; view.textContent = state.view === "ring" ? "matrix" : "ring"; parts.build(); parts.draw(); };
-  const view = pill(more, "", "View", () => { state.view = view.textContent; rebuild(); });
-  const watch = new ResizeObserver(() => ui.field.clientWidth && ui.field.clientWidth !== ui.width && rebuild());
-  watch.observe(ui.field);
-  const acts = { ArrowRight: control.next, ArrowLeft: control.back, Home: () => control.go(0), End: () => control.go(control.end()), ArrowDown: () => parts.turn(1), ArrowUp: () => parts.turn(-1) };
-  root.onkeydown = e => { // keys act here and never reach the notebook around it
-    e.stopPropagation();
-    if (e.target.closest("select, summary") || e.altKey || e.ctrlKey || e.metaKey) return;
-    const act = e.key === " " && !e.target.closest("button") ? control.toggle : acts[e.key];
-    if (act) { e.preventDefault(); act(); }
-  };
-  return { ...ui, size: ui, control, scrub, more, rebuild, destroy() { control.halt(); watch.disconnect(); root.remove(); } };
-}
-
 // # player
 function mountPlay(el, data, opts) {
   const decoded = {}, at = [...data.runs[0].at], state = { t: 0, speed: 1, playing: false, focus: 0, predict: data.predict, stops: () => run.stops, wait: () => state.predict, rate: () => (state.clock === "steps" ? 1.25 : pace) };
   let run, stage, pace, said;
   const step = () => max(0, run.stops.findIndex(s => s >= state.t - 1e-9 * run.end)), which = () => max(0, data.runs.findIndex(r => r.at.every((x, i) => x === at[i])));
   const ui = shell(el, data, state, { build, draw, turn: by => pick((state.focus + by + run.n) % run.n) }), { root, control, more } = ui;
+  const view = viewPill(ui, state), ask = quiz(ui.field, control.next);
   const pick = r => { state.focus = r; draw(); };
   const clock = pill(more, "", "Clock", () => { const k = step(); timing(state.clock === "steps" ? "time" : "steps"); control.go(run.stops[k]); });
-  data.axes.forEach((axis, i) => {
-    const select = make("select", make("label.lk-pill", more, {}, axis.label + " "), { "aria-label": axis.label });
-    axis.values.forEach((v, j) => make("option", select, { value: j }, v));
-    select.value = at[i];
-    select.onchange = () => { at[i] = +select.value; choose(); };
-  });
+  choices(more, data.axes, at, choose);
   const predict = pill(more, "predict", "Choose before it moves", () => { state.predict = !state.predict; control.go(run.stops[step()]); });
-  const foot = make("div.lk-foot", root), cells = range(5, () => { const d = make("div", foot); return [make("strong", d), make("span", d)]; });
-  const details = make("details.lk-bytes", root), list = (make("summary", details, {}, "Bytes per link"), make("ul", details));
+  const foot = footer(root, 5);
+  const details = make("details.lk-bytes lk-small", root), list = (make("summary", details, {}, "Bytes per link"), make("ul", details));
   details.ontoggle = () => draw();
 
   function choose() {
@@ -468,20 +365,21 @@ function mountPlay(el, data, opts) {
   }
   function timing(to) { clock.textContent = state.clock = to; retime(run, to); ui.scrub.build(run.stops, run.phases); said = null; }
   function build() {
+    view();
     ui.field.replaceChildren();
-    stage = stageOf(state.view, ui.field, run, ui.size.width || 320, data.title, pick);
+    stage = stageOf(state.view, ui.field, run, ui.width || 320, data.title, pick);
     said = null;
   }
   function draw() {
     if (!stage) return;
     const { t, playing } = state, k = step(), rests = abs(t - run.stops[k]) < EPS;
     drawStage(stage, run, t, state.clock, state.focus);
-    figures(run, t, k).forEach((pair, i) => pair.forEach((text, j) => (cells[i][j].textContent = text)));
+    foot(figures(run, t, k));
     const texts = [k ? `${k} of ${run.S}` : `${run.S} steps`, k ? run.names[run.phases[k - 1]] : "start", state.clock === "time" ? seconds(t) : ""];
     stage.count.forEach((e, i) => (e.textContent = texts[i]));
     describe(k, rests && k === run.S);
     ui.scrub.set(t, k, `step ${k} of ${run.S}`);
-    ui.quiz(run, k, rests && !playing && state.predict ? `${which()},${k}` : "", state.predict);
+    ask(run, k, rests && !playing && state.predict ? `${which()},${k}` : "", state.predict);
     control.paint();
     predict.classList.toggle("on", state.predict);
     predict.setAttribute("aria-pressed", state.predict);
@@ -500,18 +398,24 @@ function mountPlay(el, data, opts) {
   return { ...ui, state };
 }
 
+function viewPill(ui, state) { // the button to the other view; returns what names it anew
+  const b = pill(ui.more, "", "View", () => { state.view = b.textContent; ui.rebuild(); });
+  return () => { b.textContent = state.view === "ring" ? "matrix" : "ring"; };
+}
+
 // # race
 function mountRace(el, data, opts) {
   const runs = data.runs.map(r => retime(decode(r), "time")), total = max(...runs.map(r => r.end)), stops = [...new Set(runs.flatMap(r => r.stops))].sort((a, b) => a - b);
   const state = { t: 0, speed: 1, playing: false, view: data.view === "matrix" || runs[0].n > 6 ? "matrix" : "ring", stops: () => stops, rate: () => total / 9, wait: () => false };
-  const ui = shell(el, data, state, { build, draw, turn() {} }), { root } = ui;
+  const ui = shell(el, data, state, { build, draw, turn() {} }), { root } = ui, view = viewPill(ui, state);
   const lanes = runs.map((run, i) => {
-    const box = make("div.lk-lane", ui.field), name = (make("b", box, {}, data.axes[0].values[i]).textContent);
+    const box = make("div.lk-lane lk-small", ui.field), name = (make("b", box, {}, data.axes[0].values[i]).textContent);
     return { run, name, holder: make("div", box), line: make("div.lk-tick", make("div.lk-line", box)), text: make("p", box) };
   });
   ui.field.classList.add("race");
   ui.scrub.build([0, total], "2");
   function build() {
+    view();
     for (const lane of lanes) lane.holder.replaceChildren();
     for (const lane of lanes) lane.stage = stageOf(state.view, lane.holder, lane.run, lane.holder.clientWidth || 200, lane.name);
   }
@@ -537,36 +441,5 @@ function mountRace(el, data, opts) {
   return { ...ui, state };
 }
 
-// # mounting
-function mount(el, data, opts = {}) {
-  const { root, state, control, alert, destroy } = (data.kind === "race" ? mountRace : mountPlay)(el, data, opts), finish = () => control.go(control.end());
-  addEventListener("beforeprint", finish);
-  return { root,
-    step: k => control.go(state.stops()[clamp(k, state.stops().length - 1)]),
-    playing: on => on !== state.playing && control.toggle(),
-    error: text => { alert.textContent = text; alert.hidden = !text; },
-    destroy: () => { removeEventListener("beforeprint", finish); destroy(); } };
-}
-
-function render({ model, el }) { // anywidget's model has the traits of book.widgets.live.Player
-  let player;
-  const push = s => { if (!player) return; for (const k in s) if (model.get(k) !== s[k]) { model.set(k, s[k]); model.save_changes(); } };
-  const set = name => player[name](model.get(name)), draw = () => { player?.destroy(); player = null; player = mount(el, JSON.parse(model.get("payload")), { onChange: push }); set("error"); };
-  const heard = { payload: draw, error: () => set("error"), playing: () => set("playing"), step: () => model.get("step") !== +player.root.dataset.step && set("step") };
-  draw();
-  if (model.get("step")) set("step");
-  for (const k in heard) model.on("change:" + k, heard[k]);
-  return () => { for (const k in heard) model.off("change:" + k, heard[k]); player.destroy(); };
-}
-
-function scan(root = document) {
-  for (const el of root.querySelectorAll("[data-lockstep-player]:not([data-mounted])")) {
-    el.dataset.mounted = "";
-    el.replaceChildren();
-    mount(el, JSON.parse(el.dataset.lockstepPlayer));
-  }
-}
-globalThis.lockstepPlayer = { mount, scan, render };
-if (document.readyState === "loading") addEventListener("DOMContentLoaded", () => scan());
-else scan();
+define("player", data => (data.kind === "race" ? mountRace : mountPlay));
 })();
