@@ -247,6 +247,8 @@ def library(*calls: str) -> None:
             dist.all_reduce(torch.ones(1))
         elif call == "barrier":
             dist.barrier()
+        elif call == "mean":
+            buffer /= size
         elif call == "empty":
             buffer.zero_() if rank else None
         elif call == "message" and rank < 2:
@@ -276,6 +278,8 @@ def test_every_collective_of_a_program_is_a_step_and_none_is_judged_without_a_pr
     assert (data["ok"], told(recorded("all_reduce", "all_reduce"))[-1]) == (True, "")
     assert told(recorded("empty", "all_reduce"))[0] == "Start: only rank 0 holds data."
     assert recorded("broadcast from 2")["verdict"] == "Done: every rank holds rank 2's data."
+    for call, who in (("mean", "all 4 ranks"), ("empty", "ranks 1, 2 and 3")):
+        assert told(recorded("all_reduce", call))[1].endswith(f"does not tell how. Then {who} change their own chunks.")
 
 
 def test_groups_and_messages_beside_the_library() -> None:

@@ -69,6 +69,7 @@ class Run:
     transfers: list[Transfer]
     start: State = field(default_factory=dict)
     holds: list[tuple[int, int, int, Contributions]] = field(default_factory=list)  # before which step, rank, chunk
+    own: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))  # before which step who changed its own
     calls: list[Call] = field(default_factory=list)
     sizes: dict[int, float] = field(default_factory=dict)  # bytes by chunk, where an event tells
 
@@ -206,4 +207,6 @@ def _read_holds(run: Run, holds: list[Event], steps: list[int]) -> None:
             run.start[where] = event.contributions
         else:
             run.holds.append((at, *where, event.contributions))
+            if event.op is None:
+                run.own[at].add(event.rank)
     run.holds.sort(key=lambda hold: hold[:3])

@@ -58,7 +58,7 @@ def _rest(run: Run, step: int, held: State) -> str:
         if t.leaves == step:
             messages.setdefault((t.src, t.dst), []).append(t)
     calls = [call for call in run.calls if call.step == step]
-    parts = [_library(calls, run.world_size, bool(messages)), _fault(run, step)]
+    parts = [_library(calls, run.world_size, bool(messages)), _own(run, step) if calls else "", _fault(run, step)]
     if messages:
         parts[:0] = [f", {_does(next(iter(messages.values())), held)}.", _others(run, messages)]
     return " ".join(part for part in parts if part)
@@ -107,6 +107,15 @@ def _library(calls: Sequence[Call], world_size: int, also_messages: bool) -> str
     if any(call.changes for call in calls):
         return f"{who}: the library moves the data, and does not tell how."
     return f"{who}: the watched buffer holds what it held before."
+
+
+def _own(run: Run, step: int) -> str:
+    """Who changed its own chunks before the next step: the picture shows what came of both."""
+    ranks = sorted(run.own[step + 1]) if step + 1 in run.own else []
+    if not ranks:
+        return ""
+    who = _ranks(ranks, run.world_size)
+    return f"Then {who} change{'s its' if len(ranks) == 1 else ' their'} own chunks."
 
 
 def _call(call: Call, world_size: int) -> str:
