@@ -66,6 +66,15 @@ def speak():
     print("aside", file=sys.stderr)
 
 
+def test_a_function_may_call_a_variable_config():
+    def width_of(sizes):  # cloudpickle takes these names for torch.distributed.config, and can't pickle that module
+        dist.init_process_group()
+        config = SimpleNamespace(config=sizes)
+        return config.config["width"]
+
+    assert list(launch(width_of, 2, {"width": 32})) == [32, 32]
+
+
 def test_lines_are_grouped_by_rank(capsys):
     run = launch(speak, 3)
     head, *lines = capsys.readouterr().out.splitlines()

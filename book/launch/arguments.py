@@ -1,9 +1,12 @@
 """L2: what a launch is asked to run: arguments that cannot work are refused in one sentence, the rest is pickled."""
 from __future__ import annotations
 
+import importlib
 import inspect
+import io
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral, Real
+from types import ModuleType
 from typing import Any
 
 MAX_RANKS = 64
@@ -78,12 +81,30 @@ def _check_arguments(fn: Callable[..., Any], args: tuple) -> None:
 
 def pickled(fn: Callable[..., Any], args: tuple) -> bytes:
     """The call, pickled by value; raises TypeError that names what cannot travel to another process."""
-    import cloudpickle
     try:
-        return cloudpickle.dumps((fn, args))
+        return _dumps((fn, args))
     except Exception as error:
         culprit = next((name for name, value in _parts(fn, args) if not _travels(value)), "the function")
         raise TypeError(f"{culprit} cannot be sent to the ranks ({error}): create it inside the function") from None
+
+
+def _dumps(value: Any) -> bytes:
+    """`value` by cloudpickle, and any module by its name.
+
+    Cloudpickle sends a function's submodules along, as far as it can guess them: with `dist` and a variable `config`
+    that is torch.distributed.config, a module of a type of its own, which it can't pickle.
+    """
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
+                return importlib.import_module, (obj.__name__,)
+            return super().reducer_override(obj)
+
+    file = io.BytesIO()
+    Pickler(file).dump(value)
+    return file.getvalue()
 
 
 def _parts(fn: Callable[..., Any], args: tuple) -> Iterator[tuple[str, Any]]:
@@ -97,9 +118,8 @@ def _parts(fn: Callable[..., Any], args: tuple) -> Iterator[tuple[str, Any]]:
 
 
 def _travels(value: Any) -> bool:
-    import cloudpickle
     try:
-        cloudpickle.dumps(value)
+        _dumps(value)
     except Exception:
         return False
     return True
