@@ -39,6 +39,16 @@ def time_against_size(sizes: Sequence[float], measured: Mapping[str, Sequence[fl
     return _closed(figure)
 
 
+def lines(series: Mapping[str, Sequence[float]], xlabel: str, ylabel: str, title: str = "") -> Figure:
+    """A line for each series against its position 0, 1, 2, ...; earlier ones are wider, so that equal ones all show."""
+    figure, axes = _figure(6.4, 3.4, title)
+    for place, (name, values) in enumerate(series.items()):
+        axes.plot(values, color=SERIES[place % len(SERIES)], linewidth=1.5 + 3.0 * (len(series) - 1 - place), label=name)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.legend(frameon=False, labelcolor=INK, fontsize=9)
+    return _closed(figure)
+
+
 def timeline(trace: Trace, title: str = "") -> Figure:
     """A lane per rank with a bar for each send, receive, collective and computation, on the trace's clock in seconds.
 

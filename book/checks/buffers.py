@@ -111,13 +111,18 @@ def buffers_of(buffers: Sequence[Any]) -> np.ndarray:
     for rank, buffer in enumerate(buffers):
         if buffer is None:
             raise CheckFailed(f"rank {rank} returned None instead of its buffer")
-        if hasattr(buffer, "detach"):  # a tensor, of any dtype, on any device, with or without a gradient
-            buffer = buffer.detach().cpu().double().numpy()
-        arrays.append(np.asarray(buffer, dtype=np.float64).ravel())
+        arrays.append(flat(buffer))
     lengths = {len(array) for array in arrays}
     if len(lengths) > 1:
         raise CheckFailed(f"the ranks' buffers differ in length: {sorted(lengths)}; they must keep the length they had")
     return np.stack(arrays)
+
+
+def flat(buffer: Any) -> np.ndarray:
+    """A tensor, of any dtype, on any device, with or without a gradient, or an array, as a flat array in float64."""
+    if hasattr(buffer, "detach"):
+        buffer = buffer.detach().cpu().double().numpy()
+    return np.asarray(buffer, dtype=np.float64).ravel()
 
 
 def _chunks(buffers: np.ndarray) -> list[slice]:

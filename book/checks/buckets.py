@@ -1,0 +1,106 @@
+"""L3: a bucketed data parallelism: what is in which bucket, and what was sent when."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from book.checks.verdict import CheckFailed, short
+from book.trace import Event, Trace
+
+
+def bucket_layout(buckets: Sequence[Sequence[str]], sizes: Mapping[str, int], bucket_bytes: float) -> int:
+    """Buckets must hold all parameters, from the last to the first, and close when they have reached `bucket_bytes`.
+
+    `buckets` are lists of names, `sizes` the bytes of each parameter that gets a gradient, in the module's order.
+    Returns the number of buckets.
+    """
+    held = [name for bucket in buckets for name in bucket]
+    wanted = list(reversed(sizes))
+    absent, frozen = [n for n in sizes if n not in held], [n for n in held if n not in sizes]
+    if frozen:
+        raise CheckFailed(f"{frozen[0]} is frozen, so it never gets a gradient, and its bucket would wait for it for ever")
+    if absent:
+        raise CheckFailed(f"{absent[0]} is in no bucket: nobody will average its gradient")
+    if len(held) > len(wanted):
+        raise CheckFailed(f"{max(held, key=held.count)} is in more than one bucket, or an empty bucket is left over")
+    if held != wanted and held == list(sizes):
+        raise CheckFailed("your buckets go from the first parameter to the last: backward makes the last one's gradient "
+                          "first, so the first bucket would be full only at the end")
+    if held != wanted:
+        raise CheckFailed("the buckets don't hold the parameters in reverse order, from the last to the first")
+    for place, bucket in enumerate(buckets):
+        _check_size(place, [sizes[name] for name in bucket], bucket_bytes, place == len(buckets) - 1)
+    return len(buckets)
+
+
+def bucket_traffic(own: Trace, reference: Trace, num_buckets: int) -> tuple[int, float]:
+    """A followed backward must send the bytes that torch's DDP sends, bucket by bucket, while it goes on.
+
+    Both traces come from `follow_backward`. Every bucket but the last must have been issued before the last gradient was
+    ready. Returns how many all-reduces a rank issued, and their bytes.
+    """
+    sent, wanted = _all_reduces(own, 0), sum(event.num_bytes for event in _all_reduces(reference, 0))
+    if not sent:
+        raise CheckFailed("no all-reduce was issued after the first gradient was ready: does finish() belong to you?")
+    num_bytes, num_gradients = sum(event.num_bytes for event in sent), len(_gradients(own, 0))
+    if len(sent) == num_gradients > num_buckets:
+        raise CheckFailed(f"one all-reduce for each of {num_gradients} gradients: each pays the latency; send a bucket's "
+                          "gradients together, in one flat buffer")
+    if num_bytes != wanted:
+        raise CheckFailed(f"{short(num_bytes)} bytes are all-reduced, torch's DDP sends {short(wanted)}: each gradient "
+                          "goes once")
+    if len(sent) != num_buckets:
+        raise CheckFailed(f"{len(sent)} all-reduces for {num_buckets} buckets: one each")
+    for rank in range(own.world_size):
+        _check_overlap(rank, _all_reduces(own, rank), _gradients(own, rank))
+    return len(sent), num_bytes
+
+
+def num_all_reduces(trace: Trace, want: int, why: str) -> int:
+    """Each rank must have issued `want` all-reduces in this run; `why` says what more of them mean. Returns `want`."""
+    for rank in range(trace.world_size):
+        issued = sum(event.op == "all_reduce" for event in trace.of_rank(rank))
+        if issued != want:
+            more = why if issued > want else "nothing is averaged where none is issued"
+            raise CheckFailed(f"rank {rank} issued {issued} all-reduces, {want} would do: {more}")
+    return want
+
+
+def num_sent_bytes(trace: Trace, want: float) -> float:
+    """Each rank must have all-reduced `want` bytes in this run. Returns `want`."""
+    for rank in range(trace.world_size):
+        sent = sum(event.num_bytes for event in trace.of_rank(rank) if event.op == "all_reduce")
+        if sent != want:
+            raise CheckFailed(f"rank {rank} all-reduced {short(sent)} bytes, {short(want)} are meant to go: of which dtype "
+                              "is the tensor that you send?")
+    return want
+
+
+def _check_size(place: int, sizes: Sequence[int], bucket_bytes: float, last: bool) -> None:
+    if not sizes:
+        raise CheckFailed(f"bucket {place} is empty")
+    if sum(sizes) < bucket_bytes and not last:
+        raise CheckFailed(f"bucket {place} was closed at {sum(sizes)} bytes, before it had reached {bucket_bytes}")
+    if sum(sizes[:-1]) >= bucket_bytes:
+        raise CheckFailed(f"bucket {place} had reached {bucket_bytes} bytes and got another parameter: it grew to "
+                          f"{sum(sizes)}")
+
+
+def _check_overlap(rank: int, sent: Sequence[Event], ready: Sequence[Event]) -> None:
+    end_s, needed = max(event.end_s for event in ready), len(sent) - 1
+    early = sum(event.start_s < end_s for event in sent)
+    if needed and not early:
+        raise CheckFailed(f"rank {rank} issued all its all-reduces after the last gradient was ready: nothing runs beside "
+                          "backward; start a bucket's all-reduce in the hook of its last gradient")
+    if early < needed:
+        raise CheckFailed(f"rank {rank} issued {early} of {len(sent)} all-reduces before the last gradient was ready, "
+                          f"{needed} can be: start each as soon as its bucket is full")
+
+
+def _gradients(trace: Trace, rank: int) -> list[Event]:
+    return [event for event in trace.of_rank(rank) if event.kind == "compute" and event.num_bytes is not None]
+
+
+def _all_reduces(trace: Trace, rank: int) -> list[Event]:
+    """The all-reduces of one rank from its first followed gradient on."""
+    first_s = min((event.end_s for event in _gradients(trace, rank)), default=float("inf"))
+    return [event for event in trace.of_rank(rank) if event.op == "all_reduce" and event.start_s > first_s]

@@ -1,0 +1,167 @@
+"""L3: data-parallel training: the state that all ranks start from, the global batch, the epochs.
+
+States come as one dict per rank, name -> tensor or array. Losses, weights and gradients are compared in float64.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from book.checks.buffers import flat
+from book.checks.gradients import agree, multiples
+from book.checks.verdict import CheckFailed, short
+
+State = Mapping[str, Any]
+
+
+def same_state(before: Sequence[State], after: Sequence[State], parameters: Sequence[str]) -> float:
+    """Every rank must hold what rank 0 held before, parameters and buffers alike.
+
+    `parameters` says which of the names are parameters. Returns the sum of absolute values of that state. Raises
+    CheckFailed naming a tensor and what it holds instead.
+    """
+    for name, first in before[0].items():
+        if not np.array_equal(flat(after[0][name]), flat(first)):
+            raise CheckFailed(_why_root_changed(name, before, after[0][name]))
+    wrong = [(rank, name) for rank in range(1, len(before)) for name in before[0]
+             if not np.array_equal(flat(after[rank][name]), flat(before[0][name]))]
+    if wrong:
+        raise CheckFailed(_why_not_rank_0(wrong, before, after, parameters))
+    return sum(float(np.abs(flat(tensor)).sum()) for tensor in before[0].values())
+
+
+def trained_alike(starts: Sequence[Any], ends: Sequence[Any], expected: Any) -> float:
+    """All ranks must end with `expected`, what one process gets that starts with rank 0's weights.
+
+    Weights come as one flat tensor per rank. Returns the sum of their absolute values at the end.
+    """
+    starts, ends, expected = [flat(w) for w in starts], [flat(w) for w in ends], flat(expected)
+    apart = [np.abs(end - ends[0]).max() for end in ends]
+    rank = int(np.argmax(apart))
+    if apart[rank] > 1e-9:
+        kept = np.allclose(ends[rank] - ends[0], starts[rank] - starts[0], rtol=1e-6)
+        why = ("that is by as much as before the first step. Averaged gradients move all ranks alike, but nothing has "
+               "brought them together" if kept else "their gradients differ too: are they averaged in every step?")
+        raise CheckFailed(f"ranks 0 and {rank} end with different weights: {why}")
+    if not agree(ends[0], expected, expected):
+        raise CheckFailed("the ranks end with the same weights, but not with those of one process that starts from rank "
+                          "0's: the weights must be the same before the first step, and be rank 0's")
+    return float(np.abs(expected).sum())
+
+
+def first_step(update: Any, gradients: Any, num_ranks: int) -> float:
+    """A step on a global batch must be the step along the mean gradient of its windows.
+
+    `update` (P,) is (weights before - weights after) / learning rate of plain SGD, `gradients` (B, P) those of the
+    batch's windows, one by one. Returns the length of the step. Raises CheckFailed with the likeliest reason.
+    """
+    update, num_windows = flat(update), len(gradients)
+    gradients = flat(gradients).reshape(num_windows, -1)
+    if not agree(update, gradients.mean(axis=0), gradients):
+        raise CheckFailed(f"the first step on {num_ranks} rank{'s' * (num_ranks > 1)} is not that of one process: "
+                          + _why_step(multiples(gradients, update), num_ranks))
+    return float(np.linalg.norm(update))
+
+
+def global_losses(losses: Sequence[Sequence[float]], windows: Any, expected: Sequence[float]) -> float:
+    """Every rank must report, for each step, the mean loss of the global batch.
+
+    `losses` has a list per rank, `windows` (B,) are the losses of the first batch's windows one by one, `expected` is
+    what one process reports. Returns the last loss. Raises CheckFailed with the likeliest reason.
+    """
+    num_ranks, windows = len(losses), flat(windows)
+    for rank, own in enumerate(losses):
+        if own is None or len(own) != len(expected):
+            raise CheckFailed(f"rank {rank} reports {0 if own is None else len(own)} losses for {len(expected)} steps: "
+                              "return a list with one number for each step")
+    apart = [np.abs(np.subtract(own, losses[0])).max() for own in losses]
+    if max(apart) > 1e-9:
+        raise CheckFailed(f"ranks 0 and {int(np.argmax(apart))} report different losses: each reports that of its own "
+                          "windows; the loss of the global batch takes an all-reduce")
+    wrong = np.flatnonzero(~np.isclose(losses[0], expected, rtol=1e-9, atol=0))
+    if len(wrong):
+        raise CheckFailed(_why_loss(int(wrong[0]), float(losses[0][wrong[0]]), expected, windows, num_ranks))
+    return float(losses[0][-1])
+
+
+def epochs(orders: Sequence[Sequence[Sequence[int]]], num_examples: int) -> list[int]:
+    """Each epoch must show every example once, on one of the ranks, in another order than the epochs before.
+
+    `orders[rank][epoch]` lists the examples that a rank gets. Returns rank 0's first example of every epoch.
+    """
+    for epoch, shares in enumerate(zip(*orders)):
+        seen = np.bincount(np.concatenate([np.asarray(share, dtype=int) for share in shares]), minlength=num_examples)
+        if seen.max() > 1 or not seen.all():
+            raise CheckFailed(f"in epoch {epoch} example {seen.argmax()} comes {seen.max()} times and "
+                              f"{(seen == 0).sum()} of {num_examples} not at all: all ranks must cut the same "
+                              "permutation, so seed and epoch must be the same on all")
+        for earlier in range(epoch):
+            if [list(own[earlier]) for own in orders] == [list(own[epoch]) for own in orders]:
+                raise CheckFailed(f"epoch {epoch} has the order of epoch {earlier}: DistributedSampler shuffles by its "
+                                  "seed plus the epoch, and the epoch is 0 until set_epoch tells it otherwise, before "
+                                  "the epoch begins")
+    if any(list(share) == sorted(share) for own in orders for share in own):
+        raise CheckFailed("an epoch comes in the order of the data set: it should be shuffled")
+    return [int(own[0]) for own in orders[0]]
+
+
+def _why_root_changed(name: str, before: Sequence[State], got: Any) -> str:
+    held = [flat(state[name]) for state in before]
+    if np.allclose(flat(got), np.mean(held, axis=0)):
+        return f"rank 0's {name} is now the mean over ranks: broadcast hands out rank 0's, nothing is averaged"
+    for rank, other in enumerate(held):
+        if np.array_equal(flat(got), other):
+            return f"rank 0's {name} is now what rank {rank} had: the source must be rank 0 (src=0)"
+    return f"rank 0's {name} has changed: rank 0 keeps what it has, and the others get that"
+
+
+def _why_not_rank_0(wrong: Sequence[tuple[int, str]], before: Sequence[State], after: Sequence[State],
+                    parameters: Sequence[str]) -> str:
+    differ = [(rank, name) for rank in range(1, len(before)) for name in before[0]
+              if not np.array_equal(flat(before[rank][name]), flat(before[0][name]))]
+    kept = [(rank, name) for rank, name in wrong if np.array_equal(flat(after[rank][name]), flat(before[rank][name]))]
+    rank, name = (kept or wrong)[0]
+    buffers = [name for name in before[0] if name not in parameters]
+    if kept == differ:
+        return ("every tensor is as it was: broadcast into the module's own tensors, or copy_() into them; a copy or a "
+                "new parameter is not what an optimizer made before this holds")
+    if kept and {name for _, name in kept} == {name for _, name in differ if name in buffers}:
+        return f"the buffers are still each rank's own, for example {name}: a module's state is more than its parameters"
+    if kept:
+        return f"rank {rank} still has its own {name}: not all of the module's parameters and buffers are sent"
+    return f"rank {rank}'s {name} is neither its own nor rank 0's: do all ranks send their tensors in the same order?"
+
+
+def _why_step(weights: np.ndarray | None, num_ranks: int) -> str:
+    if weights is None:
+        return "it is no sum of the gradients of the batch's windows: which windows does it use, and which optimizer?"
+    share = 1 / len(weights)
+    if np.allclose(weights, weights[0]):
+        times = weights[0] / share
+        if np.isclose(times, num_ranks):
+            return (f"it is {num_ranks} times as long. The global batch is the same, so the learning rate is too, and "
+                    "gradients are averaged, not summed")
+        return f"it is {short(times)} times as long: what is divided twice, or multiplied?"
+    absent = np.flatnonzero(np.isclose(weights, 0, atol=1e-9))
+    if len(absent):
+        return (f"window {', '.join(map(str, absent))} of the batch's {len(weights)} has no part in it: each rank takes "
+                "windows of its own, and none is left out")
+    return (f"a window weighs between {short(weights.min())} and {short(weights.max())}, each should weigh "
+            f"{short(share)}: the ranks' shares are not equal, so weigh each rank's mean by its number of windows")
+
+
+def _why_loss(step: int, got: float, expected: Sequence[float], windows: np.ndarray, num_ranks: int) -> str:
+    shown = f"on {num_ranks} rank{'s' * (num_ranks > 1)} the loss of step {step} is {short(got)}, of one process "
+    shown += f"{short(expected[step])}: "
+    shares = [[windows[rank::num_ranks] for rank in range(num_ranks)], np.array_split(windows, num_ranks)]
+    if np.isclose(got, expected[step] * num_ranks):
+        return shown + "it is summed over the ranks"
+    if any(np.isclose(got, np.mean([share.mean() for share in cut])) for cut in shares):
+        return shown + ("it is the mean of the ranks' means, and their shares are not equal: weigh each by its number of "
+                        "windows")
+    if step:
+        return shown + ("the steps before are right. Does a step begin with the gradients or windows of another (zero_grad, "
+                        "finish)?")
+    return shown + "is it the mean over all windows of the global batch, before the step is made?"
