@@ -37,9 +37,10 @@ def play(what: Playable | Mapping[Any, Playable] | Sequence[Playable], *, title:
 
     `view` is "ring", "matrix" or "auto" (ring up to 8 ranks); `predict` starts with the questions on; `clock` is
     "steps" or "time" (modelled traces only); `labels` name the choices and `select` is the key to open with;
-    `promise` is what the run should end in ("all_reduce", "reduce_scatter", "all_gather"; default: what the trace
-    promises; a recorded one promises nothing, and is taken for an all-reduce if anything is added). Raises ValueError
-    for an unknown choice or a trace without chunks to play, TypeError for something that is neither.
+    `promise` is what the run should end in, "all_reduce", "broadcast" or another of `book.promise.PROMISES`, from any
+    root (default: what the trace promises; a recorded one promises nothing, and is taken for an all-reduce if anything
+    is added). In a recorded run each collective of the library is a step. Raises ValueError for an unknown choice or a
+    trace without chunks to play, TypeError for something that is neither.
     """
     _check("view", view, ("auto", "ring", "matrix"))
     _check("clock", clock, ("steps", "time"))
