@@ -1,0 +1,19 @@
+"""Two ranks, by a launcher or by mp.spawn, that leave their process ids in the folder PIDS and then wait for ever."""
+import os
+import time
+from pathlib import Path
+
+import torch.multiprocessing as mp
+
+
+def wait(*_):
+    pid = os.getpid()
+    Path(os.environ["PIDS"], str(pid)).touch()
+    time.sleep(600)
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        wait()
+    else:
+        mp.spawn(wait, nprocs=2)
