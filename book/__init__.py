@@ -19,6 +19,7 @@ Each layer imports only from the layers below it (L3 may use L2, never the other
     L3  plot          trace -> matplotlib figure
         widgets       trace -> animated player
         checks        verdicts on a learner's run that name the misconception
+        legacy        old calls beside today's: both run, and what they said
     L4  grading       student copies of a lab
         authoring     notebook normaliser and lint, the Sphinx extension
 
