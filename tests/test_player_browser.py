@@ -7,9 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from book import collectives
 from book.cost import Link
+from book.launch import launch
+from book.promise import PROMISES
+from book.record import lanes, watch
 from book.schedule import Schedule
 from book.simulate import simulate
 from book.trace import Trace
@@ -68,7 +73,9 @@ def test_scrubbing_shows_what_travels(show: Callable) -> None:
 
 @pytest.mark.parametrize("make", [collectives.ring_all_reduce, collectives.ring_reduce_scatter,
                                   collectives.ring_all_gather, collectives.tree_all_reduce,
-                                  collectives.parameter_server_all_reduce, collectives.halving_doubling_all_reduce])
+                                  collectives.parameter_server_all_reduce, collectives.halving_doubling_all_reduce,
+                                  collectives.broadcast, collectives.scatter, collectives.gather, collectives.reduce,
+                                  collectives.all_to_all])
 def test_at_the_end_every_chunk_is_complete(show: Callable, make: Callable[[int], Schedule]) -> None:
     schedules = {n: make(n) for n in (2, 5, 16)}
     page = show(play(schedules, view="ring"))
@@ -76,9 +83,38 @@ def test_at_the_end_every_chunk_is_complete(show: Callable, make: Callable[[int]
         page.get_by_label("ranks").select_option(label=str(num_ranks))
         page.focus(PLAYER)
         page.keyboard.press("End")
-        num_promised = schedule.num_chunks * (1 if schedule.promise == "reduce_scatter" else num_ranks)
+        num_promised = PROMISES[schedule.promise].where(num_ranks, schedule.num_chunks).sum()
         assert figures(page)["chunks complete"] == f"{num_promised} / {num_promised}"
         assert page.locator(".lk-done").count() == 1
+
+
+def mean_of_all() -> None:
+    """In a rank: a message by hand, the library's all-reduce, and a division."""
+    dist.init_process_group()
+    buffer = lanes(2)
+    watch(buffer, 2)
+    dist.send(buffer[:4], 1) if dist.get_rank() == 0 else dist.recv(torch.empty(4)) if dist.get_rank() == 1 else None
+    dist.all_reduce(buffer)
+    buffer /= dist.get_world_size()
+
+
+@pytest.mark.parametrize("view", ["ring", "matrix"])
+def test_a_librarys_collective_changes_the_bars_and_nothing_travels(show: Callable, view: str) -> None:
+    page = show(play(launch(mean_of_all, 4, record=True).trace, view=view, predict=True))
+    page.focus(PLAYER)
+    page.keyboard.press("ArrowRight")
+    until(page, step=1, playing="false")
+    assert page.inner_text(".lk-caption").startswith("Step 1: rank 0 sends chunk 0 to rank 1")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_timeout(100)
+    assert page.locator(".lk-mover").count() == 0
+    until(page, step=2, playing="false")
+    assert page.inner_text(".lk-caption") == (
+        "Step 2: All 4 ranks call all_reduce: the library moves the data, and does not tell how. Then all 4 ranks change "
+        "their own chunks. Done: every rank holds every chunk complete.")
+    shown = figures(page)
+    assert (shown["chunks complete"], shown["busiest link"]) == ("8 / 8", "?")
+    assert not page.locator(".lk-bytes").is_visible()
 
 
 def test_keyboard_and_nothing_leaks(show: Callable) -> None:

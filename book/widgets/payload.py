@@ -96,16 +96,14 @@ def _write_start(run: Run) -> list[str]:
 def _write_goal(run: Run, promise: Promise) -> dict[str, list[str]]:
     """`goals`: what each rank's chunks should hold at the end, "-" where that is left open, as `start` is written.
 
-    One text if it is the same for all ranks, none if it is all contributions; `want` has it by chunk where it is that.
+    One text if it is the same for all ranks, none if it is all contributions everywhere.
     """
     size = run.world_size, run.num_chunks
     goal, where = promise.goal(*size), promise.where(*size)
     if where.all() and goal.all():
         return {}
-    texts = [[write(goal[r, c].tolist()) if where[r, c] else "-" for c in range(size[1])] for r in range(size[0])]
-    if texts.count(texts[0]) == len(texts):
-        return {"goals": [_line(texts[0])], "want": texts[0]}
-    return {"goals": [_line(of_rank) for of_rank in texts]}
+    lines = [_line([write(goal[r, c].tolist()) if where[r, c] else "-" for c in range(size[1])]) for r in range(size[0])]
+    return {"goals": lines if len(set(lines)) > 1 else lines[:1]}
 
 
 def _line(texts: list[str]) -> str:

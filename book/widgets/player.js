@@ -19,9 +19,10 @@ function parse(m, held, read, k) {
 
 function decode(data) {
   const { c, width, times } = data, read = reader(data.n), items = [];
-  const held = data.start.map(line => { const all = line.split("/").map(read); return range(c, i => all[i % all.length]); });
+  const spread = line => { const all = line.split("/").map(s => s !== "-" && read(s)); return range(c, i => all[i % all.length]); };
+  const held = data.start.map(spread), { goals = [`(${range(data.n, () => 1)})`] } = data;
   const word = RegExp("^(.{W})(.{W})(.{W})([+=?!])([^~@^]*)(?:~([^@^]*))?(?:@([^^]*))?(?:\\^(\\d+))?$".replaceAll("W", width));
-  const run = { ...data, S: data.steps.length, items, want: data.want?.map(read), updates: held.map(row => row.map(v => [{ k: 0, s: 0, v }])) };
+  const run = { ...data, S: data.steps.length, items, goals: range(data.n, r => spread(goals[r % goals.length])), updates: held.map(row => row.map(v => [{ k: 0, s: 0, v }])) };
   const put = (r, c, v, k, s) => { held[r][c] = v; run.updates[r][c].push({ k, s, v }); };
   const settle = k => { // what changed before step k
     for (const i of items) if (i.end === k && i.into >= 0) put(i.dst, i.into, i.after, k, i.s1);
@@ -51,7 +52,7 @@ function gather(run) { // items of one step, sender and receiver travel as one m
   run.messages = Object.values(byKey);
   run.links = [...new Set(run.messages.map(m => m.pair))];
   run.both = new Set(run.messages.filter(m => byKey[[m.k, m.dst, m.src]]).map(m => m.pair));
-  run.most = max(...run.messages.map(m => m.items.length));
+  run.most = max(1, ...run.messages.map(m => m.items.length));
   return run;
 }
 
@@ -65,12 +66,11 @@ function retime(run, clock) { // "steps": all equally long; "time": as long as m
 }
 
 const latest = (run, r, c, t) => run.updates[r][c].findLast(u => u.at <= t + EPS);
-const complete = (run, c, v) => // each contribution once, or a mean; in an all-gather, what was gathered
-  !!v && (run.want ? v === run.want[c] : v.every(x => x === 1) || v.every(x => abs(x * run.n - 1) < 1e-3));
+const complete = ({ goals, n }, r, c, v) => // what was promised there, or the mean of it
+  !!v && !!goals[r][c] && [1, n].some(k => v.every((x, i) => abs(x * k - goals[r][c][i]) < 1e-3));
 function tally(run, t) {
-  const one = run.goal === "reduce_scatter";
-  const per = range(run.c, c => range(run.n).filter(r => complete(run, c, latest(run, r, c, t).v)).length);
-  return [per.reduce((a, b) => a + (one ? min(1, b) : b), 0), run.c * (one ? 1 : run.n)];
+  const all = run.goals.flatMap((row, r) => row.flatMap((goal, c) => (goal ? complete(run, r, c, latest(run, r, c, t).v) : [])));
+  return [all.filter(Boolean).length, all.length];
 }
 
 function traffic(run, t) { // what has left by now, in buffers
@@ -272,7 +272,7 @@ function drawStage(stage, run, t, clock, focus) {
   stage.move(flying);
   const big = stage.large?.(focus);
   stage.cells.forEach((row, r) => row.forEach((cell, c) => {
-    const u = latest(run, r, c, t), now = [u.v, complete(run, c, u.v), out.has(r * run.c + c) ? "out" : rest && u.k === t ? "in" : ""];
+    const u = latest(run, r, c, t), now = [u.v, complete(run, r, c, u.v), out.has(r * run.c + c) ? "out" : rest && u.k === t ? "in" : ""];
     cell(...now);
     if (r === focus) big?.[c](...now);
   }));
@@ -293,9 +293,9 @@ function chunksOf(items) {
 }
 
 function figures(run, t, k) { // the row of numbers: [value, meaning]
-  const now = traffic(run, t), [link, most] = busiest(now), who = max(0, run.who);
-  return [[`${k} / ${run.S}`, "rounds"], [inN(now.out[who]), run.who < 0 ? "sent per rank, so far" : `sent by rank ${who}, so far`], [t < run.end ? "?" : inN(run.total), "at the end" + (t < run.end ? "" : run.formula)],
-    [tally(run, t).join(" / "), "chunks complete"], [inN(most), "busiest link" + (t ? ", " + link : "")]];
+  const now = traffic(run, t), [link, most] = busiest(now), who = max(0, run.who), say = run.unseen ? () => "?" : inN;
+  return [[`${k} / ${run.S}`, "rounds"], [say(now.out[who]), run.who < 0 ? "sent per rank, so far" : `sent by rank ${who}, so far`], [t < run.end ? "?" : say(run.total), "at the end" + (t < run.end ? "" : run.formula)],
+    [tally(run, t).join(" / "), "chunks complete"], [say(most), "busiest link" + (t && !run.unseen ? ", " + link : "")]];
 }
 function linkTexts({ n, bytes: all }, { out, into }) {
   const size = x => (all ? bytes(x * all) : inN(x));
@@ -356,6 +356,7 @@ function mountPlay(el, data, opts) {
     state.view = data.view === "auto" ? (run.n > 8 ? "matrix" : "ring") : data.view;
     state.focus = min(state.focus, run.n - 1);
     clock.hidden = !run.times;
+    details.hidden = !!run.unseen;
     ui.source.textContent = run.source;
     timing(run.times ? data.clock : "steps");
     pace ??= endOf(run, run.S) / run.S * 1.25;
@@ -375,7 +376,7 @@ function mountPlay(el, data, opts) {
     const { t, playing } = state, k = step(), rests = abs(t - run.stops[k]) < EPS;
     drawStage(stage, run, t, state.clock, state.focus);
     foot(figures(run, t, k));
-    const texts = [k ? `${k} of ${run.S}` : `${run.S} steps`, k ? run.names[run.phases[k - 1]] : "start", state.clock === "time" ? seconds(t) : ""];
+    const texts = [k ? `${k} of ${run.S}` : run.S + (run.S > 1 ? " steps" : " step"), k ? run.names[run.phases[k - 1]] : "start", state.clock === "time" ? seconds(t) : ""];
     stage.count.forEach((e, i) => (e.textContent = texts[i]));
     describe(k, rests && k === run.S);
     ui.scrub.set(t, k, `step ${k} of ${run.S}`);
@@ -390,7 +391,7 @@ function mountPlay(el, data, opts) {
   function describe(k, done) {
     if (said === (said = `${which()},${k},${done}`)) return;
     ui.caption.setAttribute("aria-live", state.playing && !state.predict ? "off" : "polite");
-    const m = run.messages.find(m => m.k === k - 1), who = k && `rank ${m.src} sends ${chunksOf(m.items)} to rank ${m.dst}`;
+    const m = run.messages.find(m => m.k === k - 1), who = m && `rank ${m.src} sends ${chunksOf(m.items)} to rank ${m.dst}`;
     ui.caption.replaceChildren(...(k ? [`Step ${k}: `, make("b", null, {}, who), run.rests[run.says[k - 1]]] : [run.begin]));
     if (done) make(run.ok ? "span.lk-done" : "span.lk-wrong", ui.caption, {}, " " + run.verdict);
   }
