@@ -1,0 +1,174 @@
+"""Checks on copies and on groups, with what no answer in the lab does; and what the lab says of torch, run on ranks."""
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from book import checks
+from book.checks import CheckFailed
+from book.launch import RankError, launch, rank_device
+from book.trace import Event, Trace
+
+NUMBERS = np.random.default_rng(0)
+OWN = NUMBERS.integers(-1000, 1000, (4, 10)).astype(float)  # a buffer for each of four ranks
+ROWS = NUMBERS.integers(-1000, 1000, (4, 4, 6)).astype(float)  # a row for each pair of ranks
+GRID = NUMBERS.integers(-1000, 1000, (6, 3, 12)).astype(float)  # 2 x 3 ranks: partial, gradient, batch
+PLACES = np.arange(6).reshape(2, 3)
+
+
+def changed(array, place, value):
+    copy = array.copy()
+    copy[place] = value
+    return copy
+
+
+def on_grid():
+    """What six ranks must hold at the end."""
+    after = GRID.copy()
+    for rank in range(6):
+        after[rank, 0] = GRID[PLACES[rank // 3], 0].sum(axis=0)
+        after[rank, 1] = GRID[PLACES[:, rank % 3], 1].mean(axis=0)
+        after[rank, 2] = GRID[PLACES[rank // 3, 0], 2]
+    return after
+
+
+@pytest.mark.parametrize("convert", [lambda b: b, torch.tensor, lambda b: torch.tensor(b).to(torch.int64)])
+def test_right_results_pass_in_any_form(convert):
+    everywhere, transposed = np.tile(OWN[2], (4, 1)), ROWS.transpose(1, 0, 2)
+    assert checks.broadcast([convert(b) for b in OWN], [convert(b) for b in everywhere], root=2) == OWN[2].sum()
+    assert checks.all_gather_rows([convert(b) for b in OWN], [convert(OWN)] * 4) == OWN.sum()
+    assert checks.all_to_all_rows([convert(b) for b in ROWS], [convert(b) for b in transposed]) == ROWS[:, 0].sum()
+
+
+def test_one_rank_needs_nobody():
+    assert checks.broadcast(OWN[:1], OWN[:1], root=0) == OWN[0].sum()
+    assert checks.all_gather_rows(OWN[:1], [OWN[:1]]) == OWN[0].sum()
+    assert checks.received_once(Trace([], 1, "logical", "recorded"), 80, root=0) == 0
+
+
+@pytest.mark.parametrize("place, value, complaint", [
+    ((0,), OWN[3], "rank 0 holds rank 3's data: the root is rank 2"),
+    ((2,), OWN[0], "rank 2 is the root, and its buffer has changed"),
+    ((1,), 0, "rank 1 holds zeros: was `buffer` filled from a receive"),
+    ((1, slice(4, 10)), OWN[1, 4:], "rank 1 holds the root's data in 4 of 10 places"),
+    ((1,), OWN[2] * 3, "rank 1 holds something that is no rank's data")])
+def test_a_broadcast_that_fails_on_one_rank(place, value, complaint):
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.broadcast(OWN, changed(np.tile(OWN[2], (4, 1)), place, value), root=2)
+
+
+@pytest.mark.parametrize("place, value, complaint", [
+    ((1, 3), OWN[0], "rank 1: row 3 holds rank 0's numbers"), ((2, 0), 0, "rank 2: row 0 is all zeros: is there"),
+    ((2, 1), OWN[0] + OWN[1], "rank 2: row 1 holds a sum"), ((3, 3), 0, "rank 3: row 3, its own, is all zeros"),
+    ((3, 0), OWN[0] * OWN[0], "rank 3: row 0 holds something that no rank had")])
+def test_an_all_gather_that_fails_in_one_row(place, value, complaint):
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.all_gather_rows(OWN, list(changed(np.tile(OWN, (4, 1, 1)), place, value)))
+
+
+@pytest.mark.parametrize("place, value, complaint", [
+    ((1, 3), ROWS[3, 2], "rank 1's row 3 holds rank 3's row 2, and rank 3's row 1 belongs there: which row"),
+    ((1, 3), ROWS[3, 3], "rank 1's row 3 holds rank 3's row 3, which it keeps for itself"),
+    ((1, 3), ROWS[0, 1], "rank 1's row 3 holds what came from rank 0"),
+    ((1, 3), ROWS[1, 3], "rank 1's row 3 holds this rank's own numbers for rank 3"),
+    ((1, 1), 0, "rank 1's row 1 is its own, and all zeros"), ((1, 3), 0, "rank 1's row 3 is all zeros"),
+    ((1, 3), 1, "rank 1's row 3 holds something that no rank had")])
+def test_an_all_to_all_that_fails_in_one_row(place, value, complaint):
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.all_to_all_rows(ROWS, changed(ROWS.transpose(1, 0, 2), place, value))
+
+
+@pytest.mark.parametrize("after, complaint", [
+    ([None] * 4, "rank 0 returned None"), (OWN[:, :3], "returned 3 elements, but 4 rows of 10 are 40")])
+def test_results_that_have_no_rows(after, complaint):
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.all_gather_rows(OWN, after)
+
+
+@pytest.mark.parametrize("name, rank, value, complaint", [
+    (0, 4, GRID[[1, 4], 0].sum(axis=0), r"rank 4's `partial` is the sum over its column \(ranks 1, 4\).*exchanged"),
+    (0, 4, GRID[:, 0].sum(axis=0), r"rank 4's `partial` is the sum over all ranks .* without a group"),
+    (0, 4, GRID[:, 0].mean(axis=0), r"rank 4's `partial` is the mean over all ranks .* without a group"),
+    (0, 4, GRID[[0, 5], 0].sum(axis=0), r"rank 4's `partial` is the sum over ranks 0, 5, and must be the sum over its"),
+    (0, 4, GRID[0, 0] + 2 * GRID[5, 0], r"a sum over ranks 0, 5 with the weights 1, 2"),
+    (1, 2, GRID[[2, 5], 1].sum(axis=0), r"rank 2's `gradient` is the sum over its column .* must be the mean over it"),
+    (1, 2, GRID[:3, 1].mean(axis=0), r"rank 2's `gradient` is the mean over its row .*; are rows and columns"),
+    (1, 2, GRID[2, 1] / 2, r"rank 2's `gradient` is rank 2's times 0.5"),
+    (1, 2, 0, r"rank 2's `gradient` is zero"),
+    (2, 5, GRID[0, 2], "rank 5's `batch` is rank 0's, and must be rank 3's"),
+    (2, 5, GRID[5, 2], "rank 5's `batch` is as it was before, and must be rank 3's"),
+    (2, 5, GRID[3, 0], "rank 5's `batch` is made of something else")])
+def test_one_rank_that_is_wrong_on_the_grid(name, rank, value, complaint):
+    assert checks.on_grid(GRID, on_grid(), columns=3) == round(on_grid()[:, [0, 2]].sum())
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.on_grid(GRID, changed(on_grid(), (rank, name), value), columns=3)
+
+
+def metrics(loss, seen):
+    return [{"loss": torch.tensor(a), "seen": torch.tensor(b).long()} for a, b in zip(loss, seen)]
+
+
+@pytest.mark.parametrize("loss, complaint", [
+    (np.tile(OWN.sum(axis=0) * 2, (4, 1)), "'loss' counts the ranks 2, 2, 2, 2 times"),
+    (changed(np.tile(OWN.sum(axis=0), (4, 1)), 2, OWN[:3].sum(axis=0)), "rank 2's 'loss' lacks what rank 3 had"),
+    (changed(np.tile(OWN.sum(axis=0), (4, 1)), 2, OWN[1] * OWN[0]), "rank 2's 'loss' is no sum of anything")])
+def test_sums_that_are_wrong(loss, complaint):
+    before = metrics(OWN, abs(OWN))
+    right = np.tile(abs(OWN).sum(axis=0), (4, 1))
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.summed_metrics(before, metrics(loss, right))
+
+
+def test_a_name_that_is_gone():
+    before = metrics(OWN, abs(OWN))
+    with pytest.raises(CheckFailed, match="rank 0's 'seen' is gone"):
+        checks.summed_metrics(before, [{"loss": rank["loss"]} for rank in before])
+
+
+@pytest.mark.parametrize("weights, complaint", [
+    ((1 / 5, 1 / 3, 1, 1 / 4), "rank 0 holds the sum of the ranks' means"),
+    ((1 / 12, 1 / 12, 0, 2 / 12), "weighs the samples of the ranks by 0.0833333, 0.0833333, 0.166667, and each must"),
+    ((1 / 12, 0, 0, 0), "rank 0 holds nothing but its own samples")])
+def test_means_that_are_wrong(weights, complaint):
+    own = changed(OWN, 2, 0)
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.sample_mean(own, np.tile(np.array(weights) @ own, (4, 1)), (5, 3, 0, 4))
+    assert checks.sample_mean(own, np.tile(own.sum(axis=0) / 12, (4, 1)), (5, 3, 0, 4)) == own.sum(axis=0).sum() / 12
+
+
+def test_a_trace_tells_who_received_more_than_a_copy():
+    copies = [Event(1, "recv", peer=0, num_bytes=80.0, step=step) for step in range(2)]
+    sends = [Event(0, "send", peer=1, num_bytes=80.0, step=step) for step in range(2)]
+    with pytest.raises(CheckFailed, match="rank 1 received 2 times the buffer"):
+        checks.received_once(Trace(copies + sends, 2, "logical", "recorded"), 80, root=0)
+    assert checks.received_once(Trace(copies[:1] + sends[:1], 2, "logical", "recorded"), 80, root=0) == 80
+
+
+def two_orders(dtype):
+    rank_device()
+    dist.init_process_group("gloo")
+    loss = torch.arange(12.0, dtype=torch.float64) + 100 * dist.get_rank()
+    seen = torch.full((12,), 500 + dist.get_rank(), dtype=dtype)
+    for tensor in (seen, loss) if dist.get_rank() == 1 else (loss, seen):
+        dist.all_reduce(tensor)
+    return loss, seen
+
+
+def test_a_count_added_to_a_loss_by_mistake_does_not_show():
+    """Lab 1, exercise 5: on gloo the loss looks like one, and lacks what one rank had; the counts are absurd."""
+    (loss, seen), *_ = launch(two_orders, 3, torch.int64)
+    assert torch.allclose(loss, 2 * torch.arange(12.0, dtype=torch.float64) + 200)
+    assert (seen[1:] > 1e18).all()
+    assert 1e-322 < torch.tensor(500).view(torch.float64).item() < 1e-320
+
+
+def test_debug_detail_sees_another_dtype_but_not_another_tensor():
+    detail = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    with pytest.raises(RankError, match="Detected mismatch between collectives on ranks.*dtypes: Doublevs Long"):
+        launch(two_orders, 3, torch.int64, env=detail)
+    (loss, seen), *_ = launch(two_orders, 3, torch.float64, env=detail)
+    assert torch.equal(loss, 2 * torch.arange(12.0, dtype=torch.float64) + 200 + 501)
+
+
+def test_the_default_timeout_is_half_an_hour():
+    assert dist.constants.default_pg_timeout.total_seconds() == 30 * 60
