@@ -1,0 +1,6 @@
+# exercise: 5
+# expect: pass
+
+def sum_over_ranks(metrics):
+    for name in ("seen", "loss"):
+        dist.all_reduce(metrics[name], op=dist.ReduceOp.SUM)
