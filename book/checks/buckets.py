@@ -55,16 +55,6 @@ def bucket_traffic(own: Trace, reference: Trace, num_buckets: int) -> tuple[int,
     return len(sent), num_bytes
 
 
-def num_all_reduces(trace: Trace, want: int, why: str) -> int:
-    """Each rank must have issued `want` all-reduces in this run; `why` says what more of them mean. Returns `want`."""
-    for rank in range(trace.world_size):
-        issued = sum(event.op == "all_reduce" for event in trace.of_rank(rank))
-        if issued != want:
-            more = why if issued > want else "nothing is averaged where none is issued"
-            raise CheckFailed(f"rank {rank} issued {issued} all-reduces, {want} would do: {more}")
-    return want
-
-
 def num_sent_bytes(trace: Trace, want: float) -> float:
     """Each rank must have all-reduced `want` bytes in this run. Returns `want`."""
     for rank in range(trace.world_size):

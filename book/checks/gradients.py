@@ -13,6 +13,7 @@ import numpy as np
 
 from book.checks.buffers import flat
 from book.checks.verdict import CheckFailed, short
+from book.trace import Trace
 
 TOLERANCE = 1e-9
 Gradients = Mapping[str, Any]
@@ -51,6 +52,31 @@ def weights_kept(before: Sequence[Gradients], after: Sequence[Gradients]) -> Non
                                   "the optimizer that changes those, afterwards")
 
 
+def accumulated(single: Sequence[Sequence[Gradients]], after: Sequence[Gradients], trace: Trace) -> float:
+    """Every rank must hold the mean over ranks and micro-batches, brought about by one all-reduce.
+
+    `single[rank][m]` are the gradients of a rank's micro-batch m by itself. Returns the sum of the absolute values of
+    what rank 0 holds. Raises CheckFailed with the likeliest reason.
+    """
+    num_ranks, num_micro_batches = len(single), len(single[0])
+    rows = np.stack([whole(gradients) for own in single for gradients in own])
+    for rank, gradients in enumerate(after):
+        if not agree(whole(gradients), rows.mean(axis=0), rows):
+            factors = multiples(rows, whole(gradients))
+            weights = None if factors is None else factors.reshape(num_ranks, num_micro_batches)
+            raise CheckFailed(f"rank {rank}: {_why_not_accumulated(rank, weights)}")
+    issued = len([event for event in trace.of_rank(0) if event.op == "all_reduce"])
+    if issued > 1:
+        raise CheckFailed(f"the gradients are right, but took {issued} all-reduces: those of the other micro-batches need "
+                          "not be sent, and no_sync must be around their forward as well as their backward")
+    return float(np.abs(whole(after[0])).sum())
+
+
+def whole(gradients: Gradients) -> np.ndarray:
+    """All gradients of a module end to end."""
+    return np.concatenate([flat(gradient) for gradient in gradients.values()])
+
+
 def agree(got: Any, want: np.ndarray, scale: np.ndarray, tolerance: float = TOLERANCE) -> bool:
     """Whether `got` is `want` but for rounding, as seen from the largest element of `scale`; None never is."""
     if got is None or flat(got).shape != want.shape:
@@ -82,11 +108,13 @@ def _rows(gradients: Sequence[Gradients], name: str) -> np.ndarray | None:
 
 def _why_not_averaged(own: Mapping[str, np.ndarray], after: Sequence[Gradients], faults: Sequence[tuple[int, str]],
                       hints: Mapping[float, str], tolerance: float) -> str:
-    for rank, name in faults:
-        if after[rank][name] is None:
-            return (f"rank {rank} has no gradient for {name}, but other ranks have one: a rank that did not use a "
-                    "parameter takes part with zeros, and gets the mean like the others")
-    kept = [name for name, rows in own.items() if all(agree(g[name], row, rows) for g, row in zip(after, rows))]
+    rank, name = faults[0]
+    if all(after[rank][name] is None for rank, name in faults):
+        return (f"rank {rank} has no gradient for {name}, but other ranks have one: a rank that did not use a parameter "
+                "takes part with zeros, and gets the mean like the others")
+    faults = [(rank, name) for rank, name in faults if after[rank][name] is not None]
+    kept = [name for name, rows in own.items() if all(
+        agree(g[name], row, rows) or g[name] is None and not row.any() for g, row in zip(after, rows))]
     if kept and set(kept) <= {name for _, name in faults}:
         return _why_kept(kept, len(own))
     if {rank for rank, _ in faults} == set(range(1, len(after))):
@@ -95,7 +123,11 @@ def _why_not_averaged(own: Mapping[str, np.ndarray], after: Sequence[Gradients],
     name = max((n for r, n in faults if r == rank), key=lambda n: own[n].shape[1])  # the one that tells most
     got, mean = flat(after[rank][name]), own[name].mean(axis=0)
     times = got @ mean / (mean @ mean) if got.shape == mean.shape and mean.any() else 0.0
+    num_users = own[name].any(axis=1).sum()
     if agree(got, times * mean, own[name], tolerance):
+        if num_users < len(after) and np.isclose(times, len(after) / num_users):
+            return (f"rank {rank}, {name}: this is the mean over the {num_users} ranks that have a gradient; it must be "
+                    f"over all {len(after)}, with zeros for the others")
         return f"rank {rank}, {name}: {_why_times(times, len(after), hints, max(tolerance, 1e-6))}"
     factors = multiples(own[name], got)
     if factors is None:
@@ -111,14 +143,32 @@ def _why_kept(kept: Sequence[str], num_names: int) -> str:
             "waited for and copied back?")
 
 
+def _why_not_accumulated(rank: int, weights: np.ndarray | None) -> str:
+    """What is wrong with the weights, shape (ranks, micro-batches), that the micro-batches' gradients have."""
+    if weights is None:
+        return "this is no sum of the micro-batches' gradients"
+    num_ranks, num_micro_batches = weights.shape
+    share, others = 1 / weights.size, np.delete(weights, rank, axis=0)
+    if np.allclose(weights, share * num_micro_batches):
+        return ("the micro-batches' gradients add up, and each loss is a mean: divide by the number of micro-batches")
+    if np.allclose(others, 0, atol=1e-9):
+        return "nothing of the other ranks is in the gradients: one backward must be synchronised, the last one"
+    absent = np.flatnonzero(np.isclose(others, 0, atol=1e-9).all(axis=0))
+    if len(absent):
+        return (f"the other ranks' micro-batches {', '.join(map(str, absent))} are not in it: an all-reduce sends what "
+                "has been accumulated by then, so the synchronised backward must be the last one")
+    return f"a micro-batch weighs between {short(weights.min())} and {short(weights.max())}, each should {short(share)}"
+
+
 def _why_no_multiples(name: str, own: Mapping[str, np.ndarray], got: np.ndarray) -> str:
     rows = own[name]
     if agree(got, rows.mean(axis=0), rows, tolerance=1e-5):
         return "the mean is right to six digits only: has it been float32 on the way?"
     for other, theirs in own.items():
         if other != name and theirs.shape == rows.shape and multiples(np.concatenate([rows, theirs]), got) is not None:
-            return (f"this is mixed with gradients of {other}: the ranks started their all-reduces in different orders, "
-                    "and the first of one rank meets the first of every other")
+            why = ("the ranks made their all-reduces in different orders" if rows.any(axis=1).all() else
+                   "a rank that has no gradient for it left its all-reduce out, or made it at another place")
+            return f"this is mixed with gradients of {other}: {why}, and the first of one rank meets the first of others"
     return ("what is there can't be made from the ranks' gradients of this parameter: is each result copied back to the "
             "place it came from, and has everything arrived by then?")
 
@@ -129,7 +179,8 @@ def _why_factors(rank: int, factors: np.ndarray) -> str:
     own = np.arange(len(factors)) == rank
     absent = given & np.isclose(factors, 0, atol=1e-9)
     if absent[given & ~own].all():
-        return f"this is {short(factors[rank])} times the rank's own gradient: nothing of the other ranks is in it"
+        return (f"this is {short(factors[rank])} times the rank's own gradient, with nothing of the other ranks in it: was "
+                "the all-reduce waited for before its result was used?")
     if np.allclose((factors - own)[given], share):
         return "the mean is added to the rank's own gradient: it must replace it"
     if absent.any():

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from book.checks.buffers import flat
-from book.checks.gradients import Gradients, agree, multiples
+from book.checks.gradients import Gradients, agree, multiples, whole
 from book.checks.verdict import CheckFailed, number
 
 
@@ -94,7 +94,7 @@ def replica_gradients(meeting: Meeting, loss: Any, losses: Any, gradients: Gradi
     if any(gradient is None for gradient in gradients.values()):
         raise CheckFailed("the module has no gradients: they are on the copies. Make the copies by something that "
                           "autograd goes back through, such as clone(), or add the copies' gradients up yourself")
-    got = np.concatenate([flat(gradients[name]) for name in single])
+    got = whole({name: gradients[name] for name in single})
     rows = np.concatenate([flat(rows).reshape(len(losses), -1) for rows in single.values()], axis=1)
     if not agree(got, rows.mean(axis=0), rows):
         raise CheckFailed(_why_not_whole(multiples(rows, got), meeting))

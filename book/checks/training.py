@@ -47,22 +47,28 @@ def trained_alike(starts: Sequence[Any], ends: Sequence[Any], expected: Any) -> 
         raise CheckFailed(f"ranks 0 and {rank} end with different weights: {why}")
     if not agree(ends[0], expected, expected):
         raise CheckFailed("the ranks end with the same weights, but not with those of one process that starts from rank "
-                          "0's: the weights must be the same before the first step, and be rank 0's")
+                          "0's and trains on the whole batches: hand rank 0's out before the first step, and average "
+                          "gradients in every step")
     return float(np.abs(expected).sum())
 
 
-def first_step(update: Any, gradients: Any, num_ranks: int) -> float:
-    """A step on a global batch must be the step along the mean gradient of its windows.
+def first_step(updates: Sequence[Any], gradients: Any) -> float:
+    """Every rank's step on a global batch must be the step along the mean gradient of its windows.
 
-    `update` (P,) is (weights before - weights after) / learning rate of plain SGD, `gradients` (B, P) those of the
-    batch's windows, one by one. Returns the length of the step. Raises CheckFailed with the likeliest reason.
+    `updates` has one (P,) per rank: (weights before - weights after) / learning rate of plain SGD. `gradients` (B, P)
+    are those of the batch's windows, one by one. Returns the length of the step. Raises CheckFailed with the likeliest
+    reason.
     """
-    update, num_windows = flat(update), len(gradients)
-    gradients = flat(gradients).reshape(num_windows, -1)
-    if not agree(update, gradients.mean(axis=0), gradients):
+    num_ranks, num_windows = len(updates), len(gradients)
+    updates, gradients = [flat(update) for update in updates], flat(gradients).reshape(num_windows, -1)
+    for rank, update in enumerate(updates):
+        if not agree(update, updates[0], gradients):
+            raise CheckFailed(f"ranks 0 and {rank} make different first steps: when the optimizer steps, gradients must "
+                              "have been averaged (is finish() called before?)")
+    if not agree(updates[0], gradients.mean(axis=0), gradients):
         raise CheckFailed(f"the first step on {num_ranks} rank{'s' * (num_ranks > 1)} is not that of one process: "
-                          + _why_step(multiples(gradients, update), num_ranks))
-    return float(np.linalg.norm(update))
+                          + _why_step(multiples(gradients, updates[0]), num_ranks))
+    return float(np.linalg.norm(updates[0]))
 
 
 def global_losses(losses: Sequence[Sequence[float]], windows: Any, expected: Sequence[float]) -> float:
@@ -129,6 +135,9 @@ def _why_not_rank_0(wrong: Sequence[tuple[int, str]], before: Sequence[State], a
                 "new parameter is not what an optimizer made before this holds")
     if kept and {name for _, name in kept} == {name for _, name in differ if name in buffers}:
         return f"the buffers are still each rank's own, for example {name}: a module's state is more than its parameters"
+    if kept and {name for _, name in kept} == {name for _, name in differ if name in parameters}:
+        return (f"the buffers are rank 0's, but the parameters that the module had, for example {name}, are still each "
+                "rank's own: have you put new ones in their place? An optimizer made before this holds the old ones")
     if kept:
         return f"rank {rank} still has its own {name}: not all of the module's parameters and buffers are sent"
     return f"rank {rank}'s {name} is neither its own nor rank 0's: do all ranks send their tensors in the same order?"
