@@ -25,6 +25,7 @@ from typing import Any
 from book.launch import LaunchError, launch
 
 DEPRECATED = {"FutureWarning", "DeprecationWarning", "PendingDeprecationWarning", "Warning"}
+IN_WORDS = {"ScriptError": "fails", "HangError": "hangs"}  # these are the book's own errors, not PyTorch's
 TORCH_ITSELF = f"{os.sep}site-packages{os.sep}torch{os.sep}"
 ON_STDERR = re.compile(r"(?:^|[\s\]])(\w*Warning): (.*)")  # "file.py:3: FutureWarning: text", "[W...] Warning: text"
 ANSI, PATH = re.compile(r"\x1b\[[0-9;]*m"), re.compile(r" \((?:function |/)[^)]*\)")
@@ -95,8 +96,8 @@ def _on_stderr(text: str) -> list[Warned]:
 def run_script(command: str, source: str = "", limit_s: float = 100) -> str:
     """Save `source` as train.py, run `command` beside it, and return what it printed, stripped.
 
-    `python` in the command is this Python, `torchrun` its launcher. What is warned of on stderr is warned of here again.
-    Raises `ScriptError` when it ends with an error, or has not ended after `limit_s` seconds.
+    `python` in the command is this Python, `torchrun` its launcher. Warnings on stderr are given here again. Raises
+    `ScriptError` when it ends with an error, or has not ended after `limit_s` seconds.
     """
     programs = {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run"]}
     words = [part for word in shlex.split(command) for part in programs.get(word, [word])]
@@ -135,16 +136,16 @@ class Row:
     old: str
     new: str
     today: str     # words on it, Markdown
-    happened: str  # "raises `ValueError`", "warns of a `FutureWarning`" or "runs"
+    happened: str  # "raises `ValueError`", "warns of a `FutureWarning`", "fails", "hangs" or "runs"
     said: str      # PyTorch's own sentence, "" where it said nothing
     gave: str      # what the old code returned, "" for None
     new_gave: str
 
     def _repr_markdown_(self) -> str:
-        said = f": {_code(self.said)}" if self.said else "."
-        gave = f" and gives {_code(self.gave)}" if self.gave else ""
+        said = f": {_code(self.said)}." if self.said else "."
+        gave = f" It gives {_code(self.gave)}." if self.gave else ""
         ran = f"It gives {_code(self.new_gave)}." if self.new_gave else "It runs."
-        return f"**Today** it {self.happened}{gave}{said}\n\n{self.today}\n\n**Write** {_code(self.new)}. {ran}"
+        return f"**Today** it {self.happened}{said}{gave}\n\n{self.today}\n\n**Write** {_code(self.new)}. {ran}"
 
     def __repr__(self) -> str:
         return f"{self.old} {self.happened}; write {self.new}"
@@ -172,12 +173,12 @@ class Section:
         `old` has to raise just `raises`, or else to warn of `warns` (None: of nothing deprecated) and to return
         `gives`; in the message has to stand `says`, and the sentence with it is shown. `new` has to return
         `new_gives` and must not raise or warn that something is deprecated. On ranks, what is returned is a list by
-        rank, or None where all return None; `old_here` runs only `new` there. Raises `LegacyError` when it is otherwise.
+        rank, or None where all return None; `old_here` runs only `new` there. Raises `LegacyError` when a row is
+        not so.
         """
         was = observe_ranks(old, ranks) if ranks and not old_here else observe(old)
         is_now = observe_ranks(new, ranks) if ranks else observe(new)
-        expected = ("raises", raises) if raises else ("warns", warns)
-        happened, said = _check_old(old_name, was, expected, says)
+        happened, said = _check_old(old_name, was, raises, warns, says)
         _check_value(old_name, was.value, gives)
         _check_new(new_name, is_now)
         _check_value(new_name, is_now.value, new_gives)
@@ -186,21 +187,21 @@ class Section:
         return kept
 
 
-def _check_old(name: str, was: Outcome, expected: tuple[str, type | None], says: str) -> tuple[str, str]:
+def _check_old(name: str, was: Outcome, raises: type | None, warns: type | None, says: str) -> tuple[str, str]:
     """What the old code did, in a few words, and the sentence in which it said so."""
-    verb, wanted = expected
-    wanted_name = wanted.__name__ if wanted else None
-    if was.error != (wanted_name if verb == "raises" else None):
-        raise LegacyError(f"{name} {_did(was)}; the row says that it {verb} {wanted_name or 'nothing'}.")
+    if was.error != (raises and raises.__name__):
+        stated = f"raises {raises.__name__}" if raises else "runs"
+        raise LegacyError(f"{name} {_did(was)}; the row says that it {stated}.")
     if was.error:
-        return f"raises `{was.error}`", _sentence(name, [was.message], says)
-    texts = [w.text for w in was.warned if w.category == wanted_name]
-    if wanted and not texts:
-        raise LegacyError(f"{name} {_did(was)}; the row says that it warns of a {wanted_name}.")
-    blames = [] if wanted else _deprecations(was)
-    if blames:
-        raise LegacyError(f"{name} {_did(was)}; the row says nothing of a warning.")
-    return (f"warns of a `{wanted_name}`", _sentence(name, texts, says)) if wanted else ("runs", "")
+        return IN_WORDS.get(was.error, f"raises `{was.error}`"), _sentence(name, [was.message], says)
+    if warns is None:
+        if _deprecations(was):
+            raise LegacyError(f"{name} {_did(was)}; the row says nothing of a warning.")
+        return "runs", ""
+    texts = [warned.text for warned in was.warned if warned.category == warns.__name__]
+    if not texts:
+        raise LegacyError(f"{name} {_did(was)}; the row says that it warns of a {warns.__name__}.")
+    return f"warns of a `{warns.__name__}`", _sentence(name, texts, says)
 
 
 def _check_new(name: str, is_now: Outcome) -> None:
@@ -234,7 +235,7 @@ def _sentence(name: str, texts: list[str], says: str) -> str:
     sentences = [part for text in texts for part in SENTENCE_END.split(text) if says in part]
     if not sentences:
         raise LegacyError(f"{name} says {' '.join(texts)[-500:]!r}; the row says that {says!r} stands in it.")
-    return PATH.sub("", sentences[0]).strip()
+    return PATH.sub("", sentences[0]).strip().removesuffix(".")
 
 
 def _shown(value: Any) -> str:

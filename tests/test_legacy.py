@@ -29,8 +29,10 @@ def row(old: Callable[[], Any] = nothing, new: Callable[[], Any] = nothing, **st
 
 
 @pytest.mark.parametrize("stated, happened, said", [
-    (dict(old=refuses, raises=ValueError, says="that"), "raises `ValueError`", "Use `that` instead."),
-    (dict(old=warns, warns=FutureWarning, says="that", gives=7), "warns of a `FutureWarning`", "Use `that` instead."),
+    (dict(old=refuses, raises=ValueError, says="that"), "raises `ValueError`", "Use `that` instead"),
+    (dict(old=warns, warns=FutureWarning, says="that", gives=7), "warns of a `FutureWarning`", "Use `that` instead"),
+    (dict(old=lambda: run_script("python train.py", "1 / 0"), raises=ScriptError, says="zero"),
+     "fails", "ZeroDivisionError: division by zero"),
     (dict(old=lambda: 3, gives=3), "runs", "")])
 def test_a_row_shows_what_happened_and_the_sentence_that_says_so(stated: dict, happened: str, said: str) -> None:
     made = row(**stated)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from sphinx.util import logging
 from sphinx.util.math import get_node_equation_number
 from sphinx.writers.html5 import HTML5Translator
 
+CHINESE = re.compile("[\u4e00-\u9fff]")
 READ_BY_INLINE_SCRIPTS = {"documentation_options", "doctools", "sphinx_highlight"}
 
 log = logging.getLogger(__name__)
@@ -28,6 +30,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_html_math_renderer("mathml", (inline_math, None), (display_math, None))
     app.connect("config-inited", point_launch_buttons, priority=100)
     app.connect("doctree-resolved", drop_thebe_settings, priority=900)
+    app.connect("doctree-resolved", name_language_of_terms, priority=900)
     app.connect("html-page-context", tidy_scripts, priority=900)
     app.connect("build-finished", drop_icon_script)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
@@ -78,6 +81,14 @@ def drop_thebe_settings(app: Sphinx, doctree: nodes.document, page: str) -> None
     for node in list(doctree.findall(nodes.raw)):
         if "x-thebe-config" in node.astext() or node.astext().startswith("<script>kernelName"):
             node.parent.remove(node)
+
+
+def name_language_of_terms(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Say of Chinese terms that they are: browsers choose glyphs by it, and screen readers a voice."""
+    for term in doctree.findall(nodes.term):
+        for text in [text for text in term.findall(nodes.Text) if CHINESE.search(text)]:
+            start, end = (nodes.raw("", tag, format="html") for tag in ('<span lang="zh-Hans">', "</span>"))
+            text.parent.replace(text, [start, text.copy(), end])
 
 
 def tidy_scripts(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
