@@ -43,7 +43,8 @@ def lines(series: Mapping[str, Sequence[float]], xlabel: str, ylabel: str, title
     """A line for each series against its position 0, 1, 2, ...; earlier ones are wider, so that equal ones all show."""
     figure, axes = _figure(6.4, 3.4, title)
     for place, (name, values) in enumerate(series.items()):
-        axes.plot(values, color=SERIES[place % len(SERIES)], linewidth=1.5 + 3.0 * (len(series) - 1 - place), label=name)
+        width = 1.5 + 3.0 * (len(series) - 1 - place)
+        axes.plot(values, color=SERIES[place % len(SERIES)], linewidth=width, label=name)
     axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.legend(frameon=False, labelcolor=INK, fontsize=9)
     return _closed(figure)

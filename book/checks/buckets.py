@@ -17,14 +17,14 @@ def bucket_layout(buckets: Sequence[Sequence[str]], sizes: Mapping[str, int], bu
     wanted = list(reversed(sizes))
     absent, frozen = [n for n in sizes if n not in held], [n for n in held if n not in sizes]
     if frozen:
-        raise CheckFailed(f"{frozen[0]} is frozen, so it never gets a gradient, and its bucket would wait for it for ever")
+        raise CheckFailed(f"{frozen[0]} is frozen, so it never gets a gradient, and its bucket would never be full")
     if absent:
         raise CheckFailed(f"{absent[0]} is in no bucket: nobody will average its gradient")
     if len(held) > len(wanted):
         raise CheckFailed(f"{max(held, key=held.count)} is in more than one bucket, or an empty bucket is left over")
     if held != wanted and held == list(sizes):
-        raise CheckFailed("your buckets go from the first parameter to the last: backward makes the last one's gradient "
-                          "first, so the first bucket would be full only at the end")
+        raise CheckFailed("your buckets go from the first parameter to the last: backward makes the last one's "
+                          "gradient first, so the first bucket would be full only at the end")
     if held != wanted:
         raise CheckFailed("the buckets don't hold the parameters in reverse order, from the last to the first")
     for place, bucket in enumerate(buckets):
@@ -35,16 +35,16 @@ def bucket_layout(buckets: Sequence[Sequence[str]], sizes: Mapping[str, int], bu
 def bucket_traffic(own: Trace, reference: Trace, num_buckets: int) -> tuple[int, float]:
     """A followed backward must send the bytes that torch's DDP sends, bucket by bucket, while it goes on.
 
-    Both traces come from `follow_backward`. Every bucket but the last must have been issued before the last gradient was
-    ready. Returns how many all-reduces a rank issued, and their bytes.
+    Both traces come from `follow_backward`. Every bucket but the last must have been issued before the last gradient
+    was ready. Returns how many all-reduces a rank issued, and their bytes.
     """
     sent, wanted = _all_reduces(own, 0), sum(event.num_bytes for event in _all_reduces(reference, 0))
     if not sent:
         raise CheckFailed("no all-reduce was issued after the first gradient was ready: does finish() belong to you?")
     num_bytes, num_gradients = sum(event.num_bytes for event in sent), len(_gradients(own, 0))
     if len(sent) == num_gradients > num_buckets:
-        raise CheckFailed(f"one all-reduce for each of {num_gradients} gradients: each pays the latency; send a bucket's "
-                          "gradients together, in one flat buffer")
+        raise CheckFailed(f"one all-reduce for each of {num_gradients} gradients: each pays the latency; send a "
+                          "bucket's gradients together, in one flat buffer")
     if num_bytes != wanted:
         raise CheckFailed(f"{short(num_bytes)} bytes are all-reduced, torch's DDP sends {short(wanted)}: each gradient "
                           "goes once")
@@ -60,8 +60,8 @@ def num_sent_bytes(trace: Trace, want: float) -> float:
     for rank in range(trace.world_size):
         sent = sum(event.num_bytes for event in trace.of_rank(rank) if event.op == "all_reduce")
         if sent != want:
-            raise CheckFailed(f"rank {rank} all-reduced {short(sent)} bytes, {short(want)} are meant to go: of which dtype "
-                              "is the tensor that you send?")
+            raise CheckFailed(f"rank {rank} all-reduced {short(sent)} bytes, {short(want)} are meant to go: of which "
+                              "dtype is the tensor that you send?")
     return want
 
 
@@ -79,8 +79,8 @@ def _check_overlap(rank: int, sent: Sequence[Event], ready: Sequence[Event]) -> 
     end_s, needed = max(event.end_s for event in ready), len(sent) - 1
     early = sum(event.start_s < end_s for event in sent)
     if needed and not early:
-        raise CheckFailed(f"rank {rank} issued all its all-reduces after the last gradient was ready: nothing runs beside "
-                          "backward; start a bucket's all-reduce in the hook of its last gradient")
+        raise CheckFailed(f"rank {rank} issued all its all-reduces after the last gradient was ready: nothing runs "
+                          "beside backward; start a bucket's all-reduce in the hook of its last gradient")
     if early < needed:
         raise CheckFailed(f"rank {rank} issued {early} of {len(sent)} all-reduces before the last gradient was ready, "
                           f"{needed} can be: start each as soon as its bucket is full")

@@ -48,8 +48,8 @@ def weights_kept(before: Sequence[Gradients], after: Sequence[Gradients]) -> Non
     for rank, (own, now) in enumerate(zip(before, after)):
         for name in own:
             if not np.array_equal(flat(own[name]), flat(now[name])):
-                raise CheckFailed(f"rank {rank}'s {name} has changed: average gradients (p.grad), not parameters; it is "
-                                  "the optimizer that changes those, afterwards")
+                raise CheckFailed(f"rank {rank}'s {name} has changed: average gradients (p.grad), not parameters; it "
+                                  "is the optimizer that changes those, afterwards")
 
 
 def accumulated(single: Sequence[Sequence[Gradients]], after: Sequence[Gradients], trace: Trace) -> float:
@@ -67,8 +67,8 @@ def accumulated(single: Sequence[Sequence[Gradients]], after: Sequence[Gradients
             raise CheckFailed(f"rank {rank}: {_why_not_accumulated(rank, weights)}")
     issued = len([event for event in trace.of_rank(0) if event.op == "all_reduce"])
     if issued > 1:
-        raise CheckFailed(f"the gradients are right, but took {issued} all-reduces: those of the other micro-batches need "
-                          "not be sent, and no_sync must be around their forward as well as their backward")
+        raise CheckFailed(f"the gradients are right, but took {issued} all-reduces: those of the other micro-batches "
+                          "need not be sent, and no_sync must be around their forward as well as their backward")
     return float(np.abs(whole(after[0])).sum())
 
 
@@ -110,8 +110,8 @@ def _why_not_averaged(own: Mapping[str, np.ndarray], after: Sequence[Gradients],
                       hints: Mapping[float, str], tolerance: float) -> str:
     rank, name = faults[0]
     if all(after[rank][name] is None for rank, name in faults):
-        return (f"rank {rank} has no gradient for {name}, but other ranks have one: a rank that did not use a parameter "
-                "takes part with zeros, and gets the mean like the others")
+        return (f"rank {rank} has no gradient for {name}, but other ranks have one: a rank that did not use a "
+                "parameter takes part with zeros, and gets the mean like the others")
     faults = [(rank, name) for rank, name in faults if after[rank][name] is not None]
     kept = [name for name, rows in own.items() if all(
         agree(g[name], row, rows) or g[name] is None and not row.any() for g, row in zip(after, rows))]
@@ -126,8 +126,8 @@ def _why_not_averaged(own: Mapping[str, np.ndarray], after: Sequence[Gradients],
     num_users = own[name].any(axis=1).sum()
     if agree(got, times * mean, own[name], tolerance):
         if num_users < len(after) and np.isclose(times, len(after) / num_users):
-            return (f"rank {rank}, {name}: this is the mean over the {num_users} ranks that have a gradient; it must be "
-                    f"over all {len(after)}, with zeros for the others")
+            return (f"rank {rank}, {name}: this is the mean over the {num_users} ranks that have a gradient; it must "
+                    f"be over all {len(after)}, with zeros for the others")
         return f"rank {rank}, {name}: {_why_times(times, len(after), hints, max(tolerance, 1e-6))}"
     factors = multiples(own[name], got)
     if factors is None:
@@ -168,9 +168,9 @@ def _why_no_multiples(name: str, own: Mapping[str, np.ndarray], got: np.ndarray)
         if other != name and theirs.shape == rows.shape and multiples(np.concatenate([rows, theirs]), got) is not None:
             why = ("the ranks made their all-reduces in different orders" if rows.any(axis=1).all() else
                    "a rank that has no gradient for it left its all-reduce out, or made it at another place")
-            return f"this is mixed with gradients of {other}: {why}, and the first of one rank meets the first of others"
-    return ("what is there can't be made from the ranks' gradients of this parameter: is each result copied back to the "
-            "place it came from, and has everything arrived by then?")
+            return f"this is mixed with gradients of {other}: {why}, and one rank's first meets the first of others"
+    return ("what is there can't be made from the ranks' gradients of this parameter: is each result copied back to "
+            "the place it came from, and has everything arrived by then?")
 
 
 def _why_factors(rank: int, factors: np.ndarray) -> str:
@@ -179,8 +179,8 @@ def _why_factors(rank: int, factors: np.ndarray) -> str:
     own = np.arange(len(factors)) == rank
     absent = given & np.isclose(factors, 0, atol=1e-9)
     if absent[given & ~own].all():
-        return (f"this is {short(factors[rank])} times the rank's own gradient, with nothing of the other ranks in it: was "
-                "the all-reduce waited for before its result was used?")
+        return (f"this is {short(factors[rank])} times the rank's own gradient, with nothing of the other ranks in it: "
+                "was the all-reduce waited for before its result was used?")
     if np.allclose((factors - own)[given], share):
         return "the mean is added to the rank's own gradient: it must replace it"
     if absent.any():

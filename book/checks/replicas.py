@@ -76,8 +76,8 @@ class Meeting:
                            minlength=num_examples)
         if not seen.all():
             absent = ", ".join(map(str, np.flatnonzero(seen == 0)))
-            raise CheckFailed(f"example {absent} of 0 to {num_examples - 1} went to no replica: shares need not be equal "
-                              "(chunk and tensor_split leave nothing out)")
+            raise CheckFailed(f"example {absent} of 0 to {num_examples - 1} went to no replica: shares need not be "
+                              "equal (chunk and tensor_split leave nothing out)")
         if seen.max() > 1:
             raise CheckFailed(f"example {np.argmax(seen > 1)} went to several replicas: each gets a share of the batch")
 

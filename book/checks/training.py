@@ -46,9 +46,9 @@ def trained_alike(starts: Sequence[Any], ends: Sequence[Any], expected: Any) -> 
                "brought them together" if kept else "their gradients differ too: are they averaged in every step?")
         raise CheckFailed(f"ranks 0 and {rank} end with different weights: {why}")
     if not agree(ends[0], expected, expected):
-        raise CheckFailed("the ranks end with the same weights, but not with those of one process that starts from rank "
-                          "0's and trains on the whole batches: hand rank 0's out before the first step, and average "
-                          "gradients in every step")
+        raise CheckFailed("the ranks end with the same weights, but not with those of one process that starts from "
+                          "rank 0's and trains on the whole batches: hand rank 0's out before the first step, and "
+                          "average gradients in every step")
     return float(np.abs(expected).sum())
 
 
@@ -63,8 +63,8 @@ def first_step(updates: Sequence[Any], gradients: Any) -> float:
     updates, gradients = [flat(update) for update in updates], flat(gradients).reshape(num_windows, -1)
     for rank, update in enumerate(updates):
         if not agree(update, updates[0], gradients):
-            raise CheckFailed(f"ranks 0 and {rank} make different first steps: when the optimizer steps, gradients must "
-                              "have been averaged (is finish() called before?)")
+            raise CheckFailed(f"ranks 0 and {rank} make different first steps: when the optimizer steps, gradients "
+                              "must have been averaged (is finish() called before?)")
     if not agree(updates[0], gradients.mean(axis=0), gradients):
         raise CheckFailed(f"the first step on {num_ranks} rank{'s' * (num_ranks > 1)} is not that of one process: "
                           + _why_step(multiples(gradients, updates[0]), num_ranks))
@@ -108,7 +108,7 @@ def epochs(orders: Sequence[Sequence[Sequence[int]]], num_examples: int) -> list
                 raise CheckFailed(f"epoch {epoch} has the order of epoch {earlier}: DistributedSampler shuffles by its "
                                   "seed plus the epoch, and the epoch is 0 until set_epoch tells it otherwise, before "
                                   "the epoch begins")
-    if any(list(share) == sorted(share) for own in orders for share in own):
+    if any(all(list(share) == sorted(share) for share in shares) for shares in zip(*orders)):
         raise CheckFailed("an epoch comes in the order of the data set: it should be shuffled")
     return [int(own[0]) for own in orders[0]]
 
@@ -134,7 +134,7 @@ def _why_not_rank_0(wrong: Sequence[tuple[int, str]], before: Sequence[State], a
         return ("every tensor is as it was: broadcast into the module's own tensors, or copy_() into them; a copy or a "
                 "new parameter is not what an optimizer made before this holds")
     if kept and {name for _, name in kept} == {name for _, name in differ if name in buffers}:
-        return f"the buffers are still each rank's own, for example {name}: a module's state is more than its parameters"
+        return f"the buffers are still each rank's own, for example {name}: a state is more than its parameters"
     if kept and {name for _, name in kept} == {name for _, name in differ if name in parameters}:
         return (f"the buffers are rank 0's, but the parameters that the module had, for example {name}, are still each "
                 "rank's own: have you put new ones in their place? An optimizer made before this holds the old ones")
@@ -155,8 +155,8 @@ def _why_step(weights: np.ndarray | None, num_ranks: int) -> str:
         return f"it is {short(times)} times as long: what is divided twice, or multiplied?"
     absent = np.flatnonzero(np.isclose(weights, 0, atol=1e-9))
     if len(absent):
-        return (f"window {', '.join(map(str, absent))} of the batch's {len(weights)} has no part in it: each rank takes "
-                "windows of its own, and none is left out")
+        return (f"window {', '.join(map(str, absent))} of the batch's {len(weights)} has no part in it: each rank "
+                "takes windows of its own, and none is left out")
     return (f"a window weighs between {short(weights.min())} and {short(weights.max())}, each should weigh "
             f"{short(share)}: the ranks' shares are not equal, so weigh each rank's mean by its number of windows")
 
@@ -168,9 +168,9 @@ def _why_loss(step: int, got: float, expected: Sequence[float], windows: np.ndar
     if np.isclose(got, expected[step] * num_ranks):
         return shown + "it is summed over the ranks"
     if any(np.isclose(got, np.mean([share.mean() for share in cut])) for cut in shares):
-        return shown + ("it is the mean of the ranks' means, and their shares are not equal: weigh each by its number of "
-                        "windows")
+        return shown + ("it is the mean of the ranks' means, and their shares are not equal: weigh each by its number "
+                        "of windows")
     if step:
-        return shown + ("the steps before are right. Does a step begin with the gradients or windows of another (zero_grad, "
-                        "finish)?")
+        return shown + ("the steps before are right. Does a step begin with the gradients or windows of another "
+                        "(zero_grad, finish)?")
     return shown + "is it the mean over all windows of the global batch, before the step is made?"

@@ -1,0 +1,29 @@
+# exercise: 7
+# expect: their gradients differ too
+
+def mended_epochs(num_examples, num_epochs):
+    sampler = DistributedSampler(range(num_examples), seed=SEED)
+    orders = []
+    for epoch in range(num_epochs):
+        sampler.set_epoch(epoch)
+        orders.append(list(sampler))
+    return orders
+
+
+def mended_loop(module, batches):
+    broadcast_state(module)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for x, y in batches:
+        optimizer.zero_grad()
+        F.mse_loss(module(x), y).backward()
+        optimizer.step()
+
+
+def mended_heads(module, batches):
+    parallel = DistributedDataParallel(module, find_unused_parameters=True)
+    steps = []
+    for x, y, heads in batches:
+        parallel.zero_grad()
+        F.mse_loss(parallel(x, heads), y).backward()
+        steps.append(gradients(module))
+    return steps

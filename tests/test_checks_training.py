@@ -1,0 +1,236 @@
+"""Checks on data parallelism, with inputs that the lab's answers don't reach: no wrong reduction passes."""
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from book import checks
+from book.checks import CheckFailed
+from book.trace import Event, Trace
+
+RNG = np.random.default_rng(0)
+OWN = [{"weight": RNG.normal(size=(3, 4)), "bias": RNG.normal(size=3)} for _ in range(4)]
+
+
+def mixed(weights):
+    """What ranks hold if rank r takes `weights[r]` times the ranks' gradients; weights (4, 4)."""
+    return [{name: np.tensordot(row, [own[name] for own in OWN], axes=1) for name in OWN[0]} for row in weights]
+
+
+MEAN = np.full((4, 4), 0.25)
+
+
+@pytest.mark.parametrize("convert", [lambda g: g, torch.tensor, lambda g: torch.tensor(g, requires_grad=True)])
+def test_the_mean_passes_in_any_form_and_order_of_additions(convert):
+    after = [{name: convert(g) for name, g in gradients.items()} for gradients in mixed(MEAN)]
+    expected = sum(np.abs(g).sum() for g in mixed(MEAN)[0].values())
+    assert checks.averaged(OWN, after) == pytest.approx(expected)
+    assert checks.averaged(OWN, mixed(MEAN + 1e-14)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_other_weights_pass(seed):
+    """One weight of one rank off by as little as a millionth of it, or all of them drawn at random."""
+    rng = np.random.default_rng(seed)
+    weights = MEAN.copy()
+    if seed % 2:
+        weights[tuple(rng.integers(4, size=2))] *= 1 + 10.0 ** -rng.integers(1, 7)
+    else:
+        weights = rng.normal(size=(4, 4))
+    with pytest.raises(CheckFailed):
+        checks.averaged(OWN, mixed(weights))
+
+
+@pytest.mark.parametrize("weights, complaint", [
+    (4 * MEAN, "your ranks hold the sum"),
+    (MEAN / 4, "divided by the number of ranks once more"),
+    (MEAN * 3, "this is 3 times the mean"),
+    (MEAN / 7, "the mean divided by 7"),
+    (0 * MEAN, "this is 0: was the gradient cleared"),
+    (np.eye(4), "every rank still has its own gradients"),
+    (np.eye(4) / 4, "0.25 times the rank's own gradient, with nothing of the other ranks in it"),
+    (np.eye(4) + MEAN, "the mean is added to the rank's own gradient"),
+    (MEAN * [1, 1, 0, 1], "nothing of rank 2 is in it"),
+    (MEAN * [1, 1, 0, 0], "nothing of rank 2, 3 is in it"),
+    (MEAN * [1, 2, 1, 1], "have the weights 0.25, 0.5, 0.25, 0.25; each must have 0.25"),
+    (np.where(np.arange(4)[:, None] == 0, MEAN, np.eye(4)), "only rank 0 holds the mean"),
+])
+def test_linear_mistakes_are_named(weights, complaint):
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.averaged(OWN, mixed(weights))
+
+
+def test_another_number_of_ranks_and_a_hint_of_the_lab_are_told():
+    with pytest.raises(CheckFailed, match="there are 4 ranks, but 3 results"):
+        checks.averaged(OWN, OWN[:3])
+    with pytest.raises(CheckFailed, match="rank 0, weight: divide by five"):
+        checks.averaged(OWN, mixed(MEAN * 5), hints={5: "divide by five"})
+
+
+def test_a_gradient_of_another_length_or_from_nowhere_is_not_taken_for_the_mean():
+    for wrong in (np.ones(5), RNG.normal(size=(3, 4))):
+        after = mixed(MEAN)
+        after[2]["weight"] = wrong
+        with pytest.raises(CheckFailed, match="can't be made from the ranks' gradients"):
+            checks.averaged(OWN, after)
+
+
+def test_none_counts_as_zeros_and_is_expected_where_no_rank_has_a_gradient():
+    before = [{"used": np.arange(4.0), "unused": None}, {"used": None, "unused": None}]
+    half = np.arange(4.0) / 2
+    assert checks.averaged(before, [{"used": half, "unused": None}] * 2) == 3
+    with pytest.raises(CheckFailed, match="rank 1 has no gradient for used"):
+        checks.averaged(before, [{"used": half, "unused": None}, {"used": None, "unused": None}])
+    with pytest.raises(CheckFailed, match="the mean over the 1 ranks that have a gradient"):
+        checks.averaged(before, [{"used": 2 * half, "unused": None}] * 2)
+    with pytest.raises(CheckFailed, match="rank 0 now has a gradient for unused, which is frozen"):
+        checks.averaged(before, [{"used": half, "unused": 0 * half}] * 2, frozen=["unused"])
+    with pytest.raises(ValueError, match="there is nothing to average"):
+        checks.averaged([{"unused": None}], [{"unused": None}])
+
+
+SINGLE = [[{"weight": RNG.normal(size=(4, 5))} for _ in range(3)] for _ in range(2)]  # 2 ranks, 3 micro-batches
+ONE = Trace([Event(r, "collective", op="all_reduce", start_s=0.0, end_s=1.0) for r in (0, 1)], 2, "measured", "recorded")
+
+
+def summed(weights):
+    """`weights` (2, 2, 3): for each rank the weights of all ranks' micro-batches."""
+    return [{"weight": np.tensordot(w, [[g["weight"] for g in own] for own in SINGLE], axes=2)} for w in weights]
+
+
+@pytest.mark.parametrize("weights, complaint", [
+    (np.full((2, 2, 3), 1 / 2), "divide by the number of micro-batches"),
+    (np.eye(2)[:, :, None] * np.ones(3) / 3, "nothing of the other ranks is in the gradients"),
+    (np.full((2, 2, 3), 1 / 6) * [0, 0, 1], "the other ranks' micro-batches 0, 1 are not in it"),
+    (np.full((2, 2, 3), 1 / 6) * [1, 2, 1], "weighs between 0.166667 and 0.333333, each should 0.166667"),
+])
+def test_wrong_accumulations_are_named(weights, complaint):
+    assert checks.accumulated(SINGLE, summed(np.full((2, 2, 3), 1 / 6)), ONE) > 0
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.accumulated(SINGLE, summed(weights), ONE)
+
+
+def test_an_accumulation_that_is_no_sum_of_micro_batches_is_refused():
+    with pytest.raises(CheckFailed, match="this is no sum of the micro-batches' gradients"):
+        checks.accumulated(SINGLE, [{"weight": np.ones((4, 5))}] * 2, ONE)
+
+
+def meet(num_replicas, shares):
+    """Forwards in threads of their own, all at once, each with weights of its own."""
+    meeting = checks.Meeting(num_replicas, patience_s=0.2)
+    threads = [threading.Thread(target=meeting.arrive, args=(i, share)) for i, share in enumerate(shares)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return meeting
+
+
+@pytest.mark.parametrize("num_replicas, shares, complaint", [
+    (2, [[0, 1, 2, 3]], "1 forwards ran for 2 replicas"),
+    (2, [], "no forward ran"),
+    (2, [[0, 1], [1, 2, 3]], "example 1 went to several replicas"),
+    (2, [[0], [3]], "example 1, 2 of 0 to 3 went to no replica"),
+])
+def test_shares_that_are_no_partition_are_told(num_replicas, shares, complaint):
+    with pytest.raises(CheckFailed, match=complaint):
+        meet(num_replicas, shares).check(4)
+
+
+@pytest.mark.parametrize("weights, complaint", [
+    ([1] * 4, "the gradient is 4 times that of the whole batch's mean loss"),
+    ([0] * 4, "the module's gradients are zero"),
+    ([0.3, 0.2, 0.25, 0.25], "the examples have different weights"),
+])
+def test_a_gradient_with_other_weights_is_told(weights, complaint):
+    single = {"weight": RNG.normal(size=(4, 6))}
+    losses, meeting = np.arange(4.0), meet(2, [[0, 1], [2, 3]])
+    assert checks.replica_gradients(meeting, 1.5, losses, {"weight": single["weight"].mean(axis=0)}, single) > 0
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.replica_gradients(meeting, 1.5, losses, {"weight": weights @ single["weight"]}, single)
+    with pytest.raises(CheckFailed, match="the loss that you return is 6"):
+        checks.replica_gradients(meeting, 6.0, losses, {"weight": single["weight"].mean(axis=0)}, single)
+
+
+SIZES = {"a": 100, "b": 10, "c": 100, "d": 10}
+
+
+@pytest.mark.parametrize("buckets, complaint", [
+    ([["d", "c"], ["b"], ["a"]], "bucket 1 was closed at 10 bytes"),
+    ([["d", "c", "b"], ["a"]], "bucket 0 had reached 105 bytes and got another parameter: it grew to 120"),
+    ([["d", "c"], ["b", "a"], []], "bucket 2 is empty"),
+    ([["d", "c"], ["a", "b"]], "don't hold the parameters in reverse order"),
+    ([["d", "c"], ["b", "a", "a"]], "a is in more than one bucket"),
+    ([["a", "b"], ["c", "d"]], "from the first parameter to the last"),
+])
+def test_wrong_buckets_are_named(buckets, complaint):
+    assert checks.bucket_layout([["d", "c"], ["b", "a"]], SIZES, 105) == 2
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.bucket_layout(buckets, SIZES, 105)
+
+
+def backward(sent, num_gradients=4):
+    """A followed backward on two ranks: gradients at 1, 2, 3, ... s, all-reduces of 8 bytes at the times `sent`."""
+    ready = [Event(r, "compute", op=str(i), num_bytes=4, start_s=i, end_s=i + 1.0)
+             for r in (0, 1) for i in range(num_gradients)]
+    issued = [Event(r, "collective", op="all_reduce", num_bytes=8, start_s=s, end_s=9.0) for r in (0, 1) for s in sent]
+    return Trace(ready + issued, 2, "measured", "recorded")
+
+
+@pytest.mark.parametrize("sent, complaint", [
+    ([], "no all-reduce was issued after the first gradient"),
+    ([4.1, 4.2], "issued all its all-reduces after the last gradient"),
+    ([2.1], "8 bytes are all-reduced, torch's DDP sends 16"),
+    ([1.1, 2.1, 3.1, 4.1], "one all-reduce for each of 4 gradients"),
+])
+def test_wrong_traffic_is_named(sent, complaint):
+    assert checks.bucket_traffic(backward([2.1, 4.1]), backward([2.2, 4.2]), 2) == (2, 16)
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.bucket_traffic(backward(sent), backward([2.1, 4.1]), 2)
+
+
+def test_another_number_of_messages_than_of_buckets_is_told():
+    with pytest.raises(CheckFailed, match="2 all-reduces for 1 buckets: one each"):
+        checks.bucket_traffic(backward([2.1, 4.1]), backward([2.1, 4.1]), 1)
+
+
+WINDOWS = RNG.normal(size=(6, 50))
+
+
+@pytest.mark.parametrize("weights, complaint", [
+    (np.full(6, 1 / 3), "2 ranks is not that of one process: it is 2 times as long. The global batch is the same"),
+    (np.full(6, 1 / 2), "it is 3 times as long"),
+    (np.array([1, 1, 1, 1, 1, 0]) / 6, "window 5 of the batch's 6 has no part"),
+    (np.array([2, 2, 1, 1, 1, 1]) / 8, "a window weighs between 0.125 and 0.25, each should weigh 0.166667"),
+])
+def test_wrong_steps_are_named(weights, complaint):
+    assert checks.first_step([WINDOWS.mean(axis=0)] * 2, WINDOWS) > 0
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.first_step([weights @ WINDOWS] * 2, WINDOWS)
+    with pytest.raises(CheckFailed, match="ranks 0 and 1 make different first steps"):
+        checks.first_step([WINDOWS.mean(axis=0), weights @ WINDOWS], WINDOWS)
+
+
+def test_losses_of_another_kind_are_told():
+    windows, expected = np.array([1.0, 2.0, 6.0]), [3.0, 2.5]
+    assert checks.global_losses([expected] * 2, windows, expected) == 2.5
+    for losses, complaint in (([[3.75, 2.5]] * 2, "mean of the ranks' means"), ([[6.0, 2.5]] * 2, "summed over the ranks"),
+                              ([[2.0, 2.5]] * 2, "the mean over all windows"), ([expected, None], "rank 1 reports 0 losses"),
+                              ([[3.0, 2.6]] * 2, "the loss of step 1 is 2.6"), ([expected, [3.0, 2.4]], "report different")):
+        with pytest.raises(CheckFailed, match=complaint):
+            checks.global_losses(losses, windows, expected)
+
+
+def test_states_that_crossed_are_told():
+    before = [{"0.weight": np.full(3, rank), "1.mean": np.full(3, 10 + rank)} for rank in range(2)]
+    assert checks.same_state(before, [before[0]] * 2, ["0.weight"]) == 30
+    crossed = {"0.weight": before[0]["1.mean"], "1.mean": before[0]["0.weight"]}
+    with pytest.raises(CheckFailed, match="do all ranks send their tensors in the same order"):
+        checks.same_state(before, [before[0], crossed], ["0.weight"])
+
+
+def test_one_epoch_too_few_examples_is_told():
+    assert checks.epochs([[[2, 1], [0, 3]], [[3, 0], [2, 1]]], 4) == [2, 0]
+    with pytest.raises(CheckFailed, match="in epoch 1 example 0 comes 1 times and 1 of 4 not at all"):
+        checks.epochs([[[2, 1], [0]], [[3, 0], [2, 1]]], 4)
