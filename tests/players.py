@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,18 @@ TEXTS = """() => {
   const p = root.getBoundingClientRect();
   return [boxes, [p.left, p.top, p.right, p.bottom]];
 }"""
+
+CONTRASTS = """([colours, grounds]) => {
+  const lum = c => { const [r, g, b] = c.match(/[\\d.]+/g).map(x => (x /= 255) <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b };
+  const probe = document.createElement('i');
+  document.querySelector('.lockstep-player').append(probe);
+  const of = name => { probe.style.color = `var(--${name})`; return lum(getComputedStyle(probe).color) };
+  const ratio = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), found = {};
+  for (const c of colours) for (const ground of grounds) found[`${c} on ${ground}`] = ratio(of(c), of(ground));
+  return found }"""
+FRAMES = """() => new Promise(done => { let n = 0; const start = performance.now();
+  const tick = now => now - start < 1000 ? (n++, requestAnimationFrame(tick)) : done(n); requestAnimationFrame(tick) })"""
 
 
 def html_of(shown: Any) -> str:
@@ -78,3 +91,8 @@ def assert_readable(page: Any, where: str) -> None:
         # a box is a line high: letters fill its middle, so lines may touch but letters may not
         over_x, over_y = min(ax1, bx1) - max(ax0, bx0), min(ay1, by1) - max(ay0, by0)
         assert over_x <= 0.5 or over_y <= size * 0.34, (where, a, b, over_x, over_y)
+
+
+def contrasts(page: Any, colours: Sequence[str], grounds: Sequence[str]) -> dict[str, float]:
+    """The contrast of each of the first widget's colours on each ground, both by the names of their CSS variables."""
+    return page.evaluate(CONTRASTS, [colours, grounds])

@@ -19,7 +19,7 @@ from book.schedule import Schedule
 from book.simulate import simulate
 from book.trace import Trace
 from book.widgets import play, race
-from tests.players import PLAYER, assert_readable, click, figures, state, until
+from tests.players import FRAMES, PLAYER, assert_readable, click, contrasts, figures, state, until
 
 LINK = Link(20e-6, 1e9)
 SIZES = [2, 3, 4, 5, 6, 7, 8, 9, 12, 16]
@@ -295,22 +295,11 @@ def test_no_page_scrolls_sideways(show: Callable, width: int) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-CONTRAST = """() => {
-  const lum = c => { const [r, g, b] = c.match(/[\\d.]+/g).map(x => (x /= 255) <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b };
-  const probe = document.createElement('i');
-  document.querySelector('.lockstep-player').append(probe);
-  const of = name => { probe.style.color = `var(--${name})`; return lum(getComputedStyle(probe).color) };
-  const ratio = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), found = {};
-  for (let r = 0; r < 16; r++) for (const ground of ['bg', 'card', 'hollow']) found[`r${r} on ${ground}`] = ratio(of('r' + r), of(ground));
-  return found }"""
-
-
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_rank_colours_stand_out(show: Callable, theme: str) -> None:
     page = show(play(collectives.ring_all_reduce(4)))
     page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
-    ratios = page.evaluate(CONTRAST)
+    ratios = contrasts(page, [f"r{rank}" for rank in range(16)], ["bg", "card", "hollow"])
     assert len(ratios) == 48 and min(ratios.values()) >= 3, min(ratios.items(), key=lambda item: item[1])
 
 
@@ -362,8 +351,7 @@ def test_first_paint_and_frames_at_16_ranks(show: Callable) -> None:
     """Frames are counted, not timed against a limit: a machine may be slow, but the player must keep drawing."""
     page = show(play(simulated(collectives.ring_all_reduce, 16), view="ring"))
     click(page, "Play")
-    frames = page.evaluate("""() => new Promise(done => { let n = 0; const start = performance.now();
-        const tick = now => now - start < 1000 ? (n++, requestAnimationFrame(tick)) : done(n); requestAnimationFrame(tick) })""")
+    frames = page.evaluate(FRAMES)
     assert frames > 5 and page.locator(".lk-mover").count() == 16
 
 

@@ -4,6 +4,7 @@
     play({4: trace, 8: trace})                   the reader chooses; keys may be tuples: {(4, "even"): ...}
     race({"ring": trace, "tree": trace})         modelled traces side by side
     panel(run, num_ranks=(2, 4, 8))              controls, a button, and the player of what run(...) returns
+    bucket_timeline(trace, replay)               a backward pass: gradients, buckets and their all-reduces on one clock
 
 Each returns an object that shows itself: in a live notebook as a widget with the traits `step`, `playing`, `payload`
 and `error` (and `player.trace = other`), on a static page as HTML that scripts (see assets), loaded deferred, bring to
@@ -21,11 +22,12 @@ from book.trace import Trace
 from book.widgets.assets import ASSETS
 from book.widgets.page import Shown, title_of
 from book.widgets.payload import Options
+from book.widgets.timeline_page import BucketTimeline
 
 if TYPE_CHECKING:
-    from book.widgets.live import Panel, Player
+    from book.widgets.live import Panel, Player, Timeline
 
-__all__ = ["ASSETS", "panel", "play", "race"]
+__all__ = ["ASSETS", "bucket_timeline", "panel", "play", "race"]
 
 Playable = Trace | Schedule
 
@@ -69,6 +71,27 @@ def race(traces: Mapping[str, Playable], *, title: str = "A race on equal links"
     if len(traces) < 2:
         raise ValueError("a race needs two or more runs")
     return _player(Shown(dict(traces), title, Options("race", view, clock="time")))
+
+
+def bucket_timeline(runs: Trace | Mapping[Any, Trace], replay: Callable[[Trace], Trace] | None = None, *,
+                    title: str | None = None, labels: Sequence[str] | None = None,
+                    select: Any = None) -> BucketTimeline | Timeline:
+    """The backward pass of a recorded run, or of several that the reader chooses from, bucket by bucket.
+
+    `runs` are traces recorded with `follow_backward`; `replay`, a book.replay.Replay, gives their events modelled
+    times (a trace that it made already may stand among `runs`). The order is the recorded one. In a live notebook,
+    runs on NCCL have the times that were measured. `labels` name the choices and `select` is the key to open with.
+    Raises TypeError for what is no trace, ValueError for a trace without a followed backward pass, without times or
+    with more than 8 ranks, and for a recorded trace without a replay.
+    """
+    traces = _mapping(runs if isinstance(runs, Mapping) else {"": runs})
+    _check("select", select, (None, *traces))
+    shown = BucketTimeline(traces, replay, title, labels, select)
+    try:
+        from book.widgets.live import Timeline
+    except ImportError:
+        return shown
+    return Timeline(shown)
 
 
 def panel(run: Callable[..., Trace], *, title: str | None = None, promise: str | None = None,

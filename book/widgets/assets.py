@@ -4,8 +4,9 @@ from __future__ import annotations
 from pathlib import Path
 
 ASSETS = Path(__file__).parent  # for the site, tests and benchmarks to copy from
-STYLES = ("controls.css", "player.css")
-SCRIPTS = ("controls.js", "player.js")
+PARTS = {"player": ("controls", "player"), "timeline": ("controls", "lanes", "timeline")}  # what widgets are made of
+ALL = tuple(dict.fromkeys(part for parts in PARTS.values() for part in parts))
+STYLES, SCRIPTS = tuple(f"{part}.css" for part in ALL), tuple(f"{part}.js" for part in ALL)
 
 
 def links(folder: str) -> str:
@@ -15,14 +16,14 @@ def links(folder: str) -> str:
 
 
 def module(widget: str) -> str:
-    """The JavaScript module of a live widget, "player" or "timeline": what all share, its own part, and the export."""
-    code = _text("controls.js") + _text(f"{widget}.js")
+    """The JavaScript module of a live widget, "player" or "timeline": the scripts that it needs, and the export."""
+    code = "".join(_text(f"{part}.js") for part in PARTS[widget])
     return f"{code}export default globalThis.lockstep{widget.capitalize()};\n"
 
 
 def style(widget: str) -> str:
-    """The CSS of a live widget: what all share, and its own part."""
-    return _text("controls.css") + _text(f"{widget}.css")
+    """The CSS of a live widget."""
+    return "".join(_text(f"{part}.css") for part in PARTS[widget])
 
 
 def _text(name: str) -> str:

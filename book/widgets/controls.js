@@ -86,13 +86,15 @@ function pill(parent, text, words, act) {
 }
 
 // # frame
-function choices(parent, axes, at, choose) { // a select for each axis of the runs; `at` is where we are on them
+function choices(parent, { axes, runs }, choose) { // a select for each axis of the runs; returns which() run is chosen
+  const at = [...runs[0].at];
   axes.forEach((axis, i) => {
     const select = make("select", make("label.lk-pill", parent, {}, axis.label + " "), { "aria-label": axis.label });
     axis.values.forEach((v, j) => make("option", select, { value: j }, v));
     select.value = at[i];
     select.onchange = () => { at[i] = +select.value; choose(); };
   });
+  return () => max(0, runs.findIndex(run => run.at.every((x, i) => x === at[i])));
 }
 
 function footer(root, n) { // a row of figures: give it [value, meaning] pairs

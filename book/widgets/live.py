@@ -1,4 +1,4 @@
-"""L3: the player as a live widget, and the panel that reruns what it shows (anywidget and ipywidgets)."""
+"""L3: widgets that are live, and the panel that reruns what it shows (anywidget and ipywidgets)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -10,29 +10,28 @@ import traitlets
 
 from book.trace import Trace
 from book.widgets.assets import module, style
-from book.widgets.page import Shown, title_of
+from book.widgets.page import Page, Shown, title_of
 from book.widgets.payload import Options
 
 
-class Player(anywidget.AnyWidget):
-    """A live player. Traits: `step` and `playing` go both ways, `payload` is the data, `error` a text to show.
+class Live(anywidget.AnyWidget):
+    """A live widget. Traits: `step` and `playing` go both ways, `payload` is the data, `error` a text to show.
 
-    Setting `trace` plays another trace; `shown` is what stands on a static page.
+    Setting `trace` shows another trace; `shown` is what stands on a static page.
     """
 
-    _esm, _css = module("player"), style("player")
     payload = traitlets.Unicode().tag(sync=True)
     step = traitlets.Int(0).tag(sync=True)
     playing = traitlets.Bool(False).tag(sync=True)
     error = traitlets.Unicode("").tag(sync=True)
 
-    def __init__(self, shown: Shown):
+    def __init__(self, shown: Page):
         self.shown = shown
         super().__init__(payload=shown.live_json())
 
     @property
     def trace(self) -> Trace:
-        """The trace that is played: the first one, where there are several."""
+        """The trace that is shown: the first one, where there are several."""
         return next(iter(self.shown.traces.values()))
 
     @trace.setter
@@ -47,6 +46,18 @@ class Player(anywidget.AnyWidget):
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         """The live view, and beside it the HTML and text that a stored notebook keeps."""
         return _beside(super()._repr_mimebundle_(**kwargs), self.shown)
+
+
+class Player(Live):
+    """A live chunk player."""
+
+    _esm, _css = module("player"), style("player")
+
+
+class Timeline(Live):
+    """A live bucket timeline."""
+
+    _esm, _css = module("timeline"), style("timeline")
 
 
 class Panel(ipywidgets.VBox):
@@ -82,7 +93,7 @@ class Panel(ipywidgets.VBox):
         return _beside(super()._repr_mimebundle_(**kwargs), self.player.shown, repr(self))
 
 
-def _beside(live: Any, shown: Shown, text: str | None = None) -> Any:
+def _beside(live: Any, shown: Page, text: str | None = None) -> Any:
     data, metadata = live if isinstance(live, tuple) else (live or {}, {})
     return {**data, "text/plain": text or shown.text(), "text/html": shown.html()}, metadata
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from book.promise import Promise
 from book.trace import Trace
+from book.widgets.choices import arranged
 from book.widgets.run import Contributions, Run, Transfer, read_run
 from book.widgets.shape import shape_of
 from book.widgets.summary import phase_names, phases, promised_of, source_of, totals, verdict
@@ -48,16 +49,9 @@ class Options:
 
 def payload(traces: Mapping[Any, Trace], title: str, options: Options, with_backend: bool) -> dict[str, Any]:
     """The player's JSON for one or more runs; keys of `traces` (or tuples of them) become the choices to select."""
-    keys, labels = _keys(traces, options.labels), options.labels
-    axes = [_axis([key[i] for key in keys], labels[i] if labels else None) for i in range(len(keys[0]))]
-    runs = []
-    for key, what in zip(keys, traces.values()):
-        place = [axes[i]["values"].index(str(part)) for i, part in enumerate(key)]
-        runs.append({"at": place, **run_payload(what, options.promise, with_backend)})
-    if options.select is not None:  # the player opens with the run that comes first
-        runs.insert(0, runs.pop(list(traces).index(options.select)))
+    runs = {key: run_payload(trace, options.promise, with_backend) for key, trace in traces.items()}
     return {"v": 1, "kind": options.kind, "title": title, "view": options.view, "predict": options.predict,
-            "clock": options.clock, "axes": axes if len(runs) > 1 else [], "runs": runs}
+            "clock": options.clock, **arranged(runs, options.labels, options.select)}
 
 
 def run_payload(trace: Trace, promise: str | None = None, with_backend: bool = False) -> dict[str, Any]:
@@ -102,7 +96,8 @@ def _write_goal(run: Run, promise: Promise) -> dict[str, list[str]]:
     goal, where = promise.goal(*size), promise.where(*size)
     if where.all() and goal.all():
         return {}
-    lines = [_line([write(goal[r, c].tolist()) if where[r, c] else "-" for c in range(size[1])]) for r in range(size[0])]
+    lines = [_line([write(goal[r, c].tolist()) if where[r, c] else "-" for c in range(size[1])])
+             for r in range(size[0])]
     return {"goals": lines if len(set(lines)) > 1 else lines[:1]}
 
 
@@ -154,19 +149,3 @@ def _sizes(run: Run) -> dict[str, Any]:
     uneven = shares.max() - shares.min() > 1e-9
     sizes = {"bytes": round(num_bytes)}
     return {**sizes, "shares": [round(x, 6) for x in shares.tolist()]} if uneven else sizes
-
-
-def _keys(traces: Mapping[Any, Trace], labels: Sequence[str] | None) -> list[tuple]:
-    keys = [key if isinstance(key, tuple) else (key,) for key in traces]
-    if len({len(key) for key in keys}) > 1:
-        raise ValueError("the keys of the runs to choose from must be tuples of one length, or no tuples at all")
-    if labels is not None and (isinstance(labels, str) or len(labels) != len(keys[0])):
-        raise ValueError(f"labels names each part of a key: give {len(keys[0])} of them, not {labels!r} (one label "
-                         f"for keys that are no tuples)")
-    return keys
-
-
-def _axis(values: list[Any], label: str | None) -> dict[str, Any]:
-    distinct = list(dict.fromkeys(values))
-    numeric = all(isinstance(value, int) for value in distinct)
-    return {"label": label or ("ranks" if numeric else "run"), "values": [str(value) for value in distinct]}

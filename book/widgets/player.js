@@ -338,14 +338,14 @@ function quiz(field, go) {
 
 // # player
 function mountPlay(el, data, opts) {
-  const decoded = {}, at = [...data.runs[0].at], state = { t: 0, speed: 1, playing: false, focus: 0, predict: data.predict, stops: () => run.stops, wait: () => state.predict, rate: () => (state.clock === "steps" ? 1.25 : pace) };
+  const decoded = {}, state = { t: 0, speed: 1, playing: false, focus: 0, predict: data.predict, stops: () => run.stops, wait: () => state.predict, rate: () => (state.clock === "steps" ? 1.25 : pace) };
   let run, stage, pace, said;
-  const step = () => max(0, run.stops.findIndex(s => s >= state.t - 1e-9 * run.end)), which = () => max(0, data.runs.findIndex(r => r.at.every((x, i) => x === at[i])));
+  const step = () => max(0, run.stops.findIndex(s => s >= state.t - 1e-9 * run.end));
   const ui = shell(el, data, state, { build, draw, turn: by => pick((state.focus + by + run.n) % run.n) }), { root, control, more } = ui;
   const view = viewPill(ui, state), ask = quiz(ui.field, control.next);
   const pick = r => { state.focus = r; draw(); };
   const clock = pill(more, "", "Clock", () => { const k = step(); timing(state.clock === "steps" ? "time" : "steps"); control.go(run.stops[k]); });
-  choices(more, data.axes, at, choose);
+  const which = choices(more, data, choose);
   const predict = pill(more, "predict", "Choose before it moves", () => { state.predict = !state.predict; control.go(run.stops[step()]); });
   const foot = footer(root, 5);
   const details = make("details.lk-bytes lk-small", root), list = (make("summary", details, {}, "Bytes per link"), make("ul", details));

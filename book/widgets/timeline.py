@@ -1,0 +1,180 @@
+"""L3: a followed backward pass as the small JSON that the bucket timeline draws.
+
+`names` and `sizes` hold each gradient's parameter and bytes once for all runs. A run has
+
+    duration_s   what TICKS ticks are, the unit of all its times
+    buckets      the numbers of its buckets, in the order they get their first gradient; -1: none, or none that is known
+    programs     what ranks do, once where several do the same; `ranks` says which program each rank runs
+        of       its gradients as indices into `names`, in the order they were ready (left out: 0, 1, 2, ...)
+        in       the bucket of each, as an index into `buckets`
+        gap      ticks from the end of the one before (left out: all 0);    len  how many ticks it took
+        exposed  [from, to] where all-reduces run while no gradient is computed
+    flights      all-reduces: [bucket, from, to, bytes], and the ranks if it is not all of them
+    figures      what book.replay.overlap says, in seconds
+"""
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from book.replay import followed, overlap
+from book.trace import Event, Trace
+
+TICKS = 100_000
+NO_BUCKET = -1
+MOST_RANKS, MOST_GRADIENTS = 8, 400
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A gradient on one rank: when it was computed, in ticks, and which of the run's buckets it fills (an index)."""
+
+    name: str
+    num_bytes: float
+    bucket: int
+    span: Span
+
+
+@dataclass(frozen=True)
+class Flight:
+    """An all-reduce, as ranks saw it: which of the run's buckets it carries (an index), and when, in ticks."""
+
+    bucket: int
+    span: Span
+    num_bytes: float
+
+
+@dataclass
+class Backward:
+    """What the timeline shows of one trace; buckets are named by (pass, number), in the order they are first filled."""
+
+    world_size: int
+    start_s: float
+    duration_s: float
+    buckets: list[tuple[int, int]] = field(default_factory=list)
+    gradients: list[list[Gradient]] = field(default_factory=list)  # by rank
+    flights: dict[Flight, list[int]] = field(default_factory=dict)  # whose they are
+
+    def tick(self, time_s: float) -> int:
+        """A moment of the trace in ticks."""
+        return round((time_s - self.start_s) / self.duration_s * TICKS)
+
+    def seconds(self, tick: int) -> float:
+        """How long after the start a tick is."""
+        return tick / TICKS * self.duration_s
+
+    def index(self, bucket: tuple[int, int]) -> int:
+        """Where a bucket is in `buckets`; a new one is put at the end."""
+        if bucket not in self.buckets:
+            self.buckets.append(bucket)
+        return self.buckets.index(bucket)
+
+    def exposed(self, rank: int) -> list[Span]:
+        """When an all-reduce of `rank` runs and none of its gradients is computed, in ticks, in order."""
+        computing = [gradient.span for gradient in self.gradients[rank]]
+        flying = [flight.span for flight, ranks in self.flights.items() if rank in ranks]
+        return _without(flying, computing)
+
+
+def read_backward(trace: Trace) -> Backward:
+    """The gradients, buckets and all-reduces of a followed backward pass with times.
+
+    Raises ValueError for a trace without one, with more ranks or gradients than can be drawn, or that takes no time.
+    """
+    if trace.world_size > MOST_RANKS:
+        raise ValueError(f"the bucket timeline shows up to {MOST_RANKS} ranks, and this trace has {trace.world_size}: "
+                         "record fewer, their buckets are the same")
+    programs = followed(trace)
+    found = overlap(trace)  # refuses what did not end
+    if found.step_s <= 0:
+        raise ValueError("this replay takes no time: give backward_s_per_byte or the link's latency more than 0 s")
+    most = max(sum(event.kind == "compute" for event in program) for program in programs)
+    if most > MOST_GRADIENTS:
+        raise ValueError(f"the bucket timeline shows up to {MOST_GRADIENTS} gradients a rank, and this trace has "
+                         f"{most}: follow one backward pass of a smaller model")
+    start_s = min(event.start_s for program in programs for event in program)
+    run = Backward(trace.world_size, start_s, found.step_s)
+    for program in programs:
+        _read_program(run, program)
+    return run
+
+
+def run_payload(trace: Trace, source: str, names: dict[tuple[str, float], int]) -> dict[str, Any]:
+    """One run as JSON data; puts gradients that are new into `names`, by parameter and bytes."""
+    run = read_backward(trace)
+    programs = [_program(run, rank, names) for rank in range(run.world_size)]
+    distinct = [program for i, program in enumerate(programs) if program not in programs[:i]]
+    everyone = list(range(run.world_size))
+    flights = [[f.bucket, *f.span, round(f.num_bytes)] + ([ranks] if ranks != everyone else [])
+               for f, ranks in sorted(run.flights.items(), key=lambda item: (item[0].span, item[0].bucket))]
+    return {"n": run.world_size, "source": source, "duration_s": float(f"{run.duration_s:.6g}"),
+            "buckets": [number for _, number in run.buckets], "programs": distinct,
+            "ranks": [distinct.index(program) for program in programs], "flights": flights,
+            "figures": {name: float(f"{value:.6g}") for name, value in asdict(overlap(trace)).items()}}
+
+
+def _read_program(run: Backward, program: Sequence[Event]) -> None:
+    rank, number_of_pass = len(run.gradients), 0
+    seen: set[str | None] = set()
+    full_s: dict[tuple[int, int], float] = {}  # when each bucket got its last gradient
+    gradients: list[Gradient] = []
+    for event in program:
+        if event.kind != "compute":
+            continue
+        if event.op in seen:  # the same parameter again: another backward pass
+            number_of_pass += 1
+            seen.clear()
+        seen.add(event.op)
+        bucket = number_of_pass, NO_BUCKET if event.bucket is None else event.bucket
+        full_s[bucket] = event.end_s
+        gradients.append(Gradient(event.op or "?", event.num_bytes, run.index(bucket), _span(run, event)))
+    run.gradients.append(gradients)
+    for event in program:
+        if event.kind == "collective":
+            flight = Flight(run.index(_carried(event, full_s)), _span(run, event), event.num_bytes or 0)
+            run.flights.setdefault(flight, []).append(rank)
+
+
+def _carried(event: Event, full_s: dict[tuple[int, int], float]) -> tuple[int, int]:
+    """Which pass's bucket an all-reduce carries: of those with its number, the last that was full when it began."""
+    number = NO_BUCKET if event.bucket is None else event.bucket
+    same = [bucket for bucket in full_s if bucket[1] == number]
+    full = [bucket for bucket in same if full_s[bucket] <= event.start_s]
+    return max(full or same[:1] or [(0, number)])
+
+
+def _span(run: Backward, event: Event) -> Span:
+    return run.tick(event.start_s), run.tick(event.end_s)
+
+
+def _without(spans: Iterable[Span], others: Iterable[Span]) -> list[Span]:
+    """What of `spans` no span of `others` covers, as spans that don't touch, in order."""
+    change: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+    for kind, of_kind in enumerate((spans, others)):
+        for start, end in of_kind:
+            change[start][kind] += 1
+            change[end][kind] -= 1
+    left, depth, since = [], [0, 0], None
+    for at in sorted(change):
+        depth = [now + by for now, by in zip(depth, change[at])]
+        inside = depth[0] > 0 and depth[1] == 0
+        if inside and since is None:
+            since = at
+        elif not inside and since is not None:
+            left.append((since, at))
+            since = None
+    return left
+
+
+def _program(run: Backward, rank: int, names: dict[tuple[str, float], int]) -> dict[str, Any]:
+    """A rank's gradients and exposed communication, as the module's text says."""
+    gradients = run.gradients[rank]
+    order = [names.setdefault((g.name, g.num_bytes), len(names)) for g in gradients]
+    starts, ends = ([g.span[side] for g in gradients] for side in (0, 1))
+    gaps = [start - before for start, before in zip(starts, [0, *ends])]
+    return {**({"of": order} if order != list(range(len(order))) else {}), "in": [g.bucket for g in gradients],
+            **({"gap": gaps} if any(gaps) else {}), "len": [end - start for start, end in zip(starts, ends)],
+            "exposed": [list(span) for span in run.exposed(rank)]}
