@@ -25,7 +25,7 @@ def averaged(before: Sequence[Gradients], after: Sequence[Gradients], frozen: Co
 
     `frozen` names the parameters that must stay without a gradient. `hints` maps a factor to what to say when the
     gradients are that many times the mean. `tolerance` is a share of a parameter's largest gradient. Returns the sum of
-    the absolute values of what rank 0 holds. Raises CheckFailed with the likeliest reason.
+    the mean's absolute values, which no rounding on the way changes. Raises CheckFailed with the likeliest reason.
     """
     if len(before) != len(after):
         raise CheckFailed(f"there are {len(before)} ranks, but {len(after)} results")
@@ -40,7 +40,7 @@ def averaged(before: Sequence[Gradients], after: Sequence[Gradients], frozen: Co
               if not agree(after[rank][name], rows.mean(axis=0), rows, tolerance)]
     if faults:
         raise CheckFailed(_why_not_averaged(own, after, faults, hints, tolerance))
-    return sum(float(np.abs(flat(after[0][name])).sum()) for name in own)
+    return sum(float(np.abs(rows.mean(axis=0)).sum()) for rows in own.values())
 
 
 def weights_kept(before: Sequence[Gradients], after: Sequence[Gradients]) -> None:
