@@ -1,0 +1,85 @@
+"""What a chapter shows, held against the package, against torch and against the formulas."""
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import io
+import re
+from collections import Counter
+from typing import Any
+
+import nbformat
+import pytest
+from torch.nn.parallel import DistributedDataParallel
+
+from book.collectives import parameter_server_all_reduce
+from book.cost import Link, root_sent_bytes
+from book.parallel import data
+from book.simulate import simulate
+from tests.website import ROOT
+
+
+def cells(name: str, kind: str) -> list[str]:
+    """The sources of a notebook's cells of one kind."""
+    notebook = nbformat.read(ROOT / "chapters" / f"{name}.ipynb", as_version=4)
+    return [cell.source for cell in notebook.cells if cell.cell_type == kind]
+
+
+def definition(sources: list[str], name: str) -> ast.AST:
+    """The class or function that is defined under this name, without docstrings and annotations."""
+    nodes = [node for source in sources for node in ast.walk(ast.parse(source)) if getattr(node, "name", None) == name]
+    for node in ast.walk(nodes[-1]):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            node.body = node.body[ast.get_docstring(node) is not None:]
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    return nodes[-1]
+
+
+@pytest.mark.parametrize("name", ["BucketedDDP", "broadcast_state"])
+def test_the_chapter_shows_the_package_s_own_code(name: str) -> None:
+    shown, kept = definition(cells("02_data_parallel", "code"), name), getattr(data, name)
+    assert ast.unparse(shown) == ast.unparse(definition([inspect.getsource(kept)], name))
+
+
+def test_the_table_has_every_argument_of_ddp() -> None:
+    page = "\n".join(cells("02_data_parallel", "markdown"))
+    table = page.split("| argument | default |")[1].split("\n\n")[0]
+    first = [row.split("|")[1] for row in table.splitlines()[2:]]
+    named = [name for column in first for name in re.findall(r"`(\w+)`", column)]
+    signature = inspect.signature(DistributedDataParallel).parameters
+    assert sorted(named) == sorted(signature)
+    for column, default in (row.split("|")[1:3] for row in table.splitlines()[2:]):
+        if default.strip():
+            (name, *_) = re.findall(r"`(\w+)`", column)
+            assert str(signature[name].default) == default.strip().strip("`"), name
+
+
+def data_parallel_by_threads() -> dict[str, Any]:
+    """What the chapter's cells define up to the one that counts the threads' traffic."""
+    namespace: dict[str, Any] = {}
+    for source in cells("02_data_parallel", "code"):
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(source, namespace)
+        if "def traffic(" in source:
+            return namespace
+    raise AssertionError("no cell of the chapter counts the traffic of the threads")
+
+
+def test_threads_send_what_a_star_sends_on_every_link() -> None:
+    chapter = data_parallel_by_threads()
+    num_bytes = chapter["num_bytes"]
+    for num_replicas in (2, 3, 5, 8):
+        counted: Counter[tuple[int, int]] = Counter()
+        for what, src, dst, tensor_bytes in chapter["traffic"](num_replicas):
+            if "parameters" in what:
+                counted[src, dst] += tensor_bytes
+        star = simulate(parameter_server_all_reduce(num_replicas), num_bytes, Link(0.0, 1.0))
+        planned: Counter[tuple[int, int]] = Counter()
+        for event in star.of_kind("send"):
+            planned[event.rank, event.peer] += event.num_bytes
+        assert counted == pytest.approx(planned)
+        assert sum(counted[0, r] for r in range(num_replicas)) == root_sent_bytes(num_replicas, num_bytes)
