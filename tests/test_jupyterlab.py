@@ -1,42 +1,61 @@
-"""The player in a real JupyterLab: a cell runs, the player plays, and its keys stay its own."""
+"""Widgets in a real JupyterLab: a cell runs, the widget plays, and its keys stay its own."""
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from book.authoring.normalise import KERNELSPEC
-from tests.browser import Browser
+from tests.browser import Browser, Log
 from tests.jupyterlab import notebook_address, running_lab
 
-CELLS = ["from book.collectives import ring_all_reduce\nfrom book.widgets import play",
-         "player = play(ring_all_reduce(4))\nplayer"]
+PLAYER = ["from book.collectives import ring_all_reduce\nfrom book.widgets import play",
+          "player = play(ring_all_reduce(4))\nplayer"]
+TIMELINE = ["from book.trace import Event, Trace\nfrom book.widgets import bucket_timeline", """\
+events = [Event(rank, "compute", "weight", num_bytes=8, start_s=0, end_s=1, bucket=0) for rank in (0, 1)]
+events += [Event(rank, "collective", "all_reduce", num_bytes=8, start_s=1, end_s=3, bucket=0) for rank in (0, 1)]
+bucket_timeline(Trace(events, 2, "modelled", "recorded"))"""]
 SLOW_MS, STEP_MS = 60_000, 1500
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A JupyterLab whose folder holds one notebook, player.ipynb, that never ran."""
+    """A JupyterLab whose folder holds two notebooks, player.ipynb and timeline.ipynb, that never ran."""
     folder = tmp_path_factory.mktemp("student")
-    cells = [new_code_cell(source) for source in CELLS]
-    nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": KERNELSPEC}), folder / "player.ipynb")
+    for name, sources in (("player", PLAYER), ("timeline", TIMELINE)):
+        cells = [new_code_cell(source) for source in sources]
+        nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": KERNELSPEC}), folder / f"{name}.ipynb")
     with running_lab(folder, tmp_path_factory.mktemp("settings")) as address:
         yield address
 
 
-def test_the_player_plays_in_jupyterlab(lab: str, browser: Browser) -> None:
-    page, log = browser.open(notebook_address(lab, "player.ipynb"), width=1400)
-    page.get_by_text("player = play").first.wait_for(timeout=SLOW_MS)
+def run_all(lab: str, browser: Browser, name: str) -> tuple[Any, Any, Log]:
+    """Open a notebook and run its cells; returns the page, the one widget on it, and what went wrong."""
+    page, log = browser.open(notebook_address(lab, name), width=1400)
+    page.get_by_text("from book").first.wait_for(timeout=SLOW_MS)
     page.get_by_text("| Idle").wait_for(timeout=SLOW_MS)  # cells that are run before the kernel is there are dropped
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_text("Run All Cells", exact=True).click()
+    widget = page.locator(".jp-OutputArea .lockstep-player")
+    widget.wait_for(timeout=SLOW_MS)
+    assert widget.count() == 1, "one widget: the live one stands for the static page's HTML"
+    return page, widget, log
 
-    player = page.locator(".jp-OutputArea .lockstep-player")
-    player.wait_for(timeout=SLOW_MS)
-    assert player.count() == 1, "one player: the live widget stands for the static page's HTML"
+
+def test_the_timeline_plays_in_jupyterlab(lab: str, browser: Browser) -> None:
+    _, timeline, log = run_all(lab, browser, "timeline.ipynb")
+    timeline.get_by_role("button", name="One step forward").click()
+    timeline.locator(".lk-caption").get_by_text("the gradient of weight is ready").wait_for()
+    assert timeline.locator(".lk-bucket.flying").count() == 2
+    log.assert_clean()
+
+
+def test_the_player_plays_in_jupyterlab(lab: str, browser: Browser) -> None:
+    page, player, log = run_all(lab, browser, "player.ipynb")
     caption = player.locator(".lk-caption")
     player.get_by_role("button", name="One step forward").click()
     caption.get_by_text("Step 1").wait_for()
