@@ -42,3 +42,9 @@ def test_a_figure_is_closed_and_transparent():
 @pytest.mark.parametrize("seconds, text", [(0, "0"), (0.00025, "250 µs"), (1e-3, "1 ms"), (2, "2 s")])
 def test_times_are_written_in_their_unit(seconds, text):
     assert plot._seconds(seconds) == text
+
+
+def test_equal_lines_all_show_because_earlier_ones_are_wider():
+    lines = plot.lines({"1 rank": [3.0, 2.0], "4 ranks": [3.0, 2.0]}, "step", "loss").axes[0].lines
+    assert [line.get_label() for line in lines] == ["1 rank", "4 ranks"]
+    assert lines[0].get_linewidth() > lines[1].get_linewidth() and lines[1].get_ydata().tolist() == [3.0, 2.0]
