@@ -35,7 +35,7 @@ function axis(ui, { W, y }, duration_s, total_s) { // times below the lanes
   const least = total_s / (W > 560 ? 7 : 4), ten = 10 ** floor(log10(least)), step = ten * [1, 2, 5, 10].find(f => f * ten >= least);
   for (let k = 0, x; (x = ui.x(k * step / duration_s * TICKS)) < W - 18; k++) {
     make("path.lk-stripe", ui.rest, { d: `M${x} ${y}v4` });
-    make("text.lk-tiny", ui.rest, { x, y: y + 15, "text-anchor": k ? "middle" : "start" }, k ? seconds(k * step).replace(/\.0+ /, " ") : 0);
+    make("text.lk-tiny", ui.rest, { x, y: y + 15, "text-anchor": k ? "middle" : "start" }, k ? seconds(k * step).replace(/(\.\d*[1-9])0+ |\.0+ /, "$1 ") : 0);
   }
 }
 
