@@ -16,7 +16,7 @@ from tests.website import ROOT, Site
 CALLS = "chapters/90_legacy_map"
 GLOSSARY = "chapters/91_glossary"
 CHINESE = re.compile("[\u4e00-\u9fff]")
-LINK = re.compile(r" \[([^]]+)\]\(([\w]+\.ipynb)(#[\w-]+)?\)$")
+LINK = re.compile(r" \[([^]]+)\]\(((?:\.\./labs/)?\w+\.ipynb)(#[\w-]+)?\)$")
 OTHER_SPELLINGS = re.compile(
     r"\b(all ?reduce|all ?gather|reduce ?scatter|all ?to ?all|micro ?batch|point to point)\b", re.I)
 
