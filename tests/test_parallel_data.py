@@ -55,6 +55,31 @@ def test_training_equals_one_process(world_size, bucket_bytes):
     assert max(launch(train, world_size, bucket_bytes, 4)) < 1e-12
 
 
+def refused(how):
+    """What `BucketedDDP` says to a backward that it can't average."""
+    device = rank_device()
+    dist.init_process_group()
+    parallel = BucketedDDP(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]).to(device), bucket_bytes=0)
+    first, second = parallel.module
+    x = torch.ones(1, 2, device=device)
+    try:
+        if how == "unused":
+            first(x).sum().backward()
+        else:
+            for _ in range(2):
+                second(first(x)).sum().backward()
+        parallel.finish()
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize("how, words", [("unused", "got no gradient"), ("twice", "finish() after each backward")])
+def test_a_backward_that_cannot_be_averaged_is_refused(how, words):
+    for said in launch(refused, 2, how):
+        assert words in said
+
+
 def state_after_broadcast():
     device = rank_device()
     dist.init_process_group()

@@ -21,7 +21,8 @@ class BucketedDDP(nn.Module):
     """Average gradients in buckets, each as soon as it is full; call `finish()` after backward.
 
     A bucket closes when its gradients have reached `bucket_bytes`. Buckets go from the last parameter to the first, and
-    are all-reduced in that order on every rank. Each backward must give every parameter a gradient.
+    are all-reduced in that order on every rank, the whole world. Raises RuntimeError when a backward gave some
+    parameter no gradient, and for a second backward before `finish()`.
     """
 
     def __init__(self, module: nn.Module, bucket_bytes: int) -> None:
@@ -31,23 +32,21 @@ class BucketedDDP(nn.Module):
         self.buckets = [[]]
         trained = [p for p in module.parameters() if p.requires_grad]
         for p in reversed(trained):
-            if sum(q.nbytes for q in self.buckets[-1]) >= bucket_bytes:
+            size = sum(q.nbytes for q in self.buckets[-1])
+            if self.buckets[-1] and size >= bucket_bytes:
                 self.buckets.append([])
             self.buckets[-1].append(p)
             p.register_post_accumulate_grad_hook(self.gradient_ready)
-        self.start()
+        self.ready, self.flying = set(), []
 
     def forward(self, *inputs: Any) -> Any:
         """The wrapped module's forward."""
         return self.module(*inputs)
 
-    def start(self) -> None:
-        """Forget the last backward."""
-        self.ready = set()
-        self.flying = []
-
     def gradient_ready(self, parameter: nn.Parameter) -> None:
         """All-reduce every bucket that is full by now, and whose forerunners are under way."""
+        if parameter in self.ready:
+            raise RuntimeError("call finish() after each backward")
         self.ready.add(parameter)
         for bucket in self.buckets[len(self.flying):]:
             if not self.ready.issuperset(bucket):
@@ -58,10 +57,13 @@ class BucketedDDP(nn.Module):
 
     def finish(self) -> None:
         """Wait for all buckets and put the averages where the gradients were."""
+        if len(self.flying) < len(self.buckets):
+            raise RuntimeError("some parameters got no gradient, so their "
+                               "buckets were never sent")
         for bucket, flat, work in self.flying:
             work.wait()
             flat /= dist.get_world_size()
             pieces = flat.split([p.numel() for p in bucket])
             for p, piece in zip(bucket, pieces):
                 p.grad.copy_(piece.view_as(p))
-        self.start()
+        self.ready, self.flying = set(), []
