@@ -231,6 +231,51 @@ def test_states_that_crossed_are_told():
 
 
 def test_one_epoch_too_few_examples_is_told():
-    assert checks.epochs([[[2, 1], [0, 3]], [[3, 0], [2, 1]]], 4) == [2, 0]
-    with pytest.raises(CheckFailed, match="in epoch 1 example 0 comes 1 times and 1 of 4 not at all"):
-        checks.epochs([[[2, 1], [0]], [[3, 0], [2, 1]]], 4)
+    assert checks.epochs([[[2, 1], [0, 3]], [[3, 0], [2, 1]]], 4, 2) == [2, 0]
+    with pytest.raises(CheckFailed, match="in epoch 1 example 3 of 0 to 3 is left out on every rank"):
+        checks.epochs([[[2, 1], [0]], [[3, 0], [2, 1]]], 4, 2)
+
+
+@pytest.mark.parametrize("orders, complaint", [
+    ([[], []], "rank 0 has 0 epochs, 1 are meant to come"),
+    ([[[2, 1]], []], "rank 1 has 0 epochs"),
+    ([None, [[2, 1]]], "rank 0 has 0 epochs"),
+    ([[[2, 1], [0, 3]], [[3, 0]]], "rank 0 has 2 epochs"),
+    ([[[]], [[3, 0, 2, 1]]], "rank 0 gets no example in epoch 0"),
+    ([[[2, 1]], [[3, 4]]], "rank 1 gets example 4 in epoch 0: there are 0 to 3"),
+    ([[[2, -1]], [[3, 0]]], "rank 0 gets example -1"),
+    ([[[2, 1, 0, 3]], [[3, 0, 2, 1]]], "each rank takes all 4 examples"),
+    ([[[2, 1]], [[2, 0]]], "example 2 comes 2 times and 1 of 4 not at all"),
+])
+def test_epochs_that_lack_something_are_told(orders, complaint):
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.epochs(orders, 4, 1)
+
+
+ODD = [float("nan"), float("inf")]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_no_number_is_told_wherever_it_stands(odd):
+    """Comparisons with nan are false, so a check that asks "too far apart?" would pass it."""
+    good, bad = np.array([1.0, 3.0]), np.array([1.0, odd])
+    for rank in range(2):
+        hold = [bad if r == rank else good for r in range(2)]
+        told = pytest.raises(CheckFailed, match=f"rank {rank} holds {odd} in ")
+        with told:
+            checks.trained_alike([good] * 2, hold, good)
+        with told:
+            checks.global_losses(hold, good, good)
+        with told:
+            checks.first_step(hold, WINDOWS[:, :2])
+        for before, after in ((hold, [good] * 2), ([good] * 2, hold)):
+            with told:
+                checks.averaged([{"w": g} for g in before], [{"w": g} for g in after])
+            with told:
+                checks.accumulated([[{"w": g}] for g in before], [{"w": g} for g in after], ONE)
+
+
+def test_weights_of_another_number_are_told():
+    three, two = np.ones(3), np.ones(2)
+    with pytest.raises(CheckFailed, match="rank 1 ends with 2 weights, one process with 3"):
+        checks.trained_alike([three] * 2, [three, two], three)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from book.checks.buffers import flat
-from book.checks.verdict import CheckFailed, short
+from book.checks.verdict import CheckFailed, finite, short
 from book.trace import Trace
 
 TOLERANCE = 1e-9
@@ -36,6 +36,8 @@ def averaged(before: Sequence[Gradients], after: Sequence[Gradients], frozen: Co
     own = {name: rows for name, rows in own.items() if rows is not None}
     if not own:
         raise ValueError("no rank has a gradient in `before`: there is nothing to average")
+    for rank, name in ((rank, name) for rank in range(len(after)) for name in own if after[rank][name] is not None):
+        finite(rank, f"the gradient of {name}", flat(after[rank][name]))
     faults = [(rank, name) for name, rows in own.items() for rank in range(len(before))
               if not agree(after[rank][name], rows.mean(axis=0), rows, tolerance)]
     if faults:
@@ -59,8 +61,10 @@ def accumulated(single: Sequence[Sequence[Gradients]], after: Sequence[Gradients
     what rank 0 holds. Raises CheckFailed with the likeliest reason.
     """
     num_ranks, num_micro_batches = len(single), len(single[0])
-    rows = np.stack([whole(gradients) for own in single for gradients in own])
+    rows = np.stack([finite(rank, "a micro-batch's gradients", whole(gradients))
+                     for rank, own in enumerate(single) for gradients in own])
     for rank, gradients in enumerate(after):
+        finite(rank, "its gradients", whole(gradients))
         if not agree(whole(gradients), rows.mean(axis=0), rows):
             factors = multiples(rows, whole(gradients))
             weights = None if factors is None else factors.reshape(num_ranks, num_micro_batches)
@@ -98,12 +102,16 @@ def multiples(rows: np.ndarray, got: Any) -> np.ndarray | None:
 
 
 def _rows(gradients: Sequence[Gradients], name: str) -> np.ndarray | None:
-    """One parameter's gradients, shape (R, n), with zeros for None; None where no rank has one."""
+    """One parameter's gradients, shape (R, n), with zeros for None; None where no rank has one.
+
+    Raises CheckFailed for nan and inf.
+    """
     given = [gradient for gradient in (rank[name] for rank in gradients) if gradient is not None]
     if not given:
         return None
     zeros = np.zeros_like(flat(given[0]))
-    return np.stack([zeros if rank[name] is None else flat(rank[name]) for rank in gradients])
+    return np.stack([zeros if own[name] is None else finite(rank, f"its own gradient of {name}", flat(own[name]))
+                     for rank, own in enumerate(gradients)])
 
 
 def _why_not_averaged(own: Mapping[str, np.ndarray], after: Sequence[Gradients], faults: Sequence[tuple[int, str]],

@@ -15,7 +15,7 @@ import numpy as np
 
 from book.checks.buffers import flat
 from book.checks.gradients import Gradients, agree, multiples, whole
-from book.checks.verdict import CheckFailed, number
+from book.checks.verdict import CheckFailed, finite, number
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,10 @@ def replica_gradients(meeting: Meeting, loss: Any, losses: Any, gradients: Gradi
     losses = flat(losses)
     meeting.check(len(losses))
     if any(gradient is None for gradient in gradients.values()):
-        raise CheckFailed("the module has no gradients: they are on the copies. Make the copies by something that "
-                          "autograd goes back through, such as clone(), or add the copies' gradients up yourself")
-    got = whole({name: gradients[name] for name in single})
+        raise CheckFailed("the module has no gradients: was backward() called, and nothing cleared after it? Or are "
+                          "they on the copies? Make these by something that autograd goes back through, such as "
+                          "clone(), or add the copies' gradients up yourself")
+    got = finite(0, "the module's gradients", whole({name: gradients[name] for name in single}))
     rows = np.concatenate([flat(rows).reshape(len(losses), -1) for rows in single.values()], axis=1)
     if not agree(got, rows.mean(axis=0), rows):
         raise CheckFailed(_why_not_whole(multiples(rows, got), meeting))

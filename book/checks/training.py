@@ -11,7 +11,7 @@ import numpy as np
 
 from book.checks.buffers import flat
 from book.checks.gradients import agree, multiples
-from book.checks.verdict import CheckFailed, short
+from book.checks.verdict import CheckFailed, finite, short
 
 State = Mapping[str, Any]
 
@@ -37,10 +37,14 @@ def trained_alike(starts: Sequence[Any], ends: Sequence[Any], expected: Any) -> 
 
     Weights come as one flat tensor per rank. Returns the sum of their absolute values at the end.
     """
-    starts, ends, expected = [flat(w) for w in starts], [flat(w) for w in ends], flat(expected)
+    starts, ends = _finite(starts, "the weights at the start"), _finite(ends, "the weights at the end")
+    expected = flat(expected)
+    for rank, end in enumerate(ends):
+        if end.shape != expected.shape:
+            raise CheckFailed(f"rank {rank} ends with {end.size} weights, one process with {expected.size}")
     apart = [np.abs(end - ends[0]).max() for end in ends]
     rank = int(np.argmax(apart))
-    if apart[rank] > 1e-9:
+    if not apart[rank] <= 1e-9:
         kept = np.allclose(ends[rank] - ends[0], starts[rank] - starts[0], rtol=1e-6)
         why = ("that is by as much as before the first step. Averaged gradients move all ranks alike, but nothing has "
                "brought them together" if kept else "their gradients differ too: are they averaged in every step?")
@@ -60,7 +64,7 @@ def first_step(updates: Sequence[Any], gradients: Any) -> float:
     reason.
     """
     num_ranks, num_windows = len(updates), len(gradients)
-    updates, gradients = [flat(update) for update in updates], flat(gradients).reshape(num_windows, -1)
+    updates, gradients = _finite(updates, "its first step"), flat(gradients).reshape(num_windows, -1)
     for rank, update in enumerate(updates):
         if not agree(update, updates[0], gradients):
             raise CheckFailed(f"ranks 0 and {rank} make different first steps: when the optimizer steps, gradients "
@@ -82,8 +86,9 @@ def global_losses(losses: Sequence[Sequence[float]], windows: Any, expected: Seq
         if own is None or len(own) != len(expected):
             raise CheckFailed(f"rank {rank} reports {0 if own is None else len(own)} losses for {len(expected)} steps: "
                               "return a list with one number for each step")
-    apart = [np.abs(np.subtract(own, losses[0])).max() for own in losses]
-    if max(apart) > 1e-9:
+    losses = _finite(losses, "the losses")
+    apart = [np.abs(own - losses[0]).max() for own in losses]
+    if not max(apart) <= 1e-9:
         raise CheckFailed(f"ranks 0 and {int(np.argmax(apart))} report different losses: each reports that of its own "
                           "windows; the loss of the global batch takes an all-reduce")
     wrong = np.flatnonzero(~np.isclose(losses[0], expected, rtol=1e-9, atol=0))
@@ -92,17 +97,17 @@ def global_losses(losses: Sequence[Sequence[float]], windows: Any, expected: Seq
     return float(losses[0][-1])
 
 
-def epochs(orders: Sequence[Sequence[Sequence[int]]], num_examples: int) -> list[int]:
+def epochs(orders: Sequence[Sequence[Sequence[int]]], num_examples: int, num_epochs: int) -> list[int]:
     """Each epoch must show every example once, on one of the ranks, in another order than the epochs before.
 
     `orders[rank][epoch]` lists the examples that a rank gets. Returns rank 0's first example of every epoch.
     """
+    for rank, own in enumerate(orders):
+        if own is None or len(own) != num_epochs:
+            raise CheckFailed(f"rank {rank} has {0 if own is None else len(own)} epochs, {num_epochs} are meant to "
+                              "come: return one list of examples for each")
     for epoch, shares in enumerate(zip(*orders)):
-        seen = np.bincount(np.concatenate([np.asarray(share, dtype=int) for share in shares]), minlength=num_examples)
-        if seen.max() > 1 or not seen.all():
-            raise CheckFailed(f"in epoch {epoch} example {seen.argmax()} comes {seen.max()} times and "
-                              f"{(seen == 0).sum()} of {num_examples} not at all: all ranks must cut the same "
-                              "permutation, so seed and epoch must be the same on all")
+        _check_shares(epoch, shares, num_examples)
         for earlier in range(epoch):
             if [list(own[earlier]) for own in orders] == [list(own[epoch]) for own in orders]:
                 raise CheckFailed(f"epoch {epoch} has the order of epoch {earlier}: DistributedSampler shuffles by its "
@@ -111,6 +116,33 @@ def epochs(orders: Sequence[Sequence[Sequence[int]]], num_examples: int) -> list
     if any(all(list(share) == sorted(share) for share in shares) for shares in zip(*orders)):
         raise CheckFailed("an epoch comes in the order of the data set: it should be shuffled")
     return [int(own[0]) for own in orders[0]]
+
+
+def _finite(arrays: Sequence[Any], name: str) -> list[np.ndarray]:
+    """What each rank holds as `name`, as flat arrays."""
+    return [finite(rank, name, flat(array)) for rank, array in enumerate(arrays)]
+
+
+def _check_shares(epoch: int, shares: Sequence[Sequence[int]], num_examples: int) -> None:
+    """The ranks' shares of one epoch must hold each example once."""
+    for rank, share in enumerate(shares):
+        if not len(share):
+            raise CheckFailed(f"rank {rank} gets no example in epoch {epoch}")
+        if min(share) < 0 or max(share) >= num_examples:
+            raise CheckFailed(f"rank {rank} gets example {min(share) if min(share) < 0 else max(share)} in epoch "
+                              f"{epoch}: there are 0 to {num_examples - 1}")
+    seen = np.bincount(np.concatenate([np.asarray(share, dtype=int) for share in shares]), minlength=num_examples)
+    absent = np.flatnonzero(seen == 0)
+    if len(shares) > 1 and all(len(set(share)) == num_examples for share in shares):
+        raise CheckFailed(f"in epoch {epoch} each rank takes all {num_examples} examples: the sampler cuts them into "
+                          "num_replicas shares and takes that of rank; both are those of the group")
+    if seen.max() == 1 and len(absent):
+        raise CheckFailed(f"in epoch {epoch} example {', '.join(map(str, absent))} of 0 to {num_examples - 1} is left "
+                          "out on every rank, and none comes twice: is a share cut short (drop_last, a slice)?")
+    if seen.max() > 1:
+        raise CheckFailed(f"in epoch {epoch} example {seen.argmax()} comes {seen.max()} times and {len(absent)} of "
+                          f"{num_examples} not at all: all ranks must cut the same permutation, so seed and epoch "
+                          "must be the same on all")
 
 
 def _why_root_changed(name: str, before: Sequence[State], got: Any) -> str:

@@ -32,6 +32,15 @@ def number(name: str, got: Any, want: float, misconceptions: Mapping[str, float]
     raise CheckFailed(f"{name} is {short(value)}{times or ', which it should not be'}")
 
 
+def finite(rank: int, name: str, array: np.ndarray) -> np.ndarray:
+    """`array`, what `rank` holds as `name`, must be free of nan and inf, which no comparison finds. Returns it."""
+    odd = array[~np.isfinite(array)]
+    if odd.size:
+        raise CheckFailed(f"rank {rank} holds {odd.flat[0]} in {name}: was something divided by zero, read before it "
+                          "was there (torch.empty), or has it grown without bound?")
+    return array
+
+
 def equal(a: float, b: float) -> bool:
     """Whether two numbers agree to one part in a million."""
     return bool(np.isclose(a, b, rtol=1e-6, atol=0))

@@ -1,5 +1,5 @@
 # exercise: 1
-# expect: they are on the copies
+# expect: are they on the copies
 
 def data_parallel_step(module, inputs, targets, num_replicas):
     shares = inputs.chunk(num_replicas)
