@@ -147,13 +147,15 @@ def test_an_all_reduce_of_unknown_contents_stays_unknown() -> None:
 
 def test_runs_are_chosen_by_their_keys() -> None:
     runs = {0.1: recorded(layers(4, 1)), 25: recorded(layers(4, 4))}
-    data = data_of(bucket_timeline(runs, REPLAY, select=25))
+    data = data_of(bucket_timeline(runs, REPLAY, select=25, labels=["bucket_cap_mb"]))
     assert data["axes"] == [{"label": "bucket_cap_mb", "values": ["0.1", "25"]}]
     assert [(run["at"], len(run["buckets"])) for run in data["runs"]] == [([1], 1), ([0], 4)]
     assert len(data["names"]) == 8, "the parameters are written once for all runs"
     named = data_of(bucket_timeline({"mine": runs[0.1], "DDP": runs[25]}, REPLAY))
     assert named["axes"][0] == {"label": "run", "values": ["mine", "DDP"]}
-    assert data_of(bucket_timeline(runs, REPLAY, labels=["cap"]))["axes"][0]["label"] == "cap"
+    for keys in ((0.1, 25), (2, 4), (False, True)):
+        unnamed = data_of(bucket_timeline(dict(zip(keys, runs.values())), REPLAY))
+        assert unnamed["axes"][0]["label"] == "run", "what a number counts is for the caller to say"
 
 
 def test_replays_may_stand_beside_recorded_runs() -> None:
@@ -178,6 +180,21 @@ def test_pages_are_the_same_on_every_machine() -> None:
     assert on_gpus["source"] == "recorded from 2 processes on nccl · durations measured"
     assert on_gpus["duration_s"] == pytest.approx(fast.duration_s)
     assert on_gpus["figures"] == pytest.approx(asdict(overlap(fast)), rel=1e-5)
+
+
+def test_a_run_that_hung_on_gpus_is_shown_as_it_was_meant() -> None:
+    trace = recorded(layers(4), backend="nccl")
+    last = max(i for i, event in enumerate(trace.events) if event.kind == "collective")
+    events = [replace(e, end_s=None) if i == last else e for i, e in enumerate(trace.events)]
+    hung = Trace(events, 2, "measured", "recorded", backend="nccl")
+    live = json.loads(bucket_timeline(hung, REPLAY).payload)["runs"][0]
+    assert live["source"] == "order recorded from 2 processes on nccl · durations modelled"
+    assert live["duration_s"] == pytest.approx(REPLAY(trace).duration_s)
+
+
+def test_one_rank_has_no_share_of_hidden_communication() -> None:
+    page = html_of(bucket_timeline(recorded(layers(4), 1), REPLAY))
+    assert "<td>none</td><td>–</td><td>–</td>" in page
 
 
 def test_a_real_run_has_the_same_page_each_time() -> None:
@@ -212,6 +229,8 @@ def test_choices_that_do_not_exist_are_refused() -> None:
     runs = {0.1: recorded(layers(2)), 25: recorded(layers(2))}
     with pytest.raises(ValueError, match="select can't be 3: use one of 0.1, 25"):
         bucket_timeline(runs, REPLAY, select=3)
+    with pytest.raises(ValueError, match="two keys of the runs to choose from read '25': give keys"):
+        bucket_timeline({25: runs[25], "25": runs[25]}, REPLAY)
     with pytest.raises(ValueError, match="labels names each part of a key: give 1 of them"):
         bucket_timeline(runs, REPLAY, labels=["a", "b"])
 

@@ -98,6 +98,14 @@ def test_what_is_sent_after_backward_and_what_nobody_sends(show: Callable) -> No
     assert bucket(page, 0, 0) == ("lk-bucket not sent", "no bucket of rank 0: 100 kB, not sent")
 
 
+def test_one_rank_has_nothing_to_hide(show: Callable) -> None:
+    page = show(bucket_timeline(recorded(SMALL, 1), REPLAY), reduced_motion="reduce")
+    assert captions(page)[-1].endswith("Done after 400 µs.")
+    assert figures(page) == {"step: backward and all-reduces": "400 µs", "of all-reduces": "–",
+                             "of them hidden behind backward": "–", "exposed, nothing hides it": "–",
+                             "buckets, 200 kB on each rank": "2"}
+
+
 def test_buckets_fill_wait_fly_and_are_averaged(show: Callable) -> None:
     page = show(bucket_timeline(recorded(SMALL), LATE), reduced_motion="reduce")
     seen: dict[int, list[tuple[str, str]]] = {0: [], 1: []}
@@ -277,7 +285,7 @@ def test_axe_finds_nothing(show: Callable, theme: str) -> None:
 
 
 def test_every_control_can_be_reached_by_tab(show: Callable) -> None:
-    page = show(bucket_timeline(caps(), REPLAY))
+    page = show(bucket_timeline(caps(), REPLAY, labels=["bucket_cap_mb"]))
     reached = []
     for _ in range(9):
         page.keyboard.press("Tab")

@@ -24,7 +24,7 @@ function decode(data, raw) {
   });
   const stops = new Set([0, TICKS, ...ranks.flatMap(rank => rank.grads.map(g => g.z)), ...flights.flatMap(f => [f.a, f.z])]);
   return { ...raw, ranks, flights, buckets, num: buckets.filter(bucket => bucket.known).length, size: max(...ranks.map(rank => sum(rank.grads, g => g.size))),
-    over: max(...ranks.map(rank => rank.over)), stops: [...stops].sort((a, b) => a - b), hidden: `${round(hidden_s / communication_s * 100)} %`, at: t => (t ? seconds(t / TICKS * duration_s) : "0 s") };
+    over: max(...ranks.map(rank => rank.over)), stops: [...stops].sort((a, b) => a - b), hidden: communication_s ? `${round(hidden_s / communication_s * 100)} %` : "", at: t => (t ? seconds(t / TICKS * duration_s) : "0 s") };
 }
 
 function stateOf({ flights, grads }, r, t) { // how many of a bucket's gradients a rank has by then, and what becomes of them
@@ -123,7 +123,7 @@ function tell(run, t) { // what happens at a stop: [words to stress, the rest]
   for (const { b, a, on } of flights) if (a === t && !on.some(r => buckets[b].full[r] === t)) parts.push(`The all-reduce of ${buckets[b].name} starts.`);
   const over = range(n).filter(r => ranks[r].over === t);
   if (over.length) parts.push(`Backward is over${over.length < n ? " on " + who(over) : ""}.`);
-  if (t === TICKS) parts.push(`Done after ${run.at(t)}${flights.length ? `: ${run.hidden} of the communication was hidden` : ""}.`);
+  if (t === TICKS) parts.push(`Done after ${run.at(t)}${run.hidden ? `: ${run.hidden} of the communication was hidden` : ""}.`);
   return [first ? `${first.on}: the gradient of ${first.g.name} is ready` : "", parts.join(" ")];
 }
 
@@ -136,8 +136,8 @@ function filled(run, bucket, r, t) { // what a gradient means for its bucket, an
     : late.length ? `It waits for ${who(late)}, which ${late.length > 1 ? "are" : "is"} late.` : busy ? `It waits: ${run.buckets[busy.b].name} is on the network.` : "It is sent later.");
 }
 
-function figuresOf({ figures, num, programs, flights, size, hidden }) {
-  const of = text => (flights.length ? text : "–");
+function figuresOf({ figures, num, programs, size, hidden }) { // one rank's all-reduces take no time
+  const of = text => (hidden ? text : "–");
   return [[seconds(figures.step_s), "step: backward and all-reduces"], [of(seconds(figures.communication_s)), "of all-reduces"], [of(hidden), "of them hidden behind backward"],
     [of(seconds(figures.exposed_s)), programs.length > 1 ? "exposed on the slowest rank" : "exposed, nothing hides it"], ["" + num, `buckets, ${bytes(size)} on each rank`]];
 }

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from book.replay import Overlap, overlap
+from book.replay import Overlap, followed, overlap
 from book.trace import Trace
 from book.widgets.choices import arranged, names_of
 from book.widgets.page import Page
@@ -82,7 +82,7 @@ class BucketTimeline(Page):
         runs = {key: run_payload(trace, source_of(trace, live), names) for key, trace in shown.items()}
         known = {"names": [name for name, _ in names], "sizes": [round(num_bytes) for _, num_bytes in names]}
         return {"v": 1, "title": self.title, **known,
-                **arranged(runs, self._labels, self._select, ((int, float), "bucket_cap_mb"))}
+                **arranged(runs, self._labels, self._select, integers="run")}
 
 
 def source_of(trace: Trace, live: bool) -> str:
@@ -95,8 +95,12 @@ def source_of(trace: Trace, live: bool) -> str:
 
 
 def _has_true_times(trace: Trace) -> bool:
-    """On GPUs each rank computes by itself, and NCCL beside it; on gloo all share a few cores."""
-    return trace.clock == "measured" and trace.backend == "nccl"
+    """On GPUs each rank computes by itself, and NCCL beside it; on gloo all share a few cores.
+
+    A run that hung has all-reduces that never ended, so there is nothing to draw but what was meant to be.
+    """
+    return trace.clock == "measured" and trace.backend == "nccl" and all(
+        event.end_s is not None for program in followed(trace) for event in program)
 
 
 def _numbers(run: Backward) -> list[int]:
@@ -104,8 +108,10 @@ def _numbers(run: Backward) -> list[int]:
 
 
 def _figures(found: Overlap) -> list[str]:
-    share = found.hidden_s / found.communication_s if found.communication_s else 1
-    return [_ms(found.step_s), _ms(found.communication_s), f"{_ms(found.hidden_s)} ({share:.0%})", _ms(found.exposed_s)]
+    if not found.communication_s:  # one rank, or nothing sent
+        return [_ms(found.step_s), "none", "–", "–"]
+    hidden = f"{_ms(found.hidden_s)} ({found.hidden_s / found.communication_s:.0%})"
+    return [_ms(found.step_s), _ms(found.communication_s), hidden, _ms(found.exposed_s)]
 
 
 def _bucket_row(run: Backward, index: int) -> str:
