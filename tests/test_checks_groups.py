@@ -127,7 +127,7 @@ def test_a_name_that_is_gone():
 
 @pytest.mark.parametrize("weights, complaint", [
     ((1 / 5, 1 / 3, 1, 1 / 4), "rank 0 holds the sum of the ranks' means"),
-    ((1 / 12, 1 / 12, 0, 2 / 12), "weighs the samples of the ranks by 0.0833333, 0.0833333, 0.166667, and each must"),
+    ((1 / 12, 1 / 12, 0, 2 / 12), "weighs the samples of ranks 0, 1, 3 by 0.0833333, 0.0833333, 0.166667, and each"),
     ((1 / 12, 0, 0, 0), "rank 0 holds nothing but its own samples")])
 def test_means_that_are_wrong(weights, complaint):
     own = changed(OWN, 2, 0)
@@ -172,3 +172,30 @@ def test_debug_detail_sees_another_dtype_but_not_another_tensor():
 
 def test_the_default_timeout_is_half_an_hour():
     assert dist.constants.default_pg_timeout.total_seconds() == 30 * 60
+
+
+def set_orders():
+    names = checks.names_of_no_order("loss", "seen")
+    return names, list(set(names)), list({*names[::-1]})
+
+
+def test_a_set_of_names_without_order_keeps_the_order_they_came_in():
+    for names, came, turned in launch(set_orders, 2):
+        assert came == names and turned == names[::-1] and [name.split("_")[0] for name in names] == ["loss", "seen"]
+
+
+@pytest.mark.parametrize("name, rows", [(0, PLACES), (1, PLACES.T)])
+@pytest.mark.parametrize("place, which", [(0, "the first rank"), (1, "one rank")])
+def test_sums_that_one_rank_of_each_group_has(name, rows, place, which):
+    after = on_grid()
+    for ranks in rows:
+        for rank in set(ranks) - {ranks[place]}:
+            after[rank, name] = NUMBERS.normal(size=12)
+    with pytest.raises(CheckFailed, match=f"is right on {which} of each .* alone: reduce gives"):
+        checks.on_grid(GRID, after, columns=3)
+
+
+def test_a_trace_tells_who_sent_less_than_its_rows():
+    sends = [Event(rank, "send", peer=1 - rank, num_bytes=48.0 / (1 + rank), step=0) for rank in range(2)]
+    with pytest.raises(CheckFailed, match="rank 1 sent 24 bytes, and its rows for the others have 48"):
+        checks.rows_sent(Trace(sends, 2, "logical", "recorded"), 48)

@@ -48,6 +48,10 @@ def received_once(trace: Trace, num_bytes: int, root: int) -> int:
     if received[busiest] > num_bytes:
         raise CheckFailed(f"rank {busiest} received {received[busiest] / num_bytes:.2g} times the buffer: it needs one "
                           "copy, so only a rank that has the root's data sends, and once to each")
+    laziest = min(set(range(trace.world_size)) - {root}, key=lambda rank: received[rank])
+    if received[laziest] < num_bytes:
+        raise CheckFailed(f"rank {laziest} received {received[laziest]:g} bytes, and the buffer has {num_bytes:g}: "
+                          "does it come whole, in its own dtype?")
     if received[root] >= num_bytes:
         raise CheckFailed(f"rank {root} is the root and received the whole buffer: who sends to a rank that has it?")
     return round(trace.sent_bytes()[root])
@@ -86,11 +90,14 @@ def all_to_all_rows(before: Sequence[Any], after: Sequence[Any]) -> int:
 def rows_sent(trace: Trace, row_bytes: int) -> int:
     """In an all-to-all made of sends and receives a rank sends each other rank one row of `row_bytes`.
 
-    Twice as much is let pass, for rows may be passed on. Returns the bytes that rank 0 sent.
+    Twice as much is let pass, for rows may be passed on; less is not. Returns the bytes that rank 0 sent.
     """
     point_to_point(trace)
     sent, wanted = trace.sent_bytes(), (trace.world_size - 1) * row_bytes
-    busiest = int(np.argmax(sent))
+    busiest, laziest = int(np.argmax(sent)), int(np.argmin(sent))
+    if sent[laziest] < wanted:
+        raise CheckFailed(f"rank {laziest} sent {sent[laziest]:g} bytes, and its rows for the others have {wanted:g}: "
+                          "does it send all of them, whole, in their own dtype?")
     if sent[busiest] > 2 * wanted:
         raise CheckFailed(f"rank {busiest} sent {sent[busiest] / row_bytes:g} rows, and has {trace.world_size - 1} for "
                           "the others: is it an all-gather, of which each rank picks its part?")
@@ -117,7 +124,8 @@ def _why_not_the_roots(rank: int, root: int, before: np.ndarray, buffer: np.ndar
         return "holds zeros: was `buffer` filled from a receive that had not been waited for?"
     owner = _owner(buffer, before)
     if owner == rank:
-        return "still holds its own data: does it receive, and into `buffer` itself, not into another tensor?"
+        return ("still holds its own data: does it receive, into `buffer` itself and no other tensor, and is the "
+                "receive waited for?")
     if owner is not None:
         return f"holds rank {owner}'s data: the root is rank {root}, and nobody else's data may travel"
     arrived = int((buffer == before[root]).sum())
@@ -135,8 +143,9 @@ def _why_not_gathered(rank: int, before: np.ndarray, rows: np.ndarray) -> str:
     owners = [_owner(row, before) for row in rows]
     foreign = {owner for source, owner in enumerate(owners) if source != rank}
     if len(rows) > 2 and len(foreign) == 1 and None not in foreign:
-        return (f"all rows that came hold rank {foreign.pop()}'s numbers: they share one tensor, which the last "
-                "message filled; let every irecv have its own row")
+        return (f"all rows that came hold rank {foreign.pop()}'s numbers: if they share one tensor, the last message "
+                "filled it; let every irecv have its own row. In a ring, do you pass on what came, or your own row "
+                "again?")
     source = next(s for s, owner in enumerate(owners) if owner != s)
     if not rows[source].any() and source == rank:
         return f"row {rank}, its own, is all zeros: nobody sends you that, copy `mine` there"

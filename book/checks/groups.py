@@ -5,6 +5,7 @@ over whom it summed. Shapes: R ranks, n elements with n >= R; `before` and `afte
 """
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,12 +28,23 @@ def on_grid(before: Sequence[Sequence[Any]], after: Sequence[Sequence[Any]], col
     total = 0.0
     for name, own, now in zip(GRID, zip(*before), zip(*after)):
         rows, got = before_and_after(own, now)
-        for rank in range(len(rows)):
-            wanted = _wanted_on_grid(name, rank, len(rows), columns)
-            if not agree(got[rank], wanted @ rows, rows):
-                raise CheckFailed(_why_not_on_grid(name, rank, columns, wanted, rows, got[rank]))
+        wanted = [_wanted_on_grid(name, rank, len(rows), columns) for rank in range(len(rows))]
+        right = np.array([agree(now, factors @ rows, rows) for now, factors in zip(got, wanted)])
+        if not right.all():
+            rank = int(np.argmin(right))
+            raise CheckFailed(_why_reduced(name, columns, right) or
+                              _why_not_on_grid(name, rank, columns, wanted[rank], rows, got[rank]))
         total += got.sum() if name != "gradient" else 0
     return round(total)
+
+
+def names_of_no_order(*stems: str) -> list[str]:
+    """A name that begins with each of `stems`, such that a set of two to four of them keeps the order they came in.
+
+    Ranks forked from one process hash strings alike, so that their sets agree on an order, as those of processes that
+    torchrun starts don't. These names all ask for the first place in a set's table of eight.
+    """
+    return [next(name for number in itertools.count() if hash(name := f"{stem}_{number}") % 8 == 0) for stem in stems]
 
 
 def summed_metrics(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]],
@@ -89,17 +101,28 @@ def _wanted_on_grid(name: str, rank: int, num_ranks: int, columns: int) -> np.nd
     return (ranks == rank // columns * columns).astype(float)
 
 
+def _why_reduced(name: str, columns: int, right: np.ndarray) -> str:
+    """Why only one rank of each group has its result; "" if that is not so. `right` tells it by rank, shape (R,)."""
+    places = right.reshape(-1, columns) if name == "partial" else right.reshape(-1, columns).T
+    group = {"partial": "row", "gradient": "column"}.get(name)
+    if not group or not (places == places[0]).all() or places[0].sum() != 1:
+        return ""
+    return (f"`{name}` is right on {'the first' if places[0, 0] else 'one'} rank of each {group} alone: reduce gives "
+            "the result to one rank, all_reduce to every rank")
+
+
 def _why_not_on_grid(name: str, rank: int, columns: int, wanted: np.ndarray, rows: np.ndarray, got: np.ndarray) -> str:
     head, factors = f"rank {rank}'s `{name}`", multiples(rows, got)
     if factors is None:
-        return f"{head} is made of something else than the ranks' `{name}`s: is each given to its own collective?"
+        return (f"{head} is made of something else than the ranks' `{name}`s: is each given to its own collective, and "
+                "with async_op=True waited for before it is used?")
     ranks = np.arange(len(rows))
     sets = {"its row": ranks // columns == rank // columns, "its column": ranks % columns == rank % columns,
             "all ranks": ranks >= 0}
     (held, over), (right, over_right) = _described(factors, sets), _described(wanted, sets)
     if np.allclose(factors, ranks == rank):
         return (f"{head} is as it was before, and must be {right}: does the rank take part, in a group that it belongs "
-                "to, and in place?")
+                "to, and in place? With async_op=True, does it wait?")
     hint = "; without a group=... the collective takes in the whole world" if over == "all ranks" else ""
     if {over, over_right} == {"its row", "its column"}:
         hint = "; are rows and columns exchanged?"
@@ -142,7 +165,7 @@ def _why_not_summed(rank: int, name: str, rows: Mapping[str, np.ndarray], got: n
 def _why_kept(before: np.ndarray, after: np.ndarray) -> str:
     """Why every rank holds what one rank had before; "" if that is not so."""
     if np.array_equal(before, after):
-        return "is on every rank as it was before: is it all-reduced, and is the result in the dict that was given?"
+        return "is on every rank as it was before: is it all-reduced, waited for, and in the dict that was given?"
     for rank, numbers in enumerate(before):
         if (after == numbers).all():
             return f"is on every rank what rank {rank} had: a broadcast copies, it does not add"
@@ -154,7 +177,8 @@ def _why_factors(rank: int, factors: np.ndarray, order: str) -> str:
     if np.allclose(factors, 1 / len(factors)):
         return "is the mean, and the sum is asked for: counts don't average"
     if np.allclose(factors, np.arange(len(factors)) == rank):
-        return f"is as it was before, and others' is not: did its all-reduce meet that of another tensor? {order}"
+        return ("is as it was before, and others' is not: did its all-reduce meet that of another tensor, or was it "
+                f"not waited for (async_op)? {order}")
     if len(missing):
         return f"lacks what rank {', '.join(map(str, missing))} had, which met another collective: {order}"
     return f"counts the ranks {', '.join(short(f) for f in factors)} times"
@@ -186,6 +210,6 @@ def _why_not_the_mean(rank: int, rows: np.ndarray, got: np.ndarray, num_samples:
         "shard more": 1 / (counts * len(counts)),
         "holds the sum of the ranks' means": 1 / counts}
     found = next((text for text, mistaken in said.items() if np.allclose(factors, mistaken)), None)
-    weights = ", ".join(short(f) for f in factors)
-    return found or (f"weighs the samples of the ranks by {weights}, and each must count 1/{short(total)}" +
+    ranks, weights = ", ".join(map(str, np.flatnonzero(has_samples))), ", ".join(short(f) for f in factors)
+    return found or (f"weighs the samples of ranks {ranks} by {weights}, and each must count 1/{short(total)}" +
                      (": this rank alone is wrong" if num_wrong == 1 else ""))

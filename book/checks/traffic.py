@@ -15,10 +15,10 @@ def point_to_point(trace: Trace) -> int:
     collectives = trace.of_kind("collective")
     used = sorted({event.op for event in collectives} - {"barrier"})
     if used:
-        raise CheckFailed(f"your run called {used[0]}: here you build it yourself, from isend and irecv")
+        raise CheckFailed(f"your run called {used[0]}: here you build it yourself, from sends and receives")
     num_messages = len(trace.of_kind("send"))
     if not num_messages:
-        raise CheckFailed("your run sent no message at all: is there any isend in your function?")
+        raise CheckFailed("your run sent no message at all: is there any send in your function?")
     return num_messages
 
 

@@ -1,5 +1,5 @@
 # exercise: 1
-# expect: rank 0 still holds its own data: does it receive, and into `buffer` itself
+# expect: rank 0 still holds its own data: does it receive, into `buffer` itself
 
 def broadcast(buffer, root):
     rank = dist.get_rank()

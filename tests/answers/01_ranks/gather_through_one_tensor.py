@@ -1,5 +1,5 @@
 # exercise: 2
-# expect: they share one tensor, which the last message filled
+# expect: if they share one tensor, the last message filled it
 
 def all_gather(out, mine):
     rank, world_size = dist.get_rank(), dist.get_world_size()

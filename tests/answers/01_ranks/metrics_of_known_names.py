@@ -1,5 +1,5 @@
 # exercise: 5
-# expect: pass
+# expect: KeyError: 'seen'
 
 def sum_over_ranks(metrics):
     for name in ("seen", "loss"):
