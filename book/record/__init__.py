@@ -4,6 +4,7 @@
     recorder        start, watch, lanes, emit, collect: what runs in a rank
     backward        follow_backward: which gradient was ready when, and which bucket took it
     buckets         whose gradients an all-reduce carries, in a module of the reader's own
+    clock           moments on a GPU's clock, brought to the program's
     group           the process group that notes every operation and lets it pass
     looks           looks at the watched buffer around each operation
     provenance      what the looks tell: which chunk, added or replaced, whose contributions

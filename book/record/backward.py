@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,9 +21,12 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from book.record import recorder
 from book.record.buckets import OwnBuckets
+from book.record.clock import Clock
 from book.record.group import tensors_in
 from book.record.recording import Operation
 
+HOOKED = ("this model has a communication hook already and DDP takes only one: give that hook to "
+          "follow_backward(model, hook=...) instead of registering it")
 Hook = Callable[[dist.ProcessGroup, dist.GradBucket], torch.futures.Future[torch.Tensor]]
 
 
@@ -34,13 +35,22 @@ def follow_backward(model: nn.Module, hook: Hook | None = None) -> Iterator[None
     """Record the backward passes of `model` in this block: when each gradient is ready and which bucket takes it.
 
     The trace gets, in program order, a compute event for each gradient (`op` is the parameter's name in the wrapped
-    module, `start_s` when the gradient before was ready or backward began), and the rank's all-reduces get their
-    `bucket`. Follow DDP from its third backward on: it rebuilds its buckets after the first. `hook(group, bucket)`,
-    for DDP alone, sends the buckets in this block, such as torch's `fp16_compress_hook`; without it and outside the
-    block they are averaged as ever. Another module's all-reduce is known by the gradients in its memory, or, for a
-    copy, by the module's `buckets` (lists of parameters); otherwise its bucket stays None, as does that of a gradient
-    that no all-reduce has taken. Without a recording nothing is noted and `hook` still sends, so the same function
-    runs under torchrun. Raises ValueError for a DDP that has another communication hook, or a `hook` without DDP.
+    module, `start_s` when the gradient before was ready or backward began; where forward ran before the block, the
+    first one's is the block's start), and the rank's all-reduces get their `bucket`. Follow DDP from its second
+    backward on, with static_graph=True from its third: before that its buckets are others.
+
+    `hook(group, bucket)`, for DDP alone, sends the buckets in this block, such as torch's `fp16_compress_hook`; one
+    with a state of its own goes in a lambda: `lambda _, bucket: powerSGD_hook(state, bucket)`. Without it and outside
+    the block they are averaged, to the last bit as ever, but for one case: with gradient_as_bucket_view=True DDP
+    divides gradients that were there before this pass (zero_grad(set_to_none=False), no_sync) by N, where a hook's are
+    all multiplied by 1/N, which may round differently. A DDP that was recorded or given a `hook` keeps the
+    communication hook that does this: copy.deepcopy and register_comm_hook fail on it from then on, so copy it before.
+
+    Another module's all-reduce is known by the gradients in its memory, or, for a copy, by the module's `buckets`
+    (lists of parameters); otherwise its bucket stays None, as does that of a gradient that no all-reduce has taken.
+    Without a recording nothing is noted and `hook` still sends, so the same function runs under torchrun. On a GPU
+    times are those of its streams, unless the block raises. Raises ValueError for a DDP that has another communication
+    hook, or a `hook` without DDP.
     """
     if hook and not isinstance(model, DDP):
         raise ValueError("hook= is what torch's DDP sends its buckets by: wrap the model in DDP, or leave hook= out")
@@ -78,12 +88,13 @@ _senders: WeakKeyDictionary[DDP, _Sender] = WeakKeyDictionary()
 
 def _sender(model: DDP) -> _Sender:
     if model not in _senders:
+        if model._comm_hooks:
+            raise ValueError(HOOKED)
         sender = _Sender(model.process_group)
         try:
             model.register_comm_hook(sender, _send)
-        except RuntimeError as error:
-            raise ValueError("this model has a communication hook already and DDP takes only one: give that hook to "
-                             "follow_backward(model, hook=...) instead of registering it") from error
+        except RuntimeError as error:  # one of C++'s own, which only the reducer knows of
+            raise ValueError(HOOKED) from error
         _senders[model] = sender
     return _senders[model]
 
@@ -95,7 +106,11 @@ def _send(sender, bucket):  # type: ignore[no-untyped-def]
 
 
 def _average(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """What DDP does without a hook, to the last bit: torch's allreduce_hook divides where DDP multiplies by 1/N."""
+    """What DDP does without a hook: it multiplies by 1/N, where torch's allreduce_hook divides by N.
+
+    The same to the last bit but for gradients that lie in the bucket from an earlier pass (gradient_as_bucket_view=True
+    and not set to None), which DDP divides: a hook is not told which those are.
+    """
     total = bucket.buffer().mul_(1 / group.size())
     return dist.all_reduce(total, group=group, async_op=True).get_future().then(lambda future: future.value()[0])
 
@@ -109,7 +124,7 @@ class _Follower:
         self._own = None if sender else OwnBuckets(model, self._names)
         self._unsent: dict[nn.Parameter, int] = {}  # where the gradients that nothing took yet are in the recording
         self._bucket: tuple[int, int, list[nn.Parameter]] | None = None  # that DDP is sending: thread, index, whose
-        self._clock = _Clock(next(iter(self._names), torch.empty(0)).device)
+        self._clock = Clock(next(iter(self._names), torch.empty(0)).device)
         self._since = self._clock.stamp()
         self._handles: list[Any] = []
 
@@ -119,12 +134,12 @@ class _Follower:
         self._recording.follow(self)
         with contextlib.ExitStack() as stack:
             stack.callback(self._recording.follow, None)
-            stack.callback(self._correct_times)
             stack.callback(self._remove_hooks)
             self._handles.append(self._model.register_forward_hook(self._forward_done))
             for parameter in self._names:
                 self._handles.append(_hook_first(parameter, partial(self._ready, parameter)))
             yield
+            self._correct_times()  # not after an error: it waits for the device, which may never get there
 
     @contextlib.contextmanager
     def bucket(self, bucket: dist.GradBucket) -> Iterator[None]:
@@ -198,70 +213,3 @@ def _hook_first(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) -
         del hooks[number]
         hooks[number] = other
     return handle
-
-
-@dataclass(frozen=True)
-class _Stamp:
-    """A moment: when the program passed it, and the mark that it left in a GPU's work (None: that is all there is)."""
-
-    time_ns: int
-    event: torch.cuda.Event | None = None
-
-
-def _stamp(device: torch.device) -> _Stamp:
-    """Now, for work on `device`: on a GPU the program runs ahead, so the current stream is marked as well.
-
-    Not run without a GPU.
-    """
-    if device.type != "cuda":
-        return _Stamp(time.monotonic_ns())
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(device))
-    return _Stamp(time.monotonic_ns(), event)
-
-
-class _Clock:
-    """Moments on one device, and, once it has done its work, what they were on CLOCK_MONOTONIC.
-
-    A GPU's marks are timed from one that the program waited for at the start, so ranks agree to within that wait
-    (tens of microseconds). NCCL's completions are marked on the streams that torch gives a future's callbacks.
-    """
-
-    def __init__(self, device: torch.device):
-        self._device = device
-        self._noted: list[tuple[str, int, str, _Stamp]] = []
-        self._zero = self.stamp()
-        if self._zero.event:
-            self._zero.event.synchronize()
-            self._zero = _Stamp(time.monotonic_ns(), self._zero.event)
-
-    def stamp(self) -> _Stamp:
-        """Now on this clock's device."""
-        return _stamp(self._device)
-
-    def note(self, rows: str, index: int, name: str, stamp: _Stamp) -> None:
-        """Remember what the time `name` of a row of the recording should be, where the program's own is not it."""
-        if stamp.event:
-            self._noted.append((rows, index, name, stamp))
-
-    def corrections(self) -> Iterator[tuple[str, int, str, int]]:
-        """The arguments of `retime` for all that was noted; waits for the device."""
-        if not self._noted:
-            return
-        torch.cuda.synchronize(self._device)
-        passed = [self._zero.time_ns + round(self._zero.event.elapsed_time(stamp.event) * 1e6)
-                  for *_, stamp in self._noted]
-        yield from in_program_order([(*place, time_ns) for (*place, _), time_ns in zip(self._noted, passed)])
-
-
-def in_program_order(times: Sequence[tuple[str, int, str, int]]) -> Iterator[tuple[str, int, str, int]]:
-    """Device times (rows, index, name, time) in the order noted, none of a program's own steps before the last one.
-
-    A GPU's clock ticks every half microsecond, so that two marks may have one time; what comes later in the program is
-    then a nanosecond later. Where all-reduces end is not the program's order.
-    """
-    latest = 0
-    for rows, index, name, time_ns in times:
-        if (rows, name) in (("gradients", "end_ns"), ("operations", "start_ns")):
-            time_ns = latest = max(time_ns, latest + 1)
-        yield rows, index, name, time_ns

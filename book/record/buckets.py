@@ -1,7 +1,8 @@
 """L2: whose gradients an all-reduce carries, in a module that sends them in its own way.
 
 Known for certain is a tensor that lies where gradients lie. A copy of several gradients is known by the module's own
-`buckets`, lists of parameters. What neither tells stays unknown.
+`buckets`, lists of parameters. What neither tells stays unknown. Contents are compared on the CPU alone: on a GPU it
+would hold up the program until the device has got there.
 """
 from __future__ import annotations
 
@@ -57,12 +58,16 @@ class OwnBuckets:
                 for bucket in listed]
 
     def _copied(self, copy: torch.Tensor, ready: Mapping[nn.Parameter, int]) -> tuple[int | None, list[nn.Parameter]]:
-        """The complete bucket of the copy's size; of several the one with its contents, or else the first complete."""
+        """The complete bucket of the copy's size; of several the one with its contents, or else the first complete.
+
+        Not on the CPU, where contents are not looked at, it is always the first complete.
+        """
         complete = [(max(ready[parameter] for parameter in bucket), number, bucket)
                     for number, bucket in enumerate(self._listed())
                     if bucket and all(parameter in ready for parameter in bucket)
                     and sum(map(_num_bytes, bucket)) == _num_bytes(copy)]
-        fitting = [entry for entry in complete if len(complete) > 1 and _holds(copy, entry[2])]
+        compares = len(complete) > 1 and copy.device.type == "cpu"
+        fitting = [entry for entry in complete if compares and _holds(copy, entry[2])]
         if not complete:
             return None, []
         _, number, bucket = min(fitting or complete, key=lambda entry: entry[:2])

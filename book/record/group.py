@@ -50,7 +50,7 @@ class Recorder(Protocol):
     def completes(self, index: int, future: torch.futures.Future) -> None:
         """Note when `future` completes: nobody may wait for this operation itself."""
 
-    def follows(self, operation: Operation) -> bool:
+    def follows(self, index: int) -> bool:
         """Whether to note when this operation completes, whoever waits for it."""
 
 
@@ -171,10 +171,7 @@ class RecordingGroup(ProcessGroup):
         with self._withdrawing([index]):
             work = issue(*args)
         if self._batch is None:
-            work = self._wrapped(work, [index])
-            if work is not None and self.recorder.follows(operation):
-                work.get_future()
-            return work
+            return self._wrapped(work, [index])
         self._batch.append(index)
         return work
 
@@ -194,7 +191,10 @@ class RecordingGroup(ProcessGroup):
 
     def _wrapped(self, work: Work | None, indices: list[int]) -> Work | None:
         if work is not None:
-            return RecordedWork(self.recorder, work, indices)
+            recorded = RecordedWork(self.recorder, work, indices)
+            if any(map(self.recorder.follows, indices)):
+                recorded.get_future()
+            return recorded
         for index in indices:  # the backend has synchronised by itself
             self.recorder.waited(index)
         return None

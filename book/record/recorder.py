@@ -37,7 +37,7 @@ class Follower(Protocol):
         """The bucket that an operation carries and the positions of the gradients in it; (None, []) if unknown."""
 
     def completed(self, index: int) -> None:
-        """An operation has completed; called by the thread that notes it."""
+        """An operation has completed; called by the thread that notes it, perhaps more than once."""
 
 
 class _Thread(threading.local):
@@ -202,9 +202,9 @@ class _Recorder:
             self._futures[index] = future
         future.add_done_callback(lambda _: self._completed(index))  # calls at once if it is done: not under the lock
 
-    def follows(self, operation: Operation) -> bool:
-        """Whether to note when this operation completes, whoever waits for it: all-reduces of a followed backward."""
-        return self._follower is not None and operation.op == "all_reduce"
+    def follows(self, index: int) -> bool:
+        """Whether to note when this operation completes, whoever waits for it: collectives of a followed backward."""
+        return self._follower is not None and self.recording.operations[index].kind == "collective"
 
     def follow(self, follower: Follower | None) -> None:
         """Have `follower` asked about each operation from here on; None ends that."""
@@ -231,7 +231,7 @@ class _Recorder:
 
     def _note_completion(self, index: int) -> None:
         operation = self.recording.operations[index]
-        if self._follower and operation.end_ns is None:
+        if self._follower:  # also of one that was waited for: on a GPU that says nothing of its end
             self._follower.completed(index)
         operation.end_ns = operation.end_ns or time.monotonic_ns()
         self._futures.pop(index, None)
