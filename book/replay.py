@@ -24,9 +24,10 @@ class Replay:
     A gradient takes `backward_s_per_byte` for each of its bytes after the one before (a matrix costs as many operations
     per element, whatever its shape), times the rank's factor in `slowdown`. An all-reduce starts when every rank of its
     group has issued it and the one before in that group is done, as on one communication stream, and takes the time of
-    a ring on `link` (cost.ring_all_reduce_s). A gradient waits for all-reduces that the program had waited for, and a
-    new pass over the same parameters for all before it. Not modelled: the forward pass, activations, copies into
-    buckets and out of them, the optimizer, and groups that share a link.
+    a ring on `link` (cost.ring_all_reduce_s). A gradient waits for all-reduces that the program had waited for (an
+    event's `waited`; a wait for a future is not seen), and a new pass over the same parameters for all before it. Not
+    modelled: the forward pass, activations, copies into buckets and out of them, the optimizer, and groups that share a
+    link.
     """
 
     backward_s_per_byte: float
@@ -44,7 +45,7 @@ class Replay:
         """The followed gradients and their all-reduces, in the order of `trace`, with modelled times from 0 s.
 
         An all-reduce in which the recorder knows no bucket is kept where gradients were ready that have none either.
-        Events have no step: two programs that send the same buckets at the same places have the same replay.
+        Events have neither step nor `waited`: programs that send the same buckets at the same places have one replay.
         Raises ValueError for a trace that was not measured or has no followed backward pass, and for all-reduces that
         differ between the ranks of a group.
         """
@@ -124,10 +125,14 @@ def _moment(event: Event) -> tuple[float, bool] | None:
 
 
 def _of_backward(program: Sequence[Event]) -> Iterator[Event]:
-    """The gradients of one rank, and the all-reduces with a bucket, or after a gradient that has none."""
-    unknown = False
+    """The gradients of one rank, and the all-reduces with a bucket, or after a gradient of the pass that has none."""
+    unknown, seen = False, set()
     for event in program:
         if event.kind == "compute":
+            if event.op in seen:  # a new pass: what came of the one before says nothing of this one
+                unknown = False
+                seen.clear()
+            seen.add(event.op)
             unknown = unknown or event.bucket is None
             yield event
         elif event.op == "all_reduce":
@@ -175,6 +180,7 @@ class _Ranks:
         self._channels: dict[Group, list[_AllReduce]] = defaultdict(list)
         self._issued: list[list[tuple[Event, _AllReduce]]] = [[] for _ in programs]
         self._seen: list[set[str | None]] = [set() for _ in programs]  # gradients of the pass under way
+        self._num_ready = [0] * len(programs)
         self._gradients: list[Event] = []
 
     def run(self) -> list[Event]:
@@ -182,7 +188,7 @@ class _Ranks:
         while any(self._at[rank] < len(program) for rank, program in enumerate(self._programs)):
             if not any([self._advance(rank) for rank in range(len(self._programs))]):
                 raise ValueError("in this order each rank waits for an all-reduce that another has yet to issue")
-        sent = [replace(event, step=None, start_s=run.start_s, end_s=run.end_s)
+        sent = [replace(event, step=None, waited=None, start_s=run.start_s, end_s=run.end_s)
                 for own in self._issued for event, run in own]
         return sorted(self._gradients + sent, key=lambda event: (event.start_s, event.end_s, event.rank))
 
@@ -201,7 +207,7 @@ class _Ranks:
         """Place a gradient after the one before and what the program waited for; False if that has yet to come."""
         rank = event.rank
         again = event.op in self._seen[rank]
-        awaited = [run for sent, run in self._issued[rank] if again or _waited_for(sent, event)]
+        awaited = [run for sent, run in self._issued[rank] if again or self._has_waited(sent)]
         if any(run.end_s is None for run in awaited):
             return False
         if again:
@@ -209,8 +215,13 @@ class _Ranks:
         self._seen[rank].add(event.op)
         start_s = max([self._clock_s[rank], *(run.end_s for run in awaited)])
         self._clock_s[rank] = start_s + self._replay.gradient_s(event)
+        self._num_ready[rank] += 1
         self._gradients.append(replace(event, step=None, start_s=start_s, end_s=self._clock_s[rank]))
         return True
+
+    def _has_waited(self, sent: Event) -> bool:
+        """Whether the rank's program had waited for an all-reduce before its next gradient was ready."""
+        return sent.waited is not None and sent.waited <= self._num_ready[sent.rank]
 
     def _issue(self, event: Event) -> None:
         channel, rank = self._channels[event.group], event.rank
@@ -224,11 +235,6 @@ class _Ranks:
             before_s = channel[number - 1].end_s if number else 0.0
             run.start_s = max([before_s, *run.issued_s.values()])
             run.end_s = run.start_s + self._replay.all_reduce_s(event)
-
-
-def _waited_for(sent: Event, gradient: Event) -> bool:
-    """Whether the program had waited for an all-reduce before this gradient: only then is it a later step."""
-    return sent.step is not None and gradient.step is not None and sent.step < gradient.step
 
 
 def _intervals(program: Sequence[Event], kind: str) -> list[Interval]:

@@ -39,7 +39,9 @@ class Event:
 
     `peer` and `group` (a tuple) are global ranks, times are seconds on the trace's clock, `num_bytes` is what the
     message, the chunk or the rank's buffer weighed, `contributions` has one number per rank: how often its data is in
-    the chunk. `bucket` says which bucket of gradients a compute event fills or a collective carries.
+    the chunk. `bucket` says which bucket of gradients a compute event fills or a collective carries; `waited`, of a
+    collective in a followed backward pass, how many of its rank's gradients were ready when the program had waited for
+    it.
     """
 
     rank: int = count()
@@ -56,6 +58,7 @@ class Event:
     end_s: float | None = measure(default=None)
     contributions: tuple[float, ...] | None = vector(default=None)
     bucket: int | None = count(default=None)
+    waited: int | None = count(default=None)
 
 
 class Trace:

@@ -5,14 +5,18 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from book.cost import Link, ring_all_reduce_s
 from book.launch import launch
+from book.record import follow_backward
 from book.replay import Overlap, Replay, followed, overlap
 from book.trace import Event, Trace
-from tests.test_backward import After, Bucketed, Each, follow_ddp, follow_own, gradients
+from tests.test_backward import After, Bucketed, Each, backward, follow_ddp, follow_own, gradients, join
 
 LINK = Link(1e-5, 1e9)
 REPLAY = Replay(2e-9, LINK)
@@ -23,16 +27,17 @@ def recorded(program: Program, world_size: int = 2, pace_s: tuple[float, ...] = 
     """What a recorder would have noted of `program`: a thing every `pace_s` of the rank, none of them modelled."""
     events = []
     for rank in range(world_size):
-        step, bucket, own = 0, 0, []
+        bucket, num_ready, own = 0, 0, []
         for place, (what, num_bytes, waits) in enumerate(program):
             now_s = (place + 1) * pace_s[rank % len(pace_s)]
             if what == "ready":
-                own.append(Event(rank, "compute", f"{place}", step=step, num_bytes=num_bytes, start_s=now_s - 0.5,
-                                 end_s=now_s, bucket=bucket))
+                own.append(Event(rank, "compute", f"{place}", num_bytes=num_bytes, start_s=now_s - 0.5, end_s=now_s,
+                                 bucket=bucket))
+                num_ready += 1
             else:
-                own.append(Event(rank, "collective", "all_reduce", group=tuple(range(world_size)), step=step,
-                                 num_bytes=num_bytes, start_s=now_s, end_s=now_s + 100, bucket=bucket))
-                step, bucket = step + waits, bucket + 1
+                own.append(Event(rank, "collective", "all_reduce", group=tuple(range(world_size)), num_bytes=num_bytes,
+                                 start_s=now_s, end_s=now_s + 100, bucket=bucket, waited=num_ready if waits else None))
+                bucket += 1
         events += own
     return Trace([replace(event, **changes) for event in events], world_size, "measured", "recorded")
 
@@ -129,6 +134,17 @@ def test_an_unknown_all_reduce_counts_where_gradients_went_unknown() -> None:
     assert overlap(REPLAY(unknown)) == overlap(REPLAY(recorded(buckets(4000))))
 
 
+def test_an_all_reduce_after_a_pass_that_was_not_sent_is_not_taken_for_its_gradients() -> None:
+    events = []
+    for rank in range(2):
+        events += [Event(rank, "compute", "w", num_bytes=4000, start_s=number, end_s=number + 0.5, bucket=bucket)
+                   for number, bucket in enumerate([None, 0])]
+        events += [Event(rank, "collective", "all_reduce", num_bytes=num_bytes, start_s=2.0 + number, bucket=bucket)
+                   for number, (num_bytes, bucket) in enumerate([(4000, 0), (4, None)])]
+    trace = REPLAY(Trace(events, 2, "measured", "recorded"))
+    assert [event.num_bytes for event in all_reduces(trace)] == [4000]
+
+
 # What can't be replayed
 
 def test_a_trace_without_a_followed_backward_is_refused() -> None:
@@ -166,9 +182,9 @@ def test_waits_that_can_never_end_are_refused() -> None:
     events = []
     for rank, order in enumerate([[(0, 1), (0, 1, 2)], [(0, 1, 2), (0, 1)], [(0, 1, 2)]]):
         for place, group in enumerate(order):
-            events += [Event(rank, "compute", f"{place}", step=place, num_bytes=8, start_s=place, end_s=place + 0.2),
-                       Event(rank, "collective", "all_reduce", group=group, step=place, num_bytes=8,
-                             start_s=place + 0.5, bucket=place)]
+            events += [Event(rank, "compute", f"{place}", num_bytes=8, start_s=place, end_s=place + 0.2),
+                       Event(rank, "collective", "all_reduce", group=group, num_bytes=8, start_s=place + 0.5,
+                             bucket=place, waited=place + 1)]
     with pytest.raises(ValueError, match="waits for an all-reduce that another has yet to issue"):
         REPLAY(Trace(events, 3, "measured", "recorded"))
 
@@ -265,6 +281,30 @@ def test_wrappers_differ_in_what_they_hide() -> None:
     assert found[After, "one copy"].communication_s == pytest.approx(ring_s(num_bytes))
     assert found[After, "each"].communication_s == pytest.approx(ring_s(num_bytes) + (num_each - 1) * latency_s)
     assert {round(value.backward_s * 1e9) for value in found.values()} == {round(2e-9 * num_bytes * 1e9)}
+
+
+class Checkpoints(Each):
+    """Asynchronous all-reduces, and after each a barrier of another group: the program waits, but not for them."""
+
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup):
+        super().__init__(module, "later")
+        self.group = group
+
+    def send(self, gradient: torch.Tensor) -> None:
+        super().send(gradient)
+        dist.barrier(group=self.group)
+
+
+def test_a_wait_for_something_else_leaves_the_overlap() -> None:
+    def follow(style: str) -> None:
+        layers = join(16, 16, 16, 16)
+        model = Checkpoints(layers, dist.new_group()) if style == "barriers" else Each(layers, style)
+        with follow_backward(model):
+            backward(model)
+            model.finish()
+    waits, later, now = (REPLAY(launch(follow, 2, style, record=True).trace) for style in ("barriers", "later", "now"))
+    assert waits == later and overlap(waits).hidden_s > 1e-6
+    assert overlap(now).hidden_s == pytest.approx(0, abs=1e-12)
 
 
 def test_buckets_of_ones_own_have_the_replay_of_torchs() -> None:

@@ -7,6 +7,7 @@ comes one step after the latest of those that some rank taking part had waited f
 """
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -63,6 +64,7 @@ def _events(rank: int, recording: Recording, order: _Order) -> Iterator[Event]:
     ready = defaultdict(list)
     for gradient in recording.gradients:
         ready[gradient.position].append(gradient)
+    waited = _waited(recording)
     for position in range(len(recording.log) + 1):
         for hold in own.get(position, ()):
             yield _hold_event(rank, hold, order.ready[rank][position])
@@ -71,10 +73,17 @@ def _events(rank: int, recording: Recording, order: _Order) -> Iterator[Event]:
         if position < len(recording.log) and recording.log[position][0] == "issue":
             index = recording.log[position][1]
             if not recording.operations[index].withdrawn:
-                yield from _operation_events(rank, recording, index, order)
+                yield from _operation_events(rank, recording, index, order, waited.get(index))
             for hold in of_operation.get(index, ()):
                 yield _hold_event(rank, hold, order.level(rank, index), recording.operations[index].op)
     yield from recording.emitted
+
+
+def _waited(recording: Recording) -> dict[int, int]:
+    """How many gradients were ready when the program had waited for an operation; empty where none is followed."""
+    positions = [gradient.position for gradient in recording.gradients]  # in order: see ready
+    return {index: bisect_right(positions, position) for position, (what, index) in enumerate(recording.log)
+            if what == "wait" and positions}
 
 
 def _hold_event(rank: int, hold: Hold, step: int, op: str | None = None) -> Event:
@@ -88,7 +97,8 @@ def _gradient_event(rank: int, gradient: Gradient, step: int) -> Event:
                  start_s=gradient.start_ns / 1e9, end_s=gradient.end_ns / 1e9)
 
 
-def _operation_events(rank: int, recording: Recording, index: int, order: _Order) -> Iterator[Event]:
+def _operation_events(rank: int, recording: Recording, index: int, order: _Order,
+                      waited: int | None) -> Iterator[Event]:
     operation, step = recording.operations[index], order.level(rank, index)
     partner = order.partner(rank, index)
     end_ns = operation.end_ns
@@ -97,7 +107,7 @@ def _operation_events(rank: int, recording: Recording, index: int, order: _Order
     times = {"start_s": operation.start_ns / 1e9, "end_s": None if end_ns is None else end_ns / 1e9, "step": step}
     if operation.kind == "collective":
         yield Event(rank, "collective", operation.op, group=operation.ranks, num_bytes=operation.num_bytes,
-                    bucket=operation.bucket, **times)
+                    bucket=operation.bucket, waited=waited, **times)
         return
     for piece in _pieces(operation, partner):
         yield Event(rank, operation.kind, piece.op, peer=operation.peer, chunk=piece.chunk, num_bytes=piece.num_bytes,
