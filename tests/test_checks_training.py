@@ -103,7 +103,7 @@ def summed(weights):
     (np.full((2, 2, 3), 1 / 2), "divide by the number of micro-batches"),
     (np.eye(2)[:, :, None] * np.ones(3) / 3, "nothing of the other ranks is in the gradients"),
     (np.full((2, 2, 3), 1 / 6) * [0, 0, 1], "the other ranks' micro-batches 0, 1 are not in it"),
-    (np.full((2, 2, 3), 1 / 6) * [1, 2, 1], "weighs between 0.166667 and 0.333333, each should 0.166667"),
+    (np.full((2, 2, 3), 1 / 6) * [1, 2, 1], "weighs between 0.166667 and 0.333333, each should weigh 0.166667"),
 ])
 def test_wrong_accumulations_are_named(weights, complaint):
     assert checks.accumulated(SINGLE, summed(np.full((2, 2, 3), 1 / 6)), ONE) > 0
@@ -119,7 +119,7 @@ def test_an_accumulation_that_is_no_sum_of_micro_batches_is_refused():
 def meet(num_replicas, shares):
     """Forwards in threads of their own, all at once, each with weights of its own."""
     meeting = checks.Meeting(num_replicas, patience_s=0.2)
-    threads = [threading.Thread(target=meeting.arrive, args=(i, share)) for i, share in enumerate(shares)]
+    threads = [threading.Thread(target=meeting.arrive, args=(i, i, share)) for i, share in enumerate(shares)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -11,12 +11,12 @@
     training    the state that ranks start from, the global batch, the epochs
 
 Every check raises `CheckFailed` with one sentence, or returns what the cell prints, which depends on the run's data: a
-stored "ok" would prove nothing. (`weights_kept` returns nothing; another check of the same run does.)
+stored "ok" would prove nothing. (`weights_kept` and `awaited` return nothing; another check of the same run does.)
 """
-from book.checks.buckets import bucket_layout, bucket_traffic, num_sent_bytes
+from book.checks.buckets import awaited, bucket_layout, bucket_traffic, num_sent_bytes
 from book.checks.buffers import all_gather, all_reduce, contributions, neighbour_exchange, reduce_scatter
 from book.checks.copies import all_gather_rows, all_to_all_rows, broadcast, received_once, rows_sent
-from book.checks.gradients import accumulated, averaged, weights_kept
+from book.checks.gradients import accumulated, averaged, averaged_in_bits, weights_kept
 from book.checks.groups import names_of_no_order, on_grid, sample_mean, summed_metrics
 from book.checks.replicas import Meeting, replica_gradients
 from book.checks.traffic import bus_bandwidth, point_to_point, ring_cost, ring_traffic
@@ -24,7 +24,8 @@ from book.checks.training import epochs, first_step, global_losses, same_state, 
 from book.checks.verdict import CheckFailed, number
 
 __all__ = ["CheckFailed", "Meeting", "accumulated", "all_gather", "all_gather_rows", "all_reduce", "all_to_all_rows",
-           "averaged", "broadcast", "bucket_layout", "bucket_traffic", "bus_bandwidth", "contributions", "epochs",
-           "first_step", "global_losses", "names_of_no_order", "neighbour_exchange", "num_sent_bytes", "number",
-           "on_grid", "point_to_point", "received_once", "reduce_scatter", "replica_gradients", "ring_cost",
-           "ring_traffic", "rows_sent", "same_state", "sample_mean", "summed_metrics", "trained_alike", "weights_kept"]
+           "averaged", "averaged_in_bits", "awaited", "broadcast", "bucket_layout", "bucket_traffic", "bus_bandwidth",
+           "contributions", "epochs", "first_step", "global_losses", "names_of_no_order", "neighbour_exchange",
+           "num_sent_bytes", "number", "on_grid", "point_to_point", "received_once", "reduce_scatter",
+           "replica_gradients", "ring_cost", "ring_traffic", "rows_sent", "same_state", "sample_mean", "summed_metrics",
+           "trained_alike", "weights_kept"]

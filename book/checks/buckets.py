@@ -4,6 +4,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from book.checks.verdict import CheckFailed, short
+from book.cost import Link
+from book.replay import Replay, overlap
 from book.trace import Event, Trace
 
 
@@ -36,7 +38,8 @@ def bucket_traffic(own: Trace, reference: Trace, num_buckets: int) -> tuple[int,
     """A followed backward must send the bytes that torch's DDP sends, bucket by bucket, while it goes on.
 
     Both traces come from `follow_backward`. Every bucket but the last must have been issued before the last gradient
-    was ready. Returns how many all-reduces a rank issued, and their bytes.
+    was ready, and none be waited for at once: some of the communication must run beside backward when it is replayed.
+    Returns how many all-reduces a rank issued, and their bytes.
     """
     sent, wanted = _all_reduces(own, 0), sum(event.num_bytes for event in _all_reduces(reference, 0))
     if not sent:
@@ -52,7 +55,26 @@ def bucket_traffic(own: Trace, reference: Trace, num_buckets: int) -> tuple[int,
         raise CheckFailed(f"{len(sent)} all-reduces for {num_buckets} buckets: one each")
     for rank in range(own.world_size):
         _check_overlap(rank, _all_reduces(own, rank), _gradients(own, rank))
+    _check_hidden(own)
     return len(sent), num_bytes
+
+
+def awaited(trace: Trace, op: str | None = None) -> None:
+    """Each rank must have waited for all its collectives, and have issued some called `op`, if that is given.
+
+    `trace` is a recording without `follow_backward`, or from before it: that notes the end of what nobody waited for.
+    A collective whose future was asked for counts as waited for.
+    """
+    for rank in range(trace.world_size):
+        own = [event for event in trace.of_rank(rank) if event.kind == "collective" and op in (None, event.op)]
+        lost = [number for number, event in enumerate(own) if event.end_s is None]
+        if op and not own:
+            raise CheckFailed(f"rank {rank} issued no {op.replace('_', '-')} at all: your hook was never called, or no "
+                              "bucket was ever complete")
+        if lost:
+            raise CheckFailed(f"rank {rank} issued {len(own)} collectives and never waited for {len(lost)} of them, "
+                              f"first for number {lost[0]}, counted from 0: a result may be used when its own wait() "
+                              "has returned, and another's says nothing of it")
 
 
 def num_sent_bytes(trace: Trace, want: float) -> float:
@@ -84,6 +106,17 @@ def _check_overlap(rank: int, sent: Sequence[Event], ready: Sequence[Event]) -> 
     if early < needed:
         raise CheckFailed(f"rank {rank} issued {early} of {len(sent)} all-reduces before the last gradient was ready, "
                           f"{needed} can be: start each as soon as its bucket is full")
+
+
+def _check_hidden(trace: Trace) -> None:
+    """Where there is something to hide, a replay with all-reduces that take any time must hide some of it."""
+    try:
+        hidden_s = overlap(Replay(1e-9, Link(0, 1e9))(trace)).hidden_s
+    except ValueError as error:
+        raise CheckFailed(f"your backward can't be replayed: {error}") from None
+    if len(_all_reduces(trace, 0)) > 1 and not hidden_s:
+        raise CheckFailed("each all-reduce is waited for in the hook: backward stands still meanwhile. Start it with "
+                          "async_op=True there and wait in finish()")
 
 
 def _gradients(trace: Trace, rank: int) -> list[Event]:

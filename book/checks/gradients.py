@@ -45,6 +45,27 @@ def averaged(before: Sequence[Gradients], after: Sequence[Gradients], frozen: Co
     return sum(float(np.abs(rows.mean(axis=0)).sum()) for rows in own.values())
 
 
+def averaged_in_bits(before: Sequence[Gradients], after: Sequence[Gradients], num_bits: int) -> float:
+    """Every rank must hold the mean, or the mean times the number of ranks, as a sum of numbers of `num_bits` bits.
+
+    That is their significand, the leading one included: 8 for bfloat16, 11 for float16. Rounding errors may be up to
+    one in 2^(num_bits - 3) of a parameter's largest gradient, but must cancel to half a percent over all of them.
+    Returns what `averaged` does.
+    """
+    total = averaged(before, after, tolerance=2.0 ** (3 - num_bits))
+    mean = np.mean([whole(gradients) for gradients in before], axis=0)
+    for rank, got in enumerate(whole(gradients) for gradients in after):
+        times = got @ mean / (mean @ mean)
+        if abs(times - 1) > 0.005:
+            raise CheckFailed(f"rank {rank}: the gradients are {times:.3f} times the mean, which is more than rounding "
+                              "does: by what do you divide?")
+        bits = next(bits for bits in (num_bits, 11, 24) if _fits(got, bits) or _fits(got * len(before), bits))
+        if bits != num_bits:
+            raise CheckFailed(f"rank {rank}: the gradients have been numbers of {bits} significant bits, not of "
+                              f"{num_bits}: of which dtype is the tensor that you send?")
+    return total
+
+
 def weights_kept(before: Sequence[Gradients], after: Sequence[Gradients]) -> None:
     """Averaging gradients must leave every rank's weights as they were."""
     for rank, (own, now) in enumerate(zip(before, after)):
@@ -101,6 +122,13 @@ def multiples(rows: np.ndarray, got: Any) -> np.ndarray | None:
     return factors if agree(factors[used] @ rows[used], got, rows) else None
 
 
+def _fits(values: np.ndarray, num_bits: int) -> bool:
+    """Whether all numbers have at most `num_bits` significant bits, to one part in a million."""
+    significand, exponent = np.frexp(values)
+    rounded = np.ldexp(np.round(np.ldexp(significand, num_bits)), exponent - num_bits)
+    return bool(np.allclose(values, rounded, rtol=1e-6, atol=0))
+
+
 def _rows(gradients: Sequence[Gradients], name: str) -> np.ndarray | None:
     """One parameter's gradients, shape (R, n), with zeros for None; None where no rank has one.
 
@@ -125,6 +153,11 @@ def _why_not_averaged(own: Mapping[str, np.ndarray], after: Sequence[Gradients],
         agree(g[name], row, rows) or g[name] is None and not row.any() for g, row in zip(after, rows))]
     if kept and set(kept) <= {name for _, name in faults}:
         return _why_kept(kept, len(own))
+    several = any(rows.any(axis=1).sum() > 1 for rows in own.values())
+    for source in range(len(after)):
+        if several and all(agree(gradients[name], own[name][source], own[name]) for gradients in after for name in own):
+            return (f"every rank holds rank {source}'s gradients: a broadcast hands out one rank's, all_reduce adds up "
+                    "those of all")
     if {rank for rank, _ in faults} == set(range(1, len(after))):
         return "only rank 0 holds the mean: reduce gives the result to one rank, all_reduce to every rank"
     rank = faults[0][0]
@@ -164,8 +197,13 @@ def _why_not_accumulated(rank: int, weights: np.ndarray | None) -> str:
     absent = np.flatnonzero(np.isclose(others, 0, atol=1e-9).all(axis=0))
     if len(absent):
         return (f"the other ranks' micro-batches {', '.join(map(str, absent))} are not in it: an all-reduce sends what "
-                "has been accumulated by then, so the synchronised backward must be the last one")
-    return f"a micro-batch weighs between {short(weights.min())} and {short(weights.max())}, each should {short(share)}"
+                "has been accumulated by then, so the synchronised backward must be the last one, with its forward "
+                "outside no_sync too: DDP decides there")
+    if np.allclose(weights, weights[0, 0]):
+        return (f"every micro-batch weighs {short(weights[0, 0] / share)} times what it should: DDP divides by the "
+                "ranks already, you by the micro-batches")
+    return (f"a micro-batch weighs between {short(weights.min())} and {short(weights.max())}, each should weigh "
+            f"{short(share)}")
 
 
 def _why_no_multiples(name: str, own: Mapping[str, np.ndarray], got: np.ndarray) -> str:

@@ -20,9 +20,10 @@ from book.checks.verdict import CheckFailed, finite, number
 
 @dataclass(frozen=True)
 class Visit:
-    """One forward: in which thread, with weights at which address, on which examples (their numbers, in order)."""
+    """One forward: in which thread and module object, with weights at which address, on which examples, in order."""
 
     thread: int
+    network: int
     weights: int
     examples: tuple[int, ...]
 
@@ -39,9 +40,9 @@ class Meeting:
         self._barrier, self._patience_s = threading.Barrier(num_replicas, self._met), patience_s
         self._caller = threading.get_ident()
 
-    def arrive(self, weights: int, examples: Sequence[int]) -> None:
-        """A forward is here, with weights at this address and these examples; returns when it may go on."""
-        visit = Visit(threading.get_ident(), weights, tuple(int(example) for example in examples))
+    def arrive(self, network: int, weights: int, examples: Sequence[int]) -> None:
+        """A forward of the module with this id is here, with weights at this address; returns when it may go on."""
+        visit = Visit(threading.get_ident(), network, weights, tuple(int(example) for example in examples))
         self.visits.append(visit)
         try:
             self._barrier.wait(self._patience_s)
@@ -65,7 +66,11 @@ class Meeting:
         if not self.complete:
             raise CheckFailed("the replicas ran one after another: start every thread before you join the first")
         self._check_examples(num_examples)
-        if len({visit.weights for visit in self.visits}) < self.num_replicas:
+        num_weights = len({visit.weights for visit in self.visits})
+        if num_weights > 1 and len({visit.network for visit in self.visits}) < self.num_replicas:
+            raise CheckFailed("two threads swap weights in one module object, and either may compute with the other's: "
+                              "give each a copy.deepcopy(module) to call")
+        if num_weights < self.num_replicas:
             raise CheckFailed("two replicas used the same weights: on devices of their own each needs a copy")
 
     def _met(self) -> None:

@@ -52,16 +52,17 @@ def trained_alike(starts: Sequence[Any], ends: Sequence[Any], expected: Any) -> 
     if not agree(ends[0], expected, expected):
         raise CheckFailed("the ranks end with the same weights, but not with those of one process that starts from "
                           "rank 0's and trains on the whole batches: hand rank 0's out before the first step, and "
-                          "average gradients in every step")
+                          "average gradients in every step. Is it the same optimizer, with the same learning rate, and "
+                          "are gradients cleared before each step?")
     return float(np.abs(expected).sum())
 
 
-def first_step(updates: Sequence[Any], gradients: Any) -> float:
+def first_step(updates: Sequence[Any], gradients: Any, rows: Sequence[Sequence[int]] = ()) -> float:
     """Every rank's step on a global batch must be the step along the mean gradient of its windows.
 
     `updates` has one (P,) per rank: (weights before - weights after) / learning rate of plain SGD. `gradients` (B, P)
-    are those of the batch's windows, one by one. Returns the length of the step. Raises CheckFailed with the likeliest
-    reason.
+    are those of the batch's windows, one by one; `rows`, a list per rank, says how many windows each forward got, which
+    together must be the batch. Returns the length of the step. Raises CheckFailed with the likeliest reason.
     """
     num_ranks, num_windows = len(updates), len(gradients)
     updates, gradients = _finite(updates, "its first step"), flat(gradients).reshape(num_windows, -1)
@@ -69,9 +70,16 @@ def first_step(updates: Sequence[Any], gradients: Any) -> float:
         if not agree(update, updates[0], gradients):
             raise CheckFailed(f"ranks 0 and {rank} make different first steps: when the optimizer steps, gradients "
                               "must have been averaged (is finish() called before?)")
-    if not agree(updates[0], gradients.mean(axis=0), gradients):
+    if not agree(updates[0], mean := gradients.mean(axis=0), gradients):
+        if agree(updates[0], mean, gradients, tolerance=1e-5):
+            raise CheckFailed("the first step is right to six digits only: have the weights or the gradients been "
+                              "float32 on the way?")
         raise CheckFailed(f"the first step on {num_ranks} rank{'s' * (num_ranks > 1)} is not that of one process: "
                           + _why_step(multiples(gradients, updates[0]), num_ranks))
+    num_rows = sum(map(sum, rows))
+    if rows and num_rows != num_windows:
+        raise CheckFailed(f"{num_ranks} ranks put {num_rows} windows through the model, the batch has {num_windows}: "
+                          "each rank takes its own share, and the gradients are averaged")
     return float(np.linalg.norm(updates[0]))
 
 
@@ -177,8 +185,13 @@ def _why_not_rank_0(wrong: Sequence[tuple[int, str]], before: Sequence[State], a
 
 def _why_step(weights: np.ndarray | None, num_ranks: int) -> str:
     if weights is None:
-        return "it is no sum of the gradients of the batch's windows: which windows does it use, and which optimizer?"
+        return ("it is no sum of the gradients of the batch's windows: which windows does it use, and which optimizer? "
+                "Do all ranks start from rank 0's weights?")
     share = 1 / len(weights)
+    twice = np.isclose(weights, 2 * weights.min())
+    if 0 < twice.sum() == -len(weights) % num_ranks and np.allclose(weights[~twice], weights.min()):
+        return (f"windows {', '.join(map(str, np.flatnonzero(twice)))} count twice: a DistributedSampler repeats "
+                "examples to make the ranks' shares equal")
     if np.allclose(weights, weights[0]):
         times = weights[0] / share
         if np.isclose(times, num_ranks):

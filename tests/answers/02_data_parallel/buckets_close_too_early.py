@@ -1,5 +1,5 @@
 # exercise: 4
-# expect: before it had reached 300
+# expect: before it had reached 408
 
 class BucketedDDP(nn.Module):
     def __init__(self, module, bucket_bytes):

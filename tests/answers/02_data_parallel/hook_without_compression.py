@@ -1,5 +1,5 @@
 # exercise: 6
-# expect: rank 0 all-reduced 3480 bytes, 870 are meant to go
+# expect: numbers of 24 significant bits, not of 8
 
 def mended_hook(state, bucket):
     mean = bucket.buffer() / dist.get_world_size()

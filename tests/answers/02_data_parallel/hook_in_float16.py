@@ -1,0 +1,22 @@
+# exercise: 6
+# expect: numbers of 11 significant bits, not of 8
+
+def mended_hook(state, bucket):
+    half = bucket.buffer().half()
+    work = dist.all_reduce(half, async_op=True)
+
+    def back(future):
+        return (future.value()[0].double() / dist.get_world_size()).to(bucket.buffer().dtype)
+
+    return work.get_future().then(back)
+
+
+import contextlib
+
+
+def mended_accumulate(parallel, micro_batches):
+    for left, (x, y) in zip(reversed(range(len(micro_batches))), micro_batches):
+        with parallel.no_sync() if left else contextlib.nullcontext():
+            F.mse_loss(parallel(x), y).backward()
+    for p in parallel.parameters():
+        p.grad /= len(micro_batches)
