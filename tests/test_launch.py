@@ -283,7 +283,23 @@ def test_a_message_that_does_not_fit_is_told_with_its_size():
     assert without_line_numbers(failure(send_too_much, 2)) == [
         "rank 1 was killed by SIGABRT before its function returned at test_launch.py line N: "
         "dist.recv(torch.ones(4), 0)",
-        "a message of 32 bytes came for a tensor of 16 bytes: do the sizes differ between ranks?"]
+        "a message of 32 bytes came for a tensor of 16 bytes: do the sizes differ between ranks, or the order of the "
+        "calls?"]
+
+
+@pytest.mark.parametrize("record", [False, True])
+@pytest.mark.parametrize("call, words", [
+    (lambda x: dist.isend(x, 1), "rank 1 sends to itself: copy instead"),
+    (lambda x: dist.irecv(x, group_src=1), "rank 1 receives from itself: copy instead"),
+    (lambda x: dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 1)]), "rank 1 sends to itself: copy instead"),
+])
+def test_a_rank_that_talks_to_itself_is_told(call, words, record):
+    def to_itself():
+        rank, _ = start()
+        if rank == 1:
+            call(torch.zeros(1))
+
+    assert str(failure(to_itself, 2, record=record)).splitlines()[1] == f"ValueError: {words}"
 
 
 def test_sys_exit_is_an_error():
@@ -398,6 +414,30 @@ def test_everybody_sends_first():
 
     where = "at test_launch.py line N: dist.send(buffer, (rank + 1) % world_size)"
     assert hang(exchange) == (STILL, [f"rank {r} waits in send to rank {(r + 1) % 3} {where}" for r in range(3)])
+
+
+def test_a_root_named_by_its_place_in_a_group():
+    def broadcast():
+        rank, _ = start()
+        pair = dist.new_group([1, 2])
+        if rank == 2:
+            dist.broadcast(torch.zeros(2), group_src=0, group=pair)
+
+    where = "at test_launch.py line N: dist.broadcast(torch.zeros(2), group_src=0, group=pair)"
+    assert hang(broadcast) == (STILL, ["rank 0 finished", "rank 1 finished",
+                                       f"rank 2 waits in broadcast from rank 1 {where}"])
+
+
+def test_a_group_that_one_rank_makes_alone():
+    def alone():
+        rank, _ = start()
+        if rank == 0:
+            dist.new_group([0, 1])
+
+    where = "waits in new_group at test_launch.py line N: dist.new_group([0, 1])"
+    rule = "new_group: every rank must call it for every group, in the same order, members or not"
+    head, lines = hang(alone)
+    assert (head, lines) == (STILL, [f"rank 0 {where}", "rank 1 finished", "rank 2 finished", rule])
 
 
 def test_mismatched_order():

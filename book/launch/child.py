@@ -109,6 +109,7 @@ def _run(rank: int, job: bytes, line: _Line) -> bytes:
     where.remember_sources(sources)
     _prepare_torch(rank)
     peers.refuse_missing()
+    peers.refuse_itself()
     function, args = cloudpickle.loads(call)
     _stand_in_for_main(function)
     if record:

@@ -1,13 +1,17 @@
-"""L2: refuse a peer that does not exist, where a rank names it.
+"""L2: refuse a peer that does not exist, or that is the rank itself, where a rank names it.
 
 gloo does not check the peers of sends and receives: it reads past the end of its list, and what follows is undefined.
 The rank crashes, waits for ever or spins, differently from run to run. NCCL refuses such a peer, as torch itself does
-in every group but the default one.
+in every group but the default one. A rank that sends to itself gets an error of gloo's sockets from `isend`; torch's
+`send` refuses it, and NCCL can do it.
 """
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
+
+TO_ITSELF = {"isend": "sends to itself", "irecv": "receives from itself"}
 
 
 def refuse_missing() -> None:
@@ -23,3 +27,19 @@ def refuse_missing() -> None:
         return resolve(group, global_rank)
 
     distributed_c10d.get_group_rank = get_group_rank
+
+
+def refuse_itself() -> None:
+    """Have `isend` and `irecv` of this process raise ValueError for its own rank, unless NCCL may do the work."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+    resolve = distributed_c10d._canonicalize_group_rank  # what a peer passes through, named in the group or the world
+
+    @functools.wraps(resolve)
+    def canonicalize(group: Any, *args: Any, **options: Any) -> int:
+        peer, caller = resolve(group, *args, **options), sys._getframe(1).f_code.co_name
+        if caller in TO_ITSELF and peer == group.rank() and "nccl" not in dist.get_backend_config(group):
+            raise ValueError(f"rank {dist.get_rank()} {TO_ITSELF[caller]}: copy instead")
+        return peer
+
+    distributed_c10d._canonicalize_group_rank = canonicalize

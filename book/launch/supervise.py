@@ -76,7 +76,10 @@ def describe_hang(ranks: Ranks, verdict: str, limit_s: float, stacks: dict[int, 
         "late": f"not done after {limit_s:g} s",
         "not started": f"the ranks could not start within {limit_s:g} s",
     }[verdict]
-    return "\n".join([first, *(f"  rank {member.rank} {_standing(member, stacks)}" for member in ranks)])
+    lines = [first, *(f"  rank {member.rank} {_standing(member, stacks)}" for member in ranks)]
+    if any(member.working and member.report and member.report.doing == "waits in new_group" for member in ranks):
+        lines.append("new_group: every rank must call it for every group, in the same order, members or not")
+    return "\n".join(lines)
 
 
 def _standing(member: RankProcess, stacks: dict[int, str]) -> str:
@@ -135,7 +138,8 @@ def _died(member: RankProcess) -> list[str]:
     lines = [f"rank {member.rank} {how} before its function returned{place}{hint}"]
     if misfit:
         sent, room = misfit.groups()
-        lines.append(f"a message of {sent} bytes came for a tensor of {room} bytes: do the sizes differ between ranks?")
+        lines.append(f"a message of {sent} bytes came for a tensor of {room} bytes: do the sizes differ between "
+                     "ranks, or the order of the calls?")
     return lines
 
 

@@ -10,6 +10,7 @@ import re
 import sysconfig
 from dataclasses import dataclass
 from types import FrameType, TracebackType
+from typing import Any
 
 from book.launch import pending
 
@@ -151,4 +152,13 @@ def _operation(frame: FrameType) -> str:
     if "self" in values:
         owner = type(values["self"]).__name__
         return f"{owner}()" if name == "__init__" else f"{owner}.{name}()"
-    return name + pending.peer_words(name, values.get("src"), values.get("dst"))
+    return name + pending.peer_words(name, _peer(values, "src"), _peer(values, "dst"))
+
+
+def _peer(values: dict[str, Any], side: str) -> Any:
+    """The rank of the world that an operation's `src` or `dst` names, or its `group_src` or `group_dst`."""
+    place = values.get(f"group_{side}")
+    if values.get(side) is not None or not isinstance(place, int):
+        return values.get(side)
+    import torch.distributed as dist
+    return dist.get_process_group_ranks(values.get("group"))[place]
