@@ -62,7 +62,8 @@ class Meeting:
         if any(visit.thread == self._caller for visit in self.visits):
             raise CheckFailed("a forward ran in the notebook's own thread: give each replica a thread of its own")
         if len(self.visits) != self.num_replicas:
-            raise CheckFailed(f"{len(self.visits)} forwards ran for {self.num_replicas} replicas: one each, please")
+            raise CheckFailed(f"{len(self.visits)} forwards ran for {self.num_replicas} replicas: one each, please "
+                              "(split(n) cuts pieces of n examples, tensor_split(n) cuts into n pieces)")
         if not self.complete:
             raise CheckFailed("the replicas ran one after another: start every thread before you join the first")
         self._check_examples(num_examples)

@@ -179,7 +179,8 @@ def _why_not_rank_0(wrong: Sequence[tuple[int, str]], before: Sequence[State], a
         return (f"the buffers are rank 0's, but the parameters that the module had, for example {name}, are still each "
                 "rank's own: have you put new ones in their place? An optimizer made before this holds the old ones")
     if kept:
-        return f"rank {rank} still has its own {name}: not all of the module's parameters and buffers are sent"
+        return (f"rank {rank} still has its own {name}: not all of the module's parameters and buffers are sent, "
+                "or not waited for")
     return f"rank {rank}'s {name} is neither its own nor rank 0's: do all ranks send their tensors in the same order?"
 
 
