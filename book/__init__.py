@@ -5,16 +5,18 @@ Each layer imports only from the layers below it (L3 may use L2, never the other
 
     L0  columns       rows of a dataclass kept as NumPy columns: what schedules and traces are made of
         promise       what a collective starts from and must end in
-        schedule      Move, Schedule: who sends which chunk to whom at which step
+        schedule      Move, Schedule: who sends which chunk to whom at which step; Action, PipelineSchedule: which
+                      forward or backward of which micro-batch a rank runs next
         trace         Event, Trace: what happened, when, on which rank
     L1  collectives   ring_all_reduce and its rivals, as schedules
+        pipelines     gpipe, one_f_one_b and their rivals, as schedules
         cost          latency-bandwidth links and the closed forms they lead to
     L2  simulate      schedule + link -> trace, without starting a process
         device        which device a rank computes on, and from which its messages come
         launch        launch(fn, world_size): real processes from a notebook cell
         record        any torch.distributed program -> trace, with whose data is in which chunk
         execute       a schedule moved by real ranks -> trace
-        replay        a recorded backward pass with modelled durations, and how much of it overlaps
+        replay        a recorded backward pass or pipeline with modelled durations: what overlaps, what is idle
         parallel      the small GPT that labs train and split, its text, and what the chapters built to train it
     L3  plot          trace -> matplotlib figure
         widgets       trace -> animated player

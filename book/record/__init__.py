@@ -3,6 +3,7 @@
     recording       what one rank's recorder keeps, as plain data
     recorder        start, watch, lanes, emit, collect: what runs in a rank
     backward        follow_backward: which gradient was ready when, and which bucket took it
+    stages          stage_action, follow_stages: which forward or backward of which micro-batch a rank ran
     buckets         whose gradients an all-reduce carries, in a module of the reader's own
     clock           moments on a GPU's clock, brought to the program's
     group           the process group that notes every operation and lets it pass
@@ -14,6 +15,7 @@ from book.record.backward import follow_backward
 from book.record.happens_before import assemble, from_zero
 from book.record.looks import WatchError
 from book.record.recorder import collect, emit, lanes, paused, start, watch
+from book.record.stages import follow_stages, stage_action
 
-__all__ = ["WatchError", "assemble", "collect", "emit", "follow_backward", "from_zero", "lanes", "paused", "start",
-           "watch"]
+__all__ = ["WatchError", "assemble", "collect", "emit", "follow_backward", "follow_stages", "from_zero", "lanes",
+           "paused", "stage_action", "start", "watch"]

@@ -1,4 +1,4 @@
-"""L2: what a schedule would do on given links, worked out without starting a process.
+"""L2: what a collective would do on given links.
 
 A rank's link has two directions; each carries one message at a time, in the order of the schedule. A message leaves
 when its sender has finished its own earlier steps and both directions are free. There is no barrier: a rank starts

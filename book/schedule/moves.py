@@ -1,4 +1,4 @@
-"""L0: schedules as plain data: who sends which chunk to whom at which step.
+"""L0: collectives as plain data: who sends which chunk to whom at which step.
 
 A rank's buffer is cut into `num_chunks` chunks. In a step every rank sends what it held when the step began; what
 arrives is added into the receiver's chunk ("reduce") or replaces it ("copy"): the chunk of the same number, unless the

@@ -1,0 +1,9 @@
+"""L2: what a schedule would do, worked out without starting a process.
+
+    collective   simulate: chunks on links that take time
+    pipeline     simulate_pipeline: forwards and backwards that take time, and what travels between the stages
+"""
+from book.simulate.collective import LARGEST_WATCHED_WORLD, simulate
+from book.simulate.pipeline import simulate_pipeline
+
+__all__ = ["LARGEST_WATCHED_WORLD", "simulate", "simulate_pipeline"]
