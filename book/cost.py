@@ -151,6 +151,16 @@ def root_sent_bytes(world_size: int, num_bytes: float) -> float:
     return (world_size - 1) * num_bytes
 
 
+def pipeline_bubble(num_ranks: int, num_micro_batches: int, stages_per_rank: int = 1) -> float:
+    """(p-1) / (v M + p - 1): the idle share of a step of GPipe or 1F1B (v = 1), or of interleaved 1F1B (narayanan2021).
+
+    p ranks, M micro-batches, v stages on each rank. Exact where every forward takes the same time, so does every
+    backward, and messages take none. Narayanan et al. give idle time over ideal time, (p-1) / (v M); this is the share
+    of the whole step.
+    """
+    return (num_ranks - 1) / (stages_per_rank * num_micro_batches + num_ranks - 1)
+
+
 def latency_bound_s(world_size: int, link: Link) -> float:
     """ceil(lg p) alpha: no all-reduce is faster, since who knows a contribution at best doubles each round."""
     return (world_size - 1).bit_length() * link.latency_s

@@ -8,7 +8,7 @@ A model is cut into stages, a batch into micro-batches. For each of both a stage
     W   the second half: the gradients of its weights, which nobody waits for
 
 so either F and B, or F, I and W. A rank runs its actions one after the other, in its own order; what ties ranks
-together is that an F needs the F of the stage before, a B or I the B or I of the stage after. S stages, M micro-batches.
+together is that an F needs the F of the stage before, a B or I the B or I of the stage after.
 """
 from __future__ import annotations
 
