@@ -1,0 +1,120 @@
+"""L2: the book's GPT cut over ranks, in place: its code stays, its layers and what lies between them are replaced.
+
+Shapes: B sequences in the batch, T tokens, V vocabulary, of which a rank has v, about V/N on N ranks.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from book.parallel.model import GPT, Attention, Block
+from book.parallel.tensor.layers import (AlikeDropout, ColumnParallelLinear, Operator, RowParallelLinear,
+                                         VocabParallelEmbedding, vocab_parallel_cross_entropy)
+from book.parallel.tensor.operators import (Group, all_gather_then_reduce_scatter, all_reduce_then_identity,
+                                            already_entered, identity_then_all_reduce, reduce_scatter_then_all_gather)
+from book.parallel.tensor.regather import RegatheringLinear, gather_and_keep_piece
+
+SEQUENCE_DIM = 1
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a model is cut: what leads activations in and out, and the layer that computes columns."""
+
+    group: Group
+    enter: Operator
+    leave: Operator
+    columns: type[ColumnParallelLinear]
+
+
+def split_gpt(model: GPT, group: Group = None, sequence_parallel: bool = False, regather: bool = False) -> GPT:
+    """Cut a GPT over the ranks of a group, in place, and return it.
+
+    Every rank gets the state of the group's first. Then q, k, v and up are cut by columns, out and down by rows,
+    embedding and head by vocabulary. `model(tokens)` gives this rank's logits (B, T, v), and `model.loss` takes them.
+    With `sequence_parallel` a rank holds T/N of the tokens between the cut layers; with `regather` too, it also keeps
+    no more than those of the cut layers' inputs for backward. Make the optimizer afterwards; with dropout, give each
+    rank a random seed of its own before. Raises ValueError for a group that does not divide the heads.
+    """
+    _check(model, group, sequence_parallel, regather)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        dist.broadcast(tensor.detach(), _first_rank(group), group=group)
+    split = _ways(group, sequence_parallel, regather)
+    model.token_embedding = VocabParallelEmbedding(model.token_embedding, group, split.leave)
+    model.head = split.columns(model.head, group, split.enter)
+    for block in model.blocks:
+        _split_block(block, split)
+    if sequence_parallel:
+        _share_positions(model, group)
+    elif model.config.dropout:
+        _drop_alike(model, group)
+    model.loss = partial(vocab_parallel_cross_entropy, first=model.token_embedding.first, group=group)
+    return model
+
+
+def _ways(group: Group, sequence_parallel: bool, regather: bool) -> Split:
+    if not sequence_parallel:
+        return Split(group, identity_then_all_reduce, all_reduce_then_identity, ColumnParallelLinear)
+    gather = gather_and_keep_piece if regather else all_gather_then_reduce_scatter
+    return Split(group, partial(gather, dim=SEQUENCE_DIM), partial(reduce_scatter_then_all_gather, dim=SEQUENCE_DIM),
+                 RegatheringLinear if regather else ColumnParallelLinear)
+
+
+def _split_block(block: Block, split: Split) -> None:
+    attention, mlp = block.attention, block.mlp
+    for name in ("q", "k", "v"):
+        setattr(attention, name, split.columns(getattr(attention, name), split.group, already_entered))
+    _lead_in_once(attention, split)
+    attention.out = RowParallelLinear(attention.out, split.group, split.leave)
+    mlp.up = split.columns(mlp.up, split.group, split.enter)
+    mlp.down = RowParallelLinear(mlp.down, split.group, split.leave)
+
+
+def _lead_in_once(attention: Attention, split: Split) -> None:
+    """Three layers share an input: led in before them all, its gradient is summed over the ranks once, not thrice."""
+    attention.register_forward_pre_hook(lambda _, inputs: (split.enter(inputs[0], group=split.group),))
+
+
+def _share_positions(model: GPT, group: Group) -> None:
+    """Give every rank the positions of its own tokens, and sum the gradients of what every rank has whole.
+
+    Norms, position embedding and the biases added after a sum see a rank's own tokens only: their gradients on the
+    ranks are summands. The hook sums each once per backward, before it is accumulated.
+    """
+    num_ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    model.position_embedding.register_forward_pre_hook(lambda _, inputs: (inputs[0].chunk(num_ranks)[rank],))
+    for parameter in model.parameters():
+        if parameter.requires_grad and not hasattr(parameter, "shard_dim"):
+            parameter.register_hook(partial(all_reduce_then_identity, group=group))
+
+
+def _drop_alike(model: GPT, group: Group) -> None:
+    """Between the cut layers every rank holds the same activations, so all have to drop the same of them."""
+    device = model.head.weight.device
+    seed = torch.randint(2**31, (1,), device=device)
+    dist.broadcast(seed, _first_rank(group), group=group)
+    generator = torch.Generator(device).manual_seed(int(seed))
+    model.dropout = AlikeDropout(model.config.dropout, generator)
+    for block in model.blocks:
+        block.dropout = AlikeDropout(model.config.dropout, generator)
+
+
+def _first_rank(group: Group) -> int:
+    return dist.get_global_rank(group or dist.group.WORLD, 0)
+
+
+def _check(model: GPT, group: Group, sequence_parallel: bool, regather: bool) -> None:
+    num_ranks, config = dist.get_world_size(group), model.config
+    if num_ranks < 1:
+        raise ValueError("this rank is not in the group: split on the group's ranks only")
+    if not isinstance(model.head, nn.Linear):
+        raise ValueError("this GPT is split already: split a whole one, that GPT(config) made on every rank")
+    if config.num_heads % num_ranks:
+        raise ValueError(f"{num_ranks} ranks can't share {config.num_heads} heads, since a head is not cut: use a "
+                         f"number of ranks that divides num_heads")
+    if regather and not sequence_parallel:
+        raise ValueError("regather needs sequence_parallel=True: without it no rank has a piece to keep")

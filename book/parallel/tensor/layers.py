@@ -1,0 +1,127 @@
+"""L2: layers of which every rank of a group holds a part: linear layers, the embedding, the loss, dropout.
+
+Shapes: B sequences in the batch, T tokens, D width, V vocabulary, of which a rank has v, about V/N on N ranks.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from book.parallel.tensor.operators import Group, all_reduce_then_identity, identity_then_all_reduce
+
+Operator = Callable[..., torch.Tensor]  # called as operator(x, group=group)
+
+
+def shard(parameter: nn.Parameter, dim: int, group: Group = None) -> nn.Parameter:
+    """This rank's piece, along `dim`, of a parameter that all ranks hold alike; its `shard_dim` is `dim`.
+
+    Where the ranks do not divide the length, the first ones hold one more. Raises ValueError where there is not one
+    for each.
+    """
+    num_ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    if parameter.shape[dim] < num_ranks:
+        raise ValueError(f"a length of {parameter.shape[dim]} can't be shared by {num_ranks} ranks: use fewer ranks")
+    piece = parameter.detach().tensor_split(num_ranks, dim)[rank]
+    mine = nn.Parameter(piece.clone(memory_format=torch.contiguous_format), parameter.requires_grad)
+    mine.shard_dim = dim
+    return mine
+
+
+def first_of_shard(length: int, group: Group = None) -> int:
+    """Where this rank's piece of a dim of this length begins, as `shard` cuts it."""
+    num_ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    return rank * (length // num_ranks) + min(rank, length % num_ranks)
+
+
+class ColumnParallelLinear(nn.Module):
+    """Some of a linear layer's outputs, (..., in) -> (..., out/N), from a `linear` that every rank holds alike.
+
+    `enter` leads the input in; where several layers share an input, `already_entered`.
+    """
+
+    def __init__(self, linear: nn.Linear, group: Group = None, enter: Operator = identity_then_all_reduce) -> None:
+        super().__init__()
+        self.weight = shard(linear.weight, 0, group)
+        self.bias = None if linear.bias is None else shard(linear.bias, 0, group)
+        self.enter, self.group = enter, group
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., in) -> (..., out/N)."""
+        return F.linear(self.enter(x, group=self.group), self.weight, self.bias)
+
+
+class RowParallelLinear(nn.Module):
+    """A linear layer whose input is cut, (..., in/N) -> (..., out), from a `linear` that every rank holds alike.
+
+    `leave` sums the ranks' summands; the bias, which every rank has whole, is added once, to the sum.
+    """
+
+    def __init__(self, linear: nn.Linear, group: Group = None, leave: Operator = all_reduce_then_identity) -> None:
+        super().__init__()
+        self.weight = shard(linear.weight, 1, group)
+        self.bias = linear.bias
+        self.leave, self.group = leave, group
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., in/N) -> (..., out)."""
+        total = self.leave(F.linear(x, self.weight), group=self.group)
+        return total if self.bias is None else total + self.bias
+
+
+class VocabParallelEmbedding(nn.Module):
+    """An embedding of which each rank has the rows of some tokens, from one that every rank holds alike."""
+
+    def __init__(self, embedding: nn.Embedding, group: Group = None,
+                 leave: Operator = all_reduce_then_identity) -> None:
+        super().__init__()
+        self.weight = shard(embedding.weight, 0, group)
+        self.first = first_of_shard(embedding.num_embeddings, group)
+        self.leave, self.group = leave, group
+
+    def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        """Token numbers (B, T) -> (B, T, D): zeros where another rank has the row, and the sum over the ranks."""
+        place_BT = tokens_BT - self.first
+        mine_BT = (place_BT >= 0) & (place_BT < len(self.weight))
+        rows_BTD = F.embedding(torch.where(mine_BT, place_BT, 0), self.weight)
+        return self.leave(torch.where(mine_BT[..., None], rows_BTD, 0), group=self.group)
+
+
+def vocab_parallel_cross_entropy(logits_BTv: torch.Tensor, targets_BT: torch.Tensor, first: int,
+                                 group: Group = None) -> torch.Tensor:
+    """The mean cross-entropy of all B T predictions, in nats; this rank's logits begin with those of token `first`.
+
+    Three all-reduces of B T numbers each, whatever V is: of the largest logit, of the sum of exponentials, of the
+    target's logit (shoeybi2019).
+    """
+    largest_BT = logits_BTv.detach().amax(-1)
+    dist.all_reduce(largest_BT, dist.ReduceOp.MAX, group=group)
+    logits_BTv = logits_BTv - largest_BT[..., None]
+    total_BT = all_reduce_then_identity(logits_BTv.exp().sum(-1), group)
+
+    place_BT = targets_BT - first
+    mine_BT = (place_BT >= 0) & (place_BT < logits_BTv.shape[-1])
+    picked_BT = logits_BTv.gather(-1, torch.where(mine_BT, place_BT, 0)[..., None])[..., 0]
+    target_BT = all_reduce_then_identity(torch.where(mine_BT, picked_BT, 0), group)
+    return (total_BT.log() - target_BT).mean()
+
+
+class AlikeDropout(nn.Module):
+    """Dropout with one mask for all ranks, for activations that they all hold: its `generator` is at one state on all.
+
+    Plain dropout draws from the rank's own generator, and that has to differ: elsewhere ranks hold different parts.
+    """
+
+    def __init__(self, probability: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.probability, self.generator = probability, generator
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Any shape, unchanged."""
+        if not self.training:
+            return x
+        keep = torch.empty_like(x).bernoulli_(1 - self.probability, generator=self.generator).bool()
+        return torch.where(keep, x / (1 - self.probability), 0)

@@ -1,0 +1,114 @@
+"""L2: four operators that lead activations into layers cut over ranks, and out of them again.
+
+They come in two pairs: the backward of one is the forward of the other, and each is named by what it does forward and
+then backward. A group of None is all ranks.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+Group = dist.ProcessGroup | None
+
+
+class IdentityThenAllReduce(torch.autograd.Function):
+    """The autograd function behind `identity_then_all_reduce`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return AllReduceThenIdentity.apply(gradient, ctx.group), None
+
+
+class AllReduceThenIdentity(torch.autograd.Function):
+    """The autograd function behind `all_reduce_then_identity`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Group) -> torch.Tensor:
+        ctx.group = group
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return IdentityThenAllReduce.apply(gradient, ctx.group), None
+
+
+class AllGatherThenReduceScatter(torch.autograd.Function):
+    """The autograd function behind `all_gather_then_reduce_scatter`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
+        ctx.dim, ctx.group = dim, group
+        num_ranks = dist.get_world_size(group)
+        pieces = x.new_empty(num_ranks * x.shape[0], *x.shape[1:])
+        dist.all_gather_into_tensor(pieces, x.contiguous(), group=group)
+        return torch.cat(pieces.chunk(num_ranks), dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ReduceScatterThenAllGather.apply(gradient, ctx.dim, ctx.group), None, None
+
+
+class ReduceScatterThenAllGather(torch.autograd.Function):
+    """The autograd function behind `reduce_scatter_then_all_gather`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
+        ctx.dim, ctx.group = dim, group
+        pieces = x.chunk(dist.get_world_size(group), dim)
+        total = torch.empty_like(pieces[0], memory_format=torch.contiguous_format)
+        dist.reduce_scatter_tensor(total, torch.cat(pieces), group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return AllGatherThenReduceScatter.apply(gradient, ctx.dim, ctx.group), None, None
+
+
+def identity_then_all_reduce(x: torch.Tensor, group: Group = None) -> torch.Tensor:
+    """Hand on what every rank holds alike to layers that are cut; backward sums their gradients.
+
+    It is f in Megatron-LM's figure 3 (shoeybi2019).
+    """
+    return IdentityThenAllReduce.apply(x, group)
+
+
+def all_reduce_then_identity(x: torch.Tensor, group: Group = None) -> torch.Tensor:
+    """Sum what the ranks' cut layers give; backward hands the gradient on as it is.
+
+    It is g in Megatron-LM's figure 3 (shoeybi2019).
+    """
+    return AllReduceThenIdentity.apply(x, group)
+
+
+def all_gather_then_reduce_scatter(x: torch.Tensor, dim: int, group: Group = None) -> torch.Tensor:
+    """Put the ranks' pieces together along `dim`; backward sums the gradients and hands every rank its piece.
+
+    All pieces have the same shape. (korthikanti2022)
+    """
+    return AllGatherThenReduceScatter.apply(x, dim, group)
+
+
+def reduce_scatter_then_all_gather(x: torch.Tensor, dim: int, group: Group = None) -> torch.Tensor:
+    """Sum over the ranks and keep this rank's piece along `dim`; backward puts the gradient's pieces together.
+
+    Raises ValueError where the ranks do not divide `dim`. (korthikanti2022)
+    """
+    num_ranks = dist.get_world_size(group)
+    if x.shape[dim] % num_ranks:
+        raise ValueError(f"dim {dim} has a length of {x.shape[dim]}, which {num_ranks} ranks can't share equally: make "
+                         f"it a multiple of {num_ranks}, or leave sequence parallelism out")
+    return ReduceScatterThenAllGather.apply(x, dim, group)
+
+
+def already_entered(x: torch.Tensor, group: Group = None) -> torch.Tensor:
+    """Hand the input on as it is: an operator before several layers has led it in for all of them."""
+    return x
