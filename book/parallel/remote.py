@@ -1,0 +1,160 @@
+"""L2: pipeline stages that live on other workers and are called over RPC; replicas of such pipelines train together.
+
+Each rank is the worker `worker{rank}`. A driver holds references to its stages, sends micro-batches through them, and
+has torch's distributed autograd and `DistributedOptimizer` follow the same way back. Workers that drive nothing serve
+calls until everybody is done.
+
+Shapes: B sequences in the batch, T tokens, V vocabulary.
+"""
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+import torch.distributed.autograd as dist_autograd
+from torch import nn
+from torch.distributed import rpc
+from torch.nn.parallel import DistributedDataParallel
+
+from book.device import message_device
+from book.parallel.model import GPT, GPTConfig
+from book.parallel.stage import GPTStage
+from book.record import emit
+from book.record.stages import stage_action
+from book.trace import Event
+
+
+@contextlib.contextmanager
+def rpc_worker(num_threads: int = 16, timeout_s: float = 60) -> Iterator[int]:
+    """Be `worker{rank}` while the block runs, and serve the other workers until all of them are done; gives the rank.
+
+    `num_threads` serve calls; a pipeline needs more of them than it has micro-batches, for each may wait in one for its
+    input, and answers need one too. A call that takes longer than `timeout_s` fails. Call
+    `dist.init_process_group()` first.
+    """
+    if not dist.is_initialized():
+        raise RuntimeError("a worker is named by its rank: call dist.init_process_group() before rpc_worker()")
+    rank = dist.get_rank()
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=dist.get_world_size(),
+                 rpc_backend_options=_options(num_threads, timeout_s))
+    try:
+        yield rank
+    except BaseException:
+        rpc.shutdown(graceful=False)  # to wait for the others could mean to wait for one that waits for this one
+        raise
+    rpc.shutdown()
+
+
+def _options(num_threads: int, timeout_s: float) -> rpc.TensorPipeRpcBackendOptions:
+    """Without a device map RPC refuses tensors on a GPU: with one, what leaves this GPU arrives on the peer's."""
+    options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=num_threads, rpc_timeout=timeout_s)
+    device = message_device()
+    if device.type == "cuda":
+        devices = [device] * dist.get_world_size()
+        dist.all_gather_object(devices, device)
+        for peer, theirs in enumerate(devices):
+            options.set_device_map(f"worker{peer}", {device: theirs})
+    return options
+
+
+class RemoteStage:
+    """A stage of the small GPT on the worker that holds it; its methods are for callers from afar.
+
+    `seed` draws the weights, which without one are as this worker's generator gives them. With `peers`, the ranks that
+    hold the same stage of other replicas, the stage is a DDP module among them.
+    """
+
+    def __init__(self, config: GPTConfig, stage: int, num_stages: int, seed: int | None = None,
+                 peers: Sequence[int] = ()) -> None:
+        model = GPT(config) if seed is None else GPT.seeded(config, seed)
+        self.device, self.stage = message_device(), stage
+        self.part = GPTStage(model, stage, num_stages).to(self.device)
+        self.module: nn.Module = self.part
+        if peers:
+            group = dist.new_group(list(peers), use_local_synchronization=True)
+            self.module = DistributedDataParallel(self.part, process_group=group)
+        self.lock = threading.Lock()
+        self.part.model.blocks[self.part.first].register_forward_pre_hook(self._enter)
+
+    def forward(self, x_rref: rpc.RRef, micro_batch: int) -> torch.Tensor:
+        """Fetch a micro-batch from wherever it is and compute; calls are served by threads, one computes at a time."""
+        x = x_rref.to_here().to(self.device)
+        with self.lock, stage_action("F", self.stage, micro_batch):
+            y = self.module(x)
+            entry = self._entry
+        if y.requires_grad:
+            self._follow_backward(entry, y, micro_batch)
+        return y
+
+    def parameter_rrefs(self) -> list[rpc.RRef]:
+        """References to the parameters, which stay here: what `DistributedOptimizer` takes."""
+        return [rpc.RRef(parameter) for parameter in self.part.parameters()]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Copies of the parameters on the CPU, by their names in the whole GPT."""
+        return {name: parameter.detach().cpu().clone() for name, parameter in self.part.model.named_parameters()}
+
+    def gradients(self, context_id: int) -> dict[str, torch.Tensor]:
+        """The gradients of a `dist_autograd.context`, on the CPU, by the parameters' names: `.grad` stays None."""
+        gradients = dist_autograd.get_gradients(context_id)
+        return {name: gradients[parameter].cpu() for name, parameter in self.part.model.named_parameters()}
+
+    def _enter(self, block: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        self._entry, = inputs
+
+    def _follow_backward(self, entry: torch.Tensor, y: torch.Tensor, micro_batch: int) -> None:
+        """Record a backward, which autograd runs: from y's gradient coming in to that of the first block's input.
+
+        Weights' gradients may come later; on stage 0 the embedding's do.
+        """
+        started_s: list[float] = []
+        y.register_hook(lambda gradient: started_s.append(time.monotonic()))
+        entry.register_hook(lambda gradient: emit(
+            Event(dist.get_rank(), "compute", "B", stage=self.stage, micro_batch=micro_batch, start_s=started_s[0],
+                  end_s=time.monotonic())))
+
+
+class RemotePipeline:
+    """A GPT whose stages live on `workers`, in that order; whoever makes it drives it.
+
+    `seed` is that of the whole model. `peers` has, for each stage, the ranks that hold it in all replicas: each
+    replica's driver makes its own pipeline, all of them do so at once, and DDP averages their gradients.
+    """
+
+    def __init__(self, workers: Sequence[str], config: GPTConfig, seed: int | None = None,
+                 peers: Sequence[Sequence[int]] | None = None) -> None:
+        num_stages = len(workers)
+        self.stages = [rpc.remote(worker, RemoteStage, args=(config, stage, num_stages, seed,
+                                                             peers[stage] if peers else ()))
+                       for stage, worker in enumerate(workers)]
+
+    def __call__(self, tokens_BT: torch.Tensor, num_micro_batches: int) -> torch.Tensor:
+        """Token numbers (B, T) -> logits (B, T, V), by `num_micro_batches` that are under way together.
+
+        Only references pass through here: a stage fetches its input from the stage before it. Micro-batches may
+        overtake one another.
+        """
+        logits = []
+        for number, micro_batch in enumerate(tokens_BT.tensor_split(num_micro_batches)):
+            x_rref = rpc.RRef(micro_batch)
+            for stage in self.stages[:-1]:
+                x_rref = stage.remote().forward(x_rref, number)
+            logits.append(self.stages[-1].rpc_async().forward(x_rref, number))
+        return torch.cat(torch.futures.wait_all(logits))
+
+    def parameter_rrefs(self) -> list[rpc.RRef]:
+        """References to all stages' parameters."""
+        return [parameter for stage in self.stages for parameter in stage.rpc_sync().parameter_rrefs()]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The whole model's parameters, on the CPU, as `GPT.state_dict()` names them."""
+        return {name: value for stage in self.stages for name, value in stage.rpc_sync().state().items()}
+
+    def gradients(self, context_id: int) -> dict[str, torch.Tensor]:
+        """The whole model's gradients in a `dist_autograd.context`, on the CPU, by the parameters' names."""
+        return {name: gradient for stage in self.stages
+                for name, gradient in stage.rpc_sync().gradients(context_id).items()}
