@@ -15,6 +15,7 @@ BENCH_STAMP := .venv/.requirements-bench
 SITE_STAMP  := _build/.site
 
 SITE_SOURCES := _config.yml _toc.yml $(wildcard *.md *.bib chapters/*.ipynb labs/*.ipynb) \
+                book/widgets/assets.py \
                 $(wildcard book/authoring/*.py book/authoring/*.css book/widgets/*.js book/widgets/*.css)
 AS_ROOT      := $(if $(filter 0,$(shell id -u)),--allow-root)
 

@@ -108,8 +108,8 @@ def payloads(page: Path) -> list[bytes]:
 
 
 def weights(site: Path, pages: Sequence[str]) -> Table:
-    """What players add to a page: the code that they share, and the data of each."""
-    rows = [(f"`{name}`, on every page", "1", kilobytes(plain(ASSETS / name)), kilobytes(compressed(ASSETS / name)))
+    """What widgets add to the pages that they are on: the code that they share, and the data of each."""
+    rows = [(f"`{name}`", "1", kilobytes(plain(ASSETS / name)), kilobytes(compressed(ASSETS / name)))
             for name in SCRIPTS + STYLES]
     for page in pages:
         data = payloads(site / page)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from book.authoring.sphinx_ext import point_launch_buttons, to_mathml
+from book.widgets.assets import ALL, PARTS
 from tests.browser import Browser
 from tests.website import Site
 
@@ -36,6 +37,16 @@ def test_builds_without_a_warning(site: Site) -> None:
 def test_has_every_page_of_the_contents(site: Site) -> None:
     wanted = {"index.html", "chapters/03_ring_all_reduce.html", "labs/03_ring_all_reduce.html"}
     assert wanted <= set(site.pages()), site.said
+
+
+def test_a_page_loads_what_its_widgets_need(site: Site) -> None:
+    """In order, and nothing of widgets that are not on it."""
+    for name in site.pages():
+        text = (site.folder / name).read_text("utf-8")
+        widgets = re.findall(r"<div data-lockstep-(\w+)=", text)
+        wanted = [part for part in ALL if any(part in PARTS[widget] for widget in widgets)]
+        for found in (r'<script defer="defer" src="[^"]*/(\w+)\.js\?', r'<link [^>]*href="[^"]*/(\w+)\.css\?'):
+            assert [part for part in re.findall(found, text) if part in ALL] == wanted, name
 
 
 def test_loads_nothing_from_elsewhere(site: Site) -> None:

@@ -1,13 +1,15 @@
 """The website's Sphinx extension: formulas as MathML, no script from elsewhere, launch buttons that lead somewhere.
 
 Jupyter Book loads it through `_config.yml`; it imports nothing from the rest of the book, so that the website builds
-without torch, ipywidgets or an installed package.
+without torch, ipywidgets or an installed package. What a widget is made of it reads from the one file that says so.
 """
 from __future__ import annotations
 
 import html
 import os
 import re
+import runpy
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from sphinx.util.math import get_node_equation_number
 from sphinx.writers.html5 import HTML5Translator
 
 CHINESE = re.compile("[\u4e00-\u9fff]")
+WIDGETS = Path(__file__).parents[1] / "widgets"
+PARTS: dict[str, tuple[str, ...]] = runpy.run_path(str(WIDGETS / "assets.py"))["PARTS"]
 READ_BY_INLINE_SCRIPTS = {"documentation_options", "doctools", "sphinx_highlight"}
 
 log = logging.getLogger(__name__)
@@ -29,8 +33,10 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Register the math renderer and the hooks with Sphinx."""
     app.add_html_math_renderer("mathml", (inline_math, None), (display_math, None))
     app.connect("config-inited", point_launch_buttons, priority=100)
+    app.connect("config-inited", copy_widgets)
     app.connect("doctree-resolved", drop_thebe_settings, priority=900)
     app.connect("doctree-resolved", name_language_of_terms, priority=900)
+    app.connect("html-page-context", load_widgets, priority=800)
     app.connect("html-page-context", tidy_scripts, priority=900)
     app.connect("build-finished", drop_icon_script)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
@@ -74,6 +80,28 @@ def point_launch_buttons(app: Sphinx, config: Any) -> None:
         options["use_repository_button"] = True
     else:
         options["launch_buttons"] = {}
+
+
+def copy_widgets(app: Sphinx, config: Any) -> None:
+    """Have the scripts and styles of all widgets copied to where pages find them."""
+    config.html_static_path += [str(WIDGETS / f"{part}.{kind}") for part in needed(PARTS) for kind in ("js", "css")]
+
+
+def load_widgets(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Let a page load the scripts and styles of the widgets that are on it, and of no other."""
+    for part in needed(widgets_in(context.get("body") or "")):
+        app.add_css_file(f"{part}.css")
+        app.add_js_file(f"{part}.js", defer="defer")
+
+
+def widgets_in(body: str) -> list[str]:
+    """The names of the widgets that a page's HTML holds."""
+    return [name for name in PARTS if re.search(rf"<div data-lockstep-{name}=", body)]
+
+
+def needed(widgets: Iterable[str]) -> list[str]:
+    """What these widgets are made of, what later parts need first."""
+    return list(dict.fromkeys(part for name in widgets for part in PARTS[name]))
 
 
 def drop_thebe_settings(app: Sphinx, doctree: nodes.document, page: str) -> None:
