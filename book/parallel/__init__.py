@@ -3,6 +3,8 @@
     model   GPTConfig, GPT: a decoder-only transformer whose parts can be split
     text    the book's story, its characters as tokens, windows of it for training
     data    data parallelism: one state for all ranks, gradients averaged in buckets
+    tensor  tensor parallelism: layers cut over ranks, and the GPT made of them
+    activations  the bytes that autograd keeps for backward
     stage   GPTStage: a run of the GPT's blocks, for one stage of a pipeline
     remote  RemotePipeline: stages on other workers, called over RPC; replicas of such pipelines (DP+PP)
 """

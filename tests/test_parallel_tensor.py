@@ -1,0 +1,397 @@
+"""Tensor parallelism on real ranks with different seeds: equal to one process, and what it sends and keeps."""
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from book.cost import BUS_FACTORS, LayerShape, activation_bytes, gpt_activation_bytes, tensor_parallel_sent_bytes
+from book.launch import launch, rank_device
+from book.parallel import GPT, Characters, GPTConfig, load_text
+from book.parallel.activations import saved_for_backward
+from book.parallel.model import Attention
+from book.parallel.tensor import (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding,
+                                  all_gather_then_reduce_scatter, all_reduce_then_identity, first_of_shard,
+                                  identity_then_all_reduce, reduce_scatter_then_all_gather, split_gpt,
+                                  vocab_parallel_cross_entropy)
+
+TEXT = load_text()
+CONFIG = GPTConfig(Characters(TEXT).vocab_size, context=8, num_layers=2, num_heads=4, width=16, dtype=torch.float64)
+WAYS = {"tensor parallel": dict(), "sequence parallel": dict(sequence_parallel=True),
+        "regathered": dict(sequence_parallel=True, regather=True)}
+NUM_SEQUENCES = 3
+
+
+def batch(num_sequences: int = NUM_SEQUENCES, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets (B, T) out of the book's text."""
+    tokens = Characters(TEXT).encode(TEXT)
+    starts = torch.randint(len(tokens) - 9, (num_sequences,), generator=torch.Generator().manual_seed(seed))
+    windows = torch.stack([tokens[start:start + 9] for start in starts])
+    return windows[:, :-1], windows[:, 1:]
+
+
+def copied(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+
+def train(model: GPT, num_passes: int = 1, num_steps: int = 2) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses of some steps of SGD, and the gradients of the first; in a step some passes are accumulated."""
+    optimizer, losses, first = torch.optim.SGD(model.parameters(), lr=0.5), [], {}
+    device = model.head.weight.device
+    for step in range(num_steps):
+        optimizer.zero_grad()
+        for number in range(num_passes):
+            inputs, targets = (t.to(device) for t in batch(seed=10 * step + number))
+            loss = model.loss(model(inputs), targets)
+            loss.backward()
+            losses.append(loss.item())
+        first = first or copied({name: p.grad for name, p in model.named_parameters()})
+        optimizer.step()
+    return losses, first
+
+
+def trained_split(config: GPTConfig, group_size: int, num_passes: int, ways: dict[str, bool]) -> dict[str, Any]:
+    """In a rank: what became of a model that the ranks drew differently and cut over groups of this size."""
+    device = rank_device()
+    dist.init_process_group()
+    groups = [dist.new_group(range(first, first + group_size)) for first in range(0, dist.get_world_size(), group_size)]
+    group = groups[dist.get_rank() // group_size] if len(groups) > 1 else None
+    model = GPT(config).to(device)
+    drawn = copied(model.state_dict())
+    split_gpt(model, group, **ways)
+    cut = {name: getattr(p, "shard_dim", None) for name, p in model.named_parameters()}
+    losses, gradients = train(model, num_passes)
+    return {"drawn": drawn, "cut": cut, "losses": losses,
+            "gradients": gradients, "weights": copied(dict(model.named_parameters()))}
+
+
+def put_together(ranks: list[dict[str, Any]], what: str) -> dict[str, torch.Tensor]:
+    """Whole tensors from the ranks' pieces; where a tensor is not cut, all ranks must hold the same."""
+    whole = {}
+    for name, dim in ranks[0]["cut"].items():
+        pieces = [rank[what][name] for rank in ranks]
+        if dim is None:
+            assert all(torch.allclose(piece, pieces[0], rtol=0, atol=1e-14) for piece in pieces), name
+        whole[name] = pieces[0] if dim is None else torch.cat(pieces, dim)
+    return whole
+
+
+def furthest(tensors: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> float:
+    assert tensors.keys() == others.keys() and all(tensors[name].shape == others[name].shape for name in tensors)
+    return max((tensors[name] - others[name]).abs().max().item() for name in tensors)
+
+
+def check_against_one_process(ranks: list[dict[str, Any]], config: GPTConfig, num_passes: int) -> None:
+    alone = GPT(config)
+    alone.load_state_dict(ranks[0]["drawn"])
+    losses, gradients = train(alone, num_passes)
+    for rank in ranks:
+        assert rank["losses"] == pytest.approx(losses, abs=1e-12)
+    assert furthest(put_together(ranks, "gradients"), gradients) < 1e-12
+    assert furthest(put_together(ranks, "weights"), dict(alone.named_parameters())) < 1e-12
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_training_equals_one_process(world_size: int, way: str) -> None:
+    ranks = list(launch(trained_split, world_size, CONFIG, world_size, 1, WAYS[way]))
+    assert len({rank["drawn"]["head.weight"].sum().item() for rank in ranks}) == world_size
+    check_against_one_process(ranks, CONFIG, 1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_accumulated_passes_equal_one_process(way: str) -> None:
+    check_against_one_process(list(launch(trained_split, 2, CONFIG, 2, 3, WAYS[way])), CONFIG, 3)
+
+
+@pytest.mark.parametrize("way", ["tensor parallel", "regathered"])
+def test_each_group_splits_a_model_of_its_own(way: str) -> None:
+    ranks = list(launch(trained_split, 4, CONFIG, 2, 1, WAYS[way]))
+    assert ranks[0]["losses"] != ranks[2]["losses"]
+    check_against_one_process(ranks[:2], CONFIG, 1)
+    check_against_one_process(ranks[2:], CONFIG, 1)
+
+
+def test_an_mlp_of_any_width_is_split() -> None:
+    odd = replace(CONFIG, mlp_width=9, num_layers=1)
+    ranks = list(launch(trained_split, 2, odd, 2, 1, WAYS["sequence parallel"]))
+    assert [rank["weights"]["blocks.0.mlp.up.weight"].shape[0] for rank in ranks] == [5, 4]
+    check_against_one_process(ranks, odd, 1)
+
+
+def test_every_rank_holds_its_share() -> None:
+    ranks = list(launch(trained_split, 4, CONFIG, 4, 1, {}))
+    whole = {name for name, dim in ranks[0]["cut"].items() if dim is None}
+    assert {name.split(".", 2)[-1] if name.startswith("blocks") else name for name in whole} == {
+        "attention_norm.weight", "attention_norm.bias", "attention.out.bias", "mlp_norm.weight", "mlp_norm.bias",
+        "mlp.down.bias", "position_embedding.weight", "norm.weight", "norm.bias"}
+    total = sum(p.numel() for rank in ranks for name, p in rank["weights"].items() if name not in whole)
+    assert total + sum(ranks[0]["weights"][name].numel() for name in whole) == CONFIG.num_parameters
+
+
+def operator_both_ways(name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """In a rank: what an operator gives for rows of 1 + rank, and backward for a gradient of 10 + rank."""
+    device = rank_device()
+    dist.init_process_group()
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    x = torch.full((2, num_ranks), 1.0 + rank, device=device, requires_grad=True)
+    operator = {"f": identity_then_all_reduce, "g": all_reduce_then_identity,
+                "gather": lambda x: all_gather_then_reduce_scatter(x, 1),
+                "scatter": lambda x: reduce_scatter_then_all_gather(x, 1)}[name]
+    y = operator(x)
+    y.backward(torch.full_like(y, 10.0 + rank))
+    return y.detach().cpu(), x.grad.cpu()
+
+
+@pytest.mark.parametrize("name, forward, backward", [
+    ("f", [[1, 1], [2, 2]], [[21, 21], [21, 21]]), ("g", [[3, 3], [3, 3]], [[10, 10], [11, 11]]),
+    ("gather", [[1, 1, 2, 2], [1, 1, 2, 2]], [[21, 21], [21, 21]]), ("scatter", [[3], [3]], [[10, 11], [10, 11]]),
+])
+def test_an_operator_does_what_its_name_says(name: str, forward: list, backward: list) -> None:
+    for (y, gradient), y_row, gradient_row in zip(launch(operator_both_ways, 2, name), forward, backward):
+        assert y.tolist() == [y_row] * 2 and gradient.tolist() == [gradient_row] * 2
+
+
+def layers_of_odd_sizes() -> list[float]:
+    """In a rank: how far two linear layers, an embedding and a loss are from whole ones, on 3 ranks and sizes of 7."""
+    device = rank_device()
+    dist.init_process_group()
+    torch.manual_seed(0)
+    up, down, table = nn.Linear(5, 7), nn.Linear(7, 5), nn.Embedding(7, 5)
+    whole = nn.ModuleList([table, up, down]).double().to(device)
+    tokens, targets = (torch.randint(7, (4, 6), device=device) for _ in range(2))
+
+    def loss_of(table: nn.Module, up: nn.Module, down: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = down(up(table(tokens)).tanh())
+        return hidden, up(hidden)  # as logits: 7 of them
+
+    split = [VocabParallelEmbedding(table), ColumnParallelLinear(up), RowParallelLinear(down)]
+    hidden, logits = loss_of(*whole)
+    expected = F.cross_entropy(100 * logits.flatten(0, 1), targets.flatten())
+    split_hidden, split_logits = loss_of(*split)
+    loss = vocab_parallel_cross_entropy(100 * split_logits, targets, first_of_shard(7))
+    grads = torch.autograd.grad(expected, [table.weight, up.weight, down.weight, down.bias])
+    loss.backward()
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    wanted = [g.tensor_split(num_ranks, dim)[rank] for g, dim in zip(grads, (0, 0, 1))] + [grads[3]]
+    got = [split[0].weight.grad, split[1].weight.grad, split[2].weight.grad, split[2].bias.grad]
+    return [(a - b).abs().max().item() for a, b in zip([split_hidden, loss, *got], [hidden, expected, *wanted])]
+
+
+def test_layers_whose_sizes_the_ranks_do_not_divide() -> None:
+    for differences in launch(layers_of_odd_sizes, 3):
+        assert max(differences) < 1e-12
+
+
+def large_logits(vocab_size: int) -> float:
+    device = rank_device()
+    dist.init_process_group()
+    logits = torch.linspace(-2000, 2000, vocab_size, dtype=torch.float64, device=device).expand(2, 3, -1)
+    mine = logits.tensor_split(dist.get_world_size(), -1)[dist.get_rank()]
+    targets = torch.arange(6, device=device).view(2, 3)
+    return vocab_parallel_cross_entropy(mine, targets, first_of_shard(vocab_size)).item()
+
+
+def test_the_loss_survives_large_logits_and_sends_the_same_for_any_vocabulary() -> None:
+    runs = {size: launch(large_logits, 2, size, record=True) for size in (7, 1000)}
+    for size, run in runs.items():
+        logits = torch.linspace(-2000, 2000, size, dtype=torch.float64).expand(6, -1)
+        assert list(run) == pytest.approx([F.cross_entropy(logits, torch.arange(6)).item()] * 2, rel=1e-12)
+        assert sent(run.trace) == Counter({("all_reduce", 6 * 8): 3})
+
+
+def sent(trace: Any) -> Counter[tuple[str, float]]:
+    """The collectives of rank 0, which are those of every rank: operation and bytes."""
+    counts = [Counter((e.op, e.num_bytes) for e in trace.of_rank(rank) if e.kind == "collective")
+              for rank in range(trace.world_size)]
+    assert all(count == counts[0] for count in counts)
+    return counts[0]
+
+
+def one_pass(ways: dict[str, bool], backward: bool = True) -> None:
+    """In a rank: forward and backward of a model that was the same on all ranks; states are sent before, on purpose."""
+    device = rank_device()
+    dist.init_process_group()
+    model = split_gpt(GPT.seeded(CONFIG, 0).to(device), **ways)
+    inputs, targets = (t.to(device) for t in batch())
+    loss = model.loss(model(inputs), targets)
+    if backward:
+        loss.backward()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_traffic_is_that_of_the_formula(world_size: int, way: str) -> None:
+    counted = sent(launch(one_pass, world_size, WAYS[way], record=True).trace)
+    config, n, num_layers = CONFIG, NUM_SEQUENCES * 8 * CONFIG.width * 8, CONFIG.num_layers
+    token_bytes = NUM_SEQUENCES * 8 * 8
+    model = GPT.seeded(config, 0)
+    start = Counter(("broadcast", p.nbytes) for p in model.parameters())
+    loss = Counter({("all_reduce", token_bytes): 3})
+    whole = [p for name, p in model.named_parameters()
+             if "norm" in name or "position" in name or name.endswith(("out.bias", "down.bias"))]
+    summed = Counter(("all_reduce", p.nbytes) for p in whole) if WAYS[way] else Counter()
+    between = counted - start - loss - summed
+    assert between + start + loss + summed == counted
+    assert {size for _, size in between} == {n}
+    ring = sum(BUS_FACTORS[op](world_size) * size * times for (op, size), times in between.items())
+    regather = way == "regathered"
+    ends = tensor_parallel_sent_bytes(world_size, n, regather) / 2  # embedding forward, head backward: half a layer's
+    assert ring == num_layers * tensor_parallel_sent_bytes(world_size, n, regather) + ends
+
+
+def kept(config: GPTConfig, ways: dict[str, bool] | None) -> int:
+    """In a rank: the bytes that one block keeps for backward; on the CPU, whose attention the formula is for."""
+    dist.init_process_group("gloo")
+    model = GPT(config)
+    if ways is not None:
+        split_gpt(model, **ways)
+    if config.dropout:
+        model.blocks[0].attention.__class__ = AttentionOfThePaper
+        model.blocks[0].dropout = OneByteDropout()
+    num_tokens = config.context // (dist.get_world_size() if ways and ways.get("sequence_parallel") else 1)
+    x = torch.randn(NUM_SEQUENCES, num_tokens, config.width, dtype=config.dtype, requires_grad=True)
+    with saved_for_backward(model.parameters()) as saved:
+        model.blocks[0](x).sum()
+    return saved.num_bytes
+
+
+class OneByteDropout(nn.Module):
+    """Dropout that keeps its mask as bytes, as the paper's did, on any device."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.native_dropout(x, 0.1, True)[0]
+
+
+class AttentionOfThePaper(Attention):
+    """Attention as it was before fused kernels: the scores are kept, before and after dropout."""
+
+    def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+        q_BHTK, k_BHTK, v_BHTK = (self._heads(project(x_BTD)) for project in (self.q, self.k, self.v))
+        scores_BHTT = torch.softmax(q_BHTK @ k_BHTK.mT / math.sqrt(self.head_width), -1)
+        y_BHTK = torch.native_dropout(scores_BHTT, 0.1, True)[0] @ v_BHTK
+        return self.out(y_BHTK.transpose(1, 2).flatten(2))
+
+
+SHAPE = LayerShape(NUM_SEQUENCES, CONFIG.context, CONFIG.width, CONFIG.num_heads)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_a_layer_keeps_the_bytes_of_the_formula(world_size: int) -> None:
+    single = replace(CONFIG, dtype=torch.float32)
+    assert set(launch(kept, world_size, single, None)) == {gpt_activation_bytes(SHAPE)}
+    for ways in WAYS.values():
+        assert set(launch(kept, world_size, single, ways)) == {gpt_activation_bytes(SHAPE, world_size, **ways)}
+    assert launch(kept, world_size, CONFIG, {})[0] == gpt_activation_bytes(SHAPE, world_size, bytes_per_number=8)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("way", ["tensor parallel", "regathered"])
+def test_a_layer_like_the_paper_s_keeps_the_bytes_of_its_formula(world_size: int, way: str) -> None:
+    half = replace(CONFIG, dropout=0.1, dtype=torch.bfloat16)
+    sequence_parallel = way == "regathered"
+    statistics = 4 * NUM_SEQUENCES * half.context * 2 // (world_size if sequence_parallel else 1)  # not in the formula
+    wanted = activation_bytes(SHAPE, world_size, sequence_parallel) + statistics
+    assert set(launch(kept, world_size, half, WAYS[way])) == {wanted}
+
+
+def test_formulas_agree_where_they_meet() -> None:
+    scores = 5 * SHAPE.num_heads * SHAPE.num_tokens / SHAPE.width * SHAPE.num_activations
+    assert activation_bytes(SHAPE) == 34 * SHAPE.num_activations + scores
+    assert activation_bytes(SHAPE, 4, True) == activation_bytes(SHAPE) / 4
+    assert activation_bytes(SHAPE, 4, True, "selective") == 34 * SHAPE.num_activations / 4
+    assert activation_bytes(SHAPE, 4, recompute="full") == 2 * SHAPE.num_activations
+    assert gpt_activation_bytes(SHAPE, 4, True, True) == gpt_activation_bytes(SHAPE) / 4
+    assert gpt_activation_bytes(SHAPE, 4, True) < gpt_activation_bytes(SHAPE, 4)
+    assert tensor_parallel_sent_bytes(1, 1e9) == 0
+    with pytest.raises(ValueError, match="recompute can't be 'all'"):
+        activation_bytes(SHAPE, recompute="all")
+
+
+def dropped(ways: dict[str, bool]) -> tuple[float, list[torch.Tensor], torch.Tensor]:
+    """In a rank: loss and gradients of what is whole, and what the first block's attention dropped of equal heads."""
+    device = rank_device()
+    dist.init_process_group()
+    model = split_gpt(GPT(replace(CONFIG, dropout=0.5)).to(device), **ways)
+    inputs, targets = (t.to(device) for t in batch())
+    loss = model.loss(model(inputs), targets)
+    loss.backward()
+    whole = [p.grad.cpu() for p in model.parameters() if not hasattr(p, "shard_dim")]
+    ones = torch.ones(1, 2, 4, 4, device=device)
+    return loss.item(), whole, F.scaled_dot_product_attention(ones, ones, ones, dropout_p=0.5).cpu()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_dropout_is_alike_where_activations_are_and_differs_where_they_differ(way: str) -> None:
+    one, other = launch(dropped, 2, WAYS[way])
+    assert one[0] == pytest.approx(other[0], abs=1e-14)
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-14) for a, b in zip(one[1], other[1]))
+    assert not torch.equal(one[2], other[2])
+
+
+def dropped_in_passes() -> list[torch.Tensor]:
+    device = rank_device()
+    dist.init_process_group()
+    dropout = split_gpt(GPT(replace(CONFIG, dropout=0.25)).to(device)).blocks[1].dropout
+    x = torch.ones(100, 100, device=device)
+    return [dropout(x).cpu(), dropout(x).cpu(), dropout.eval()(x).cpu()]
+
+
+def test_dropout_that_is_alike_is_dropout() -> None:
+    one, other = launch(dropped_in_passes, 2)
+    assert all(torch.equal(a, b) for a, b in zip(one, other))
+    assert not torch.equal(one[0], one[1]) and torch.equal(one[2], torch.ones(100, 100))
+    assert one[0].unique().tolist() == pytest.approx([0, 4 / 3]) and one[0].mean().item() == pytest.approx(1, abs=0.05)
+
+
+def refused(what: str) -> str:
+    device = rank_device()
+    dist.init_process_group()
+    others = dist.new_group([0])
+    sizes = {"heads": dict(num_heads=2), "vocabulary": dict(vocab_size=2)}.get(what, {})
+    model = GPT(replace(CONFIG, **sizes)).to(device)
+    try:
+        if what == "member" and dist.get_rank():
+            split_gpt(model, others)
+        elif what == "pieces":
+            split_gpt(model, regather=True)
+        elif what != "member":
+            split_gpt(model, sequence_parallel=what == "tokens")
+            if what == "tokens":
+                model(batch()[0][:, :5].to(device))
+            split_gpt(model)
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize("what, said", [
+    ("heads", "4 ranks can't share 2 heads"), ("vocabulary", "a length of 2 can't be shared by 4 ranks"),
+    ("again", "split already"), ("pieces", "regather needs sequence_parallel=True"),
+    ("tokens", "dim 1 has a length of 5, which 4 ranks can't share equally"), ("member", "not in the group"),
+])
+def test_a_split_that_cannot_be_is_refused_in_words(what: str, said: str) -> None:
+    for rank, words in enumerate(launch(refused, 4, what)):
+        assert said in words or (what == "member" and rank == 0)
+
+
+def test_a_split_model_answers_without_gradients_too() -> None:
+    def answered(ways: dict[str, bool]) -> float:
+        device = rank_device()
+        dist.init_process_group()
+        model = split_gpt(GPT.seeded(CONFIG, 0).to(device), **ways).requires_grad_(False)
+        inputs, targets = (t.to(device) for t in batch())
+        with torch.no_grad():
+            return model.loss(model(inputs), targets).item()
+
+    inputs, targets = batch()
+    alone = GPT.loss(GPT.seeded(CONFIG, 0)(inputs), targets).item()
+    for ways in WAYS.values():
+        assert list(launch(answered, 2, ways)) == pytest.approx([alone] * 2, abs=1e-12)
