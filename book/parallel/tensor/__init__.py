@@ -1,4 +1,4 @@
-"""L2: tensor parallelism as chapter 05 builds it: the weight matrices are cut, and every rank computes a part of a layer.
+"""L2: tensor parallelism as chapter 05 builds it: weight matrices are cut, and every rank computes a part of a layer.
 
     operators   what leads activations into cut layers and out of them, in two conjugate pairs
     layers      linear layers cut by columns and by rows, embedding and loss cut by vocabulary
