@@ -4,6 +4,7 @@ Data flows one way: a schedule is simulated or run, a run leaves a trace, a trac
 Each layer imports only from the layers below it (L3 may use L2, never the other way round).
 
     L0  columns       rows of a dataclass kept as NumPy columns: what schedules and traces are made of
+        blocks        parts of matrices, and the products that the book cuts
         promise       what a collective starts from and must end in
         schedule      Move, Schedule: who sends which chunk to whom at which step; Action, PipelineSchedule: which
                       forward or backward of which micro-batch a rank runs next

@@ -5,6 +5,8 @@
     data    data parallelism: one state for all ranks, gradients averaged in buckets
     tensor  tensor parallelism: layers cut over ranks, and the GPT made of them
     activations  the bytes that autograd keeps for backward
+    shards  trace_product, trace_mlp: a matrix product that is cut over ranks, followed block by block
+    atlas   which block of which matrix a tensor holds, read off its numbers
     stage   GPTStage: a run of the GPT's blocks, for one stage of a pipeline
     remote  RemotePipeline: stages on other workers, called over RPC; replicas of such pipelines (DP+PP)
 """

@@ -1,0 +1,155 @@
+"""L2: which block of which matrix a tensor holds, and which parts of a sum are in it, read off its numbers.
+
+A product Y = X A sums over the columns of X and the rows of A. Cut that dimension in N parts, and Y is the sum of N
+partial products: part j from columns j of X and rows j of A. Their numbers are random, so a tensor that holds any sum
+of them tells which, and how often each: it is the one solution of more equations than unknowns. A tensor that no
+such sum explains stays unknown. This works behind a GELU too: the second product of an MLP is compared with the
+partial products of what the GELU gave.
+
+Shapes: dimensions T, D, M, O as in book.blocks, each cut in N parts; L lanes, one per part and one for a bias.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from book.blocks import MLP, PRODUCT, Block, Matrix
+
+SIZES = {"T": 24, "D": 12, "M": 48, "O": 12}  # of an MLP four times as wide inside; 2, 3 and 4 ranks divide them
+CLOSE = 1e-9  # of a block's norm: float64 keeps 16 digits, and random numbers meet by chance in none
+Contents = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Find:
+    """A tensor that is part of `matrix`: what its blocks hold, by row and column of blocks."""
+
+    matrix: str
+    contents: Mapping[tuple[int, int], Contents]
+
+
+class Atlas:
+    """All matrices of a play for N ranks: those that are given, the same for all ranks, and those computed from them.
+
+    `given` holds X, A, B, dY and, where there is one, the bias, in float64.
+    """
+
+    def __init__(self, play: tuple[Matrix, ...], num_parts: int, bias: bool = False):
+        self.play, self.num_parts = {matrix.name: matrix for matrix in play}, num_parts
+        self.given = _draw(play, bias)
+        parts = _parts(play, self.given, num_parts)
+        if bias:
+            parts["Y"].append(self.given["bias"].expand(SIZES["T"], -1))
+        self._pages = {name: _Page(lanes, num_parts) for name, lanes in parts.items()}
+
+    def shape(self, matrix: str) -> tuple[int, int]:
+        """Rows and columns of a matrix."""
+        return tuple(SIZES[dim] for dim in self.play[matrix].dims)
+
+    def block(self, matrix: str, rows: tuple[int, int], columns: tuple[int, int]) -> Block:
+        """A block from the first up to, not including, the last part of each dimension."""
+        height, width = self.shape(matrix)
+        scaled = [tuple(edge * size // self.num_parts for edge in edges)
+                  for edges, size in ((rows, height), (columns, width))]
+        return Block(matrix, scaled[0], scaled[1], (height, width))
+
+    def find(self, tensor: torch.Tensor) -> Find | None:
+        """What a tensor of rows (..., columns) holds, the right way round or transposed; None if it is unknown."""
+        if tensor.ndim < 2 or not tensor.is_floating_point() or not tensor.numel():
+            return None
+        values = tensor.detach().to("cpu", torch.float64).reshape(-1, tensor.shape[-1]).numpy()
+        for way in (values, values.T):
+            for name, page in self._pages.items():
+                contents = page.read(way)
+                if contents:
+                    return Find(name, contents)
+        return None
+
+
+class _Page:
+    """One matrix: the numbers that its blocks would have for each lane alone."""
+
+    def __init__(self, lanes: list[torch.Tensor], num_parts: int):
+        whole = np.stack([lane.numpy() for lane in lanes], axis=-1)  # (rows, columns, L)
+        self._num_parts = num_parts
+        self._size = whole.shape[0] // num_parts, whole.shape[1] // num_parts
+        self._basis = _tiles(whole, self._size)  # (N N, numbers in a block, L)
+        self._solve = np.linalg.pinv(self._basis)
+
+    def read(self, values: np.ndarray) -> dict[tuple[int, int], Contents] | None:
+        """What each block of the matrix holds that `values` has; None where that is not this matrix's."""
+        if any(given % size or given > size * self._num_parts for given, size in zip(values.shape, self._size)):
+            return None
+        tiles = _tiles(values[..., None], self._size)[..., 0]  # (K, numbers in a block)
+        norm = np.linalg.norm(tiles, axis=1)
+        if not norm.any() or not np.isfinite(norm).all():
+            return None
+        counts = np.einsum("cln,kn->kcl", self._solve, tiles)
+        rest = np.linalg.norm(np.einsum("cnl,kcl->kcn", self._basis, counts) - tiles[:, None], axis=2)
+        best = rest.argmin(axis=1)
+        if (rest.min(axis=1) > CLOSE * norm).any():
+            return None
+        return self._placed(values.shape, best, norm > 0, counts[np.arange(len(tiles)), best])
+
+    def _placed(self, shape: tuple[int, int], best: np.ndarray, full: np.ndarray,
+                counts: np.ndarray) -> dict[tuple[int, int], Contents] | None:
+        """Contents by block if the blocks lie beside each other as they do in the matrix; zeros lie anywhere."""
+        height, width = shape[0] // self._size[0], shape[1] // self._size[1]
+        rows, columns = np.divmod(best, self._num_parts)
+        down, right = np.divmod(np.arange(len(best)), width)
+        corners = {(r - i, c - j) for r, i, c, j in zip(rows[full], down[full], columns[full], right[full])}
+        if len(corners) != 1:
+            return None
+        (top, left), = corners
+        if min(top, left) < 0 or top + height > self._num_parts or left + width > self._num_parts:
+            return None
+        return {(int(r), int(c)): tuple(np.round(lanes, 6).tolist())
+                for r, c, lanes in zip(rows[full], columns[full], counts[full])}
+
+
+def _tiles(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """(R r, C c, L) as (R C, r c, L): blocks of r rows and c columns, row by row."""
+    down, right, lanes = values.shape[0] // size[0], values.shape[1] // size[1], values.shape[2]
+    cut = values.reshape(down, size[0], right, size[1], lanes).transpose(0, 2, 1, 3, 4)
+    return np.ascontiguousarray(cut).reshape(down * right, -1, lanes)
+
+
+def _draw(play: tuple[Matrix, ...], bias: bool) -> dict[str, torch.Tensor]:
+    """The same random numbers on every rank, whatever its seed."""
+    generator = torch.Generator().manual_seed(5)
+    shapes = {matrix.name: [SIZES[dim] for dim in matrix.dims] for matrix in play if not matrix.recipe}
+    if bias:
+        shapes["bias"] = [SIZES["M"]]
+    return {name: torch.randn(*shape, dtype=torch.float64, generator=generator) for name, shape in shapes.items()}
+
+
+def _parts(play: tuple[Matrix, ...], given: Mapping[str, torch.Tensor],
+           num_parts: int) -> dict[str, list[torch.Tensor]]:
+    """Each matrix as the sum of its partial products, in the order of its summed dimension; one part if it has none."""
+    whole = dict(given)
+    parts = {matrix.name: [whole[matrix.name]] for matrix in play if not matrix.recipe}
+    for matrix in play:
+        if matrix.summed:
+            left, right = (whole[name.removesuffix("ᵀ")] for name in matrix.recipe.split())
+            left, right = (m.T if name.endswith("ᵀ") else m for m, name in zip((left, right), matrix.recipe.split()))
+            parts[matrix.name] = [a @ b for a, b in zip(left.chunk(num_parts, 1), right.chunk(num_parts, 0))]
+        elif matrix.name == "H":
+            parts["H"] = [F.gelu(whole["P"])]
+        elif matrix.name == "dP":
+            parts["dP"] = [torch.ops.aten.gelu_backward(whole["dH"], whole["P"])]
+        whole[matrix.name] = sum(parts[matrix.name])
+    return parts
+
+
+def product_atlas(num_parts: int, bias: bool) -> Atlas:
+    """The matrices of Y = X A, or X A + bias."""
+    return Atlas(PRODUCT, num_parts, bias)
+
+
+def mlp_atlas(num_parts: int) -> Atlas:
+    """The matrices of Y = GELU(X A) B."""
+    return Atlas(MLP, num_parts)

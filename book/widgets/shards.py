@@ -1,0 +1,179 @@
+"""L3: a followed matrix product as steps: what each rank did, and which blocks it holds after each of them.
+
+book.parallel.shards writes the trace that this reads. Blocks are told apart as finely as the run cuts its matrices:
+a dimension that no rank cuts has one part, any other one part per rank.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from book.blocks import MLP, PRODUCT, Block, Matrix
+from book.trace import Event, Trace
+
+Contents = tuple[float, ...] | None  # how often each part of the sum is in a block, then the bias; None: unknown
+Place = tuple[str, int, int]  # matrix, row and column among its N x N finest blocks
+State = dict[Place, Contents]
+MOST_RANKS = 4
+FACTORS = re.compile(r"(\d+)x(\d+) @ \d+x(\d+): (.*)")
+
+
+@dataclass
+class Action:
+    """What one rank did: `kind` "multiply", "apply", "collective", "return", "backward" or "gradient".
+
+    `name` is the operation's, `blocks` are what it worked on, `holds` what the rank has of it.
+    """
+
+    kind: str
+    name: str
+    blocks: list[Block] = field(default_factory=list)
+    holds: State = field(default_factory=dict)
+    num_multiplications: int = 0
+    event: Event | None = None
+
+
+@dataclass
+class Step:
+    """What ranks did at once: actions of one kind and name, by rank."""
+
+    kind: str
+    name: str
+    actions: dict[int, Action]
+
+
+@dataclass
+class Play:
+    """A run: its matrices and their shapes, what each rank has at the start, its steps, bytes of a number."""
+
+    world_size: int
+    matrices: dict[str, Matrix]
+    shapes: dict[str, tuple[int, int]]
+    start: list[State]
+    steps: list[Step]
+    bias: bool
+    num_bytes: int = 8
+    source: str = "recorded"
+
+    def states(self) -> Iterator[list[State]]:
+        """What each rank holds before the first step and after each."""
+        held = [dict(state) for state in self.start]
+        yield [dict(state) for state in held]
+        for step in self.steps:
+            for rank, action in step.actions.items():
+                held[rank].update(action.holds)
+            yield [dict(state) for state in held]
+
+    def bytes_of(self, tiles: Iterable[Place]) -> int:
+        """What blocks weigh."""
+        sizes = [self.shapes[name] for name, _, _ in tiles]
+        return sum(height * width for height, width in sizes) * self.num_bytes // self.world_size**2
+
+
+def read_play(trace: Trace) -> Play:
+    """The steps of a product or MLP that was followed; raises ValueError for a trace without one."""
+    if trace.world_size > MOST_RANKS or trace.clock == "logical":
+        raise ValueError("a sharded product is shown from the trace that was recorded, on 2 to 4 ranks: "
+                         "sharded_product(launch(trace_product, 2, fn, record=True).trace)")
+    readers = [_Reader(trace, rank) for rank in range(trace.world_size)]
+    shapes = {name: shape for reader in readers for name, shape in reader.shapes.items()}
+    if not any(action.holds for reader in readers for action in reader.actions):
+        raise ValueError("this trace follows no matrix product: launch trace_product or trace_mlp with your function, "
+                         "launch(trace_product, 2, fn, record=True)")
+    play = MLP if shapes.keys() & {"B", "P", "H"} else PRODUCT
+    sizes = {dim: size for matrix in play for dim, size in zip(matrix.dims, shapes.get(matrix.name, ()))}
+    bias = any(held and held[-1] for reader in readers for action in reader.actions for held in action.holds.values())
+    shown = {m.name: m for m in play if m.name in shapes or not m.name.startswith("d")}
+    whole = {name: tuple(sizes[dim] for dim in matrix.dims) for name, matrix in shown.items()}
+    return Play(trace.world_size, shown, whole, [reader.start for reader in readers],
+                list(_aligned([reader.actions for reader in readers])), bias,
+                next(reader.num_bytes for reader in readers), trace.source)
+
+
+class _Reader:
+    """One rank's events, in the order of its program, as actions."""
+
+    def __init__(self, trace: Trace, rank: int):
+        self._num_parts = trace.world_size
+        self.shapes: dict[str, tuple[int, int]] = {}
+        self.start: State = {}
+        self.actions: list[Action] = []
+        self.num_bytes = 8
+        self._given = {m.name for m in (*PRODUCT, *MLP) if not m.recipe}
+        self._of_loss: State = {}
+        for event in sorted(trace.of_rank(rank), key=lambda event: event.start_s):
+            {"hold": self._hold, "compute": self._compute, "collective": self._collective}.get(
+                event.kind, lambda _: None)(event)
+        self._begin_backward()
+        self.actions = [a for a in self.actions if a.holds or a.kind in ("collective", "multiply")]
+
+    def _compute(self, event: Event) -> None:
+        factors = FACTORS.fullmatch(event.op)
+        name, _, blocks = event.op.partition(": ")
+        blocks = [Block.parse(text) for text in blocks.split("; ") if text]
+        if factors:
+            sizes = [int(size) for size in factors.groups()[:3]]
+            self.actions.append(Action("multiply", "", blocks, {}, sizes[0] * sizes[1] * sizes[2]))
+        elif name == "sends":
+            self.actions[-1].blocks, self.actions[-1].name = blocks, self.actions[-1].event.op
+        elif name not in ("return", "gradient"):
+            self.actions.append(Action("apply", name.rstrip(":"), blocks))
+        elif not self.actions or self.actions[-1].kind != name:
+            self.actions.append(Action(name, name))
+
+    def _collective(self, event: Event) -> None:
+        self.actions.append(Action("collective", "", event=event))
+
+    def _hold(self, event: Event) -> None:
+        block, n = Block.parse(event.op), self._num_parts
+        self.shapes[block.matrix] = block.shape
+        place = (block.matrix, block.rows[0] * n // block.shape[0], block.columns[0] * n // block.shape[1])
+        last = self.actions[-1] if self.actions else None
+        given = block.matrix in self._given and not (last and last.kind == "collective" and last.name)
+        if given:
+            (self._of_loss if block.matrix == "dY" else self.start)[place] = event.contributions
+        elif last:
+            last.holds[place] = event.contributions
+
+    def _begin_backward(self) -> None:
+        if self._of_loss:
+            after = max(i for i, action in enumerate(self.actions) if action.kind == "return") + 1
+            self.actions.insert(after, Action("backward", "backward", holds=self._of_loss))
+
+
+def _aligned(programs: list[list[Action]]) -> Iterator[Step]:
+    """The ranks' actions side by side: what ranks do alone comes before the next collective of their group."""
+    at = [0] * len(programs)
+    while any(at[rank] < len(program) for rank, program in enumerate(programs)):
+        ready = {rank: program[at[rank]] for rank, program in enumerate(programs) if at[rank] < len(program)}
+        alone = {rank: action for rank, action in ready.items() if action.kind != "collective"}
+        together = {rank: action for rank, action in ready.items() if action.kind == "collective" and
+                    all(peer in ready and ready[peer].kind == "collective" for peer in action.event.group)}
+        able = alone or together or ready
+        first = next(iter(able.values()))
+        now = {rank: action for rank, action in able.items() if _key(action) == _key(first)}
+        for rank in now:
+            at[rank] += 1
+        yield Step(first.kind, first.name, now)
+
+
+def _key(action: Action) -> tuple:
+    return action.kind, action.name, tuple(sorted(block.matrix for block in action.blocks))
+
+
+def cut_dims(play: Play) -> set[str]:
+    """The dimensions that some rank has in parts, or sums in parts."""
+    cut: set[str] = set()
+    for state in (state for states in play.states() for state in states):
+        for name, matrix in play.matrices.items():
+            tiles = {(r, c): contents for (m, r, c), contents in state.items() if m == name}
+            if not tiles:
+                continue
+            for axis, dim in enumerate(matrix.dims):
+                lines = [{at[1 - axis]: held for at, held in tiles.items() if at[axis] == i}
+                         for i in range(play.world_size)]
+                cut |= {dim} if any(line != lines[0] for line in lines) else set()
+            if matrix.summed and any(held and len(set(held[:play.world_size])) > 1 for held in tiles.values()):
+                cut.add(matrix.summed)
+    return cut

@@ -1,0 +1,160 @@
+"""L3: a sharded product as the small JSON that its player draws.
+
+`matrices` lists what is drawn on each rank, in the places of `slots`; a later one of a slot and line takes its place.
+
+    name, recipe, shape, slot, line (0: forward, 1: gradients)
+    grid    into how many blocks, [down, across], the run cuts it
+    lanes   how many parts of a sum its blocks are drawn with, 1 where the run cuts no sum; bias: one more for the bias
+    paint   what colours a block without lanes: its "row", its "column" or nothing ("")
+
+A block is [rank, matrix, number row by row, contents]: how often each lane is in it, null where that is unknown.
+`start` lists those held at first, each of the `steps` is
+
+    [kind, words to stress, the rest, whether it is wrong, blocks that change, moves, matrices that it works on]
+
+and a move is [matrix, from, to, numbers of its blocks].
+"""
+from __future__ import annotations
+
+from typing import Any
+
+from book.widgets.shards import Contents, Place, Play, State, Step, cut_dims
+from book.widgets.shards_words import begin, tell
+
+SLOTS = {"X": 0, "A": 1, "P": 2, "H": 2, "Y": 2, "B": 3}
+
+
+def run_payload(play: Play, source: str) -> dict[str, Any]:
+    """One run as JSON data."""
+    drawing = _Drawing(play)
+    steps, states = [], play.states()
+    before = next(states)
+    for step, after in zip(play.steps, states):
+        stress, rest, wrong = tell(play, step)
+        changes = [block for rank, action in sorted(step.actions.items()) for block in drawing.blocks(rank, action.holds)]
+        steps.append([step.kind, stress, rest, wrong, changes, drawing.moves(step, before), drawing.busy(step)])
+        before = after
+    start = [block for rank, state in enumerate(play.start) for block in drawing.blocks(rank, state)]
+    return {"n": play.world_size, "source": source, "item": play.num_bytes, "slots": drawing.slots,
+            "matrices": drawing.matrices, "begin": begin(play), "start": start, "steps": steps,
+            "figures": figures(play)}
+
+
+class _Drawing:
+    """Which matrices are drawn where, and how finely."""
+
+    def __init__(self, play: Play):
+        self._play, self._cut = play, cut_dims(play)
+        self._names = list(play.matrices)
+        mlp = "B" in play.matrices
+        self.slots = ["X", "A", "H", "B", "Y"] if mlp else ["X", "A", "Y"]
+        self.matrices = [self._matrix(name) for name in self._names]
+
+    def _matrix(self, name: str) -> dict[str, Any]:
+        matrix, base = self._play.matrices[name], name.removeprefix("d")
+        slot = self.slots.index({"P": "H"}.get(base, base))
+        lanes = self._play.world_size if matrix.summed in self._cut and matrix.summed else 1
+        cut = sorted((dim for dim in matrix.dims if dim in self._cut), key=lambda dim: dim == "T")
+        paint = "" if not cut else "row" if cut[0] == matrix.dims[0] else "column"
+        grid = [self._play.world_size if dim in self._cut else 1 for dim in matrix.dims]
+        return {"name": name, "recipe": matrix.recipe, "shape": list(self._play.shapes[name]), "slot": slot,
+                "line": int(name != base), "grid": grid, "lanes": lanes, "paint": paint,
+                **({"bias": 1} if self._play.bias and name == "Y" else {})}
+
+    def blocks(self, rank: int, state: State) -> list[list[Any]]:
+        """The blocks of a state as the drawing cuts them."""
+        found = {self._coarse(place): self._shown(place, contents) for place, contents in state.items()}
+        return [[rank, matrix, number, shown] for (matrix, number), shown in found.items()]
+
+    def moves(self, step: Step, before: list[State]) -> list[list[Any]]:
+        """What of each rank's blocks goes to which other: those that it sent and that the other has afterwards."""
+        if step.kind != "collective":
+            return []
+        found: dict[tuple[int, int, int], list[int]] = {}
+        for src, sender in step.actions.items():
+            names = {block.matrix for block in sender.blocks}
+            held = {place for place in before[src] if place[0] in names}
+            for dst, action in step.actions.items():
+                for place in sorted(held & action.holds.keys()) if dst != src else ():
+                    matrix, number = self._coarse(place)
+                    numbers = found.setdefault((matrix, src, dst), [])
+                    numbers.extend([number] if number not in numbers else [])
+        return [[*key, numbers] for key, numbers in found.items()]
+
+    def busy(self, step: Step) -> list[int]:
+        """The matrices that a step works on."""
+        names = {block.matrix for action in step.actions.values() for block in action.blocks}
+        names |= {place[0] for action in step.actions.values() for place in action.holds}
+        return sorted(self._names.index(name) for name in names)
+
+    def _coarse(self, place: Place) -> tuple[int, int]:
+        name, row, column = place
+        down, across = self.matrices[self._names.index(name)]["grid"]
+        return self._names.index(name), (row if down > 1 else 0) * across + (column if across > 1 else 0)
+
+    def _shown(self, place: Place, contents: Contents) -> list[float] | None:
+        matrix = self.matrices[self._names.index(place[0])]
+        if contents is None:
+            return None
+        counts = [*contents[:matrix["lanes"]], *contents[-1:] * bool(matrix.get("bias"))]
+        return [int(count) if count == int(count) else round(count, 4) for count in counts]
+
+
+def figures(play: Play) -> list[list[str]]:
+    """Pairs of a value and what it means: the most that any rank has or does."""
+    weights = [name for name in ("A", "B") if name in play.matrices]
+    states = list(play.states())
+    held = max(play.bytes_of(place for place in state if place[0] in weights) for state in play.start)
+    whole = sum(_bytes(play, name) for name in weights)
+    done = max(sum(step.actions[rank].num_multiplications for step in play.steps if rank in step.actions)
+               for rank in range(play.world_size))
+    alone = sum(_alone(play, name) for name, matrix in play.matrices.items()
+                if matrix.summed and any(place[0] == name for state in states[-1] for place in state))
+    results = max(play.bytes_of(place for place in state if place[0] == "Y") for state in states[-1])
+    return [[written(held), f"of {' and '.join(weights)} on each rank, {share(held, whole)} of {written(whole)}"],
+            [f"{done:,}", f"multiplications on each rank, {share(done, alone)} of one process's"],
+            *_traffic(play),
+            [written(results), f"of Y on each rank at the end, {share(results, _bytes(play, 'Y'))}"]]
+
+
+def _traffic(play: Play) -> list[list[str]]:
+    """Bytes that each rank sends in its collectives by the bandwidth-optimal algorithms (see book.cost)."""
+    t = play.world_size
+    calls = [next(iter(step.actions.values())).event for step in play.steps if step.kind == "collective"]
+    factors = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+    known = [call for call in calls if call.op in factors]
+    sent = sum(factors[call.op] * (len(call.group) - 1) / len(call.group) * call.num_bytes for call in known)
+    counts = {op: sum(call.op == op for call in calls) for op in dict.fromkeys(call.op for call in calls)}
+    names = ", ".join(f"{count} {op.replace('_', '-')}{'s' * (count > 1)}" for op, count in counts.items())
+    rules = [f"{count if count > 1 else ''}{'·' * (count > 1)}{'2' * (factors[op] == 2)}(t−1)/t·n"
+             for op, count in counts.items() if op in factors]
+    sizes = {call.num_bytes for call in known}
+    n = f", n = {written(sizes.pop())}" if len(sizes) == 1 else ""
+    rule = f": {' + '.join(rules)}{n}, t = {t}" if rules else ""
+    return [[written(round(sent)), f"sent by each rank{rule}"],
+            [str(len(calls)), f"collectives{': ' * bool(calls)}{names}" if calls else "collectives: nothing moves"]]
+
+
+def _bytes(play: Play, name: str) -> int:
+    height, width = play.shapes[name]
+    return height * width * play.num_bytes
+
+
+def _alone(play: Play, name: str) -> int:
+    """The multiplications of one process for a matrix."""
+    sizes = {dim: size for other, matrix in play.matrices.items() for dim, size in zip(matrix.dims, play.shapes[other])}
+    height, width = play.shapes[name]
+    return height * width * sizes[play.matrices[name].summed]
+
+
+def share(x: float, whole: float) -> str:
+    """A part as text: "all" or "1/4" where it is that, else a percentage."""
+    if x == whole:
+        return "all"
+    parts = whole / x if x else 0
+    return f"1/{parts:.0f}" if x and abs(parts - round(parts)) < 1e-9 else f"{x / whole:.0%}"
+
+
+def written(num_bytes: float) -> str:
+    """Bytes with three digits."""
+    return f"{num_bytes:.0f} B" if num_bytes < 1000 else f"{num_bytes / 1000:.3g} kB"

@@ -1,0 +1,205 @@
+"""L3: the steps of a sharded product in words."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from book.widgets.shards import Action, Contents, Place, Play, State, Step
+from book.widgets.words import spelled
+
+MOVES = {"all_reduce": "what the ranks have is added up, and every rank gets the sum",
+         "all_gather": "every rank gets what the others have",
+         "reduce_scatter": "what the ranks have is added up, and every rank gets its part of the sum"}
+APPLIES = {"add": "adds", "add_": "adds", "cat": "puts blocks together", "mul": "multiplies by a number",
+           "mul_": "multiplies by a number", "div": "divides by a number", "div_": "divides by a number"}
+Said = tuple[str, str, bool]  # what to stress, the rest, and whether something is wrong
+
+
+def tell(play: Play, step: Step) -> Said:
+    """What happens in a step."""
+    if step.kind == "return":
+        return _returned(play, step)
+    if step.kind == "gradient":
+        return _gradients(play, step)
+    say = {"multiply": _multiply, "apply": _apply, "collective": _collective, "backward": _backward}[step.kind]
+    said: dict[tuple[str, str], list[int]] = {}
+    for rank, action in step.actions.items():
+        said.setdefault(say(play, step, action), []).append(rank)
+    parts = [(subject(ranks, play.world_size), does, rest) for (does, rest), ranks in said.items()]
+    (who, does, rest), *others = parts
+    more = " ".join(f"{other} {it}{tail}" for other, it, tail in others)
+    return f"{who} {does}", f"{rest} {more}".rstrip(), False
+
+
+def begin(play: Play) -> str:
+    """The words before the first step."""
+    recipe = "Y = GELU(X A) B" if "B" in play.matrices else "Y = X A"
+    weights = [name for name in ("A", "B") if name in play.matrices]
+    held = [join(part(play, tiles_of(state, name), play.start, name) for name in weights) for state in play.start]
+    if len(set(held)) == 1:
+        return f"{recipe}{' + bias' if play.bias else ''} on {play.world_size} ranks. Every rank holds {held[0]}."
+    each = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(held))
+    return f"{recipe} on {play.world_size} ranks. They hold, {each}."
+
+
+def subject(ranks: Sequence[int], world_size: int) -> str:
+    """The ranks as the subject of a sentence in the singular."""
+    if len(ranks) == world_size:
+        return "Every rank"
+    return f"Rank {ranks[0]}" if len(ranks) == 1 else f"Each of ranks {join(map(str, ranks))}"
+
+
+def join(texts: Iterable[str]) -> str:
+    """One text after the other, "and" before the last."""
+    *most, last = texts
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def tiles_of(state: State, name: str) -> State:
+    """What of one matrix is in a state."""
+    return {place: contents for place, contents in state.items() if place[0] == name}
+
+
+def part(play: Play, tiles: Iterable[Place], all_ranks: Sequence[State], name: str) -> str:
+    """Which part of a matrix these blocks are, "its" part where each rank has another one."""
+    rows, columns = ({place[axis] for place in tiles} for axis in (1, 2))
+    if not rows:
+        return f"nothing of {name}"
+    everything = set(range(play.world_size))
+    others = {frozenset(place for place in state if place[0] == name) for state in all_ranks}
+    its = len(others) == len(all_ranks)
+    if rows == columns == everything:
+        return f"all of {name}"
+    if rows != everything and columns != everything:
+        return f"{'its' if its else 'one'} block of {name}"
+    lines, at, size = ("columns", columns, play.shapes[name][1]) if rows == everything else (
+        "rows", rows, play.shapes[name][0])
+    if its:
+        return f"its {lines} of {name}"
+    first, last = (edge * size // play.world_size for edge in (min(at), max(at) + 1))
+    return f"{lines} {first} to {last - 1} of {name}"
+
+
+def fault(play: Play, tiles: Mapping[Place, Contents]) -> str:
+    """What is wrong with blocks, or still missing in them, in words that follow their name; empty if nothing is."""
+    held = list(tiles.values())
+    if any(contents is None for contents in held):
+        return "unknown"
+    parts, biases = [contents[:-1] for contents in held], [contents[-1] for contents in held]
+    summed = bool(play.matrices[next(iter(tiles))[0]].summed)
+    counts = [count for lanes in parts for count in (lanes if summed else lanes[:1])]
+    if max(counts) > 1:
+        return f"with {'every term' if min(counts) == max(counts) else 'a term'} counted {_times(max(counts))}"
+    if any(0 < count < 1 for count in counts):
+        return f"times {max(counts):.4g}"
+    if min(counts) < 1:
+        terms = max(sum(lanes) for lanes in parts)
+        return f"a partial sum: {terms:.0f} of {play.world_size} terms"
+    if play.bias and next(iter(tiles))[0] == "Y" and set(biases) != {1}:
+        return f"with the bias counted {_times(max(biases))}" if max(biases) else "without the bias"
+    return ""
+
+
+def result(play: Play, tiles: State, all_ranks: Sequence[State]) -> str:
+    """What blocks are, and how complete."""
+    if not tiles:
+        return "nothing new"
+    texts = []
+    for name in dict.fromkeys(name for name, _, _ in tiles):
+        own = tiles_of(tiles, name)
+        what, wrong = part(play, own, all_ranks, name), fault(play, own)
+        if wrong == "unknown":
+            texts.append(f"something that is no part of {name}")
+        elif wrong.startswith("a partial sum"):
+            texts.append(wrong.replace("sum", f"sum of {what}", 1))
+        else:
+            complete = ", complete" if play.matrices[name].summed and not wrong else ""
+            texts.append(f"{what}{complete}{' ' * bool(wrong)}{wrong}")
+    return join(texts)
+
+
+def _times(count: float) -> str:
+    return "twice" if count == 2 else f"{count:.4g} times"
+
+
+def _of_all(step: Step) -> list[State]:
+    return [action.holds for action in step.actions.values()]
+
+
+def _used(play: Play, step: Step, action: Action, name: str) -> str:
+    """The part of a factor that an action uses."""
+    used = [{place: None for place in _tiles(play, a, name)} for a in step.actions.values()]
+    return part(play, _tiles(play, action, name), used, name)
+
+
+def _tiles(play: Play, action: Action, name: str) -> list[Place]:
+    n, found = play.world_size, []
+    for block in action.blocks:
+        if block.matrix == name:
+            rows, columns = (range(span[0] * n // size, span[1] * n // size)
+                             for span, size in zip((block.rows, block.columns), block.shape))
+            found += [(name, r, c) for r in rows for c in columns]
+    return found
+
+
+def _multiply(play: Play, step: Step, action: Action) -> tuple[str, str]:
+    """As the recipe of what came of it says."""
+    names = {block.matrix for block in action.blocks}
+    recipe = next((m.recipe for m in play.matrices.values()
+                   if m.summed and {x.removesuffix("ᵀ") for x in m.recipe.split()} == names), None)
+    gives = f": {result(play, action.holds, _of_all(step))}." if action.holds else "."
+    if recipe is None:
+        return "multiplies", gives
+    left, right = (_used(play, step, action, name.removesuffix("ᵀ")) + ", transposed," * name.endswith("ᵀ")
+                   for name in recipe.split())
+    return f"multiplies {left} by {right}".rstrip(","), gives
+
+
+def _apply(play: Play, step: Step, action: Action) -> tuple[str, str]:
+    gives = result(play, action.holds, _of_all(step))
+    if step.name in ("gelu", "gelu_backward"):
+        what = _used(play, step, action, action.blocks[0].matrix) if action.blocks else "what it has"
+        does = "applies GELU to" if step.name == "gelu" else "takes the gradient of GELU from"
+        if "no part" in gives:
+            return f"{does} {what}", f": {gives}, for GELU of a sum is not the sum of GELUs."
+        return f"{does} {what}", f": {gives}. Nothing moves."
+    return APPLIES.get(step.name, f"computes {step.name}"), f": now it has {gives}."
+
+
+def _collective(play: Play, step: Step, action: Action) -> tuple[str, str]:
+    op = spelled(step.name or action.event.op)
+    names = dict.fromkeys(block.matrix for block in action.blocks)
+    what = join(names) if names else "something else"
+    does = f"takes part in the {op} of {what}"
+    moves = f": {MOVES[action.event.op]}." if action.event.op in MOVES else "."
+    gives = f" Now it has {result(play, action.holds, _of_all(step))}." if action.holds else ""
+    return does, moves + (gives or " Nothing that it has changes." * bool(names))
+
+
+def _backward(play: Play, step: Step, action: Action) -> tuple[str, str]:
+    got = part(play, action.holds, _of_all(step), "dY")
+    return f"begins its backward with {got}", ", the loss's gradient of what it returned."
+
+
+def _returned(play: Play, step: Step) -> Said:
+    return _verdict(play, step, ("Y",), "returns")
+
+
+def _gradients(play: Play, step: Step) -> Said:
+    names = [name for name in ("dX", "dA", "dB") if name in play.matrices]
+    return _verdict(play, step, names, "ends with")
+
+
+def _verdict(play: Play, step: Step, names: Sequence[str], verb: str) -> Said:
+    """Whether all ranks together have all of these matrices, complete, and none has anything else."""
+    said: dict[str, list[int]] = {}
+    for rank, action in step.actions.items():
+        said.setdefault(result(play, action.holds, _of_all(step)), []).append(rank)
+    told = "; ".join(f"{subject(ranks, play.world_size)} {verb} {text}" for text, ranks in said.items())
+    wrong = any(fault(play, tiles_of(holds, name)) for holds in _of_all(step)
+                for name in names if tiles_of(holds, name))
+    have = {place for holds in _of_all(step) for place in holds}
+    lost = [name for name in names if sum(place[0] == name for place in have) < play.world_size**2]
+    if not wrong and lost:
+        return "Wrong: ", f"{told}. Parts of {join(lost)} are on no rank.", True
+    whole = "" if wrong or "all of" in told and verb == "returns" else f" Together they have all of {join(names)}."
+    return ("Wrong: " if wrong else "Done: "), f"{told[0].lower()}{told[1:]}.{whole}", wrong
