@@ -5,6 +5,9 @@
     race({"ring": trace, "tree": trace})         modelled traces side by side
     panel(run, num_ranks=(2, 4, 8))              controls, a button, and the player of what run(...) returns
     bucket_timeline(trace, replay)               a backward pass: gradients, buckets and their all-reduces on one clock
+    pipeline_player(schedule_or_trace)           a pipeline: forwards, backwards, what is kept, what is idle
+    pipeline_race({"GPipe": a, "1F1B": b})       several pipelines on one clock
+    sharded_product(trace)                       a matrix product cut over ranks: who holds which block, what moves
 
 Each returns an object that shows itself: in a live notebook as a widget with the traits `step`, `playing`, `payload`
 and `error` (and `player.trace = other`), on a static page as HTML that scripts (see assets), loaded deferred, bring to
@@ -16,20 +19,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from book.cost import Link
 from book.promise import PROMISES
-from book.schedule import Schedule
+from book.schedule import PipelineSchedule, Schedule
 from book.trace import Trace
 from book.widgets.assets import ASSETS
 from book.widgets.page import Shown, title_of
 from book.widgets.payload import Options
+from book.widgets.pipeline import Durations
+from book.widgets.pipeline_page import PipelinePlayer
+from book.widgets.shards_page import ShardedProduct
 from book.widgets.timeline_page import BucketTimeline
 
 if TYPE_CHECKING:
-    from book.widgets.live import Panel, Player, Timeline
+    from book.widgets.live import Panel, PipelineView, Player, Shards, Timeline
 
-__all__ = ["ASSETS", "bucket_timeline", "panel", "play", "race"]
+__all__ = ["ASSETS", "bucket_timeline", "panel", "pipeline_player", "pipeline_race", "play", "race", "sharded_product"]
 
 Playable = Trace | Schedule
+Piped = Trace | PipelineSchedule
 
 
 def play(what: Playable | Mapping[Any, Playable] | Sequence[Playable], *, title: str | None = None, view: str = "auto",
@@ -94,6 +102,59 @@ def bucket_timeline(runs: Trace | Mapping[Any, Trace], replay: Callable[[Trace],
     return Timeline(shown)
 
 
+def pipeline_player(what: Piped | Mapping[Any, Piped] | Sequence[Piped], *, forward_s: float = 1e-3,
+                    backward_s: float = 2e-3, weight_s: float | None = None, link: Link | None = None,
+                    num_bytes: float = 0.0, step: int = 0, ranks: Sequence[int] | None = None,
+                    title: str | None = None, labels: Sequence[str] | None = None,
+                    select: Any = None) -> PipelinePlayer | PipelineView:
+    """The player of a pipeline, or of several that the reader chooses from by the mapping's keys.
+
+    `what` is a schedule, which is simulated with these durations; a modelled trace (simulate_pipeline,
+    replay_pipeline), which has its own; or a recorded one, whose order is replayed with these: `step` and `ranks` say
+    which part of it, as in replay_pipeline. An order that is not complete, or stops for good, is shown as far as it
+    goes. `labels` name the choices and `select` is the key to open with. Raises TypeError for what is none of these,
+    ValueError for a trace without stages, more than 8 ranks or 2048 actions, or durations that cannot be.
+    """
+    runs = _mapping(what)
+    _check("select", select, (None, *runs))
+    durations = Durations(forward_s, backward_s, weight_s, link, num_bytes)
+    return _pipelines(PipelinePlayer(runs, durations, title, "player", labels, select, step, ranks))
+
+
+def pipeline_race(runs: Mapping[str, Piped], *, forward_s: float = 1e-3, backward_s: float = 2e-3,
+                  weight_s: float | None = None, link: Link | None = None, num_bytes: float = 0.0,
+                  title: str = "Pipelines on one clock") -> PipelinePlayer | PipelineView:
+    """Several pipelines under one another on one clock; `runs` are what `pipeline_player` takes.
+
+    The durations are those of the run with the fewest stages: the others cut the same model into shorter ones.
+    Raises ValueError for fewer than two runs, and what `pipeline_player` raises.
+    """
+    if not isinstance(runs, Mapping):
+        raise TypeError('a race needs names for its runs: pipeline_race({"GPipe": schedule, "1F1B": other})')
+    if len(runs) < 2:
+        raise ValueError("a race needs two or more runs")
+    durations = Durations(forward_s, backward_s, weight_s, link, num_bytes)
+    return _pipelines(PipelinePlayer(dict(runs), durations, title, "race"))
+
+
+def sharded_product(runs: Trace | Mapping[Any, Trace], *, title: str | None = None,
+                    labels: Sequence[str] | None = None, select: Any = None) -> ShardedProduct | Shards:
+    """A matrix product or MLP that ranks have cut, or several that the reader chooses from, step by step.
+
+    `runs` are traces recorded with `trace_product` or `trace_mlp` of book.parallel, which read what each block holds
+    off its numbers. `labels` name the choices and `select` is the key to open with. Raises TypeError for what is no
+    trace, ValueError for a trace that follows no product.
+    """
+    traces = _mapping(runs if isinstance(runs, Mapping) else {"": runs})
+    _check("select", select, (None, *traces))
+    shown = ShardedProduct(traces, title, labels, select)
+    try:
+        from book.widgets.live import Shards
+    except ImportError:
+        return shown
+    return Shards(shown)
+
+
 def panel(run: Callable[..., Trace], *, title: str | None = None, promise: str | None = None,
           **controls: Any) -> Panel:
     """Sliders and lists for the arguments of `run`, a button that calls it, and the player of the trace it returns.
@@ -112,6 +173,14 @@ def _player(shown: Shown) -> Shown | Player:
     except ImportError:  # a page can be built without the packages that a live notebook needs
         return shown
     return Player(shown)
+
+
+def _pipelines(shown: PipelinePlayer) -> PipelinePlayer | PipelineView:
+    try:
+        from book.widgets.live import PipelineView
+    except ImportError:
+        return shown
+    return PipelineView(shown)
 
 
 def _mapping(what: Any) -> dict[Any, Playable]:

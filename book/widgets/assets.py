@@ -4,7 +4,9 @@ from __future__ import annotations
 from pathlib import Path
 
 ASSETS = Path(__file__).parent  # for the site, tests and benchmarks to copy from
-PARTS = {"player": ("controls", "player"), "timeline": ("controls", "lanes", "timeline")}  # what widgets are made of
+PARTS = {  # what widgets are made of
+    "player": ("controls", "player"), "timeline": ("controls", "lanes", "timeline"),
+    "pipeline": ("controls", "lanes", "pipeline"), "shards": ("controls", "shards")}
 ALL = tuple(dict.fromkeys(part for parts in PARTS.values() for part in parts))
 STYLES, SCRIPTS = tuple(f"{part}.css" for part in ALL), tuple(f"{part}.js" for part in ALL)
 
@@ -16,7 +18,7 @@ def links(folder: str) -> str:
 
 
 def module(widget: str) -> str:
-    """The JavaScript module of a live widget, "player" or "timeline": the scripts that it needs, and the export."""
+    """The JavaScript module of a live widget, named as in PARTS: the scripts that it needs, and the export."""
     code = "".join(_text(f"{part}.js") for part in PARTS[widget])
     return f"{code}export default globalThis.lockstep{widget.capitalize()};\n"
 

@@ -5,8 +5,9 @@ const { make, canvas, seconds } = globalThis.lockstepControls, { max, floor, log
 let hatches = 0;
 const fit = (texts, room) => texts.find(text => text.length * 6.3 <= room); // the first that has room at 11 px: long ones first
 
-/* rows: { y, h, blocks }, a block { a, b, c, key, lines, kind }: from tick a to b, in colour c, known as data-b=key, with
-   lines of text to choose from by length; one that has a kind (a class) is not drawn before its time. */
+/* rows: { y, h, blocks }, a block { a, b, c, key, lines, kind, look, marks, pad }: from tick a to b, in colour c, known as
+   data-b=key, with lines of text to choose from by length, which leave pad pixels, the class look, and so many lines along
+   its top; one that has a kind (a class) is not drawn before its time. */
 function lanes(parent, { W, H, left, perTick, rows, name }) {
   const { rest, move } = canvas(parent, W, H, { role: "group", "aria-label": name }), x = t => left + t * perTick, id = "lk-hatch" + hatches++;
   const hatch = make("pattern", make("defs", rest), { id, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" });
@@ -24,10 +25,11 @@ function lanes(parent, { W, H, left, perTick, rows, name }) {
   } };
 }
 
-function drawBlock(layer, { a, b, c, key, lines, kind = "" }, x, y, h) {
-  const w = x(b) - x(a), thin = w < 4, g = make(`g.lk-block ${kind}${thin ? " thin" : ""}`, layer, { style: `--c:${c}`, "data-b": key });
+function drawBlock(layer, { a, b, c, key, lines, kind = "", look = "", marks = 0, pad = 7 }, x, y, h) {
+  const w = x(b) - x(a), thin = w < 4, g = make(`g.lk-block ${kind}${look}${thin ? " thin" : ""}`, layer, { style: `--c:${c}`, "data-b": key });
   make("rect", g, { x: x(a) + (thin ? 0 : 0.7), y, width: max(1, w - (thin ? 0.3 : 1.4)), height: h, rx: thin ? 0 : 3 });
-  const texts = lines.map(list => fit(list, w - 7)).filter(Boolean), top = y + h / 2 + 10 - 6 * texts.length;
+  const texts = lines.map(list => fit(list, w - pad)).filter(Boolean), top = y + h / 2 + 10 - 6 * texts.length;
+  for (let i = 0; i < marks; i++) make("path", g, { d: `M${x(a) + 2} ${y + 2.5 + 2.5 * i}h${max(0, w - 4)}` });
   texts.forEach((text, i) => make("text", g, { x: x(a) + w / 2, y: top + 12 * i, "text-anchor": "middle" }, text));
 }
 

@@ -60,6 +60,18 @@ class Timeline(Live):
     _esm, _css = module("timeline"), style("timeline")
 
 
+class PipelineView(Live):
+    """A live pipeline player, or a race of several."""
+
+    _esm, _css = module("pipeline"), style("pipeline")
+
+
+class Shards(Live):
+    """A live sharded product."""
+
+    _esm, _css = module("shards"), style("shards")
+
+
 class Panel(ipywidgets.VBox):
     """Controls for the arguments of `run`, a button, and the player of the trace that `run` returned last."""
 

@@ -1,0 +1,295 @@
+"""L3: a pipeline's order and modelled times as the small JSON that the pipeline player draws.
+
+A run has
+
+    n, stages    how many ranks, and which stages each of them runs
+    batches      the number of its micro-batches
+    step_s       what `ticks` ticks are, the unit of all its times
+    order        for each rank its actions, as PipelineSchedule.to_csv writes them: "0F0,0F1,0B0"
+    len          for each rank how many ticks an action takes: by kind, or a list where those of a kind differ
+    idle         for each rank [which action, how many ticks it starts after the end of the one before], where not at once
+    sent         for each rank [which action, from, to] of the message with its result (left out: it arrives at once)
+    ends         for an order that is not complete or cannot go on: where each rank stands
+    figures      [value, meaning] pairs;    brief  the most important of them in one line
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+from book.cost import Link, pipeline_bubble
+from book.pipelines import gpipe, interleaved, one_f_one_b, zero_bubble
+from book.replay import bubble, pipeline_order
+from book.schedule import Action, PipelineSchedule, ScheduleError
+from book.simulate import simulate_pipeline
+from book.trace import Event, Trace
+
+MOST_RANKS, MOST_ACTIONS = 8, 2048
+MOST_TICKS = 100_000
+NAMES = {"gpipe": "GPipe", "one_f_one_b": "1F1B", "interleaved": "interleaved 1F1B", "zero_bubble": "ZB-V"}
+
+
+@dataclass(frozen=True)
+class Durations:
+    """What a forward, a backward and its weights' part take on one stage, and the links that messages go over."""
+
+    forward_s: float = 1e-3
+    backward_s: float = 2e-3
+    weight_s: float | None = None
+    link: Link | None = None
+    num_bytes: float = 0.0
+
+    def simulate(self, order: PipelineSchedule) -> Trace:
+        """The trace of an order with these durations."""
+        return simulate_pipeline(order, self.forward_s, self.backward_s, self.weight_s, self.link,
+                                 num_bytes=self.num_bytes)
+
+    def cut(self, times: float) -> Durations:
+        """Those of the same model, cut into so many times as many stages."""
+        weight_s = None if self.weight_s is None else self.weight_s / times
+        return replace(self, forward_s=self.forward_s / times, backward_s=self.backward_s / times, weight_s=weight_s)
+
+    def words(self) -> str:
+        """How long a backward is, next to a forward: "B = 2F"."""
+        if not self.forward_s:
+            return "F takes no time"
+        return f"B = {self.backward_s / self.forward_s:.3g}F".replace("= 1F", "= F")
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One run of the player: the order of its actions, their modelled times, and where both come from.
+
+    `ends` says where each rank stands, if the order is not complete.
+    """
+
+    order: PipelineSchedule
+    trace: Trace
+    source: str
+    ends: list[str] = field(default_factory=list)
+
+
+def read_pipeline(what: Any, durations: Durations, step: int = 0, ranks: Sequence[int] | None = None) -> Pipeline:
+    """The run that a schedule, a modelled trace or a recorded one stands for.
+
+    Raises TypeError for something else, ValueError for a trace without actions of stages, for more than can be drawn,
+    or where nothing takes time. An order that cannot run to its end is shown as far as it goes.
+    """
+    if isinstance(what, PipelineSchedule):
+        order, ends = _as_far_as_it_goes(what)
+        run = Pipeline(order, durations.simulate(order), f"simulated · {durations.words()}", ends)
+    elif isinstance(what, Trace):
+        order = pipeline_order(what, step, ranks)
+        modelled = what.clock == "modelled" and step == 0 and ranks is None
+        run = Pipeline(order, what if modelled else durations.simulate(order), _source(what, durations),
+                       _standing(order))
+    else:
+        raise TypeError("a pipeline player takes a PipelineSchedule or a Trace of one, or a mapping of them, not "
+                        f"{type(what).__name__}")
+    _check_size(run)
+    return run
+
+
+def run_payload(run: Pipeline) -> dict[str, Any]:
+    """One run as JSON data."""
+    order, num_ranks = run.order, run.order.world_size
+    events = [_in_order(run.trace, order.of_rank(rank), rank) for rank in range(num_ranks)]
+    start_s = min(event.start_s for own in events for event in own)
+    clock = _Clock.of(event for own in events for event in own)
+    sent = [_sent(run.trace, order.of_rank(rank), clock, start_s) for rank in range(num_ranks)]
+    data = {"n": num_ranks, "stages": [stages_of(order, rank) for rank in range(num_ranks)],
+            "batches": order.num_micro_batches, "source": run.source, "step_s": float(f"{clock.step_s:.6g}"),
+            "ticks": clock.ticks, "order": order.to_csv().splitlines()[1:],
+            "len": [_lengths(own, clock) for own in events], "idle": [_gaps(own, clock, start_s) for own in events]}
+    return {**data, **({"sent": sent} if any(sent) else {}), **({"ends": run.ends} if run.ends else {}),
+            "figures": figures(run), "brief": brief(run)}
+
+
+def figures(run: Pipeline) -> list[tuple[str, str]]:
+    """(value, meaning) of what a reader compares pipelines by."""
+    found, peaks = bubble(run.trace), run.order.peak_in_flight()
+    idle = dict.fromkeys(ms(idle_s) for idle_s in (min(found.idle_s), max(found.idle_s)))
+    held = ", ".join(map(str, peaks)) if len(set(peaks)) > 1 else f"{peaks[0]} on each" if len(peaks) > 1 else "1 rank"
+    rows = [_bubble_figure(run), (ms(found.step_s), "until all is done" if not run.ends else "until the order ends"),
+            (str(max(peaks)), f"in flight at most; by rank: {held}"),
+            (" to ".join(idle), f"idle on {'each rank' if len(peaks) > 1 else 'the rank'}")]
+    known = known_as(run.order)
+    if known and known.bubble is not None and abs(found.share - known.bubble(1)) < 1e-6 and found.share:
+        rows.append((percent(known.bubble(2)), f"bubble with {2 * run.order.num_micro_batches} micro-batches"))
+    return rows
+
+
+def brief(run: Pipeline) -> str:
+    """The figures in one line, for a view of several runs."""
+    share = percent(bubble(run.trace).share)
+    idle = "not complete" if run.ends else f"bubble {share}"
+    most, depth = max(run.order.peak_in_flight()), max(len(stages_of(run.order, r)) for r in range(run.order.world_size))
+    size = f" ({most} of 1/{depth} the size)" if depth > 1 else ""
+    return f"{ms(bubble(run.trace).step_s)} · {idle} · at most {most / max(1, depth):g} in flight{size}"
+
+
+@dataclass(frozen=True)
+class Known:
+    """A schedule with a name: the formula of its bubble, if it has one, for `factor` times as many micro-batches."""
+
+    name: str
+    formula: str = ""
+    num_ranks: int = 0
+    num_micro_batches: int = 0
+    stages_per_rank: int = 1
+
+    @property
+    def bubble(self) -> Any:
+        """The formula as a function of that factor, or None."""
+        if not self.formula:
+            return None
+        return lambda factor: pipeline_bubble(self.num_ranks, factor * self.num_micro_batches, self.stages_per_rank)
+
+
+def known_as(order: PipelineSchedule) -> Known | None:
+    """Which of the well-known schedules an order is, whatever its name; None where it is none of them."""
+    num_stages, num_micro_batches, num_ranks = order.num_stages, order.num_micro_batches, order.world_size
+    makers = (gpipe, one_f_one_b, interleaved, zero_bubble)
+    for make in makers:
+        depth = (num_stages // num_ranks,) if make is interleaved else ()
+        try:
+            same = make(num_stages, num_micro_batches, *depth)
+        except ScheduleError:
+            continue
+        if same.world_size == num_ranks and same.actions == order.actions:
+            formula = {gpipe: "(p−1)/(m+p−1)", one_f_one_b: "(p−1)/(m+p−1)", interleaved: "(p−1)/(vm+p−1)"}.get(make, "")
+            return Known(NAMES[make.__name__], formula, num_ranks, num_micro_batches, *depth)
+    return None
+
+
+def stages_of(order: PipelineSchedule, rank: int) -> list[int]:
+    """The stages that a rank runs, first ones first."""
+    return sorted({action.stage for action in order.of_rank(rank)})
+
+
+def percent(share: float) -> str:
+    """A share as "27.3 %"."""
+    return f"{100 * share:.1f} %"
+
+
+def ms(seconds: float) -> str:
+    """A time with three digits, in µs, ms or s."""
+    unit, factor = ("s", 1) if seconds >= 0.9995 else ("ms", 1e3) if seconds >= 0.9995e-3 else ("µs", 1e6)
+    return f"{float(f'{seconds * factor:.3g}'):g} {unit}" if seconds else "0 s"
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """Seconds in ticks: as few ticks as make every time a whole number of them, if there is such a number."""
+
+    step_s: float
+    ticks: int
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> _Clock:
+        times = {time_s for event in events for time_s in (event.start_s, event.end_s)}
+        step_s = max(times) - min(times)
+        parts = [Fraction((time_s - min(times)) / step_s).limit_denominator(MOST_TICKS) for time_s in times]
+        ticks = math.lcm(*(part.denominator for part in parts))
+        return cls(step_s, ticks if ticks <= MOST_TICKS else MOST_TICKS)
+
+    def tick(self, seconds: float) -> int:
+        return round(seconds / self.step_s * self.ticks)
+
+
+def _as_far_as_it_goes(schedule: PipelineSchedule) -> tuple[PipelineSchedule, list[str]]:
+    """The actions of a schedule that can run, and for each rank where it stands if those are not all."""
+    done: list[Action] = []
+    try:
+        for action in schedule.runnable():
+            done.append(action)
+    except ScheduleError as error:
+        if not done:
+            raise
+        ends = str(error).partition("this order cannot run: ")[2].split("; ")
+    else:
+        ends = _standing(schedule)
+    order = PipelineSchedule(schedule.name, schedule.num_stages, schedule.num_micro_batches, done, schedule.world_size)
+    return order, ends
+
+
+def _standing(order: PipelineSchedule) -> list[str]:
+    """Where each rank of an order stands that is not complete; nothing for a complete one."""
+    try:
+        order.check()
+    except ScheduleError:
+        return [_stands(order, rank) for rank in range(order.world_size)]
+    return []
+
+
+def _stands(order: PipelineSchedule, rank: int) -> str:
+    own, held = order.of_rank(rank), order.in_flight()[rank]
+    if not own:
+        return f"rank {rank} has done nothing"
+    return f"rank {rank} stands after {own[-1]}" + (f" with {held[-1]} in flight" if held[-1] else "")
+
+
+def _source(trace: Trace, durations: Durations) -> str:
+    if trace.source == "simulated":
+        return "simulated"
+    how = "" if trace.clock == "modelled" else f" ({durations.words()})"
+    where = f"{trace.world_size} process{'es' if trace.world_size > 1 else ''}"
+    return f"order {trace.source} from {where} · durations modelled{how}"
+
+
+def _check_size(run: Pipeline) -> None:
+    if run.order.world_size > MOST_RANKS or len(run.order.actions) > MOST_ACTIONS:
+        raise ValueError(f"the pipeline player shows up to {MOST_RANKS} ranks and {MOST_ACTIONS} actions, and this "
+                         f"pipeline has {run.order.world_size} ranks and {len(run.order.actions)} actions: take fewer "
+                         "ranks or micro-batches")
+    if not len(run.order.actions):
+        raise ValueError("this pipeline has no actions: there is nothing to play")
+    if bubble(run.trace).step_s <= 0:
+        raise ValueError("this pipeline takes no time: give forward_s or backward_s more than 0 s")
+
+
+def _bubble_figure(run: Pipeline) -> tuple[str, str]:
+    share, known = bubble(run.trace).share, known_as(run.order)
+    if run.ends:
+        return "–", "no bubble: the order is not complete"
+    if known is None or known.bubble is None:
+        return percent(share), "bubble: idle part of all ranks' time"
+    if abs(share - known.bubble(1)) < 1e-6:
+        return percent(share), f"bubble: {known.formula}"
+    return percent(share), f"bubble; with equal stages and messages that take no time: {percent(known.bubble(1))}"
+
+
+def _in_order(trace: Trace, actions: Sequence[Action], rank: int) -> list[Event]:
+    """The compute events of a rank, in the order of its actions."""
+    found = {(e.stage, e.micro_batch, e.op): e for e in trace.of_kind("compute") if e.rank == rank}
+    return [found[action.stage, action.micro_batch, action.kind] for action in actions]
+
+
+def _lengths(events: Sequence[Event], clock: _Clock) -> dict[str, int] | list[int]:
+    lengths = [clock.tick(event.end_s - event.start_s) for event in events]
+    by_kind = {str(event.op): length for event, length in zip(events, lengths)}
+    return by_kind if all(by_kind[str(e.op)] == length for e, length in zip(events, lengths)) else lengths
+
+
+def _gaps(events: Sequence[Event], clock: _Clock, start_s: float) -> list[list[int]]:
+    """Where the drawn times, which lengths in ticks add up to, are behind the true ones."""
+    gaps, now = [], 0
+    for i, event in enumerate(events):
+        at = clock.tick(event.start_s - start_s)
+        if at != now:
+            gaps.append([i, at - now])
+        now = at + clock.tick(event.end_s - event.start_s)
+    return gaps
+
+
+def _sent(trace: Trace, actions: Sequence[Action], clock: _Clock, start_s: float) -> list[list[int]]:
+    spans = {(e.stage, e.micro_batch, e.op): e for e in trace.of_kind("send")}
+    found = []
+    for i, action in enumerate(actions):
+        event = spans.get((action.stage, action.micro_batch, "output" if action.kind == "F" else "gradient"))
+        if event is not None and action.kind != "W":
+            found.append([i, clock.tick(event.start_s - start_s), clock.tick(event.end_s - start_s)])
+    return found

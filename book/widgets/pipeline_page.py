@@ -1,0 +1,103 @@
+"""L3: the pipeline player on a page and in a notebook: one schedule or recorded run, a choice of them, or a race."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from book.trace import Trace
+from book.widgets.choices import arranged, names_of
+from book.widgets.page import Page
+from book.widgets.pipeline import Durations, Pipeline, figures, known_as, read_pipeline, run_payload
+
+MOST_WORDS = 40  # actions of a rank; longer orders are for the picture
+TITLE = "One step of a pipeline"
+
+
+class PipelinePlayer(Page):
+    """What a pipeline player shows: runs by key, with the durations of those that have no modelled times of their own.
+
+    `view` is "player" (the reader chooses a run) or "race" (all of them under one another).
+    """
+
+    widget = "pipeline"
+
+    def __init__(self, runs: Mapping[Any, Any], durations: Durations, title: str | None = None, view: str = "player",
+                 labels: Sequence[str] | None = None, select: Any = None, step: int = 0,
+                 ranks: Sequence[int] | None = None):
+        self._durations, self._view, self._labels, self._select = durations, view, labels, select
+        self._which = {"step": step, "ranks": ranks}
+        self.runs: dict[Any, Pipeline] = {key: read_pipeline(what, durations, **self._which)
+                                          for key, what in runs.items()}
+        if view == "race":  # of one model: where it is cut into more stages, each is shorter
+            least = min(run.order.num_stages for run in self.runs.values())
+            cut = {key: durations.cut(run.order.num_stages / least) for key, run in self.runs.items()}
+            self.runs = {key: read_pipeline(what, cut[key], **self._which) for key, what in runs.items()}
+        self.traces: dict[Any, Trace] = {key: run.trace for key, run in self.runs.items()}
+        self._given_title, self.title = title, title or _title(list(self.runs.values()))
+
+    def with_trace(self, what: Any) -> PipelinePlayer:
+        """The same player of another trace or schedule."""
+        return PipelinePlayer({"": what}, self._durations, self._given_title, **self._which)
+
+    def data(self, live: bool) -> dict[str, Any]:
+        """The player's data: order and modelled times, on every machine the same, live or not."""
+        runs = {key: run_payload(run) for key, run in self.runs.items()}
+        return {"v": 1, "title": self.title, "view": self._view, **arranged(runs, self._labels, self._select,
+                                                                           integers="run")}
+
+    def text(self) -> str:
+        """One line that says what is shown."""
+        kind = {"player": "pipeline player", "race": "pipelines on one clock"}[self._view]
+        several = f" of {len(self.runs)} runs ({', '.join(names_of(self.runs))})" if len(self.runs) > 1 else ""
+        sizes = " and ".join(dict.fromkeys(_size(run) for run in self.runs.values()))
+        return f"{self.title}: {kind}{several}, {sizes}, {self._sources()}"
+
+    def words(self) -> str:
+        """The figures of each run and, where there is one run, its order."""
+        lists = [_figures(name, run, len(self.runs) > 1) for name, run in zip(names_of(self.runs), self.runs.values())]
+        order = _order(next(iter(self.runs.values()))) if len(self.runs) == 1 else ""
+        return f"<p><strong>{escape(self.title)}</strong> ({escape(self._sources())})</p>{''.join(lists)}{order}"
+
+    def _sources(self) -> str:
+        return " and ".join(dict.fromkeys(run.source for run in self.runs.values()))
+
+
+def _title(runs: Sequence[Pipeline]) -> str:
+    """A title from what all runs have in common."""
+    known = {known.name if (known := known_as(run.order)) else None for run in runs}
+    name = known.pop() if len(known) == 1 else None
+    sizes = {_stages(run) for run in runs}
+    size = sizes.pop() if len(sizes) == 1 else None
+    parts = [part for part in (name, size) if part]
+    return f"Pipeline: {', '.join(parts)}" if parts else TITLE
+
+
+def _stages(run: Pipeline) -> str:
+    return f"{run.order.num_stages} stages, {run.order.num_micro_batches} micro-batches"
+
+
+def _size(run: Pipeline) -> str:
+    return f"{run.order.world_size} ranks, {_stages(run)}"
+
+
+def _figures(name: str, run: Pipeline, named: bool) -> str:
+    rows = [f"<li>{escape(value)}: {escape(meaning)}</li>" for value, meaning in figures(run)]
+    rows += [f"<li>{escape(text)}</li>" for text in run.ends]
+    return (f"<p>{escape(name)}</p>" if named else "") + f"<ul>{''.join(rows)}</ul>"
+
+
+def _order(run: Pipeline) -> str:
+    """Each rank's actions, where they are few."""
+    orders = [run.order.of_rank(rank) for rank in range(run.order.world_size)]
+    if max(map(len, orders)) > MOST_WORDS:
+        return ""
+    several = run.order.num_stages > run.order.world_size
+    rows = [f"<tr><th>rank {rank}</th><td>{' '.join(_word(action, several) for action in actions)}</td></tr>"
+            for rank, actions in enumerate(orders)]
+    how = "stage, kind and micro-batch" if several else "kind and micro-batch"
+    return f"<p>The order of each rank ({how}):</p><table>{''.join(rows)}</table>"
+
+
+def _word(action: Any, with_stage: bool) -> str:
+    return (f"{action.stage}" if with_stage else "") + f"{action.kind}{action.micro_batch}"
