@@ -5,7 +5,7 @@ where a trace came from, except to say so.
 
     kind        what the event says
     hold        rank has these contributions in its chunk: at the start, after it changed them by itself, or, where op
-                names one, after a collective
+                names one, after a collective; or, where op names one (see book.blocks), in its block of a matrix
     send        rank sent chunk to peer; contributions: what was in the message
     recv        rank got chunk from peer, and op says what it did with it: "reduce" (added) or "copy" (replaced);
                 contributions: what its chunk held afterwards

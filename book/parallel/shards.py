@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -163,17 +164,12 @@ class _Watcher(TorchDispatchMode):
         if found is None and (place is None or result.shape[-2:] != place.size):
             return
         source, target = ELEMENTWISE.get(name, ("", ""))
-        if found is None:
-            told = place.matrix == source or name.endswith("_")
-            name_of = target if place.matrix == source else place.matrix
-            place = Block(name_of, place.rows, place.columns, place.shape)
-            if not told:  # something on the way to a result
-                self._unknown[_memory(result)] = result, place
-                return
-        elif not self._is_new(found):
-            return
-        self._note("compute", f"{name}: {place or ''}", start_s)
-        self._hold(result, place)
+        into = replace(place, matrix=target) if place and place.matrix == source else place
+        if found is None and place.matrix != source and not name.endswith("_"):
+            self._unknown[_memory(result)] = result, into  # something on the way to a result
+        elif found is None or self._is_new(found):
+            self._note("compute", f"{name}: {place or ''}", start_s)
+            self._hold(result, into)
 
     def _collective(self, func: Any, args: tuple, kwargs: Any) -> Any:
         """What goes in is read before the call, what comes out when it is next used: by then it is there."""

@@ -7,7 +7,7 @@ const { min, max, floor, ceil } = Math, NONE = "var(--p0)";
 // # data: what each rank has before the first step and after each, by matrix and number of block
 function decode(raw) {
   const put = (held, blocks) => {
-    const next = held.map(rank => rank.map(blocks => [...blocks]));
+    const next = held.map(rank => rank.map(blocks => [...blocks])); // what is undefined, the rank does not have
     for (const [rank, m, number, contents] of blocks) next[rank][m][number] = contents;
     return next;
   };
@@ -61,7 +61,7 @@ const fills = (m, blocks, ...rest) => range(m.grid[0] * m.grid[1]).map(k => (blo
 // # stage: a row of matrices for each rank, the gradients below them
 function plan({ n, slots, lines }, W) {
   const wide = W >= 560, left = wide ? 74 : 0, top = 34, S = slots.length, gap = wide ? 34 : 15, head = wide ? 0 : 20;
-  const w = floor(min(132, (W - left - gap * (S - 1) - 12) / S)), h = n > 2 || lines > 1 ? 42 : 58, under = 18, each = head + lines * (h + under) + (n > 2 ? 8 : 14);
+  const w = floor(min(S > 3 ? 132 : 180, (W - left - gap * (S - 1) - 12) / S)), h = n > 2 || lines > 1 ? 42 : 58, under = 18, each = head + lines * (h + under) + (n > 2 ? 8 : 14);
   const place = ({ r, line, slot }) => [left + slot * (w + gap) + 1, top + r * each + head + line * (h + under)];
   return { W, H: top + n * each, wide, left, top, gap, head, w, h, each, place };
 }

@@ -6,7 +6,7 @@ a dimension that no rank cuts has one part, any other one part per rank.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from book.blocks import MLP, PRODUCT, Block, Matrix
@@ -32,6 +32,12 @@ class Action:
     holds: State = field(default_factory=dict)
     num_multiplications: int = 0
     event: Event | None = None
+
+    def replaced(self, held: State) -> list[Place]:
+        """What a rank no longer has after this: the sum that a reduce-scatter took, what it did not return."""
+        only = self.kind in ("return", "gradient") or self.name == "reduce_scatter"
+        names = {place[0] for place in self.holds} if only else set()
+        return [place for place in held if place[0] in names and place not in self.holds]
 
 
 @dataclass
@@ -62,6 +68,8 @@ class Play:
         yield [dict(state) for state in held]
         for step in self.steps:
             for rank, action in step.actions.items():
+                for place in action.replaced(held[rank]):
+                    del held[rank][place]
                 held[rank].update(action.holds)
             yield [dict(state) for state in held]
 
@@ -162,18 +170,20 @@ def _key(action: Action) -> tuple:
     return action.kind, action.name, tuple(sorted(block.matrix for block in action.blocks))
 
 
-def cut_dims(play: Play) -> set[str]:
-    """The dimensions that some rank has in parts, or sums in parts."""
-    cut: set[str] = set()
+def cuts(play: Play) -> tuple[set[str], set[tuple[str, int]]]:
+    """The dimensions that some rank has in parts, or sums in parts; and which axes of matrices (0: rows, 1: columns)."""
+    dims: set[str] = set()
+    axes: set[tuple[str, int]] = set()
     for state in (state for states in play.states() for state in states):
         for name, matrix in play.matrices.items():
             tiles = {(r, c): contents for (m, r, c), contents in state.items() if m == name}
-            if not tiles:
-                continue
-            for axis, dim in enumerate(matrix.dims):
-                lines = [{at[1 - axis]: held for at, held in tiles.items() if at[axis] == i}
-                         for i in range(play.world_size)]
-                cut |= {dim} if any(line != lines[0] for line in lines) else set()
-            if matrix.summed and any(held and len(set(held[:play.world_size])) > 1 for held in tiles.values()):
-                cut.add(matrix.summed)
-    return cut
+            axes |= {(name, axis) for axis in (0, 1) if tiles and _differs(tiles, axis, play.world_size)}
+            if any(held and len(set(held[:play.world_size])) > 1 for held in tiles.values() if matrix.summed):
+                dims.add(matrix.summed)
+    return dims | {play.matrices[name].dims[axis] for name, axis in axes}, axes
+
+
+def _differs(tiles: Mapping[tuple[int, int], Contents], axis: int, num_parts: int) -> bool:
+    """Whether a rank has some rows (or columns) of blocks and not others, or other contents in them."""
+    lines = [{at[1 - axis]: held for at, held in tiles.items() if at[axis] == i} for i in range(num_parts)]
+    return any(line != lines[0] for line in lines)

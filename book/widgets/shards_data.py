@@ -7,7 +7,8 @@
     lanes   how many parts of a sum its blocks are drawn with, 1 where the run cuts no sum; bias: one more for the bias
     paint   what colours a block without lanes: its "row", its "column" or nothing ("")
 
-A block is [rank, matrix, number row by row, contents]: how often each lane is in it, null where that is unknown.
+A block is [rank, matrix, number row by row, contents]: how often each lane is in it, null where that is unknown; one
+without contents is there no longer.
 `start` lists those held at first, each of the `steps` is
 
     [kind, words to stress, the rest, whether it is wrong, blocks that change, moves, matrices that it works on]
@@ -16,12 +17,11 @@ and a move is [matrix, from, to, numbers of its blocks].
 """
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from book.widgets.shards import Contents, Place, Play, State, Step, cut_dims
-from book.widgets.shards_words import begin, tell
-
-SLOTS = {"X": 0, "A": 1, "P": 2, "H": 2, "Y": 2, "B": 3}
+from book.widgets.shards import Contents, Place, Play, State, Step, cuts
+from book.widgets.shards_words import begin, told
 
 
 def run_payload(play: Play, source: str) -> dict[str, Any]:
@@ -29,10 +29,10 @@ def run_payload(play: Play, source: str) -> dict[str, Any]:
     drawing = _Drawing(play)
     steps, states = [], play.states()
     before = next(states)
-    for step, after in zip(play.steps, states):
-        stress, rest, wrong = tell(play, step)
-        changes = [block for rank, action in sorted(step.actions.items()) for block in drawing.blocks(rank, action.holds)]
-        steps.append([step.kind, stress, rest, wrong, changes, drawing.moves(step, before), drawing.busy(step)])
+    for step, said, after in zip(play.steps, told(play), states):
+        changes = [block for rank, action in sorted(step.actions.items())
+                   for block in drawing.gone(rank, action.replaced(before[rank])) + drawing.blocks(rank, action.holds)]
+        steps.append([step.kind, *said, changes, drawing.moves(step, before), drawing.busy(step)])
         before = after
     start = [block for rank, state in enumerate(play.start) for block in drawing.blocks(rank, state)]
     return {"n": play.world_size, "source": source, "item": play.num_bytes, "slots": drawing.slots,
@@ -44,7 +44,8 @@ class _Drawing:
     """Which matrices are drawn where, and how finely."""
 
     def __init__(self, play: Play):
-        self._play, self._cut = play, cut_dims(play)
+        self._play = play
+        self._cut, self._axes = cuts(play)
         self._names = list(play.matrices)
         mlp = "B" in play.matrices
         self.slots = ["X", "A", "H", "B", "Y"] if mlp else ["X", "A", "Y"]
@@ -54,9 +55,10 @@ class _Drawing:
         matrix, base = self._play.matrices[name], name.removeprefix("d")
         slot = self.slots.index({"P": "H"}.get(base, base))
         lanes = self._play.world_size if matrix.summed in self._cut and matrix.summed else 1
-        cut = sorted((dim for dim in matrix.dims if dim in self._cut), key=lambda dim: dim == "T")
-        paint = "" if not cut else "row" if cut[0] == matrix.dims[0] else "column"
-        grid = [self._play.world_size if dim in self._cut else 1 for dim in matrix.dims]
+        axes = [axis for axis in (0, 1) if (name, axis) in self._axes]
+        painted = min(axes, key=lambda axis: matrix.dims[axis] == "T", default=None)  # tokens are cut beside another
+        paint = {None: "", 0: "row", 1: "column"}[painted]
+        grid = [self._play.world_size if axis in axes else 1 for axis in (0, 1)]
         return {"name": name, "recipe": matrix.recipe, "shape": list(self._play.shapes[name]), "slot": slot,
                 "line": int(name != base), "grid": grid, "lanes": lanes, "paint": paint,
                 **({"bias": 1} if self._play.bias and name == "Y" else {})}
@@ -65,6 +67,10 @@ class _Drawing:
         """The blocks of a state as the drawing cuts them."""
         found = {self._coarse(place): self._shown(place, contents) for place, contents in state.items()}
         return [[rank, matrix, number, shown] for (matrix, number), shown in found.items()]
+
+    def gone(self, rank: int, places: Iterable[Place]) -> list[list[Any]]:
+        """The blocks that a rank has no longer."""
+        return [[rank, *at] for at in dict.fromkeys(map(self._coarse, places))]
 
     def moves(self, step: Step, before: list[State]) -> list[list[Any]]:
         """What of each rank's blocks goes to which other: those that it sent and that the other has afterwards."""
@@ -126,13 +132,14 @@ def _traffic(play: Play) -> list[list[str]]:
     sent = sum(factors[call.op] * (len(call.group) - 1) / len(call.group) * call.num_bytes for call in known)
     counts = {op: sum(call.op == op for call in calls) for op in dict.fromkeys(call.op for call in calls)}
     names = ", ".join(f"{count} {op.replace('_', '-')}{'s' * (count > 1)}" for op, count in counts.items())
+    names = names[2:] if len(calls) == 1 else f"collectives: {names or 'nothing moves'}"
     rules = [f"{count if count > 1 else ''}{'·' * (count > 1)}{'2' * (factors[op] == 2)}(t−1)/t·n"
              for op, count in counts.items() if op in factors]
     sizes = {call.num_bytes for call in known}
     n = f", n = {written(sizes.pop())}" if len(sizes) == 1 else ""
     rule = f": {' + '.join(rules)}{n}, t = {t}" if rules else ""
     return [[written(round(sent)), f"sent by each rank{rule}"],
-            [str(len(calls)), f"collectives{': ' * bool(calls)}{names}" if calls else "collectives: nothing moves"]]
+            [str(len(calls)), names]]
 
 
 def _bytes(play: Play, name: str) -> int:

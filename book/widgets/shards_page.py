@@ -10,7 +10,7 @@ from book.widgets.choices import arranged, names_of
 from book.widgets.page import Page
 from book.widgets.shards import Play, read_play
 from book.widgets.shards_data import figures, run_payload
-from book.widgets.shards_words import begin, tell
+from book.widgets.shards_words import begin, told
 
 
 class ShardedProduct(Page):
@@ -52,8 +52,8 @@ class ShardedProduct(Page):
         for name, play in zip(names_of(self.traces), self._plays.values()):
             if len(self.traces) > 1:
                 parts.append(f"<p>{escape(name)}:</p>")
-            told = [begin(play), *("".join(tell(play, step)[:2]) for step in play.steps)]
-            parts.append(f"<ol>{''.join(f'<li>{escape(text)}</li>' for text in told)}</ol>")
+            texts = [begin(play), *(stress + rest for stress, rest, _ in told(play))]
+            parts.append(f"<ol>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ol>")
             pairs = "; ".join(f"{value} {meaning}" for value, meaning in figures(play))
             parts.append(f"<p>{escape(pairs)}. ({escape(source_of(play, None))})</p>")
         return "".join(parts)

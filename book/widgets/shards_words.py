@@ -9,18 +9,27 @@ from book.widgets.words import spelled
 MOVES = {"all_reduce": "what the ranks have is added up, and every rank gets the sum",
          "all_gather": "every rank gets what the others have",
          "reduce_scatter": "what the ranks have is added up, and every rank gets its part of the sum"}
-APPLIES = {"add": "adds", "add_": "adds", "cat": "puts blocks together", "mul": "multiplies by a number",
+APPLIES = {"add": "adds to it", "add_": "adds to it", "cat": "puts blocks together", "mul": "multiplies by a number",
            "mul_": "multiplies by a number", "div": "divides by a number", "div_": "divides by a number"}
 Said = tuple[str, str, bool]  # what to stress, the rest, and whether something is wrong
 
 
-def tell(play: Play, step: Step) -> Said:
-    """What happens in a step."""
+def told(play: Play) -> list[Said]:
+    """What happens in each step."""
+    states = play.states()
+    next(states)
+    return [_tell(play, step, held) for step, held in zip(play.steps, states)]
+
+
+def _tell(play: Play, step: Step, held: list[State]) -> Said:
+    """`held` is what the ranks have afterwards."""
     if step.kind == "return":
         return _returned(play, step)
     if step.kind == "gradient":
         return _gradients(play, step)
-    say = {"multiply": _multiply, "apply": _apply, "collective": _collective, "backward": _backward}[step.kind]
+    if step.kind == "collective":
+        return _collective(play, step, held)
+    say = {"multiply": _multiply, "apply": _apply, "backward": _backward}[step.kind]
     said: dict[tuple[str, str], list[int]] = {}
     for rank, action in step.actions.items():
         said.setdefault(say(play, step, action), []).append(rank)
@@ -33,8 +42,8 @@ def tell(play: Play, step: Step) -> Said:
 def begin(play: Play) -> str:
     """The words before the first step."""
     recipe = "Y = GELU(X A) B" if "B" in play.matrices else "Y = X A"
-    weights = [name for name in ("A", "B") if name in play.matrices]
-    held = [join(part(play, tiles_of(state, name), play.start, name) for name in weights) for state in play.start]
+    given = [name for name, matrix in play.matrices.items() if not matrix.recipe and name != "dY"]
+    held = [join(part(play, tiles_of(state, name), play.start, name) for name in given) for state in play.start]
     if len(set(held)) == 1:
         return f"{recipe}{' + bias' if play.bias else ''} on {play.world_size} ranks. Every rank holds {held[0]}."
     each = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(held))
@@ -92,8 +101,8 @@ def fault(play: Play, tiles: Mapping[Place, Contents]) -> str:
     if any(0 < count < 1 for count in counts):
         return f"times {max(counts):.4g}"
     if min(counts) < 1:
-        terms = max(sum(lanes) for lanes in parts)
-        return f"a partial sum: {terms:.0f} of {play.world_size} terms"
+        terms, bias = max(sum(lanes) for lanes in parts), " and the bias" * any(biases)
+        return f"{terms:.0f} of {play.world_size} terms{bias}"
     if play.bias and next(iter(tiles))[0] == "Y" and set(biases) != {1}:
         return f"with the bias counted {_times(max(biases))}" if max(biases) else "without the bias"
     return ""
@@ -109,11 +118,13 @@ def result(play: Play, tiles: State, all_ranks: Sequence[State]) -> str:
         what, wrong = part(play, own, all_ranks, name), fault(play, own)
         if wrong == "unknown":
             texts.append(f"something that is no part of {name}")
-        elif wrong.startswith("a partial sum"):
-            texts.append(wrong.replace("sum", f"sum of {what}", 1))
+        elif " terms" in wrong:
+            texts.append(f"a partial sum of {what} ({wrong})")
         else:
             complete = ", complete" if play.matrices[name].summed and not wrong else ""
             texts.append(f"{what}{complete}{' ' * bool(wrong)}{wrong}")
+    if all(text.endswith(", complete") for text in texts):
+        return join(text.removesuffix(", complete") for text in texts) + ", complete"
     return join(texts)
 
 
@@ -165,14 +176,17 @@ def _apply(play: Play, step: Step, action: Action) -> tuple[str, str]:
     return APPLIES.get(step.name, f"computes {step.name}"), f": now it has {gives}."
 
 
-def _collective(play: Play, step: Step, action: Action) -> tuple[str, str]:
-    op = spelled(step.name or action.event.op)
-    names = dict.fromkeys(block.matrix for block in action.blocks)
-    what = join(names) if names else "something else"
-    does = f"takes part in the {op} of {what}"
-    moves = f": {MOVES[action.event.op]}." if action.event.op in MOVES else "."
-    gives = f" Now it has {result(play, action.holds, _of_all(step))}." if action.holds else ""
-    return does, moves + (gives or " Nothing that it has changes." * bool(names))
+def _collective(play: Play, step: Step, held: list[State]) -> Said:
+    op = next(iter(step.actions.values())).event.op
+    names = dict.fromkeys(block.matrix for action in step.actions.values() for block in action.blocks)
+    what = spelled(op).capitalize() + (f" of {join(names)}" if names else "")
+    moves = f": {MOVES[op]}." if op in MOVES else "."
+    said: dict[str, list[int]] = {}
+    for rank in step.actions if names else ():
+        states = [{place: now for place, now in held[r].items() if place[0] in names} for r in step.actions]
+        said.setdefault(result(play, states[list(step.actions).index(rank)], states), []).append(rank)
+    now = "".join(f" {subject(ranks, play.world_size)} now has {text}." for text, ranks in said.items())
+    return what, f"{moves}{now or ' It moves something that is no part of these matrices.'}", False
 
 
 def _backward(play: Play, step: Step, action: Action) -> tuple[str, str]:
