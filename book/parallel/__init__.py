@@ -1,14 +1,16 @@
 """L2: the small GPT that every lab trains and splits, the text that it learns, and the ways to train it on many ranks.
 
-    model   GPTConfig, GPT: a decoder-only transformer whose parts can be split
-    text    the book's story, its characters as tokens, windows of it for training
-    data    data parallelism: one state for all ranks, gradients averaged in buckets
-    tensor  tensor parallelism: layers cut over ranks, and the GPT made of them
-    activations  the bytes that autograd keeps for backward
-    shards  trace_product, trace_mlp: a matrix product that is cut over ranks, followed block by block
-    atlas   which block of which matrix a tensor holds, read off its numbers
-    stage   GPTStage: a run of the GPT's blocks, for one stage of a pipeline
-    remote  RemotePipeline: stages on other workers, called over RPC; replicas of such pipelines (DP+PP)
+    model           GPTConfig, GPT: a decoder-only transformer whose parts can be split
+    text            the book's story, its characters as tokens, windows of it for training
+    data            data parallelism: one state for all ranks, gradients averaged in buckets
+    tensor          tensor parallelism: layers cut over ranks, and the GPT made of them
+    activations     the bytes that autograd keeps for backward
+    shards          trace_product, trace_mlp: a matrix product that is cut over ranks, followed block by block
+    atlas           which block of which matrix a tensor holds, read off its numbers
+    stage           GPTStage: a run of the GPT's blocks, for one stage of a pipeline
+    pipeline        run_pipeline, Stage, Mail: any pipeline schedule over messages; 1F1B written out
+    split_backward  a backward whose weight gradients wait: I and W
+    remote          RemotePipeline: stages on other workers, called over RPC; replicas of such pipelines (DP+PP)
 """
 from book.parallel.data import BucketedDDP, broadcast_state
 from book.parallel.model import GPT, GPTConfig

@@ -1,23 +1,26 @@
 """L2: count the bytes that autograd keeps from a forward pass for its backward pass."""
 from __future__ import annotations
 
+import weakref
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.tensor import DTensor
 
 
 class saved_for_backward(saved_tensors_hooks):  # noqa: N801 (a context manager, named as torch names its own)
     """Counts what is kept for backward from the forwards inside: `with saved_for_backward(parameters) as kept: ...`.
 
-    `kept.num_bytes` is their sum. A storage counts once, however many tensors share it. `parameters`, which stay in
-    memory anyway, do not count, and nor does anything else that is listed there.
+    `kept.num_bytes` is their sum. A storage counts once, however many tensors share it; of a DTensor, this rank's part.
+    `parameters`, which stay in memory anyway, do not count, and nor does anything else that is listed there.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor] = ()) -> None:
         super().__init__(self._keep, lambda tensor: tensor)
-        self._left_out = {tensor.untyped_storage().data_ptr() for tensor in parameters}
+        self._left_out = {_storage(tensor).data_ptr() for tensor in parameters}
         self._storages: dict[int, torch.UntypedStorage] = {}  # held, so that no address is used twice
 
     def __enter__(self) -> saved_for_backward:
@@ -33,7 +36,53 @@ class saved_for_backward(saved_tensors_hooks):  # noqa: N801 (a context manager,
         return sum(storage.nbytes() for storage in self._storages.values())
 
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
+        storage = _storage(tensor)
         if storage.data_ptr() not in self._left_out:
             self._storages[storage.data_ptr()] = storage
         return tensor
+
+
+class held_for_backward(saved_tensors_hooks):  # noqa: N801
+    """Follows what is kept for backward while it is kept: `with held_for_backward(parameters) as held: ...`.
+
+    `held.num_bytes` is what forwards inside have kept and no backward has freed, `held.peak_bytes` the most that it has
+    been. Storages and `parameters` count as in `saved_for_backward`.
+    """
+
+    def __init__(self, parameters: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__(self._keep, lambda kept: kept.tensor)
+        self._left_out = {_storage(tensor).data_ptr() for tensor in parameters}
+        self._users: Counter[int] = Counter()
+        self.num_bytes = self.peak_bytes = 0
+
+    def __enter__(self) -> held_for_backward:
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+
+    def _keep(self, tensor: torch.Tensor) -> _Kept:
+        kept, storage = _Kept(tensor), tensor.untyped_storage()
+        address, num_bytes = storage.data_ptr(), storage.nbytes()
+        if address not in self._left_out:
+            self.num_bytes += 0 if self._users[address] else num_bytes
+            self.peak_bytes = max(self.peak_bytes, self.num_bytes)
+            self._users[address] += 1
+            weakref.finalize(kept, self._free, address, num_bytes)
+        return kept
+
+    def _free(self, address: int, num_bytes: int) -> None:
+        self._users[address] -= 1
+        self.num_bytes -= 0 if self._users[address] else num_bytes
+
+
+class _Kept:
+    """A tensor in autograd's keeping."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor.detach()  # a node that keeps its own output would hold itself for ever
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage()
