@@ -7,6 +7,7 @@
     child      the rank's side: environment, output, result, the watch on its parent
     peers      refuses a peer that does not exist, which gloo does not
     threads    the rank's threads as the kernel sees them: who works, who waits for a core
+    remote     errors that come over RPC, and calls that a rank serves, in words
     where      stack frames as the reader's own line and the operation waited for
     pending    which transfer a waiting rank waits for
     preload    what the forkserver loads, so that a rank starts in milliseconds

@@ -21,7 +21,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
-from book.launch import peers, threads, where
+from book.launch import peers, remote, threads, where
 
 FIRST_SEED = 1000
 # A rank stands still whose main thread uses no CPU time, and no other thread more than this share of a core. Each of
@@ -47,6 +47,7 @@ class Report:
     doing: str
     place: where.Place
     recorded: Any
+    serves: tuple[str, ...] = ()  # what it does meanwhile for callers over RPC
 
 
 def main(rank: int, control: Connection, output: Connection, errors: Connection, job: bytes) -> None:
@@ -225,8 +226,10 @@ class _Line:
 
 def _report() -> Report:
     frame = sys._current_frames()[threading.main_thread().ident]
-    own = where.own_frame(where.stack(frame))
-    return Report(where.doing(frame), where.place(own.f_code.co_filename, own.f_lineno), _recorded())
+    frames = where.stack(frame)
+    own = where.own_frame(frames)
+    place = where.place(own.f_code.co_filename, own.f_lineno)
+    return Report(where.doing(frames), place, _recorded(), tuple(remote.served_calls()))
 
 
 class _Stillness:

@@ -7,6 +7,7 @@ import time
 
 from book.launch import where
 from book.launch.ranks import RankProcess, Ranks
+from book.launch.remote import remote_error
 
 START_LIMIT_S = 300.0
 SETTLE_LIMIT_S = 2.0
@@ -14,7 +15,8 @@ SETTLE_S = 0.3
 LEAVE_LIMIT_S = 5.0
 REPORT_LIMIT_S = 2.0
 # What a rank reports when a peer has gone: an effect of the failure that is looked for, not its cause.
-VICTIM = re.compile(r"connection.{0,12}(closed|reset|refused)|broken pipe|socket closed", re.IGNORECASE)
+VICTIM = re.compile(r"connection.{0,12}(closed|reset|refused)|broken pipe|socket closed|originated at tensorpipe",
+                    re.IGNORECASE)
 # What gloo prints before it aborts: bytes sent, bytes there is room for.
 MISFIT = re.compile(r"(\d+) vs (\d+)\. Received data size doesn't match expected size")
 _VARYING = (
@@ -76,7 +78,11 @@ def describe_hang(ranks: Ranks, verdict: str, limit_s: float, stacks: dict[int, 
         "late": f"not done after {limit_s:g} s",
         "not started": f"the ranks could not start within {limit_s:g} s",
     }[verdict]
-    lines = [first, *(f"  rank {member.rank} {_standing(member, stacks)}" for member in ranks)]
+    lines = [first]
+    for member in ranks:
+        lines.append(f"  rank {member.rank} {_standing(member, stacks)}")
+        if member.working and member.report:
+            lines += [f"    {served}" for served in member.report.serves]
     if any(member.working and member.report and member.report.doing == "waits in new_group" for member in ranks):
         lines.append("new_group: every rank must call it for every group, in the same order, members or not")
     return "\n".join(lines)
@@ -125,7 +131,15 @@ def _raised(member: RankProcess) -> list[str]:
     place = f" in {last}" if last else "" if member.entered else " before its function started"
     head = f"rank {member.rank} failed{place}"
     error = f"{failure.name}: {steady(failure.message)}" if failure.message else failure.name
-    return [head, error, *(f"called from {place}" for place in reversed(callers))]
+    return [head, *(_from_afar(failure.message) or [error]), *(f"called from {place}" for place in reversed(callers))]
+
+
+def _from_afar(message: str) -> list[str]:
+    """The lines that tell of an error which a call over RPC brought back; none for any other."""
+    remote = remote_error(message)
+    if remote is None:
+        return []
+    return [steady(remote.error), f"raised by {remote.worker}" + (f" in {remote.places[-1]}" if remote.places else "")]
 
 
 def _died(member: RankProcess) -> list[str]:

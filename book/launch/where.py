@@ -15,7 +15,7 @@ from typing import Any
 from book.launch import pending
 
 # Calls into C++ that block a Python frame without one of torch.distributed's frames under it.
-BLOCKING_CALLS = {"wait", "run_backward", "synchronize", "item", "cpu", "barrier", "shutdown"}
+BLOCKING_CALLS = {"wait", "run_backward", "backward", "synchronize", "item", "cpu", "barrier", "shutdown", "to_here"}
 COMMUNICATION_FILES = ("/torch/distributed/", "/torch/nn/parallel/")
 LIBRARY_FILES = ("/site-packages/", "/dist-packages/", "<frozen ")
 _STDLIB = tuple({os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")})
@@ -84,19 +84,24 @@ def own_lines(lines: list[tuple[str, int]]) -> list[tuple[str, int]]:
     return learner or book or lines[-1:]
 
 
+def places(lines: list[tuple[str, int]]) -> list[Place]:
+    """The learner's lines among (file name, line) pairs from the outermost call inwards; see `own_lines`."""
+    return [place(*entry) for entry in own_lines(lines) if not _is_launcher(entry[0])]
+
+
 def places_of_traceback(traceback: TracebackType | None) -> list[Place]:
     """The learner's lines in a traceback, outermost first; none where only the launcher's own side was at work."""
     lines = []
     while traceback is not None:
         lines.append((traceback.tb_frame.f_code.co_filename, traceback.tb_lineno))
         traceback = traceback.tb_next
-    return [place(*entry) for entry in own_lines(lines) if not _is_launcher(entry[0])]
+    return places(lines)
 
 
 def places_of_dump(text: str) -> list[Place]:
     """The learner's lines in a stack that `faulthandler` wrote, outermost first; may be none, as above."""
     lines = [(name, int(line)) for name, line in re.findall(r'File "([^"]+)", line (\d+) in', text)]
-    return [place(*entry) for entry in own_lines(lines[::-1]) if not _is_launcher(entry[0])]
+    return places(lines[::-1])
 
 
 def stack(frame: FrameType) -> list[FrameType]:
@@ -116,8 +121,10 @@ def own_frame(frames: list[FrameType]) -> FrameType:
 
 def communicates(frame: FrameType) -> bool:
     """Whether a thread whose innermost frame this is waits for other ranks, if it waits at all."""
-    if _torch_frame(stack(frame)) is not None:
-        return True
+    return _torch_frame(stack(frame)) is not None or _blocks(frame)
+
+
+def _blocks(frame: FrameType) -> bool:
     return pending.call_name(pending.current_call(frame)) in BLOCKING_CALLS
 
 
@@ -135,15 +142,16 @@ def _torch_frame(frames: list[FrameType]) -> FrameType | None:
     return None
 
 
-def doing(frame: FrameType) -> str:
-    """What a thread does at its innermost frame `frame`: "waits in recv from rank 1", "sleeps", "computes"."""
-    if sleeps(frame):
+def doing(frames: list[FrameType]) -> str:
+    """What a thread does whose frames these are: "waits in recv from rank 1", "sleeps", "computes"."""
+    if sleeps(frames[-1]):
         return "sleeps"
-    if not communicates(frame):
-        return "computes"
-    frames = stack(frame)
     called = _torch_frame(frames)
-    return f"waits in {_operation(called)}" if called else f"waits {pending.describe(own_frame(frames), frame)}"
+    if called is not None:
+        return f"waits in {_operation(called)}"
+    if _blocks(frames[-1]):
+        return f"waits {pending.describe(own_frame(frames), frames[-1])}"
+    return "computes"
 
 
 def _operation(frame: FrameType) -> str:
@@ -152,6 +160,8 @@ def _operation(frame: FrameType) -> str:
     if "self" in values:
         owner = type(values["self"]).__name__
         return f"{owner}()" if name == "__init__" else f"{owner}.{name}()"
+    if isinstance(values.get("to"), str):
+        return f"{name} to {values['to']}"  # a worker of RPC
     return name + pending.peer_words(name, _peer(values, "src"), _peer(values, "dst"))
 
 

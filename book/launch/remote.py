@@ -1,0 +1,64 @@
+"""L2: remote procedure calls in words: an error that came from another worker, the calls that a rank serves.
+
+RPC runs what its peers call in threads of its own, and hands an error over as one long text: the name of the worker,
+its traceback with every line of torch's, and the same again for each worker that it passed through.
+"""
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from types import FrameType
+
+from book.launch import where
+
+_WORKER = re.compile(r"On WorkerInfo\(id=\d+, name=(.+?)\):\n")
+_FRAME = re.compile(r'^  File "([^"]+)", line (\d+), in ', re.MULTILINE)
+_TRACEBACK, _TRAILER = "Traceback (most recent call last):\n", "\n\nAt:\n"
+_RPC, _SERVES = "/torch/distributed/rpc/", "_run_function"
+
+
+@dataclass(frozen=True)
+class RemoteError:
+    """An error that a call brought back: the worker that raised it, its name and text, the learner's lines there."""
+    worker: str
+    error: str
+    places: tuple[where.Place, ...]
+
+
+def remote_error(message: str) -> RemoteError | None:
+    """The error at the root of what RPC made of it; None for the text of any other error."""
+    workers = list(_WORKER.finditer(message))
+    if not workers or _TRACEBACK not in message[workers[-1].end():]:
+        return None
+    shown, _, text = message[workers[-1].end():].partition(_TRAILER)[0].rpartition(_TRACEBACK)
+    # Below the frames; RPC makes an escaped end of line in the source that they show a real one, so go by its name.
+    name = re.escape(shown.partition("(")[0])
+    error = re.search(rf"^([\w.]+\.)?{name}\b.*", text, re.MULTILINE | re.DOTALL)
+    lines = [(name, int(line)) for name, line in _FRAME.findall(text)]
+    return RemoteError(workers[-1][1], (error[0] if error else shown).strip(), tuple(where.places(lines)))
+
+
+def served_calls() -> list[str]:
+    """What this process does for its peers at this moment: "for a peer it waits in to_here at ...", a line for each."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for frame in sys._current_frames().values():
+        inner = _called(where.stack(frame))
+        if inner:
+            doing, own = where.doing(inner), where.own_frame(inner)
+            place = where.place(own.f_code.co_filename, own.f_lineno)
+            counts["is" if doing == "computes" else doing, str(place)] += 1
+    return [f"for a peer it {doing} at {place}" if count == 1 else
+            f"for its peers, in {count} threads, it {doing} at {place}"
+            for (doing, place), count in sorted(counts.items())]
+
+
+def _called(frames: list[FrameType]) -> list[FrameType]:
+    """The frames of the function that a peer has called; none in a thread that serves no call."""
+    names = [frame.f_code.co_name if _RPC in frame.f_code.co_filename else None for frame in frames]
+    if _SERVES not in names:
+        return []
+    rest = itertools.islice(frames, names.index(_SERVES), None)
+    return list(itertools.dropwhile(lambda frame: _RPC in frame.f_code.co_filename, rest))
