@@ -79,7 +79,8 @@ def by_the_book(schedule):
 
 @pytest.mark.parametrize("schedule", [
     gpipe(1, 3), gpipe(3, 4), one_f_one_b(2, 5), one_f_one_b(4, 6), one_f_one_b(4, 2), interleaved(4, 4),
-    interleaved(6, 2, 3), interleaved(6, 3), interleaved(2, 2), zero_bubble(2, 3), zero_bubble(4, 5), zero_bubble(6, 2)],
+    interleaved(6, 2, 3), interleaved(6, 3), interleaved(2, 2), zero_bubble(2, 3), zero_bubble(4, 5),
+    zero_bubble(6, 2)],
     ids=lambda schedule: f"{schedule.name}-{schedule.num_stages}-{schedule.num_micro_batches}")
 def test_a_step_equals_one_process_in_the_order_of_the_schedule(schedule):
     run = launch(by_the_book, schedule.world_size, schedule, record=True)
@@ -258,8 +259,8 @@ def refused(case):
     ("stages", "6 blocks can't make 7 stages"),
     ("inputs", "stage 0 needs inputs for 3 micro-batches, and got 2: give"),
     ("targets", "stage 0 needs targets for 3 micro-batches, and got 0: give"),
-    ("shape", r"stage 0 gives torch.float64 of the shape \(2, 6, 8\), and the others wait for torch.float64 of the shape "
-              r"\(1, 6, 8\): ")])
+    ("shape", r"stage 0 gives torch.float64 of the shape \(2, 6, 8\), and the others wait for torch.float64 of the "
+              r"shape \(1, 6, 8\): ")])
 def test_what_cannot_run_is_refused_in_words(case, words):
     assert re.match(words, launch(refused, 1, case)[0])
 

@@ -1,7 +1,7 @@
 """L2: pipeline parallelism as chapter 06 builds it: a GPT cut into stages, and any schedule run over messages.
 
-A rank has the stages that the schedule gives it and no others. `run_pipeline` reads its actions one by one, `Stage` does
-the computing, `Mail` the sending. Torch's own is torch.distributed.pipelining.
+A rank has the stages that the schedule gives it and no others. `run_pipeline` reads its actions one by one, `Stage`
+does the computing, `Mail` the sending. Torch's own is torch.distributed.pipelining.
 
 Shapes: b sequences in a micro-batch, T tokens, D width, V vocabulary.
 """
@@ -27,7 +27,7 @@ class Stage:
     """A stage on its rank: the module, and of each micro-batch in flight what its backward needs.
 
     The last stage ends in `loss_fn(output, target)`, divided by the number of micro-batches: gradients add up, and the
-    sum of means is `num_micro_batches` times too large. Actions are recorded.
+    sum of the micro-batches' means is that many times too large. Actions are recorded.
     """
 
     def __init__(self, module: nn.Module, number: int, schedule: PipelineSchedule,

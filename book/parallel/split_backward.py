@@ -40,8 +40,10 @@ class SplitBackward:
 
 def _backward_from(node: Node, gradients: tuple[torch.Tensor | None, ...], weights: list[torch.Tensor]) -> None:
     """Go on from a node, with the gradients that arrived there, to the weights beside the way."""
-    edges = [(GradientEdge(node, number), gradient) for number, gradient in enumerate(gradients) if gradient is not None]
-    torch.autograd.backward([edge for edge, _ in edges], [gradient for _, gradient in edges], inputs=weights)
+    there = [(GradientEdge(node, number), gradient) for number, gradient in enumerate(gradients)
+             if gradient is not None]
+    edges, gradients = zip(*there)
+    torch.autograd.backward(edges, gradients, inputs=weights)
 
 
 def _fed_on_the_way(y: torch.Tensor, x: torch.Tensor) -> dict[Node, list[torch.Tensor]]:
