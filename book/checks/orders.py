@@ -1,0 +1,179 @@
+"""L3: in which order the ranks of a pipeline ran, what they kept meanwhile, and how much of the time they were idle.
+
+Orders are those that were recorded (see `book.replay.pipeline_order`).
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+from book.checks.verdict import CheckFailed, number, short
+from book.cost import pipeline_bubble
+from book.pipelines import one_f_one_b
+from book.replay import bubble, pipeline_order
+from book.schedule import Action, PipelineSchedule, ScheduleError
+from book.simulate import simulate_pipeline
+from book.trace import Trace
+
+
+def gpipe_order(trace: Trace, num_stages: int, num_micro_batches: int) -> PipelineSchedule:
+    """Every rank must have run all its forwards before its first backward. Returns the recorded order."""
+    order = _complete(trace, num_stages, num_micro_batches)
+    for rank in range(num_stages):
+        kinds = [action.kind for action in order.of_rank(rank)]
+        late = next((a for i, a in enumerate(order.of_rank(rank)) if a.kind == "F" and "B" in kinds[:i]), None)
+        if late:
+            raise CheckFailed(f"rank {rank} runs {late} after its first backward: GPipe runs all forwards first")
+    return order
+
+
+def one_f_one_b_order(trace: Trace, num_stages: int, num_micro_batches: int) -> PipelineSchedule:
+    """Every rank must have run the order of 1F1B. Returns it."""
+    order, wanted = _complete(trace, num_stages, num_micro_batches), one_f_one_b(num_stages, num_micro_batches)
+    warm_ups = [_warm_up(order, rank) for rank in range(num_stages)]
+    right = [_warm_up(wanted, rank) for rank in range(num_stages)]
+    if set(warm_ups) == {num_micro_batches} != set(right):
+        raise CheckFailed(f"this is GPipe: every rank runs all {num_micro_batches} forwards before its first backward "
+                          "and keeps all their activations")
+    for rank, (got, want) in enumerate(zip(warm_ups, right)):
+        if got < want:
+            share, best = (short(bubble(simulate_pipeline(o, 1.0, 2.0)).share) for o in (order, wanted))
+            raise CheckFailed(f"rank {rank} starts its first backward after {got} forward{'s' * (got > 1)}, in 1F1B "
+                              f"after {want}: this way ranks are idle {share} of the time, in 1F1B {best}")
+        if got > want:
+            raise CheckFailed(f"rank {rank} starts its first backward after {got} forwards, in 1F1B after {want}: more "
+                              "keep more activations, and gain no time")
+    for rank in range(num_stages):
+        for place, (got, want) in enumerate(zip(order.of_rank(rank), wanted.of_rank(rank))):
+            if got != want:
+                raise CheckFailed(f"rank {rank}'s action {place} is {got}, in 1F1B it is {want}: after the warm-up, "
+                                  "forwards and backwards take turns, each in the order of the micro-batches")
+    return order
+
+
+def activations_kept(peaks: Sequence[float], order: PipelineSchedule) -> float:
+    """What ranks really kept at most, in micro-batches, must be what the order has in flight. Returns their sum."""
+    for rank, (got, want) in enumerate(zip(peaks, order.peak_in_flight())):
+        if got > want + 0.01:
+            raise CheckFailed(f"rank {rank} has the right order, and keeps the activations of {short(got)} "
+                              f"micro-batches where {want} are in flight: what is kept after its backward "
+                              "(retain_graph, a reference to the graph)?")
+    return float(sum(peaks))
+
+
+def bubble_share(got: Any, trace: Trace) -> float:
+    """`got` must be the idle share of the ranks' time in a trace of one pipeline step. Returns it."""
+    found, events = bubble(trace), [e for e in trace.events if e.end_s is not None]
+    step_s, idle_s, busy_s = found.step_s, sum(found.idle_s), sum(found.busy_s)
+    last_s = max(event.end_s for event in events)
+    all_s = sum(event.end_s - event.start_s for event in events)
+    return number("the bubble", got, found.share, {
+        "it is the busy share, and the idle one is asked for": 1 - found.share,
+        "it is the idle time over the busy time; the share is over all of it": idle_s / busy_s,
+        "it is seconds; divide by the time that all ranks have together": idle_s,
+        "it is one rank's idle share: a step has the time of all ranks": found.idle_s[0] / step_s,
+        "it is one rank's idle share, that of the last: a step has the time of all ranks": found.idle_s[-1] / step_s,
+        "it is the sum of the ranks' shares: divide by the number of ranks": found.share * len(found.busy_s),
+        "the step is counted from 0 s: it begins when the first action does":
+            1 - busy_s / (last_s * len(found.busy_s)),
+        "messages are counted as work: a rank that sends or waits for one computes nothing":
+            1 - all_s / (step_s * len(found.busy_s))})
+
+
+def peaks_in_flight(got: Any, schedule: PipelineSchedule) -> list[int]:
+    """`got` must say, for each rank, the most micro-batches that wait for their backward. Returns it as a list."""
+    wanted = schedule.peak_in_flight()
+    peaks = _whole_numbers("peak_in_flight", got, len(wanted))
+    for rank, (own, want) in enumerate(zip(peaks, wanted)):
+        if own == want:
+            continue
+        actions = schedule.of_rank(rank)
+        said = {sum(a.kind == "F" for a in actions): "it counts all forwards: a backward lets go of what one has kept",
+                0: "it is what is left at the end: keep the highest count on the way",
+                want - 1: "count the forward that has just run, before the backward lets go"}
+        raise CheckFailed(f"peak_in_flight says {own} for rank {rank} of {schedule.name}, which has {want}: "
+                          + said.get(own, "add one for a forward, take one away for a backward, keep the highest"))
+    return peaks
+
+
+def predicted_pipeline(got: Any, num_stages: int, num_micro_batches: int) -> float:
+    """`got` must have the "bubble" of GPipe and 1F1B, and by rank the peaks of "gpipe" and "one_f_one_b".
+
+    Returns the bubble.
+    """
+    p, m, size = num_stages, num_micro_batches, f"of {num_stages} stages and {num_micro_batches} micro-batches"
+    if not isinstance(got, Mapping) or {"bubble", "gpipe", "one_f_one_b"} - set(got):
+        raise CheckFailed('predicted must return a dict with "bubble", "gpipe" and "one_f_one_b"')
+    share = number(f"the bubble {size}", got["bubble"], pipeline_bubble(p, m), {
+        "it is idle time over ideal time, as many papers give it; the share is of the whole step": (p - 1) / m,
+        "it counts p idle slots: when the last stage begins, p - 1 have passed": p / (m + p),
+        "it is the busy share": m / (m + p - 1),
+        "the step has M + p - 1 slots of a forward and a backward, not M + p": (p - 1) / (m + p),
+        "the ramps at both ends cost one backward and one forward together, so p - 1 slots": 2 * (p - 1) / (m + 2 * (p - 1)),
+    }) if p > 1 or got["bubble"] else 0.0
+    for name, wanted, why in (("gpipe", [m] * p, "GPipe keeps every micro-batch until the backwards begin"),
+                              ("one_f_one_b", [min(m, p - s) for s in range(p)],
+                               "1F1B has as many in flight as there are stages from this one on, if there are so many")):
+        peaks = _whole_numbers(f'"{name}"', got[name], p)
+        if peaks != wanted:
+            raise CheckFailed(f'"{name}" {size} is {peaks}, it should be {wanted}: {why}')
+    return share
+
+
+def where_stuck(trace: Trace | None, num_stages: int, num_micro_batches: int) -> str:
+    """Where the ranks of a pipeline that hung stand, in words: what they did last, and what they had begun."""
+    begun: dict[int, str] = {}
+    events = trace.of_kind("compute") if trace is not None else ()
+    done = {(e.rank, e.op, e.micro_batch) for e in events}
+    for event in events:
+        kind = (event.op or "").removeprefix("begin ")
+        if event.op == f"begin {kind}" and (event.rank, kind, event.micro_batch) not in done:
+            begun[event.rank] = f"rank {event.rank} is in {kind}{event.micro_batch}"
+    wanted = one_f_one_b(num_stages, num_micro_batches)
+    said = [f"{words}, in 1F1B its next action is {next_one.kind}{next_one.micro_batch}"
+            for rank, words in sorted(begun.items())
+            if (next_one := _next(wanted, rank, sum(r == rank and k in ("F", "B") for r, k, _ in done)))
+            and not words.endswith(f"in {next_one.kind}{next_one.micro_batch}")]
+    return "; ".join(said)
+
+
+def _next(order: PipelineSchedule, rank: int, num_done: int) -> Action | None:
+    return next(iter(order.of_rank(rank)[num_done:]), None)
+
+
+def _complete(trace: Trace, num_stages: int, num_micro_batches: int) -> PipelineSchedule:
+    """The recorded order, in which every stage must have run every micro-batch forward and backward, once."""
+    try:
+        order = pipeline_order(trace)
+        again = pipeline_order(trace, step=1) if _repeats(trace) else None
+    except ValueError as error:
+        raise CheckFailed("no forward or backward was recorded: call stage.forward(m) and stage.backward(m)") from error
+    if again is not None:
+        first = next(iter(again.actions))
+        raise CheckFailed(f"rank {first.rank} runs {first} twice: each micro-batch goes through once")
+    try:
+        return PipelineSchedule(order.name, num_stages, num_micro_batches, order.actions, num_stages).check()
+    except ScheduleError as error:
+        raise CheckFailed(f"the order that was recorded is not complete: {error}") from error
+
+
+def _repeats(trace: Trace) -> bool:
+    ran = [(e.rank, e.stage, e.micro_batch, e.op) for e in trace.of_kind("compute") if e.op in ("F", "B")]
+    return len(set(ran)) < len(ran)
+
+
+def _warm_up(order: PipelineSchedule, rank: int) -> int:
+    """How many forwards a rank runs before its first backward."""
+    kinds = [action.kind for action in order.of_rank(rank)]
+    return kinds.index("B")
+
+
+def _whole_numbers(name: str, got: Any, length: int) -> list[int]:
+    """`got` as a list of `length` whole numbers, one for each rank."""
+    values = got.tolist() if hasattr(got, "tolist") else got
+    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != length:
+        raise CheckFailed(f"{name} must be a list with a number for each of {length} ranks, not {got!r}")
+    if any(isinstance(value, bool) or not isinstance(value, Real) or value != int(value) for value in values):
+        raise CheckFailed(f"{name} must hold whole numbers, not {values!r}")
+    return [int(value) for value in values]

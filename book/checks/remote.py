@@ -1,0 +1,136 @@
+"""L3: pipelines that a driver runs over RPC, and replicas of pipelines: what was sent to whom, and who learned what.
+
+States and gradients come as one dict per stage, name -> tensor or array, with the names of the whole model.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from book.checks.buffers import flat
+from book.checks.gradients import Gradients, agree, whole
+from book.checks.pipeline import stage_gradients
+from book.checks.verdict import CheckFailed, number
+
+State = Mapping[str, Any]
+
+
+def rows_in_calls(rows: Sequence[Sequence[int]], wanted: Sequence[int]) -> None:
+    """`rows` has for each stage how many sequences each of its calls in one step brought: the micro-batches' sizes."""
+    for stage, own in enumerate(rows):
+        if sorted(own) == sorted(wanted):
+            continue
+        if len(own) == 1 and own[0] == sum(wanted):
+            raise CheckFailed(f"stage {stage} gets the whole batch in one call: cut it into {len(wanted)} micro-batches")
+        raise CheckFailed(f"in one step the calls of stage {stage} bring {', '.join(map(str, own)) or 'no'} sequences, "
+                          f"the {len(wanted)} micro-batches have {', '.join(map(str, wanted))}")
+
+
+def in_company(together: bool | None) -> None:
+    """The first stage must have been given its second micro-batch before the last one was done with the first."""
+    if not together:
+        raise CheckFailed("the second micro-batch is sent when the first one is through, so one stage works at a time: "
+                          "start all calls, then wait (rpc_sync, wait() and to_here() each wait)")
+
+
+def first_updates(before: Sequence[State], after: Sequence[State], single: Sequence[Gradients], learning_rate: float,
+                  weights: Sequence[float]) -> float:
+    """One step of plain SGD must have moved every stage's weights along the gradient of the whole batch.
+
+    `single` are the gradients of its micro-batches, and `weights` their shares of the batch. Returns what
+    `stage_gradients` does.
+    """
+    found = [{name: (flat(own[name]) - flat(now[name])) / learning_rate for name in own}
+             for own, now in zip(before, after)]
+    idle = [stage for stage, update in enumerate(found) if not any(step.any() for step in update.values())]
+    if len(idle) == len(found):
+        raise CheckFailed("no stage's weights have changed in the first step: does the optimizer step, with the "
+                          "context's id, while the context is open?")
+    if idle:
+        raise CheckFailed(f"stage {idle[0]}'s weights have not changed in the first step: are its parameters among "
+                          "those that the optimizer was given?")
+    return stage_gradients(found, single, weights)
+
+
+def losses_of_steps(got: Sequence[Any], expected: Sequence[float], num_first: int) -> None:
+    """`got` has what two calls returned, of `num_first` steps and of the rest: the losses of one process."""
+    for own, wanted in zip(got, (expected[:num_first], expected[num_first:])):
+        if not isinstance(own, Sequence) or len(own) != len(wanted):
+            length = len(own) if isinstance(own, Sequence) else "no"
+            raise CheckFailed(f"{length} losses are returned for {len(wanted)} step{'s' * (len(wanted) > 1)}: return a "
+                              "list with one number for each")
+    for step, (loss, wanted) in enumerate(zip([*got[0], *got[1]], expected)):
+        try:
+            number(f"the loss of step {step}", loss, wanted)
+        except CheckFailed as error:
+            why = ("is anything left over from the steps before, such as their gradients in a context that all share?"
+                   if step > num_first else "is it the mean over the whole batch, before the step is made?")
+            raise CheckFailed(f"{error}: {why}") from None
+
+
+def same_weights(held: Sequence[State], expected: State) -> float:
+    """The stages together must hold `expected`, what one process ends with. Returns the sum of absolute values."""
+    scale = whole(expected)
+    for stage, own in enumerate(held):
+        for name, value in own.items():
+            if not agree(value, flat(expected[name]), scale):
+                raise CheckFailed(f"the losses are right, but {name} of stage {stage} ends with other numbers than in "
+                                  "one process: does the optimizer step after the last loss too?")
+    return float(np.abs(scale).sum())
+
+
+def same_replicas(held: Sequence[State], starts: Sequence[State], num_replicas: int) -> None:
+    """Rank s * `num_replicas` + k must hold stage s of replica k, with the weights that replica 0's rank drew.
+
+    `starts` has, by rank, the whole model that it was given.
+    """
+    for rank, own in enumerate(held):
+        root = rank // num_replicas * num_replicas
+        place = f"rank {rank}, replica {rank - root}'s stage {rank // num_replicas},"
+        if set(own) != set(held[root]):
+            raise CheckFailed(f"{place} holds other parameters than rank {root}, which has that stage of replica 0: "
+                              "rank = stage * num_replicas + replica")
+        for name, value in own.items():
+            if np.array_equal(flat(value), flat(starts[root][name])):
+                continue
+            if np.array_equal(flat(value), flat(starts[rank][name])):
+                raise CheckFailed(f"{place} starts with its own {name} and rank {root} with another: averaged gradients "
+                                  "keep replicas together only if they start together")
+            raise CheckFailed(f"{place} has a {name} that is not rank {root}'s: hand out replica 0's weights, to the "
+                              "ranks with the same stage")
+
+
+def hybrid_gradients(found: Sequence[Gradients], single: Sequence[Gradients], num_replicas: int) -> float:
+    """Every replica's stages must hold the mean gradient of the batch's sequences, one by one in `single`.
+
+    `found` is by rank, as in `same_replicas`. Returns what `stage_gradients` does for a replica.
+    """
+    hints = {num_replicas: f"your {num_replicas} replicas hold the sum of their gradients: take the mean",
+             1 / num_replicas: f"the mean is divided by the {num_replicas} replicas once more"}
+    for replica in range(num_replicas):
+        try:
+            total = stage_gradients(found[replica::num_replicas], single, what="sequence", hints=hints)
+        except CheckFailed as error:
+            raise CheckFailed(f"replica {replica}, {error}") from None
+    return total
+
+
+def hybrid_losses(got: Sequence[Any], losses: Sequence[float], num_replicas: int) -> float:
+    """The last stage of every replica must return the loss of the whole batch; `losses` are its sequences'.
+
+    Returns that loss.
+    """
+    for replica, loss in enumerate(got[-num_replicas:]):
+        if loss is None:
+            raise CheckFailed(f"the last stage of replica {replica} returned no loss")
+        mean = float(np.mean(losses))
+        shares = [losses[replica::num_replicas], np.array_split(losses, num_replicas)[replica]]
+        number(f"the loss of the batch on replica {replica}", loss, mean, {
+            "it is the sum over the replicas: take the mean": mean * num_replicas,
+            "it is that of the replica's own share: the loss of the whole batch takes an all-reduce":
+                float(np.mean(shares[0])),
+            "it is that of the replica's own share; the loss of the whole batch takes an all-reduce":
+                float(np.mean(shares[1]))})
+    return mean
