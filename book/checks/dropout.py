@@ -1,0 +1,89 @@
+"""L3: which masks ranks draw: the same where they hold an activation alike, others where they share it out."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from book.checks.tensor import dense, held
+from book.checks.verdict import CheckFailed
+
+MANY = 5.0  # standard deviations: fair coins are further from their mean once in two million
+
+
+def dropout_masks(runs: Sequence[Mapping[str, Sequence[Any]]], other_seed: Sequence[Mapping[str, Sequence[Any]]],
+                  dropout: float) -> int:
+    """What ranks make of ones: `alike` on all ranks the same, `apart` on each rank by itself, at each call anew.
+
+    A run has lists `alike` and `apart` of what the calls gave, and `gradients` of what `alike` was given. The last call
+    of `alike` comes after one of `apart` that drew more numbers on some ranks. `other_seed` are runs with another seed.
+    Returns how many elements all ranks have dropped. Raises CheckFailed with the likeliest reason.
+    """
+    for rank, run in enumerate(runs):
+        for kind in ("alike", "apart"):
+            for call, output in enumerate(run[kind]):
+                _check_scaled(f"{kind}, call {call}, rank {rank}", held(rank, f"what {kind} gives", output, output.shape
+                                                                        if hasattr(output, "shape") else ()), dropout)
+    _check_alike([run["alike"] for run in runs])
+    _check_apart([run["apart"] for run in runs])
+    for rank, run in enumerate(runs):
+        _check_anew(rank, run)
+        for output, gradient in zip(run["alike"], run["gradients"]):
+            if gradient is None or not np.array_equal(dense(output), dense(gradient)):
+                raise CheckFailed(f"rank {rank}: what is dropped forward must get the gradient 0, and what is kept the "
+                                  "same factor: multiply x by the mask, inside autograd")
+    if np.array_equal(dense(runs[0]["alike"][0]), dense(other_seed[0]["alike"][0])):
+        raise CheckFailed("two seeds give the same masks: draw from a generator that starts from the seed")
+    return int(sum((dense(output) == 0).sum() for run in runs for kind in ("alike", "apart") for output in run[kind]))
+
+
+def _check_scaled(where: str, output: np.ndarray, dropout: float) -> None:
+    """Kept ones must have become 1 / (1 - dropout), and about the right share be dropped."""
+    kept, dropped = output[output != 0], (output == 0).mean()
+    spread = np.sqrt(dropout * (1 - dropout) / output.size)
+    if not len(kept) or dropped == 0:
+        raise CheckFailed(f"{where}: {'nothing' if len(kept) else 'everything'} is dropped")
+    if abs(dropped - dropout) > MANY * spread:
+        raise CheckFailed(f"{where}: {dropped:.0%} are dropped, {dropout:.0%} are meant to be: p is the probability to "
+                          "drop")
+    if any(np.isin((output == 0).mean(axis=axis), (0, 1)).all() for axis in range(output.ndim)):
+        raise CheckFailed(f"{where}: whole rows are dropped or kept: draw a number for each element")
+    if not np.allclose(kept, 1 / (1 - dropout)):
+        raise CheckFailed(f"{where}: a kept 1 becomes {kept[0]:.4g}, it should be {1 / (1 - dropout):.4g}: divide by "
+                          "the probability to keep, and the mean stays what it was")
+
+
+def _check_alike(ranks: Sequence[Sequence[Any]]) -> None:
+    for call, outputs in enumerate(zip(*ranks)):
+        for rank, output in enumerate(outputs):
+            if np.array_equal(dense(output), dense(outputs[0])):
+                continue
+            if call == len(ranks[0]) - 1:
+                raise CheckFailed(f"ranks 0 and {rank} drew the same masks until one of them drew more numbers for an "
+                                  "activation of its own: draw the two kinds of masks from two generators")
+            raise CheckFailed(f"call {call} of alike: ranks 0 and {rank} drop other elements of an activation that "
+                              "they hold alike, and from here on they hold different ones: all ranks need one seed")
+
+
+def _check_apart(ranks: Sequence[Sequence[Any]]) -> None:
+    for (first, one), (second, other) in combinations(enumerate(ranks), 2):
+        for call, (a, b) in enumerate(zip(one, other)):
+            if dense(a).shape == dense(b).shape and np.array_equal(dense(a), dense(b)):
+                raise CheckFailed(f"call {call} of apart: ranks {first} and {second} draw the same mask for different "
+                                  "units, which one process would draw independently: a unit of one rank is dropped "
+                                  "whenever its namesake is; let the seed depend on the rank")
+
+
+def _check_anew(rank: int, run: Mapping[str, Sequence[Any]]) -> None:
+    """No two masks of a rank may be the same."""
+    masks = [(kind, call, dense(output)) for kind in ("alike", "apart") for call, output in enumerate(run[kind])]
+    for (kind, call, a), (other, later, b) in combinations(masks, 2):
+        if a.shape != b.shape or not np.array_equal(a, b):
+            continue
+        if kind == other:
+            raise CheckFailed(f"rank {rank}: calls {call} and {later} of {kind} drop the same elements: a generator is "
+                              "seeded once, when it is made, and goes on from there")
+        raise CheckFailed(f"rank {rank}: alike and apart draw the same masks: their generators start from the same "
+                          "seed on this rank, so one step apart's seed from alike's (seed + 1 + rank)")

@@ -1,0 +1,223 @@
+"""L3: what ranks hold that share out a linear map, and what an operator between them does forward and backward.
+
+Results are compared in float64, to one part in 10^9 of the largest element. What a rank holds instead is found by least
+squares: a map that is cut by rows is a sum of the ranks' parts, so most mistakes are multiples of these.
+
+Shapes: B examples, I inputs, O outputs. Weights are (O, I), as nn.Linear keeps them.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from book.checks.gradients import TOLERANCE, multiples
+from book.checks.verdict import CheckFailed, finite, short
+
+# What torch says of shapes and numbers that don't fit, and what it means where a map is cut.
+MEANINGS = {
+    "shapes cannot be multiplied": "the weight is cut along the wrong dim, or not at all: nn.Linear keeps it as "
+                                   "(outputs, inputs), so a column of the product is a row of the weight, dim 0, and "
+                                   "an input is dim 1",
+    "must match the size": "one of two tensors that are added is cut and the other is not, or along another dim: a "
+                           "bias has one number for each output, so it is cut where the outputs are",
+    "out of bounds": "a number was looked up in a table that is shorter: rank r's block of V/N tokens begins at r V/N, "
+                     "and the numbers in it count from there",
+}
+
+
+@contextmanager
+def shapes_in_words() -> Iterator[None]:
+    """Inside a rank: what torch says of tensors that don't fit comes with what it means where a map is cut."""
+    try:
+        yield
+    except (RuntimeError, IndexError) as error:
+        # The error itself goes on, so that it still points to the line where it happened.
+        meant = [f"{error}: {meaning}" for said, meaning in MEANINGS.items() if said in str(error)]
+        error.args = tuple(meant) or error.args
+        raise
+
+
+def column_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: Any) -> float:
+    """Rank r must hold the r-th block of the columns of x weight^T + bias, (B, O/R) on each of R ranks.
+
+    Returns the sum of the absolute values of all blocks. Raises CheckFailed with the likeliest reason.
+    """
+    bias = dense(bias_O)
+    whole = dense(x_BI) @ dense(weight_OI).T + bias
+    size = whole.shape[1] // len(outputs)
+    for rank, output in enumerate(outputs):
+        if getattr(output, "shape", None) == whole.shape:
+            raise CheckFailed(f"rank {rank} returns all {whole.shape[1]} outputs: it keeps the {size} that its part of "
+                              "the weight gives, and nobody gathers them")
+        got = held(rank, "the output", output, (len(whole), size))
+        if not close(got, whole[:, rank * size:][:, :size], whole):
+            raise CheckFailed(f"rank {rank}: {_why_not_columns(rank, got, whole, bias)}")
+    return float(np.abs(whole).sum())
+
+
+def row_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: Any) -> float:
+    """Every rank must hold all of x weight^T + bias, of which rank r had the r-th block of x's columns.
+
+    Returns the sum of its absolute values. Raises CheckFailed with the likeliest reason.
+    """
+    num_ranks, (x, weight, bias) = len(outputs), map(dense, (x_BI, weight_OI, bias_O))
+    whole = x @ weight.T + bias
+    parts = [a @ b.T for a in np.split(x, num_ranks, axis=1) for b in np.split(weight, num_ranks, axis=1)]
+    rows = np.stack([part.ravel() for part in [*parts, np.broadcast_to(bias, whole.shape)]])
+    got = [held(rank, "the output", output, whole.shape) for rank, output in enumerate(outputs)]
+    wrong = [rank for rank in range(num_ranks) if not close(got[rank], whole, whole)]
+    if not wrong:
+        return float(np.abs(whole).sum())
+    if wrong == list(range(1, num_ranks)):
+        raise CheckFailed("only rank 0 holds the whole output: every rank must end with it; all_reduce gives the sum "
+                          "to all, reduce to one, and the bias too belongs to all")
+    factors = multiples(rows, got[wrong[0]])
+    why = (_why_no_sum(got[wrong[0]], x, weight, bias, num_ranks) if factors is None else
+           _why_not_rows(wrong[0], factors[:-1].reshape(num_ranks, num_ranks), factors[-1]))
+    raise CheckFailed(f"rank {wrong[0]}: {why}")
+
+
+def operator(name: str, runs: Sequence[Mapping[str, Any]], forward: str, backward: str) -> float:
+    """An operator must do `forward` with the ranks' tensors and `backward` with their gradients: "identity" or "sum".
+
+    `runs` has, for each rank, `x` and `upstream`, the gradient that comes back, as they were before; `x_after` and
+    `upstream_after`; `output`, and `gradient`, which x gets. Returns the sum of the absolute values of both results on
+    rank 0. Raises CheckFailed with the likeliest reason.
+    """
+    total = 0.0
+    ways = (("forward", "x", "output", forward), ("backward", "upstream", "gradient", backward))
+    for way, given, result, wanted in ways:
+        before = [dense(run[given]) for run in runs]
+        for rank, run in enumerate(runs):
+            got = held(rank, f"{name}, {way}: the {result}", run[result], before[rank].shape)
+            want = sum(before) if wanted == "sum" else before[rank]
+            if not close(got, want, np.stack(before)):
+                raise CheckFailed(f"{name}, {way}, rank {rank}: {_why_not_operator(way, wanted, rank, before, got)}")
+            total += np.abs(got).sum() * (rank == 0)
+        for rank, run in enumerate(runs):
+            if not np.array_equal(dense(run[f"{given}_after"]), before[rank]):
+                raise CheckFailed(f"{name}, {way}: the result is right, but the tensor that came in has changed on "
+                                  f"rank {rank}, and others may still need it: all_reduce works in place, so give it a "
+                                  "clone")
+    return float(total)
+
+
+def why_parts(rank: int, parts: np.ndarray, bias: float = 1.0) -> str:
+    """What is wrong with a sum in which rank r's part is `parts[r]` times and the bias `bias` times."""
+    num_ranks, alone = len(parts), np.arange(len(parts)) == rank
+    if np.allclose(parts, 1) and np.isclose(bias, num_ranks):
+        return (f"the bias is in it {num_ranks} times: every rank adds it to its part, and then the parts are added "
+                "up; add it once, after the all-reduce")
+    if np.allclose(parts, 1):
+        much = "not in it" if np.isclose(bias, 0, atol=TOLERANCE) else f"in it {short(bias)} times"
+        return f"the parts are added up as they should be, but the bias is {much}: every rank must end with it once"
+    if np.allclose(parts, alone):
+        return "this is the rank's own part of a sum, with nothing of the others in it: the all-reduce is missing"
+    if np.allclose(parts, 1 / num_ranks):
+        return f"this is the mean of the {num_ranks} ranks' parts: parts of one sum are added up, not averaged"
+    if np.allclose(parts, num_ranks):
+        return f"this is {num_ranks} times the sum: is it all-reduced twice?"
+    absent = np.flatnonzero(np.isclose(parts, 0, atol=TOLERANCE))
+    if len(absent):
+        return f"the part of rank {', '.join(map(str, absent))} is not in it: does every rank's part go into the sum?"
+    return f"the ranks' parts are in it {_listed(parts)} times, each should be in it once"
+
+
+def computed(num_flops: Sequence[float], whole_flops: float) -> None:
+    """Each of R ranks may make up to 1/R of the `whole_flops` that the product takes in one process."""
+    for rank, made in enumerate(num_flops):
+        if made > whole_flops / len(num_flops):
+            raise CheckFailed(f"rank {rank} computes {short(made / whole_flops)} of the product, its share is "
+                              f"{short(1 / len(num_flops))}: cut the weight and multiply with the part")
+
+
+def dense(tensor: Any) -> np.ndarray:
+    """A tensor, on any device, or an array, in float64 and in its shape."""
+    if hasattr(tensor, "detach"):
+        tensor = tensor.detach().cpu().double().numpy()
+    return np.asarray(tensor, dtype=np.float64)
+
+
+def held(rank: int, what: str, value: Any, shape: Sequence[int]) -> np.ndarray:
+    """What `rank` gives as `what`, in float64; CheckFailed for no tensor, another shape, fewer digits, nan and inf."""
+    if value is None or not hasattr(value, "shape"):
+        given = "nothing (None)" if value is None else f"no tensor but a {type(value).__name__}"
+        raise CheckFailed(f"rank {rank} gives {given} as {what}: is it returned?")
+    if tuple(value.shape) != tuple(shape):
+        raise CheckFailed(f"rank {rank} gives {what} in the shape {tuple(value.shape)}, it should be {tuple(shape)}")
+    if not str(value.dtype).endswith("float64"):
+        raise CheckFailed(f"rank {rank} gives {what} as {str(value.dtype).removeprefix('torch.')}: all that comes in "
+                          "is float64, so where has it changed?")
+    return finite(rank, what, dense(value))
+
+
+def close(got: np.ndarray, want: np.ndarray, scale: np.ndarray) -> bool:
+    """Whether two arrays are the same but for rounding, as seen from the largest element of `scale`."""
+    return bool(np.allclose(got, want, rtol=0, atol=TOLERANCE * np.abs(scale).max()))
+
+
+def _why_not_columns(rank: int, got: np.ndarray, whole: np.ndarray, bias: np.ndarray) -> str:
+    size, mine = got.shape[1], slice(rank * got.shape[1], (rank + 1) * got.shape[1])
+    found = _columns(got, whole)
+    if found is None:
+        off = got - (whole - bias)[:, mine]
+        if _columns(got, whole - bias) is not None:
+            return "the bias is missing: a column split cuts it as it cuts the outputs"
+        if np.allclose(off, off[:1]):
+            return "the product is right, the bias is not: it is cut as the outputs are, into blocks in rank order"
+        return "this is no block of columns of x weight^T + bias: which part of the weight does the rank multiply with?"
+    if found == list(range(found[0], found[0] + size)) and found[0] % size == 0:
+        return (f"this is block {found[0] // size} of the columns, which belongs to rank {found[0] // size}: rank r "
+                "holds the r-th")
+    if found == list(range(rank, whole.shape[1], whole.shape[1] // size)):
+        return (f"these are columns {', '.join(map(str, found))}: neighbours belong together, so cut one contiguous "
+                f"block for each rank, here columns {mine.start} to {mine.stop - 1}")
+    return f"these are columns {', '.join(map(str, found))}, the rank's are {mine.start} to {mine.stop - 1}"
+
+
+def _listed(factors: np.ndarray) -> str:
+    """Factors in words, without what rounding leaves of a zero."""
+    return ", ".join(short(factor) for factor in np.round(factors, 9) + 0.0)
+
+
+def _why_not_rows(rank: int, crossed: np.ndarray, bias: float) -> str:
+    """What is wrong with a sum in which block r of x times block s of the weight is `crossed[r, s]` times."""
+    for piece, block in np.argwhere(~np.isclose(crossed, 0, atol=TOLERANCE)):
+        if piece != block:
+            return (f"block {piece} of x's columns meets block {block} of the weight's: rank r multiplies what it has "
+                    "with the r-th block of the weight's dim 1")
+    return why_parts(rank, np.diag(crossed), bias)
+
+
+def _columns(got: np.ndarray, whole: np.ndarray) -> list[int] | None:
+    """Which columns of `whole` those of `got` are; None where one is none of them."""
+    same = [[close(column, other, whole) for other in whole.T] for column in got.T]
+    return [row.index(True) for row in same] if all(map(any, same)) else None
+
+
+def _why_no_sum(got: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.ndarray, num_ranks: int) -> str:
+    pieces = np.split(x, num_ranks, axis=1)
+    strided = [weight[:, rank::num_ranks] for rank in range(num_ranks)]
+    if close(got, sum(a @ b.T for a, b in zip(pieces, strided)) + bias, x @ weight.T):
+        return (f"each rank takes inputs of the weight that lie {num_ranks} apart, but what it has of x is a block in "
+                "one piece: cut both alike")
+    return ("this is no sum of products of x's blocks with the weight's: cut dim 1 of the weight into contiguous "
+            "blocks in rank order, multiply, add up over the ranks, then add the bias")
+
+
+def _why_not_operator(way: str, wanted: str, rank: int, before: Sequence[np.ndarray], got: np.ndarray) -> str:
+    what = "tensors" if way == "forward" else "gradients"
+    factors, alone = multiples(np.stack([one.ravel() for one in before]), got), np.arange(len(before)) == rank
+    if factors is None:
+        return f"this can't be made from the ranks' {what}: was the result written to where it is read?"
+    if wanted == "identity":
+        if np.allclose(factors, 1):
+            return (f"this is the sum over the ranks: on its way {way} this operator hands on what it is given; the "
+                    f"all-reduce is for the way {'back' if way == 'forward' else 'forward'}")
+        return f"the ranks' {what} are in it {_listed(factors)} times: hand on the rank's own, as it is"
+    if np.allclose(factors, alone):
+        return "this is the rank's own, with nothing of the others in it: here the all-reduce is missing, or lost"
+    return why_parts(rank, factors)

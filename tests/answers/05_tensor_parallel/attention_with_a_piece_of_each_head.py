@@ -1,0 +1,28 @@
+# exercise: 4
+# expect: it is not block 0 of rank 0's
+
+class SplitAttention(nn.Module):
+    def __init__(self, attention):
+        super().__init__()
+        self.head_width = attention.head_width
+        broadcast_state(attention)
+        rows = torch.arange(attention.q.weight.shape[0])
+        order = rows.view(-1, dist.get_world_size(), self.head_width // 2).transpose(0, 1).flatten()
+        with torch.no_grad():
+            for linear in (attention.q, attention.k, attention.v):
+                linear.weight.copy_(linear.weight[order])
+                linear.bias.copy_(linear.bias[order])
+        self.q = shard(attention.q, 0)
+        self.k = shard(attention.k, 0)
+        self.v = shard(attention.v, 0)
+        self.out = shard(attention.out, 1)
+
+    def heads(self, y_BTD):
+        return y_BTD.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+
+    def forward(self, x_BTD):
+        x_BTD = identity_then_all_reduce(x_BTD)
+        q, k, v = self.heads(self.q(x_BTD)), self.heads(self.k(x_BTD)), self.heads(self.v(x_BTD))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        part_BTD = F.linear(y.transpose(1, 2).flatten(2), self.out.weight)
+        return all_reduce_then_identity(part_BTD) + self.out.bias

@@ -1,0 +1,19 @@
+# exercise: 1
+# expect: column_linear, rank 0: your code calls all_gather
+
+def my_block(tensor, dim):
+    size = tensor.shape[dim] // dist.get_world_size()
+    return tensor.narrow(dim, dist.get_rank() * size, size)
+
+
+def column_linear(x_BI, weight_OI, bias_O):
+    mine = F.linear(x_BI, my_block(weight_OI, 0), my_block(bias_O, 0))
+    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, mine)
+    return parts[dist.get_rank()]
+
+
+def row_linear(x_BI, weight_OI, bias_O):
+    y_BO = F.linear(x_BI, my_block(weight_OI, 1))
+    dist.all_reduce(y_BO)
+    return y_BO + bias_O

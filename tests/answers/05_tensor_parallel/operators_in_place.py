@@ -1,0 +1,28 @@
+# exercise: 2
+# expect: all_reduce_then_identity, forward: the result is right, but the tensor that came in has changed
+
+class IdentityThenAllReduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total
+
+
+class AllReduceThenIdentity(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+identity_then_all_reduce = IdentityThenAllReduce.apply
+all_reduce_then_identity = AllReduceThenIdentity.apply
