@@ -11,12 +11,13 @@ const num = (n, one) => `${n} ${one}${n === 1 ? "" : "s"}`, who = list => `rank$
 function decode(raw) {
   const per = TICKS / raw.ticks;
   return planned({ ...raw, ranks: raw.order.map((text, r) => {
-    const gaps = new Map(raw.idle[r]), sent = new Map(raw.sent?.[r].map(([i, a, z]) => [i, [a * per, z * per]]));
+    const gaps = new Map(raw.idle[r]), late = new Map(raw.late?.[r].map(([i, ...how]) => [i, how]));
     let z = 0;
     return (text ? text.split(",") : []).map((word, i) => {
       const [, s, kind, m] = word.match(/(\d+)(\D)(\d+)/), a = z + (gaps.get(i) ?? 0);
       z = a + (raw.len[r][i] ?? raw.len[r][kind]);
-      return { r, s: +s, kind, m: +m, a: a * per, z: z * per, sent: sent.get(i) };
+      const [wait, length] = late.get(i) ?? [0, raw.wire ?? 0];
+      return { r, s: +s, kind, m: +m, a: a * per, z: z * per, out: (z + wait) * per, there: (z + wait + length) * per };
     });
   }) });
 }
@@ -24,7 +25,7 @@ function decode(raw) {
 function planned(run) { // what follows from the actions: messages, stops, what is kept when
   const { ranks, stages } = run, home = [], acts = ranks.flat();
   stages.forEach((list, r) => list.forEach(s => { home[s] = r; }));
-  const moves = acts.filter(x => RESULT[x.kind]).map(x => ({ x, to: home[x.s + (x.kind === "F" ? 1 : -1)] ?? x.r, a: x.sent?.[0] ?? x.z, z: x.sent?.[1] ?? x.z })).filter(({ x, to }) => to !== x.r);
+  const moves = acts.filter(x => RESULT[x.kind]).map(x => ({ x, to: home[x.s + (x.kind === "F" ? 1 : -1)] ?? x.r, a: x.out, z: x.there })).filter(({ x, to }) => to !== x.r);
   const stops = [0, TICKS, ...acts.flatMap(x => [x.a, x.z])].sort((a, b) => a - b).filter((s, i, all) => !i || !near(s, all[i - 1]));
   const peak = ranks.map(own => max(0, ...own.map(x => kept(own, x.z).length)));
   return { ...run, home, acts, moves, stops, peak, several: stages.some(list => list.length > 1), hop: 0.6 * min(...acts.map(x => x.z - x.a).filter(d => d > 0)), at: t => (t > NEAR ? short(t / TICKS * run.step_s) : "0 s") };
@@ -74,7 +75,7 @@ function stageOf(parent, run, W, total_s, name, tight) { // returns what paints 
   }, mark(m) {
     for (const g of parent.querySelectorAll("[data-b]")) g.classList.toggle("on", +g.dataset.b === m);
     const own = run.acts.filter(x => x.m === m && x.kind !== "W").sort((x, y) => x.a - y.a);
-    trail.setAttribute("d", own.map((x, i) => `${i ? "L" : "M"}${ui.x(x.a)} ${top(x.r) + lane / 2}L${ui.x(x.z)} ${top(x.r) + lane / 2}`).join(""));
+    trail.setAttribute("d", own.slice(1).map((x, i) => `M${ui.x(own[i].z)} ${top(own[i].r) + lane / 2}L${ui.x(x.a)} ${top(x.r) + lane / 2}`).join(""));
   } };
 }
 
@@ -92,13 +93,15 @@ function stripOf(parent, { ranks, peak, several, at }, r, { W, left, top, lane, 
   });
   const from = left + peak[r] * step + 4, words = make("text.lk-tiny", parent, { x: from, y: y + strip / 2 + 4 });
   const lost = make("text.lk-tiny", parent, { x: left + room, y: y + strip / 2 + 4, "text-anchor": "end" });
+  let last;
   return t => {
-    const held = kept(ranks[r], t), k = held.length, gone = "idle " + at(idle(ranks[r], t));
+    const held = kept(ranks[r], t), k = held.length, gone = "idle " + at(idle(ranks[r], t)), now = held.map(x => x.m) + gone.length;
+    lost.textContent = gone;
+    if (last === (last = now)) return;
     boxes.forEach(([g, text], i) => {
       g.setAttribute("class", i < k ? "in" : "");
       if (text) text.textContent = held[i]?.m ?? "";
     });
-    lost.textContent = gone;
     words.textContent = fit([several ? num(k, "forward") + " kept" : `activations of ${num(k, "micro-batch").replace("hs", "hes")}`, `${k} kept`, "" + k], left + room - from - 6.3 * gone.length - 8) ?? "";
   };
 }

@@ -7,8 +7,9 @@ A run has
     step_s       what `ticks` ticks are, the unit of all its times
     order        for each rank its actions, as PipelineSchedule.to_csv writes them: "0F0,0F1,0B0"
     len          for each rank how many ticks an action takes: by kind, or a list where those of a kind differ
-    idle         for each rank [which action, how many ticks it starts after the end of the one before], where not at once
-    sent         for each rank [which action, from, to] of the message with its result (left out: it arrives at once)
+    idle         for each rank [which action, how many ticks it starts after the end of the one before] where it waits
+    wire, late   how many ticks a result travels to another rank (left out: none), and for each rank where it is not so
+                 [which action, how many ticks after its end its result leaves, how many that travels]
     ends         for an order that is not complete or cannot go on: where each rank stands
     figures      [value, meaning] pairs;    brief  the most important of them in one line
 """
@@ -18,18 +19,21 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 from book.cost import Link, pipeline_bubble
 from book.pipelines import gpipe, interleaved, one_f_one_b, zero_bubble
-from book.replay import bubble, pipeline_order
+from book.replay import Bubble, bubble, pipeline_order
 from book.schedule import Action, PipelineSchedule, ScheduleError
 from book.simulate import simulate_pipeline
 from book.trace import Event, Trace
 
 MOST_RANKS, MOST_ACTIONS = 8, 2048
 MOST_TICKS = 100_000
-NAMES = {"gpipe": "GPipe", "one_f_one_b": "1F1B", "interleaved": "interleaved 1F1B", "zero_bubble": "ZB-V"}
+RESULTS = {"F": "output", "B": "gradient", "I": "gradient"}  # what an action gives another stage
+KNOWN = ((gpipe, "GPipe", "(p−1)/(m+p−1)"), (one_f_one_b, "1F1B", "(p−1)/(m+p−1)"),
+         (interleaved, "interleaved 1F1B", "(p−1)/(vm+p−1)"), (zero_bubble, "ZB-V", ""))
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,16 @@ class Pipeline:
     source: str
     ends: list[str] = field(default_factory=list)
 
+    @cached_property
+    def known(self) -> Known | None:
+        """Which of the well-known schedules it is, if it is one."""
+        return known_as(self.order)
+
+    @cached_property
+    def bubble(self) -> Bubble:
+        """Its idle time."""
+        return bubble(self.trace)
+
 
 def read_pipeline(what: Any, durations: Durations, step: int = 0, ranks: Sequence[int] | None = None) -> Pipeline:
     """The run that a schedule, a modelled trace or a recorded one stands for.
@@ -96,72 +110,66 @@ def read_pipeline(what: Any, durations: Durations, step: int = 0, ranks: Sequenc
 def run_payload(run: Pipeline) -> dict[str, Any]:
     """One run as JSON data."""
     order, num_ranks = run.order, run.order.world_size
-    events = [_in_order(run.trace, order.of_rank(rank), rank) for rank in range(num_ranks)]
+    computed = {(e.stage, e.micro_batch, e.op): e for e in run.trace.of_kind("compute")}
+    events = [[computed[a.stage, a.micro_batch, a.kind] for a in order.of_rank(rank)] for rank in range(num_ranks)]
     start_s = min(event.start_s for own in events for event in own)
     clock = _Clock.of(event for own in events for event in own)
-    sent = [_sent(run.trace, order.of_rank(rank), clock, start_s) for rank in range(num_ranks)]
     data = {"n": num_ranks, "stages": [stages_of(order, rank) for rank in range(num_ranks)],
             "batches": order.num_micro_batches, "source": run.source, "step_s": float(f"{clock.step_s:.6g}"),
             "ticks": clock.ticks, "order": order.to_csv().splitlines()[1:],
             "len": [_lengths(own, clock) for own in events], "idle": [_gaps(own, clock, start_s) for own in events]}
-    return {**data, **({"sent": sent} if any(sent) else {}), **({"ends": run.ends} if run.ends else {}),
+    return {**data, **_sent(run, clock), **({"ends": run.ends} if run.ends else {}),
             "figures": figures(run), "brief": brief(run)}
 
 
 def figures(run: Pipeline) -> list[tuple[str, str]]:
     """(value, meaning) of what a reader compares pipelines by."""
-    found, peaks = bubble(run.trace), run.order.peak_in_flight()
+    found, known = run.bubble, run.known
+    peaks, several = run.order.peak_in_flight(), run.order.world_size > 1
     idle = dict.fromkeys(ms(idle_s) for idle_s in (min(found.idle_s), max(found.idle_s)))
-    held = ", ".join(map(str, peaks)) if len(set(peaks)) > 1 else f"{peaks[0]} on each" if len(peaks) > 1 else "1 rank"
-    rows = [_bubble_figure(run), (ms(found.step_s), "until all is done" if not run.ends else "until the order ends"),
-            (str(max(peaks)), f"in flight at most; by rank: {held}"),
-            (" to ".join(idle), f"idle on {'each rank' if len(peaks) > 1 else 'the rank'}")]
-    known = known_as(run.order)
-    if known and known.bubble is not None and abs(found.share - known.bubble(1)) < 1e-6 and found.share:
+    by_rank = "; by rank: " + ", ".join(map(str, peaks)) if len(set(peaks)) > 1 else ", on each rank" * several
+    rows = [_bubble_figure(run), (ms(found.step_s), "until the order ends" if run.ends else "one step takes"),
+            (str(max(peaks)), f"in flight at most{by_rank}"),
+            (" to ".join(idle), "idle on each rank" if several else "idle")]
+    if several and known and known.formula and _agree(found.share, known.bubble()):
         rows.append((percent(known.bubble(2)), f"bubble with {2 * run.order.num_micro_batches} micro-batches"))
     return rows
 
 
 def brief(run: Pipeline) -> str:
-    """The figures in one line, for a view of several runs."""
-    share = percent(bubble(run.trace).share)
-    idle = "not complete" if run.ends else f"bubble {share}"
-    most, depth = max(run.order.peak_in_flight()), max(len(stages_of(run.order, r)) for r in range(run.order.world_size))
+    """The figures in one line, for a view of several runs; memory in whole ranks' activations of a micro-batch."""
+    found, most = run.bubble, max(run.order.peak_in_flight())
+    depth = max(len(stages_of(run.order, rank)) for rank in range(run.order.world_size))
     size = f" ({most} of 1/{depth} the size)" if depth > 1 else ""
-    return f"{ms(bubble(run.trace).step_s)} · {idle} · at most {most / max(1, depth):g} in flight{size}"
+    idle = "not complete" if run.ends else f"bubble {percent(found.share)}"
+    return f"{ms(found.step_s)} · {idle} · at most {most / depth:g} in flight{size}"
 
 
 @dataclass(frozen=True)
 class Known:
-    """A schedule with a name: the formula of its bubble, if it has one, for `factor` times as many micro-batches."""
+    """A schedule that has a name, and the formula of its bubble, "" where there is none that simple."""
 
     name: str
-    formula: str = ""
-    num_ranks: int = 0
-    num_micro_batches: int = 0
-    stages_per_rank: int = 1
+    formula: str
+    num_ranks: int
+    num_micro_batches: int
+    stages_per_rank: int
 
-    @property
-    def bubble(self) -> Any:
-        """The formula as a function of that factor, or None."""
-        if not self.formula:
-            return None
-        return lambda factor: pipeline_bubble(self.num_ranks, factor * self.num_micro_batches, self.stages_per_rank)
+    def bubble(self, times: int = 1) -> float:
+        """What the formula gives, with so many times as many micro-batches."""
+        return pipeline_bubble(self.num_ranks, times * self.num_micro_batches, self.stages_per_rank)
 
 
 def known_as(order: PipelineSchedule) -> Known | None:
     """Which of the well-known schedules an order is, whatever its name; None where it is none of them."""
-    num_stages, num_micro_batches, num_ranks = order.num_stages, order.num_micro_batches, order.world_size
-    makers = (gpipe, one_f_one_b, interleaved, zero_bubble)
-    for make in makers:
-        depth = (num_stages // num_ranks,) if make is interleaved else ()
+    depth = max(1, order.num_stages // order.world_size)
+    for make, name, formula in KNOWN:
         try:
-            same = make(num_stages, num_micro_batches, *depth)
+            same = make(order.num_stages, order.num_micro_batches, *[depth] * (make is interleaved))
         except ScheduleError:
             continue
-        if same.world_size == num_ranks and same.actions == order.actions:
-            formula = {gpipe: "(p−1)/(m+p−1)", one_f_one_b: "(p−1)/(m+p−1)", interleaved: "(p−1)/(vm+p−1)"}.get(make, "")
-            return Known(NAMES[make.__name__], formula, num_ranks, num_micro_batches, *depth)
+        if same.world_size == order.world_size and same.actions == order.actions:
+            return Known(name, formula, order.world_size, order.num_micro_batches, depth)
     return None
 
 
@@ -247,25 +255,24 @@ def _check_size(run: Pipeline) -> None:
                          "ranks or micro-batches")
     if not len(run.order.actions):
         raise ValueError("this pipeline has no actions: there is nothing to play")
-    if bubble(run.trace).step_s <= 0:
+    if run.bubble.step_s <= 0:
         raise ValueError("this pipeline takes no time: give forward_s or backward_s more than 0 s")
 
 
 def _bubble_figure(run: Pipeline) -> tuple[str, str]:
-    share, known = bubble(run.trace).share, known_as(run.order)
+    share, known = run.bubble.share, run.known
     if run.ends:
         return "–", "no bubble: the order is not complete"
-    if known is None or known.bubble is None:
+    if known is None or not known.formula:
         return percent(share), "bubble: idle part of all ranks' time"
-    if abs(share - known.bubble(1)) < 1e-6:
+    if _agree(share, known.bubble()):
         return percent(share), f"bubble: {known.formula}"
-    return percent(share), f"bubble; with equal stages and messages that take no time: {percent(known.bubble(1))}"
+    why = "messages take time" if len(run.trace.of_kind("send")) else "not all stages are equal"
+    return percent(share), f"bubble; {known.formula} is {percent(known.bubble())}, but here {why}"
 
 
-def _in_order(trace: Trace, actions: Sequence[Action], rank: int) -> list[Event]:
-    """The compute events of a rank, in the order of its actions."""
-    found = {(e.stage, e.micro_batch, e.op): e for e in trace.of_kind("compute") if e.rank == rank}
-    return [found[action.stage, action.micro_batch, action.kind] for action in actions]
+def _agree(share: float, formula: float) -> bool:
+    return abs(share - formula) < 1e-6
 
 
 def _lengths(events: Sequence[Event], clock: _Clock) -> dict[str, int] | list[int]:
@@ -285,11 +292,21 @@ def _gaps(events: Sequence[Event], clock: _Clock, start_s: float) -> list[list[i
     return gaps
 
 
-def _sent(trace: Trace, actions: Sequence[Action], clock: _Clock, start_s: float) -> list[list[int]]:
-    spans = {(e.stage, e.micro_batch, e.op): e for e in trace.of_kind("send")}
-    found = []
-    for i, action in enumerate(actions):
-        event = spans.get((action.stage, action.micro_batch, "output" if action.kind == "F" else "gradient"))
-        if event is not None and action.kind != "W":
-            found.append([i, clock.tick(event.start_s - start_s), clock.tick(event.end_s - start_s)])
-    return found
+def _sent(run: Pipeline, clock: _Clock) -> dict[str, Any]:
+    """`wire` and `late`, where results travel."""
+    sends = {(e.stage, e.micro_batch, e.op): e for e in run.trace.of_kind("send")}
+    if not sends:
+        return {}
+    ends = {(e.stage, e.micro_batch, e.op): e.end_s for e in run.trace.of_kind("compute")}
+    lengths = [clock.tick(event.end_s - event.start_s) for event in sends.values()]
+    wire = max(set(lengths), key=lengths.count)
+    late: list[list[list[int]]] = []
+    for rank in range(run.order.world_size):
+        late.append([])
+        for i, action in enumerate(run.order.of_rank(rank)):
+            event = sends.get((action.stage, action.micro_batch, RESULTS.get(action.kind)))
+            if event is not None:
+                wait = clock.tick(event.start_s - ends[action.stage, action.micro_batch, action.kind])
+                length = clock.tick(event.end_s - event.start_s)
+                late[-1].extend([[i, wait, length]] if wait or length != wire else [])
+    return {"wire": wire, **({"late": late} if any(late) else {})}

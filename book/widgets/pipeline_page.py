@@ -8,7 +8,7 @@ from typing import Any
 from book.trace import Trace
 from book.widgets.choices import arranged, names_of
 from book.widgets.page import Page
-from book.widgets.pipeline import Durations, Pipeline, figures, known_as, read_pipeline, run_payload
+from book.widgets.pipeline import Durations, Pipeline, figures, read_pipeline, run_payload
 
 MOST_WORDS = 40  # actions of a rank; longer orders are for the picture
 TITLE = "One step of a pipeline"
@@ -25,7 +25,7 @@ class PipelinePlayer(Page):
     def __init__(self, runs: Mapping[Any, Any], durations: Durations, title: str | None = None, view: str = "player",
                  labels: Sequence[str] | None = None, select: Any = None, step: int = 0,
                  ranks: Sequence[int] | None = None):
-        self._durations, self._view, self._labels, self._select = durations, view, labels, select
+        self._durations, self._view = durations, view
         self._which = {"step": step, "ranks": ranks}
         self.runs: dict[Any, Pipeline] = {key: read_pipeline(what, durations, **self._which)
                                           for key, what in runs.items()}
@@ -35,6 +35,8 @@ class PipelinePlayer(Page):
             self.runs = {key: read_pipeline(what, cut[key], **self._which) for key, what in runs.items()}
         self.traces: dict[Any, Trace] = {key: run.trace for key, run in self.runs.items()}
         self._given_title, self.title = title, title or _title(list(self.runs.values()))
+        shown = arranged({key: run_payload(run) for key, run in self.runs.items()}, labels, select, integers="run")
+        self._data = {"v": 1, "title": self.title, "view": view, **shown}
 
     def with_trace(self, what: Any) -> PipelinePlayer:
         """The same player of another trace or schedule."""
@@ -42,9 +44,7 @@ class PipelinePlayer(Page):
 
     def data(self, live: bool) -> dict[str, Any]:
         """The player's data: order and modelled times, on every machine the same, live or not."""
-        runs = {key: run_payload(run) for key, run in self.runs.items()}
-        return {"v": 1, "title": self.title, "view": self._view, **arranged(runs, self._labels, self._select,
-                                                                           integers="run")}
+        return self._data
 
     def text(self) -> str:
         """One line that says what is shown."""
@@ -65,7 +65,7 @@ class PipelinePlayer(Page):
 
 def _title(runs: Sequence[Pipeline]) -> str:
     """A title from what all runs have in common."""
-    known = {known.name if (known := known_as(run.order)) else None for run in runs}
+    known = {run.known.name if run.known else None for run in runs}
     name = known.pop() if len(known) == 1 else None
     sizes = {_stages(run) for run in runs}
     size = sizes.pop() if len(sizes) == 1 else None

@@ -1,0 +1,275 @@
+"""The pipeline player's Python side: what an order and its times are written as, and what stands on a page."""
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from book.cost import Link, pipeline_bubble
+from book.launch import launch
+from book.pipelines import gpipe, interleaved, one_f_one_b, zero_bubble
+from book.replay import bubble, replay_pipeline
+from book.schedule import Action, PipelineSchedule
+from book.simulate import simulate_pipeline
+from book.trace import Event, Trace
+from book.widgets import pipeline_player, pipeline_race
+from book.widgets.assets import ASSETS, PARTS
+from tests.players import html_of
+from tests.test_record_stages import stages_of, train
+
+MOST_OWN_BYTES, MOST_PAGE_BYTES = 26 * 1024, 30_000
+LINK = Link(400e-6, 1e9)
+WRONG = [Action(0, 0, 0, "F"), Action(0, 0, 0, "B"), Action(0, 0, 1, "F"), Action(0, 0, 1, "B"),
+         Action(1, 1, 0, "F"), Action(1, 1, 1, "F"), Action(1, 1, 0, "B"), Action(1, 1, 1, "B")]
+
+
+def data_of(shown: Any) -> dict[str, Any]:
+    """The data in a player's HTML, as a browser would read the attribute."""
+    return json.loads(html.unescape(re.match(r"<div data-lockstep-pipeline='([^']*)'>", html_of(shown))[1]))
+
+
+def run_of(shown: Any) -> dict[str, Any]:
+    [run] = data_of(shown)["runs"]
+    return run
+
+
+def recorded(schedule: PipelineSchedule, scale: float = 1.0, backend: str = "gloo") -> Trace:
+    """A schedule as a launch would record it, where a machine took its time for each action."""
+    modelled = simulate_pipeline(schedule, 0.013 * scale, 0.017 * scale)
+    return Trace(modelled.events, modelled.world_size, "measured", "recorded", name="job", backend=backend)
+
+
+def actions_in(run: dict[str, Any]) -> Iterator[tuple]:
+    """(rank, stage, micro-batch, kind, start, end in ticks): the data read back, by this test's own reader."""
+    for rank, order in enumerate(run["order"]):
+        now, gaps, lengths = 0, dict(run["idle"][rank]), run["len"][rank]
+        for i, word in enumerate(order.split(",") if order else []):
+            stage, kind, micro_batch = re.fullmatch(r"(\d+)([FBIW])(\d+)", word).groups()
+            now += gaps.get(i, 0)
+            length = lengths[kind] if isinstance(lengths, dict) else lengths[i]
+            yield rank, int(stage), int(micro_batch), kind, now, now + length
+            now += length
+
+
+def messages_in(run: dict[str, Any]) -> Iterator[tuple]:
+    """(rank, stage, micro-batch, what, from, to in ticks) of what travels between ranks."""
+    home = {stage: rank for rank, own in enumerate(run["stages"]) for stage in own}
+    places: dict[int, int] = {}
+    for rank, stage, micro_batch, kind, _, end in actions_in(run):
+        places[rank] = i = places.get(rank, -1) + 1
+        if "wire" in run and kind != "W" and home.get(stage + (1 if kind == "F" else -1), rank) != rank:
+            wait, length = {row[0]: row[1:] for row in run.get("late", [[]] * run["n"])[rank]}.get(i, (0, run["wire"]))
+            yield rank, stage, micro_batch, "output" if kind == "F" else "gradient", end + wait, end + wait + length
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> tuple[PipelineSchedule, Trace]:
+    """One of the schedules with any durations, and its simulation."""
+    num_ranks, groups = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    schedule = draw(st.sampled_from([gpipe(num_ranks, groups), one_f_one_b(num_ranks, 2 * groups),
+                                     interleaved(2 * num_ranks, groups * num_ranks),
+                                     zero_bubble(2 * num_ranks, 2 * groups)]))
+    forward_s, backward_s = draw(st.floats(1e-4, 2)), draw(st.floats(1e-4, 2))
+    link = draw(st.sampled_from([None, Link(1e-3, 1e9)]))
+    slowdown = draw(st.dictionaries(st.integers(0, num_ranks - 1), st.floats(0.5, 3)))
+    return schedule, simulate_pipeline(schedule, forward_s, backward_s, draw(st.floats(0, 1)) * backward_s, link,
+                                       num_bytes=1e6, slowdown=slowdown)
+
+
+@settings(max_examples=80, deadline=None)
+@given(pipelines())
+def test_the_data_say_what_the_trace_says(drawn: tuple[PipelineSchedule, Trace]) -> None:
+    schedule, trace = drawn
+    run = run_of(pipeline_player(trace))
+    found = {row[:4]: row[4:] for row in actions_in(run)}
+    text = "\n".join([f"# own,{schedule.num_stages},{run['batches']}", *run["order"]])
+    assert PipelineSchedule.from_csv(text).actions == schedule.actions
+    seconds = run["step_s"] / run["ticks"]
+    for event in trace.of_kind("compute"):
+        start, end = found.pop((event.rank, event.stage, event.micro_batch, event.op))
+        assert (start * seconds, end * seconds) == pytest.approx((event.start_s, event.end_s), abs=2 * seconds)
+    assert not found
+    sent = {(e.rank, e.stage, e.micro_batch, e.op): (e.start_s, e.end_s) for e in trace.of_kind("send")}
+    for *what, start, end in messages_in(run):
+        assert (start * seconds, end * seconds) == pytest.approx(sent.pop(tuple(what)), abs=4 * seconds)
+    assert not sent
+
+
+@settings(max_examples=40, deadline=None)
+@given(pipelines())
+def test_figures_are_the_trace_and_the_schedule(drawn: tuple[PipelineSchedule, Trace]) -> None:
+    schedule, trace = drawn
+    (share, _), (_, _), (most, where), *_ = run_of(pipeline_player(trace))["figures"]
+    assert share == f"{100 * bubble(trace).share:.1f} %"
+    peaks = schedule.peak_in_flight()
+    assert most == str(max(peaks))
+    assert [int(peak) for peak in re.findall(r"\d+", where)] == (peaks if len(set(peaks)) > 1 else [])
+
+
+def test_times_are_few_whole_ticks() -> None:
+    run = run_of(pipeline_player(one_f_one_b(4, 8)))
+    assert run["ticks"] == 33 and run["len"] == [{"F": 1, "B": 2}] * 4
+    assert run["idle"][3] == [[0, 3]] and run["idle"][0][0] == [4, 6]
+
+
+def test_the_formula_stands_where_it_holds() -> None:
+    def first(shown: Any) -> tuple[str, str]:
+        return tuple(run_of(shown)["figures"][0])
+
+    assert first(pipeline_player(one_f_one_b(4, 8))) == ("27.3 %", "bubble: (p−1)/(m+p−1)")
+    assert first(pipeline_player(interleaved(8, 8))) == ("15.8 %", "bubble: (p−1)/(vm+p−1)")
+    assert first(pipeline_player(one_f_one_b(4, 8), link=LINK, num_bytes=1e5))[1] == (
+        "bubble; (p−1)/(m+p−1) is 27.3 %, but here messages take time")
+    late = simulate_pipeline(gpipe(4, 8), 1e-3, 2e-3, slowdown={2: 1.5})
+    assert first(pipeline_player(late))[1].endswith("is 27.3 %, but here not all stages are equal")
+    assert first(pipeline_player(zero_bubble(8, 8))) == ("5.9 %", "bubble: idle part of all ranks' time")
+    more = run_of(pipeline_player(gpipe(4, 8)))["figures"][-1]
+    assert more == [f"{100 * pipeline_bubble(4, 16):.1f} %", "bubble with 16 micro-batches"]
+
+
+def test_a_schedule_is_known_by_its_order() -> None:
+    same = PipelineSchedule("mine", 4, 8, one_f_one_b(4, 8).actions)
+    assert data_of(pipeline_player(same))["title"] == "Pipeline: 1F1B, 4 stages, 8 micro-batches"
+    swapped = same.to_csv().replace("0F0,0F1", "0F1,0F0", 1)
+    other = PipelineSchedule.from_csv(swapped)
+    assert data_of(pipeline_player(other))["title"] == "Pipeline: 4 stages, 8 micro-batches"
+    assert len(run_of(pipeline_player(other))["figures"]) == 4
+    assert data_of(pipeline_player([gpipe(2, 4), one_f_one_b(2, 4)]))["title"] == "Pipeline: 2 stages, 4 micro-batches"
+    assert data_of(pipeline_player([gpipe(2, 4), gpipe(2, 8)]))["title"] == "Pipeline: GPipe"
+    assert data_of(pipeline_player([gpipe(2, 4), one_f_one_b(2, 8)], title="Two"))["title"] == "Two"
+
+
+def test_pages_are_the_same_on_every_machine() -> None:
+    """Whatever a machine took, a recorded order has modelled times, on the page and in a live notebook."""
+    slow, fast = recorded(one_f_one_b(4, 6)), recorded(one_f_one_b(4, 6), 1e-3, "nccl")
+    assert html_of(pipeline_player(slow)) == html_of(pipeline_player(fast))
+    run = run_of(pipeline_player(fast, backward_s=1e-3))
+    assert run["source"] == "order recorded from 4 processes · durations modelled (B = F)"
+    assert run["step_s"] == pytest.approx(9 * 2e-3)
+    assert json.loads(pipeline_player(fast, backward_s=1e-3).payload)["runs"] == [run]
+    assert run_of(pipeline_player(replay_pipeline(slow, 1e-3, 1e-3)))["source"] == (
+        "order recorded from 4 processes · durations modelled")
+
+
+def test_a_real_run_has_the_order_that_ran() -> None:
+    schedule = one_f_one_b(2, 4)
+    trace = launch(train, 2, "1F1B", stages_of(schedule), 2, 4, 2, record=True).trace
+    run = run_of(pipeline_player(trace, step=1))
+    assert run == {**run_of(pipeline_player(schedule)),
+                   "source": "order recorded from 2 processes · durations modelled (B = 2F)"}
+
+
+def test_a_part_of_the_ranks_is_shown_as_a_pipeline_of_its_own() -> None:
+    twice = [replace(event, rank=event.rank + 2 * i) for i in range(2) for event in recorded(gpipe(2, 3)).events
+             if event.kind == "compute"]
+    trace = Trace(twice, 4, "measured", "recorded")
+    assert run_of(pipeline_player(trace, ranks=[2, 3]))["order"] == gpipe(2, 3).to_csv().splitlines()[1:]
+
+
+def test_an_order_that_cannot_go_on_is_shown_as_far_as_it_goes() -> None:
+    run = run_of(pipeline_player(PipelineSchedule("mine", 2, 2, WRONG)))
+    assert run["order"] == ["0F0", "1F0"]
+    assert run["ends"] == ["rank 0 waits at B0 of stage 0 for the backward of micro-batch 0 on stage 1",
+                           "rank 1 waits at F1 of stage 1 for F1 of stage 0"]
+    assert run["figures"][0] == ["–", "no bubble: the order is not complete"]
+
+
+def test_a_run_that_hung_says_where_each_rank_stands() -> None:
+    done = [Action(0, 0, 0, "F"), Action(0, 0, 1, "F"), Action(1, 1, 0, "F"), Action(1, 1, 0, "B")]
+    hung = recorded(PipelineSchedule("mine", 2, 2, done, world_size=3))
+    shown = pipeline_player(hung)
+    assert run_of(shown)["ends"] == ["rank 0 stands after F1 of stage 0 with 2 in flight",
+                                     "rank 1 stands after B0 of stage 1", "rank 2 has done nothing"]
+    assert "<li>rank 2 has done nothing</li>" in html_of(shown)
+    only_forward = [Action(rank, rank, m, "F") for rank in range(2) for m in range(2)]
+    assert run_of(pipeline_player(PipelineSchedule("serve", 2, 2, only_forward)))["ends"]
+
+
+def test_runs_are_chosen_by_their_keys() -> None:
+    runs = {("GPipe", 4): gpipe(2, 4), ("1F1B", 4): one_f_one_b(2, 4), ("1F1B", 8): one_f_one_b(2, 8)}
+    data = data_of(pipeline_player(runs, labels=["schedule", "micro-batches"], select=("1F1B", 8)))
+    assert data["axes"] == [{"label": "schedule", "values": ["GPipe", "1F1B"]},
+                            {"label": "micro-batches", "values": ["4", "8"]}]
+    assert [run["at"] for run in data["runs"]] == [[1, 1], [0, 0], [1, 0]]
+
+
+def test_a_race_cuts_one_model() -> None:
+    """Two stages on a rank have half the layers each, so half the time and half the activations."""
+    runs = {"1F1B": one_f_one_b(4, 8), "interleaved": interleaved(8, 8)}
+    one, other = data_of(pipeline_race(runs))["runs"]
+    assert (one["step_s"], other["step_s"]) == (0.033, 0.0285)
+    assert one["brief"] == "33 ms · bubble 27.3 % · at most 4 in flight"
+    assert other["brief"] == "28.5 ms · bubble 15.8 % · at most 5.5 in flight (11 of 1/2 the size)"
+    assert run_of(pipeline_player(runs["interleaved"]))["step_s"] == 0.057
+    kept = data_of(pipeline_race({**runs, "given": simulate_pipeline(runs["interleaved"], 1e-3, 2e-3)}))["runs"][2]
+    assert kept["step_s"] == 0.057, "a trace has times of its own"
+
+
+@pytest.mark.parametrize("what, options, error, message", [
+    (gpipe(9, 2), {}, ValueError, "up to 8 ranks and 2048 actions, and this pipeline has 9 ranks and 36 actions"),
+    (one_f_one_b(8, 200), {}, ValueError, "3200 actions: take fewer ranks or micro-batches"),
+    (gpipe(2, 2), {"forward_s": 0, "backward_s": 0}, ValueError, "takes no time: give forward_s or backward_s"),
+    (gpipe(2, 2), {"forward_s": -1}, ValueError, "must not be negative"),
+    (Trace([Event(0, "send", peer=1)], 2, "logical", "recorded"), {}, ValueError, "no forwards and backwards"),
+    (recorded(gpipe(2, 2)), {"step": 1}, ValueError, "no step 1"),
+    (PipelineSchedule("none", 2, 2, []), {}, ValueError, "no actions: there is nothing to play"),
+    ({}, {}, ValueError, "nothing to play"),
+    ("gpipe", {}, TypeError, "takes a PipelineSchedule or a Trace of one, or a mapping of them, not str"),
+    ({"a": gpipe(2, 2)}, {"select": "b"}, ValueError, "select can't be 'b': use one of a"),
+])
+def test_what_is_no_pipeline_is_refused(what: Any, options: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        pipeline_player(what, **options)
+
+
+def test_a_race_needs_runs_with_names() -> None:
+    with pytest.raises(ValueError, match="two or more runs"):
+        pipeline_race({"GPipe": gpipe(2, 2)})
+    with pytest.raises(TypeError, match="needs names for its runs"):
+        pipeline_race([gpipe(2, 2), one_f_one_b(2, 2)])
+
+
+def test_a_reader_without_javascript_gets_the_figures_and_the_order() -> None:
+    page = html_of(pipeline_player(one_f_one_b(2, 3), title="Mine"))
+    assert "<li>25.0 %: bubble: (p−1)/(m+p−1)</li><li>12 ms: one step takes</li>" in page
+    assert "<tr><th>rank 0</th><td>F0 F1 B0 F2 B1 B2</td></tr>" in page
+    assert "<td>0F0 0F1 2F0" in html_of(pipeline_player(interleaved(4, 2))), "with two stages on a rank, which"
+    runs = {"GPipe": gpipe(2, 3), "1F1B": one_f_one_b(2, 3)}
+    assert html_of(pipeline_race(runs)).count("<ul>") == 2
+    assert str(pipeline_race(runs)) == ("Pipelines on one clock: pipelines on one clock of 2 runs (GPipe, 1F1B), "
+                                        "2 ranks, 2 stages, 3 micro-batches, simulated · B = 2F")
+    assert "<table>" not in html_of(pipeline_player(gpipe(4, 32))), "long orders are for the picture"
+
+
+def test_names_cannot_break_out_of_the_page() -> None:
+    bad = """</div><script>alert('1')</script>"&amp;"""
+    shown = pipeline_player({bad: gpipe(2, 2), "other": gpipe(2, 2)}, title=bad)
+    assert "<script" not in html_of(shown)
+    assert data_of(shown)["title"] == bad and data_of(shown)["axes"][0]["values"][0] == bad
+
+
+def test_another_trace_can_be_set() -> None:
+    player = pipeline_player(gpipe(2, 2), forward_s=2e-3, backward_s=2e-3)
+    player.step = 3
+    player.trace = recorded(one_f_one_b(4, 4))
+    assert player.step == 0 and json.loads(player.payload)["runs"][0]["step_s"] == pytest.approx(7 * 4e-3)
+    assert json.loads(player.payload)["title"] == "Pipeline: 1F1B, 4 stages, 4 micro-batches"
+    assert player._esm.endswith("export default globalThis.lockstepPipeline;\n")
+    assert all((ASSETS / f"{part}.js").read_text("utf-8") in player._esm for part in PARTS["pipeline"])
+
+
+def test_sizes_keep_the_budget() -> None:
+    own = [ASSETS / f"{part}.{kind}" for part in ("pipeline", "game") for kind in ("js", "css")]
+    assert sum(file.stat().st_size for file in own if file.exists()) <= MOST_OWN_BYTES
+    runs = {"GPipe": gpipe(8, 32), "1F1B": one_f_one_b(8, 32), "interleaved": interleaved(16, 32),
+            "ZB-V": zero_bubble(16, 32)}
+    assert len(html_of(pipeline_race(runs)).encode()) <= MOST_PAGE_BYTES
+    del runs["ZB-V"]
+    assert len(html_of(pipeline_race(runs, link=Link(3.3e-4, 1e9), num_bytes=12345)).encode()) <= MOST_PAGE_BYTES
