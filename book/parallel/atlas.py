@@ -4,12 +4,13 @@ A product Y = X A sums over the columns of X and the rows of A. Cut that dimensi
 partial products: part j from columns j of X and rows j of A. Their numbers are random, so a tensor that holds any sum
 of them tells which, and how often each: it is the one solution of more equations than unknowns. A tensor that no
 such sum explains stays unknown. This works behind a GELU too: the second product of an MLP is compared with the
-partial products of what the GELU gave.
+partial products of what the GELU gave. Half of a dtype's digits must fit: random numbers meet by chance in none.
 
 Shapes: dimensions T, D, M, O as in book.blocks, each cut in N parts; L lanes, one per part and one for a bias.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,7 +21,6 @@ import torch.nn.functional as F
 from book.blocks import MLP, PRODUCT, Block, Matrix
 
 SIZES = {"T": 24, "D": 12, "M": 48, "O": 12}  # of an MLP four times as wide inside; 2, 3 and 4 ranks divide them
-CLOSE = 1e-9  # of a block's norm: float64 keeps 16 digits, and random numbers meet by chance in none
 Contents = tuple[float, ...]
 
 
@@ -62,9 +62,10 @@ class Atlas:
         if tensor.ndim < 2 or not tensor.is_floating_point() or not tensor.numel():
             return None
         values = tensor.detach().to("cpu", torch.float64).reshape(-1, tensor.shape[-1]).numpy()
+        close = math.sqrt(torch.finfo(tensor.dtype).eps)
         for way in (values, values.T):
             for name, page in self._pages.items():
-                contents = page.read(way)
+                contents = page.read(way, close)
                 if contents:
                     return Find(name, contents)
         return None
@@ -80,8 +81,11 @@ class _Page:
         self._basis = _tiles(whole, self._size)  # (N N, numbers in a block, L)
         self._solve = np.linalg.pinv(self._basis)
 
-    def read(self, values: np.ndarray) -> dict[tuple[int, int], Contents] | None:
-        """What each block of the matrix holds that `values` has; None where that is not this matrix's."""
+    def read(self, values: np.ndarray, close: float) -> dict[tuple[int, int], Contents] | None:
+        """What each block of the matrix holds that `values` has; None where that is not this matrix's.
+
+        `close` is how far off the numbers may be, as a share of a block's norm.
+        """
         if any(given % size or given > size * self._num_parts for given, size in zip(values.shape, self._size)):
             return None
         tiles = _tiles(values[..., None], self._size)[..., 0]  # (K, numbers in a block)
@@ -91,9 +95,11 @@ class _Page:
         counts = np.einsum("cln,kn->kcl", self._solve, tiles)
         rest = np.linalg.norm(np.einsum("cnl,kcl->kcn", self._basis, counts) - tiles[:, None], axis=2)
         best = rest.argmin(axis=1)
-        if (rest.min(axis=1) > CLOSE * norm).any():
+        if (rest.min(axis=1) > close * norm).any():
             return None
-        return self._placed(values.shape, best, norm > 0, counts[np.arange(len(tiles)), best])
+        whole = np.round(counts[np.arange(len(tiles)), best] * self._num_parts) / self._num_parts
+        own = np.where(abs(whole - counts[np.arange(len(tiles)), best]) < 9 * close, whole, np.nan)
+        return None if np.isnan(own).any() else self._placed(values.shape, best, norm > 0, own)
 
     def _placed(self, shape: tuple[int, int], best: np.ndarray, full: np.ndarray,
                 counts: np.ndarray) -> dict[tuple[int, int], Contents] | None:
@@ -107,7 +113,7 @@ class _Page:
         (top, left), = corners
         if min(top, left) < 0 or top + height > self._num_parts or left + width > self._num_parts:
             return None
-        return {(int(r), int(c)): tuple(np.round(lanes, 6).tolist())
+        return {(int(r), int(c)): tuple((lanes + 0.0).tolist())
                 for r, c, lanes in zip(rows[full], columns[full], counts[full])}
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from book import record
 from book.blocks import Block
@@ -32,7 +32,7 @@ from book.trace import Event
 MULTIPLY = ("mm", "addmm", "bmm", "baddbmm")
 ELEMENTWISE = {"gelu": ("P", "H"), "gelu_backward": ("dH", "dP")}  # from which matrix to which
 NAMESPACES = ("c10d", "_c10d_functional")
-NOT_SENT = ("wait_tensor", "_wrap_tensor_autograd")
+WAITS = ("wait_tensor", "_wrap_tensor_autograd")  # what a functional collective is followed by
 UNWRAPPED = ("DTensor", "AsyncCollectiveTensor")  # these call themselves with the tensors inside them
 
 
@@ -71,6 +71,7 @@ def _trace(fn: Callable[..., torch.Tensor], atlas: Atlas, names: Sequence[str], 
     device = message_device()
     given = [atlas.given[name].to(device).requires_grad_(backward) for name in names]
     watcher = _Watcher(atlas)
+    watcher.given(names)
     try:
         with watcher:
             result = fn(*given)
@@ -78,6 +79,9 @@ def _trace(fn: Callable[..., torch.Tensor], atlas: Atlas, names: Sequence[str], 
             raise TypeError(f"the function must return the tensor that it computed, not {type(result).__name__}")
         watcher.returned("return", [result], "Y")
         if backward:
+            if not result.requires_grad:
+                raise ValueError("the result has no gradient to follow: compute it from x with operations that autograd "
+                                 "knows, outside torch.no_grad()")
             with watcher:
                 result.backward(_gradient_of(result, atlas).to(device))
             for name, tensor in zip(names, given):
@@ -121,11 +125,15 @@ class _Watcher(TorchDispatchMode):
             return NotImplemented
         if any(kind is not torch.nn.Parameter for kind in types):  # shapes without numbers
             return func(*args, **kwargs)
-        name, inputs = func.__name__.partition(".")[0], list(tensors_in([args, kwargs]))
+        name, inputs = func.__name__.partition(".")[0], _plain([args, kwargs])
         if name == "copy_" and _memory(inputs[0]) in {_memory(tensor) for _, tensor, _ in self._sent}:
             return func(*args, **kwargs)  # how a backend fills what its collective gives
-        self._arrived(inputs)
-        if func.namespace in NAMESPACES and name not in NOT_SENT:
+        if name in WAITS:  # before it there is no telling what a functional collective has left
+            result = func(*args, **kwargs)
+            self._arrived(inputs if name == "wait_tensor" else [])
+            return result
+        self._arrived(inputs if not func.is_view else [])
+        if func.namespace in NAMESPACES:
             return self._collective(func, args, kwargs)
         places = [self._place(tensor) for tensor in inputs] if name in MULTIPLY or not func.is_view else []
         start_s = time.monotonic()
@@ -133,13 +141,19 @@ class _Watcher(TorchDispatchMode):
         if name in MULTIPLY:
             self._product(inputs[-2:], places[-2:], result, start_s)
         elif inputs and not func.is_view and isinstance(result, torch.Tensor) and "empty" not in name:
-            self._changed(name, places, result, start_s)
+            self._changed(name, places, _plain([result])[0], start_s)
         return result
+
+    def given(self, names: Iterable[str]) -> None:
+        """Note which matrices there are, and their shapes."""
+        whole = (0, self._atlas.num_parts)
+        blocks = [self._atlas.block(name, whole, whole) for name in names if name in self._atlas.play]
+        self._note("compute", "given: " + "; ".join(map(str, blocks)))
 
     def returned(self, how: str, tensors: Iterable[torch.Tensor], matrix: str) -> None:
         """Note what the function returned, or which gradient it left, as it is now."""
-        for tensor in tensors:
-            tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        waited = [tensor.trigger_wait() if hasattr(tensor, "trigger_wait") else tensor for tensor in tensors]
+        for tensor in _plain(waited):
             self._arrived([tensor])
             self._note("compute", how)
             self._hold(tensor, self._place(tensor) or self._guess(tensor, matrix), again=True)
@@ -149,8 +163,9 @@ class _Watcher(TorchDispatchMode):
     def _product(self, factors: list[torch.Tensor], places: list[Block | None], result: torch.Tensor,
                  start_s: float) -> None:
         """A product of two known factors, or one that gives a known matrix."""
+        places = self._with_guess(factors, places)
         into = self._into(places)
-        if into is None and self._atlas.find(result) is None:
+        if not any(places) and self._atlas.find(result) is None:
             return
         for factor, place in zip(factors, places):
             self._use(factor, place)
@@ -174,16 +189,17 @@ class _Watcher(TorchDispatchMode):
     def _collective(self, func: Any, args: tuple, kwargs: Any) -> Any:
         """What goes in is read before the call, what comes out when it is next used: by then it is there."""
         named = dict(zip((argument.name for argument in func._schema.arguments), args)) | kwargs
-        inputs = list(tensors_in(value for key, value in named.items() if not key.startswith("output")))
-        places = [self._place(tensor) for tensor in inputs]
+        filled = "output" if not func.__name__.startswith("recv") else "tensors"
+        inputs = _plain(value for key, value in named.items() if not key.startswith(filled))
+        places, first = [self._place(tensor) for tensor in inputs], len(self.events)
         for tensor, place in zip(inputs, places):
             self._use(tensor, place)
         self._note("compute", "sends: " + "; ".join(map(str, filter(None, places))))
         result = func(*args, **kwargs)
+        now_s = time.monotonic()  # after the start of the recorded operation, which these belong to
+        self.events[first:] = [replace(event, start_s=now_s, end_s=now_s) for event in self.events[first:]]
         known = {_memory(tensor): place for tensor, place in zip(inputs, places)}
-        outputs = list(tensors_in([args, kwargs, result]))
-        now_s = time.monotonic()
-        self._sent += [(now_s, tensor, known.get(_memory(tensor))) for tensor in outputs]
+        self._sent += [(now_s, tensor, known.get(_memory(tensor))) for tensor in _plain([args, kwargs, result])]
         return result
 
     def _arrived(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -219,18 +235,29 @@ class _Watcher(TorchDispatchMode):
                              self._atlas.shape(matrix.name))
         return None
 
+    def _with_guess(self, factors: list[torch.Tensor], places: list[Block | None]) -> list[Block | None]:
+        """Where one factor is a block and the other one's numbers are no block's, the other must be meant to be one."""
+        if places.count(None) != 1:
+            return places
+        known = next(filter(None, places)).matrix
+        recipes = [[name.removesuffix("ᵀ") for name in m.recipe.split()] for m in self._atlas.play.values() if m.summed]
+        other = next((names[1 - names.index(known)] for names in recipes if known in names), "")
+        return [place or self._guess(factor, other) for factor, place in zip(factors, places)]
+
     def _guess(self, tensor: torch.Tensor, matrix: str) -> Block | None:
         """Where a result should be that nothing explains: all of the matrix, or this rank's share."""
         if matrix not in self._atlas.play:
             return None
         whole = self._atlas.shape(matrix)
+        if any(own > size for own, size in zip(tensor.shape[-2:], whole)):
+            return None
         spans = [(0, self._atlas.num_parts) if own == size else (self._rank, self._rank + 1)
                  for own, size in zip(tensor.shape[-2:], whole)]
         return self._atlas.block(matrix, *spans)
 
     def _use(self, tensor: torch.Tensor, place: Block | None) -> None:
         """A given block that is used must have been there."""
-        if place and not self._atlas.play[place.matrix].recipe and _memory(tensor) not in self._unknown:
+        if place and not self._atlas.play[place.matrix].recipe:
             self._hold(tensor, place)
 
     def _is_new(self, found: Find) -> bool:
@@ -269,6 +296,15 @@ class _Watcher(TorchDispatchMode):
         now_s = time.monotonic()
         self.events.append(Event(self._rank, kind, op, num_bytes=num_bytes, start_s=time_s or now_s, end_s=now_s,
                                  contributions=padded))
+
+
+def _plain(values: Iterable[Any]) -> list[torch.Tensor]:
+    """The tensors in `values`; of one that stands for another, as while a collective is under way, that other."""
+    tensors = list(tensors_in(values))
+    while any(map(is_traceable_wrapper_subclass, tensors)):
+        tensors = [getattr(tensor, tensor.__tensor_flatten__()[0][0]) if is_traceable_wrapper_subclass(tensor)
+                   else tensor for tensor in tensors]
+    return tensors
 
 
 def _memory(tensor: torch.Tensor) -> int:

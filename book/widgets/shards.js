@@ -136,7 +136,7 @@ function tell(run, cell, state) { // [name, the rest] of what a rank has in a pl
   if (!has(blocks)) return [name, ": nothing yet."];
   const [top, bottom, a, z] = span(m, blocks), part = (x, y, size, what) => (y - x === size ? `all ${size} ${what}` : `${what} ${x} to ${y - 1}`);
   const where = `${part(top, bottom, m.shape[0], "rows")}, ${part(a, z, m.shape[1], "columns")}`, [sum, , done] = count(m, blocks), n = m.lanes, held = blocks.filter(h => h !== undefined);
-  const lanes = held[0] ? range(n, j => j).filter(j => held.every(h => h?.[j])) : [], why = sum === "?" ? `; what is in it is no part of ${m.name}` : sum[0] === "×" ? `; counted ${sum}` : n === 1 ? "" : done ? `; all ${n} terms` : `; ${lanes.length} of ${n} terms: of part ${lanes.join(", ")}`;
+  const lanes = held[0] ? range(n, j => j).filter(j => held.every(h => h?.[j])) : [], why = sum === "?" ? `; not made of blocks of ${m.name}` : sum[0] === "×" ? `; counted ${sum}` : n === 1 ? "" : done ? `; all ${n} terms` : `; ${lanes.length} of ${n} terms, that of part ${lanes.join(", ")}`;
   return [name, ` ${m.recipe ? `= ${m.recipe}` : ""}: ${where} of ${all}, ${bytes((bottom - top) * (z - a) * run.item)}${why}.`.replace("  ", " ")];
 }
 

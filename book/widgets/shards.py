@@ -21,9 +21,9 @@ FACTORS = re.compile(r"(\d+)x(\d+) @ \d+x(\d+): (.*)")
 
 @dataclass
 class Action:
-    """What one rank did: `kind` "multiply", "apply", "collective", "return", "backward" or "gradient".
+    """What one rank did: `kind` "multiply", "apply", "collective", "message", "return", "backward" or "gradient".
 
-    `name` is the operation's, `blocks` are what it worked on, `holds` what the rank has of it.
+    `name` is the operation's, `blocks` are what it worked on, `holds` what the rank has of it, `sent_to` are peers.
     """
 
     kind: str
@@ -32,6 +32,7 @@ class Action:
     holds: State = field(default_factory=dict)
     num_multiplications: int = 0
     event: Event | None = None
+    sent_to: list[int] = field(default_factory=list)
 
     def replaced(self, held: State) -> list[Place]:
         """What a rank no longer has after this: the sum that a reduce-scatter took, what it did not return."""
@@ -86,10 +87,10 @@ def read_play(trace: Trace) -> Play:
                          "sharded_product(launch(trace_product, 2, fn, record=True).trace)")
     readers = [_Reader(trace, rank) for rank in range(trace.world_size)]
     shapes = {name: shape for reader in readers for name, shape in reader.shapes.items()}
-    if not any(action.holds for reader in readers for action in reader.actions):
+    if not all(reader.shapes for reader in readers):
         raise ValueError("this trace follows no matrix product: launch trace_product or trace_mlp with your function, "
                          "launch(trace_product, 2, fn, record=True)")
-    play = MLP if shapes.keys() & {"B", "P", "H"} else PRODUCT
+    play = MLP if "B" in shapes else PRODUCT
     sizes = {dim: size for matrix in play for dim, size in zip(matrix.dims, shapes.get(matrix.name, ()))}
     bias = any(held and held[-1] for reader in readers for action in reader.actions for held in action.holds.values())
     shown = {m.name: m for m in play if m.name in shapes or not m.name.startswith("d")}
@@ -112,9 +113,9 @@ class _Reader:
         self._of_loss: State = {}
         for event in sorted(trace.of_rank(rank), key=lambda event: event.start_s):
             {"hold": self._hold, "compute": self._compute, "collective": self._collective}.get(
-                event.kind, lambda _: None)(event)
+                event.kind, self._message)(event)
         self._begin_backward()
-        self.actions = [a for a in self.actions if a.holds or a.kind in ("collective", "multiply")]
+        self.actions = [a for a in self.actions if a.holds or a.kind in ("collective", "multiply", "message")]
 
     def _compute(self, event: Event) -> None:
         factors = FACTORS.fullmatch(event.op)
@@ -123,8 +124,10 @@ class _Reader:
         if factors:
             sizes = [int(size) for size in factors.groups()[:3]]
             self.actions.append(Action("multiply", "", blocks, {}, sizes[0] * sizes[1] * sizes[2]))
+        elif name == "given":
+            self.shapes |= {block.matrix: block.shape for block in blocks}
         elif name == "sends":
-            self.actions[-1].blocks, self.actions[-1].name = blocks, self.actions[-1].event.op
+            self._sends(blocks)
         elif name not in ("return", "gradient"):
             self.actions.append(Action("apply", name.rstrip(":"), blocks))
         elif not self.actions or self.actions[-1].kind != name:
@@ -133,9 +136,23 @@ class _Reader:
     def _collective(self, event: Event) -> None:
         self.actions.append(Action("collective", "", event=event))
 
+    def _message(self, event: Event) -> None:
+        """Messages that nothing comes between are one action."""
+        if not self.actions or self.actions[-1].kind != "message" or self.actions[-1].holds:
+            self.actions.append(Action("message", "message"))
+        self.actions[-1].sent_to += [event.peer] if event.kind == "send" else []
+
+    def _sends(self, blocks: list[Block]) -> None:
+        last = self.actions[-1] if self.actions else None
+        if last is None or last.kind not in ("collective", "message"):
+            raise ValueError("this run's collectives were not recorded: launch it with record=True")
+        last.blocks += [block for block in blocks if block not in last.blocks]
+        last.name = last.event.op if last.event else last.name
+
     def _hold(self, event: Event) -> None:
         block, n = Block.parse(event.op), self._num_parts
         self.shapes[block.matrix] = block.shape
+        self.num_bytes = round(event.num_bytes / (block.size[0] * block.size[1]))
         place = (block.matrix, block.rows[0] * n // block.shape[0], block.columns[0] * n // block.shape[1])
         last = self.actions[-1] if self.actions else None
         given = block.matrix in self._given and not (last and last.kind == "collective" and last.name)
@@ -167,6 +184,8 @@ def _aligned(programs: list[list[Action]]) -> Iterator[Step]:
 
 
 def _key(action: Action) -> tuple:
+    if action.kind == "collective":
+        return action.kind, action.event.group
     return action.kind, action.name, tuple(sorted(block.matrix for block in action.blocks))
 
 

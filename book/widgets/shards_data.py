@@ -74,14 +74,15 @@ class _Drawing:
 
     def moves(self, step: Step, before: list[State]) -> list[list[Any]]:
         """What of each rank's blocks goes to which other: those that it sent and that the other has afterwards."""
-        if step.kind != "collective":
+        if step.kind not in ("collective", "message"):
             return []
         found: dict[tuple[int, int, int], list[int]] = {}
         for src, sender in step.actions.items():
             names = {block.matrix for block in sender.blocks}
             held = {place for place in before[src] if place[0] in names}
             for dst, action in step.actions.items():
-                for place in sorted(held & action.holds.keys()) if dst != src else ():
+                given = held & action.holds.keys() if step.kind == "collective" else held if dst in sender.sent_to else ()
+                for place in sorted(given) if dst != src else ():
                     matrix, number = self._coarse(place)
                     numbers = found.setdefault((matrix, src, dst), [])
                     numbers.extend([number] if number not in numbers else [])
@@ -137,7 +138,7 @@ def _traffic(play: Play) -> list[list[str]]:
              for op, count in counts.items() if op in factors]
     sizes = {call.num_bytes for call in known}
     n = f", n = {written(sizes.pop())}" if len(sizes) == 1 else ""
-    rule = f": {' + '.join(rules)}{n}, t = {t}" if rules else ""
+    rule = f": {' + '.join(rules)}{n}, t = {t}" if rules and n else f" in {len(known)} collectives" * bool(known)
     return [[written(round(sent)), f"sent by each rank{rule}"],
             [str(len(calls)), names]]
 

@@ -24,15 +24,15 @@ def told(play: Play) -> list[Said]:
 def _tell(play: Play, step: Step, held: list[State]) -> Said:
     """`held` is what the ranks have afterwards."""
     if step.kind == "return":
-        return _returned(play, step)
+        return _verdict(play, _of_all(step), ["Y"], "returns")
     if step.kind == "gradient":
-        return _gradients(play, step)
+        return _verdict(play, held, [name for name in ("dX", "dA", "dB") if name in play.matrices], "ends with")
     if step.kind == "collective":
         return _collective(play, step, held)
-    say = {"multiply": _multiply, "apply": _apply, "backward": _backward}[step.kind]
+    say = {"multiply": _multiply, "apply": _apply, "message": _message, "backward": _backward}[step.kind]
     said: dict[tuple[str, str], list[int]] = {}
     for rank, action in step.actions.items():
-        said.setdefault(say(play, step, action), []).append(rank)
+        said.setdefault(say(play, step, action, held[rank]), []).append(rank)
     parts = [(subject(ranks, play.world_size), does, rest) for (does, rest), ranks in said.items()]
     (who, does, rest), *others = parts
     more = " ".join(f"{other} {it}{tail}" for other, it, tail in others)
@@ -97,12 +97,13 @@ def fault(play: Play, tiles: Mapping[Place, Contents]) -> str:
     summed = bool(play.matrices[next(iter(tiles))[0]].summed)
     counts = [count for lanes in parts for count in (lanes if summed else lanes[:1])]
     if max(counts) > 1:
-        return f"with {'every term' if min(counts) == max(counts) else 'a term'} counted {_times(max(counts))}"
+        who = "" if not summed else "with every term " if min(counts) == max(counts) else "with a term "
+        return f"{who}counted {_times(max(counts))}"
     if any(0 < count < 1 for count in counts):
-        return f"times {max(counts):.4g}"
+        return f"divided by {1 / max(counts):.4g}"
     if min(counts) < 1:
-        terms, bias = max(sum(lanes) for lanes in parts), " and the bias" * any(biases)
-        return f"{terms:.0f} of {play.world_size} terms{bias}"
+        terms, bias = {sum(lanes) for lanes in parts}, " and the bias" * any(biases)
+        return f"{min(terms):.0f} of {play.world_size} terms{bias}{' in places' * (len(terms) > 1)}"
     if play.bias and next(iter(tiles))[0] == "Y" and set(biases) != {1}:
         return f"with the bias counted {_times(max(biases))}" if max(biases) else "without the bias"
     return ""
@@ -117,7 +118,7 @@ def result(play: Play, tiles: State, all_ranks: Sequence[State]) -> str:
         own = tiles_of(tiles, name)
         what, wrong = part(play, own, all_ranks, name), fault(play, own)
         if wrong == "unknown":
-            texts.append(f"something that is no part of {name}")
+            texts.append(f"something that is not made of blocks of {name}")
         elif " terms" in wrong:
             texts.append(f"a partial sum of {what} ({wrong})")
         else:
@@ -136,10 +137,11 @@ def _of_all(step: Step) -> list[State]:
     return [action.holds for action in step.actions.values()]
 
 
-def _used(play: Play, step: Step, action: Action, name: str) -> str:
-    """The part of a factor that an action uses."""
-    used = [{place: None for place in _tiles(play, a, name)} for a in step.actions.values()]
-    return part(play, _tiles(play, action, name), used, name)
+def _used(play: Play, step: Step, action: Action, name: str, held: State) -> str:
+    """The part of a factor that an action uses, and how far it is what it should be."""
+    used = [dict.fromkeys(_tiles(play, other, name)) for other in step.actions.values()]
+    own = {place: held.get(place) for place in _tiles(play, action, name)}
+    return result(play, own, used).removesuffix(", complete")
 
 
 def _tiles(play: Play, action: Action, name: str) -> list[Place]:
@@ -152,7 +154,7 @@ def _tiles(play: Play, action: Action, name: str) -> list[Place]:
     return found
 
 
-def _multiply(play: Play, step: Step, action: Action) -> tuple[str, str]:
+def _multiply(play: Play, step: Step, action: Action, held: State) -> tuple[str, str]:
     """As the recipe of what came of it says."""
     names = {block.matrix for block in action.blocks}
     recipe = next((m.recipe for m in play.matrices.values()
@@ -160,60 +162,62 @@ def _multiply(play: Play, step: Step, action: Action) -> tuple[str, str]:
     gives = f": {result(play, action.holds, _of_all(step))}." if action.holds else "."
     if recipe is None:
         return "multiplies", gives
-    left, right = (_used(play, step, action, name.removesuffix("ᵀ")) + ", transposed," * name.endswith("ᵀ")
+    left, right = (_used(play, step, action, name.removesuffix("ᵀ"), held) + ", transposed," * name.endswith("ᵀ")
                    for name in recipe.split())
     return f"multiplies {left} by {right}".rstrip(","), gives
 
 
-def _apply(play: Play, step: Step, action: Action) -> tuple[str, str]:
+def _apply(play: Play, step: Step, action: Action, held: State) -> tuple[str, str]:
     gives = result(play, action.holds, _of_all(step))
-    if step.name in ("gelu", "gelu_backward"):
-        what = _used(play, step, action, action.blocks[0].matrix) if action.blocks else "what it has"
-        does = "applies GELU to" if step.name == "gelu" else "takes the gradient of GELU from"
-        if "no part" in gives:
-            return f"{does} {what}", f": {gives}, for GELU of a sum is not the sum of GELUs."
-        return f"{does} {what}", f": {gives}. Nothing moves."
-    return APPLIES.get(step.name, f"computes {step.name}"), f": now it has {gives}."
+    if step.name not in ("gelu", "gelu_backward"):
+        return APPLIES.get(step.name, f"computes {step.name}"), f": now it has {gives}."
+    what = _used(play, step, action, action.blocks[0].matrix, held) if action.blocks else "what it has"
+    does = f"applies GELU to {what}" if step.name == "gelu" else f"takes the gradient of GELU from {what}"
+    return does, f": {gives}. " + ("GELU of a sum is not the sum of GELUs." if " terms" in what else "Nothing moves.")
+
+
+def _message(play: Play, step: Step, action: Action, held: State) -> tuple[str, str]:
+    names = join(dict.fromkeys(block.matrix for block in action.blocks)) if action.blocks else "something else"
+    to = f"sends {names} to {' and '.join(f'rank {peer}' for peer in dict.fromkeys(action.sent_to))}"
+    gets = f"; it gets {result(play, action.holds, _of_all(step))}." if action.holds else "."
+    return to if action.sent_to else "receives", gets
 
 
 def _collective(play: Play, step: Step, held: list[State]) -> Said:
     op = next(iter(step.actions.values())).event.op
     names = dict.fromkeys(block.matrix for action in step.actions.values() for block in action.blocks)
     what = spelled(op).capitalize() + (f" of {join(names)}" if names else "")
+    if op == "barrier":
+        return "Barrier", ": nobody goes on before all have called it.", False
     moves = f": {MOVES[op]}." if op in MOVES else "."
     said: dict[str, list[int]] = {}
     for rank in step.actions if names else ():
         states = [{place: now for place, now in held[r].items() if place[0] in names} for r in step.actions]
         said.setdefault(result(play, states[list(step.actions).index(rank)], states), []).append(rank)
     now = "".join(f" {subject(ranks, play.world_size)} now has {text}." for text, ranks in said.items())
-    return what, f"{moves}{now or ' It moves something that is no part of these matrices.'}", False
+    return what, f"{moves}{now or ' It moves none of these matrices.'}", False
 
 
-def _backward(play: Play, step: Step, action: Action) -> tuple[str, str]:
+def _backward(play: Play, step: Step, action: Action, held: State) -> tuple[str, str]:
     got = part(play, action.holds, _of_all(step), "dY")
     return f"begins its backward with {got}", ", the loss's gradient of what it returned."
 
 
-def _returned(play: Play, step: Step) -> Said:
-    return _verdict(play, step, ("Y",), "returns")
-
-
-def _gradients(play: Play, step: Step) -> Said:
-    names = [name for name in ("dX", "dA", "dB") if name in play.matrices]
-    return _verdict(play, step, names, "ends with")
-
-
-def _verdict(play: Play, step: Step, names: Sequence[str], verb: str) -> Said:
+def _verdict(play: Play, states: list[State], names: Sequence[str], verb: str) -> Said:
     """Whether all ranks together have all of these matrices, complete, and none has anything else."""
     said: dict[str, list[int]] = {}
-    for rank, action in step.actions.items():
-        said.setdefault(result(play, action.holds, _of_all(step)), []).append(rank)
-    told = "; ".join(f"{subject(ranks, play.world_size)} {verb} {text}" for text, ranks in said.items())
-    wrong = any(fault(play, tiles_of(holds, name)) for holds in _of_all(step)
-                for name in names if tiles_of(holds, name))
-    have = {place for holds in _of_all(step) for place in holds}
+    ends = [{place: contents for place, contents in state.items() if place[0] in names} for state in states]
+    for rank, state in enumerate(ends):
+        said.setdefault(result(play, state, ends), []).append(rank)
+    told = "; ".join(f"{_lower(subject(ranks, play.world_size))} {verb} {text}" for text, ranks in said.items())
+    wrong = any(fault(play, tiles_of(state, name)) for state in ends for name in names if tiles_of(state, name))
+    have = {place for state in ends for place in state}
     lost = [name for name in names if sum(place[0] == name for place in have) < play.world_size**2]
-    if not wrong and lost:
+    if lost and not wrong:
         return "Wrong: ", f"{told}. Parts of {join(lost)} are on no rank.", True
-    whole = "" if wrong or "all of" in told and verb == "returns" else f" Together they have all of {join(names)}."
-    return ("Wrong: " if wrong else "Done: "), f"{told[0].lower()}{told[1:]}.{whole}", wrong
+    whole = "" if wrong or "all of Y" in told else f" Together they have all of {join(names)}."
+    return ("Wrong: " if wrong else "Done: "), f"{told}.{whole}", wrong
+
+
+def _lower(text: str) -> str:
+    return text[0].lower() + text[1:]
