@@ -28,7 +28,7 @@ def batch():
 
 def train(num_replicas, num_micro_batches):
     """On a driver: what its pipeline held before and after, the losses, the last gradients; stage outermost."""
-    device = rank_device()
+    rank_device()
     dist.init_process_group()
     num_stages = dist.get_world_size() // num_replicas
     ranks = torch.arange(dist.get_world_size()).view(num_stages, num_replicas).tolist()
@@ -39,7 +39,7 @@ def train(num_replicas, num_micro_batches):
                                   peers=ranks if num_replicas > 1 else None)
         before, losses = pipeline.state(), []
         optimizer = DistributedOptimizer(torch.optim.SGD, pipeline.parameter_rrefs(), lr=LR)
-        inputs, targets = (t.chunk(num_replicas)[rank].to(device) for t in batch())
+        inputs, targets = (t.chunk(num_replicas)[rank] for t in batch())
         for _ in range(STEPS):
             with dist_autograd.context() as context_id:
                 loss = GPT.loss(pipeline(inputs, num_micro_batches), targets)
@@ -108,7 +108,7 @@ def test_without_gradients_nothing_goes_back():
             if rank == 0:
                 pipeline = RemotePipeline(["worker0", "worker1"], CONFIG, seed=3)
                 with torch.no_grad():
-                    return pipeline(batch()[0], 2).cpu()
+                    return pipeline(batch()[0], 2)
 
     run = launch(evaluate, 2)
     with torch.no_grad():
@@ -127,6 +127,17 @@ def test_an_error_of_a_stage_is_told_where_it_happened():
     with pytest.raises(RankError, match="context is 8.*\nraised by worker0 in book/parallel/model.py") as caught:
         launch(too_long, 2)
     assert "rank 0 failed in test_parallel_remote.py" in str(caught.value)
+
+
+def test_micro_batches_without_a_sequence_are_refused():
+    def too_many():
+        dist.init_process_group()
+        with rpc_worker() as rank:
+            if rank == 0:
+                RemotePipeline(["worker1"], CONFIG)(batch()[0], BATCH + 1)
+
+    with pytest.raises(RankError, match="8 sequences can't make 9 micro-batches: each needs one at least"):
+        launch(too_many, 2)
 
 
 def test_a_worker_without_a_rank_is_refused():

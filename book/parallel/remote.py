@@ -4,6 +4,10 @@ Each rank is the worker `worker{rank}`. A driver holds references to its stages,
 has torch's distributed autograd and `DistributedOptimizer` follow the same way back. Workers that drive nothing serve
 calls until everybody is done.
 
+Stages compute where `message_device()` says; what travels is on the CPU. RPC can be told with a device map to take
+tensors from one GPU to another, but torch's documentation calls that beta, and rules out RRefs and distributed autograd
+for them.
+
 Shapes: B sequences in the batch, T tokens, V vocabulary.
 """
 from __future__ import annotations
@@ -39,23 +43,11 @@ def rpc_worker(num_threads: int = 16, timeout_s: float = 60) -> Iterator[int]:
     if not dist.is_initialized():
         raise RuntimeError("a worker is named by its rank: call dist.init_process_group() before rpc_worker()")
     rank = dist.get_rank()
-    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=dist.get_world_size(),
-                 rpc_backend_options=_options(num_threads, timeout_s))
+    options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=num_threads, rpc_timeout=timeout_s)
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=dist.get_world_size(), rpc_backend_options=options)
     yield rank
     # Not after an error: a shutdown waits for calls, and one that never ends would hide the error. Launchers end peers.
     rpc.shutdown()
-
-
-def _options(num_threads: int, timeout_s: float) -> rpc.TensorPipeRpcBackendOptions:
-    """Without a device map RPC refuses tensors on a GPU: with one, what leaves this GPU arrives on the peer's."""
-    options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=num_threads, rpc_timeout=timeout_s)
-    device = message_device()
-    if device.type == "cuda":
-        devices = [device] * dist.get_world_size()
-        dist.all_gather_object(devices, device)
-        for peer, theirs in enumerate(devices):
-            options.set_device_map(f"worker{peer}", {device: theirs})
-    return options
 
 
 class RemoteStage:
@@ -78,14 +70,17 @@ class RemoteStage:
         self.part.model.blocks[self.part.first].register_forward_pre_hook(self._enter)
 
     def forward(self, x_rref: rpc.RRef, micro_batch: int) -> torch.Tensor:
-        """Fetch a micro-batch from wherever it is and compute; calls are served by threads, one computes at a time."""
+        """Fetch a micro-batch from wherever it is and compute; calls are served by threads, one computes at a time.
+
+        What comes and what is returned is on the CPU.
+        """
         x = x_rref.to_here().to(self.device)
         with self.lock, stage_action("F", self.stage, micro_batch):
             y = self.module(x)
             entry = self._entry
         if y.requires_grad:
             self._follow_backward(entry, y, micro_batch)
-        return y
+        return y.cpu()
 
     def parameter_rrefs(self) -> list[rpc.RRef]:
         """References to the parameters, which stay here: what `DistributedOptimizer` takes."""
@@ -130,14 +125,17 @@ class RemotePipeline:
                        for stage, worker in enumerate(workers)]
 
     def __call__(self, tokens_BT: torch.Tensor, num_micro_batches: int) -> torch.Tensor:
-        """Token numbers (B, T) -> logits (B, T, V), by `num_micro_batches` that are under way together.
+        """Token numbers (B, T) -> logits (B, T, V) on the CPU, by `num_micro_batches` that are under way together.
 
         Only references pass through here: a stage fetches its input from the stage before it. Micro-batches may
-        overtake one another.
+        overtake one another. Raises ValueError for more micro-batches than sequences.
         """
+        if not 1 <= num_micro_batches <= len(tokens_BT):
+            raise ValueError(f"{len(tokens_BT)} sequences can't make {num_micro_batches} micro-batches: each needs one "
+                             "at least")
         logits = []
         for number, micro_batch in enumerate(tokens_BT.tensor_split(num_micro_batches)):
-            x_rref = rpc.RRef(micro_batch)
+            x_rref = rpc.RRef(micro_batch.cpu())
             for stage in self.stages[:-1]:
                 x_rref = stage.remote().forward(x_rref, number)
             logits.append(self.stages[-1].rpc_async().forward(x_rref, number))
