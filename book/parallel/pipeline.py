@@ -30,11 +30,11 @@ class Stage:
     sum of the micro-batches' means is that many times too large. Actions are recorded.
     """
 
-    def __init__(self, module: nn.Module, number: int, schedule: PipelineSchedule,
+    def __init__(self, module: nn.Module, number: int, num_stages: int, num_micro_batches: int,
                  loss_fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
         self.module, self.number, self.loss_fn = module, number, loss_fn
-        self.num_micro_batches = schedule.num_micro_batches
-        self.is_first, self.is_last = number == 0, number == schedule.num_stages - 1
+        self.is_first, self.is_last = number == 0, number == num_stages - 1
+        self.num_micro_batches = num_micro_batches
         self.kept = {}
 
     def forward(self, m: int, x: torch.Tensor, target: torch.Tensor | None = None) -> torch.Tensor:
@@ -54,6 +54,10 @@ class Stage:
             y.backward(gradient)
         return x.grad
 
+
+class SplitStage(Stage):
+    """A stage whose backward can also be run in two halves, I and W."""
+
     def backward_input(self, m: int, gradient: torch.Tensor | None = None) -> torch.Tensor | None:
         """I: as `backward`, but leaves the weights' gradients, and what they need, for W."""
         with stage_action("I", self.number, m):
@@ -66,18 +70,20 @@ class Stage:
             self.kept.pop(m).backward_weights()
 
 
-def stages_here(schedule: PipelineSchedule, gpt: GPT, place: int | None = None) -> dict[int, Stage]:
+def stages_here(schedule: PipelineSchedule, gpt: GPT, place: int | None = None) -> dict[int, SplitStage]:
     """The stages of a GPT that `schedule` gives to this rank, by number; their weights are copies of the model's.
 
     Each rank holds its own stages and, once it has dropped `gpt`, nothing else of the model. `place` is the rank in the
     schedule, where that is not the rank in the world. Raises ValueError for more stages than blocks.
     """
     place = dist.get_rank() if place is None else place
-    return {number: Stage(GPTStage(copy.deepcopy(gpt), number, schedule.num_stages), number, schedule, GPT.loss)
-            for number in range(schedule.num_stages) if schedule.rank_of(number) == place}
+    num_stages = schedule.num_stages
+    return {number: SplitStage(GPTStage(copy.deepcopy(gpt), number, num_stages), number, num_stages,
+                               schedule.num_micro_batches, GPT.loss)
+            for number in range(num_stages) if schedule.rank_of(number) == place}
 
 
-def run_pipeline(schedule: PipelineSchedule, stages: dict[int, Stage], mail: Mail,
+def run_pipeline(schedule: PipelineSchedule, stages: dict[int, SplitStage], mail: Mail,
                  inputs: Sequence[torch.Tensor] | None = None, targets: Sequence[torch.Tensor] | None = None
                  ) -> torch.Tensor | None:
     """Run this rank's actions of any schedule, in its order; gradients are added to the parameters'.
@@ -86,22 +92,25 @@ def run_pipeline(schedule: PipelineSchedule, stages: dict[int, Stage], mail: Mai
     mean loss of the batch on the rank of the last stage, None elsewhere. Micro-batches have to be equally large. Raises
     ValueError where a micro-batch is missing or there are too many.
     """
-    losses = []
     _check_batch(schedule, stages, inputs, targets)
+    losses = []
     for action in schedule.of_rank(mail.place):
         stage, m = stages[action.stage], action.micro_batch
         if action.kind == "F":
             x = inputs[m] if stage.is_first else mail.take((stage.number - 1, m, "output"))
             y = stage.forward(m, x, targets[m] if stage.is_last else None)
-            losses.append(y) if stage.is_last else mail.post((stage.number, m, "output"), y)
-        elif action.kind == "W":
-            stage.backward_weights(m)
-        else:
+            if stage.is_last:
+                losses.append(y)
+            else:
+                mail.post((stage.number, m, "output"), y)
+        elif action.kind in "BI":
             gradient = None if stage.is_last else mail.take((stage.number + 1, m, "gradient"))
             backward = stage.backward if action.kind == "B" else stage.backward_input
             gradient = backward(m, gradient)
             if not stage.is_first:
                 mail.post((stage.number, m, "gradient"), gradient)
+        else:
+            stage.backward_weights(m)
     mail.close()
     return sum(losses) if losses else None
 
