@@ -57,6 +57,11 @@ class Matrix:
     summed: str = ""
     recipe: str = ""
 
+    @property
+    def factors(self) -> list[str]:
+        """The matrices of its recipe, transposed or not, where it is a product."""
+        return [name.removesuffix("ᵀ") for name in self.recipe.split()] if self.summed else []
+
 
 PRODUCT = (Matrix("X", "TD"), Matrix("A", "DM"), Matrix("Y", "TM", "D", "X A"),
            Matrix("dY", "TM"), Matrix("dX", "TD", "M", "dY Aᵀ"), Matrix("dA", "DM", "T", "Xᵀ dY"))

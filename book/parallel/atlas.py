@@ -140,8 +140,8 @@ def _parts(play: tuple[Matrix, ...], given: Mapping[str, torch.Tensor],
     parts = {matrix.name: [whole[matrix.name]] for matrix in play if not matrix.recipe}
     for matrix in play:
         if matrix.summed:
-            left, right = (whole[name.removesuffix("ᵀ")] for name in matrix.recipe.split())
-            left, right = (m.T if name.endswith("ᵀ") else m for m, name in zip((left, right), matrix.recipe.split()))
+            left, right = (whole[factor].T if text.endswith("ᵀ") else whole[factor]
+                           for factor, text in zip(matrix.factors, matrix.recipe.split()))
             parts[matrix.name] = [a @ b for a, b in zip(left.chunk(num_parts, 1), right.chunk(num_parts, 0))]
         elif matrix.name == "H":
             parts["H"] = [F.gelu(whole["P"])]

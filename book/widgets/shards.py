@@ -190,7 +190,7 @@ def _key(action: Action) -> tuple:
 
 
 def cuts(play: Play) -> tuple[set[str], set[tuple[str, int]]]:
-    """The dimensions that some rank has in parts, or sums in parts; and which axes of matrices (0: rows, 1: columns)."""
+    """The dimensions that some rank has in parts, or sums in parts; and of which matrix which axis (0: rows) is cut."""
     dims: set[str] = set()
     axes: set[tuple[str, int]] = set()
     for state in (state for states in play.states() for state in states):

@@ -81,8 +81,8 @@ class _Drawing:
             names = {block.matrix for block in sender.blocks}
             held = {place for place in before[src] if place[0] in names}
             for dst, action in step.actions.items():
-                given = held & action.holds.keys() if step.kind == "collective" else held if dst in sender.sent_to else ()
-                for place in sorted(given) if dst != src else ():
+                given = held & action.holds.keys() if step.kind == "collective" else held
+                for place in sorted(given) if dst in (sender.sent_to or step.actions) and dst != src else ():
                     matrix, number = self._coarse(place)
                     numbers = found.setdefault((matrix, src, dst), [])
                     numbers.extend([number] if number not in numbers else [])

@@ -157,13 +157,12 @@ def _tiles(play: Play, action: Action, name: str) -> list[Place]:
 def _multiply(play: Play, step: Step, action: Action, held: State) -> tuple[str, str]:
     """As the recipe of what came of it says."""
     names = {block.matrix for block in action.blocks}
-    recipe = next((m.recipe for m in play.matrices.values()
-                   if m.summed and {x.removesuffix("ᵀ") for x in m.recipe.split()} == names), None)
+    made = next((matrix for matrix in play.matrices.values() if matrix.summed and set(matrix.factors) == names), None)
     gives = f": {result(play, action.holds, _of_all(step))}." if action.holds else "."
-    if recipe is None:
+    if made is None:
         return "multiplies", gives
-    left, right = (_used(play, step, action, name.removesuffix("ᵀ"), held) + ", transposed," * name.endswith("ᵀ")
-                   for name in recipe.split())
+    left, right = (_used(play, step, action, name, held) + ", transposed," * text.endswith("ᵀ")
+                   for name, text in zip(made.factors, made.recipe.split()))
     return f"multiplies {left} by {right}".rstrip(","), gives
 
 

@@ -1,0 +1,242 @@
+"""L2: what a rank's program does with the blocks of some matrices, seen operation by operation.
+
+A `Watcher` sees every operation that torch dispatches in its block: forward, backward, collectives. What a tensor holds
+it reads off the numbers (see atlas), never from what was expected: so a missing all-reduce shows as a partial sum,
+one too many as a sum that counts twice. Its events, beside those of the recorder, are by the time at which they start
+
+    compute  "given: X[0:24, 0:12] of 24x12; ..."       the matrices that there are
+             "24x6 @ 6x48: X[...] of ...; A[...] of ..."  a product of these blocks, and the sizes of its factors
+             "gelu: P[...] of ..."                      any other operation that gave something new
+             "sends: Y[...] of ..."                     what the recorded operation before it took
+             "return", "gradient"                       what it ended with
+    hold     a block that the rank has from then on, "Y[0:12, 0:24] of 24x48", and how often each of the N parts of
+             its sum, then the bias, is in it; None where its numbers are not explained
+
+A given block is held from where it is first used: only what is used must be there.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+
+from book.blocks import Block
+from book.parallel.atlas import Atlas, Contents, Find
+from book.record.group import tensors_in
+from book.trace import Event
+
+MULTIPLY = ("mm", "addmm", "bmm", "baddbmm")
+ELEMENTWISE = {"gelu": ("P", "H"), "gelu_backward": ("dH", "dP")}  # from which matrix to which
+COLLECTIVES = ("c10d", "_c10d_functional")  # torch's namespaces
+WAITS = ("wait_tensor", "_wrap_tensor_autograd")  # what a functional collective is followed by
+UNWRAPPED = ("DTensor", "AsyncCollectiveTensor")  # these call themselves with the tensors inside them
+
+
+def around(atlas: Atlas, found: Find) -> Block:
+    """The smallest block around all that was found of a matrix."""
+    rows, columns = zip(*found.contents)
+    return atlas.block(found.matrix, (min(rows), max(rows) + 1), (min(columns), max(columns) + 1))
+
+
+class Watcher(TorchDispatchMode):
+    """Sees each operation of a rank's program, forward and backward, and keeps what it tells of the matrices."""
+
+    def __init__(self, atlas: Atlas, given: Iterable[str]):
+        super().__init__()
+        self.events: list[Event] = []
+        self._atlas, self._rank = atlas, dist.get_rank()
+        self._held: dict[tuple[str, int, int], Contents | None] = {}
+        self._sent: list[tuple[float, torch.Tensor, Block | None]] = []  # what collectives under way may have changed
+        self._unknown: dict[int, tuple[torch.Tensor, Block]] = {}  # by memory: whose numbers nothing explains
+        whole = (0, atlas.num_parts)
+        blocks = [atlas.block(name, whole, whole) for name in given if name in atlas.play]
+        self._note("compute", "given: " + "; ".join(map(str, blocks)))
+
+    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(kind.__name__ in UNWRAPPED for kind in types):
+            return NotImplemented
+        if any(kind is not torch.nn.Parameter for kind in types):  # shapes without numbers
+            return func(*args, **kwargs)
+        name, inputs = func.__name__.partition(".")[0], _plain([args, kwargs])
+        if name == "copy_" and _memory(inputs[0]) in {_memory(tensor) for _, tensor, _ in self._sent}:
+            return func(*args, **kwargs)  # how a backend fills what its collective gives
+        if name in WAITS:  # before it there is no telling what a functional collective has left
+            result = func(*args, **kwargs)
+            self._arrived(inputs if name == "wait_tensor" else [])
+            return result
+        self._arrived(inputs if not func.is_view else [])
+        if func.namespace in COLLECTIVES:
+            return self._collective(func, args, kwargs)
+        places = [self._place(tensor) for tensor in inputs] if name in MULTIPLY or not func.is_view else []
+        start_s = time.monotonic()
+        result = func(*args, **kwargs)
+        if name in MULTIPLY:
+            self._product(inputs[-2:], places[-2:], result, start_s)
+        elif inputs and not func.is_view and isinstance(result, torch.Tensor) and "empty" not in name:
+            self._changed(name, places, _plain([result])[0], start_s)
+        return result
+
+    def ends_with(self, tensor: torch.Tensor, matrix: str, how: str) -> None:
+        """Note what came of the program: the block of `matrix` that it gives, as it is now, and `how`."""
+        (tensor,) = _plain([tensor.trigger_wait() if hasattr(tensor, "trigger_wait") else tensor])
+        self._arrived([tensor])
+        self._note("compute", how)
+        self._hold(tensor, self._place(tensor) or self._guess(tensor, matrix), again=True)
+
+    # What an operation does
+
+    def _product(self, factors: list[torch.Tensor], places: list[Block | None], result: torch.Tensor,
+                 start_s: float) -> None:
+        """A product of two known factors, or one that gives a known matrix."""
+        places = self._with_guess(factors, places)
+        into = self._into(places)
+        if not any(places) and self._atlas.find(result) is None:
+            return
+        for factor, place in zip(factors, places):
+            self._use(factor, place)
+        sizes = " @ ".join("x".join(map(str, factor.shape[-2:])) for factor in factors)
+        self._note("compute", f"{sizes}: {'; '.join(map(str, filter(None, places)))}", start_s)
+        self._hold(result, into)
+
+    def _changed(self, name: str, places: list[Block | None], result: torch.Tensor, start_s: float) -> None:
+        """Any other operation: told where it gives a block that the rank did not hold so."""
+        found, place = self._atlas.find(result), next(filter(None, places), None)
+        if found is None and (place is None or result.shape[-2:] != place.size):
+            return
+        source, target = ELEMENTWISE.get(name, ("", ""))
+        into = replace(place, matrix=target) if place and place.matrix == source else place
+        if found is None and place.matrix != source and not name.endswith("_"):
+            self._unknown[_memory(result)] = result, into  # something on the way to a result
+        elif found is None or self._is_new(found):
+            self._note("compute", f"{name}: {place or ''}", start_s)
+            self._hold(result, into)
+
+    def _collective(self, func: Any, args: tuple, kwargs: Any) -> Any:
+        """What goes in is read before the call, what comes out when it is next used: by then it is there."""
+        named = dict(zip((argument.name for argument in func._schema.arguments), args)) | kwargs
+        filled = "output" if not func.__name__.startswith("recv") else "tensors"
+        inputs = _plain(value for key, value in named.items() if not key.startswith(filled))
+        places, first = [self._place(tensor) for tensor in inputs], len(self.events)
+        for tensor, place in zip(inputs, places):
+            self._use(tensor, place)
+        self._note("compute", "sends: " + "; ".join(map(str, filter(None, places))))
+        result = func(*args, **kwargs)
+        now_s = time.monotonic()  # after the start of the recorded operation, which these belong to
+        self.events[first:] = [replace(event, start_s=now_s, end_s=now_s) for event in self.events[first:]]
+        known = {_memory(tensor): place for tensor, place in zip(inputs, places)}
+        self._sent += [(now_s, tensor, known.get(_memory(tensor))) for tensor in _plain([args, kwargs, result])]
+        return result
+
+    def _arrived(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Look at what collectives have left in the memory that is used now."""
+        used = {_memory(tensor) for tensor in tensors}
+        waiting, self._sent = self._sent, []
+        for time_s, tensor, place in waiting:
+            if _memory(tensor) in used:
+                self._hold(tensor, place, time_s=time_s)
+            else:
+                self._sent.append((time_s, tensor, place))
+
+    # Where a tensor is, and what it holds
+
+    def _place(self, tensor: torch.Tensor) -> Block | None:
+        """The block that a tensor is, by its numbers, or by where it came from if they are unknown."""
+        found = self._atlas.find(tensor)
+        if found:
+            return around(self._atlas, found)
+        kept, place = self._unknown.get(_memory(tensor), (None, None))
+        return place if kept is not None and kept.numel() == tensor.numel() else None
+
+    def _into(self, places: list[Block | None]) -> Block | None:
+        """The block of which matrix a product of these two blocks is, None if of none."""
+        if None in places or len(places) < 2:
+            return None
+        names = {place.matrix for place in places}
+        for matrix in self._atlas.play.values():
+            if matrix.summed and set(matrix.factors) == names:
+                spans = {dim: span for place in places
+                         for dim, span in zip(self._atlas.play[place.matrix].dims, (place.rows, place.columns))}
+                return Block(matrix.name, spans[matrix.dims[0]], spans[matrix.dims[1]],
+                             self._atlas.shape(matrix.name))
+        return None
+
+    def _with_guess(self, factors: list[torch.Tensor], places: list[Block | None]) -> list[Block | None]:
+        """Where one factor is a block and the other one's numbers are no block's, the other must be meant to be one."""
+        if places.count(None) != 1:
+            return places
+        known = next(filter(None, places)).matrix
+        factors_of = [matrix.factors for matrix in self._atlas.play.values() if matrix.summed]
+        other = next((names[1 - names.index(known)] for names in factors_of if known in names), "")
+        return [place or self._guess(factor, other) for factor, place in zip(factors, places)]
+
+    def _guess(self, tensor: torch.Tensor, matrix: str) -> Block | None:
+        """Where a result should be that nothing explains: all of the matrix, or this rank's share."""
+        if matrix not in self._atlas.play:
+            return None
+        whole = self._atlas.shape(matrix)
+        if any(own > size for own, size in zip(tensor.shape[-2:], whole)):
+            return None
+        spans = [(0, self._atlas.num_parts) if own == size else (self._rank, self._rank + 1)
+                 for own, size in zip(tensor.shape[-2:], whole)]
+        return self._atlas.block(matrix, *spans)
+
+    def _use(self, tensor: torch.Tensor, place: Block | None) -> None:
+        """A given block that is used must have been there."""
+        if place and not self._atlas.play[place.matrix].recipe:
+            self._hold(tensor, place)
+
+    def _is_new(self, found: Find) -> bool:
+        matrix = self._atlas.play[found.matrix]
+        return bool(matrix.recipe) and any(self._held.get((found.matrix, *at)) != contents
+                                           for at, contents in found.contents.items())
+
+    def _hold(self, tensor: torch.Tensor, place: Block | None, time_s: float | None = None,
+              again: bool = False) -> None:
+        """Note the blocks of a tensor that the rank did not hold so before, or all of them."""
+        found = self._atlas.find(tensor)
+        if found:
+            self._unknown.pop(_memory(tensor), None)
+            tiles = {(found.matrix, *at): contents for at, contents in found.contents.items()}
+        elif place:
+            self._unknown[_memory(tensor)] = tensor, place
+            tiles = {(place.matrix, *at): None for at in self._tiles(place)}
+        else:
+            return
+        for (name, row, column), contents in tiles.items():
+            if again or (name, row, column) not in self._held or self._held[name, row, column] != contents:
+                block = self._atlas.block(name, (row, row + 1), (column, column + 1))
+                num_bytes = block.size[0] * block.size[1] * tensor.element_size()
+                self._note("hold", str(block), time_s, contents, num_bytes)
+        self._held |= tiles
+
+    def _tiles(self, place: Block) -> list[tuple[int, int]]:
+        edges = [[edge * self._atlas.num_parts // size for edge in span]
+                 for span, size in zip((place.rows, place.columns), place.shape)]
+        return [(row, column) for row in range(*edges[0]) for column in range(*edges[1])]
+
+    def _note(self, kind: str, op: str, time_s: float | None = None, contents: Contents | None = None,
+              num_bytes: float | None = None) -> None:
+        lanes = self._atlas.num_parts + 1
+        padded = None if contents is None else (*contents, *[0.0] * (lanes - len(contents)))
+        now_s = time.monotonic()
+        self.events.append(Event(self._rank, kind, op, num_bytes=num_bytes, start_s=time_s or now_s, end_s=now_s,
+                                 contributions=padded))
+
+
+def _plain(values: Iterable[Any]) -> list[torch.Tensor]:
+    """The tensors in `values`; of one that stands for another, as while a collective is under way, that other."""
+    tensors = list(tensors_in(values))
+    while any(map(is_traceable_wrapper_subclass, tensors)):
+        tensors = [getattr(tensor, tensor.__tensor_flatten__()[0][0]) if is_traceable_wrapper_subclass(tensor)
+                   else tensor for tensor in tensors]
+    return tensors
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
