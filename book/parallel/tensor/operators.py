@@ -47,10 +47,10 @@ class AllGatherThenReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
         ctx.dim, ctx.group = dim, group
-        num_ranks = dist.get_world_size(group)
-        pieces = x.new_empty(num_ranks * x.shape[0], *x.shape[1:])
-        dist.all_gather_into_tensor(pieces, x.contiguous(), group=group)
-        return torch.cat(pieces.chunk(num_ranks), dim)
+        x = x.contiguous()
+        pieces = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(pieces, x, group=group)
+        return torch.cat(pieces, dim)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
@@ -63,9 +63,9 @@ class ReduceScatterThenAllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
         ctx.dim, ctx.group = dim, group
-        pieces = x.chunk(dist.get_world_size(group), dim)
-        total = torch.empty_like(pieces[0], memory_format=torch.contiguous_format)
-        dist.reduce_scatter_tensor(total, torch.cat(pieces), group=group)
+        pieces = [piece.contiguous() for piece in x.chunk(dist.get_world_size(group), dim)]
+        total = torch.empty_like(pieces[0])
+        dist.reduce_scatter(total, pieces, group=group)
         return total
 
     @staticmethod
