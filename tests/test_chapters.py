@@ -7,15 +7,20 @@ import inspect
 import io
 import re
 from collections import Counter
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import nbformat
 import pytest
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel,
+                                               loss_parallel, parallelize_module)
 from torch.nn.parallel import DistributedDataParallel
 
 from book.collectives import parameter_server_all_reduce
 from book.cost import Link, root_sent_bytes
-from book.parallel import data
+from book.parallel import data, tensor
 from book.simulate import simulate
 from tests.website import ROOT
 
@@ -39,9 +44,16 @@ def definition(sources: list[str], name: str) -> ast.AST:
     return nodes[-1]
 
 
-@pytest.mark.parametrize("name", ["BucketedDDP", "broadcast_state"])
-def test_the_chapter_shows_the_package_s_own_code(name: str) -> None:
-    shown, kept = definition(cells("02_data_parallel", "code"), name), getattr(data, name)
+SHOWN = [("02_data_parallel", data, name) for name in ("BucketedDDP", "broadcast_state")]
+SHOWN += [("05_tensor_parallel", tensor, name) for name in (
+    "IdentityThenAllReduce", "AllReduceThenIdentity", "identity_then_all_reduce", "all_reduce_then_identity", "shard",
+    "AllGatherThenReduceScatter", "ReduceScatterThenAllGather", "ColumnParallelLinear", "RowParallelLinear",
+    "first_of_shard", "VocabParallelEmbedding", "vocab_parallel_cross_entropy")]
+
+
+@pytest.mark.parametrize("chapter, package, name", SHOWN, ids=[name for *_, name in SHOWN])
+def test_the_chapter_shows_the_package_s_own_code(chapter: str, package: ModuleType, name: str) -> None:
+    shown, kept = definition(cells(chapter, "code"), name), getattr(package, name)
     assert ast.unparse(shown) == ast.unparse(definition([inspect.getsource(kept)], name))
 
 
@@ -53,6 +65,19 @@ def test_every_argument_of_ddp_is_explained_with_its_default() -> None:
     defaults = {name: "" if p.default is p.empty else str(p.default) for name, p in signature.items()}
     assert named == defaults
 
+
+def bare(signature: inspect.Signature) -> str:
+    """A signature without its annotations."""
+    plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=plain, return_annotation=signature.empty))
+
+
+@pytest.mark.parametrize("call", [
+    init_device_mesh, parallelize_module, ColwiseParallel, RowwiseParallel, SequenceParallel, PrepareModuleInput,
+    loss_parallel], ids=lambda call: call.__name__)
+def test_every_argument_of_torch_s_tensor_parallelism_is_named_with_its_default(call: Callable[..., Any]) -> None:
+    page = "\n".join(cells("05_tensor_parallel", "markdown"))
+    assert f"\n`{call.__name__}{bare(inspect.signature(call))}`\n: " in page
 
 
 def data_parallel_by_threads() -> dict[str, Any]:

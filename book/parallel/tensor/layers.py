@@ -51,7 +51,8 @@ class ColumnParallelLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., in) -> (..., out/N)."""
-        return F.linear(self.enter(x, group=self.group), self.weight, self.bias)
+        x = self.enter(x, group=self.group)
+        return F.linear(x, self.weight, self.bias)
 
 
 class RowParallelLinear(nn.Module):
@@ -104,7 +105,8 @@ def vocab_parallel_cross_entropy(logits_BTv: torch.Tensor, targets_BT: torch.Ten
 
     place_BT = targets_BT - first
     mine_BT = (place_BT >= 0) & (place_BT < logits_BTv.shape[-1])
-    picked_BT = logits_BTv.gather(-1, torch.where(mine_BT, place_BT, 0)[..., None])[..., 0]
+    index_BT1 = torch.where(mine_BT, place_BT, 0)[..., None]
+    picked_BT = logits_BTv.gather(-1, index_BT1)[..., 0]
     target_BT = all_reduce_then_identity(torch.where(mine_BT, picked_BT, 0), group)
     return (total_BT.log() - target_BT).mean()
 
