@@ -107,7 +107,7 @@ function stripOf(parent, { ranks, peak, several, at }, r, { W, left, top, lane, 
 }
 
 function chips(ui, { moves, hop }, { top, lane, W, left }) { // outputs and gradients on their way, at the time that it is
-  const pool = [], layer = make("svg.lk-chips", ui.rest.parentNode, { width: W, height: ui.rest.getAttribute("height"), "aria-hidden": true }), still = matchMedia("(prefers-reduced-motion: reduce)");
+  const pool = [], layer = make("svg.lk-move lk-chips", ui.rest.parentNode, { width: W, height: ui.rest.getAttribute("height"), "aria-hidden": true }), still = matchMedia("(prefers-reduced-motion: reduce)");
   const middle = r => top(r) + lane / 2, smooth = p => p * p * (3 - 2 * p);
   return t => {
     const flying = moves.filter(({ a, z }) => due(a, t) && t < max(z, a + hop) - NEAR);
@@ -132,7 +132,7 @@ function tell(run, t) { // what happens at a stop: [text, words to stress, text]
   const { n, ranks, acts, home, at, peak, ends, batches } = run, notes = [];
   const first = acts.filter(x => near(x.a, t) && x.z - x.a > NEAR), says = Object.keys(KINDS).map(kind => begun(run, first.filter(x => x.kind === kind))).filter(Boolean);
   if (due(TICKS, t)) return ends ? ["The order ends here and is not complete. ", ends.map(upper).join(". ") + "."] : [`Every micro-batch has gone forward and back on every stage. `, `Done after ${at(t)}.`];
-  if (t < NEAR) return [says.join(" "), n > 1 ? " Every other rank waits for what comes from there." : ""];
+  if (t < NEAR) return [says.join(" "), n > 1 ? ` ${n > 2 ? "Every other rank" : "The other rank"} waits for what comes from there.` : ""];
   for (const r of range(n).filter(r => ranks[r].some(x => near(x.z, t)))) { // whose action ends
     const own = ranks[r], k = kept(own, t).length, last = own.find(x => near(x.z, t)), next = own.find(x => x.a > last.a && x.z > t + NEAR);
     if (last.kind === "F" && k === peak[r] && peak[r] > 1 && !own.some(x => x.z < t - NEAR && kept(own, x.z).length === k)) notes.push([0, `Rank ${r} holds ${k} ${run.several ? "forwards" : "micro-batches"}, the most it ever will` + (next && next.kind !== "F" && own.some(x => x.a > t && x.kind === "F") ? ": it may not start the next forward until a backward has freed one." : ".")]);
