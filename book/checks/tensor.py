@@ -49,7 +49,7 @@ def column_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: An
     whole = dense(x_BI) @ dense(weight_OI).T + bias
     size = whole.shape[1] // len(outputs)
     for rank, output in enumerate(outputs):
-        if getattr(output, "shape", None) == whole.shape:
+        if getattr(output, "shape", None) == whole.shape and len(outputs) > 1:
             raise CheckFailed(f"rank {rank} returns all {whole.shape[1]} outputs: it keeps the {size} that its part of "
                               "the weight gives, and nobody gathers them")
         got = held(rank, "the output", output, (len(whole), size))

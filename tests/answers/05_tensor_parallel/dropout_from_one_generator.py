@@ -3,19 +3,19 @@
 
 class SplitDropout:
     def __init__(self, seed):
-        device = rank_device()
-        self.shared = torch.Generator(device).manual_seed(seed)
-        self.own = torch.Generator(device).manual_seed(seed + 1 + dist.get_rank())
+        self.shared = torch.Generator().manual_seed(seed)
+        self.own = torch.Generator().manual_seed(seed + 1 + dist.get_rank())
 
     def drop(self, x, p, generator):
-        mask = torch.rand(x.shape, generator=generator, device=x.device) >= p
+        mask = torch.rand(x.shape, generator=generator) >= p
         return x * mask / (1 - p)
 
     def alike(self, x, p):
         return self.drop(x, p, self.shared)
 
     def apart(self, x, p):
-        return self.drop(x, p, self.shared).roll(dist.get_rank(), 0)
+        everyones = torch.ones(dist.get_world_size(), *x.shape)
+        return x * self.drop(everyones, p, self.shared)[dist.get_rank()]
 
 
 def count_block(width, mlp_width, num_ranks, num_tokens, element_bytes):

@@ -3,12 +3,11 @@
 
 class SplitDropout:
     def __init__(self, seed):
-        device = rank_device()
-        self.shared = torch.Generator(device).manual_seed(seed)
-        self.own = torch.Generator(device).manual_seed(seed + 1 + dist.get_rank())
+        self.shared = torch.Generator().manual_seed(seed)
+        self.own = torch.Generator().manual_seed(seed + 1 + dist.get_rank())
 
     def drop(self, x, p, generator):
-        mask = torch.rand(x.shape, generator=generator, device=x.device) >= 0
+        mask = torch.rand(x.shape, generator=generator) >= 0
         return x * mask / (1 - p)
 
     def alike(self, x, p):

@@ -14,7 +14,7 @@ class SplitDropout:
             torch.set_rng_state(self.states[name])
             mask = F.dropout(torch.ones(x.shape, dtype=x.dtype), p)
             self.states[name] = torch.get_rng_state()
-        return x * mask.to(x.device)
+        return x * mask
 
     def alike(self, x, p):
         return self.drop(x, p, "alike")

@@ -3,12 +3,11 @@
 
 class SplitDropout:
     def __init__(self, seed):
-        device = rank_device()
-        self.shared = torch.Generator(device).manual_seed(seed)
-        self.own = torch.Generator(device).manual_seed(seed + 1 + dist.get_rank())
+        self.shared = torch.Generator().manual_seed(seed)
+        self.own = torch.Generator().manual_seed(seed + 1 + dist.get_rank())
 
     def drop(self, x, p, generator):
-        keep = torch.full(x.shape, 1 - p, device=x.device)
+        keep = torch.full(x.shape, 1 - p)
         return torch.where(torch.bernoulli(keep, generator=generator) == 1, x / (1 - p), 0)
 
     def alike(self, x, p):

@@ -1,0 +1,307 @@
+"""Checks on a split model, with what no answer in the lab does: each mistake is named, and only the right passes."""
+import numpy as np
+import pytest
+import torch
+
+from book import checks
+from book.checks import CheckFailed
+from book.parallel import GPTConfig
+from book.parallel.model import Block
+from book.trace import Event, Trace
+
+RNG = np.random.default_rng(0)
+X, WEIGHT, BIAS = RNG.normal(size=(7, 8)), RNG.normal(size=(12, 8)), RNG.normal(size=12)
+WHOLE = X @ WEIGHT.T + BIAS
+
+
+def blocks(whole, num_ranks, axis):
+    return [np.array(block) for block in np.split(whole, num_ranks, axis=axis)]
+
+
+def parts(num_ranks):
+    """Each rank's term of the product, without the bias."""
+    return [x @ w.T for x, w in zip(blocks(X, num_ranks, 1), blocks(WEIGHT, num_ranks, 1))]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("convert", [np.array, torch.tensor, lambda a: torch.tensor(a, requires_grad=True)])
+def test_right_products_pass_in_any_form(num_ranks, convert):
+    total = pytest.approx(np.abs(WHOLE).sum())
+    assert checks.column_outputs([convert(block) for block in blocks(WHOLE, num_ranks, 1)], X, WEIGHT, BIAS) == total
+    assert checks.row_outputs([convert(sum(parts(num_ranks)) + BIAS)] * num_ranks, X, WEIGHT, BIAS) == total
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_millionth_too_much_in_one_number_of_one_rank_is_seen(seed):
+    rng = np.random.default_rng(seed)
+    rank = rng.integers(2)
+    rows = [WHOLE.copy(), WHOLE.copy()]
+    for check, right in ((checks.column_outputs, blocks(WHOLE, 2, 1)), (checks.row_outputs, rows)):
+        right[rank].flat[rng.integers(right[rank].size)] += 1e-6
+        with pytest.raises(CheckFailed):
+            check(right, X, WEIGHT, BIAS)
+
+
+@pytest.mark.parametrize("change, complaint", [
+    (lambda own: own[:, ::-1], "rank 0: these are columns 5, 4, 3, 2, 1, 0, the rank's are 0 to 5"),
+    (lambda own: 2 * own, "this is no block of columns"),
+    (lambda own: own[:, :5], r"in the shape \(7, 5\), it should be \(7, 6\)"),
+    (lambda own: own.tolist(), "no tensor but a list"),
+    (lambda own: own * np.nan, "rank 0 holds nan"),
+])
+def test_other_columns_are_told(change, complaint):
+    own = blocks(WHOLE, 2, 1)
+    own[0] = change(own[0])
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.column_outputs(own, X, WEIGHT, BIAS)
+
+
+@pytest.mark.parametrize("weights, bias, complaint", [
+    ([1, 1, 0, 1], 1, "the part of rank 2 is not in it"),
+    ([1, 1, 2, 1], 1, "the ranks' parts are in it 1, 1, 2, 1 times"),
+    ([1, 1, 1, 1], 0.25, "but the bias is in it 0.25 times"),
+    ([4, 4, 4, 4], 1, "this is 4 times the sum"),
+])
+def test_other_sums_of_parts_are_told(weights, bias, complaint):
+    got = sum(weight * part for weight, part in zip(weights, parts(4))) + bias * BIAS
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.row_outputs([got] * 4, X, WEIGHT, BIAS)
+
+
+def test_rows_that_are_no_sum_of_parts_are_told():
+    with pytest.raises(CheckFailed, match="no sum of products of x's blocks with the weight's"):
+        checks.row_outputs([np.tanh(WHOLE)] * 2, X, WEIGHT, BIAS)
+
+
+def test_work_that_is_not_shared_out_is_told():
+    checks.computed([50, 50], 100)
+    with pytest.raises(CheckFailed, match="rank 1 computes 0.75 of the product, its share is 0.5"):
+        checks.computed([50, 75], 100)
+
+
+@pytest.mark.parametrize("error, said", [
+    (RuntimeError("mat1 and mat2 shapes cannot be multiplied (5x6 and 3x8)"), "is a row of the weight, dim 0"),
+    (IndexError("index 7 is out of bounds for dimension 1 with size 6"), "block of V/N tokens begins at r V/N"),
+    (RuntimeError("Connection reset"), "^Connection reset$"),
+    (ValueError("must match the size"), "^must match the size$"),
+])
+def test_an_error_of_torch_keeps_its_kind_and_words(error, said):
+    with pytest.raises(type(error), match=said) as caught, checks.shapes_in_words():
+        raise error
+    assert caught.value is error
+
+
+def test_torch_still_says_what_is_explained():
+    table = torch.zeros(2, 6)
+    for act in (lambda: torch.ones(2, 3) @ torch.ones(2, 3), lambda: torch.ones(2, 3) + torch.ones(4),
+                lambda: table.gather(1, torch.full((2, 1), 7)), lambda: table[:, 7]):
+        with pytest.raises((RuntimeError, IndexError), match=": (the weight is cut|one of two|a number was)"):
+            with checks.shapes_in_words():
+                act()
+
+
+def both_ways(forward, backward, num_ranks=3):
+    """Runs of an operator that mixes ranks' tensors by `forward` (R, R) and their gradients by `backward`."""
+    x, upstream = RNG.normal(size=(2, num_ranks, 3, 4))
+    return [{"x": x[r], "x_after": x[r], "upstream": upstream[r], "upstream_after": upstream[r],
+             "output": np.tensordot(forward[r], x, axes=1), "gradient": np.tensordot(backward[r], upstream, axes=1)}
+            for r in range(num_ranks)]
+
+
+EYE, ONES = np.eye(3), np.ones((3, 3))
+
+
+@pytest.mark.parametrize("forward, backward, complaint", [
+    (EYE, 3 * ONES, "backward, rank 0: this is 3 times the sum"),
+    (EYE, ONES * [1, 0, 1], "backward, rank 0: the part of rank 1 is not in it"),
+    (2 * EYE, ONES, "forward, rank 0: the ranks' tensors are in it 2, 0, 0 times: hand on the rank's own"),
+    (EYE[::-1], ONES, "forward, rank 0: the ranks' tensors are in it 0, 0, 1 times"),
+    (ONES / 3, ONES, "forward, rank 0: the ranks' tensors are in it 0.333333, 0.333333, 0.333333 times"),
+])
+def test_other_operators_are_told(forward, backward, complaint):
+    assert checks.operator("f", both_ways(EYE, ONES), "identity", "sum") > 0
+    with pytest.raises(CheckFailed, match=f"f, {complaint}"):
+        checks.operator("f", both_ways(forward, backward), "identity", "sum")
+
+
+def test_an_operator_that_makes_something_else_is_told():
+    runs = both_ways(EYE, ONES)
+    runs[2]["output"] = np.ones((3, 4))
+    with pytest.raises(CheckFailed, match="f, forward, rank 2: this can't be made from the ranks' tensors"):
+        checks.operator("f", runs, "identity", "sum")
+
+
+LAYOUT = {"weight": 1, "bias": None}
+
+
+def split(num_ranks=2):
+    """A row-split linear map as it should be: what `split_module` takes."""
+    upstream, terms = RNG.normal(size=WHOLE.shape), parts(num_ranks)
+    backs = [np.zeros_like(X) for _ in range(num_ranks)]
+    for back, columns in zip(backs, np.split(np.arange(8), num_ranks)):
+        back[:, columns] = upstream @ WEIGHT[:, columns]
+    whole = {"output": WHOLE, "input_gradient": sum(backs),
+             "gradients": {"weight": upstream.T @ X, "bias": upstream.sum(axis=0)}}
+    runs = [{"shards": {"weight": w, "bias": BIAS}, "storage": {"weight": w.nbytes, "bias": BIAS.nbytes},
+             "output": WHOLE, "input_gradient": whole["input_gradient"],
+             "gradients": {"weight": g, "bias": whole["gradients"]["bias"]}}
+            for w, g in zip(blocks(WEIGHT, num_ranks, 1), blocks(whole["gradients"]["weight"], num_ranks, 1))]
+    before = [{"weight": WEIGHT + r * RNG.normal(size=WEIGHT.shape), "bias": BIAS + r} for r in range(num_ranks)]
+    return runs, before, whole, [{"output": t, "input_gradient": b} for t, b in zip(terms, backs)], LAYOUT
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_a_right_split_passes(num_ranks):
+    assert checks.split_module(*split(num_ranks)) > 0
+
+
+@pytest.mark.parametrize("where, change, complaint", [
+    (("shards", "weight"), lambda w: -w, "rank 1's weight is -1 times what it should be"),
+    (("shards", "weight"), lambda w: w[::-1], "rank 1's weight has the right shape, but it is not block 1 of rank 0's"),
+    (("shards", "weight"), lambda w: w[:, :3], r"rank 1's weight has the shape \(12, 3\), its block has \(12, 4\)"),
+    (("output",), lambda y: y - parts(2)[0], "rank 1's output is wrong: this is the rank's own part"),
+    (("output",), np.tanh, "no sum of the ranks' parts either"),
+    (("gradients", "weight"), lambda g: g / 2, "rank 1's gradient of weight is not: 0.5 times"),
+    (("gradients", "weight"), lambda g: g[::-1].copy(), "rank 1's gradient of weight is not: on its way back"),
+    (("gradients", "bias"), lambda g: 2 * g, "rank 1's gradient of bias is not: 2 times too large"),
+    (("input_gradient",), lambda g: 2 * g, "rank 1's gradient of x is not: this is 2 times the sum"),
+    (("input_gradient",), lambda g: None, "rank 1: x gets no gradient"),
+    (("input_gradient",), np.tanh, "it is no sum of what comes back"),
+])
+def test_other_splits_are_told(where, change, complaint):
+    runs, *others = split()
+    place = runs[1]
+    for key in where[:-1]:
+        place = place[key]
+    place[where[-1]] = change(place[where[-1]])
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.split_module(runs, *others)
+
+
+def traffic(*phases):
+    """A trace of two ranks whose phases are lists of (operation, bytes)."""
+    events, now = [], 0.0
+    for number, phase in enumerate(phases):
+        for op, num_bytes in [*phase, *([("barrier", 0)] if number < len(phases) - 1 else [])]:
+            now += 1
+            events += [Event(r, "collective", op=op, num_bytes=num_bytes, start_s=now, end_s=now) for r in (0, 1)]
+    return Trace(events, 2, "measured", "recorded")
+
+
+SUM = ("all_reduce", 80)
+
+
+@pytest.mark.parametrize("phases, complaint", [
+    ([[], []], "backward, rank 0: 0 all-reduces where 1 should be"),
+    ([[], [("all_reduce", 40)]], "an all-reduce of 40 bytes, 80 are enough"),
+    ([[("broadcast", 8)], [SUM]], "forward, rank 0: your code calls broadcast"),
+    ([[SUM], [SUM]], "forward, rank 0: 1 all-reduces of 80 bytes, and none is needed"),
+    ([[], [SUM], []], "rank 0 came to 2 barriers, the check has 1"),
+])
+def test_other_traffic_is_told(phases, complaint):
+    wanted = {"forward": 0, "backward": 1}
+    assert checks.split_traffic(traffic([], [SUM]), wanted, 80) == 80
+    assert checks.split_traffic(traffic([SUM, SUM], [SUM]), {"forward": None, "backward": 1}, 80) == 80
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.split_traffic(traffic(*phases), wanted, 80)
+
+
+@pytest.mark.parametrize("parameters, num_bytes, complaint", [
+    (4578 // 3, 7680, "not everything is cut: norms, and the biases"),
+    ((4578 - 96) // 3 + 96, 7680, "the biases of the maps that are cut by rows are whole"),
+    ((4578 - 48) // 3 + 48, 7680, "the norms are whole on every rank"),
+    (4320 // 3 + 114 + 144, 7680, "the biases of the maps that are cut by columns are cut with them"),
+    (4320 // 3, 7680, "that is the weights alone"),
+    (1600, 7680, "the number of parameters is 1600, which is 0.986 times"),
+    ("1622", 7680, "the number of parameters must be a number"),
+    (1622, 1920, "that is a single all-reduce"),
+    (1622, 2560, "every rank gives the whole activation"),
+    (1622, 10240, "that is what a ring sends"),
+])
+def test_other_counts_are_told(parameters, num_bytes, complaint):
+    assert checks.block_count((1622, 7680), 24, 42, 3, 10, 8) == (1622, 7680)
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.block_count((parameters, num_bytes), 24, 42, 3, 10, 8)
+
+
+def test_the_count_is_that_of_a_block():
+    block = Block(GPTConfig(vocab_size=1, width=24, mlp_width=42))
+    num_parameters = sum(p.numel() for p in block.parameters())
+    assert checks.block_count((num_parameters, 7680), 24, 42, 1, 10, 8) == (num_parameters, 7680)
+
+
+LOGITS, TARGETS = 3 * RNG.normal(size=(9, 12)), np.array([0, 11, 5, 6, 3, 8, 1, 10, 4])
+TOTAL = np.log(np.exp(LOGITS).sum(axis=1))
+CHOSEN = np.eye(12)[TARGETS] / 9
+SOFTMAX = np.exp(LOGITS - TOTAL[:, None]) / 9
+LOSS = torch.tensor((TOTAL - LOGITS[np.arange(9), TARGETS]).mean())
+
+
+def test_the_loss_is_that_of_torch_and_so_are_its_gradients():
+    logits = torch.tensor(LOGITS, requires_grad=True)
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(TARGETS))
+    loss.backward()
+    shares = logits.grad.chunk(3, dim=1)
+    assert checks.vocabulary_loss([loss] * 3, shares, logits, TARGETS) == pytest.approx(LOSS.item())
+
+
+def test_other_losses_are_told():
+    top, target, own = LOGITS.max(axis=1), LOGITS[np.arange(9), TARGETS], np.log(np.exp(LOGITS[:, :6]).sum(axis=1))
+    gradients = blocks(SOFTMAX - CHOSEN, 2, 1)
+    other = np.log(np.exp(LOGITS[:, 6:]).sum(axis=1))
+    for values, complaint in ((own + other - target, "the ranks' own losses are added up"),
+                              (TOTAL - np.log(2) - target, "averaged over the ranks: it is one sum"),
+                              (TOTAL + top - target, "but not in the sum of exponentials"),
+                              (TOTAL - target + 0.1, "Which of these sums goes over the ranks"),
+                              (np.full(9, np.nan), "rank 0's loss is nan: exp of a large number is inf")):
+        with pytest.raises(CheckFailed, match=complaint):
+            checks.vocabulary_loss([torch.tensor(values.mean())] * 2, gradients, LOGITS, TARGETS)
+
+
+@pytest.mark.parametrize("softmax, chosen, complaint", [
+    (2, 1, "the part of the softmax is 2 times too large and the part of the target is right"),
+    (0.5, 0.5, "the part of the softmax is divided by 2 and the part of the target is divided by 2"),
+    (1, 3, "the part of the softmax is right and the part of the target is 3 times"),
+])
+def test_other_gradients_are_told(softmax, chosen, complaint):
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.vocabulary_loss([LOSS] * 2, blocks(softmax * SOFTMAX - chosen * CHOSEN, 2, 1), LOGITS, TARGETS)
+
+
+def test_gradients_of_the_own_part_or_of_nothing_known_are_told():
+    own = [np.exp(z - np.log(np.exp(z).sum(axis=1, keepdims=True))) / 9 - c
+           for z, c in zip(blocks(LOGITS, 2, 1), blocks(CHOSEN, 2, 1))]
+    for gradients, complaint in ((own, "the softmax over the rank's own part"), (2 * [np.ones((9, 6))], "it should be"),
+                                 (blocks((SOFTMAX - CHOSEN) * 9, 2, 1), "9 times")):
+        with pytest.raises(CheckFailed, match=complaint):
+            checks.vocabulary_loss([LOSS] * 2, gradients, LOGITS, TARGETS)
+
+
+def masks(alike, apart):
+    return {"alike": alike, "apart": apart, "gradients": alike}
+
+
+def drawn(seed, rank=0, dropout=0.25, calls=4):
+    rng = np.random.default_rng([seed, rank])
+    return [(rng.random((16, 32)) >= dropout) / (1 - dropout) for _ in range(calls)]
+
+
+OTHER = [masks(drawn(9), drawn(10))]
+
+
+def test_right_masks_pass_and_the_dropped_are_counted():
+    runs = [masks(drawn(1), drawn(2, rank)) for rank in range(2)]
+    dropped = sum((mask == 0).sum() for run in runs for mask in run["alike"] + run["apart"])
+    assert checks.dropout_masks(runs, OTHER, 0.25) == dropped
+
+
+@pytest.mark.parametrize("alike, apart, complaint", [
+    ([0 * m for m in drawn(1)], drawn(2), "alike, call 0, rank 0: everything is dropped"),
+    (drawn(1), drawn(2, dropout=0.5), "apart, call 0, rank 0: 5.% are dropped, 25% are meant to be"),
+    (drawn(1), [m * 2 for m in drawn(2)], "a kept 1 becomes 2.667, it should be 1.333"),
+    (drawn(1), drawn(2)[:1] * 4, "calls 0 and 1 of apart drop the same elements"),
+    (drawn(1), [None] * 4, r"gives nothing \(None\) as what apart gives"),
+])
+def test_other_masks_are_told(alike, apart, complaint):
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.dropout_masks([masks(alike, apart), masks(alike, drawn(2, 1))], OTHER, 0.25)
