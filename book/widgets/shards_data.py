@@ -165,4 +165,4 @@ def share(x: float, whole: float) -> str:
 
 def written(num_bytes: float) -> str:
     """Bytes with three digits."""
-    return f"{num_bytes:.0f} B" if num_bytes < 1000 else f"{num_bytes / 1000:.3g} kB"
+    return f"{num_bytes:.0f} B" if num_bytes < 1000 else f"{num_bytes / 1000:#.3g} kB"

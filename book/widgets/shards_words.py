@@ -205,7 +205,8 @@ def _backward(play: Play, step: Step, action: Action, held: State) -> tuple[str,
 def _verdict(play: Play, states: list[State], names: Sequence[str], verb: str) -> Said:
     """Whether all ranks together have all of these matrices, complete, and none has anything else."""
     said: dict[str, list[int]] = {}
-    ends = [{place: contents for place, contents in state.items() if place[0] in names} for state in states]
+    ends = [{place: contents for name in names for place, contents in tiles_of(state, name).items()}
+            for state in states]
     for rank, state in enumerate(ends):
         said.setdefault(result(play, state, ends), []).append(rank)
     told = "; ".join(f"{_lower(subject(ranks, play.world_size))} {verb} {text}" for text, ranks in said.items())
