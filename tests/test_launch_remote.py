@@ -54,6 +54,21 @@ def test_a_call_that_is_never_answered():
         "  for a peer it is at test_launch_remote.py line N: threading.Event().wait()"]
 
 
+class Keeper:
+    def keep(self):
+        never()
+
+
+def test_a_method_called_through_a_reference():
+    def ask():
+        if serve() == 0:
+            rpc.remote("worker1", Keeper).rpc_sync().keep()
+        rpc.shutdown()
+
+    assert hang(ask)[0] == ("rank 0 waits in rpc_sync to worker1 at test_launch_remote.py line N: "
+                            'rpc.remote("worker1", Keeper).rpc_sync().keep()')
+
+
 def test_calls_that_leave_no_thread_for_the_answer():
     def ask():
         if serve(num_threads=2) == 0:

@@ -134,12 +134,14 @@ def sleeps(frame: FrameType) -> bool:
 
 
 def _torch_frame(frames: list[FrameType]) -> FrameType | None:
-    """The outermost frame in torch.distributed: what the learner called, not what that is made of."""
-    for frame in frames:
-        name = frame.f_code.co_filename
-        if any(part in name for part in COMMUNICATION_FILES) and frame.f_code.co_name != "wrapper":
-            return frame
-    return None
+    """The outermost frame in torch.distributed: what the learner called, not what that is made of.
+
+    An RRef's `rpc_sync()` enters by private functions: then it is the first one that has a name for callers.
+    """
+    inside = [frame for frame in frames if any(part in frame.f_code.co_filename for part in COMMUNICATION_FILES)
+              and frame.f_code.co_name != "wrapper"]
+    named = (frame for frame in inside if not re.match(r"_(?!_)", frame.f_code.co_name))
+    return next(named, inside[0] if inside else None)
 
 
 def doing(frames: list[FrameType]) -> str:
@@ -160,8 +162,9 @@ def _operation(frame: FrameType) -> str:
     if "self" in values:
         owner = type(values["self"]).__name__
         return f"{owner}()" if name == "__init__" else f"{owner}.{name}()"
-    if isinstance(values.get("to"), str):
-        return f"{name} to {values['to']}"  # a worker of RPC
+    worker = getattr(values.get("to"), "name", values.get("to"))
+    if isinstance(worker, str):
+        return f"{name} to {worker}"
     return name + pending.peer_words(name, _peer(values, "src"), _peer(values, "dst"))
 
 
