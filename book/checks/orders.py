@@ -12,7 +12,7 @@ from book.checks.verdict import CheckFailed, number, short
 from book.cost import pipeline_bubble
 from book.pipelines import one_f_one_b
 from book.replay import bubble, pipeline_order
-from book.schedule import Action, PipelineSchedule, ScheduleError
+from book.schedule import PipelineSchedule, ScheduleError
 from book.simulate import simulate_pipeline
 from book.trace import Trace
 
@@ -122,24 +122,30 @@ def predicted_pipeline(got: Any, num_stages: int, num_micro_batches: int) -> flo
 
 
 def where_stuck(trace: Trace | None, num_stages: int, num_micro_batches: int) -> str:
-    """Where the ranks of a pipeline that hung stand, in words: what they did last, and what they had begun."""
-    begun: dict[int, str] = {}
-    events = trace.of_kind("compute") if trace is not None else ()
-    done = {(e.rank, e.op, e.micro_batch) for e in events}
-    for event in events:
+    """Where the ranks of a 1F1B that hung have left its order, in words.
+
+    A rank that begins an action leaves an event with the `op` "begin F" or "begin B".
+    """
+    begun = {rank: [] for rank in range(num_stages)}
+    for event in trace.of_kind("compute") if trace is not None else ():
         kind = (event.op or "").removeprefix("begin ")
-        if event.op == f"begin {kind}" and (event.rank, kind, event.micro_batch) not in done:
-            begun[event.rank] = f"rank {event.rank} is in {kind}{event.micro_batch}"
-    wanted = one_f_one_b(num_stages, num_micro_batches)
-    said = [f"{words}, in 1F1B its next action is {next_one.kind}{next_one.micro_batch}"
-            for rank, words in sorted(begun.items())
-            if (next_one := _next(wanted, rank, sum(r == rank and k in ("F", "B") for r, k, _ in done)))
-            and not words.endswith(f"in {next_one.kind}{next_one.micro_batch}")]
+        if event.op != kind:
+            begun[event.rank].append((kind, event.micro_batch))
+    said = []
+    for rank, own in begun.items():
+        wanted = [(a.kind, a.micro_batch) for a in one_f_one_b(num_stages, num_micro_batches).of_rank(rank)]
+        place = next((i for i, pair in enumerate(zip(own, wanted)) if pair[0] != pair[1]), None)
+        if place is not None:
+            said.append("rank {} runs {}{} as its action {}, in 1F1B it is {}{}".format(
+                rank, *own[place], place, *wanted[place]))
+        elif own and len(own) < len(wanted) and not _in_the_middle(trace, rank, own[-1]):
+            said.append(f"rank {rank} ends after {len(own)} of its {len(wanted)} actions")
     return "; ".join(said)
 
 
-def _next(order: PipelineSchedule, rank: int, num_done: int) -> Action | None:
-    return next(iter(order.of_rank(rank)[num_done:]), None)
+def _in_the_middle(trace: Trace, rank: int, last: tuple[str, int]) -> bool:
+    """Whether a rank has begun its last action and not done it."""
+    return last not in {(event.op, event.micro_batch) for event in trace.of_kind("compute") if event.rank == rank}
 
 
 def _complete(trace: Trace, num_stages: int, num_micro_batches: int) -> PipelineSchedule:

@@ -114,7 +114,7 @@ def _why_foreign(stage: int, last: int, what: str) -> str:
     if stage < last:
         return (f"stage {stage}'s gradients are no sum of its {_several(what)}' gradients, and those of stage {stage + 1} are "
                 f"right: what goes back must be the gradient of the input (x.grad) of stage {stage + 1}, and meet the "
-                f"same {what}'s output here")
+                f"same {what}'s output here. Is the input of each {what} still as it came when its backward runs?")
     return (f"stage {stage}, the last, has gradients that are no sum of its {_several(what)}' gradients: is the input of a "
             f"{what} still as it came when its backward runs, and does each have its own targets?")
 
@@ -134,11 +134,12 @@ def _why_weights(factors: np.ndarray, wanted: np.ndarray, what: str, hints: Mapp
             return (f"every {what} weighs {short(factors[0])}, but they have different numbers of sequences: weigh "
                     "each mean by its share of the batch")
         return (f"its {_several(what)} weigh {', '.join(map(short, factors))}, and should {', '.join(map(short, wanted))}")
-    said = {num: f"the gradients of {num} {_several(what)} add up, and each is that of a mean: scale by 1/{num}",
-            1 / num: f"the gradient is divided by the {num} {_several(what)} twice", **hints}
-    if num_stages != num:
-        said.setdefault(num / num_stages, f"the gradient is divided by the number of stages, {num_stages}: it is a mean "
-                        f"over {num} {_several(what)}")
+    said = dict(hints)
+    if np.allclose(wanted, 1 / num):
+        mean = f"it is a mean over {num} {_several(what)}"
+        said = {num: f"the gradients of {num} {_several(what)} add up, and each is that of a mean: scale by 1/{num}",
+                1 / num: f"the gradient is divided by the {num} {_several(what)} twice", **hints}
+        said.setdefault(num / num_stages, f"the gradient is divided by the number of stages, {num_stages}: {mean}")
     for factor, message in said.items():
         if np.isclose(times[0], factor, rtol=1e-6):
             return message

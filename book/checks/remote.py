@@ -10,11 +10,19 @@ from typing import Any
 import numpy as np
 
 from book.checks.buffers import flat
-from book.checks.gradients import Gradients, agree, whole
+from book.checks.gradients import Gradients, agree, multiples, whole
 from book.checks.pipeline import stage_gradients
 from book.checks.verdict import CheckFailed, number
 
 State = Mapping[str, Any]
+
+
+def remote_failure(message: str) -> str:
+    """An error of a rank that trains over RPC, in words where torch has none."""
+    if "graphTask_" in message:
+        return ("the gradient comes to a remote call, and nobody there expects it: loss.backward() knows this process "
+                "alone, dist_autograd.backward(context_id, [loss]) knows them all")
+    return message
 
 
 def rows_in_calls(rows: Sequence[Sequence[int]], wanted: Sequence[int]) -> None:
@@ -102,6 +110,31 @@ def same_replicas(held: Sequence[State], starts: Sequence[State], num_replicas: 
                               "ranks with the same stage")
 
 
+def shares_of_replicas(rows: Sequence[Sequence[int]], num_sequences: int, num_replicas: int) -> None:
+    """`rows` has by rank how many sequences each forward had: together the replica's share of the batch."""
+    share = num_sequences // num_replicas
+    for rank, own in enumerate(rows):
+        if not own:
+            raise CheckFailed(f"rank {rank} has run no forward of a Recorded pipeline")
+        if sum(own) != share:
+            raise CheckFailed(f"rank {rank} puts {sum(own)} sequences through its stage: a replica's share of the batch "
+                              f"is {share} of {num_sequences}")
+        if len(own) == 1:
+            raise CheckFailed(f"rank {rank} puts its {share} sequences through in one forward: cut them into micro-batches")
+
+
+def groups_by_all(asked: Sequence[Sequence[int] | None]) -> None:
+    """`asked` has by rank the group that it makes with `new_group` at one moment: all ranks must make the same."""
+    for rank, ranks in enumerate(asked):
+        if ranks != asked[0]:
+            raise CheckFailed(f"rank 0 makes the group of {_listed(asked[0])} while rank {rank} makes that of "
+                              f"{_listed(ranks)}: every rank of the world makes every group, in one order")
+
+
+def _listed(ranks: Sequence[int] | None) -> str:
+    return "all ranks" if ranks is None else f"ranks {', '.join(map(str, ranks))}"
+
+
 def hybrid_gradients(found: Sequence[Gradients], single: Sequence[Gradients], num_replicas: int) -> float:
     """Every replica's stages must hold the mean gradient of the batch's sequences, one by one in `single`.
 
@@ -113,8 +146,25 @@ def hybrid_gradients(found: Sequence[Gradients], single: Sequence[Gradients], nu
         try:
             total = stage_gradients(found[replica::num_replicas], single, what="sequence", hints=hints)
         except CheckFailed as error:
-            raise CheckFailed(f"replica {replica}, {error}") from None
+            raise CheckFailed(_why_apart(found[-num_replicas:], single) or f"replica {replica}, {error}") from None
     return total
+
+
+def _why_apart(last: Sequence[Gradients], single: Sequence[Gradients]) -> str:
+    """Why sequences are missing in the gradients that the replicas' last stages hold; "" if none is."""
+    absent = []
+    for own in last:
+        if any(gradient is None for gradient in own.values()):
+            return ""
+        factors = multiples(np.stack([whole({name: one[name] for name in own}) for one in single]), whole(own))
+        absent.append(set() if factors is None else set(np.flatnonzero(np.isclose(factors, 0, atol=1e-9)).tolist()))
+    if all(absent) and not set.intersection(*absent):
+        return ("each replica's last stage has the gradient of its own sequences and nothing of the other replicas': "
+                "average over the ranks that hold the same stage")
+    if all(absent):
+        return (f"sequence {', '.join(map(str, sorted(set.intersection(*absent))))} is in no replica's gradient: each "
+                "replica takes a share of its own")
+    return ""
 
 
 def hybrid_losses(got: Sequence[Any], losses: Sequence[float], num_replicas: int) -> float:

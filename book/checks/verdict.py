@@ -28,7 +28,8 @@ def number(name: str, got: Any, want: float, misconceptions: Mapping[str, float]
     for message, mistaken in misconceptions.items():
         if equal(value, mistaken) and not equal(mistaken, want):
             raise CheckFailed(f"{name} is {short(value)}: {message}")
-    times = f", which is {value / want:.3g} times what it should be" if want and np.isfinite(value) else ""
+    ratio = value / want if want and np.isfinite(value) else None
+    times = f", which is {ratio:.{3 if abs(ratio - 1) > 0.005 else 6}g} times what it should be" if ratio else ""
     raise CheckFailed(f"{name} is {short(value)}{times or ', which it should not be'}")
 
 

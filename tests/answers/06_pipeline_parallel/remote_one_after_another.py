@@ -1,0 +1,26 @@
+# exercise: 5
+# expect: the second micro-batch is sent when the first one is through
+
+def remote_forward(stages, inputs, num_micro_batches):
+    logits = []
+    for x in inputs.tensor_split(num_micro_batches):
+        for stage in stages:
+            x = stage.rpc_sync().forward(rpc.RRef(x))
+        logits.append(x)
+    return torch.cat(logits)
+
+
+def remote_train(stages, batches, num_micro_batches, learning_rate):
+    parameters = [p for stage in stages
+                  for p in stage.rpc_sync().parameter_rrefs()]
+    optimizer = DistributedOptimizer(torch.optim.SGD, parameters,
+                                     lr=learning_rate)
+    losses = []
+    for inputs, targets in batches:
+        with dist_autograd.context() as context_id:
+            logits = remote_forward(stages, inputs, num_micro_batches)
+            loss = GPT.loss(logits, targets)
+            dist_autograd.backward(context_id, [loss])
+            optimizer.step(context_id)
+        losses.append(loss.item())
+    return losses

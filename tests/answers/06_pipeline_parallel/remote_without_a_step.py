@@ -1,0 +1,26 @@
+# exercise: 5
+# expect: no stage's weights have changed in the first step
+
+def remote_forward(stages, inputs, num_micro_batches):
+    logits = []
+    for x in inputs.tensor_split(num_micro_batches):
+        x_rref = rpc.RRef(x)
+        for stage in stages[:-1]:
+            x_rref = stage.remote().forward(x_rref)
+        logits.append(stages[-1].rpc_async().forward(x_rref))
+    return torch.cat([future.wait() for future in logits])
+
+
+def remote_train(stages, batches, num_micro_batches, learning_rate):
+    parameters = [p for stage in stages
+                  for p in stage.rpc_sync().parameter_rrefs()]
+    optimizer = DistributedOptimizer(torch.optim.SGD, parameters,
+                                     lr=learning_rate)
+    losses = []
+    for inputs, targets in batches:
+        with dist_autograd.context() as context_id:
+            logits = remote_forward(stages, inputs, num_micro_batches)
+            loss = GPT.loss(logits, targets)
+            dist_autograd.backward(context_id, [loss])
+        losses.append(loss.item())
+    return losses
