@@ -1,7 +1,7 @@
 /* Lockstep's sharded product: which rank holds which block of which matrix, what its sums contain and what moves.
    shards_data.py says what the data mean; nothing is drawn that they don't say. */
 (() => {
-const { EPS, range, clamp, make, canvas, color, bytes, choices, footer, shell, define } = globalThis.lockstepControls;
+const { EPS, range, clamp, make, canvas, color, and, bytes, choices, footer, shell, define } = globalThis.lockstepControls;
 const { min, max, floor, ceil } = Math, NONE = "var(--p0)";
 
 // # data: what each rank has before the first step and after each, by matrix and number of block
@@ -29,17 +29,18 @@ function span({ grid: [down, across], shape: [height, width] }, blocks) { // [fi
   return [...edge(rows, down, height), ...edge(columns, across, width)];
 }
 
-function count(m, blocks) { // what a sum contains: [short text, whether it is bad, whether it is complete]
+function sums(m, blocks) { // what the blocks of a place contain; odd: of some part not once or never
   const held = blocks.filter(h => h !== undefined), n = m.lanes;
-  if (!held.length) return ["", false, false];
-  if (held.includes(null)) return ["?", true, false];
-  const lanes = held.flatMap(h => h.slice(0, n)), most = max(...lanes), least = min(...lanes), bias = m.bias ? max(...held.map(h => h[n])) : 0;
-  const plus = bias ? ` + ${bias > 1 ? +bias.toFixed(2) : ""}b` : "", number = x => +x.toFixed(2);
-  if (most > 1) return ["×" + number(most) + plus, true, false];
-  if (lanes.some(x => x > 0 && x < 1)) return ["×" + number(most), true, false];
-  if (n === 1) return [plus && plus.slice(3), bias > 1, true];
-  const terms = max(...held.map(h => h.slice(0, n).filter(x => x).length));
-  return [`${terms}/${n}${plus}`, bias > 1, least === 1];
+  if (!held.length || held.includes(null)) return { unknown: held.length > 0 };
+  const lanes = held.flatMap(h => h.slice(0, n)), parts = range(n).filter(i => held.every(h => h[i])), most = max(...lanes), odd = lanes.find(x => x % 1 || x > 1);
+  return { parts, odd: odd && +most.toFixed(2), done: parts.length === n && !odd, bias: m.bias ? +max(...held.map(h => h[n])).toFixed(2) : 0 };
+}
+
+function count(m, blocks) { // in short: [text, whether it is bad, whether it is complete]
+  const { unknown, parts, odd, done, bias } = sums(m, blocks);
+  if (!parts) return [unknown ? "?" : "", unknown, false];
+  const text = [odd ? "×" + odd : m.lanes > 1 ? `${parts.length}/${m.lanes}` : "", bias ? (bias === 1 ? "b" : bias + "b") : ""].filter(Boolean).join(" + ");
+  return [text, !!odd || bias > 1, done];
 }
 
 // # blocks
@@ -132,12 +133,12 @@ function drawCell(parent, run, cell, { w, h, place }) { // returns what paints i
 
 // # words
 function tell(run, cell, state) { // [name, the rest] of what a rank has in a place
-  const i = shown(run, state, cell), m = run.matrices[i], blocks = state[cell.r][i], name = `${m.name} on rank ${cell.r}`, all = m.shape.join("×");
+  const i = shown(run, state, cell), m = run.matrices[i], blocks = state[cell.r][i], name = `${m.name} on rank ${cell.r}`;
   if (!has(blocks)) return [name, ": nothing yet."];
   const [top, bottom, a, z] = span(m, blocks), part = (x, y, size, what) => (y - x === size ? `all ${size} ${what}` : `${what} ${x} to ${y - 1}`);
-  const where = `${part(top, bottom, m.shape[0], "rows")}, ${part(a, z, m.shape[1], "columns")}`, [sum, , done] = count(m, blocks), n = m.lanes, held = blocks.filter(h => h !== undefined);
-  const lanes = held[0] ? range(n, j => j).filter(j => held.every(h => h?.[j])) : [], why = sum === "?" ? `; not made of blocks of ${m.name}` : sum[0] === "×" ? `; counted ${sum}` : n === 1 ? "" : done ? `; all ${n} terms` : `; ${lanes.length} of ${n} terms, that of part ${lanes.join(", ")}`;
-  return [name, ` ${m.recipe ? `= ${m.recipe}` : ""}: ${where} of ${all}, ${bytes((bottom - top) * (z - a) * run.item)}${why}.`.replace("  ", " ")];
+  const { unknown, parts, odd, done, bias } = sums(m, blocks), n = m.lanes, terms = odd ? `; counted ×${odd}` : n === 1 ? "" : done ? `; all ${n} terms` : `; ${parts.length} of ${n} terms, of part ${and(parts)}`;
+  const why = unknown ? `; not made of blocks of ${m.name}` : terms + (!m.bias ? "" : bias ? `, the bias${bias > 1 ? " ×" + bias : ""}` : ", no bias");
+  return [name, `${m.recipe && " = " + m.recipe}: ${part(top, bottom, m.shape[0], "rows")}, ${part(a, z, m.shape[1], "columns")} of ${m.shape.join("×")}, ${bytes((bottom - top) * (z - a) * run.item)}${why}.`];
 }
 
 // # widget
