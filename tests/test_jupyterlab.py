@@ -19,14 +19,22 @@ TIMELINE = ["from book.trace import Event, Trace\nfrom book.widgets import bucke
 events = [Event(rank, "compute", "weight", num_bytes=8, start_s=0, end_s=1, bucket=0) for rank in (0, 1)]
 events += [Event(rank, "collective", "all_reduce", num_bytes=8, start_s=1, end_s=3, bucket=0) for rank in (0, 1)]
 bucket_timeline(Trace(events, 2, "modelled", "recorded"))"""]
+SHARDS = ["import torch.distributed as dist\n\nfrom book.launch import launch\n"
+          "from book.parallel.shards import trace_product\nfrom book.widgets import sharded_product", """\
+def by_rows(x, a):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    y = x.chunk(size, dim=1)[rank] @ a.chunk(size, dim=0)[rank]
+    dist.all_reduce(y)
+    return y
+sharded_product(launch(trace_product, 2, by_rows, record=True).trace)"""]
 SLOW_MS, STEP_MS = 60_000, 1500
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A JupyterLab whose folder holds two notebooks, player.ipynb and timeline.ipynb, that never ran."""
+    """A JupyterLab whose folder holds notebooks, player.ipynb, timeline.ipynb and shards.ipynb, that never ran."""
     folder = tmp_path_factory.mktemp("student")
-    for name, sources in (("player", PLAYER), ("timeline", TIMELINE)):
+    for name, sources in (("player", PLAYER), ("timeline", TIMELINE), ("shards", SHARDS)):
         cells = [new_code_cell(source) for source in sources]
         nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": KERNELSPEC}), folder / f"{name}.ipynb")
     with running_lab(folder, tmp_path_factory.mktemp("settings")) as address:
@@ -51,6 +59,14 @@ def test_the_timeline_plays_in_jupyterlab(lab: str, browser: Browser) -> None:
     timeline.get_by_role("button", name="One step forward").click()
     timeline.locator(".lk-caption").get_by_text("the gradient of weight is ready").wait_for()
     assert timeline.locator(".lk-bucket.flying").count() == 2
+    log.assert_clean()
+
+
+def test_a_product_of_the_readers_own_plays_in_jupyterlab(lab: str, browser: Browser) -> None:
+    _, product, log = run_all(lab, browser, "shards.ipynb")
+    product.get_by_role("button", name="One step forward").click()
+    product.locator(".lk-caption").get_by_text("Every rank multiplies its columns of X").wait_for()
+    product.locator(".lk-cell").nth(2).get_by_text("1/2 terms").wait_for()
     log.assert_clean()
 
 

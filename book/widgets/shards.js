@@ -80,7 +80,7 @@ function stageOf(parent, run, W, name) {
     const [x, y] = place({ r, line: 0, slot: 0 }), ty = set.wide ? y + h / 2 + 4 : y - 8;
     make("circle", rest, { cx: 5, cy: ty - 4.5, r: 4, fill: color(r) });
     make("text.lk-rank", rest, { x: 14, y: ty }, "rank " + r);
-    run.slots.slice(1).forEach((_, i) => make("text.lk-sign", rest, { x: place({ r, line: 0, slot: i + 1 })[0] - gap / 2, y: y + h / 2 + 5, "text-anchor": "middle" }, base(i + 1).recipe ? "=" : "·"));
+    run.slots.slice(1).forEach((_, i) => make("text", rest, { x: place({ r, line: 0, slot: i + 1 })[0] - gap / 2, y: y + h / 2 + 5, "text-anchor": "middle", style: `font-size:${set.wide ? 18 : 14}px` }, base(i + 1).recipe ? "=" : "·"));
   }
   const wires = make("g", rest);
   let under = null, ghosts = [];
