@@ -160,7 +160,7 @@ def test_a_right_split_passes(num_ranks):
     (("shards", "weight"), lambda w: w[::-1], "rank 1's weight has the right shape, but it is not block 1 of rank 0's"),
     (("shards", "weight"), lambda w: w[:, :3], r"rank 1's weight has the shape \(12, 3\), its block has \(12, 4\)"),
     (("output",), lambda y: y - parts(2)[0], "rank 1's output is wrong: this is the rank's own part"),
-    (("output",), np.tanh, "no sum of the ranks' parts either"),
+    (("output",), np.tanh, "it is no sum of what the ranks' parts give"),
     (("gradients", "weight"), lambda g: g / 2, "rank 1's gradient of weight is not: 0.5 times"),
     (("gradients", "weight"), lambda g: g[::-1].copy(), "rank 1's gradient of weight is not: on its way back"),
     (("gradients", "bias"), lambda g: 2 * g, "rank 1's gradient of bias is not: 2 times too large"),

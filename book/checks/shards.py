@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from book.checks.gradients import multiples
-from book.checks.tensor import close, dense, held, why_parts
+from book.checks.tensor import close, dense, held, same, why_parts
 from book.checks.verdict import CheckFailed, number, short
 from book.trace import Event, Trace
 
@@ -131,8 +131,7 @@ def _check_shard(rank: int, name: str, dim: int | None, shard: Any, before: Sequ
     strided = np.take(theirs[0], np.arange(rank, theirs[0].shape[dim or 0], num_ranks), axis=dim or 0)
     if dim is not None and close(got, strided, want):
         raise CheckFailed(f"rank {rank}'s {name} takes indices of dim {dim} that lie {num_ranks} apart: it should be a "
-                          "contiguous "
-                          "block (the rows of one head lie next to one another)")
+                          "block in one piece (the rows of one head lie next to one another)")
     times = np.vdot(want, got) / np.vdot(want, want)
     if close(got, times * want, want):
         raise CheckFailed(f"rank {rank}'s {name} is {short(times)} times what it should be: a part is cut out, nothing "
@@ -166,18 +165,20 @@ def _check_output(rank: int, output: Any, weights: Mapping[str, Any], whole: Map
                   hints: Mapping[str, Any]) -> None:
     want = dense(whole["output"])
     got = held(rank, "the output", output, want.shape)
-    if close(got, want, want):
-        return
-    for hint, mistaken in hints.items():
-        if close(got, dense(mistaken), want):
-            raise CheckFailed(f"rank {rank}'s output is wrong: {hint}")
     bias = next(dense(weights[name]) for name, dim in layout.items() if dim is None)
-    rows = [dense(part["output"]).ravel() for part in parts]
-    factors = multiples(np.stack([*rows, np.broadcast_to(bias, want.shape).ravel()]), got)
+    rows = np.stack([*(dense(part["output"]) for part in parts), np.broadcast_to(bias, want.shape)])
+    same(f"rank {rank}'s output is wrong", got, want, want, lambda: _why_output(rank, got, rows, hints))
+
+
+def _why_output(rank: int, got: np.ndarray, rows: np.ndarray, hints: Mapping[str, Any]) -> str:
+    """What is wrong with an output, from what the ranks' parts give, and the bias, in `rows`."""
+    for hint, mistaken in hints.items():
+        if close(got, dense(mistaken), got):
+            return hint
+    factors = multiples(rows.reshape(len(rows), -1), got)
     if factors is None:
-        raise CheckFailed(f"rank {rank}'s output is not that of one process, and no sum of the ranks' parts either: "
-                          "what does forward do between the two cuts?")
-    raise CheckFailed(f"rank {rank}'s output is wrong: {why_parts(rank, factors[:-1], factors[-1])}")
+        return "it is no sum of what the ranks' parts give: what does forward do between the two cuts?"
+    return why_parts(rank, factors[:-1], factors[-1])
 
 
 def _check_gradient(rank: int, name: str, gradient: Any, want: np.ndarray, largest: np.ndarray, num_ranks: int) -> None:
@@ -185,17 +186,19 @@ def _check_gradient(rank: int, name: str, gradient: Any, want: np.ndarray, large
         raise CheckFailed(f"rank {rank} has no gradient for {name}: every rank uses all that it holds, or the first "
                           "step makes the ranks different")
     got = held(rank, f"the gradient of {name}", gradient, want.shape)
-    if close(got, want, largest):
-        return
+    same(f"the output is right, rank {rank}'s gradient of {name} is not", got, want, largest,
+         lambda: _why_gradient(name, got, want, largest, num_ranks))
+
+
+def _why_gradient(name: str, got: np.ndarray, want: np.ndarray, largest: np.ndarray, num_ranks: int) -> str:
     times = np.vdot(want, got) / np.vdot(want, want)
-    why = ("on its way back from the output it meets something that changes it: which operator stands there, and what "
-           "does that do backward?")
-    if close(got, times * want, largest) and np.isclose(times, num_ranks):
-        why = (f"{num_ranks} times too large: the gradient that comes back from the output is the same on all ranks, "
-               "so nothing may add it up; the sum over the ranks hands it on as it is")
-    elif close(got, times * want, largest):
-        why = f"{short(times)} times what it should be: every rank must use {name} once, and whole"
-    raise CheckFailed(f"the output is right, rank {rank}'s gradient of {name} is not: {why}")
+    if not close(got, times * want, largest):
+        return ("on its way back from the output it meets something that changes it: which operator stands there, and "
+                "what does that do backward?")
+    if np.isclose(times, num_ranks):
+        return (f"{num_ranks} times too large: the gradient that comes back from the output is the same on all ranks, "
+                "so nothing may add it up; the sum over the ranks hands it on as it is")
+    return f"{short(times)} times what it should be: every rank must use {name} once, and whole"
 
 
 def _check_input_gradient(rank: int, gradient: Any, whole: Mapping[str, Any],
@@ -204,14 +207,18 @@ def _check_input_gradient(rank: int, gradient: Any, whole: Mapping[str, Any],
     if gradient is None:
         raise CheckFailed(f"rank {rank}: x gets no gradient: does what goes into your module reach the output?")
     got = held(rank, "the gradient of x", gradient, want.shape)
-    if close(got, want, want):
-        return
+    same(f"the output and the parameters' gradients are right, rank {rank}'s gradient of x is not", got, want, want,
+         lambda: _why_input_gradient(rank, got, parts))
+
+
+def _why_input_gradient(rank: int, got: np.ndarray, parts: Sequence[Mapping[str, Any]]) -> str:
     factors = multiples(np.stack([dense(part["input_gradient"]).ravel() for part in parts]), got)
-    why = "it is no sum of what comes back through the ranks' parts" if factors is None else why_parts(rank, factors)
-    if factors is not None and np.allclose(factors, np.arange(len(parts)) == rank):
-        why = ("it is what comes back through the rank's own part. All ranks use x, so x goes in through the operator "
-               "whose way back is an all-reduce")
-    raise CheckFailed(f"the output and the parameters' gradients are right, rank {rank}'s gradient of x is not: {why}")
+    if factors is None:
+        return "it is no sum of what comes back through the ranks' parts: does all that uses x get it by one operator?"
+    if np.allclose(factors, np.arange(len(parts)) == rank):
+        return ("it is what comes back through the rank's own part. All ranks use x, so x goes in through the operator "
+                "whose way back is an all-reduce")
+    return why_parts(rank, factors)
 
 
 def _block(whole: np.ndarray, dim: int | None, rank: int, num_ranks: int) -> np.ndarray:
@@ -232,7 +239,7 @@ def _phases(events: Sequence[Event]) -> list[list[Event]]:
 def _check_phase(where: str, events: Sequence[Event], num: int, num_bytes: int) -> None:
     for event in events:
         if event.op != "all_reduce":
-            raise CheckFailed(f"{where}: your code calls {event.op or event.kind}: {GATHERED}")
+            raise CheckFailed(f"{where}: your code calls {event.op or event.kind}, one all-reduce is all: {GATHERED}")
     if len(events) > num == 0:
         raise CheckFailed(f"{where}: {len(events)} all-reduces of {short(events[0].num_bytes)} bytes, and none is "
                           "needed: each rank has all that its own part takes")

@@ -7,7 +7,7 @@ Shapes: B examples, I inputs, O outputs. Weights are (O, I), as nn.Linear keeps 
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ MEANINGS = {
                                    "an input is dim 1",
     "must match the size": "one of two tensors that are added is cut and the other is not, or along another dim: a "
                            "bias has one number for each output, so it is cut where the outputs are",
+    "same dtype": "all that comes in is float64, and nn.Linear makes float32 unless it is told another dtype",
     "out of bounds": "a number was looked up in a table that is shorter: rank r's block of V/N tokens begins at r V/N, "
                      "and the numbers in it count from there",
 }
@@ -53,8 +54,8 @@ def column_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: An
             raise CheckFailed(f"rank {rank} returns all {whole.shape[1]} outputs: it keeps the {size} that its part of "
                               "the weight gives, and nobody gathers them")
         got = held(rank, "the output", output, (len(whole), size))
-        if not close(got, whole[:, rank * size:][:, :size], whole):
-            raise CheckFailed(f"rank {rank}: {_why_not_columns(rank, got, whole, bias)}")
+        same(f"rank {rank}", got, whole[:, rank * size:][:, :size], whole,
+             lambda rank=rank, got=got: _why_not_columns(rank, got, whole, bias))
     return float(np.abs(whole).sum())
 
 
@@ -74,10 +75,10 @@ def row_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: Any) 
     if wrong == list(range(1, num_ranks)):
         raise CheckFailed("only rank 0 holds the whole output: every rank must end with it; all_reduce gives the sum "
                           "to all, reduce to one, and the bias too belongs to all")
-    factors = multiples(rows, got[wrong[0]])
-    why = (_why_no_sum(got[wrong[0]], x, weight, bias, num_ranks) if factors is None else
-           _why_not_rows(wrong[0], factors[:-1].reshape(num_ranks, num_ranks), factors[-1]))
-    raise CheckFailed(f"rank {wrong[0]}: {why}")
+    rank, odd = wrong[0], got[wrong[0]]
+    factors = multiples(rows, odd)
+    same(f"rank {rank}", odd, whole, whole, lambda: _why_no_sum(odd, x, weight, bias, num_ranks) if factors is None else
+         _why_not_rows(rank, factors[:-1].reshape(num_ranks, num_ranks), factors[-1]))
 
 
 def operator(name: str, runs: Sequence[Mapping[str, Any]], forward: str, backward: str) -> float:
@@ -94,8 +95,8 @@ def operator(name: str, runs: Sequence[Mapping[str, Any]], forward: str, backwar
         for rank, run in enumerate(runs):
             got = held(rank, f"{name}, {way}: the {result}", run[result], before[rank].shape)
             want = sum(before) if wanted == "sum" else before[rank]
-            if not close(got, want, np.stack(before)):
-                raise CheckFailed(f"{name}, {way}, rank {rank}: {_why_not_operator(way, wanted, rank, before, got)}")
+            same(f"{name}, {way}, rank {rank}", got, want, np.stack(before),
+                 lambda rank=rank, got=got: _why_not_operator(way, wanted, rank, before, got))
             total += np.abs(got).sum() * (rank == 0)
         for rank, run in enumerate(runs):
             if not np.array_equal(dense(run[f"{given}_after"]), before[rank]):
@@ -152,6 +153,15 @@ def held(rank: int, what: str, value: Any, shape: Sequence[int]) -> np.ndarray:
         raise CheckFailed(f"rank {rank} gives {what} as {str(value.dtype).removeprefix('torch.')}: all that comes in "
                           "is float64, so where has it changed?")
     return finite(rank, what, dense(value))
+
+
+def same(where: str, got: np.ndarray, want: np.ndarray, scale: np.ndarray, why: Callable[[], str]) -> None:
+    """`got` must be `want` but for rounding as seen from the largest element of `scale`; else `why` says what it is."""
+    if close(got, want, scale):
+        return
+    if np.allclose(got, want, rtol=0, atol=1e-5 * np.abs(scale).max()):
+        raise CheckFailed(f"{where}: this is right to six digits only: has it been float32 on the way?")
+    raise CheckFailed(f"{where}: {why()}")
 
 
 def close(got: np.ndarray, want: np.ndarray, scale: np.ndarray) -> bool:

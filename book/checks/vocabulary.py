@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from book.checks.gradients import TOLERANCE, multiples
-from book.checks.tensor import close, dense, held
+from book.checks.tensor import dense, held, same
 from book.checks.verdict import CheckFailed, short
 from book.trace import Trace
 
@@ -26,25 +26,12 @@ def vocabulary_loss(losses: Sequence[Any], gradients: Sequence[Any], logits_NV: 
     total = np.logaddexp.reduce(logits, axis=1)
     want = (total - logits[np.arange(len(targets)), targets]).mean()
     for rank, loss in enumerate(losses):
-        if getattr(loss, "shape", None) and loss.shape[0] == len(targets):
-            raise CheckFailed(f"rank {rank} returns {len(targets)} losses, one for each prediction: return their mean")
-        if loss is not None and hasattr(loss, "shape") and not np.isfinite(dense(loss)).all():
-            raise CheckFailed(f"rank {rank}'s loss is {dense(loss).item()}: {_why_infinite(dense(loss).item())}")
-        got = held(rank, "the loss", loss, ())
-        if not np.isclose(got, want, rtol=TOLERANCE, atol=TOLERANCE):
-            raise CheckFailed(f"rank {rank}'s loss is {short(float(got))}, of one process {short(want)}: "
-                              f"{_why_loss(rank, float(got), logits, targets, num_ranks)}")
+        _check_loss(rank, loss, want, logits, targets, num_ranks)
     softmax, chosen = np.exp(logits - total[:, None]) / len(targets), np.zeros_like(logits)
     chosen[np.arange(len(targets)), targets] = 1 / len(targets)
-    for rank, gradient in enumerate(gradients):
-        if gradient is None:
-            raise CheckFailed(f"rank {rank}'s logits get no gradient: the loss is right, but autograd doesn't know "
-                              "what it was made from (detach, item, no_grad)")
-        own = np.split(softmax, num_ranks, axis=1)[rank], np.split(chosen, num_ranks, axis=1)[rank]
-        got = held(rank, "the gradient of its logits", gradient, own[0].shape)
-        if not close(got, own[0] - own[1], softmax):
-            raise CheckFailed(f"the loss is right, rank {rank}'s gradient of its logits is not: "
-                              f"{_why_gradient(got, own, np.split(logits, num_ranks, axis=1)[rank], num_ranks)}")
+    own = zip(*(np.split(whole, num_ranks, axis=1) for whole in (softmax, chosen, logits)))
+    for rank, (gradient, blocks) in enumerate(zip(gradients, own)):
+        _check_gradient(rank, gradient, blocks, num_ranks)
     return float(want)
 
 
@@ -65,6 +52,29 @@ def vocabulary_traffic(traces: Mapping[int, Trace], num_predictions: int) -> flo
 def _given_bytes(trace: Trace) -> float:
     return max(sum(event.num_bytes or 0 for event in trace.of_rank(rank) if event.kind in ("collective", "send"))
                for rank in range(trace.world_size))
+
+
+def _check_loss(rank: int, loss: Any, want: np.ndarray, logits: np.ndarray, targets: np.ndarray,
+                num_ranks: int) -> None:
+    shape = tuple(getattr(loss, "shape", ()))
+    if shape[:1] == (len(targets),):
+        raise CheckFailed(f"rank {rank} returns {len(targets)} losses, one for each prediction: return their mean")
+    if loss is not None and not shape and not np.isfinite(dense(loss)):
+        raise CheckFailed(f"rank {rank}'s loss is {dense(loss)}: {_why_infinite(float(dense(loss)))}")
+    got = held(rank, "the loss", loss, ())
+    same(f"rank {rank}'s loss is {short(float(got))}, of one process {short(want)}", got, want, want,
+         lambda: _why_loss(rank, float(got), logits, targets, num_ranks))
+
+
+def _check_gradient(rank: int, gradient: Any, blocks: Sequence[np.ndarray], num_ranks: int) -> None:
+    """The gradient (N, S) must be the first of the rank's `blocks` minus the second: softmax, choice, logits."""
+    if gradient is None:
+        raise CheckFailed(f"rank {rank}'s logits get no gradient: the loss is right, but autograd doesn't know what it "
+                          "was made from (detach, item, no_grad)")
+    softmax, chosen, logits = blocks
+    got = held(rank, "the gradient of its logits", gradient, softmax.shape)
+    same(f"the loss is right, rank {rank}'s gradient of its logits is not", got, softmax - chosen, softmax + chosen,
+         lambda: _why_gradient(got, softmax, chosen, logits, num_ranks))
 
 
 def _why_infinite(loss: float) -> str:
@@ -139,9 +149,8 @@ def _wrong_targets(rank: int, logits: np.ndarray, targets: np.ndarray, num_ranks
     ]
 
 
-def _why_gradient(got: np.ndarray, own: tuple[np.ndarray, np.ndarray], logits: np.ndarray, num_ranks: int) -> str:
-    """What is wrong with the gradient (N, S); it should be the first minus the second of `own`."""
-    softmax, chosen = own
+def _why_gradient(got: np.ndarray, softmax: np.ndarray, chosen: np.ndarray, logits: np.ndarray, num_ranks: int) -> str:
+    """What is wrong with the gradient (N, S) of these logits; it should be `softmax` minus `chosen`."""
     local = np.exp(logits - np.logaddexp.reduce(logits, axis=1)[:, None]) / len(logits)
     factors = multiples(np.stack([softmax.ravel(), chosen.ravel(), local.ravel()]), got)
     if factors is None:

@@ -1,5 +1,5 @@
 # exercise: 4
-# expect: rank 0's output is not that of one process
+# expect: rank 0's output is wrong: it is no sum of what the ranks' parts give
 
 class SplitAttention(nn.Module):
     def __init__(self, attention):

@@ -1,5 +1,5 @@
 # exercise: 3
-# expect: rank 0's output is not that of one process, and no sum of the ranks' parts either
+# expect: rank 0's output is wrong: it is no sum of what the ranks' parts give
 
 def shard(linear, dim):
     weight = my_block(linear.weight.detach(), dim)
