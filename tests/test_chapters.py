@@ -46,7 +46,7 @@ def definition(sources: list[str], name: str) -> ast.AST:
 
 SHOWN = [("02_data_parallel", data, name) for name in ("BucketedDDP", "broadcast_state")]
 SHOWN += [("05_tensor_parallel", tensor, name) for name in (
-    "IdentityThenAllReduce", "AllReduceThenIdentity", "identity_then_all_reduce", "all_reduce_then_identity", "shard",
+    "mine", "by_columns", "by_rows", "IdentityThenAllReduce", "AllReduceThenIdentity", "identity_then_all_reduce", "all_reduce_then_identity", "shard",
     "AllGatherThenReduceScatter", "ReduceScatterThenAllGather", "ColumnParallelLinear", "RowParallelLinear",
     "first_of_shard", "VocabParallelEmbedding", "vocab_parallel_cross_entropy")]
 

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from book.cost import BUS_FACTORS, LayerShape, activation_bytes, gpt_activation_bytes, tensor_parallel_sent_bytes
 from book.launch import launch, rank_device
@@ -278,6 +280,32 @@ class AttentionOfThePaper(Attention):
         scores_BHTT = torch.softmax(q_BHTK @ k_BHTK.mT / math.sqrt(self.head_width), -1)
         y_BHTK = torch.native_dropout(scores_BHTT, 0.1, True)[0] @ v_BHTK
         return self.out(y_BHTK.transpose(1, 2).flatten(2))
+
+
+def test_a_storage_counts_once_and_parameters_do_not() -> None:
+    layers = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(3))
+    x = torch.randn(5, 4, requires_grad=True)
+    with saved_for_backward(layers.parameters()) as saved:
+        total = sum(layer(x) for layer in layers)  # three layers keep one x
+        total = total.view(4, 5).exp()  # keeps its result
+        total.t().sin()  # keeps the same once more
+    assert saved.num_bytes == 2 * 5 * 4 * 4
+    with saved_for_backward() as also_parameters:
+        layers[0](x)
+    assert also_parameters.num_bytes == 5 * 4 * 4 + 4 * 4 * 4
+
+
+def kept_of_dtensors() -> int:
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    block = parallelize_module(nn.Linear(8, 6, bias=False), mesh, ColwiseParallel(use_local_output=False))
+    with saved_for_backward(block.parameters()) as saved:
+        block(torch.randn(3, 8, requires_grad=True)).exp()
+    return saved.num_bytes
+
+
+def test_of_a_dtensor_the_rank_s_part_counts() -> None:
+    assert list(launch(kept_of_dtensors, 2)) == [3 * 8 * 4 + 3 * 3 * 4] * 2
 
 
 SHAPE = LayerShape(NUM_SEQUENCES, CONFIG.context, CONFIG.width, CONFIG.num_heads)

@@ -1,0 +1,26 @@
+"""L2: a matrix product cut over all ranks in two ways, as chapter 05 opens with them.
+
+Every rank is given whole matrices and uses its blocks of them. No gradient passes between ranks here: for that there
+are the operators.
+"""
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+
+def mine(matrix: torch.Tensor, dim: int) -> torch.Tensor:
+    """This rank's block of a matrix that every rank has, cut along `dim`."""
+    return matrix.chunk(dist.get_world_size(), dim)[dist.get_rank()]
+
+
+def by_columns(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    """This rank's columns of the product of x and a; nothing is sent."""
+    return x @ mine(a, dim=1)
+
+
+def by_rows(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    """The whole product of x and a on every rank, the sum of what the ranks make of their rows of a."""
+    y = mine(x, dim=1) @ mine(a, dim=0)
+    dist.all_reduce(y)
+    return y
