@@ -14,13 +14,15 @@ from typing import Any
 import nbformat
 import pytest
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import (PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B,
+                                          ScheduleZBVZeroBubble)
 from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel,
                                                loss_parallel, parallelize_module)
 from torch.nn.parallel import DistributedDataParallel
 
 from book.collectives import parameter_server_all_reduce
 from book.cost import Link, root_sent_bytes
-from book.parallel import data, tensor
+from book.parallel import data, pipeline, tensor
 from book.simulate import simulate
 from tests.website import ROOT
 
@@ -50,6 +52,8 @@ SHOWN += [("05_tensor_parallel", tensor, name) for name in (
     "AllGatherThenReduceScatter", "ReduceScatterThenAllGather", "ColumnParallelLinear", "RowParallelLinear",
     "first_of_shard", "VocabParallelEmbedding", "vocab_parallel_cross_entropy")]
 
+SHOWN += [("06_pipeline_parallel", pipeline, name) for name in ("Stage", "SplitStage", "run_one_f_one_b", "run_pipeline")]
+
 
 @pytest.mark.parametrize("chapter, package, name", SHOWN, ids=[name for *_, name in SHOWN])
 def test_the_chapter_shows_the_package_s_own_code(chapter: str, package: ModuleType, name: str) -> None:
@@ -78,6 +82,16 @@ def bare(signature: inspect.Signature) -> str:
 def test_every_argument_of_torch_s_tensor_parallelism_is_named_with_its_default(call: Callable[..., Any]) -> None:
     page = "\n".join(cells("05_tensor_parallel", "markdown"))
     assert f"\n`{call.__name__}{bare(inspect.signature(call))}`\n: " in page
+
+
+def test_every_argument_of_torch_s_pipelining_is_explained_with_its_default() -> None:
+    page = "\n".join(cells("06_pipeline_parallel", "markdown"))
+    terms = re.findall(r"^(`\w+.*)\n: ", page, flags=re.MULTILINE)
+    named = re.findall(r"`(\w+(?:=\w+)?)`", ", ".join(terms))
+    signatures = [inspect.signature(call).parameters.values() for call in (
+        PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B, ScheduleZBVZeroBubble)]
+    assert set(named) == {str(p.replace(annotation=p.empty)) for parameters in signatures for p in parameters}
+    assert len(named) == len(set(named))
 
 
 def data_parallel_by_threads() -> dict[str, Any]:

@@ -92,7 +92,7 @@ def run_pipeline(schedule: PipelineSchedule, stages: dict[int, SplitStage], mail
     mean loss of the batch on the rank of the last stage, None elsewhere. Micro-batches have to be equally large. Raises
     ValueError where a micro-batch is missing or there are too many.
     """
-    _check_batch(schedule, stages, inputs, targets)
+    check_batch(schedule, stages, inputs, targets)
     losses = []
     for action in schedule.of_rank(mail.place):
         stage, m = stages[action.stage], action.micro_batch
@@ -156,8 +156,9 @@ def run_one_f_one_b(stage: Stage, like: torch.Tensor, forth: dist.ProcessGroup, 
     return sum(losses) if losses else None
 
 
-def _check_batch(schedule: PipelineSchedule, stages: dict[int, Stage], inputs: Sequence[torch.Tensor] | None,
-                 targets: Sequence[torch.Tensor] | None) -> None:
+def check_batch(schedule: PipelineSchedule, stages: dict[int, Stage], inputs: Sequence[torch.Tensor] | None,
+                targets: Sequence[torch.Tensor] | None) -> None:
+    """Raise ValueError unless there are as many inputs and targets as micro-batches, where a stage needs them."""
     for number, what, given in ((0, "inputs", inputs), (schedule.num_stages - 1, "targets", targets)):
         num_given = 0 if given is None else len(given)
         if number in stages and num_given != schedule.num_micro_batches:
