@@ -7,6 +7,7 @@
     bucket_timeline(trace, replay)               a backward pass: gradients, buckets and their all-reduces on one clock
     pipeline_player(schedule_or_trace)           a pipeline: forwards, backwards, what is kept, what is idle
     pipeline_race({"GPipe": a, "1F1B": b})       several pipelines on one clock
+    pipeline_game(num_stages=4)                  the reader places forwards and backwards herself
     sharded_product(trace)                       a matrix product cut over ranks: who holds which block, what moves
 
 Each returns an object that shows itself: in a live notebook as a widget with the traits `step`, `playing`, `payload`
@@ -24,6 +25,7 @@ from book.promise import PROMISES
 from book.schedule import PipelineSchedule, Schedule
 from book.trace import Trace
 from book.widgets.assets import ASSETS
+from book.widgets.game_page import PipelineGame
 from book.widgets.page import Shown, title_of
 from book.widgets.payload import Options
 from book.widgets.pipeline import Durations
@@ -32,9 +34,10 @@ from book.widgets.shards_page import ShardedProduct
 from book.widgets.timeline_page import BucketTimeline
 
 if TYPE_CHECKING:
-    from book.widgets.live import Panel, PipelineView, Player, Shards, Timeline
+    from book.widgets.live import Game, Panel, PipelineView, Player, Shards, Timeline
 
-__all__ = ["ASSETS", "bucket_timeline", "panel", "pipeline_player", "pipeline_race", "play", "race", "sharded_product"]
+__all__ = ["ASSETS", "bucket_timeline", "panel", "pipeline_game", "pipeline_player", "pipeline_race", "play", "race",
+           "sharded_product"]
 
 Playable = Trace | Schedule
 Piped = Trace | PipelineSchedule
@@ -153,6 +156,23 @@ def sharded_product(runs: Trace | Mapping[Any, Trace], *, title: str | None = No
     except ImportError:
         return shown
     return Shards(shown)
+
+
+def pipeline_game(num_stages: int = 4, num_micro_batches: int = 4, *, forward_s: float = 1e-3,
+                  backward_s: float = 2e-3, most_in_flight: int | None = None,
+                  title: str | None = None) -> PipelineGame | Game:
+    """A game: the reader places forwards and backwards, and her order is compared with GPipe and 1F1B.
+
+    Stage r is on rank r. What cannot run is refused with the reason that `PipelineSchedule` gives; `most_in_flight`
+    says how many forwards a rank has room for. In a live notebook `.schedule` is the order so far. Raises
+    ScheduleError for counts below 1, ValueError for more than 8 stages or 16 micro-batches.
+    """
+    shown = PipelineGame(num_stages, num_micro_batches, Durations(forward_s, backward_s), most_in_flight, title)
+    try:
+        from book.widgets.live import Game
+    except ImportError:
+        return shown
+    return Game(shown)
 
 
 def panel(run: Callable[..., Trace], *, title: str | None = None, promise: str | None = None,

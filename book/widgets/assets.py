@@ -6,7 +6,8 @@ from pathlib import Path
 ASSETS = Path(__file__).parent  # for the site, tests and benchmarks to copy from
 PARTS = {  # what widgets are made of
     "player": ("controls", "player"), "timeline": ("controls", "lanes", "timeline"),
-    "pipeline": ("controls", "lanes", "pipeline"), "shards": ("controls", "shards")}
+    "pipeline": ("controls", "lanes", "pipeline"), "game": ("controls", "lanes", "pipeline", "game"),
+    "shards": ("controls", "shards")}
 ALL = tuple(dict.fromkeys(part for parts in PARTS.values() for part in parts))
 STYLES, SCRIPTS = tuple(f"{part}.css" for part in ALL), tuple(f"{part}.js" for part in ALL)
 

@@ -8,6 +8,7 @@ import anywidget
 import ipywidgets
 import traitlets
 
+from book.schedule import PipelineSchedule
 from book.trace import Trace
 from book.widgets.assets import module, style
 from book.widgets.page import Page, Shown, title_of
@@ -70,6 +71,23 @@ class Shards(Live):
     """A live sharded product."""
 
     _esm, _css = module("shards"), style("shards")
+
+
+class Game(Live):
+    """A live pipeline game. The trait `placed` is what the reader has placed so far, as text; `schedule` says it."""
+
+    _esm, _css = module("game"), style("game")
+    placed = traitlets.Unicode("").tag(sync=True)
+
+    @property
+    def schedule(self) -> PipelineSchedule:
+        """What was placed, complete or not."""
+        return self.shown.schedule(self.placed)
+
+    @Live.trace.getter
+    def trace(self) -> Trace:
+        """The trace of what was placed."""
+        return self.shown.simulate(self.placed)
 
 
 class Panel(ipywidgets.VBox):

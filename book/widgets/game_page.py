@@ -1,0 +1,85 @@
+"""L3: the pipeline game on a page and in a notebook: the reader places forwards and backwards herself."""
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from book.pipelines import gpipe, one_f_one_b
+from book.schedule import PipelineSchedule, check_counts
+from book.trace import Trace
+from book.widgets.page import Page
+from book.widgets.pipeline import MOST_RANKS, Durations, Pipeline, brief, ms, percent, read_pipeline
+
+MOST_BATCHES = 16
+TITLE = "Place the forwards and backwards yourself"
+
+
+class PipelineGame(Page):
+    """What a game shows: an empty pipeline, how long its actions take, and the schedules to compare with.
+
+    `most_in_flight` is how many forwards a rank may keep, 0 for as many as it likes. Raises ScheduleError for counts
+    below 1, ValueError for more than 8 stages or 16 micro-batches.
+    """
+
+    widget = "game"
+
+    def __init__(self, num_stages: int, num_micro_batches: int, durations: Durations, most_in_flight: int | None = None,
+                 title: str | None = None):
+        check_counts(num_stages=num_stages, num_micro_batches=num_micro_batches,
+                     most_in_flight=1 if most_in_flight is None else most_in_flight)
+        if num_stages > MOST_RANKS or num_micro_batches > MOST_BATCHES:
+            raise ValueError(f"the game has up to {MOST_RANKS} stages and {MOST_BATCHES} micro-batches, not "
+                             f"{num_stages} and {num_micro_batches}: nobody wants to place more by hand")
+        self.num_stages, self.num_micro_batches = num_stages, num_micro_batches
+        self.title, self._durations, self._most = title or TITLE, durations, most_in_flight
+        self.traces: dict[Any, Trace] = {}
+        self._known = {"GPipe": read_pipeline(gpipe(num_stages, num_micro_batches), durations),
+                       "1F1B": read_pipeline(one_f_one_b(num_stages, num_micro_batches), durations)}
+
+    def schedule(self, placed: str) -> PipelineSchedule:
+        """What was placed, "0F0,0F1,1F0" in the order of placing, as a schedule: stage r is on rank r."""
+        words = [word for word in placed.split(",") if word]
+        ranks = [",".join(word for word in words if word.startswith(f"{rank}")) for rank in range(self.num_stages)]
+        head = f"# placed,{self.num_stages},{self.num_micro_batches}"
+        return PipelineSchedule.from_csv("\n".join([head, *ranks, ""]))
+
+    def simulate(self, placed: str) -> Trace:
+        """The trace of what was placed."""
+        return self._durations.simulate(self.schedule(placed))
+
+    def with_trace(self, what: Any) -> PipelineGame:
+        """Refuse: what a game shows is placed by hand."""
+        raise TypeError("a game shows what was placed by hand: use pipeline_player to show a trace")
+
+    def data(self, live: bool) -> dict[str, Any]:
+        """Sizes, durations in seconds, and the known schedules with their figures."""
+        known = [{"name": name, "order": run.order.to_csv().splitlines()[1:], "step_s": run.bubble.step_s,
+                  "peaks": run.order.peak_in_flight(), "row": self._row(name, run)}
+                 for name, run in self._known.items()]
+        return {"v": 1, "title": self.title, "n": self.num_stages, "batches": self.num_micro_batches,
+                "source": self._source(), "forward_s": self._durations.forward_s,
+                "backward_s": self._durations.backward_s, "most": self._most or 0, "known": known}
+
+    def text(self) -> str:
+        """One line that says what is shown."""
+        return (f"{self.title}: pipeline game, {self.num_stages} stages, {self.num_micro_batches} micro-batches, "
+                f"{self._source()}")
+
+    def _row(self, name: str, run: Pipeline) -> list[str]:
+        peaks = run.order.peak_in_flight()
+        fits = self._most is None or max(peaks) <= self._most
+        return [name if fits else f"{name} (no room)", ms(run.bubble.step_s), percent(run.bubble.share),
+                ", ".join(map(str, peaks))]
+
+    def _source(self) -> str:
+        room = f" · room for {self._most} in flight on a rank" if self._most else ""
+        return f"modelled · {self._durations.words()}{room}"
+
+    def words(self) -> str:
+        """The rules, and what the known schedules reach."""
+        room = f" A rank may keep at most {self._most} forwards." if self._most else ""
+        rows = [f"<li>{escape(name)}: {escape(brief(run))}</li>" for name, run in self._known.items()]
+        return (f"<p><strong>{escape(self.title)}</strong> ({escape(self._source())})</p><p>{self.num_stages} stages, "
+                f"one on each rank; every one runs {self.num_micro_batches} micro-batches forward and back. A forward "
+                "needs the output of the stage before, a backward its own forward and the gradient of the stage after."
+                f"{room} To beat:</p><ul>{''.join(rows)}</ul>")
