@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from book import record
 from book.device import message_device
@@ -57,8 +58,9 @@ def _trace(fn: Product, atlas: Atlas, names: Sequence[str], backward: bool) -> t
     try:
         with watcher:
             result = fn(*given.values())
-        if not isinstance(result, torch.Tensor):
-            raise TypeError(f"return the tensor that this rank has computed of Y, not {type(result).__name__}")
+        if not isinstance(result, torch.Tensor) or isinstance(result, DTensor):
+            raise TypeError("return the tensor that this rank has computed of Y (of a DTensor, its to_local()), not "
+                            f"{type(result).__name__}")
         watcher.ends_with(result, "Y", "return")
         if backward:
             _follow_backward(result, atlas, watcher)

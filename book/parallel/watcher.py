@@ -53,8 +53,8 @@ class Watcher(TorchDispatchMode):
         self._held: dict[tuple[str, int, int], Contents | None] = {}
         self._sent: list[tuple[float, torch.Tensor, Block | None]] = []  # what collectives under way may have changed
         self._unknown: dict[int, tuple[torch.Tensor, Block]] = {}  # by memory: whose numbers nothing explains
-        whole = (0, atlas.num_parts)
-        blocks = [atlas.block(name, whole, whole) for name in given if name in atlas.play]
+        shapes = {name: tuple(atlas.given[name].reshape(-1, atlas.given[name].shape[-1]).shape) for name in given}
+        blocks = [Block(name, (0, height), (0, width), (height, width)) for name, (height, width) in shapes.items()]
         self._note("compute", "given: " + "; ".join(map(str, blocks)))
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple = (), kwargs: Any = None) -> Any:
@@ -135,10 +135,11 @@ class Watcher(TorchDispatchMode):
 
     def _arrived(self, tensors: Iterable[torch.Tensor]) -> None:
         """Look at what collectives have left in the memory that is used now."""
-        used = {_memory(tensor) for tensor in tensors}
+        used = [_span(tensor) for tensor in tensors]
         waiting, self._sent = self._sent, []
         for time_s, tensor, place in waiting:
-            if _memory(tensor) in used:
+            span = _span(tensor)
+            if any(span.start < other.stop and other.start < span.stop for other in used):
                 self._hold(tensor, place, time_s=time_s)
             else:
                 self._sent.append((time_s, tensor, place))
@@ -240,3 +241,9 @@ def _plain(values: Iterable[Any]) -> list[torch.Tensor]:
 
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def _span(tensor: torch.Tensor) -> range:
+    """The addresses from a tensor's first element to its last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return range(tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size() * (tensor.numel() > 0))

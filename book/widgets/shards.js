@@ -2,7 +2,7 @@
    shards_data.py says what the data mean; nothing is drawn that they don't say. */
 (() => {
 const { EPS, range, clamp, make, canvas, color, and, bytes, choices, footer, shell, define } = globalThis.lockstepControls;
-const { min, max, floor, ceil } = Math, NONE = "var(--p0)";
+const { min, max, abs, floor, ceil } = Math, NONE = "var(--p0)";
 
 // # data: what each rank has before the first step and after each, by matrix and number of block
 function decode(raw) {
@@ -32,8 +32,8 @@ function span({ grid: [down, across], shape: [height, width] }, blocks) { // [fi
 function sums(m, blocks) { // what the blocks of a place contain; odd: of some part not once or never
   const held = blocks.filter(h => h !== undefined), n = m.lanes;
   if (!held.length || held.includes(null)) return { unknown: held.length > 0 };
-  const lanes = held.flatMap(h => h.slice(0, n)), parts = range(n).filter(i => held.every(h => h[i])), most = max(...lanes), odd = lanes.find(x => x % 1 || x > 1);
-  return { parts, odd: odd && +most.toFixed(2), done: parts.length === n && !odd, bias: m.bias ? +max(...held.map(h => h[n])).toFixed(2) : 0 };
+  const lanes = held.flatMap(h => h.slice(0, n)), parts = range(n).filter(i => held.every(h => h[i])), odd = lanes.filter(x => x && x !== 1).reduce((a, b) => (abs(b) > abs(a) ? b : a), 0);
+  return { parts, odd: +odd.toFixed(2), done: parts.length === n && !odd, bias: m.bias ? +max(...held.map(h => h[n])).toFixed(2) : 0 };
 }
 
 function count(m, blocks) { // in short: [text, whether it is bad, whether it is complete]
@@ -51,7 +51,7 @@ function fill(m, k, contents, w, h, extra = "") { // one block: a bar for each p
   if (contents === null) return rect([x + 3, y + 3, tw - 6, th - 6], `class="lk-blank"`);
   const pad = 2, bw = (tw - 2 * pad) / contents.length, own = m.paint === "row" ? floor(k / across) : k % across;
   return contents.map((c, i) => {
-    if (!c) return "";
+    if (!(c > 0)) return "";
     const tall = min(1, c) * (th - 2 * pad), box = [x + pad + i * bw + 0.5, y + th - pad - tall, max(1, bw - 1), tall];
     const c0 = i >= m.lanes ? "var(--p2)" : m.lanes > 1 ? color(i) : m.paint ? color(own) : NONE;
     return rect(box, `rx="1.5" fill="${c0}" ${extra}`) + (c > 1 ? `<path d="M${box[0] + box[2] / 2} ${box[1]}v${tall}" stroke-width="${box[2]}" class="lk-hatch"/>` : "");
@@ -85,7 +85,7 @@ function stageOf(parent, run, W, name) {
   const wires = make("g", rest);
   let under = null, ghosts = [];
   return t => {
-    const k = ceil(t - EPS), f = t - k + 1, step = run.steps[k - 1], together = step?.[0] === "collective", done = !step || f >= 1 - EPS || (!together && f > 0.5) ? k : k - 1;
+    const k = ceil(t - EPS), f = t - k + 1, step = run.steps[k - 1], together = step?.[5].length > 0, done = !step || f >= 1 - EPS || (!together && f > 0.5) ? k : k - 1;
     for (const paint of painters) paint(run.states[done], step?.[6] ?? []);
     if (under !== k) {
       under = k;
@@ -136,7 +136,7 @@ function tell(run, cell, state) { // [name, the rest] of what a rank has in a pl
   const i = shown(run, state, cell), m = run.matrices[i], blocks = state[cell.r][i], name = `${m.name} on rank ${cell.r}`;
   if (!has(blocks)) return [name, ": nothing yet."];
   const [top, bottom, a, z] = span(m, blocks), part = (x, y, size, what) => (y - x === size ? `all ${size} ${what}` : `${what} ${x} to ${y - 1}`);
-  const { unknown, parts, odd, done, bias } = sums(m, blocks), n = m.lanes, terms = odd ? `; counted ×${odd}` : n === 1 ? "" : done ? `; all ${n} terms` : `; ${parts.length} of ${n} terms, of part ${and(parts)}`;
+  const { unknown, parts, odd, done, bias } = sums(m, blocks), n = m.lanes, terms = odd ? `; counted ×${odd}` : n === 1 ? "" : done ? `; all ${n} terms` : `; ${parts.length} of ${n} terms${parts.length ? `, of part${parts.length > 1 ? "s" : ""} ` + and(parts) : ""}`;
   const why = unknown ? `; not made of blocks of ${m.name}` : terms + (!m.bias ? "" : bias ? `, the bias${bias > 1 ? " ×" + bias : ""}` : ", no bias");
   return [name, `${m.recipe && " = " + m.recipe}: ${part(top, bottom, m.shape[0], "rows")}, ${part(a, z, m.shape[1], "columns")} of ${m.shape.join("×")}, ${bytes((bottom - top) * (z - a) * run.item)}${why}.`];
 }
@@ -155,7 +155,7 @@ function mountShards(el, data, opts) {
     state.t = over ? run.S : 0;
     picked = null;
     ui.source.textContent = run.source;
-    ui.scrub.build(range(run.S + 1), run.steps.map(([kind]) => ({ collective: 1, return: 2, gradient: 2, backward: 2 })[kind] ?? 0).join(""));
+    ui.scrub.build(range(run.S + 1), run.steps.map(([kind]) => ({ collective: 1, message: 1, return: 2, gradient: 2, backward: 2 })[kind] ?? 0).join(""));
     foot(run.figures);
     ui.rebuild();
   }

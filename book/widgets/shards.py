@@ -16,6 +16,7 @@ Contents = tuple[float, ...] | None  # how often each part of the sum is in a bl
 Place = tuple[str, int, int]  # matrix, row and column among its N x N finest blocks
 State = dict[Place, Contents]
 MOST_RANKS = 4
+ALONE = ("multiply", "apply", "message")  # what a rank does when it comes to it; for the rest it is shown to wait
 FACTORS = re.compile(r"(\d+)x(\d+) @ \d+x(\d+): (.*)")
 
 
@@ -92,11 +93,10 @@ def read_play(trace: Trace) -> Play:
                          "launch(trace_product, 2, fn, record=True)")
     play = MLP if "B" in shapes else PRODUCT
     sizes = {dim: size for matrix in play for dim, size in zip(matrix.dims, shapes.get(matrix.name, ()))}
-    bias = any(held and held[-1] for reader in readers for action in reader.actions for held in action.holds.values())
     shown = {m.name: m for m in play if m.name in shapes or not m.name.startswith("d")}
     whole = {name: tuple(sizes[dim] for dim in matrix.dims) for name, matrix in shown.items()}
     return Play(trace.world_size, shown, whole, [reader.start for reader in readers],
-                list(_aligned([reader.actions for reader in readers])), bias,
+                list(_aligned([reader.actions for reader in readers])), "bias" in shapes,
                 next(reader.num_bytes for reader in readers), trace.source)
 
 
@@ -163,16 +163,16 @@ class _Reader:
 
     def _begin_backward(self) -> None:
         if self._of_loss:
-            after = max(i for i, action in enumerate(self.actions) if action.kind == "return") + 1
+            after = [action.kind for action in self.actions].index("return") + 1
             self.actions.insert(after, Action("backward", "backward", holds=self._of_loss))
 
 
 def _aligned(programs: list[list[Action]]) -> Iterator[Step]:
-    """The ranks' actions side by side: what ranks do alone comes before the next collective of their group."""
+    """The ranks' actions side by side: what ranks do alone comes first, then collectives, then what they end with."""
     at = [0] * len(programs)
     while any(at[rank] < len(program) for rank, program in enumerate(programs)):
         ready = {rank: program[at[rank]] for rank, program in enumerate(programs) if at[rank] < len(program)}
-        alone = {rank: action for rank, action in ready.items() if action.kind != "collective"}
+        alone = {rank: action for rank, action in ready.items() if action.kind in ALONE}
         together = {rank: action for rank, action in ready.items() if action.kind == "collective" and
                     all(peer in ready and ready[peer].kind == "collective" for peer in action.event.group)}
         able = alone or together or ready

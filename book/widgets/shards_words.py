@@ -96,11 +96,12 @@ def fault(play: Play, tiles: Mapping[Place, Contents]) -> str:
     parts, biases = [contents[:-1] for contents in held], [contents[-1] for contents in held]
     summed = bool(play.matrices[next(iter(tiles))[0]].summed)
     counts = [count for lanes in parts for count in (lanes if summed else lanes[:1])]
-    if max(counts) > 1:
-        who = "" if not summed else "with every term " if min(counts) == max(counts) else "with a term "
-        return f"{who}counted {_times(max(counts))}"
-    if any(0 < count < 1 for count in counts):
-        return f"divided by {1 / max(counts):.4g}"
+    odd = [count for count in counts if count not in (0, 1)]
+    if odd and len(set(counts)) == 1 and 0 < odd[0] < 1:
+        return f"divided by {1 / odd[0]:.4g}"
+    if odd:
+        who = "" if not summed else "with every term " if len(set(counts)) == 1 else "with a term "
+        return f"{who}counted {_times(max(odd, key=abs))}"
     if min(counts) < 1:
         terms, bias = {sum(lanes) for lanes in parts}, " and the bias" * any(biases)
         return f"{min(terms):.0f} of {play.world_size} terms{bias}{' in places' * (len(terms) > 1)}"
