@@ -192,10 +192,11 @@ SUM = ("all_reduce", 80)
 
 
 @pytest.mark.parametrize("phases, complaint", [
+    ([[], [("all_gather", 80)]], "calls all_gather, and one all-reduce of what the ranks' parts give is all"),
     ([[], []], "backward, rank 0: 0 all-reduces where 1 should be"),
     ([[], [("all_reduce", 40)]], "an all-reduce of 40 bytes, 80 are enough"),
-    ([[("broadcast", 8)], [SUM]], "forward, rank 0: your code calls broadcast"),
-    ([[SUM], [SUM]], "forward, rank 0: 1 all-reduces of 80 bytes, and none is needed"),
+    ([[("broadcast", 8)], [SUM]], "forward, rank 0: your code calls broadcast, and nothing has to be sent"),
+    ([[SUM], [SUM]], "forward, rank 0: your code calls all_reduce, and nothing has to be sent"),
     ([[], [SUM], []], "rank 0 came to 2 barriers, the check has 1"),
 ])
 def test_other_traffic_is_told(phases, complaint):

@@ -15,8 +15,6 @@ from book.checks.tensor import close, dense, held, same, why_parts
 from book.checks.verdict import CheckFailed, number, short
 from book.trace import Event, Trace
 
-GATHERED = ("columns, then rows: what a rank's columns give is just what its rows take, so nothing has to be gathered "
-            "or handed round in between")
 
 
 def split_module(runs: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]], whole: Mapping[str, Any],
@@ -238,11 +236,8 @@ def _phases(events: Sequence[Event]) -> list[list[Event]]:
 
 def _check_phase(where: str, events: Sequence[Event], num: int, num_bytes: int) -> None:
     for event in events:
-        if event.op != "all_reduce":
-            raise CheckFailed(f"{where}: your code calls {event.op or event.kind}, one all-reduce is all: {GATHERED}")
-    if len(events) > num == 0:
-        raise CheckFailed(f"{where}: {len(events)} all-reduces of {short(events[0].num_bytes)} bytes, and none is "
-                          "needed: each rank has all that its own part takes")
+        if event.op != "all_reduce" or num == 0:
+            raise CheckFailed(f"{where}: your code calls {event.op or event.kind}, {_why_needless(num)}")
     if len(events) > num:
         raise CheckFailed(f"{where}: {len(events)} all-reduces where {num} will do: add up what the ranks' parts give "
                           "once, at the end; and let x through its operator once, for all that use it")
@@ -253,3 +248,10 @@ def _check_phase(where: str, events: Sequence[Event], num: int, num_bytes: int) 
         if event.num_bytes != num_bytes:
             raise CheckFailed(f"{where}: an all-reduce of {short(event.num_bytes)} bytes, {short(num_bytes)} are "
                               "enough: send the sum itself, in its own dtype, and nothing beside it")
+
+
+def _why_needless(num: int) -> str:
+    if num == 0:
+        return "and nothing has to be sent: each rank has all that its own part takes"
+    return ("and one all-reduce of what the ranks' parts give is all: what goes into a cut by rows is cut already, so "
+            "nothing is gathered or handed round before")

@@ -146,7 +146,7 @@ def held(rank: int, what: str, value: Any, shape: Sequence[int]) -> np.ndarray:
     """What `rank` gives as `what`, in float64; CheckFailed for no tensor, another shape, fewer digits, nan and inf."""
     if value is None or not hasattr(value, "shape"):
         given = "nothing (None)" if value is None else f"no tensor but a {type(value).__name__}"
-        raise CheckFailed(f"rank {rank} gives {given} as {what}: is it returned?")
+        raise CheckFailed(f"rank {rank} gives {given} as {what}: is the result returned, as a tensor?")
     if tuple(value.shape) != tuple(shape):
         raise CheckFailed(f"rank {rank} gives {what} in the shape {tuple(value.shape)}, it should be {tuple(shape)}")
     if not str(value.dtype).endswith("float64"):

@@ -81,7 +81,7 @@ def _why_infinite(loss: float) -> str:
     if loss == -np.inf:
         return ("the logarithm is that of 0, as all logits are far below what you subtract: that is the largest one of "
                 "the whole vocabulary, a MAX over the ranks and no sum")
-    return ("exp of a large number is inf: subtract from each prediction's logits the largest one of the whole "
+    return ("exp of a large number is inf; subtract from each prediction's logits the largest one of the whole "
             "vocabulary, a MAX over the ranks")
 
 

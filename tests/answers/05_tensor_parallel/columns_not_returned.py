@@ -1,5 +1,5 @@
 # exercise: 1
-# expect: rank 0 gives nothing (None) as the output: is it returned?
+# expect: rank 0 gives nothing (None) as the output
 
 def my_block(tensor, dim):
     size = tensor.shape[dim] // dist.get_world_size()

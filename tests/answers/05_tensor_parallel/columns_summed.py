@@ -1,5 +1,5 @@
 # exercise: 1
-# expect: column_linear, rank 0: 1 all-reduces of 224 bytes, and none is needed
+# expect: column_linear, rank 0: your code calls all_reduce, and nothing has to be sent
 
 def my_block(tensor, dim):
     size = tensor.shape[dim] // dist.get_world_size()

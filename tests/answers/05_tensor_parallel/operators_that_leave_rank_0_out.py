@@ -1,5 +1,5 @@
 # exercise: 2
-# expect: rank 0
+# expect: rank 1 waits in all_reduce at cell
 
 class IdentityThenAllReduce(torch.autograd.Function):
     @staticmethod
