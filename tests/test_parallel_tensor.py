@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,7 @@ from book.parallel.tensor import (ColumnParallelLinear, RowParallelLinear, Vocab
                                   all_gather_then_reduce_scatter, all_reduce_then_identity, first_of_shard,
                                   identity_then_all_reduce, reduce_scatter_then_all_gather, split_gpt,
                                   vocab_parallel_cross_entropy)
+from book.parallel.tensor.regather import Regather
 
 TEXT = load_text()
 CONFIG = GPTConfig(Characters(TEXT).vocab_size, context=8, num_layers=2, num_heads=4, width=16, dtype=torch.float64)
@@ -341,6 +343,24 @@ def test_formulas_agree_where_they_meet() -> None:
     assert tensor_parallel_sent_bytes(1, 1e9) == 0
     with pytest.raises(ValueError, match="recompute can't be 'all'"):
         activation_bytes(SHAPE, recompute="all")
+
+
+def gathered_for_two_layers() -> tuple[list[float], bool, bool]:
+    """In a rank: what two layers get for backward, whether it is one tensor, and whether it is freed afterwards."""
+    device = rank_device()
+    dist.init_process_group()
+    regather = Regather(torch.full((1, 2), 1.0 + dist.get_rank(), device=device), 1, None)
+    regather.num_layers = 2
+    one, other = regather.whole(), regather.whole()
+    numbers, alike, watched = one.flatten().tolist(), one is other, weakref.ref(one)
+    del one, other
+    return numbers, alike, watched() is None
+
+
+def test_layers_that_share_an_input_gather_it_once_and_let_it_go() -> None:
+    run = launch(gathered_for_two_layers, 2, record=True)
+    assert list(run) == [([1, 1, 2, 2], True, True)] * 2
+    assert sent(run.trace) == Counter({("all_gather", 16): 1})
 
 
 def dropped(ways: dict[str, bool]) -> tuple[float, list[torch.Tensor], torch.Tensor]:
