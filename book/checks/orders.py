@@ -102,19 +102,18 @@ def predicted_pipeline(got: Any, num_stages: int, num_micro_batches: int) -> flo
 
     Returns the bubble.
     """
-    p, m, size = num_stages, num_micro_batches, f"of {num_stages} stages and {num_micro_batches} micro-batches"
+    p, m = num_stages, num_micro_batches
+    size = f"of {p} stage{'s' * (p > 1)} and {m} micro-batch{'es' * (m > 1)}"
     if not isinstance(got, Mapping) or {"bubble", "gpipe", "one_f_one_b"} - set(got):
         raise CheckFailed('predicted must return a dict with "bubble", "gpipe" and "one_f_one_b"')
     share = number(f"the bubble {size}", got["bubble"], pipeline_bubble(p, m), {
         "it is idle time over ideal time, as many papers give it; the share is of the whole step": (p - 1) / m,
         "it counts p idle slots: when the last stage begins, p - 1 have passed": p / (m + p),
         "it is the busy share": m / (m + p - 1),
-        "the step has M + p - 1 slots of a forward and a backward, not M + p": (p - 1) / (m + p),
-        "the ramps at both ends cost one backward and one forward together, so p - 1 slots": 2 * (p - 1) / (m + 2 * (p - 1)),
-    }) if p > 1 or got["bubble"] else 0.0
+        "the step lasts M + p - 1 slots of a forward and a backward": (p - 1) / (m + p)})
     for name, wanted, why in (("gpipe", [m] * p, "GPipe keeps every micro-batch until the backwards begin"),
                               ("one_f_one_b", [min(m, p - s) for s in range(p)],
-                               "1F1B has as many in flight as there are stages from this one on, if there are so many")):
+                               "1F1B has as many in flight as stages from this one on, if there are so many")):
         peaks = _whole_numbers(f'"{name}"', got[name], p)
         if peaks != wanted:
             raise CheckFailed(f'"{name}" {size} is {peaks}, it should be {wanted}: {why}')

@@ -112,11 +112,12 @@ def _check_there(found: Sequence[Gradients]) -> None:
 
 def _why_foreign(stage: int, last: int, what: str) -> str:
     if stage < last:
-        return (f"stage {stage}'s gradients are no sum of its {_several(what)}' gradients, and those of stage {stage + 1} are "
-                f"right: what goes back must be the gradient of the input (x.grad) of stage {stage + 1}, and meet the "
-                f"same {what}'s output here. Is the input of each {what} still as it came when its backward runs?")
-    return (f"stage {stage}, the last, has gradients that are no sum of its {_several(what)}' gradients: is the input of a "
-            f"{what} still as it came when its backward runs, and does each have its own targets?")
+        return (f"stage {stage}'s gradients are no sum of its {_several(what)}' gradients, and those of stage "
+                f"{stage + 1} are right: what goes back must be the gradient of the input (x.grad) of stage "
+                f"{stage + 1}, and meet the same {what}'s output here. Is the input of each {what} still as it came "
+                "when its backward runs?")
+    return (f"stage {stage}, the last, has gradients that are no sum of its {_several(what)}' gradients: is the input "
+            f"of a {what} still as it came when its backward runs, and does each have its own targets?")
 
 
 def _why_weights(factors: np.ndarray, wanted: np.ndarray, what: str, hints: Mapping[float, str],
@@ -133,7 +134,8 @@ def _why_weights(factors: np.ndarray, wanted: np.ndarray, what: str, hints: Mapp
         if np.allclose(factors, factors[0], rtol=1e-6):
             return (f"every {what} weighs {short(factors[0])}, but they have different numbers of sequences: weigh "
                     "each mean by its share of the batch")
-        return (f"its {_several(what)} weigh {', '.join(map(short, factors))}, and should {', '.join(map(short, wanted))}")
+        return (f"its {_several(what)} weigh {', '.join(map(short, factors))}, "
+                f"and should {', '.join(map(short, wanted))}")
     said = dict(hints)
     if np.allclose(wanted, 1 / num):
         mean = f"it is a mean over {num} {_several(what)}"

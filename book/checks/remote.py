@@ -31,7 +31,8 @@ def rows_in_calls(rows: Sequence[Sequence[int]], wanted: Sequence[int]) -> None:
         if sorted(own) == sorted(wanted):
             continue
         if len(own) == 1 and own[0] == sum(wanted):
-            raise CheckFailed(f"stage {stage} gets the whole batch in one call: cut it into {len(wanted)} micro-batches")
+            raise CheckFailed(f"stage {stage} gets the whole batch in one call: cut it into {len(wanted)} "
+                              "micro-batches")
         raise CheckFailed(f"in one step the calls of stage {stage} bring {', '.join(map(str, own)) or 'no'} sequences, "
                           f"the {len(wanted)} micro-batches have {', '.join(map(str, wanted))}")
 
@@ -104,8 +105,8 @@ def same_replicas(held: Sequence[State], starts: Sequence[State], num_replicas: 
             if np.array_equal(flat(value), flat(starts[root][name])):
                 continue
             if np.array_equal(flat(value), flat(starts[rank][name])):
-                raise CheckFailed(f"{place} starts with its own {name} and rank {root} with another: averaged gradients "
-                                  "keep replicas together only if they start together")
+                raise CheckFailed(f"{place} starts with its own {name} and rank {root} with another: averaged "
+                                  "gradients keep replicas together only if they start together")
             raise CheckFailed(f"{place} has a {name} that is not rank {root}'s: hand out replica 0's weights, to the "
                               "ranks with the same stage")
 
@@ -117,10 +118,11 @@ def shares_of_replicas(rows: Sequence[Sequence[int]], num_sequences: int, num_re
         if not own:
             raise CheckFailed(f"rank {rank} has run no forward of a Recorded pipeline")
         if sum(own) != share:
-            raise CheckFailed(f"rank {rank} puts {sum(own)} sequences through its stage: a replica's share of the batch "
-                              f"is {share} of {num_sequences}")
+            raise CheckFailed(f"rank {rank} puts {sum(own)} sequences through its stage: a replica's share of the "
+                              f"batch is {share} of {num_sequences}")
         if len(own) == 1:
-            raise CheckFailed(f"rank {rank} puts its {share} sequences through in one forward: cut them into micro-batches")
+            raise CheckFailed(f"rank {rank} puts its {share} sequences through in one forward: cut them into "
+                              "micro-batches")
 
 
 def groups_by_all(asked: Sequence[Sequence[int] | None]) -> None:

@@ -29,8 +29,10 @@ def number(name: str, got: Any, want: float, misconceptions: Mapping[str, float]
         if equal(value, mistaken) and not equal(mistaken, want):
             raise CheckFailed(f"{name} is {short(value)}: {message}")
     ratio = value / want if want and np.isfinite(value) else None
-    times = f", which is {ratio:.{3 if abs(ratio - 1) > 0.005 else 6}g} times what it should be" if ratio else ""
-    raise CheckFailed(f"{name} is {short(value)}{times or ', which it should not be'}")
+    if ratio is None:
+        raise CheckFailed(f"{name} is {short(value)}, which it should not be")
+    digits = 3 if abs(ratio - 1) > 0.005 else 6
+    raise CheckFailed(f"{name} is {short(value)}, which is {ratio:.{digits}g} times what it should be")
 
 
 def finite(rank: int, name: str, array: np.ndarray) -> np.ndarray:

@@ -1,5 +1,5 @@
 # exercise: 4
-# expect: as many in flight as there are stages from this one on, if there are so many
+# expect: 1F1B has as many in flight as stages from this one on
 
 def bubble_share(trace):
     actions = trace.of_kind("compute")

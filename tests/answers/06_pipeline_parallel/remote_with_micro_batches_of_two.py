@@ -22,6 +22,8 @@ def remote_train(stages, batches, num_micro_batches, learning_rate):
             logits = remote_forward(stages, inputs, num_micro_batches)
             loss = GPT.loss(logits, targets)
             dist_autograd.backward(context_id, [loss])
+            for stage in stages:
+                stage.rpc_sync().wait_for_gradients(context_id)
             optimizer.step(context_id)
         losses.append(loss.item())
     return losses

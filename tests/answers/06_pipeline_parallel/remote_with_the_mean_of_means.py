@@ -23,6 +23,8 @@ def remote_train(stages, batches, num_micro_batches, learning_rate):
             pairs = zip(logits.tensor_split(num_micro_batches), targets.tensor_split(num_micro_batches))
             loss = sum(GPT.loss(*pair) for pair in pairs) / num_micro_batches
             dist_autograd.backward(context_id, [loss])
+            for stage in stages:
+                stage.rpc_sync().wait_for_gradients(context_id)
             optimizer.step(context_id)
         losses.append(loss.item())
     return losses

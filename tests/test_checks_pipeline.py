@@ -1,0 +1,226 @@
+"""Checks on pipelines, with what no answer in the lab does: each mistake is named, and nothing wrong passes."""
+import numpy as np
+import pytest
+import torch
+
+from book import checks
+from book.checks import CheckFailed
+from book.cost import pipeline_bubble
+from book.pipelines import gpipe, interleaved, one_f_one_b
+from book.replay import bubble
+from book.schedule import Action, PipelineSchedule
+from book.simulate import simulate_pipeline
+from book.trace import Event, Trace
+
+RNG = np.random.default_rng(0)
+SHAPES = {"embedding": (5, 4), "block.weight": (4, 4), "block.bias": (4,), "head": (4, 5)}
+SINGLE = [{name: RNG.normal(size=shape) for name, shape in SHAPES.items()} for _ in range(4)]  # of 4 micro-batches
+STAGES = [["embedding"], ["block.weight", "block.bias"], ["head"]]
+
+
+def held(weights):
+    """What three stages hold that take the micro-batches' gradients `weights` (3, 4) times."""
+    return [{name: np.tensordot(row, [own[name] for own in SINGLE], axes=1) for name in names}
+            for names, row in zip(STAGES, np.broadcast_to(weights, (3, 4)))]
+
+
+MEAN = np.full((3, 4), 0.25)
+
+
+def test_the_gradient_of_the_batch_passes_in_any_form_and_order_of_additions():
+    total = pytest.approx(sum(np.abs(gradient).sum() for stage in held(MEAN) for gradient in stage.values()))
+    assert checks.stage_gradients(held(MEAN), SINGLE) == total
+    assert checks.stage_gradients(held(MEAN + 1e-13), SINGLE) == total
+    as_tensors = [{name: torch.tensor(gradient, requires_grad=True) for name, gradient in stage.items()}
+                  for stage in held(MEAN)]
+    assert checks.stage_gradients(as_tensors, SINGLE) == total
+    uneven = [0.4, 0.3, 0.2, 0.1]
+    assert checks.stage_gradients(held(uneven), SINGLE, uneven) > 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_other_weights_pass(seed):
+    """One weight on one stage off by as little as a millionth of it, one number of one gradient, or all at random."""
+    rng = np.random.default_rng(seed)
+    weights = MEAN.copy()
+    weights[tuple(rng.integers(3, size=1)), rng.integers(4)] *= 1 + 10.0 ** -rng.integers(1, 7)
+    found = held([weights, rng.normal(size=(3, 4)), MEAN][seed % 3])
+    if seed % 3 == 2:
+        found[1]["block.bias"][rng.integers(4)] += 1e-6
+    with pytest.raises(CheckFailed):
+        checks.stage_gradients(found, SINGLE)
+
+
+def with_none(*names):
+    return [{name: None if name in names else gradient for name, gradient in stage.items()} for stage in held(MEAN)]
+
+
+@pytest.mark.parametrize("found, complaint", [
+    (held(4 * MEAN), "stage 2: the gradients of 4 micro-batches add up"),
+    (held(MEAN / 4), "stage 2: the gradient is divided by the 4 micro-batches twice"),
+    (held(MEAN * 4 / 3), "divided by the number of stages, 3: it is a mean over 4 micro-batches"),
+    (held(MEAN * 7), "the gradient is 7 times what it should be"),
+    (held(MEAN * [[1], [4], [1]]), "stage 1: the gradients of 4 micro-batches add up"),
+    (held(MEAN * [1, 0, 1, 0]), "micro-batch 1, 3 of 4 has no part in the gradient"),
+    (held(0 * MEAN), "its gradients are 0: were they cleared"),
+    (held(MEAN * [1, 2, 1, 0.5]), "its micro-batches weigh 0.25, 0.5, 0.25, 0.125, and should 0.25"),
+    (with_none("head"), "stage 2 has no gradient at all: is backward called on the loss"),
+    (with_none("embedding"), "stage 0 has no gradient at all: what came back from stage 1"),
+    (with_none("block.bias"), "stage 1 has no gradient for block.bias, but for others"),
+    ([{name: gradient * np.nan for name, gradient in stage.items()} for stage in held(MEAN)], "rank 2 holds nan"),
+    ([held(MEAN)[0], {**held(MEAN)[1], "block.bias": np.ones(4)}, held(MEAN)[2]],
+     "stage 1's gradients are no sum of its micro-batches' gradients, and those of stage 2 are right"),
+    ([*held(MEAN)[:2], {"head": np.ones((4, 5))}], "stage 2, the last, has gradients that are no sum"),
+])
+def test_wrong_gradients_are_named(found, complaint):
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.stage_gradients(found, SINGLE)
+
+
+def test_means_of_unequal_micro_batches_are_told():
+    with pytest.raises(CheckFailed, match="every micro-batch weighs 0.25, but they have different numbers"):
+        checks.stage_gradients(held(MEAN), SINGLE, [0.4, 0.2, 0.2, 0.2])
+    with pytest.raises(CheckFailed, match="it is the mean of the micro-batches' means"):
+        checks.batch_loss(2.0, [1.0, 3.0], counts=[3, 1])
+    assert checks.batch_loss(torch.tensor(1.5), [1.0, 3.0], counts=[3, 1]) == 1.5
+
+
+def test_parts_that_change_a_number_are_told():
+    model = {"a": np.ones(3), "b": np.zeros(2)}
+    assert checks.stage_parts([{"a": np.ones(3)}, {"b": np.zeros(2)}], model) == [3, 2]
+    with pytest.raises(CheckFailed, match="stage 1 has changed b"):
+        checks.stage_parts([{"a": np.ones(3)}, {"b": np.ones(2)}], model)
+
+
+def ran(order, begun=()):
+    """A recording of a schedule's actions, one second each, and of actions that were begun and never done."""
+    events = [Event(a.rank, "compute", a.kind, stage=a.stage, micro_batch=a.micro_batch, start_s=i, end_s=i + 1)
+              for rank in range(order.world_size) for i, a in enumerate(order.of_rank(rank))]
+    all_begun = [(a.rank, a.kind, a.micro_batch) for a in order.actions] + list(begun)
+    events += [Event(rank, "compute", f"begin {kind}", stage=rank, micro_batch=m, start_s=0.0, end_s=0.0)
+               for rank, kind, m in all_begun]
+    return Trace(events, order.world_size, "measured", "recorded")
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 4), (2, 1), (3, 2), (4, 4), (4, 9)])
+def test_the_right_orders_pass_at_every_size(size):
+    assert checks.one_f_one_b_order(ran(one_f_one_b(*size)), *size).actions == one_f_one_b(*size).actions
+    assert checks.gpipe_order(ran(gpipe(*size)), *size).actions == gpipe(*size).actions
+
+
+def swapped(order, place, rank=0):
+    """`order` with two actions of a rank that follow one another exchanged."""
+    own = order.of_rank(rank)
+    own[place], own[place + 1] = own[place + 1], own[place]
+    others = [action for action in order.actions if action.rank != rank]
+    return PipelineSchedule("swapped", order.num_stages, order.num_micro_batches, [*own, *others])
+
+
+@pytest.mark.parametrize("rank, place", [(rank, place) for rank in (0, 2) for place in range(9)])
+def test_no_two_actions_of_1f1b_may_be_exchanged(rank, place):
+    with pytest.raises(CheckFailed):
+        checks.one_f_one_b_order(ran(swapped(one_f_one_b(3, 5), place, rank)), 3, 5)
+
+
+@pytest.mark.parametrize("order, size, complaint", [
+    (one_f_one_b(2, 3), (2, 3), "rank 0 runs F2 of stage 0 after its first backward"),
+    (PipelineSchedule("o", 2, 1, [Action(0, 0, 0, "F")], 2), (2, 1),
+     "not complete: pipeline: nobody runs B0 or I0 of stage 0"),
+    (gpipe(2, 4), (2, 3), "micro_batch 3, it must be 0 to 2"),
+])
+def test_other_orders_are_no_gpipe(order, size, complaint):
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.gpipe_order(ran(order), *size)
+
+
+def test_where_a_hung_1f1b_stands_is_told():
+    done = PipelineSchedule("o", 2, 4, [Action(0, 0, 0, "F"), Action(1, 1, 0, "F")], 2)
+    assert checks.where_stuck(ran(done, [(0, "B", 0), (1, "F", 1)]), 2, 4) == (
+        "rank 0 runs B0 as its action 1, in 1F1B it is F1; rank 1 runs F1 as its action 1, in 1F1B it is B0")
+    assert checks.where_stuck(ran(done), 2, 4) == (
+        "rank 0 ends after 1 of its 8 actions; rank 1 ends after 1 of its 8 actions")
+    assert checks.where_stuck(ran(done, [(0, "F", 1)]), 2, 4) == "rank 1 ends after 1 of its 8 actions"
+    assert checks.where_stuck(None, 2, 4) == ""
+
+
+def test_what_is_kept_beside_the_order_is_told():
+    order = one_f_one_b(2, 4)
+    assert checks.activations_kept([2.0, 1.0], order) == 3.0
+    with pytest.raises(CheckFailed, match="rank 1 has the right order, and keeps the activations of 4 micro-batches"):
+        checks.activations_kept([2.0, 4.0], order)
+
+
+@pytest.mark.parametrize("schedule", [gpipe(3, 4), one_f_one_b(4, 2), interleaved(4, 4)])
+def test_measures_pass_when_right_and_not_otherwise(schedule):
+    trace = simulate_pipeline(schedule, 1.0, 2.5, slowdown={0: 1.3})
+    share, peaks = bubble(trace).share, schedule.peak_in_flight()
+    assert checks.bubble_share(np.float64(share), trace) == share
+    assert checks.peaks_in_flight(np.array(peaks), schedule) == peaks
+    with pytest.raises(CheckFailed):
+        checks.bubble_share(share * (1 + 1e-5), trace)
+    for rank in range(len(peaks)):
+        with pytest.raises(CheckFailed, match=f"for rank {rank} of"):
+            checks.peaks_in_flight([*peaks[:rank], peaks[rank] + 1, *peaks[rank + 1:]], schedule)
+    for odd in (None, "no", peaks[:-1], [0.5] * len(peaks)):
+        with pytest.raises(CheckFailed, match="peak_in_flight must"):
+            checks.peaks_in_flight(odd, schedule)
+
+
+def test_a_prediction_of_one_stage_has_no_bubble():
+    right = {"bubble": 0.0, "gpipe": [5], "one_f_one_b": [1]}
+    assert checks.predicted_pipeline(right, 1, 5) == 0
+    for wrong in (0.1, None, float("nan")):
+        with pytest.raises(CheckFailed, match="the bubble of 1 stage"):
+            checks.predicted_pipeline({**right, "bubble": wrong}, 1, 5)
+    assert checks.predicted_pipeline({"bubble": 3 / 11, "gpipe": [8] * 4, "one_f_one_b": (4, 3, 2, 1)}, 4, 8) \
+        == pytest.approx(pipeline_bubble(4, 8))
+
+
+BEFORE = [{"a": np.ones(4)}, {"b": np.full(3, 2.0)}]
+GRADIENTS = [{"a": RNG.normal(size=4), "b": RNG.normal(size=3)} for _ in range(2)]
+AFTER = [{name: value - 0.1 * (GRADIENTS[0][name] + GRADIENTS[1][name]) / 2 for name, value in stage.items()}
+         for stage in BEFORE]
+
+
+def test_first_updates_are_told():
+    assert checks.first_updates(BEFORE, AFTER, GRADIENTS, 0.1, [0.5, 0.5]) > 0
+    for after, complaint in ((BEFORE, "no stage's weights have changed"),
+                             ([AFTER[0], BEFORE[1]], "stage 1's weights have not changed in the first step")):
+        with pytest.raises(CheckFailed, match=complaint):
+            checks.first_updates(BEFORE, after, GRADIENTS, 0.1, [0.5, 0.5])
+    with pytest.raises(CheckFailed, match="stage 1: the gradients of 2 micro-batches add up"):
+        checks.first_updates(BEFORE, [{name: 2 * AFTER[i][name] - own[name] for name in own}
+                                      for i, own in enumerate(BEFORE)], GRADIENTS, 0.1, [0.5, 0.5])
+
+
+@pytest.mark.parametrize("got, complaint", [
+    (([1.0], [2.0, 3.1]), "the loss of step 2 is 3.1, which .*left over from the steps before"),
+    (([1.1], [2.0, 3.0]), "the loss of step 0 is 1.1, .*mean over the whole batch"),
+    (([1.0], [2.0]), "1 losses are returned for 2 steps"), ((None, [2.0, 3.0]), "no losses are returned for 1 step"),
+    (([None], [2.0, 3.0]), "the loss of step 0 must be a number")])
+def test_losses_of_steps_are_told(got, complaint):
+    checks.losses_of_steps(([1.0], [2.0, 3.0]), [1.0, 2.0, 3.0], 1)
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.losses_of_steps(got, [1.0, 2.0, 3.0], 1)
+
+
+def test_weights_at_the_end_are_told():
+    expected = {"a": np.ones(4), "b": np.full(3, 2.0)}
+    assert checks.same_weights(BEFORE, expected) == 10
+    with pytest.raises(CheckFailed, match="b of stage 1 ends with other numbers"):
+        checks.same_weights(BEFORE, {**expected, "b": np.array([2, 2, 2 + 1e-6])})
+
+
+def test_replicas_are_told_apart():
+    starts = [{"a": np.full(2, float(rank)), "b": np.full(2, 10.0 + rank)} for rank in range(4)]
+    right = [{"a": starts[0]["a"]}] * 2 + [{"b": starts[2]["b"]}] * 2
+    checks.same_replicas(right, starts, 2)
+    for rank, wrong, complaint in ((1, {"a": starts[1]["a"]}, "rank 1, replica 1's stage 0, starts with its own a"),
+                                   (3, {"b": starts[1]["b"]}, "rank 3, .* has a b that is not rank 2's"),
+                                   (3, {"a": starts[3]["a"]}, "holds other parameters than rank 2")):
+        with pytest.raises(CheckFailed, match=complaint):
+            checks.same_replicas([*right[:rank], wrong, *right[rank + 1:]], starts, 2)
+    for rows, complaint in (([[3, 3], [6], [3, 3], [6]], "in one forward"), ([[], [3, 3]], "has run no forward"),
+                            ([[3, 3], [12]], "rank 1 puts 12 sequences")):
+        with pytest.raises(CheckFailed, match=complaint):
+            checks.shares_of_replicas(rows, 12, 2)
