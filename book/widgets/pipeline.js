@@ -160,7 +160,7 @@ function follow({ acts, at }, m) { // a micro-batch's way
 
 function legend(row, runs) { // what the blocks' colours and lines mean
   const deep = max(...runs.flatMap(run => run.stages.map(list => list.length))), entries = Object.keys(KINDS).filter(kind => runs.some(run => run.acts.some(x => x.kind === kind))).map(kind => [kind, kind, KINDS[kind]]);
-  if (deep > 1) entries.push(["F1", "F", `a line: ${deep > 2 ? "each one a further stage" : "a rank's second stage"}`]);
+  if (deep > 1) entries.push(["F1", "F", deep > 2 ? "each line: a further stage" : "a line: a rank's second stage"]);
   row.innerHTML = [...entries, ["idle", "&nbsp;", "idle"]].map(([look, mark, text]) => `<span><i class="k${look}" style="--c:var(--k${look})">${mark}</i>${text}</span>`).join("");
 }
 
