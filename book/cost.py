@@ -1,4 +1,4 @@
-"""L1: what communication costs: latency-bandwidth links and the closed forms they lead to.
+"""L1: what training costs: links, the closed forms that they lead to, bytes sent and bytes kept for backward.
 
 Symbols in the formulas: n bytes, p ranks, latency alpha (s), beta = 1 / bandwidth (s per byte), gamma (s per byte
 added). Keys such as thakur2005 are entries of references.bib.
