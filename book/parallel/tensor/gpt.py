@@ -37,8 +37,9 @@ def split_gpt(model: GPT, group: Group = None, sequence_parallel: bool = False, 
     Every rank gets the state of the group's first. Then q, k, v and up are cut by columns, out and down by rows,
     embedding and head by vocabulary. `model(tokens)` gives this rank's logits (B, T, v), and `model.loss` takes them.
     With `sequence_parallel` a rank holds T/N of the tokens between the cut layers; with `regather` too, it also keeps
-    no more than those of the cut layers' inputs for backward. Make the optimizer afterwards; with dropout, give each
-    rank a random seed of its own before. Raises ValueError for a group that does not divide the heads.
+    no more than those of the cut layers' inputs for backward. Move the model to its device before, make the optimizer
+    afterwards; with dropout, give each rank a random seed of its own. Raises ValueError for a group that does not
+    divide the heads.
     """
     _check(model, group, sequence_parallel, regather)
     for tensor in [*model.parameters(), *model.buffers()]:
