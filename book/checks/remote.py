@@ -60,7 +60,11 @@ def first_updates(before: Sequence[State], after: Sequence[State], single: Seque
     if idle:
         raise CheckFailed(f"stage {idle[0]}'s weights have not changed in the first step: are its parameters among "
                           "those that the optimizer was given?")
-    return stage_gradients(found, single, weights)
+    try:
+        return stage_gradients(found, single, weights)
+    except CheckFailed as error:
+        asked = "no sum" in str(error)
+        raise CheckFailed(f"{error}" + " And does the optimizer step once, for the whole batch?" * asked) from None
 
 
 def losses_of_steps(got: Sequence[Any], expected: Sequence[float], num_first: int) -> None:

@@ -9,11 +9,11 @@ def bubble_share(trace):
     return 1 - busy_s / (step_s * trace.world_size)
 
 
-def peak_in_flight(schedule):
+def peak_in_flight(orders):
     peaks = []
-    for rank in range(schedule.world_size):
+    for order in orders:
         now = peak = 0
-        for action in schedule.of_rank(rank):
+        for action in order:
             now += 1 if action.kind == "F" else -1
             if action.kind == "B":
                 peak = max(peak, now)

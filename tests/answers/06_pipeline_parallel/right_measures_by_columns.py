@@ -7,11 +7,11 @@ def bubble_share(trace):
     return 1 - (end_s - start_s).sum() / ((end_s.max() - start_s.min()) * trace.world_size)
 
 
-def peak_in_flight(schedule):
+def peak_in_flight(orders):
     peaks = {}
-    for rank in range(schedule.world_size):
+    for rank, order in enumerate(orders):
         kept = set()
-        for action in schedule.of_rank(rank):
+        for action in order:
             kept ^= {(action.stage, action.micro_batch)}  # a forward puts it in, a backward takes it out
             peaks[rank] = max(peaks.get(rank, 0), len(kept))
     return list(peaks.values())
