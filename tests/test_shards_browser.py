@@ -61,10 +61,11 @@ def test_each_stop_is_told(show: Callable) -> None:
         "All-reduce of Y: what the ranks have is added up, and every rank gets the sum. Every rank now has all of Y, "
         "complete.",
         "Done: every rank returns all of Y, complete."]
-    assert figures(page) == {"of A on each rank, 1/2 of 4.61 kB": "2.30 kB",
-                             "multiplications on each rank, 1/2 of one process's": "6,912",
-                             "sent by each rank: 2(t−1)/t·n, n = 9.22 kB, t = 2": "9.22 kB", "all-reduce": "1",
-                             "of Y on each rank at the end, all": "9.22 kB"}
+    shown = {meaning.replace("\u00a0", " "): value.replace("\u00a0", " ") for meaning, value in figures(page).items()}
+    assert shown == {"of A on each rank, 1/2 of 4.61 kB": "2.30 kB",
+                     "multiplications on each rank, 1/2 of one process's": "6,912",
+                     "sent by each rank: 2(t−1)/t·n, n = 9.22 kB, t = 2": "9.22 kB", "all-reduce": "1",
+                     "of Y on each rank at the end, all": "9.22 kB"}
     assert page.inner_text(".lk-head span") == "recorded from 2 processes"
 
 

@@ -156,7 +156,7 @@ function mountShards(el, data, opts) {
     picked = null;
     ui.source.textContent = run.source;
     ui.scrub.build(range(run.S + 1), run.steps.map(([kind]) => ({ collective: 1, message: 1, return: 2, gradient: 2, backward: 2 })[kind] ?? 0).join(""));
-    foot(run.figures);
+    foot(run.figures.map(pair => pair.map(text => text.replaceAll(" = ", "\u00a0=\u00a0").replaceAll(" kB", "\u00a0kB")))); // these stay on one line
     ui.rebuild();
   }
   function build() {
