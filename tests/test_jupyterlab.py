@@ -27,14 +27,18 @@ def by_rows(x, a):
     dist.all_reduce(y)
     return y
 sharded_product(launch(trace_product, 2, by_rows, record=True).trace)"""]
+GAME = ["import ipywidgets\nimport traitlets\n\nfrom book.widgets import pipeline_game", """\
+game, order = pipeline_game(2, 2), ipywidgets.Label()
+traitlets.dlink((game, "placed"), (order, "value"), lambda _: game.schedule.to_csv().replace("\\n", " / "))
+ipywidgets.VBox([game, order])"""]
 SLOW_MS, STEP_MS = 60_000, 1500
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A JupyterLab whose folder holds notebooks, player.ipynb, timeline.ipynb and shards.ipynb, that never ran."""
+    """A JupyterLab whose folder holds notebooks that never ran: player.ipynb, timeline.ipynb, shards.ipynb, game.ipynb."""
     folder = tmp_path_factory.mktemp("student")
-    for name, sources in (("player", PLAYER), ("timeline", TIMELINE), ("shards", SHARDS)):
+    for name, sources in (("player", PLAYER), ("timeline", TIMELINE), ("shards", SHARDS), ("game", GAME)):
         cells = [new_code_cell(source) for source in sources]
         nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": KERNELSPEC}), folder / f"{name}.ipynb")
     with running_lab(folder, tmp_path_factory.mktemp("settings")) as address:
@@ -67,6 +71,17 @@ def test_a_product_of_the_readers_own_plays_in_jupyterlab(lab: str, browser: Bro
     product.get_by_role("button", name="One step forward").click()
     product.locator(".lk-caption").get_by_text("Every rank multiplies its columns of X").wait_for()
     product.locator(".lk-cell").nth(2).get_by_text("1/2 terms").wait_for()
+    log.assert_clean()
+
+
+def test_the_game_gives_the_kernel_a_schedule(lab: str, browser: Browser) -> None:
+    page, game, log = run_all(lab, browser, "game.ipynb")
+    game.focus()
+    cells = page.locator(".jp-Notebook .jp-CodeCell").count()
+    for key in ("f", "f", "ArrowDown", "f", "b"):  # "b" would insert a cell below
+        page.keyboard.press(key)
+    page.get_by_text("# placed,2,2 / 0F0,0F1 / 1F0,1B0 /").wait_for()
+    assert page.locator(".jp-Notebook .jp-CodeCell").count() == cells
     log.assert_clean()
 
 

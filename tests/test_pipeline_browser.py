@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from book.pipelines import gpipe, interleaved, one_f_one_b, zero_bubble
 from book.replay import bubble
 from book.schedule import Action, PipelineSchedule
 from book.simulate import simulate_pipeline
+from book.trace import Trace
 from book.widgets import pipeline_player, pipeline_race, play
 from tests.players import FRAMES, PLAYER, assert_readable, click, contrasts, figures, press, state, until
 from tests.test_pipeline_widget import WRONG, recorded
@@ -120,7 +122,7 @@ def test_figures_are_those_of_python(show: Callable, name: str) -> None:
     press(page, "End")
     assert caption(page).endswith(f"Done after {found.step_s * 1e3:g} ms.")
     assert texts(page, "idle") == [f"idle {idle_s * 1e3:.0f} ms" for idle_s in found.idle_s]
-    drawn = page.eval_on_selector_all(".lk-move .lk-block", "all => all.map(e => e.getAttribute('class').split(' ')[1])")
+    drawn = page.eval_on_selector_all(".lk-move .lk-block", "all => all.map(e => e.classList[1])")
     assert sorted(drawn) == sorted("k" + action.kind for action in schedule.actions)
 
 
@@ -147,6 +149,15 @@ def test_a_run_that_hung_ends_where_it_stood(show: Callable) -> None:
     assert figures(page)["no bubble: the order is not complete"] == "–"
 
 
+def test_ranks_keep_their_numbers(show: Callable) -> None:
+    """One pipeline of two, on ranks 1 and 3."""
+    events = [replace(event, rank=2 * event.rank + 1) for event in recorded(gpipe(2, 2)).of_kind("compute")]
+    trace = Trace([*events, *recorded(gpipe(1, 1)).events], 4, "measured", "recorded")
+    page = show(pipeline_player(trace, ranks=[1, 3]), reduced_motion="reduce")
+    assert captions(page)[1] == "Ranks 1 and 3 start forwards of micro-batches 1 and 0."
+    assert page.locator(".lk-rank").all_text_contents()[:2] == ["rank 1", "rank 3"]
+
+
 def test_a_micro_batch_can_be_followed(show: Callable) -> None:
     page = show(pipeline_player(one_f_one_b(4, 8)), has_touch=True)
     assert page.inner_text(".lk-told").startswith("Point at a block")
@@ -157,7 +168,8 @@ def test_a_micro_batch_can_be_followed(show: Callable) -> None:
     assert page.inner_text(".lk-told") == (
         f"Micro-batch 2: forward {there[0][0]:g} ms to {there[-1][1]:g} ms, backward {back[0][0]:g} ms to "
         f"{back[-1][1]:g} ms; kept longest by stage 0, for {back[-1][1] - there[0][1]:g} ms")
-    assert page.locator(".lk-block.on").count() == 2 * 8 and page.locator(".lk-trail").get_attribute("d").count("M") == 7
+    assert page.locator(".lk-block.on").count() == 2 * 8
+    assert page.locator(".lk-trail").get_attribute("d").count("M") == 7, "a line from each of its 8 actions to the next"
     page.mouse.move(2, 2)
     assert page.locator(".on").count() == 0
     press(page, "ArrowDown", "ArrowDown", "ArrowUp")
@@ -232,8 +244,9 @@ def test_a_race_runs_on_one_clock(show: Callable) -> None:
 
 def test_reduced_motion_shows_stops_only(show: Callable) -> None:
     page = show(pipeline_player(one_f_one_b(2, 3)), reduced_motion="reduce")
-    page.evaluate("""() => { window.seen = new Set(); new MutationObserver(() => seen.add(
-        document.querySelector('.lk-move').style.clipPath)).observe(document.body, {subtree: true, attributes: true}) }""")
+    page.evaluate("""() => { window.seen = new Set();
+        new MutationObserver(() => seen.add(document.querySelector('.lk-move').style.clipPath))
+            .observe(document.body, {subtree: true, attributes: true}) }""")
     page.get_by_role("button", name="1×").click()
     page.get_by_role("button", name="2×").click()
     click(page, "Play")

@@ -122,9 +122,9 @@ def test_a_known_order_is_recognised(show: Callable, make: Callable, name: str, 
 
 def test_another_order_is_compared(show: Callable) -> None:
     page = show(pipeline_game(2, 2))
-    one_by_one = [(0, "F", 0), (1, "F", 0), (1, "B", 0), (0, "B", 0), (0, "F", 1), (1, "F", 1), (1, "B", 1), (0, "B", 1)]
-    for move in one_by_one:
-        place(page, *move)
+    for m in range(2):  # one micro-batch after the other
+        for rank, kind in ((0, "F"), (1, "F"), (1, "B"), (0, "B")):
+            place(page, rank, kind, m)
     assert caption(page).endswith("Done after 12 ms, 33 % longer than 1F1B; at most 1 in flight, 1F1B has 2.")
     assert score(page)["yours"] == ["12 ms", "50.0 %", "1, 1"]
     click(page, "Undo")
@@ -273,7 +273,8 @@ def test_a_reader_without_javascript_gets_the_rules(show: Callable) -> None:
 
 
 @pytest.mark.parametrize("sizes, options, message", [
-    ((0, 4), {}, "num_stages must be a whole number of at least 1"), ((9, 4), {}, "up to 8 stages and 16 micro-batches"),
+    ((0, 4), {}, "num_stages must be a whole number of at least 1"),
+    ((9, 4), {}, "up to 8 stages and 16 micro-batches"),
     ((4, 17), {}, "not 4 and 17"), ((2, 2), {"most_in_flight": 0}, "most_in_flight must be a whole number"),
     ((2, 2), {"forward_s": 0, "backward_s": 0}, "takes no time")])
 def test_what_is_no_game_is_refused(sizes: tuple[int, int], options: dict, message: str) -> None:

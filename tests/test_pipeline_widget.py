@@ -170,7 +170,10 @@ def test_a_part_of_the_ranks_is_shown_as_a_pipeline_of_its_own() -> None:
     twice = [replace(event, rank=event.rank + 2 * i) for i in range(2) for event in recorded(gpipe(2, 3)).events
              if event.kind == "compute"]
     trace = Trace(twice, 4, "measured", "recorded")
-    assert run_of(pipeline_player(trace, ranks=[2, 3]))["order"] == gpipe(2, 3).to_csv().splitlines()[1:]
+    shown = pipeline_player(trace, ranks=[2, 3])
+    assert run_of(shown)["order"] == gpipe(2, 3).to_csv().splitlines()[1:] and run_of(shown)["who"] == [2, 3]
+    assert "<tr><th>rank 2</th><td>F0 F1 F2" in html_of(shown)
+    assert "who" not in run_of(pipeline_player(trace, ranks=[0, 1]))
 
 
 def test_an_order_that_cannot_go_on_is_shown_as_far_as_it_goes() -> None:

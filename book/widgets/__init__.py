@@ -7,7 +7,7 @@
     bucket_timeline(trace, replay)               a backward pass: gradients, buckets and their all-reduces on one clock
     pipeline_player(schedule_or_trace)           a pipeline: forwards, backwards, what is kept, what is idle
     pipeline_race({"GPipe": a, "1F1B": b})       several pipelines on one clock
-    pipeline_game(num_stages=4)                  the reader places forwards and backwards herself
+    pipeline_game(num_stages=4)                  the reader places forwards and backwards by hand
     sharded_product(trace)                       a matrix product cut over ranks: who holds which block, what moves
 
 Each returns an object that shows itself: in a live notebook as a widget with the traits `step`, `playing`, `payload`
@@ -161,7 +161,7 @@ def sharded_product(runs: Trace | Mapping[Any, Trace], *, title: str | None = No
 def pipeline_game(num_stages: int = 4, num_micro_batches: int = 4, *, forward_s: float = 1e-3,
                   backward_s: float = 2e-3, most_in_flight: int | None = None,
                   title: str | None = None) -> PipelineGame | Game:
-    """A game: the reader places forwards and backwards, and her order is compared with GPipe and 1F1B.
+    """A game: the reader places forwards and backwards, and the order is compared with GPipe and 1F1B.
 
     Stage r is on rank r. What cannot run is refused with the reason that `PipelineSchedule` gives; `most_in_flight`
     says how many forwards a rank has room for. In a live notebook `.schedule` is the order so far. Raises

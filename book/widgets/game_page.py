@@ -1,4 +1,4 @@
-"""L3: the pipeline game on a page and in a notebook: the reader places forwards and backwards herself."""
+"""L3: the pipeline game on a page and in a notebook: the reader places forwards and backwards by hand."""
 from __future__ import annotations
 
 from html import escape

@@ -4,7 +4,7 @@ const { range, clamp, make, color, and, seconds, choices, footer, shell, define 
 const { min, max, abs } = Math, NEAR = 0.01, RESULT = { F: "output", B: "gradient", I: "gradient" };
 const KINDS = { F: "forward", B: "backward", I: "input gradient", W: "weight gradient" };
 const near = (a, b) => abs(a - b) < NEAR, due = (a, t) => a < t + NEAR, upper = text => text[0].toUpperCase() + text.slice(1);
-const num = (n, one) => `${n} ${one}${n === 1 ? "" : "s"}`, who = list => `Rank${list.length > 1 ? "s" : ""} ${and(list)}`, short = s => (s < 1e-12 ? "0 s" : seconds(s).replace(/(\.\d*[1-9])0+ |\.0+ /, "$1 "));
+const num = (n, one) => `${n} ${one}${n === 1 ? "" : "s"}`, named = list => `Rank${list.length > 1 ? "s" : ""} ${and(list)}`, short = s => (s < 1e-12 ? "0 s" : seconds(s).replace(/(\.\d*[1-9])0+ |\.0+ /, "$1 "));
 const apart = times => times.sort((a, b) => a - b).filter((t, i, all) => !i || !near(t, all[i - 1]));
 
 // # data
@@ -22,11 +22,11 @@ function decode(raw) {
   }) });
 }
 
-function planned(run) { // what follows from the actions: where results go, stops, what is kept when
+function planned(run) { // what follows from the actions
   const { ranks, stages } = run, home = [], acts = ranks.flat(), most = ranks.map(own => own.map(x => kept(own, x.z).length)), peak = most.map(list => max(0, ...list));
   stages.forEach((list, r) => list.forEach(s => { home[s] = r; }));
   for (const x of acts) x.to = RESULT[x.kind] ? home[x.s + (x.kind === "F" ? 1 : -1)] ?? x.r : x.r;
-  return { ...run, acts, peak, full: most.map((list, r) => ranks[r][list.indexOf(peak[r])]?.z), stops: apart([0, TICKS, ...acts.flatMap(x => [x.a, x.z])]), several: stages.some(list => list.length > 1), at: t => short(t / TICKS * run.step_s) };
+  return { who: range(run.n), ...run, acts, peak, full: most.map((list, r) => ranks[r][list.indexOf(peak[r])]?.z), stops: apart([0, TICKS, ...acts.flatMap(x => [x.a, x.z])]), several: stages.some(list => list.length > 1), at: t => short(t / TICKS * run.step_s) };
 }
 
 function kept(own, t) { // the forwards of a rank that wait for their backward
@@ -50,15 +50,15 @@ function plan({ n, step_s }, W, total_s, tight) {
 }
 
 function stageOf(parent, run, W, total_s, name, tight, picked) { // returns what paints a moment, and what marks a micro-batch
-  const set = plan(run, W, total_s, tight), { left, lane, top, small } = set, { ranks, stages, several } = run;
-  const rows = ranks.map((own, r) => ({ y: top(r), h: lane, blocks: own.map(({ a, z, kind, m, s }) => ({ a, b: z, c: `var(--k${kind})`, key: m, look: "k" + kind, marks: stages[r].indexOf(s), pad: 2, lines: [[several ? `${kind}${m} of ${s}` : kind + m, kind + m, "" + m]] })) }));
+  const set = plan(run, W, total_s, tight), { left, lane, top, small } = set, { ranks, stages, several, who } = run;
+  const rows = ranks.map((own, r) => ({ y: top(r), h: lane, blocks: own.map(({ a, z, kind, m, s }) => ({ a, b: z, c: `var(--k${kind})`, key: m, look: "k" + kind, marks: stages[r].indexOf(s), pad: 3, lines: [[several ? `${kind}${m} of ${s}` : kind + m, kind + m, "" + m]] })) }));
   const ui = lanes(parent, { ...set, name, rows }), { rest } = ui;
   axis(ui, set, run.step_s, total_s);
   if (picked >= 0) make("rect.lk-pick", rest, { x: left - 2, y: top(picked) - 2, width: W - left + 2, height: lane + 4, rx: 5 });
   const trail = make("path.lk-trail", rest), strips = ranks.map((_, r) => {
     const list = stages[r].join(", "), of = fit([`stage${stages[r].length > 1 ? "s" : ""} ${list}`, list], left - 12);
-    make("circle", rest, { cx: 5, cy: top(r) + lane / 2 - (small ? 0 : 6), r: 4, fill: color(r) });
-    write(rest, 14, top(r) + lane / 2 + (small ? 4.5 : -1.5), (tight && W < 560 ? "" : "rank ") + r, "start", "rank");
+    make("circle", rest, { cx: 5, cy: top(r) + lane / 2 - (small ? 0 : 6), r: 4, fill: color(who[r]) });
+    write(rest, 14, top(r) + lane / 2 + (small ? 4.5 : -1.5), (tight && W < 560 ? "" : "rank ") + who[r], "start", "rank");
     if (!small) write(rest, 14, top(r) + lane / 2 + 12, of);
     if (tight) { // no strip, a number
       const tally = write(rest, left - 8, top(r) + lane / 2 + 4, "", "end");
@@ -80,10 +80,10 @@ function stageOf(parent, run, W, total_s, name, tight, picked) { // returns what
   } };
 }
 
-function stripOf(parent, { ranks, peak, several, at }, r, { W, left, top, lane, strip, perTick }) { // a box for each forward that is kept
+function stripOf(parent, { ranks, peak, several, at, who }, r, { W, left, top, lane, strip, perTick }) { // a box for each forward that is kept
   const y = top(r) + lane + 6, room = min(W - left - 2, TICKS * perTick), step = min(24, 0.5 * room / max(...peak, 1)), wide = step >= 16;
   const boxes = range(peak[r], i => {
-    const g = make("g", parent, { style: `--c:${color(r)}` });
+    const g = make("g", parent, { style: `--c:${color(who[r])}` });
     make("rect.lk-keep", g, { x: left + i * step, y, width: max(1.5, step - 3), height: strip, rx: wide ? 3 : 1 });
     return [g, wide && write(g, left + i * step + (step - 3) / 2, y + strip / 2 + 4, "", "middle")];
   });
@@ -123,27 +123,27 @@ function chips(ui, { acts }, { top, lane, W, left }) { // results on their way
 }
 
 // # words
-function tell(run, t) { // what happens at a stop: [text, words to stress, text]
-  const { n, ranks, acts, at, full, ends } = run, peaks = [], waits = [], over = [];
+function tell(run, t) { // a stop: [text, words to stress, text]
+  const { n, ranks, acts, at, full, ends, who } = run, peaks = [], waits = [], over = [];
   const first = acts.filter(x => near(x.a, t) && x.z - x.a > NEAR), says = Object.keys(KINDS).map(kind => begun(run, first.filter(x => x.kind === kind))).filter(Boolean).join(" ");
   if (due(TICKS, t)) return ends ? ["The order ends here and is not complete. ", ends.map(upper).join(". ") + "."] : ["Every micro-batch has gone forward and back on every stage. ", `Done after ${at(t)}.`];
   if (t < NEAR) return [says, n > 1 ? ` ${n > 2 ? "Every other rank" : "The other rank"} waits for what comes from there.` : ""];
   ranks.forEach((own, r) => {
     if (!own.some(x => near(x.z, t))) return;
     const next = own.find(x => x.z > t + NEAR), k = kept(own, t).length;
-    if (k > 1 && near(full[r], t)) peaks.push(`Rank ${r} holds ${k} ${run.several ? "forwards" : "micro-batches"}, the most it ever will` + (next && next.kind !== "F" && own.some(x => x.a > t && x.kind === "F") ? ": it may not start the next forward until a backward has freed one." : "."));
-    if (!next) over.push(r);
-    else if (next.a > t + NEAR) waits.push([r, `Rank ${r} waits: ${missing(run, next, t)}.`]);
+    if (k > 1 && near(full[r], t)) peaks.push(`Rank ${who[r]} holds ${k} ${run.several ? "forwards" : "micro-batches"}, the most it ever will` + (next && next.kind !== "F" && own.some(x => x.a > t && x.kind === "F") ? ": it may not start the next forward until a backward has freed one." : "."));
+    if (!next) over.push(who[r]);
+    else if (next.a > t + NEAR) waits.push([who[r], `Rank ${who[r]} waits: ${missing(run, next, t)}.`]);
   });
-  const [wait, ...more] = waits, told = [peaks[0], wait?.[1], more.length && `${who(more.map(([r]) => r))} wait${more.length > 1 ? "" : "s"} too.`, over.length && `${who(over)} ${over.length > 1 ? "are" : "is"} ${ends ? "at the end of its order" : "done"}.`].filter(Boolean);
+  const [wait, ...more] = waits, told = [peaks[0], wait?.[1], more.length && `${named(more.map(([r]) => r))} wait${more.length > 1 ? "" : "s"} too.`, over.length && `${named(over)} ${over.length > 1 ? "are" : "is"} ${ends ? "at the end of its order" : "done"}.`].filter(Boolean);
   return [says + (says && told.length ? " " : ""), told[0] ?? (says ? "" : `After ${at(t)}.`), told.slice(1).map(text => " " + text).join("")];
 }
 
-function begun({ several }, list) { // what actions of one kind begin
+function begun({ several, who }, list) { // what actions of one kind begin
   if (!list.length) return "";
   const kind = KINDS[list[0].kind], batches = list.map(x => x.m);
-  if (list.length === 1) return `Rank ${list[0].r} starts the ${kind} of micro-batch ${list[0].m}${several ? ` on stage ${list[0].s}` : ""}.`;
-  return `${who(list.map(x => x.r))} start ${kind}s of ${new Set(batches).size > 1 ? "micro-batches " + and(batches) : "micro-batch " + batches[0]}.`;
+  if (list.length === 1) return `Rank ${who[list[0].r]} starts the ${kind} of micro-batch ${list[0].m}${several ? ` on stage ${list[0].s}` : ""}.`;
+  return `${named(list.map(x => who[x.r]))} start ${kind}s of ${new Set(batches).size > 1 ? "micro-batches " + and(batches) : "micro-batch " + batches[0]}.`;
 }
 
 function missing({ acts }, next, t) { // what an action waits for
@@ -172,7 +172,7 @@ function mountPipeline(el, data, opts) {
   field.after(key);
   const which = race ? () => 0 : choices(ui.more, data, choose), own = (run, t) => min(TICKS, t * total_s / run.step_s);
 
-  function choose() { // the clock goes on from where it is, and an end stays an end
+  function choose() { // the clock goes on, and an end stays an end
     const now_s = state.t === TICKS ? Infinity : state.t * (total_s ?? 0);
     runs = (race ? data.runs.map((_, i) => i) : [which()]).map(i => (decoded[i] ??= decode(data.runs[i])));
     total_s = max(...runs.map(run => run.step_s));
@@ -194,7 +194,7 @@ function mountPipeline(el, data, opts) {
       if (race) { make("b", head, {}, data.axes[0].values[i]); make("span", head, {}, run.brief); }
       return stageOf(field, run, ui.width || 320, total_s, data.title, race);
     });
-    caption.style.minHeight = ""; // room for the longest caption, so that nothing below it moves
+    caption.style.minHeight = ""; // room for the longest, so that nothing moves
     const longest = stops.map(say).sort((a, b) => b.join("").length - a.join("").length).slice(0, 4);
     caption.style.minHeight = max(...longest.map(text => { tellNow(text); return caption.clientHeight; })) + "px";
     said = null;
@@ -216,7 +216,7 @@ function mountPipeline(el, data, opts) {
   function show(m) { // the micro-batch that is pointed at, or that the keys chose
     followed = m;
     for (const { mark } of stages) mark(m);
-    told.replaceChildren(...(m === null ? ["Point at a block, or press ↑ or ↓, to follow one micro-batch."] : [make("b", null, {}, "Micro-batch " + m), race ? "" : follow(runs[0], m)]));
+    told.replaceChildren(...(m === null ? ["Point at a block, or press ↑ or ↓, to follow a micro-batch."] : [make("b", null, {}, "Micro-batch " + m), race ? "" : follow(runs[0], m)]));
     root.dataset.batch = m ?? "";
   }
   const turn = by => show(clamp((followed ?? (by > 0 ? -1 : 1)) + by, max(...runs.map(run => run.batches)) - 1));
@@ -233,7 +233,7 @@ function tellRace(names, runs, t, total_s) { // in flight: in whole ranks' activ
     if (near(end, t)) done.push(names[i]);
     else if (t < end) left.push(`${names[i]} has ${max(...ranks.map((own, r) => kept(own, t / end * TICKS).length / stages[r].length))} in flight`);
   });
-  return [left.length ? `After ${now}, on the fullest rank: ${left.join(", ")}. ` : "", done.length ? `${and(done)} ${done.length > 1 ? "are" : "is"} done after ${now}.` : ""];
+  return [t < NEAR ? "All begin together." : left.length ? `After ${now}, on the fullest rank: ${left.join(", ")}. ` : "", done.length ? `${and(done)} ${done.length > 1 ? "are" : "is"} done after ${now}.` : ""];
 }
 
 globalThis.lockstepStages = { planned, stageOf, short };

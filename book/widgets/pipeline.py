@@ -3,6 +3,7 @@
 A run has
 
     n, stages    how many ranks, and which stages each of them runs
+    who          the ranks' numbers where they are not 0, 1, ...: those of one pipeline of several
     batches      the number of its micro-batches
     step_s       what `ticks` ticks are, the unit of all its times
     order        for each rank its actions, as PipelineSchedule.to_csv writes them: "0F0,0F1,0B0"
@@ -67,13 +68,15 @@ class Durations:
 class Pipeline:
     """One run of the player: the order of its actions, their modelled times, and where both come from.
 
-    `ends` says where each rank stands, if the order is not complete.
+    `ends` says where each rank stands, if the order is not complete. `ranks` are the ranks' numbers in the run, where
+    the order has another 0, 1, ...
     """
 
     order: PipelineSchedule
     trace: Trace
     source: str
     ends: list[str] = field(default_factory=list)
+    ranks: Sequence[int] | None = None
 
     @cached_property
     def known(self) -> Known | None:
@@ -99,7 +102,7 @@ def read_pipeline(what: Any, durations: Durations, step: int = 0, ranks: Sequenc
         order = pipeline_order(what, step, ranks)
         modelled = what.clock == "modelled" and step == 0 and ranks is None
         run = Pipeline(order, what if modelled else durations.simulate(order), _source(what, durations),
-                       _standing(order))
+                       _standing(order, ranks), ranks)
     else:
         raise TypeError("a pipeline player takes a PipelineSchedule or a Trace of one, or a mapping of them, not "
                         f"{type(what).__name__}")
@@ -118,7 +121,8 @@ def run_payload(run: Pipeline) -> dict[str, Any]:
             "batches": order.num_micro_batches, "source": run.source, "step_s": float(f"{clock.step_s:.6g}"),
             "ticks": clock.ticks, "order": order.to_csv().splitlines()[1:],
             "len": [_lengths(own, clock) for own in events], "idle": [_gaps(own, clock, start_s) for own in events]}
-    return {**data, **_sent(run, clock), **({"ends": run.ends} if run.ends else {}),
+    who = {"who": list(run.ranks)} if run.ranks is not None and list(run.ranks) != list(range(num_ranks)) else {}
+    return {**data, **who, **_sent(run, clock), **({"ends": run.ends} if run.ends else {}),
             "figures": figures(run), "brief": brief(run)}
 
 
@@ -219,25 +223,25 @@ def _as_far_as_it_goes(schedule: PipelineSchedule) -> tuple[PipelineSchedule, li
             raise
         ends = str(error).partition("this order cannot run: ")[2].split("; ")
     else:
-        ends = _standing(schedule)
+        ends = _standing(schedule, None)
     order = PipelineSchedule(schedule.name, schedule.num_stages, schedule.num_micro_batches, done, schedule.world_size)
     return order, ends
 
 
-def _standing(order: PipelineSchedule) -> list[str]:
+def _standing(order: PipelineSchedule, ranks: Sequence[int] | None) -> list[str]:
     """Where each rank of an order stands that is not complete; nothing for a complete one."""
     try:
         order.check()
     except ScheduleError:
-        return [_stands(order, rank) for rank in range(order.world_size)]
+        return [f"rank {name} {_stands(order, rank)}" for rank, name in enumerate(ranks or range(order.world_size))]
     return []
 
 
 def _stands(order: PipelineSchedule, rank: int) -> str:
     own, held = order.of_rank(rank), order.in_flight()[rank]
     if not own:
-        return f"rank {rank} has done nothing"
-    return f"rank {rank} stands after {own[-1]}" + (f" with {held[-1]} in flight" if held[-1] else "")
+        return "has done nothing"
+    return f"stands after {own[-1]}" + (f" with {held[-1]} in flight" if held[-1] else "")
 
 
 def _source(trace: Trace, durations: Durations) -> str:

@@ -94,7 +94,7 @@ def _order(run: Pipeline) -> str:
         return ""
     several = run.order.num_stages > run.order.world_size
     rows = [f"<tr><th>rank {rank}</th><td>{' '.join(_word(action, several) for action in actions)}</td></tr>"
-            for rank, actions in enumerate(orders)]
+            for rank, actions in zip(run.ranks or range(len(orders)), orders)]
     how = "stage, kind and micro-batch" if several else "kind and micro-batch"
     return f"<p>The order of each rank ({how}):</p><table>{''.join(rows)}</table>"
 
