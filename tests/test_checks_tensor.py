@@ -287,13 +287,13 @@ def drawn(seed, rank=0, dropout=0.25, calls=4):
     return [(rng.random((16, 32)) >= dropout) / (1 - dropout) for _ in range(calls)]
 
 
-OTHER = [masks(drawn(9), drawn(10))]
+OTHER = [masks(drawn(9), drawn(10, rank)) for rank in range(2)]
 
 
 def test_right_masks_pass_and_the_dropped_are_counted():
     runs = [masks(drawn(1), drawn(2, rank)) for rank in range(2)]
     dropped = sum((mask == 0).sum() for run in runs for mask in run["alike"] + run["apart"])
-    assert checks.dropout_masks(runs, OTHER, 0.25) == dropped
+    assert checks.dropout_masks(runs, OTHER, (16, 32), 0.25) == dropped
 
 
 @pytest.mark.parametrize("alike, apart, complaint", [
@@ -301,8 +301,10 @@ def test_right_masks_pass_and_the_dropped_are_counted():
     (drawn(1), drawn(2, dropout=0.5), "apart, call 0, rank 0: 5.% are dropped, 25% are meant to be"),
     (drawn(1), [m * 2 for m in drawn(2)], "a kept 1 becomes 2.667, it should be 1.333"),
     (drawn(1), drawn(2)[:1] * 4, "calls 0 and 1 of apart drop the same elements"),
+    (drawn(1), [m.T for m in drawn(2)], r"what apart gives in the shape \(32, 16\), it should be \(16, 32\)"),
+    (drawn(1), drawn(10), "rank 0: two seeds give the same masks in apart"),
     (drawn(1), [None] * 4, r"gives nothing \(None\) as what apart gives"),
 ])
 def test_other_masks_are_told(alike, apart, complaint):
     with pytest.raises(CheckFailed, match=complaint):
-        checks.dropout_masks([masks(alike, apart), masks(alike, drawn(2, 1))], OTHER, 0.25)
+        checks.dropout_masks([masks(alike, apart), masks(alike, drawn(2, 1))], OTHER, (16, 32), 0.25)

@@ -14,8 +14,8 @@ MANY = 5.0  # standard deviations: fair coins are further from their mean once i
 
 
 def dropout_masks(runs: Sequence[Mapping[str, Sequence[Any]]], other_seed: Sequence[Mapping[str, Sequence[Any]]],
-                  dropout: float) -> int:
-    """What ranks make of ones: `alike` on all ranks the same, `apart` on each rank by itself, at each call anew.
+                  shape: Sequence[int], dropout: float) -> int:
+    """What ranks make of ones in this `shape`: `alike` the same on all, `apart` on each by itself, at each call anew.
 
     A run has lists `alike` and `apart` of what the calls gave, and `gradients` of what `alike` was given. The last call
     of `alike` comes after one of `apart` that drew more numbers on some ranks. `other_seed` are runs with another seed.
@@ -24,8 +24,8 @@ def dropout_masks(runs: Sequence[Mapping[str, Sequence[Any]]], other_seed: Seque
     for rank, run in enumerate(runs):
         for kind in ("alike", "apart"):
             for call, output in enumerate(run[kind]):
-                _check_scaled(f"{kind}, call {call}, rank {rank}", held(rank, f"what {kind} gives", output, output.shape
-                                                                        if hasattr(output, "shape") else ()), dropout)
+                got = held(rank, f"what {kind} gives", output, shape)
+                _check_scaled(f"{kind}, call {call}, rank {rank}", got, dropout)
     _check_alike([run["alike"] for run in runs])
     _check_apart([run["apart"] for run in runs])
     for rank, run in enumerate(runs):
@@ -34,8 +34,11 @@ def dropout_masks(runs: Sequence[Mapping[str, Sequence[Any]]], other_seed: Seque
             if gradient is None or not np.array_equal(dense(output), dense(gradient)):
                 raise CheckFailed(f"rank {rank}: what is dropped forward must get the gradient 0, and what is kept the "
                                   "same factor: multiply x by the mask, inside autograd")
-    if np.array_equal(dense(runs[0]["alike"][0]), dense(other_seed[0]["alike"][0])):
-        raise CheckFailed("two seeds give the same masks: draw from a generator that starts from the seed")
+    for rank, (run, other) in enumerate(zip(runs, other_seed)):
+        for kind in ("alike", "apart"):
+            if np.array_equal(dense(run[kind][0]), dense(other[kind][0])):
+                raise CheckFailed(f"rank {rank}: two seeds give the same masks in {kind}: its generator has to start "
+                                  "from the seed")
     return int(sum((dense(output) == 0).sum() for run in runs for kind in ("alike", "apart") for output in run[kind]))
 
 

@@ -196,7 +196,8 @@ def _why_gradient(name: str, got: np.ndarray, want: np.ndarray, largest: np.ndar
     if np.isclose(times, num_ranks):
         return (f"{num_ranks} times too large: the gradient that comes back from the output is the same on all ranks, "
                 "so nothing may add it up; the sum over the ranks hands it on as it is")
-    return f"{short(times)} times what it should be: every rank must use {name} once, and whole"
+    return (f"{short(times)} times what it should be: is something shared out among the ranks that each has whole? "
+            f"Every rank uses its {name} once")
 
 
 def _check_input_gradient(rank: int, gradient: Any, whole: Mapping[str, Any],

@@ -72,6 +72,10 @@ def _check_gradient(rank: int, gradient: Any, blocks: Sequence[np.ndarray], num_
         raise CheckFailed(f"rank {rank}'s logits get no gradient: the loss is right, but autograd doesn't know what it "
                           "was made from (detach, item, no_grad)")
     softmax, chosen, logits = blocks
+    if hasattr(gradient, "shape") and np.isnan(dense(gradient)).any():
+        raise CheckFailed(f"the loss is right, rank {rank}'s gradient of its logits is nan: autograd went back through "
+                          "the search for the largest logit, and what that found is not there any more once the MAX "
+                          "over the ranks has been written over it. It cancels out of the loss: no_grad() or detach()")
     got = held(rank, "the gradient of its logits", gradient, softmax.shape)
     same(f"the loss is right, rank {rank}'s gradient of its logits is not", got, softmax - chosen, softmax + chosen,
          lambda: _why_gradient(got, softmax, chosen, logits, num_ranks))

@@ -1,5 +1,5 @@
 # exercise: 6
-# expect: two seeds give the same masks
+# expect: two seeds give the same masks in alike
 
 class SplitDropout:
     def __init__(self, seed):

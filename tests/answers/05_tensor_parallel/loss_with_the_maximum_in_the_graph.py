@@ -1,12 +1,10 @@
 # exercise: 5
-# expect: it differs at the largest logits alone
+# expect: autograd went back through the search for the largest logit
 
 def vocabulary_loss(logits_NS, targets_N):
     size = logits_NS.shape[1]
     top_N = logits_NS.amax(dim=1)
-    whole = top_N.detach().clone()
-    dist.all_reduce(whole, op=dist.ReduceOp.MAX)
-    top_N = torch.where(top_N == whole, top_N, whole)
+    dist.all_reduce(top_N, op=dist.ReduceOp.MAX)
     shifted_NS = logits_NS - top_N[:, None]
     total_N = all_reduce_then_identity(shifted_NS.exp().sum(dim=1))
     places_N = targets_N - dist.get_rank() * size

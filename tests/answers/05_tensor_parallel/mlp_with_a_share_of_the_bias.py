@@ -1,5 +1,5 @@
 # exercise: 3
-# expect: rank 0's gradient of down.bias is not: 0.5 times what it should be
+# expect: rank 0's gradient of down.bias is not: 0.5 times what it should be: is something shared out
 
 def shard(linear, dim):
     weight = my_block(linear.weight.detach(), dim)
