@@ -50,8 +50,8 @@ def same_outputs(got: Any, expected: Any) -> float:
 def micro_batch_losses(got: Any, expected: Sequence[float]) -> None:
     """The last stage must have one loss for each micro-batch, those of one process."""
     if got is None or len(got) != len(expected):
-        raise CheckFailed(f"the last stage has {0 if got is None else len(got)} losses for {len(expected)} "
-                          "micro-batches: append each to self.losses")
+        raise CheckFailed(f"the last stage has {0 if got is None else len(got)} losses, one for each micro-batch would "
+                          f"be {len(expected)}: append each to self.losses")
     for m, (loss, wanted) in enumerate(zip(got, expected)):
         number(f"the loss of micro-batch {m}", loss, wanted, {
             "it is not times self.scale": wanted / 0.5,
