@@ -14,8 +14,8 @@
     vocabulary  a cross-entropy whose logits are cut by vocabulary
     dropout     masks that ranks draw alike, and masks of their own
     orders      in which order the ranks of a pipeline ran, what they kept, how much they were idle
-    remote      pipelines over RPC, and replicas of pipelines: what was sent, who learned what
     pipeline    what the stages of a pipeline hold: parameters, gradients, losses
+    remote      pipelines over RPC, and replicas of pipelines: what was sent, who learned what
 
 Every check raises `CheckFailed` with one sentence, or returns what the cell prints, which depends on the run's data: a
 stored "ok" would prove nothing. (`weights_kept` and `awaited` return nothing; another check of the same run does.)
