@@ -43,7 +43,7 @@ def train(num_replicas, num_micro_batches):
         for _ in range(STEPS):
             with dist_autograd.context() as context_id:
                 loss = GPT.loss(pipeline(inputs, num_micro_batches), targets)
-                dist_autograd.backward(context_id, [loss])
+                pipeline.backward(context_id, loss)
                 optimizer.step(context_id)
                 gradients = pipeline.gradients(context_id)
             losses.append(loss.item())
@@ -171,3 +171,21 @@ def test_stages_together_are_the_model(num_stages):
 def test_a_cut_that_cannot_be_made_is_refused(stage, num_stages, words):
     with pytest.raises(ValueError, match=words):
         GPTStage(GPT(CONFIG), stage, num_stages)
+
+
+def half_a_loss():
+    """A loss that the pipeline has no part in."""
+    rank_device()
+    dist.init_process_group()
+    with rpc_worker() as rank:
+        if rank == 0:
+            pipeline = RemotePipeline(["worker1"], CONFIG)
+            with dist_autograd.context() as context_id:
+                loss = torch.zeros(1, requires_grad=True).sum()
+                dist_autograd.backward(context_id, [loss])
+                pipeline.stages[0].rpc_sync().wait_for_gradients(context_id, 0.1)
+
+
+def test_gradients_that_never_come_are_told():
+    with pytest.raises(RankError, match="stage 0 has gradients of 0 of its .* after 0.1 s: is the loss made from all"):
+        launch(half_a_loss, 2)

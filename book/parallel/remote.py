@@ -82,6 +82,18 @@ class RemoteStage:
             self._follow_backward(entry, y, micro_batch)
         return y.cpu()
 
+    def wait_for_gradients(self, context_id: int, patience_s: float = 10) -> None:
+        """Return when all parameters here have their gradient in a `dist_autograd.context`.
+
+        A gradient is put there once, when those of all micro-batches are in it. Raises RuntimeError after `patience_s`.
+        """
+        last_s, num_parameters = time.monotonic() + patience_s, len(list(self.part.parameters()))
+        while (num_here := len(dist_autograd.get_gradients(context_id))) < num_parameters:
+            if time.monotonic() > last_s:
+                raise RuntimeError(f"stage {self.stage} has gradients of {num_here} of its {num_parameters} parameters "
+                                   f"after {patience_s:g} s: is the loss made from all that the pipeline gave?")
+            time.sleep(0.001)
+
     def parameter_rrefs(self) -> list[rpc.RRef]:
         """References to the parameters, which stay here: what `DistributedOptimizer` takes."""
         return [rpc.RRef(parameter) for parameter in self.part.parameters()]
@@ -140,6 +152,17 @@ class RemotePipeline:
                 x_rref = stage.remote().forward(x_rref, number)
             logits.append(self.stages[-1].rpc_async().forward(x_rref, number))
         return torch.cat(torch.futures.wait_all(logits))
+
+    def backward(self, context_id: int, loss: torch.Tensor) -> None:
+        """`dist_autograd.backward`, and then wait until every stage has all its gradients.
+
+        In torch 2.13 that call may return before the first stage is done: where the gradients of two micro-batches
+        come to a stage in between at once, it can forget that it sent one on (`clearOutstandingRpcs` in
+        dist_engine.cpp). The optimizer would step without it.
+        """
+        dist_autograd.backward(context_id, [loss])
+        for waiting in [stage.rpc_async().wait_for_gradients(context_id) for stage in self.stages]:
+            waiting.wait()
 
     def parameter_rrefs(self) -> list[rpc.RRef]:
         """References to all stages' parameters."""
