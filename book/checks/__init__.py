@@ -1,21 +1,21 @@
 """L3: verdicts on a learner's run; a wrong one is told which misconception it looks like.
 
-    verdict     CheckFailed, and the check of a single number
-    buffers     what the ranks' buffers hold after a collective
-    traffic     what a run sent
-    copies      whose data ranks hold after a broadcast, an all-gather, an all-to-all
-    groups      sums over rows and columns of ranks, in disorder, and where a rank has nothing to add
-    replicas    what threads computed, and what came back to the module
-    gradients   whether ranks hold the mean of their gradients
-    buckets     what is in a bucket, and when it was sent
-    training    the state that ranks start from, the global batch, the epochs
-    tensor      a linear map cut by columns or rows, and the operators between the cuts
-    shards      a module split over ranks: its parts, output, gradients, traffic
-    vocabulary  a cross-entropy whose logits are cut by vocabulary
-    dropout     masks that ranks draw alike, and masks of their own
-    orders      in which order the ranks of a pipeline ran, what they kept, how much they were idle
-    pipeline    what the stages of a pipeline hold: parameters, gradients, losses
-    remote      pipelines over RPC, and replicas of pipelines: what was sent, who learned what
+    verdict       CheckFailed, and the check of a single number
+    buffers       what the ranks' buffers hold after a collective
+    traffic       what a run sent
+    copies        whose data ranks hold after a broadcast, an all-gather, an all-to-all
+    groups        sums over rows and columns of ranks, in disorder, and where a rank has nothing to add
+    replicas      what threads computed, and what came back to the module
+    gradients     whether ranks hold the mean of their gradients
+    buckets       what is in a bucket, and when it was sent
+    training      the state that ranks start from, the global batch, the epochs
+    tensor        a linear map cut by columns or rows, and the operators between the cuts
+    split_module  a module split over ranks: its parts, output, gradients, traffic
+    vocabulary    a cross-entropy whose logits are cut by vocabulary
+    dropout       masks that ranks draw alike, and masks of their own
+    orders        in which order the ranks of a pipeline ran, what they kept, how much they were idle
+    pipeline      what the stages of a pipeline hold: parameters, gradients, losses
+    remote        pipelines over RPC, and replicas of pipelines: what was sent, who learned what
 
 Every check raises `CheckFailed` with one sentence, or returns what the cell prints, which depends on the run's data: a
 stored "ok" would prove nothing. (`weights_kept` and `awaited` return nothing; another check of the same run does.)
@@ -35,7 +35,7 @@ from book.checks.remote import (
     rows_in_calls, same_replicas, same_weights, shares_of_replicas,
 )
 from book.checks.replicas import Meeting, replica_gradients
-from book.checks.shards import block_count, shard_shapes, split_module, split_traffic
+from book.checks.split_module import block_count, shard_shapes, split_module, split_traffic
 from book.checks.tensor import column_outputs, computed, operator, row_outputs, shapes_in_words
 from book.checks.traffic import bus_bandwidth, point_to_point, ring_cost, ring_traffic
 from book.checks.training import epochs, first_step, global_losses, same_state, trained_alike

@@ -47,14 +47,14 @@ def same_outputs(got: Any, expected: Any) -> float:
     return float(np.abs(flat(got)).sum())
 
 
-def micro_batch_losses(got: Any, expected: Sequence[float]) -> None:
-    """The last stage must have one loss for each micro-batch, those of one process."""
+def micro_batch_losses(got: Any, expected: Sequence[float], scale: float = 0.5) -> None:
+    """The last stage must have one loss for each micro-batch, those of one process, in which `scale` is already."""
     if got is None or len(got) != len(expected):
         raise CheckFailed(f"the last stage has {0 if got is None else len(got)} losses, one for each micro-batch would "
                           f"be {len(expected)}: append each to self.losses")
     for m, (loss, wanted) in enumerate(zip(got, expected)):
         number(f"the loss of micro-batch {m}", loss, wanted, {
-            "it is not times self.scale": wanted / 0.5,
+            "it is not times self.scale": wanted / scale,
             "it is that of another micro-batch": expected[(m + 1) % len(expected)]})
 
 

@@ -235,8 +235,8 @@ def _report() -> Report:
 class _Stillness:
     """For how long this rank has waited in one and the same communication.
 
-    The frame object tells one call from the next at the same line; the main thread's CPU clock tells one wait from
-    the next in the same frame, for a thread that is blocked uses none at all.
+    The main thread's CPU clock tells one wait from the next, for a thread that is blocked uses none at all. Its frame
+    is kept by number: the object would keep alive what the frame holds, after it has returned.
     """
 
     def __init__(self) -> None:
@@ -272,7 +272,7 @@ class _Stillness:
         if self._starves():
             return None  # on a loaded machine it only waits for its turn
         clock = time.pthread_getcpuclockid(main)
-        return frame, frame.f_lasti, time.clock_gettime_ns(clock)
+        return id(frame), frame.f_lasti, time.clock_gettime_ns(clock)
 
     def _starves(self) -> bool:
         """Whether a thread of this process wants a core and has had none since the last look.

@@ -21,14 +21,14 @@ _RPC, _SERVES = "/torch/distributed/rpc/", "_run_function"
 
 
 @dataclass(frozen=True)
-class RemoteError:
+class RemoteFailure:
     """An error that a call brought back: the worker that raised it, its name and text, the learner's lines there."""
     worker: str
     error: str
     places: tuple[where.Place, ...]
 
 
-def remote_error(message: str) -> RemoteError | None:
+def remote_error(message: str) -> RemoteFailure | None:
     """The error at the root of what RPC made of it; None for the text of any other error."""
     workers = list(_WORKER.finditer(message))
     if not workers or _TRACEBACK not in message[workers[-1].end():]:
@@ -38,7 +38,7 @@ def remote_error(message: str) -> RemoteError | None:
     name = re.escape(shown.partition("(")[0])
     error = re.search(rf"^([\w.]+\.)?{name}\b.*", text, re.MULTILINE | re.DOTALL)
     lines = [(name, int(line)) for name, line in _FRAME.findall(text)]
-    return RemoteError(workers[-1][1], (error[0] if error else shown).strip(), tuple(where.places(lines)))
+    return RemoteFailure(workers[-1][1], (error[0] if error else shown).strip(), tuple(where.places(lines)))
 
 
 def served_calls() -> list[str]:

@@ -19,8 +19,7 @@ from book.parallel.model import GPT
 from book.parallel.split_backward import SplitBackward
 from book.parallel.stage import GPTStage
 from book.record import stage_action
-from book.schedule import PipelineSchedule
-from book.schedule.actions import Work
+from book.schedule import PipelineSchedule, Work
 
 
 class Stage:

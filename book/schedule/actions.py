@@ -54,6 +54,13 @@ class Action:
             yield self.stage, self.micro_batch, what
 
 
+def taker_of(work: Work, num_stages: int) -> int | None:
+    """The other stage that needs a result: the one after for an output, the one before for a gradient; or None."""
+    stage, _, what = work
+    taker = {"output": stage + 1, "gradient": stage - 1}.get(what, -1)
+    return taker if 0 <= taker < num_stages else None
+
+
 class PipelineSchedule:
     """The order in which every rank of a pipeline runs its actions.
 
@@ -128,8 +135,10 @@ class PipelineSchedule:
                     at[rank], moved = at[rank] + 1, True
         stuck = [queue[i] for queue, i in zip(queues, at) if i < len(queue)]
         if stuck:
-            raise ScheduleError(f"{self.name}: this order cannot run: "
-                                + "; ".join(self._waits(action, done, queues[action.rank]) for action in stuck))
+            waits = tuple(self._waits(action, done, queues[action.rank]) for action in stuck)
+            error = ScheduleError(f"{self.name}: this order cannot run: {'; '.join(waits)}")
+            error.waits = waits
+            raise error
 
     def in_flight(self) -> list[list[int]]:
         """For each rank, after each of its actions, how many forwards wait for their backward (for W, if it is split).

@@ -21,7 +21,12 @@ OPS = ("reduce", "copy")
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot be right: it names a rank or chunk that is not there, or does not keep its promise."""
+    """A schedule that cannot be right: it names a rank or chunk that is not there, or does not keep its promise.
+
+    `waits` says, of a pipeline's order that cannot run, what each rank that is stuck waits for.
+    """
+
+    waits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from book.cost import Link
-from book.schedule import Action, PipelineSchedule
+from book.schedule import Action, PipelineSchedule, Work, taker_of
 from book.trace import Event, Trace
-
-Key = tuple[int, int, str]  # stage, micro-batch, "output" or "gradient"
 
 
 def simulate_pipeline(schedule: PipelineSchedule, forward_s: float, backward_s: float, weight_s: float | None = None,
@@ -57,7 +55,7 @@ class _Run:
     events: list[Event] = field(default_factory=list)
     free_s: dict[int, float] = field(default_factory=lambda: defaultdict(float))  # by rank
     wire_s: dict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))  # by sender and receiver
-    there_s: dict[Key, float] = field(default_factory=dict)  # when the rank that needs it has it
+    there_s: dict[Work, float] = field(default_factory=dict)  # when the rank that needs it has it
 
     def take(self, action: Action) -> None:
         """Run an action whose needs were taken before it."""
@@ -68,18 +66,18 @@ class _Run:
         self.events.append(Event(action.rank, "compute", action.kind, stage=action.stage,
                                  micro_batch=action.micro_batch, start_s=start_s, end_s=end_s))
         for work in action.gives():
-            self.there_s[work] = self._arrival_s(action, work[2], end_s)
+            self.there_s[work] = self._arrival_s(action, work, end_s)
 
-    def _arrival_s(self, action: Action, what: str, ready_s: float) -> float:
-        """When the rank of the next stage has a result; leaves the events of the message."""
-        after = {"output": action.stage + 1, "gradient": action.stage - 1}.get(what)
-        peer = self.schedule.rank_of(after) if after is not None else None
+    def _arrival_s(self, action: Action, work: Work, ready_s: float) -> float:
+        """When the rank that takes a result has it; leaves the events of the message."""
+        taker = taker_of(work, self.schedule.num_stages)
+        peer = None if taker is None else self.schedule.rank_of(taker)
         if self.link is None or peer in (None, action.rank):
             return ready_s
         wire = action.rank, peer
         start_s = max(ready_s, self.wire_s[wire])
         end_s = self.wire_s[wire] = start_s + self.link.transfer_s(self.num_bytes)
         for rank, kind, other in ((action.rank, "send", peer), (peer, "recv", action.rank)):
-            self.events.append(Event(rank, kind, what, other, stage=action.stage, micro_batch=action.micro_batch,
+            self.events.append(Event(rank, kind, work[2], other, stage=action.stage, micro_batch=action.micro_batch,
                                      num_bytes=self.num_bytes, start_s=start_s, end_s=end_s))
         return end_s

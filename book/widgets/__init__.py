@@ -26,7 +26,7 @@ from book.schedule import PipelineSchedule, Schedule
 from book.trace import Trace
 from book.widgets.assets import ASSETS
 from book.widgets.game_page import PipelineGame
-from book.widgets.page import Shown, title_of
+from book.widgets.page import Page, Shown, title_of
 from book.widgets.payload import Options
 from book.widgets.pipeline import Durations
 from book.widgets.pipeline_page import PipelinePlayer
@@ -63,7 +63,7 @@ def play(what: Playable | Mapping[Any, Playable] | Sequence[Playable], *, title:
         raise ValueError("clock='time' needs simulated traces: simulate(schedule, num_bytes, link) gives them")
     _check("select", select, (None, *traces))
     options = Options("play", view, predict, clock, labels, select, promise)
-    return _player(Shown(traces, title or title_of(traces), options))
+    return _live(Shown(traces, title or title_of(traces), options))
 
 
 def race(traces: Mapping[str, Playable], *, title: str = "A race on equal links",
@@ -81,7 +81,7 @@ def race(traces: Mapping[str, Playable], *, title: str = "A race on equal links"
                          "simulate(schedule, num_bytes, link) gives them")
     if len(traces) < 2:
         raise ValueError("a race needs two or more runs")
-    return _player(Shown(dict(traces), title, Options("race", view, clock="time")))
+    return _live(Shown(dict(traces), title, Options("race", view, clock="time")))
 
 
 def bucket_timeline(runs: Trace | Mapping[Any, Trace], replay: Callable[[Trace], Trace] | None = None, *,
@@ -97,12 +97,7 @@ def bucket_timeline(runs: Trace | Mapping[Any, Trace], replay: Callable[[Trace],
     """
     traces = _mapping(runs if isinstance(runs, Mapping) else {"": runs})
     _check("select", select, (None, *traces))
-    shown = BucketTimeline(traces, replay, title, labels, select)
-    try:
-        from book.widgets.live import Timeline
-    except ImportError:
-        return shown
-    return Timeline(shown)
+    return _live(BucketTimeline(traces, replay, title, labels, select))
 
 
 def pipeline_player(what: Piped | Mapping[Any, Piped] | Sequence[Piped], *, forward_s: float = 1e-3,
@@ -121,7 +116,7 @@ def pipeline_player(what: Piped | Mapping[Any, Piped] | Sequence[Piped], *, forw
     runs = _mapping(what)
     _check("select", select, (None, *runs))
     durations = Durations(forward_s, backward_s, weight_s, link, num_bytes)
-    return _pipelines(PipelinePlayer(runs, durations, title, "player", labels, select, step, ranks))
+    return _live(PipelinePlayer(runs, durations, title, "player", labels, select, step, ranks))
 
 
 def pipeline_race(runs: Mapping[str, Piped], *, forward_s: float = 1e-3, backward_s: float = 2e-3,
@@ -137,7 +132,7 @@ def pipeline_race(runs: Mapping[str, Piped], *, forward_s: float = 1e-3, backwar
     if len(runs) < 2:
         raise ValueError("a race needs two or more runs")
     durations = Durations(forward_s, backward_s, weight_s, link, num_bytes)
-    return _pipelines(PipelinePlayer(dict(runs), durations, title, "race"))
+    return _live(PipelinePlayer(dict(runs), durations, title, "race"))
 
 
 def sharded_product(runs: Trace | Mapping[Any, Trace], *, title: str | None = None,
@@ -150,12 +145,7 @@ def sharded_product(runs: Trace | Mapping[Any, Trace], *, title: str | None = No
     """
     traces = _mapping(runs if isinstance(runs, Mapping) else {"": runs})
     _check("select", select, (None, *traces))
-    shown = ShardedProduct(traces, title, labels, select)
-    try:
-        from book.widgets.live import Shards
-    except ImportError:
-        return shown
-    return Shards(shown)
+    return _live(ShardedProduct(traces, title, labels, select))
 
 
 def pipeline_game(num_stages: int = 4, num_micro_batches: int = 4, *, forward_s: float = 1e-3,
@@ -167,12 +157,7 @@ def pipeline_game(num_stages: int = 4, num_micro_batches: int = 4, *, forward_s:
     says how many forwards a rank has room for. In a live notebook `.schedule` is the order so far. Raises
     ScheduleError for counts below 1, ValueError for more than 8 stages or 16 micro-batches.
     """
-    shown = PipelineGame(num_stages, num_micro_batches, Durations(forward_s, backward_s), most_in_flight, title)
-    try:
-        from book.widgets.live import Game
-    except ImportError:
-        return shown
-    return Game(shown)
+    return _live(PipelineGame(num_stages, num_micro_batches, Durations(forward_s, backward_s), most_in_flight, title))
 
 
 def panel(run: Callable[..., Trace], *, title: str | None = None, promise: str | None = None,
@@ -187,20 +172,13 @@ def panel(run: Callable[..., Trace], *, title: str | None = None, promise: str |
     return Panel(run, title, Options(promise=promise), controls)
 
 
-def _player(shown: Shown) -> Shown | Player:
+def _live(shown: Page) -> Any:
+    """The live widget; what it shows, where a page is built without the packages that a live notebook needs."""
     try:
-        from book.widgets.live import Player
-    except ImportError:  # a page can be built without the packages that a live notebook needs
-        return shown
-    return Player(shown)
-
-
-def _pipelines(shown: PipelinePlayer) -> PipelinePlayer | PipelineView:
-    try:
-        from book.widgets.live import PipelineView
+        from book.widgets.live import LIVE
     except ImportError:
         return shown
-    return PipelineView(shown)
+    return LIVE[shown.widget](shown)
 
 
 def _mapping(what: Any) -> dict[Any, Playable]:

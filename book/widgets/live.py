@@ -90,6 +90,9 @@ class Game(Live):
         return self.shown.simulate(self.placed)
 
 
+LIVE = {"player": Player, "timeline": Timeline, "pipeline": PipelineView, "shards": Shards, "game": Game}
+
+
 class Panel(ipywidgets.VBox):
     """Controls for the arguments of `run`, a button, and the player of the trace that `run` returned last."""
 

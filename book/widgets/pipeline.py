@@ -221,7 +221,7 @@ def _as_far_as_it_goes(schedule: PipelineSchedule) -> tuple[PipelineSchedule, li
     except ScheduleError as error:
         if not done:
             raise
-        ends = str(error).partition("this order cannot run: ")[2].split("; ")
+        ends = list(error.waits)
     else:
         ends = _standing(schedule, None)
     order = PipelineSchedule(schedule.name, schedule.num_stages, schedule.num_micro_batches, done, schedule.world_size)

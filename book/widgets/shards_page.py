@@ -27,12 +27,11 @@ class ShardedProduct(Page):
         self.traces, self._labels, self._select = dict(traces), labels, select
         self._plays = {key: read_play(trace) for key, trace in self.traces.items()}
         mlp = any("B" in play.matrices for play in self._plays.values())
-        self.title = title or ("A sharded MLP" if mlp else "A sharded matrix product")
-        self._data = self.data(live=False)
+        self._given_title, self.title = title, title or ("A sharded MLP" if mlp else "A sharded matrix product")
 
     def with_trace(self, what: Any) -> ShardedProduct:
         """The same widget of another trace."""
-        return ShardedProduct({"": what}, self.title)
+        return ShardedProduct({"": what}, self._given_title)
 
     def data(self, live: bool) -> dict[str, Any]:
         """The widget's data; where it is live, with the backend's name."""

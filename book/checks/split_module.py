@@ -16,7 +16,6 @@ from book.checks.verdict import CheckFailed, number, short
 from book.trace import Event, Trace
 
 
-
 def split_module(runs: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]], whole: Mapping[str, Any],
                  parts: Sequence[Mapping[str, Any]], layout: Mapping[str, int | None],
                  hints: Mapping[str, Any] = {}) -> float:
