@@ -209,20 +209,22 @@ def tensor_parallel_sent_bytes(group_size: int, activation_bytes: float, regathe
 
 
 def activation_bytes(layer: LayerShape, group_size: int = 1, sequence_parallel: bool = False,
-                     recompute: str | None = None) -> float:
+                     regather: bool = False, recompute: str | None = None) -> float:
     """Bytes that a transformer layer keeps on each of t ranks for its backward, in 16 bits (korthikanti2022, table 2).
 
-    s b h (10 + 24/t + 5 a s/(h t)), which is 34 + 5 a s/h on one rank; with sequence parallelism all of it over t, an
-    input of column-parallel layers being gathered again. `recompute` is None, "selective" (no 5 a s/h) or "full"
-    (2 s b h). Numbers have 2 bytes, dropout masks 1; attention keeps its scores; statistics of norms are left out.
+    s b h (10 + 24/t + 5 a s/(h t)), which is 34 + 5 a s/h on one rank. With sequence parallelism 4 + 30/t in place of
+    10 + 24/t, for the norms' outputs are kept gathered (derived); with `regather`, which is the table's row, all of it
+    is over t. `recompute` is None, "selective" (no 5 a s/h) or "full" (the layer's input alone: 2 s b h, over t with
+    sequence parallelism). Numbers have 2 bytes, dropout masks 1; attention keeps its scores; statistics of norms are
+    left out.
     """
     if recompute not in (None, "selective", "full"):
         raise ValueError(f"recompute can't be {recompute!r}: use None, 'selective' or 'full'")
     if recompute == "full":
-        return 2.0 * layer.num_activations
+        return 2.0 * layer.num_activations / (group_size if sequence_parallel else 1)
     scores = 0.0 if recompute else 5 * layer.num_heads * layer.num_tokens / layer.width
-    whole = 10 / group_size if sequence_parallel else 10
-    return layer.num_activations * (whole + (24 + scores) / group_size)
+    whole = (0 if regather else 4) if sequence_parallel else 10
+    return layer.num_activations * (whole + (34 - whole + scores) / group_size)
 
 
 def gpt_activation_bytes(layer: LayerShape, group_size: int = 1, sequence_parallel: bool = False,

@@ -5,6 +5,7 @@ import math
 import weakref
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,15 +15,16 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.utils.checkpoint import checkpoint
 
 from book.cost import BUS_FACTORS, LayerShape, activation_bytes, gpt_activation_bytes, tensor_parallel_sent_bytes
 from book.launch import launch, rank_device
 from book.parallel import GPT, Characters, GPTConfig, load_text
-from book.parallel.activations import saved_for_backward
+from book.parallel.activations import held_for_backward, saved_for_backward
 from book.parallel.model import Attention
 from book.parallel.tensor import (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding,
                                   all_gather_then_reduce_scatter, all_reduce_then_identity, first_of_shard,
-                                  identity_then_all_reduce, reduce_scatter_then_all_gather, split_gpt,
+                                  identity_then_all_reduce, mine, reduce_scatter_then_all_gather, shard, split_gpt,
                                   vocab_parallel_cross_entropy)
 from book.parallel.tensor.regather import Regather
 
@@ -194,6 +196,16 @@ def test_layers_whose_sizes_the_ranks_do_not_divide() -> None:
         assert max(differences) < 1e-12
 
 
+def blocks_of_nine() -> tuple[list[float], list[float]]:
+    dist.init_process_group("gloo")
+    numbers = torch.arange(9.0)
+    return mine(numbers, 0).tolist(), shard(nn.Parameter(numbers), 0).tolist()
+
+
+def test_blocks_and_shards_are_cut_in_the_same_places() -> None:
+    assert list(launch(blocks_of_nine, 4)) == [(cut, cut) for cut in ([0, 1, 2], [3, 4], [5, 6], [7, 8])]
+
+
 def large_logits(vocab_size: int) -> float:
     device = rank_device()
     dist.init_process_group()
@@ -209,6 +221,39 @@ def test_the_loss_survives_large_logits_and_sends_the_same_for_any_vocabulary() 
         logits = torch.linspace(-2000, 2000, size, dtype=torch.float64).expand(6, -1)
         assert list(run) == pytest.approx([F.cross_entropy(logits, torch.arange(6)).item()] * 2, rel=1e-12)
         assert sent(run.trace) == Counter({("all_reduce", 6 * 8): 3})
+
+
+def loss_of_some(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
+    """In a rank: a loss in which some positions do not count, and the gradient of this rank's logits."""
+    device = rank_device()
+    dist.init_process_group()
+    whole, targets = logits_and_targets(dtype)
+    logits = whole.to(device).tensor_split(dist.get_world_size(), -1)[dist.get_rank()].detach().requires_grad_()
+    loss = vocab_parallel_cross_entropy(logits, targets.to(device), first_of_shard(7))
+    loss.backward()
+    return loss.detach().cpu(), logits.grad.cpu(), loss.dtype
+
+
+def logits_and_targets(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.randint(7, (3, 8), generator=generator)
+    targets[0, 2:5] = targets[2, 7] = -100
+    return torch.randn(3, 8, 7, generator=generator, dtype=torch.float64).to(dtype), targets
+
+
+@pytest.mark.parametrize("dtype, taken_in", [(torch.float64, torch.float64), (torch.bfloat16, torch.float32)],
+                         ids=["float64", "bfloat16"])
+def test_the_loss_leaves_out_what_torch_s_leaves_out_and_is_not_taken_in_16_bits(
+        dtype: torch.dtype, taken_in: torch.dtype) -> None:
+    whole, targets = logits_and_targets(dtype)
+    whole.requires_grad_()
+    expected = F.cross_entropy(whole.to(taken_in).flatten(0, 1), targets.flatten())
+    expected.backward()
+    ranks = list(launch(loss_of_some, 2, dtype))
+    for loss, _, loss_dtype in ranks:
+        assert loss_dtype == taken_in and torch.allclose(loss, expected, rtol=1e-6, atol=0)
+    gradient = torch.cat([gradient for _, gradient, _ in ranks], -1)
+    assert gradient.dtype == dtype and torch.allclose(gradient, whole.grad, rtol=2e-2, atol=1e-12)
 
 
 def sent(trace: Any) -> Counter[tuple[str, float]]:
@@ -297,17 +342,23 @@ def test_a_storage_counts_once_and_parameters_do_not() -> None:
     assert also_parameters.num_bytes == 5 * 4 * 4 + 4 * 4 * 4
 
 
-def kept_of_dtensors() -> int:
+def kept_of_dtensors() -> tuple[int, ...]:
+    """In a rank: bytes kept, bytes held after a forward, the most, and bytes held after backward."""
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     block = parallelize_module(nn.Linear(8, 6, bias=False), mesh, ColwiseParallel(use_local_output=False))
     with saved_for_backward(block.parameters()) as saved:
         block(torch.randn(3, 8, requires_grad=True)).exp()
-    return saved.num_bytes
+    with held_for_backward(block.parameters()) as held:
+        total = block(torch.randn(3, 8, requires_grad=True)).exp().to_local().sum()
+    num_bytes = held.num_bytes
+    total.backward()
+    return saved.num_bytes, num_bytes, held.peak_bytes, held.num_bytes
 
 
 def test_of_a_dtensor_the_rank_s_part_counts() -> None:
-    assert list(launch(kept_of_dtensors, 2)) == [3 * 8 * 4 + 3 * 3 * 4] * 2
+    wanted = 3 * 8 * 4 + 3 * 3 * 4
+    assert list(launch(kept_of_dtensors, 2)) == [(wanted, wanted, wanted, 0)] * 2
 
 
 SHAPE = LayerShape(NUM_SEQUENCES, CONFIG.context, CONFIG.width, CONFIG.num_heads)
@@ -326,21 +377,22 @@ def test_a_layer_that_is_not_cut_keeps_what_one_rank_keeps_and_twice_that_in_flo
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.parametrize("way", ["tensor parallel", "regathered"])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_layer_like_the_paper_s_keeps_the_bytes_of_its_formula(world_size: int, way: str) -> None:
     half = replace(CONFIG, dropout=0.1, dtype=torch.bfloat16)
-    sequence_parallel = way == "regathered"
-    statistics = 4 * NUM_SEQUENCES * half.context * 2 // (world_size if sequence_parallel else 1)  # not in the formula
-    wanted = activation_bytes(SHAPE, world_size, sequence_parallel) + statistics
+    statistics = 4 * NUM_SEQUENCES * half.context * 2 // (world_size if WAYS[way] else 1)  # not in the formula
+    wanted = activation_bytes(SHAPE, world_size, **WAYS[way]) + statistics
     assert set(launch(kept, world_size, half, WAYS[way])) == {wanted}
 
 
 def test_formulas_agree_where_they_meet() -> None:
     scores = 5 * SHAPE.num_heads * SHAPE.num_tokens / SHAPE.width * SHAPE.num_activations
     assert activation_bytes(SHAPE) == 34 * SHAPE.num_activations + scores
-    assert activation_bytes(SHAPE, 4, True) == activation_bytes(SHAPE) / 4
-    assert activation_bytes(SHAPE, 4, True, "selective") == 34 * SHAPE.num_activations / 4
+    assert activation_bytes(SHAPE, 4, True, True) == activation_bytes(SHAPE) / 4
+    assert activation_bytes(SHAPE, 4, True, True, "selective") == 34 * SHAPE.num_activations / 4
+    assert activation_bytes(SHAPE, 4, True, recompute="selective") == (4 + 30 / 4) * SHAPE.num_activations
     assert activation_bytes(SHAPE, 4, recompute="full") == 2 * SHAPE.num_activations
+    assert activation_bytes(SHAPE, 4, True, recompute="full") == 2 * SHAPE.num_activations / 4
     assert gpt_activation_bytes(SHAPE, 4, True, True) == gpt_activation_bytes(SHAPE) / 4
     assert gpt_activation_bytes(SHAPE, 4, True) < gpt_activation_bytes(SHAPE, 4)
     assert tensor_parallel_sent_bytes(1, 1e9) == 0
@@ -387,6 +439,31 @@ def test_dropout_is_alike_where_activations_are_and_differs_where_they_differ(wa
     assert not torch.equal(one[2], other[2])
 
 
+def gradients_of_dropped(ways: dict[str, bool]) -> list[list[torch.Tensor]]:
+    """In a rank: gradients of a model with dropout, from the same random state; the second time blocks are recomputed."""
+    device = rank_device()
+    dist.init_process_group()
+    model = split_gpt(GPT(replace(CONFIG, dropout=0.5)).to(device), **ways)
+    inputs, targets = (t.to(device) for t in batch())
+    state, seen = torch.get_rng_state(), []
+    for run in (lambda block, x: block(x), *(partial(checkpoint, use_reentrant=again) for again in (False, True))):
+        torch.set_rng_state(state)
+        model.zero_grad()
+        x = model.embed(inputs)
+        for block in model.blocks:
+            x = run(block, x)
+        model.loss(model.predict(x), targets).backward()
+        seen.append([p.grad.cpu() for p in model.parameters()])
+    return seen
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_forward_that_is_run_again_drops_the_same(way: str) -> None:
+    for plain, *recomputed in launch(gradients_of_dropped, 2, WAYS[way]):
+        for again in recomputed:
+            assert all(torch.allclose(a, b, rtol=0, atol=1e-14) for a, b in zip(plain, again))
+
+
 def dropped_in_passes() -> list[torch.Tensor]:
     device = rank_device()
     dist.init_process_group()
@@ -408,6 +485,8 @@ def refused(what: str) -> str:
     others = dist.new_group([0])
     sizes = {"heads": dict(num_heads=2), "vocabulary": dict(vocab_size=2)}.get(what, {})
     model = GPT(replace(CONFIG, **sizes)).to(device)
+    if what == "tied":
+        model.head.weight = model.token_embedding.weight
     try:
         if what == "member" and dist.get_rank():
             split_gpt(model, others)
@@ -427,6 +506,7 @@ def refused(what: str) -> str:
     ("heads", "4 ranks can't share 2 heads"), ("vocabulary", "a length of 2 can't be shared by 4 ranks"),
     ("again", "split already"), ("pieces", "regather needs sequence_parallel=True"),
     ("tokens", "dim 1 has a length of 5, which 4 ranks can't share equally"), ("member", "not in the group"),
+    ("tied", "head and token_embedding share one weight"),
 ])
 def test_a_split_that_cannot_be_is_refused_in_words(what: str, said: str) -> None:
     for rank, words in enumerate(launch(refused, 4, what)):

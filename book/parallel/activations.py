@@ -63,7 +63,7 @@ class held_for_backward(saved_tensors_hooks):  # noqa: N801
         super().__exit__(*error)
 
     def _keep(self, tensor: torch.Tensor) -> _Kept:
-        kept, storage = _Kept(tensor), tensor.untyped_storage()
+        kept, storage = _Kept(tensor), _storage(tensor)
         address, num_bytes = storage.data_ptr(), storage.nbytes()
         if address not in self._left_out:
             self.num_bytes += 0 if self._users[address] else num_bytes

@@ -38,12 +38,13 @@ def split_gpt(model: GPT, group: Group = None, sequence_parallel: bool = False, 
     embedding and head by vocabulary. `model(tokens)` gives this rank's logits (B, T, v), and `model.loss` takes them.
     With `sequence_parallel` a rank holds T/N of the tokens between the cut layers; with `regather` too, it also keeps
     no more than those of the cut layers' inputs for backward. Move the model to its device before, make the optimizer
-    afterwards; with dropout, give each rank a random seed of its own. Raises ValueError for a group that does not
-    divide the heads.
+    afterwards; with dropout, give each rank a random seed of its own. `state_dict` is then this rank's part alone.
+    Raises ValueError for a group that does not divide the heads, and for a head that is the embedding's weight.
     """
     _check(model, group, sequence_parallel, regather)
+    first_rank = dist.get_global_rank(group or dist.group.WORLD, 0)
     for tensor in [*model.parameters(), *model.buffers()]:
-        dist.broadcast(tensor.detach(), _first_rank(group), group=group)
+        dist.broadcast(tensor.detach(), first_rank, group=group)
     split = _ways(group, sequence_parallel, regather)
     model.token_embedding = VocabParallelEmbedding(model.token_embedding, group, split.leave)
     model.head = split.columns(model.head, group, split.enter)
@@ -95,17 +96,8 @@ def _share_positions(model: GPT, group: Group) -> None:
 
 def _drop_alike(model: GPT, group: Group) -> None:
     """Between the cut layers every rank holds the same activations, so all have to drop the same of them."""
-    device = model.head.weight.device
-    seed = torch.randint(2**31, (1,), device=device)
-    dist.broadcast(seed, _first_rank(group), group=group)
-    generator = torch.Generator(device).manual_seed(int(seed))
-    model.dropout = AlikeDropout(model.config.dropout, generator)
-    for block in model.blocks:
-        block.dropout = AlikeDropout(model.config.dropout, generator)
-
-
-def _first_rank(group: Group) -> int:
-    return dist.get_global_rank(group or dist.group.WORLD, 0)
+    for module in (model, *model.blocks):
+        module.dropout = AlikeDropout(model.config.dropout, group)
 
 
 def _check(model: GPT, group: Group, sequence_parallel: bool, regather: bool) -> None:
@@ -114,6 +106,9 @@ def _check(model: GPT, group: Group, sequence_parallel: bool, regather: bool) ->
         raise ValueError("this rank is not in the group: split on the group's ranks only")
     if not isinstance(model.head, nn.Linear):
         raise ValueError("this GPT is split already: split a whole one, that GPT(config) made on every rank")
+    if model.head.weight is model.token_embedding.weight:
+        raise ValueError("head and token_embedding share one weight, and splitting would make two of it: give the head "
+                         "a weight of its own")
     if config.num_heads % num_ranks:
         raise ValueError(f"{num_ranks} ranks can't share {config.num_heads} heads, since a head is not cut: use a "
                          f"number of ranks that divides num_heads")

@@ -19,8 +19,8 @@ Operator = Callable[..., torch.Tensor]  # called as operator(x, group=group)
 def shard(parameter: nn.Parameter, dim: int, group: Group = None) -> nn.Parameter:
     """This rank's piece, along `dim`, of a parameter that all ranks hold alike; its `shard_dim` is `dim`.
 
-    Where the ranks do not divide the length, the first ones hold one more. Raises ValueError where there is not one
-    for each.
+    Where the ranks do not divide the length, the first ones hold one more; a DTensor's `Shard` cuts like `chunk`, then
+    in other places. Raises ValueError where there is not one for each.
     """
     num_ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     if parameter.shape[dim] < num_ranks:
@@ -93,11 +93,13 @@ class VocabParallelEmbedding(nn.Module):
 
 def vocab_parallel_cross_entropy(logits_BTv: torch.Tensor, targets_BT: torch.Tensor, first: int,
                                  group: Group = None) -> torch.Tensor:
-    """The mean cross-entropy of all B T predictions, in nats; this rank's logits begin with those of token `first`.
+    """The mean cross-entropy of the predictions, in nats; this rank's logits begin with those of token `first`.
 
     Three all-reduces of B T numbers each, whatever V is: of the largest logit, of the sum of exponentials, of the
-    target's logit (shoeybi2019).
+    target's logit (shoeybi2019). Logits of 16 bits are taken to float32, and so is the loss. As in `F.cross_entropy`,
+    positions whose target is -100 do not count; that other targets are tokens is not checked.
     """
+    logits_BTv = logits_BTv.to(torch.promote_types(logits_BTv.dtype, torch.float32))
     largest_BT = logits_BTv.detach().amax(-1)
     dist.all_reduce(largest_BT, dist.ReduceOp.MAX, group=group)
     logits_BTv = logits_BTv - largest_BT[..., None]
@@ -108,22 +110,29 @@ def vocab_parallel_cross_entropy(logits_BTv: torch.Tensor, targets_BT: torch.Ten
     index_BT1 = torch.where(mine_BT, place_BT, 0)[..., None]
     picked_BT = logits_BTv.gather(-1, index_BT1)[..., 0]
     target_BT = all_reduce_then_identity(torch.where(mine_BT, picked_BT, 0), group)
-    return (total_BT.log() - target_BT).mean()
+    counts_BT = targets_BT != -100
+    losses_BT = torch.where(counts_BT, total_BT.log() - target_BT, 0)
+    return losses_BT.sum() / counts_BT.sum()
 
 
 class AlikeDropout(nn.Module):
-    """Dropout with one mask for all ranks, for activations that they all hold: its `generator` is at one state on all.
+    """Dropout with one mask for all ranks of a group, for activations that they all hold.
 
     Plain dropout draws from the rank's own generator, and that has to differ: elsewhere ranks hold different parts.
+    So the group's first rank draws a seed for each mask and sends it. It draws from torch's CPU generator, which
+    `torch.utils.checkpoint` sets back before it runs a forward again: the second mask is the first.
     """
 
-    def __init__(self, probability: float, generator: torch.Generator) -> None:
+    def __init__(self, probability: float, group: Group = None) -> None:
         super().__init__()
-        self.probability, self.generator = probability, generator
+        self.probability, self.group = probability, group
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Any shape, unchanged."""
         if not self.training:
             return x
-        keep = torch.empty_like(x).bernoulli_(1 - self.probability, generator=self.generator).bool()
+        seed = torch.randint(2**62, (1,), device="cpu").to(x.device)
+        dist.broadcast(seed, dist.get_global_rank(self.group or dist.group.WORLD, 0), group=self.group)
+        generator = torch.Generator(x.device).manual_seed(seed.item())
+        keep = torch.empty_like(x).bernoulli_(1 - self.probability, generator=generator).bool()
         return torch.where(keep, x / (1 - self.probability), 0)

@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 
 def mine(matrix: torch.Tensor, dim: int) -> torch.Tensor:
-    """This rank's block of a matrix that every rank has, cut along `dim`."""
-    return matrix.chunk(dist.get_world_size(), dim)[dist.get_rank()]
+    """This rank's block of a matrix that every rank has, cut along `dim` in the places where `shard` cuts."""
+    return matrix.tensor_split(dist.get_world_size(), dim)[dist.get_rank()]
 
 
 def by_columns(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
