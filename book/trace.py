@@ -11,6 +11,11 @@ where a trace came from, except to say so.
                 contributions: what its chunk held afterwards
     collective  rank took part in op ("all_reduce", ...) over the ranks in group
     compute     rank worked: op says on what
+
+Compute events are told apart by their fields: the gradient of a followed backward pass has num_bytes and, as op, its
+parameter; a pipeline's action has stage, micro_batch and, as op, its kind (see book.schedule.actions); a followed
+matrix product has words as op (see book.parallel.watcher). A pipeline's messages have stage and micro_batch instead of
+a chunk, and op is "output" or "gradient".
 """
 from __future__ import annotations
 
@@ -39,9 +44,10 @@ class Event:
 
     `peer` and `group` (a tuple) are global ranks, times are seconds on the trace's clock, `num_bytes` is what the
     message, the chunk or the rank's buffer weighed, `contributions` has one number per rank: how often its data is in
-    the chunk. `bucket` says which bucket of gradients a compute event fills or a collective carries; `waited`, of a
-    collective in a followed backward pass, how many of its rank's gradients were ready when the program had waited for
-    it.
+    the chunk (of a matrix product: how often each partial product, and at last the bias, is in the block). `stage` and
+    `micro_batch` are a pipeline's, `step` a schedule's or a level of happens-before. `bucket` says which bucket of
+    gradients a compute event fills or a collective carries; `waited`, of a collective in a followed backward pass, how
+    many of its rank's gradients were ready when the program had waited for it.
     """
 
     rank: int = count()

@@ -27,9 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from book.device import message_device
 from book.parallel.model import GPT, GPTConfig
 from book.parallel.stage import GPTStage
-from book.record import emit
-from book.record.stages import stage_action
-from book.trace import Event
+from book.record import action_done, stage_action
 
 
 @contextlib.contextmanager
@@ -117,9 +115,7 @@ class RemoteStage:
         """
         started_s: list[float] = []
         y.register_hook(lambda gradient: started_s.append(time.monotonic()))
-        entry.register_hook(lambda gradient: emit(
-            Event(dist.get_rank(), "compute", "B", stage=self.stage, micro_batch=micro_batch, start_s=started_s[0],
-                  end_s=time.monotonic())))
+        entry.register_hook(lambda gradient: action_done("B", self.stage, micro_batch, started_s[0]))
 
 
 class RemotePipeline:

@@ -15,7 +15,7 @@ from book.record.backward import follow_backward
 from book.record.happens_before import assemble, from_zero
 from book.record.looks import WatchError
 from book.record.recorder import collect, emit, lanes, paused, start, watch
-from book.record.stages import follow_stages, stage_action
+from book.record.stages import action_done, follow_stages, stage_action
 
-__all__ = ["WatchError", "assemble", "collect", "emit", "follow_backward", "follow_stages", "from_zero", "lanes",
-           "paused", "stage_action", "start", "watch"]
+__all__ = ["WatchError", "action_done", "assemble", "collect", "emit", "follow_backward", "follow_stages", "from_zero",
+           "lanes", "paused", "stage_action", "start", "watch"]

@@ -29,6 +29,11 @@ def stage_action(kind: str, stage: int, micro_batch: int) -> Iterator[None]:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
     start_s = time.monotonic()
     yield
+    action_done(kind, stage, micro_batch, start_s)
+
+
+def action_done(kind: str, stage: int, micro_batch: int, start_s: float) -> None:
+    """Record an action that is no block of code and ends now; `start_s` is when `time.monotonic()` saw it begin."""
     emit(Event(_rank(), "compute", kind, stage=stage, micro_batch=micro_batch, start_s=start_s,
                end_s=time.monotonic()))
 

@@ -14,6 +14,14 @@ Each returns an object that shows itself: in a live notebook as a widget with th
 and `error` (and `player.trace = other`), on a static page as HTML that scripts (see assets), loaded deferred, bring to
 life.
 That HTML is the same for the same program: it holds logical steps and modelled times, never a measured time.
+
+    page, live      what every widget is: a page with data and words; an anywidget around it
+    assets          which scripts and styles a widget is made of; controls.js has what they share
+    choices         several runs in one widget
+    run, payload, shape, words, summary, fallback, page.Shown, player.js       the chunk player
+    timeline, timeline_page, timeline.js                                       the bucket timeline
+    pipeline, pipeline_page, pipeline.js; game_page, game.js                   the pipeline player, race and game
+    shards, shards_data, shards_words, shards_page, shards.js                  the sharded product
 """
 from __future__ import annotations
 
