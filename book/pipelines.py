@@ -27,9 +27,11 @@ def gpipe(num_stages: int, num_micro_batches: int) -> PipelineSchedule:
 
 
 def one_f_one_b(num_stages: int, num_micro_batches: int) -> PipelineSchedule:
-    """As many forwards as there are stages behind, then one forward, one backward in turn (narayanan2019, "1F1B").
+    """As many forwards as there are stages behind, then one forward, one backward in turn, and a flush at the end.
 
-    Stage s starts its first backward with S - s micro-batches in flight, and never has more.
+    Stage s starts its first backward with min(S - s, M) micro-batches in flight, and never has more. narayanan2019 ran
+    it without a flush, on weights of several versions; with one it is in fan2021, and narayanan2021memory's
+    PipeDream-Flush.
     """
     def order(rank: int) -> Iterator[Step]:
         pairs = [(rank, m) for m in range(num_micro_batches)]

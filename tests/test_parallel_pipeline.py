@@ -151,6 +151,35 @@ def test_written_out_it_is_the_schedule(num_stages, num_micro_batches):
     assert pipeline_order(run.trace).actions == one_f_one_b(num_stages, num_micro_batches).actions
 
 
+def open_sends(num_micro_batches):
+    """The most sends that 1F1B written out has begun and not waited for, and those at its end."""
+    device = rank_device()
+    dist.init_process_group()
+    gpt, _ = a_model(device)
+    inputs, targets = micro_batches(num_micro_batches, device)
+    (stage,) = stages_here(one_f_one_b(dist.get_world_size(), num_micro_batches), gpt).values()
+    begun, most, isend = set(), [0], dist.isend
+
+    class Request:
+        def __init__(self, *args, **kwargs):
+            self.request = isend(*args, **kwargs)
+            begun.add(self)
+            most.append(len(begun))
+
+        def wait(self):
+            begun.discard(self)
+            return self.request.wait()
+
+    dist.isend = Request
+    run_one_f_one_b(stage, like(device), dist.new_group(), dist.new_group(), inputs, targets)
+    return max(most), len(begun)
+
+
+@pytest.mark.parametrize("num_micro_batches", [2, 8])
+def test_written_out_it_keeps_one_sent_tensor_each_way(num_micro_batches):
+    assert list(launch(open_sends, 3, num_micro_batches)) == [(1, 0), (2, 0), (1, 0)]
+
+
 def two_pipelines():
     """Ranks 0 and 3 are one pipeline, 2 and 1 another: the loss of each, on the last stage's rank."""
     device = rank_device()

@@ -119,10 +119,16 @@ def run_one_f_one_b(stage: Stage, like: torch.Tensor, forth: dist.ProcessGroup, 
                     ) -> torch.Tensor | None:
     """1F1B written out, with one stage on every rank of the world: what `run_pipeline` does with that schedule.
 
-    `forth` and `back` are two groups of all ranks, for outputs and for gradients.
+    `forth` and `back` are two groups of all ranks, for outputs and for gradients. Of what a rank has sent, it keeps one
+    tensor in each direction.
     """
     rank, last = dist.get_rank(), dist.get_world_size() - 1
-    losses, sent = [], []
+    losses, sent = [], {}
+
+    def send(tensor: torch.Tensor, peer: int, group: dist.ProcessGroup) -> None:
+        if peer in sent:
+            sent[peer].wait()  # the peer's order has it take that one before it needs more from here
+        sent[peer] = dist.isend(tensor, peer, group=group)
 
     def receive(peer: int, group: dist.ProcessGroup) -> torch.Tensor:
         tensor = torch.empty_like(like)
@@ -135,13 +141,13 @@ def run_one_f_one_b(stage: Stage, like: torch.Tensor, forth: dist.ProcessGroup, 
         if rank == last:
             losses.append(y)
         else:
-            sent.append(dist.isend(y, rank + 1, group=forth))
+            send(y, rank + 1, forth)
 
     def backward(m: int) -> None:
         gradient = None if rank == last else receive(rank + 1, back)
         gradient = stage.backward(m, gradient)
         if rank > 0:
-            sent.append(dist.isend(gradient, rank - 1, group=back))
+            send(gradient, rank - 1, back)
 
     num_ahead = min(last - rank, stage.num_micro_batches)
     for m in range(num_ahead):
@@ -150,7 +156,7 @@ def run_one_f_one_b(stage: Stage, like: torch.Tensor, forth: dist.ProcessGroup, 
         if m + num_ahead < stage.num_micro_batches:
             forward(m + num_ahead)
         backward(m)
-    for request in sent:
+    for request in sent.values():
         request.wait()
     return sum(losses) if losses else None
 
@@ -182,8 +188,10 @@ class Mail:
     `like` is a tensor as they all are. A send doesn't wait. What one rank sends another arrives in the order in which
     it was made: who needs the third message takes the first two as well, and keeps them.
 
-    Messages to higher ranks have one process group, those to lower ranks another. In a single group NCCL runs what two
-    ranks send each other in one queue, and two that have both begun to send would wait for each other to receive.
+    Messages to higher ranks have one process group, those to lower ranks another: in a group made lazily NCCL runs what
+    two ranks send each other in one queue, and two that have both begun to send would wait for each other to receive.
+    A group made with `device_id` has one queue for all its ranks, and NCCL asks for one order of work in all groups on
+    all ranks: there, one order for all or `dist.batch_isend_irecv` is the way. This has been run on gloo.
     """
 
     def __init__(self, schedule: PipelineSchedule, like: torch.Tensor, ranks: Sequence[int] | None = None) -> None:
