@@ -2,15 +2,19 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import threading
 from math import pi, sin
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch.distributed import rpc
 
 from book.cost import Link, ring_sent_bytes
+from book.launch import RankError, launch
 from book.simulate import simulate
 from tests.test_chapters import cells
 
@@ -47,6 +51,62 @@ def test_the_limit_is_where_a_root_leaves_the_unit_circle(staleness: int) -> Non
         polynomial[[0, 1]] = 1, -1
         polynomial[-1] += factor * limit
         assert (np.abs(np.roots(polynomial)).max() < 1) == settles
+
+
+@pytest.mark.parametrize("staleness", range(1, 9))
+def test_the_best_rate_is_where_two_roots_meet(staleness: int) -> None:
+    """There the largest root is staleness / (staleness + 1), and a little beside it a larger one."""
+    best = staleness**staleness / (staleness + 1) ** (staleness + 1)
+
+    def largest(rate: float) -> float:
+        return np.abs(np.roots([1, -1, *[0] * (staleness - 1), rate])).max()
+
+    assert largest(best) == pytest.approx(staleness / (staleness + 1), abs=1e-6)
+    assert min(largest(0.99 * best), largest(1.01 * best)) > largest(best) + 1e-4
+
+
+def server(name: str) -> Any:
+    """A server of the page, made as the page makes it."""
+    namespace: dict[str, Any] = {"torch": torch, "rpc": rpc, "threading": threading}
+    source = next(cell for cell in cells(PAGE, "code") if f"class {name}" in cell)
+    exec(source.partition("looked_up, (bytes_in")[0], namespace)
+    arguments = {"ParameterServer": (1,), "AsynchronousServer": (torch.ones(1), 0.1), "TableServer": (4, 2)}
+    return namespace[name](*arguments[name])
+
+
+@pytest.mark.parametrize("name", ["ParameterServer", "AsynchronousServer", "TableServer"])
+def test_nobody_pulls_in_the_middle_of_a_step(name: str) -> None:
+    held = server(name)
+    arguments = (torch.tensor([1]),) if name == "TableServer" else ()
+    pull = threading.Thread(target=held.pull, args=arguments, daemon=True)
+    with held.lock:
+        pull.start()
+        pull.join(0.2)
+        assert pull.is_alive()
+    pull.join(20)
+    assert not pull.is_alive()
+
+
+def join_without_a_rank() -> None:
+    rpc.init_rpc(f"worker{os.environ['RANK']}", world_size=2)
+
+
+def join_a_group_that_may_grow() -> list[str]:
+    """Rank 0 joins and leaves; rank 1 never comes."""
+    if os.environ["RANK"] != "0":
+        return []
+    rpc.init_rpc("worker0", rank=0)
+    here = rpc.rpc_sync("worker0", rpc.get_worker_info).name
+    with pytest.raises(RuntimeError, match="could not find destination name worker1"):
+        rpc.rpc_sync("worker1", rpc.get_worker_info)
+    rpc.shutdown()
+    return [here]
+
+
+def test_init_rpc_reads_neither_rank_nor_world_size_from_the_environment() -> None:
+    with pytest.raises(RankError, match="worker_id"):
+        launch(join_without_a_rank, 2)
+    assert list(launch(join_a_group_that_may_grow, 2)) == [["worker0"], []]
 
 
 @pytest.mark.parametrize("name", CALLS)
