@@ -75,13 +75,13 @@ def test_rows_that_are_no_sum_of_parts_are_told():
 
 def test_work_that_is_not_shared_out_is_told():
     checks.computed([50, 50], 100)
-    with pytest.raises(CheckFailed, match="rank 1 computes 0.75 of the product, its share is 0.5"):
+    with pytest.raises(CheckFailed, match="column_linear: rank 1 computes 0.75 of the product, its share is 1/2"):
         checks.computed([50, 75], 100)
 
 
 @pytest.mark.parametrize("error, said", [
     (RuntimeError("mat1 and mat2 shapes cannot be multiplied (5x6 and 3x8)"), "is a row of the weight, dim 0"),
-    (IndexError("index 7 is out of bounds for dimension 1 with size 6"), "block of V/N tokens begins at r V/N"),
+    (IndexError("index 7 is out of bounds for dimension 1 with size 6"), "block of V/R tokens begins at r V/R"),
     (RuntimeError("Connection reset"), "^Connection reset$"),
     (ValueError("must match the size"), "^must match the size$"),
 ])
@@ -93,9 +93,14 @@ def test_an_error_of_torch_keeps_its_kind_and_words(error, said):
 
 def test_torch_still_says_what_is_explained():
     table = torch.zeros(2, 6)
+    linear = torch.nn.functional.linear
     for act in (lambda: torch.ones(2, 3) @ torch.ones(2, 3), lambda: torch.ones(2, 3) + torch.ones(4),
+                lambda: linear(torch.ones(7, 12), torch.ones(4, 12), torch.ones(8)), lambda: None + table,
+                lambda: linear(None, table), lambda: table.view(4, 6), lambda: table.unflatten(1, (4, 6)),
                 lambda: table.gather(1, torch.full((2, 1), 7)), lambda: table[:, 7]):
-        with pytest.raises((RuntimeError, IndexError), match=": (the weight is cut|one of two|a number was)"):
+        with pytest.raises((RuntimeError, IndexError, TypeError), match=": (what comes in has 3 numbers in a row, what it is multiplied with takes 2|"
+                                 "3 numbers meet 4|the bias has 8 numbers, your outputs 4|a rank holds a part|a number "
+                                 "was|something here is None)"):
             with checks.shapes_in_words():
                 act()
 
@@ -213,6 +218,10 @@ def test_other_traffic_is_told(phases, complaint):
     ((4578 - 48) // 3 + 48, 7680, "the norms are whole on every rank"),
     (4320 // 3 + 114 + 144, 7680, "the biases of the maps that are cut by columns are cut with them"),
     (4320 // 3, 7680, "that is the weights alone"),
+    ((4578 - 120) / 3 + 120, 7680, "one bias too much is cut: out and down"),
+    ((4320 + 72) / 3 + 42 + 144, 7680, "the bias of up is cut as its outputs are"),
+    ((4320 + 42) / 3 + 72 + 144, 7680, "the biases of q, k and v are cut"),
+    (1622 - 48, 7680, "2 D are missing: a block has two norms"),
     (1600, 7680, "the number of parameters is 1600, which is 0.986 times"),
     ("1622", 7680, "the number of parameters must be a number"),
     (1622, 1920, "that is a single all-reduce"),
@@ -254,7 +263,8 @@ def test_other_losses_are_told():
                               (TOTAL - np.log(2) - target, "averaged over the ranks: it is one sum"),
                               (TOTAL + top - target, "but not in the sum of exponentials"),
                               (TOTAL - target + 0.1, "Which of these sums goes over the ranks"),
-                              (np.full(9, np.nan), "rank 0's loss is nan: exp of a large number is inf")):
+                              (np.full(9, np.nan), "rank 0's loss is nan: exp of a large number is inf"),
+                              (np.full(9, np.inf), "A rank that doesn't hold a target adds 0, not -inf")):
         with pytest.raises(CheckFailed, match=complaint):
             checks.vocabulary_loss([torch.tensor(values.mean())] * 2, gradients, LOGITS, TARGETS)
 

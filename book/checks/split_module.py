@@ -18,14 +18,14 @@ from book.trace import Event, Trace
 
 def split_module(runs: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]], whole: Mapping[str, Any],
                  parts: Sequence[Mapping[str, Any]], layout: Mapping[str, int | None],
-                 hints: Mapping[str, Any] = {}) -> float:
+                 hints: Mapping[str, Any] = {}, between: str = "what does forward do between the two cuts?") -> float:
     """R ranks that split a module must compute, forward and backward, what one process does with rank 0's weights.
 
     `before[rank]` are the whole weights that a rank has drawn. `whole` has `output`, `input_gradient` and `gradients`
     of one process, `parts[rank]` the output, without the last bias, and the input gradient that go through that rank's
     part alone. `layout` maps each parameter to the dim that is cut, None for one that stays whole. `hints` maps what to
-    say to a wrong output. Returns the sum of the absolute values of output and input gradient. Raises CheckFailed with
-    the likeliest reason.
+    say to a wrong output, `between` is what to say of one that is none of them. Returns the sum of the absolute values
+    of output and input gradient. Raises CheckFailed with the likeliest reason.
     """
     for rank, run in enumerate(runs):
         shard_shapes(rank, len(runs), run["shards"], before[rank], layout)
@@ -34,7 +34,7 @@ def split_module(runs: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str
     for rank, run in enumerate(runs):
         _check_memory(rank, run)
     for rank, run in enumerate(runs):
-        _check_output(rank, run["output"], before[0], whole, parts, layout, hints)
+        _check_output(rank, run["output"], before[0], whole, parts, layout, hints, between)
     # The bias of k has no gradient but rounding: attention is the same whatever all keys have in common.
     largest = np.array(max(np.abs(dense(gradient)).max() for gradient in whole["gradients"].values()))
     for name, dim in layout.items():
@@ -81,7 +81,13 @@ def block_count(answer: Any, width: int, mlp_width: int, num_ranks: int, num_tok
         "the biases of the maps that are cut by rows are whole on every rank, as they are added to the whole sum":
             (everything - 4 * width) / num_ranks + 4 * width,
         "the norms are whole on every rank": (everything - 2 * width) / num_ranks + 2 * width,
+        "one bias too much is cut: out and down add theirs to the whole sum, so both are whole":
+            (everything - 5 * width) / num_ranks + 5 * width,
         "the biases of the maps that are cut by columns are cut with them": weights / num_ranks + biases + whole,
+        "the bias of up is cut as its outputs are": (weights + 3 * width) / num_ranks + mlp_width + whole,
+        "the biases of q, k and v are cut as their outputs are": (weights + mlp_width) / num_ranks + 3 * width + whole,
+        "2 D are missing: a block has two norms, and whole biases in out and down":
+            (weights + biases) / num_ranks + 4 * width,
         "that is without the norms": (weights + biases) / num_ranks + 2 * width,
         "that is without any biases": weights / num_ranks + 4 * width,
         "that is the weights alone: norms and biases are parameters too": weights / num_ranks,
@@ -123,8 +129,9 @@ def _check_shard(rank: int, name: str, dim: int | None, shard: Any, before: Sequ
                           "so hand out rank 0's before you cut")
     for other in range(num_ranks):
         if dim is not None and close(got, _block(theirs[0], dim, other, num_ranks), want):
+            late = "; did you broadcast after cutting? Then every rank has rank 0's block" if other == 0 else ""
             raise CheckFailed(f"rank {rank}'s {name} is block {other}, which belongs to rank {other}: rank r keeps the "
-                              "r-th, or what its columns give doesn't meet its rows")
+                              f"r-th; otherwise what its columns give doesn't meet its rows{late}")
     strided = np.take(theirs[0], np.arange(rank, theirs[0].shape[dim or 0], num_ranks), axis=dim or 0)
     if dim is not None and close(got, strided, want):
         raise CheckFailed(f"rank {rank}'s {name} takes indices of dim {dim} that lie {num_ranks} apart: it should be a "
@@ -159,23 +166,24 @@ def _check_memory(rank: int, run: Mapping[str, Any]) -> None:
 
 def _check_output(rank: int, output: Any, weights: Mapping[str, Any], whole: Mapping[str, Any],
                   parts: Sequence[Mapping[str, Any]], layout: Mapping[str, int | None],
-                  hints: Mapping[str, Any]) -> None:
+                  hints: Mapping[str, Any], between: str) -> None:
     want = dense(whole["output"])
     got = held(rank, "the output", output, want.shape)
     bias = next(dense(weights[name]) for name, dim in layout.items() if dim is None)
     rows = np.stack([*(dense(part["output"]) for part in parts), np.broadcast_to(bias, want.shape)])
-    same(f"rank {rank}'s output is wrong", got, want, want, lambda: _why_output(rank, got, rows, hints))
+    same(f"rank {rank}'s output is wrong", got, want, want, lambda: _why_output(rank, got, rows, hints, between))
 
 
-def _why_output(rank: int, got: np.ndarray, rows: np.ndarray, hints: Mapping[str, Any]) -> str:
+def _why_output(rank: int, got: np.ndarray, rows: np.ndarray, hints: Mapping[str, Any], between: str) -> str:
     """What is wrong with an output, from what the ranks' parts give, and the bias, in `rows`."""
     for hint, mistaken in hints.items():
         if close(got, dense(mistaken), got):
             return hint
     factors = multiples(rows.reshape(len(rows), -1), got)
     if factors is None:
-        return "it is no sum of what the ranks' parts give: what does forward do between the two cuts?"
-    return why_parts(rank, factors[:-1], factors[-1])
+        return f"it is no sum of what the ranks' parts give: {between}"
+    own = np.allclose(factors[:-1], np.arange(len(rows) - 1) == rank) and np.isclose(factors[-1], 1)
+    return why_parts(rank, factors[:-1], factors[-1]) + " (identity_then_all_reduce adds nothing forward)" * bool(own)
 
 
 def _check_gradient(rank: int, name: str, gradient: Any, want: np.ndarray, largest: np.ndarray, num_ranks: int) -> None:

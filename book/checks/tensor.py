@@ -7,6 +7,7 @@ Shapes: B examples, I inputs, O outputs. Weights are (O, I), as nn.Linear keeps 
 """
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,69 +17,91 @@ import numpy as np
 from book.checks.gradients import TOLERANCE, multiples
 from book.checks.verdict import CheckFailed, finite, short
 
-# What torch says of shapes and numbers that don't fit, and what it means where a map is cut.
+# What to say of a product whose sides don't fit, where nothing is known of the weight.
+PRODUCT = ("the weight is cut along the wrong dim, or not at all: nn.Linear keeps it as (outputs, inputs), so a column "
+           "of the product is a row of the weight, dim 0, and an input is dim 1. Or x is cut once more: it comes as "
+           "the rank needs it")
+
+# What torch says, as a pattern, of tensors that don't fit, and what it means where a map is cut.
 MEANINGS = {
-    "shapes cannot be multiplied": "the weight is cut along the wrong dim, or not at all: nn.Linear keeps it as "
-                                   "(outputs, inputs), so a column of the product is a row of the weight, dim 0, and "
-                                   "an input is dim 1",
-    "must match the size": "one of two tensors that are added is cut and the other is not, or along another dim: a "
-                           "bias has one number for each output, so it is cut where the outputs are",
+    r"cannot be multiplied \(\d+x(\d+) and (\d+)x":
+        "what comes in has {0} numbers in a row, what it is multiplied with takes {1}: {product}",
+    r"expanded size of the tensor \((\d+)\) must match the existing size \((\d+)\)":
+        "the bias has {1} numbers, your outputs {0}: a bias has one number for each output, so it is cut where the "
+        "outputs are, and whole where they are whole",
+    r"tensor a \((\d+)\) must match the size of tensor b \((\d+)\)":
+        "{0} numbers meet {1}: one of two tensors that are added is cut and the other is not, or along another dim: a "
+        "bias has one number for each output, so it is cut where the outputs are",
+    "invalid for input of size|don't multiply up to":
+        "a rank holds a part, and this shape is that of the whole: it has H/R heads, as wide as before. -1 lets torch "
+        "count them",
     "same dtype": "all that comes in is float64, and nn.Linear makes float32 unless it is told another dtype",
-    "out of bounds": "a number was looked up in a table that is shorter: rank r's block of V/N tokens begins at r V/N, "
-                     "and the numbers in it count from there",
+    "out of bounds": "a number was looked up in a table that is shorter: rank r's block of V/R tokens begins at r V/R, "
+                     "and the numbers in it count from there. A target outside it is not looked up there at all: clamp "
+                     "its place, and put 0 instead of what you find",
+    "NoneType": "something here is None: dist.all_reduce works in place and returns nothing, so use the tensor that "
+                "you gave it",
 }
 
 
 @contextmanager
-def shapes_in_words() -> Iterator[None]:
-    """Inside a rank: what torch says of tensors that don't fit comes with what it means where a map is cut."""
+def shapes_in_words(product: str = PRODUCT) -> Iterator[None]:
+    """Inside a rank: what torch says of tensors that don't fit comes with what it means where a map is cut.
+
+    `product` is what to say of a product whose sides don't fit.
+    """
     try:
         yield
-    except (RuntimeError, IndexError) as error:
+    except (RuntimeError, IndexError, TypeError, AttributeError) as error:
         # The error itself goes on, so that it still points to the line where it happened.
-        meant = [f"{error}: {meaning}" for said, meaning in MEANINGS.items() if said in str(error)]
+        found = [(re.search(said, str(error)), meaning) for said, meaning in MEANINGS.items()]
+        meant = [f"{error}: {meaning.format(*said.groups(), product=product)}" for said, meaning in found if said]
         error.args = tuple(meant) or error.args
         raise
 
 
-def column_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: Any) -> float:
+def column_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: Any,
+                   name: str = "column_linear") -> float:
     """Rank r must hold the r-th block of the columns of x weight^T + bias, (B, O/R) on each of R ranks.
 
-    Returns the sum of the absolute values of all blocks. Raises CheckFailed with the likeliest reason.
+    `name` is that of the function that made them. Returns the sum of the absolute values of all blocks. Raises
+    CheckFailed with the likeliest reason.
     """
     bias = dense(bias_O)
     whole = dense(x_BI) @ dense(weight_OI).T + bias
     size = whole.shape[1] // len(outputs)
     for rank, output in enumerate(outputs):
         if getattr(output, "shape", None) == whole.shape and len(outputs) > 1:
-            raise CheckFailed(f"rank {rank} returns all {whole.shape[1]} outputs: it keeps the {size} that its part of "
-                              "the weight gives, and nobody gathers them")
-        got = held(rank, "the output", output, (len(whole), size))
-        same(f"rank {rank}", got, whole[:, rank * size:][:, :size], whole,
+            raise CheckFailed(f"{name}, rank {rank} returns all {whole.shape[1]} outputs: it keeps the {size} that its "
+                              "part of the weight gives, and nobody gathers them")
+        got = held(rank, f"the output of {name}", output, (len(whole), size))
+        same(f"{name}, rank {rank}", got, whole[:, rank * size:][:, :size], whole,
              lambda rank=rank, got=got: _why_not_columns(rank, got, whole, bias))
     return float(np.abs(whole).sum())
 
 
-def row_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: Any) -> float:
+def row_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: Any,
+                name: str = "row_linear") -> float:
     """Every rank must hold all of x weight^T + bias, of which rank r had the r-th block of x's columns.
 
-    Returns the sum of its absolute values. Raises CheckFailed with the likeliest reason.
+    `name` is that of the function that made it. Returns the sum of its absolute values. Raises CheckFailed with
+    the likeliest reason.
     """
     num_ranks, (x, weight, bias) = len(outputs), map(dense, (x_BI, weight_OI, bias_O))
     whole = x @ weight.T + bias
     parts = [a @ b.T for a in np.split(x, num_ranks, axis=1) for b in np.split(weight, num_ranks, axis=1)]
     rows = np.stack([part.ravel() for part in [*parts, np.broadcast_to(bias, whole.shape)]])
-    got = [held(rank, "the output", output, whole.shape) for rank, output in enumerate(outputs)]
+    got = [held(rank, f"the output of {name}", output, whole.shape) for rank, output in enumerate(outputs)]
     wrong = [rank for rank in range(num_ranks) if not close(got[rank], whole, whole)]
     if not wrong:
         return float(np.abs(whole).sum())
     if wrong == list(range(1, num_ranks)):
-        raise CheckFailed("only rank 0 holds the whole output: every rank must end with it; all_reduce gives the sum "
-                          "to all, reduce to one, and the bias too belongs to all")
+        raise CheckFailed(f"{name}: only rank 0 holds the whole output: every rank must end with it; all_reduce gives "
+                          "the sum to all, reduce to one, and the bias too belongs to all")
     rank, odd = wrong[0], got[wrong[0]]
     factors = multiples(rows, odd)
-    same(f"rank {rank}", odd, whole, whole, lambda: _why_no_sum(odd, x, weight, bias, num_ranks) if factors is None else
-         _why_not_rows(rank, factors[:-1].reshape(num_ranks, num_ranks), factors[-1]))
+    same(f"{name}, rank {rank}", odd, whole, whole, lambda: _why_no_sum(odd, x, weight, bias, num_ranks)
+         if factors is None else _why_not_rows(rank, factors[:-1].reshape(num_ranks, num_ranks), factors[-1]))
 
 
 def operator(name: str, runs: Sequence[Mapping[str, Any]], forward: str, backward: str) -> float:
@@ -127,12 +150,13 @@ def why_parts(rank: int, parts: np.ndarray, bias: float = 1.0) -> str:
     return f"the ranks' parts are in it {_listed(parts)} times, each should be in it once"
 
 
-def computed(num_flops: Sequence[float], whole_flops: float) -> None:
-    """Each of R ranks may make up to 1/R of the `whole_flops` that the product takes in one process."""
+def computed(num_flops: Sequence[float], whole_flops: float, name: str = "column_linear") -> None:
+    """Each of R ranks may make up to 1/R of the `whole_flops` that the product in `name` takes in one process."""
     for rank, made in enumerate(num_flops):
         if made > whole_flops / len(num_flops):
-            raise CheckFailed(f"rank {rank} computes {short(made / whole_flops)} of the product, its share is "
-                              f"{short(1 / len(num_flops))}: cut the weight and multiply with the part")
+            much = "the whole product" if made == whole_flops else f"{short(made / whole_flops)} of the product"
+            raise CheckFailed(f"{name}: rank {rank} computes {much}, its share is 1/{len(num_flops)}: cut the weight "
+                              "and multiply with the part")
 
 
 def dense(tensor: Any) -> np.ndarray:
@@ -146,7 +170,8 @@ def held(rank: int, what: str, value: Any, shape: Sequence[int]) -> np.ndarray:
     """What `rank` gives as `what`, in float64; CheckFailed for no tensor, another shape, fewer digits, nan and inf."""
     if value is None or not hasattr(value, "shape"):
         given = "nothing (None)" if value is None else f"no tensor but a {type(value).__name__}"
-        raise CheckFailed(f"rank {rank} gives {given} as {what}: is the result returned, as a tensor?")
+        raise CheckFailed(f"rank {rank} gives {given} as {what}: is the result returned, as a tensor? "
+                          "dist.all_reduce works in place and returns nothing")
     if tuple(value.shape) != tuple(shape):
         raise CheckFailed(f"rank {rank} gives {what} in the shape {tuple(value.shape)}, it should be {tuple(shape)}")
     if not str(value.dtype).endswith("float64"):

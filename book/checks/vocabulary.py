@@ -60,7 +60,7 @@ def _check_loss(rank: int, loss: Any, want: np.ndarray, logits: np.ndarray, targ
     if shape[:1] == (len(targets),):
         raise CheckFailed(f"rank {rank} returns {len(targets)} losses, one for each prediction: return their mean")
     if loss is not None and not shape and not np.isfinite(dense(loss)):
-        raise CheckFailed(f"rank {rank}'s loss is {dense(loss)}: {_why_infinite(float(dense(loss)))}")
+        raise CheckFailed(f"rank {rank}'s loss is {dense(loss)}: {_why_infinite(float(dense(loss)), logits)}")
     got = held(rank, "the loss", loss, ())
     same(f"rank {rank}'s loss is {short(float(got))}, of one process {short(want)}", got, want, want,
          lambda: _why_loss(rank, float(got), logits, targets, num_ranks))
@@ -81,10 +81,14 @@ def _check_gradient(rank: int, gradient: Any, blocks: Sequence[np.ndarray], num_
          lambda: _why_gradient(got, softmax, chosen, logits, num_ranks))
 
 
-def _why_infinite(loss: float) -> str:
+def _why_infinite(loss: float, logits: np.ndarray) -> str:
     if loss == -np.inf:
         return ("the logarithm is that of 0, as all logits are far below what you subtract: that is the largest one of "
                 "the whole vocabulary, a MAX over the ranks and no sum")
+    if loss == np.inf and logits.max() < 700:  # below what exp takes in float64
+        return ("exp of logits as small as these is finite, so see which of the two is inf, the logarithm of the sum "
+                "or the target's logit. A rank that doesn't hold a target adds 0, not -inf, and only the largest logit "
+                "is subtracted")
     return ("exp of a large number is inf; subtract from each prediction's logits the largest one of the whole "
             "vocabulary, a MAX over the ranks")
 
@@ -95,7 +99,8 @@ def _why_loss(rank: int, got: float, logits: np.ndarray, targets: np.ndarray, nu
         if any(np.isclose(got, np.mean(value), rtol=1e-7, atol=TOLERANCE) for value in values):
             return why
     return ("it is the mean, over the predictions, of log(sum of the exponentials of all V logits) minus the logit of "
-            "the target. Which of these sums goes over the ranks, and from what is the largest logit subtracted?")
+            "the target. Which of these sums goes over the ranks, and from what is the largest logit subtracted? Or is "
+            "a target looked up at the wrong place? Rank r's block begins at r S")
 
 
 def _wrong_sums(rank: int, logits: np.ndarray, targets: np.ndarray, num_ranks: int) -> list[Mistake]:
@@ -104,12 +109,14 @@ def _wrong_sums(rank: int, logits: np.ndarray, targets: np.ndarray, num_ranks: i
     rows, size = np.arange(len(targets)), blocks.shape[2]
     totals, total = np.logaddexp.reduce(blocks, axis=2), np.logaddexp.reduce(logits, axis=1)
     tops, top, target = blocks.max(axis=2), logits.max(axis=1), logits[rows, targets]
-    mine = np.where(targets // size == rank, target, 0.0)
+    own = targets // size == rank
+    mine = np.where(own, target, 0.0)
     shifted = np.log(np.exp(blocks - tops[:, :, None]).sum(axis=(0, 2)))
     want = total - target
     return [
-        ("the softmax goes over the rank's own part of the vocabulary: the sum of exponentials is a sum over all ranks",
-         [totals[rank] - target, totals[rank] - mine]),
+        ("the softmax goes over the rank's own part of the vocabulary: the sum of exponentials is a sum over all "
+         "ranks, and identity_then_all_reduce adds nothing forward",
+         [totals[rank] - target, totals[rank] - mine, totals[rank] - top - np.where(own, target - top, 0)]),
         ("each rank subtracts the largest logit of its own part, and then exponentials with different shifts are added "
          "up: the largest of the whole vocabulary is a MAX over the ranks",
          [shifted + tops[rank] - target, shifted - target + tops[targets // size, rows], shifted + top - target,
@@ -136,7 +143,8 @@ def _wrong_targets(rank: int, logits: np.ndarray, targets: np.ndarray, num_ranks
     folded = sum(blocks[r, rows, targets % size] for r in range(num_ranks))
     tops = blocks.max(axis=2)
     return [
-        ("a target lies on one rank: the other ranks have 0 for it, and the sum over the ranks hands it to all",
+        ("a target lies on one rank: the other ranks have 0 for it, and the sum over the ranks hands it to all "
+         "(identity_then_all_reduce adds nothing forward)",
          [total - np.where(owner == rank, target, 0), total - top - np.where(owner == rank, target - top, 0)]),
         ("ranks that don't hold a target add the logit of another token: outside its own block a rank adds 0, "
          "whichever place it looks up",
@@ -146,11 +154,27 @@ def _wrong_targets(rank: int, logits: np.ndarray, targets: np.ndarray, num_ranks
          "and the sum over the ranks hands the right one to all",
          [total - blocks[rank, rows, place]
           for place in (targets % size, np.clip(targets - rank * size, 0, size - 1))]),
+        ("a target is looked up at the wrong place: rank r's block begins at r S, so there its targets are those from "
+         "r S on, and its first is at place 0", _misplaced(logits, targets, num_ranks)),
         ("the largest logit is subtracted in the sum of exponentials, but not from the target's "
          "logit", [total - top - target]),
         ("the largest logit is subtracted from the target's logit, but not in the sum of "
          "exponentials", [total + top - target]),
     ]
+
+
+def _misplaced(logits: np.ndarray, targets: np.ndarray, num_ranks: int) -> list[np.ndarray]:
+    """Losses (N,) where a rank counts from a wrong first token: where it looks, what it takes for its own, or both."""
+    blocks, rows = np.stack(np.split(logits, num_ranks, axis=1)), np.arange(len(targets))
+    size, ranks = blocks.shape[2], np.arange(num_ranks)[:, None]
+    total, top = np.logaddexp.reduce(logits, axis=1), logits.max(axis=1)
+    right, wrong = targets - ranks * size, [targets - first for first in (0 * ranks, ranks * num_ranks, ranks)]
+    losses = []
+    for looked, own in [(right, w) for w in wrong] + [(w, right) for w in wrong] + [(w, w) for w in wrong]:
+        found = blocks[ranks, rows, np.clip(looked, 0, size - 1)]
+        inside = (own >= 0) & (own < size)
+        losses += [total - (found * inside).sum(axis=0), total - top - ((found - top) * inside).sum(axis=0)]
+    return losses
 
 
 def _why_gradient(got: np.ndarray, softmax: np.ndarray, chosen: np.ndarray, logits: np.ndarray, num_ranks: int) -> str:

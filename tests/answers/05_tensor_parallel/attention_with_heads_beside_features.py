@@ -1,5 +1,5 @@
 # exercise: 4
-# expect: rank 0's output is wrong: it is no sum of what the ranks' parts give
+# expect: is each head (T, K) of its own, and are the heads put back next to each other
 
 class SplitAttention(nn.Module):
     def __init__(self, attention):

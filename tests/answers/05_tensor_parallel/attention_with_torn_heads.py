@@ -1,5 +1,5 @@
 # exercise: 4
-# expect: heads are torn apart
+# expect: heads are torn apart: you kept the number of heads and made them narrower
 
 class SplitAttention(nn.Module):
     def __init__(self, attention):

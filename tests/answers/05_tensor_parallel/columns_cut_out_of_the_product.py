@@ -1,5 +1,5 @@
 # exercise: 1
-# expect: rank 0 computes 1 of the product, its share is 0.5
+# expect: column_linear: rank 0 computes the whole product, its share is 1/2
 
 def my_block(tensor, dim):
     size = tensor.shape[dim] // dist.get_world_size()

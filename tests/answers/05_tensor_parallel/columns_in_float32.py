@@ -1,5 +1,5 @@
 # exercise: 1
-# expect: rank 0 gives the output as float32
+# expect: rank 0 gives the output of column_linear as float32
 
 def my_block(tensor, dim):
     size = tensor.shape[dim] // dist.get_world_size()

@@ -1,5 +1,5 @@
 # exercise: 1
-# expect: rank 0 gives nothing (None) as the output
+# expect: rank 0 gives nothing (None) as the output of column_linear
 
 def my_block(tensor, dim):
     size = tensor.shape[dim] // dist.get_world_size()

@@ -1,5 +1,5 @@
 # exercise: 5
-# expect: rank r's block of V/N tokens begins at r V/N
+# expect: rank r's block of V/R tokens begins at r V/R
 
 def vocabulary_loss(logits_NS, targets_N):
     size = logits_NS.shape[1]

@@ -1,5 +1,5 @@
 # exercise: 3
-# expect: is block 0, which belongs to rank 0
+# expect: did you broadcast after cutting? Then every rank has rank 0's block
 
 def shard(linear, dim):
     weight = my_block(linear.weight.detach(), dim)

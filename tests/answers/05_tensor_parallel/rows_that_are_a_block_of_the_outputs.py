@@ -1,5 +1,5 @@
 # exercise: 1
-# expect: rank 0 gives the output in the shape (7, 4), it should be (7, 8)
+# expect: rank 0 gives the output of row_linear in the shape (7, 4), it should be (7, 8)
 
 def my_block(tensor, dim):
     size = tensor.shape[dim] // dist.get_world_size()

@@ -1,0 +1,22 @@
+# exercise: 4
+# expect: a rank holds a part, and this shape is that of the whole
+
+class SplitAttention(nn.Module):
+    def __init__(self, attention):
+        super().__init__()
+        self.head_width = attention.head_width
+        broadcast_state(attention)
+        self.q = shard(attention.q, 0)
+        self.k = shard(attention.k, 0)
+        self.v = shard(attention.v, 0)
+        self.out = shard(attention.out, 1)
+
+    def heads(self, y_BTD):
+        return y_BTD.view(2, 5, 4, self.head_width).transpose(1, 2)
+
+    def forward(self, x_BTD):
+        x_BTD = identity_then_all_reduce(x_BTD)
+        q, k, v = self.heads(self.q(x_BTD)), self.heads(self.k(x_BTD)), self.heads(self.v(x_BTD))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        part_BTD = F.linear(y.transpose(1, 2).flatten(2), self.out.weight)
+        return all_reduce_then_identity(part_BTD) + self.out.bias

@@ -1,0 +1,16 @@
+# exercise: 1
+# expect: the bias has 8 numbers, your outputs 4
+
+def my_block(tensor, dim):
+    size = tensor.shape[dim] // dist.get_world_size()
+    return tensor.narrow(dim, dist.get_rank() * size, size)
+
+
+def column_linear(x_BI, weight_OI, bias_O):
+    return F.linear(x_BI, my_block(weight_OI, 0), bias_O)
+
+
+def row_linear(x_BI, weight_OI, bias_O):
+    y_BO = F.linear(x_BI, my_block(weight_OI, 1))
+    dist.all_reduce(y_BO)
+    return y_BO + bias_O
