@@ -264,6 +264,10 @@ def test_other_losses_are_told():
                               (TOTAL + top - target, "but not in the sum of exponentials"),
                               (TOTAL - target + 0.1, "Which of these sums goes over the ranks"),
                               (np.full(9, np.nan), "rank 0's loss is nan: exp of a large number is inf"),
+                              (TOTAL - LOGITS[np.arange(9), np.clip(TARGETS, 0, 5)]
+                               - LOGITS[np.arange(9), 6 + TARGETS % 6], "add the logit of another token"),
+                              (TOTAL - target * (TARGETS < 6), "a target lies on one rank"),
+                              (TOTAL - 2 * target * (TARGETS < 6), "Which of these sums goes over the ranks"),
                               (np.full(9, np.inf), "A rank that doesn't hold a target adds 0, not -inf")):
         with pytest.raises(CheckFailed, match=complaint):
             checks.vocabulary_loss([torch.tensor(values.mean())] * 2, gradients, LOGITS, TARGETS)

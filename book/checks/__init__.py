@@ -29,10 +29,12 @@ from book.checks.groups import names_of_no_order, on_grid, sample_mean, summed_m
 from book.checks.orders import (
     activations_kept, bubble_share, gpipe_order, one_f_one_b_order, peaks_in_flight, predicted_pipeline, where_stuck,
 )
-from book.checks.pipeline import batch_loss, micro_batch_losses, same_outputs, stage_gradients, stage_parts
+from book.checks.pipeline import (
+    batch_loss, micro_batch_losses, nothing_kept, same_outputs, stage_gradients, stage_parts,
+)
 from book.checks.remote import (
-    first_updates, groups_by_all, hybrid_gradients, hybrid_losses, in_company, losses_of_steps, remote_failure,
-    rows_in_calls, same_replicas, same_weights, shares_of_replicas,
+    first_updates, from_stage_to_stage, groups_by_all, hybrid_failure, hybrid_gradients, hybrid_losses, in_company,
+    losses_of_steps, remote_failure, rows_in_calls, same_replicas, same_weights, shares_of_replicas,
 )
 from book.checks.replicas import Meeting, replica_gradients
 from book.checks.split_module import block_count, shard_shapes, split_module, split_traffic
@@ -45,11 +47,12 @@ from book.checks.vocabulary import vocabulary_loss, vocabulary_traffic
 __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_gather", "all_gather_rows", "all_reduce",
            "all_to_all_rows", "averaged", "averaged_in_bits", "awaited", "batch_loss", "block_count", "broadcast",
            "bubble_share", "bucket_layout", "bucket_traffic", "bus_bandwidth", "column_outputs", "computed",
-           "contributions", "dropout_masks", "epochs", "first_step", "first_updates", "global_losses", "gpipe_order",
-           "groups_by_all", "hybrid_gradients", "hybrid_losses", "in_company", "losses_of_steps", "micro_batch_losses",
-           "names_of_no_order", "neighbour_exchange", "num_sent_bytes", "number", "on_grid", "one_f_one_b_order",
-           "operator", "peaks_in_flight", "point_to_point", "predicted_pipeline", "received_once", "reduce_scatter",
-           "remote_failure", "replica_gradients", "ring_cost", "ring_traffic", "row_outputs", "rows_in_calls",
-           "rows_sent", "same_outputs", "same_replicas", "same_state", "same_weights", "sample_mean", "shapes_in_words",
+           "contributions", "dropout_masks", "epochs", "first_step", "first_updates", "from_stage_to_stage",
+           "global_losses", "gpipe_order", "groups_by_all", "hybrid_failure", "hybrid_gradients", "hybrid_losses",
+           "in_company", "losses_of_steps", "micro_batch_losses", "names_of_no_order", "neighbour_exchange",
+           "nothing_kept", "num_sent_bytes", "number", "on_grid", "one_f_one_b_order", "operator", "peaks_in_flight",
+           "point_to_point", "predicted_pipeline", "received_once", "reduce_scatter", "remote_failure",
+           "replica_gradients", "ring_cost", "ring_traffic", "row_outputs", "rows_in_calls", "rows_sent",
+           "same_outputs", "same_replicas", "same_state", "same_weights", "sample_mean", "shapes_in_words",
            "shard_shapes", "shares_of_replicas", "split_module", "split_traffic", "stage_gradients", "stage_parts",
            "summed_metrics", "trained_alike", "vocabulary_loss", "vocabulary_traffic", "weights_kept", "where_stuck"]

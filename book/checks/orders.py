@@ -47,7 +47,7 @@ def one_f_one_b_order(trace: Trace, num_stages: int, num_micro_batches: int) -> 
     for rank in range(num_stages):
         for place, (got, want) in enumerate(zip(order.of_rank(rank), wanted.of_rank(rank))):
             if got != want:
-                raise CheckFailed(f"rank {rank}'s action {place} is {got}, in 1F1B it is {want}: after the warm-up, "
+                raise CheckFailed(f"rank {rank}'s action {place + 1} is {got}, in 1F1B it is {want}: after the warm-up, "
                                   "forwards and backwards take turns, each in the order of the micro-batches")
     return order
 
@@ -135,8 +135,9 @@ def where_stuck(trace: Trace | None, num_stages: int, num_micro_batches: int) ->
         wanted = [(a.kind, a.micro_batch) for a in one_f_one_b(num_stages, num_micro_batches).of_rank(rank)]
         place = next((i for i, pair in enumerate(zip(own, wanted)) if pair[0] != pair[1]), None)
         if place is not None:
-            said.append("rank {} runs {}{} as its action {}, in 1F1B it is {}{}".format(
-                rank, *own[place], place, *wanted[place]))
+            waits = place == len(own) - 1 and _in_the_middle(trace, rank, own[place])
+            said.append("rank {} {} {}{}, action {} of its {}, which in 1F1B is {}{}".format(
+                rank, "stands at" if waits else "runs", *own[place], place + 1, len(wanted), *wanted[place]))
         elif own and len(own) < len(wanted) and not _in_the_middle(trace, rank, own[-1]):
             said.append(f"rank {rank} ends after {len(own)} of its {len(wanted)} actions")
     return "; ".join(said)

@@ -58,6 +58,14 @@ def micro_batch_losses(got: Any, expected: Sequence[float], scale: float = 0.5) 
             "it is that of another micro-batch": expected[(m + 1) % len(expected)]})
 
 
+def nothing_kept(counts: Sequence[int]) -> None:
+    """`counts` has by stage for how many micro-batches it still keeps something when all backwards are done: none."""
+    for stage, count in enumerate(counts):
+        if count:
+            raise CheckFailed(f"stage {stage} still has {count} of its micro-batches in self.kept when their backwards "
+                              "are done: backward(m) must drop what it used, as self.kept.pop(m) does")
+
+
 def batch_loss(got: Any, losses: Sequence[float], counts: Sequence[int] = ()) -> float:
     """`got`, what the last stage returned, must be the loss of the whole batch: the mean of its micro-batches' losses.
 

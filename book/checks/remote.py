@@ -25,6 +25,17 @@ def remote_failure(message: str) -> str:
     return message
 
 
+def hybrid_failure(message: str) -> str:
+    """An error of a rank in a pipeline of replicas, without torch's account of the collectives that did not meet."""
+    lines = message.splitlines()
+    if "CollectiveFingerPrint" not in message:
+        return message
+    said = [line for line in lines if "CollectiveFingerPrint" not in line]
+    said.insert(1, "the ranks that this call waits for are elsewhere, or bring another shape. Without group= that is "
+                   "every rank of the world: give group=, the ranks that hold the same stage")
+    return "\n".join(said)
+
+
 def rows_in_calls(rows: Sequence[Sequence[int]], wanted: Sequence[int]) -> None:
     """`rows` has for each stage how many sequences each of its calls in one step brought: the micro-batches' sizes."""
     for stage, own in enumerate(rows):
@@ -44,6 +55,19 @@ def in_company(together: bool | None) -> None:
                           "start all calls, then wait (rpc_sync, wait() and to_here() each wait)")
 
 
+def from_stage_to_stage(owners: Sequence[Sequence[str]]) -> None:
+    """`owners` has for each stage the workers that it fetched its inputs from: from stage 1 on, the stage before.
+
+    Worker 0 is the driver, worker s + 1 has stage s.
+    """
+    for stage, own in enumerate(owners[1:], 1):
+        strange = sorted(set(own) - {f"worker{stage}"})
+        if strange:
+            who = "the driver" if strange[0] == "worker0" else strange[0]
+            raise CheckFailed(f"stage {stage} fetches an input from {who}, not from stage {stage - 1}: hand on the "
+                              "reference that stage.remote() gives, and the tensor stays where it is until then")
+
+
 def first_updates(before: Sequence[State], after: Sequence[State], single: Sequence[Gradients], learning_rate: float,
                   weights: Sequence[float]) -> float:
     """One step of plain SGD must have moved every stage's weights along the gradient of the whole batch.
@@ -56,7 +80,7 @@ def first_updates(before: Sequence[State], after: Sequence[State], single: Seque
     idle = [stage for stage, update in enumerate(found) if not any(step.any() for step in update.values())]
     if len(idle) == len(found):
         raise CheckFailed("no stage's weights have changed in the first step: does the optimizer step, with the "
-                          "context's id, while the context is open?")
+                          "context's id, while the context is open? And did the forwards run inside the context?")
     if idle:
         raise CheckFailed(f"stage {idle[0]}'s weights have not changed in the first step: are its parameters among "
                           "those that the optimizer was given?")

@@ -171,7 +171,7 @@ def held(rank: int, what: str, value: Any, shape: Sequence[int]) -> np.ndarray:
     if value is None or not hasattr(value, "shape"):
         given = "nothing (None)" if value is None else f"no tensor but a {type(value).__name__}"
         raise CheckFailed(f"rank {rank} gives {given} as {what}: is the result returned, as a tensor? "
-                          "dist.all_reduce works in place and returns nothing")
+                          "(dist.all_reduce, for one, works in place and returns nothing)")
     if tuple(value.shape) != tuple(shape):
         raise CheckFailed(f"rank {rank} gives {what} in the shape {tuple(value.shape)}, it should be {tuple(shape)}")
     if not str(value.dtype).endswith("float64"):

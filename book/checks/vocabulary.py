@@ -141,6 +141,8 @@ def _wrong_targets(rank: int, logits: np.ndarray, targets: np.ndarray, num_ranks
     total, top, target = np.logaddexp.reduce(logits, axis=1), logits.max(axis=1), logits[rows, targets]
     clamped = sum(blocks[r, rows, np.clip(targets - r * size, 0, size - 1)] for r in range(num_ranks))
     folded = sum(blocks[r, rows, targets % size] for r in range(num_ranks))
+    # A negative index counts from the end.
+    wrapped = sum(blocks[r, rows, np.clip(targets - r * size, -size, size - 1)] for r in range(num_ranks))
     tops = blocks.max(axis=2)
     return [
         ("a target lies on one rank: the other ranks have 0 for it, and the sum over the ranks hands it to all "
@@ -148,7 +150,7 @@ def _wrong_targets(rank: int, logits: np.ndarray, targets: np.ndarray, num_ranks
          [total - np.where(owner == rank, target, 0), total - top - np.where(owner == rank, target - top, 0)]),
         ("ranks that don't hold a target add the logit of another token: outside its own block a rank adds 0, "
          "whichever place it looks up",
-         [total - wrong + shift for wrong in (clamped, folded)
+         [total - wrong + shift for wrong in (clamped, folded, wrapped)
           for shift in (0, (num_ranks - 1) * top, tops.sum(axis=0) - top)]),
         ("a rank looks up a target that it does not hold, and uses that logit: outside its own block a rank adds 0, "
          "and the sum over the ranks hands the right one to all",
