@@ -136,7 +136,10 @@ def test_other_orders_are_no_gpipe(order, size, complaint):
 def test_where_a_hung_1f1b_stands_is_told():
     done = PipelineSchedule("o", 2, 4, [Action(0, 0, 0, "F"), Action(1, 1, 0, "F")], 2)
     assert checks.where_stuck(ran(done, [(0, "B", 0), (1, "F", 1)]), 2, 4) == (
-        "rank 0 runs B0 as its action 1, in 1F1B it is F1; rank 1 runs F1 as its action 1, in 1F1B it is B0")
+        "rank 0 stands at B0, action 2 of its 8, which in 1F1B is F1; "
+        "rank 1 stands at F1, action 2 of its 8, which in 1F1B is B0")
+    assert checks.where_stuck(ran(done, [(1, "F", 1), (1, "F", 2)]), 2, 4) == (
+        "rank 0 ends after 1 of its 8 actions; rank 1 runs F1, action 2 of its 8, which in 1F1B is B0")
     assert checks.where_stuck(ran(done), 2, 4) == (
         "rank 0 ends after 1 of its 8 actions; rank 1 ends after 1 of its 8 actions")
     assert checks.where_stuck(ran(done, [(0, "F", 1)]), 2, 4) == "rank 1 ends after 1 of its 8 actions"
@@ -224,3 +227,21 @@ def test_replicas_are_told_apart():
                             ([[3, 3], [12]], "rank 1 puts 12 sequences")):
         with pytest.raises(CheckFailed, match=complaint):
             checks.shares_of_replicas(rows, 12, 2)
+
+
+def test_what_is_still_kept_and_who_hands_on_is_told():
+    checks.nothing_kept([0, 0])
+    with pytest.raises(CheckFailed, match="stage 1 still has 2 of its micro-batches"):
+        checks.nothing_kept([0, 2])
+    checks.from_stage_to_stage([["worker0"] * 2, ["worker1"] * 2, ["worker2"] * 2])
+    for owner, who in (("worker0", "the driver"), ("worker1", "worker1")):
+        with pytest.raises(CheckFailed, match=f"stage 2 fetches an input from {who}, not from stage 1"):
+            checks.from_stage_to_stage([["worker0"], ["worker1"], ["worker2", owner]])
+
+
+def test_collectives_that_do_not_meet_are_told_in_three_lines():
+    message = "rank 0 failed in cell line 3: f()\nRuntimeError: CollectiveFingerPrint(...)\nthe same on ranks 1, 2, 3"
+    first, said, last = checks.hybrid_failure(message).splitlines()
+    assert (first, last) == ("rank 0 failed in cell line 3: f()", "the same on ranks 1, 2, 3")
+    assert "give group=" in said
+    assert checks.hybrid_failure("rank 0 failed") == "rank 0 failed"

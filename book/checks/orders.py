@@ -47,7 +47,7 @@ def one_f_one_b_order(trace: Trace, num_stages: int, num_micro_batches: int) -> 
     for rank in range(num_stages):
         for place, (got, want) in enumerate(zip(order.of_rank(rank), wanted.of_rank(rank))):
             if got != want:
-                raise CheckFailed(f"rank {rank}'s action {place + 1} is {got}, in 1F1B it is {want}: after the warm-up, "
+                raise CheckFailed(f"rank {rank}'s action {place + 1} is {got}, in 1F1B it is {want}: after the warm-up "
                                   "forwards and backwards take turns, each in the order of the micro-batches")
     return order
 

@@ -1,5 +1,5 @@
 # exercise: 6
-# expect: Detected mismatch between collectives on ranks
+# expect: give group=, the ranks that hold the same stage
 
 def hybrid_step(gpt, inputs, targets, num_replicas, num_stages,
                 num_micro_batches):

@@ -1,5 +1,5 @@
 # exercise: 3
-# expect: rank 0's action 4 is B3 of stage 0, in 1F1B it is B0 of stage 0
+# expect: rank 0's action 5 is B3 of stage 0, in 1F1B it is B0 of stage 0
 
 def one_f_one_b(stage):
     stage.scale = 1 / stage.num_micro_batches

@@ -1,5 +1,5 @@
 # exercise: 3
-# expect: rank 0 runs B0 as its action 1, in 1F1B it is F1
+# expect: rank 0 stands at B0, action 2 of its 12, which in 1F1B is F1
 
 def one_f_one_b(stage):
     stage.scale = 1 / stage.num_micro_batches
