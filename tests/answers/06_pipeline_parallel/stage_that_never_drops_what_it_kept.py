@@ -1,5 +1,5 @@
 # exercise: 1
-# expect: stage 0 still has 1 of its micro-batches in self.kept
+# expect: stage 0 still has 2 of its micro-batches in self.kept
 
 class Part(nn.Module):
     def __init__(self, gpt, stage, num_stages):
