@@ -211,7 +211,7 @@ def test_unknown_is_shown_as_unknown(show: Callable) -> None:
 
 def test_a_straggler_takes_longer(show: Callable) -> None:
     runs = {"even": simulated(collectives.ring_all_reduce, 4),
-            "rank 2 is slow": simulated(collectives.ring_all_reduce, 4, stragglers={2: 3.0})}
+            "rank 2 is slow": simulated(collectives.ring_all_reduce, 4, slowdown={2: 3.0})}
     page = show(play(runs, clock="time", labels=["links"]))
     ends = []
     for choice in runs:

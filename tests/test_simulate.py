@@ -52,7 +52,7 @@ def test_tree_wins_small_messages_and_ring_large_ones():
 @given(name=st.sampled_from(NAMES), world_size=st.integers(2, 12), straggler=st.integers(0, 11),
        factor=st.floats(1, 20))
 def test_one_transfer_at_a_time_per_direction_even_with_a_straggler(name, world_size, straggler, factor):
-    trace = simulate(getattr(collectives, name)(world_size), 1e6, LINK, stragglers={straggler % world_size: factor})
+    trace = simulate(getattr(collectives, name)(world_size), 1e6, LINK, slowdown={straggler % world_size: factor})
     for kind in ("send", "recv"):
         events = trace.of_kind(kind)
         for rank in range(world_size):
@@ -64,7 +64,7 @@ def test_one_transfer_at_a_time_per_direction_even_with_a_straggler(name, world_
 def test_a_straggler_holds_up_only_those_who_wait_for_it():
     """Dataflow, not barriers: in a tree the other half goes on as if nothing were slow."""
     schedule = collectives.tree_all_reduce(8)
-    calm, slow = (simulate(schedule, 1e6, LINK, stragglers=s) for s in ({}, {7: 10.0}))
+    calm, slow = (simulate(schedule, 1e6, LINK, slowdown=s) for s in ({}, {7: 10.0}))
 
     def end_of_first_half(trace):
         return max(e.end_s for e in trace.of_kind("recv") if e.op == "reduce" and e.rank in (0, 2) and e.peer < 4)
@@ -73,7 +73,7 @@ def test_a_straggler_holds_up_only_those_who_wait_for_it():
 
 
 def test_a_ring_with_a_straggler_runs_at_its_pace():
-    slow = simulate(collectives.ring_all_reduce(8), 8e6, LINK, stragglers={3: 4.0}).duration_s
+    slow = simulate(collectives.ring_all_reduce(8), 8e6, LINK, slowdown={3: 4.0}).duration_s
     calm = simulate(collectives.ring_all_reduce(8), 8e6, LINK).duration_s
     assert slow > 3.5 * calm
 
@@ -119,8 +119,8 @@ def test_a_single_rank_and_an_empty_buffer_just_work():
 
 
 @pytest.mark.parametrize("arguments, complaint", [
-    ({"num_bytes": -1}, "num_bytes can't be -1"), ({"stragglers": {9: 2.0}}, "rank 9"),
-    ({"stragglers": {1: 0.0}}, "factor 0.0"), ({"links": {(0, 7): LINK}}, "must name two different ranks of 0..3")])
+    ({"num_bytes": -1}, "num_bytes can't be -1"), ({"slowdown": {9: 2.0}}, "rank 9"),
+    ({"slowdown": {1: 0.0}}, "factor 0.0"), ({"links": {(0, 7): LINK}}, "must name two different ranks of 0..3")])
 def test_bad_input_gets_one_clear_sentence(arguments, complaint):
     with pytest.raises(ValueError, match=complaint):
         simulate(collectives.ring_all_reduce(4), **{"num_bytes": 1, "link": LINK, **arguments})

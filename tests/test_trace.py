@@ -37,7 +37,7 @@ def test_logical_forgets_time_and_the_order_of_arrival():
     events = list(trace.events)
     random.Random(5).shuffle(events)
     shuffled = Trace(events, 4, "modelled", "simulated", name=trace.name, promise=trace.promise)
-    assert shuffled.logical() == trace.logical() == ring(stragglers={2: 9.0}).logical()
+    assert shuffled.logical() == trace.logical() == ring(slowdown={2: 9.0}).logical()
     assert trace.logical().duration_s is None and trace.logical().clock == "logical"
 
 

@@ -356,7 +356,7 @@ def test_sizes_keep_the_budget() -> None:
     every_ring = play({n: collectives.ring_all_reduce(n) for n in range(2, 17)})
     assert len(data_of(every_ring)["runs"]) == 15
     assert len(html_of(every_ring).encode()) <= MOST_PAGE_BYTES
-    slow = {n: simulated(collectives.ring_all_reduce(n), stragglers={1: 3.0}) for n in (4, 8, 16)}
+    slow = {n: simulated(collectives.ring_all_reduce(n), slowdown={1: 3.0}) for n in (4, 8, 16)}
     assert len(html_of(play(slow)).encode()) <= MOST_PAGE_BYTES
 
 
@@ -367,7 +367,7 @@ def test_a_reader_without_javascript_gets_the_steps() -> None:
 
 
 def test_choices() -> None:
-    runs = {(n, slow): simulated(collectives.ring_all_reduce(n), stragglers={0: factor})
+    runs = {(n, slow): simulated(collectives.ring_all_reduce(n), slowdown={0: factor})
             for n in (2, 4) for slow, factor in (("even", 1.0), ("rank 0 is slow", 3.0))}
     data = data_of(play(runs, labels=["ranks", "links"]))
     assert data["axes"] == [{"label": "ranks", "values": ["2", "4"]},

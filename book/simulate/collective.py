@@ -19,17 +19,17 @@ from book.trace import Event, Trace
 LARGEST_WATCHED_WORLD = 64  # contributions are one number per event and rank: beyond this they cost gigabytes
 
 
-def simulate(schedule: Schedule, num_bytes: float, link: Link, *, stragglers: Mapping[int, float] | None = None,
+def simulate(schedule: Schedule, num_bytes: float, link: Link, *, slowdown: Mapping[int, float] | None = None,
              links: Mapping[tuple[int, int], Link] | None = None, contributions: bool | None = None) -> Trace:
     """The trace that `schedule` leaves on a buffer of `num_bytes` when every rank has the link `link`.
 
-    `stragglers` maps a rank to the factor (1 = normal) by which its transfers and additions take longer; `links` maps
+    `slowdown` maps a rank to the factor (1 = normal) by which its transfers and additions take longer; `links` maps
     (src, dst) to the link between just those two. `contributions` says whether events carry whose data is in a chunk
     (default: up to 64 ranks). Times are seconds. Raises ValueError when a rank, factor or size cannot be.
     """
     if not 0 <= num_bytes < float("inf"):
         raise ValueError(f"num_bytes can't be {num_bytes}: give the buffer's size in bytes")
-    network = _Network(schedule.world_size, link, stragglers or {}, links or {})
+    network = _Network(schedule.world_size, link, slowdown or {}, links or {})
     start_s, sent_s, done_s = _run(schedule, num_bytes / schedule.num_chunks, network)
     watched = schedule.world_size <= LARGEST_WATCHED_WORLD if contributions is None else contributions
     events = _events(schedule, num_bytes / schedule.num_chunks, start_s, sent_s, done_s, watched)
@@ -39,12 +39,12 @@ def simulate(schedule: Schedule, num_bytes: float, link: Link, *, stragglers: Ma
 class _Network:
     """How long a message takes from one rank to another; matrices only where links differ."""
 
-    def __init__(self, world_size: int, link: Link, stragglers: Mapping[int, float],
+    def __init__(self, world_size: int, link: Link, slowdown: Mapping[int, float],
                  links: Mapping[tuple[int, int], Link]):
         self.slowdown = np.ones(world_size)
-        for rank, factor in stragglers.items():
+        for rank, factor in slowdown.items():
             if not (0 <= rank < world_size and 0 < factor < float("inf")):
-                raise ValueError(f"stragglers: rank {rank} with factor {factor} can't be: ranks are 0.."
+                raise ValueError(f"slowdown: rank {rank} with factor {factor} can't be: ranks are 0.."
                                  f"{world_size - 1} and factors positive")
             self.slowdown[rank] = factor
         shape = (world_size, world_size) if links else (1, 1)
