@@ -17,6 +17,7 @@ Each layer imports only from the layers below it (L3 may use L2, never the other
         launch        launch(fn, world_size): real processes from a notebook cell
         record        any torch.distributed program -> trace, with whose data is in which chunk
         execute       a schedule moved by real ranks -> trace
+        shards        a matrix product that real ranks have cut -> trace, block by block
         replay        a recorded backward pass or pipeline with modelled durations: what overlaps, what is idle
         parallel      the small GPT that labs train and split, its text, and what the chapters built to train it
     L3  plot          trace -> matplotlib figure
@@ -26,5 +27,5 @@ Each layer imports only from the layers below it (L3 may use L2, never the other
     L4  grading       student copies of a lab
         authoring     notebook normaliser and lint, the Sphinx extension
 
-Only device, launch, record, execute and parallel import torch: everything else works without it.
+Only device, launch, record, execute, shards and parallel import torch: everything else works without it.
 """

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from book.launch import launch
-from book.parallel.shards import trace_mlp, trace_product
+from book.shards import trace_mlp, trace_product
 from book.trace import Trace
 
 

@@ -20,7 +20,7 @@ events = [Event(rank, "compute", "weight", num_bytes=8, start_s=0, end_s=1, buck
 events += [Event(rank, "collective", "all_reduce", num_bytes=8, start_s=1, end_s=3, bucket=0) for rank in (0, 1)]
 bucket_timeline(Trace(events, 2, "modelled", "recorded"))"""]
 SHARDS = ["import torch.distributed as dist\n\nfrom book.launch import launch\n"
-          "from book.parallel.shards import trace_product\nfrom book.widgets import sharded_product", """\
+          "from book.shards import trace_product\nfrom book.widgets import sharded_product", """\
 def by_rows(x, a):
     rank, size = dist.get_rank(), dist.get_world_size()
     y = x.chunk(size, dim=1)[rank] @ a.chunk(size, dim=0)[rank]

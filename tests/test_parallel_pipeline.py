@@ -16,13 +16,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from book.cost import Link
 from book.launch import launch, rank_device
-from book.parallel.activations import held_for_backward, saved_for_backward
 from book.parallel.data import broadcast_state
 from book.parallel.model import GPT, GPTConfig
 from book.parallel.pipeline import Mail, run_one_f_one_b, run_pipeline, stages_here
 from book.parallel.split_backward import SplitBackward
 from book.parallel.stage import GPTStage
 from book.pipelines import gpipe, interleaved, one_f_one_b, zero_bubble
+from book.record.activations import held_for_backward, saved_for_backward
 from book.replay import pipeline_order
 from book.schedule import PipelineSchedule
 from book.simulate import simulate_pipeline

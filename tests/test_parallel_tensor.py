@@ -20,13 +20,13 @@ from torch.utils.checkpoint import checkpoint
 from book.cost import BUS_FACTORS, LayerShape, activation_bytes, gpt_activation_bytes, tensor_parallel_sent_bytes
 from book.launch import launch, rank_device
 from book.parallel import GPT, Characters, GPTConfig, load_text
-from book.parallel.activations import held_for_backward, saved_for_backward
 from book.parallel.model import Attention
 from book.parallel.tensor import (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding,
                                   all_gather_then_reduce_scatter, all_reduce_then_identity, first_of_shard,
                                   identity_then_all_reduce, mine, reduce_scatter_then_all_gather, shard, split_gpt,
                                   vocab_parallel_cross_entropy)
 from book.parallel.tensor.regather import Regather
+from book.record.activations import held_for_backward, saved_for_backward
 
 TEXT = load_text()
 CONFIG = GPTConfig(Characters(TEXT).vocab_size, context=8, num_layers=2, num_heads=4, width=16, dtype=torch.float64)

@@ -20,8 +20,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from book.blocks import Block, BlockError
 from book.launch import RankError, launch
-from book.parallel.atlas import SIZES, mlp_atlas, product_atlas
-from book.parallel.shards import trace_mlp, trace_product
+from book.record.atlas import SIZES, mlp_atlas, product_atlas
+from book.shards import trace_mlp, trace_product
 from book.trace import Event, Trace
 from book.widgets import sharded_product
 from book.widgets.assets import ASSETS, PARTS

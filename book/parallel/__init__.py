@@ -4,10 +4,6 @@
     text            the book's story, its characters as tokens, windows of it for training
     data            data parallelism: one state for all ranks, gradients averaged in buckets
     tensor          tensor parallelism: layers cut over ranks, and the GPT made of them
-    activations     the bytes that autograd keeps for backward
-    shards          trace_product, trace_mlp: a matrix product that is cut over ranks, followed block by block
-    watcher         what a rank's program does with the blocks of some matrices, operation by operation
-    atlas           which block of which matrix a tensor holds, read off its numbers
     stage           GPTStage: a run of the GPT's blocks, for one stage of a pipeline
     pipeline        run_pipeline, Stage, Mail: any pipeline schedule over messages; 1F1B written out
     split_backward  a backward whose weight gradients wait: I and W

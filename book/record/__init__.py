@@ -9,6 +9,9 @@
     group           the process group that notes every operation and lets it pass
     looks           looks at the watched buffer around each operation
     provenance      what the looks tell: which chunk, added or replaced, whose contributions
+    watcher         what a rank's program does with the blocks of some matrices, operation by operation
+    atlas           which block of which matrix a tensor holds, read off its numbers
+    activations     the bytes that autograd keeps for backward
     happens_before  operations of all ranks matched and put in steps: assemble, from_zero
 """
 from book.record.backward import follow_backward

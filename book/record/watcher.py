@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from book.blocks import Block
-from book.parallel.atlas import Atlas, Contents, Find
+from book.record.atlas import Atlas, Contents, Find
 from book.record.group import tensors_in
 from book.trace import Event
 

@@ -1,7 +1,7 @@
 """L2: a matrix product that is cut over ranks, followed: which blocks each rank holds, computes and sends.
 
 `trace_product` and `trace_mlp` call a function with whole matrices, the same on every rank, and add what it does to
-the recording of the launch (see watcher), for `sharded_product` of book.widgets to play.
+the recording of the launch (see book.record.watcher), for `sharded_product` of book.widgets to play.
 """
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 from book import record
 from book.device import message_device
 from book.launch import rank_device
-from book.parallel.atlas import Atlas, mlp_atlas, product_atlas
-from book.parallel.watcher import Watcher, around
+from book.record.atlas import Atlas, mlp_atlas, product_atlas
+from book.record.watcher import Watcher, around
 
 Product = Callable[..., torch.Tensor]
 
