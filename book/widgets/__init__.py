@@ -147,7 +147,7 @@ def sharded_product(runs: Trace | Mapping[Any, Trace], *, title: str | None = No
                     labels: Sequence[str] | None = None, select: Any = None) -> ShardedProduct | Shards:
     """A matrix product or MLP that ranks have cut, or several that the reader chooses from, step by step.
 
-    `runs` are traces recorded with `trace_product` or `trace_mlp` of book.parallel.shards, which read what each block
+    `runs` are traces recorded with `trace_product` or `trace_mlp` of book.shards, which read what each block
     holds off its numbers. `labels` name the choices and `select` is the key to open with. Raises TypeError for what
     is no trace, ValueError for a trace that follows no product.
     """

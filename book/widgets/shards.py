@@ -1,6 +1,6 @@
 """L3: a followed matrix product as steps: what each rank did, and which blocks it holds after each of them.
 
-book.parallel.shards writes the trace that this reads. Blocks are told apart as finely as the run cuts its matrices:
+book.shards writes the trace that this reads. Blocks are told apart as finely as the run cuts its matrices:
 a dimension that no rank cuts has one part, any other one part per rank.
 """
 from __future__ import annotations
