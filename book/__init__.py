@@ -9,9 +9,10 @@ Each layer imports only from the layers below it (L3 may use L2, never the other
         schedule      Move, Schedule: who sends which chunk to whom at which step; Action, PipelineSchedule: which
                       forward or backward of which micro-batch a rank runs next
         trace         Event, Trace: what happened, when, on which rank
+        mesh          Mesh: ranks on axes such as (pp, dp, tp), their groups, and the nodes that they sit on
     L1  collectives   ring_all_reduce and its rivals, as schedules
         pipelines     gpipe, one_f_one_b and their rivals, as schedules
-        cost          latency-bandwidth links and the closed forms they lead to
+        cost          latency-bandwidth links and the closed forms they lead to; bytes sent and bytes held
     L2  simulate      schedule + link -> trace, without starting a process
         device        which device a rank computes on, and from which its messages come
         launch        launch(fn, world_size): real processes from a notebook cell

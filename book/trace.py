@@ -11,6 +11,8 @@ where a trace came from, except to say so.
                 contributions: what its chunk held afterwards
     collective  rank took part in op ("all_reduce", ...) over the ranks in group
     compute     rank worked: op says on what
+    memory      from here on rank holds num_bytes of what op names ("parameters", "gradients", "optimizer",
+                "activations") for the part of the model that unit names
 
 Compute events are told apart by their fields: the gradient of a followed backward pass has num_bytes and, as op, its
 parameter; a pipeline's action has stage, micro_batch and, as op, its kind (see book.schedule.actions); a followed
@@ -31,7 +33,7 @@ from book.promise import PROMISES
 
 CLOCKS = ("modelled", "measured", "logical")
 SOURCES = ("simulated", "executed", "recorded", "instrumented")
-KINDS = ("hold", "send", "recv", "collective", "compute")
+KINDS = ("hold", "send", "recv", "collective", "compute", "memory")
 
 
 class TraceError(ValueError):
@@ -65,6 +67,7 @@ class Event:
     contributions: tuple[float, ...] | None = vector(default=None)
     bucket: int | None = count(default=None)
     waited: int | None = count(default=None)
+    unit: str | None = word(default=None)
 
 
 class Trace:
@@ -180,7 +183,7 @@ class Trace:
 
         On a logical clock a step lasts one microsecond.
         """
-        slices = [self._slice(event) for event in self.events if event.kind != "hold"]
+        slices = [self._slice(event) for event in self.events if event.kind not in ("hold", "memory")]
         names = [{"ph": "M", "pid": 0, "tid": r, "name": "thread_name", "args": {"name": f"rank {r}"}}
                  for r in range(self.world_size)]
         return json.dumps({"traceEvents": names + slices, "displayTimeUnit": "ms"})

@@ -1,7 +1,7 @@
-"""L1: what training costs: links, the closed forms that they lead to, bytes sent and bytes kept for backward.
+"""L1: links, and the closed forms of what a collective or a pipeline takes on them.
 
 Symbols in the formulas: n bytes, p ranks, latency alpha (s), beta = 1 / bandwidth (s per byte), gamma (s per byte
-added). Keys such as thakur2005 are entries of references.bib.
+added).
 """
 from __future__ import annotations
 
@@ -180,64 +180,3 @@ def bus_bandwidth_bytes_per_s(collective: str, world_size: int, num_bytes: float
     if collective not in BUS_FACTORS:
         raise ValueError(f"no bus factor for {collective!r}: use one of {', '.join(BUS_FACTORS)}")
     return num_bytes / seconds * BUS_FACTORS[collective](world_size)
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """The sizes of a transformer layer: sequences b, tokens in each s, width h, heads a; its MLP is 4 h wide."""
-
-    num_sequences: int
-    num_tokens: int
-    width: int
-    num_heads: int
-
-    @property
-    def num_activations(self) -> int:
-        """Numbers in what goes from layer to layer: s b h."""
-        return self.num_sequences * self.num_tokens * self.width
-
-
-def tensor_parallel_sent_bytes(group_size: int, activation_bytes: float, regather: bool = False) -> float:
-    """Bytes that each of t ranks sends in a transformer layer's forward and backward: 8(t-1)/t n.
-
-    n is what goes from layer to layer, s b h numbers. Two all-reduces forward and two backward (shoeybi2019), on
-    rings; with sequence parallelism two reduce-scatters and two all-gathers each way, which are as many bytes
-    (korthikanti2022). `regather` adds the two all-gathers of inputs that were kept as pieces: 10(t-1)/t n.
-    """
-    all_gathers = 2 * BUS_FACTORS["all_gather"](group_size) * activation_bytes if regather else 0.0
-    return 4 * ring_sent_bytes(group_size, activation_bytes) + all_gathers
-
-
-def activation_bytes(layer: LayerShape, group_size: int = 1, sequence_parallel: bool = False,
-                     regather: bool = False, recompute: str | None = None) -> float:
-    """Bytes that a transformer layer keeps on each of t ranks for its backward, in 16 bits (korthikanti2022, table 2).
-
-    s b h (10 + 24/t + 5 a s/(h t)), which is 34 + 5 a s/h on one rank. With sequence parallelism 4 + 30/t in place of
-    10 + 24/t, for the norms' outputs are kept gathered (derived); with `regather`, which is the table's row, all of it
-    is over t. `recompute` is None, "selective" (no 5 a s/h) or "full" (the layer's input alone: 2 s b h, over t with
-    sequence parallelism). Numbers have 2 bytes, dropout masks 1; attention keeps its scores; statistics of norms are
-    left out.
-    """
-    if recompute not in (None, "selective", "full"):
-        raise ValueError(f"recompute can't be {recompute!r}: use None, 'selective' or 'full'")
-    if recompute == "full":
-        return 2.0 * layer.num_activations / (group_size if sequence_parallel else 1)
-    scores = 0.0 if recompute else 5 * layer.num_heads * layer.num_tokens / layer.width
-    whole = (0 if regather else 4) if sequence_parallel else 10
-    return layer.num_activations * (whole + (34 - whole + scores) / group_size)
-
-
-def gpt_activation_bytes(layer: LayerShape, group_size: int = 1, sequence_parallel: bool = False,
-                         regather: bool = False, bytes_per_number: int = 4) -> float:
-    """Bytes that a layer of the book's GPT keeps on each of t ranks for its backward, without dropout.
-
-    s b h (4 + 12/t) numbers, plus 4 s b of the norms' statistics and a s b / t of attention's log-sum-exps (derived:
-    two norms' inputs and two outputs; over t, q, k, v, what attention gives, and 4 + 4 in the MLP). Scores are not
-    kept. With sequence parallelism only the norms' outputs, gathered, stay whole; with `regather` nothing does.
-    """
-    tokens = layer.num_sequences * layer.num_tokens
-    gathered = 1 if regather else group_size  # of the norms' outputs, in shares of 1/t
-    between = (2 + 2 * gathered if sequence_parallel else 4 * group_size) * layer.num_activations
-    statistics = 4 * tokens * (1 if sequence_parallel else group_size)
-    inside = 12 * layer.num_activations + layer.num_heads * tokens
-    return (between + statistics + inside) / group_size * bytes_per_number

@@ -1,0 +1,26 @@
+"""L1: what training costs: time on links, bytes sent, bytes held.
+
+    links        Link, and what collectives and pipelines take on it
+    activations  LayerShape: what a transformer layer keeps for its backward
+    memory       StateBytes: parameters, gradients and optimizer state on a rank, sharded or not
+    traffic      bytes sent: by formula, and of a recorded run by axis and link
+
+Keys such as thakur2005 in the docstrings are entries of references.bib.
+"""
+from book.cost.activations import LayerShape, activation_bytes, gpt_activation_bytes
+from book.cost.links import (BUS_FACTORS, Link, all_to_all_s, bandwidth_bound_s, broadcast_s,
+                             bus_bandwidth_bytes_per_s, fit_ring_link, gather_s, halving_doubling_all_reduce_s,
+                             latency_bound_s, parameter_server_all_reduce_s, pipeline_bubble, reduce_s,
+                             ring_all_gather_s, ring_all_reduce_s, ring_reduce_scatter_s, ring_sent_bytes,
+                             root_sent_bytes, scatter_s, tree_all_reduce_s)
+from book.cost.memory import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, StateBytes, state_bytes
+from book.cost.traffic import (bytes_across_nodes, bytes_by_axis, flows, sent_bytes, sharded_sent_bytes,
+                               tensor_parallel_sent_bytes)
+
+__all__ = ["ADAM_32", "ADAM_MIXED", "ADAM_MIXED_GRADIENTS_32", "BUS_FACTORS", "LayerShape", "Link", "StateBytes",
+           "activation_bytes", "all_to_all_s", "bandwidth_bound_s", "broadcast_s", "bus_bandwidth_bytes_per_s",
+           "bytes_across_nodes", "bytes_by_axis", "fit_ring_link", "flows", "gather_s", "gpt_activation_bytes",
+           "halving_doubling_all_reduce_s", "latency_bound_s", "parameter_server_all_reduce_s", "pipeline_bubble",
+           "reduce_s", "ring_all_gather_s", "ring_all_reduce_s", "ring_reduce_scatter_s", "ring_sent_bytes",
+           "root_sent_bytes", "scatter_s", "sent_bytes", "sharded_sent_bytes", "state_bytes",
+           "tensor_parallel_sent_bytes", "tree_all_reduce_s"]

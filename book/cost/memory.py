@@ -1,0 +1,40 @@
+"""L1: the bytes that the state of training takes on a rank: parameters, gradients, what the optimizer keeps."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes of parameters, of their gradients and of the optimizer's state: for one parameter, or on one rank."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """All three together."""
+        return self.parameters + self.gradients + self.optimizer
+
+
+ADAM_MIXED = StateBytes(2, 2, 12)  # 16 bits; the optimizer has a copy of the weights, momentum and variance in 32
+ADAM_MIXED_GRADIENTS_32 = StateBytes(2, 4, 12)  # bf16, gradients added up in 32 bits
+ADAM_32 = StateBytes(4, 4, 8)
+
+
+def state_bytes(num_parameters: float, zero_stage: int = 0, num_shards: int = 1,
+                each: StateBytes = ADAM_MIXED) -> StateBytes:
+    """Bytes of state on each of N ranks: what a stage shards is over N (rajbhandari2020, figure 1).
+
+    Stage 1 shards the optimizer's state, 2 the gradients too, 3 the parameters too; `each` is what one parameter
+    takes. What is gathered for a moment, activations and what the allocator loses come on top. Raises ValueError for
+    another stage or no shard.
+    """
+    if zero_stage not in range(4):
+        raise ValueError(f"there is no ZeRO stage {zero_stage!r}: use 0, 1, 2 or 3")
+    if num_shards < 1:
+        raise ValueError(f"num_shards is {num_shards}, but there is at least one")
+    parameters, gradients, optimizer = (num_shards if zero_stage >= first else 1 for first in (3, 2, 1))
+    return StateBytes(num_parameters * each.parameters / parameters, num_parameters * each.gradients / gradients,
+                      num_parameters * each.optimizer / optimizer)
