@@ -18,7 +18,7 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from book.blocks import Block, BlockError
+from book.blocks import Block, BlockError, BlockOp
 from book.launch import RankError, launch
 from book.record.atlas import SIZES, mlp_atlas, product_atlas
 from book.shards import trace_mlp, trace_product
@@ -126,6 +126,27 @@ def test_a_block_is_its_text(name: str, rows: tuple, columns: tuple, shape: tupl
 def test_other_texts_are_no_blocks(text: str) -> None:
     with pytest.raises(BlockError, match="names no block"):
         Block.parse(text)
+
+
+X, A = Block("X", (0, 24), (0, 6), (24, 12)), Block("A", (0, 6), (0, 48), (12, 48))
+
+
+@pytest.mark.parametrize("op, text", [
+    (BlockOp("given", (X, A)), "given: X[0:24, 0:6] of 24x12; A[0:6, 0:48] of 12x48"),
+    (BlockOp("multiply", (X, A), factors=((24, 6), (6, 48))),
+     "24x6 @ 6x48: X[0:24, 0:6] of 24x12; A[0:6, 0:48] of 12x48"),
+    (BlockOp("multiply", (), factors=((24, 6), (6, 48))), "24x6 @ 6x48: "),
+    (BlockOp("apply", (X,), "gelu"), "gelu: X[0:24, 0:6] of 24x12"), (BlockOp("apply", (), "add_"), "add_: "),
+    (BlockOp("sends", (A,)), "sends: A[0:6, 0:48] of 12x48"), (BlockOp("sends"), "sends: "),
+    (BlockOp("return"), "return"), (BlockOp("gradient"), "gradient")])
+def test_what_is_done_with_blocks_is_its_text(op: BlockOp, text: str) -> None:
+    assert str(op) == text and BlockOp.parse(text) == op
+    assert op.num_multiplications == (24 * 6 * 48 if op.kind == "multiply" else 0)
+
+
+def test_a_text_that_lists_something_else_than_blocks_is_refused() -> None:
+    with pytest.raises(BlockError, match="'12' names no block"):
+        BlockOp.parse("sends: A[0:6, 0:48] of 12x48; 12")
 
 
 # Real runs

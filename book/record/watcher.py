@@ -4,11 +4,7 @@ A `Watcher` sees every operation that torch dispatches in its block: forward, ba
 it reads off the numbers (see atlas), never from what was expected: so a missing all-reduce shows as a partial sum,
 one too many as a sum that counts twice. Its events, beside those of the recorder, are by the time at which they start
 
-    compute  "given: X[0:24, 0:12] of 24x12; ..."       the matrices that there are
-             "24x6 @ 6x48: X[...] of ...; A[...] of ..."  a product of these blocks, and the sizes of its factors
-             "gelu: P[...] of ..."                      any other operation that gave something new
-             "sends: Y[...] of ..."                     what the recorded operation before it took
-             "return", "gradient"                       what it ended with
+    compute  what it did with blocks, as a BlockOp of book.blocks
     hold     a block that the rank has from then on, "Y[0:12, 0:24] of 24x48", and how often each of the N parts of
              its sum, then the bias, is in it; None where its numbers are not explained
 
@@ -25,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
-from book.blocks import Block
+from book.blocks import Block, BlockOp
 from book.record.atlas import Atlas, Contents, Find
 from book.record.group import tensors_in
 from book.trace import Event
@@ -55,7 +51,7 @@ class Watcher(TorchDispatchMode):
         self._unknown: dict[int, tuple[torch.Tensor, Block]] = {}  # by memory: whose numbers nothing explains
         shapes = {name: tuple(atlas.given[name].reshape(-1, atlas.given[name].shape[-1]).shape) for name in given}
         blocks = [Block(name, (0, height), (0, width), (height, width)) for name, (height, width) in shapes.items()]
-        self._note("compute", "given: " + "; ".join(map(str, blocks)))
+        self._did(BlockOp("given", tuple(blocks)))
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -86,7 +82,7 @@ class Watcher(TorchDispatchMode):
         """Note what came of the program: the block of `matrix` that it gives, as it is now, and `how`."""
         (tensor,) = _plain([tensor.trigger_wait() if hasattr(tensor, "trigger_wait") else tensor])
         self._arrived([tensor])
-        self._note("compute", how)
+        self._did(BlockOp(how))
         self._hold(tensor, self._place(tensor) or self._guess(tensor, matrix), again=True)
 
     # What an operation does
@@ -100,8 +96,8 @@ class Watcher(TorchDispatchMode):
             return
         for factor, place in zip(factors, places):
             self._use(factor, place)
-        sizes = " @ ".join("x".join(map(str, factor.shape[-2:])) for factor in factors)
-        self._note("compute", f"{sizes}: {'; '.join(map(str, filter(None, places)))}", start_s)
+        sizes = tuple(tuple(factor.shape[-2:]) for factor in factors)
+        self._did(BlockOp("multiply", _known(places), factors=sizes), start_s)
         self._hold(result, into)
 
     def _changed(self, name: str, places: list[Block | None], result: torch.Tensor, start_s: float) -> None:
@@ -114,7 +110,7 @@ class Watcher(TorchDispatchMode):
         if found is None and place.matrix != source and not name.endswith("_"):
             self._unknown[_memory(result)] = result, into  # something on the way to a result
         elif found is None or self._is_new(found):
-            self._note("compute", f"{name}: {place or ''}", start_s)
+            self._did(BlockOp("apply", _known([place]), name), start_s)
             self._hold(result, into)
 
     def _collective(self, func: Any, args: tuple, kwargs: Any) -> Any:
@@ -125,7 +121,7 @@ class Watcher(TorchDispatchMode):
         places, first = [self._place(tensor) for tensor in inputs], len(self.events)
         for tensor, place in zip(inputs, places):
             self._use(tensor, place)
-        self._note("compute", "sends: " + "; ".join(map(str, filter(None, places))))
+        self._did(BlockOp("sends", _known(places)))
         result = func(*args, **kwargs)
         now_s = time.monotonic()  # after the start of the recorded operation, which these belong to
         self.events[first:] = [replace(event, start_s=now_s, end_s=now_s) for event in self.events[first:]]
@@ -221,6 +217,9 @@ class Watcher(TorchDispatchMode):
                  for span, size in zip((place.rows, place.columns), place.shape)]
         return [(row, column) for row in range(*edges[0]) for column in range(*edges[1])]
 
+    def _did(self, op: BlockOp, time_s: float | None = None) -> None:
+        self._note("compute", str(op), time_s)
+
     def _note(self, kind: str, op: str, time_s: float | None = None, contents: Contents | None = None,
               num_bytes: float | None = None) -> None:
         lanes = self._atlas.num_parts + 1
@@ -228,6 +227,10 @@ class Watcher(TorchDispatchMode):
         now_s = time.monotonic()
         self.events.append(Event(self._rank, kind, op, num_bytes=num_bytes, start_s=time_s or now_s, end_s=now_s,
                                  contributions=padded))
+
+
+def _known(places: Iterable[Block | None]) -> tuple[Block, ...]:
+    return tuple(place for place in places if place)
 
 
 def _plain(values: Iterable[Any]) -> list[torch.Tensor]:
