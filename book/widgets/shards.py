@@ -5,11 +5,10 @@ a dimension that no rank cuts has one part, any other one part per rank.
 """
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from book.blocks import MLP, PRODUCT, Block, Matrix
+from book.blocks import MLP, PRODUCT, Block, BlockOp, Matrix
 from book.trace import Event, Trace
 
 Contents = tuple[float, ...] | None  # how often each part of the sum is in a block, then the bias; None: unknown
@@ -17,7 +16,6 @@ Place = tuple[str, int, int]  # matrix, row and column among its N x N finest bl
 State = dict[Place, Contents]
 MOST_RANKS = 4
 ALONE = ("multiply", "apply", "message")  # what a rank does when it comes to it; for the rest it is shown to wait
-FACTORS = re.compile(r"(\d+)x(\d+) @ \d+x(\d+): (.*)")
 
 
 @dataclass
@@ -118,20 +116,15 @@ class _Reader:
         self.actions = [a for a in self.actions if a.holds or a.kind in ("collective", "multiply", "message")]
 
     def _compute(self, event: Event) -> None:
-        factors = FACTORS.fullmatch(event.op)
-        name, _, blocks = event.op.partition(": ")
-        blocks = [Block.parse(text) for text in blocks.split("; ") if text]
-        if factors:
-            sizes = [int(size) for size in factors.groups()[:3]]
-            self.actions.append(Action("multiply", "", blocks, {}, sizes[0] * sizes[1] * sizes[2]))
-        elif name == "given":
-            self.shapes |= {block.matrix: block.shape for block in blocks}
-        elif name == "sends":
-            self._sends(blocks)
-        elif name not in ("return", "gradient"):
-            self.actions.append(Action("apply", name.rstrip(":"), blocks))
-        elif not self.actions or self.actions[-1].kind != name:
-            self.actions.append(Action(name, name))
+        op = BlockOp.parse(event.op)
+        if op.kind == "given":
+            self.shapes |= {block.matrix: block.shape for block in op.blocks}
+        elif op.kind == "sends":
+            self._sends(op.blocks)
+        elif op.kind in ("multiply", "apply"):
+            self.actions.append(Action(op.kind, op.name, list(op.blocks), {}, op.num_multiplications))
+        elif not self.actions or self.actions[-1].kind != op.kind:
+            self.actions.append(Action(op.kind, op.kind))
 
     def _collective(self, event: Event) -> None:
         self.actions.append(Action("collective", "", event=event))
@@ -142,7 +135,7 @@ class _Reader:
             self.actions.append(Action("message", "message"))
         self.actions[-1].sent_to += [event.peer] if event.kind == "send" else []
 
-    def _sends(self, blocks: list[Block]) -> None:
+    def _sends(self, blocks: Iterable[Block]) -> None:
         last = self.actions[-1] if self.actions else None
         if last is None or last.kind not in ("collective", "message"):
             raise ValueError("this run's collectives were not recorded: launch it with record=True")
