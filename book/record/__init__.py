@@ -4,6 +4,7 @@
     recorder        start, watch, lanes, emit, collect: what runs in a rank
     backward        follow_backward: which gradient was ready when, and which bucket took it
     stages          stage_action, follow_stages: which forward or backward of which micro-batch a rank ran
+    memory          held_state, follow_units: what a rank really holds of a model's parts, and works on
     buckets         whose gradients an all-reduce carries, in a module of the reader's own
     clock           moments on a GPU's clock, brought to the program's
     group           the process group that notes every operation and lets it pass
@@ -17,8 +18,10 @@
 from book.record.backward import follow_backward
 from book.record.happens_before import assemble, from_zero
 from book.record.looks import WatchError
+from book.record.memory import follow_units, held_state, holds, storage_bytes, unit_action, unit_done
 from book.record.recorder import collect, emit, lanes, paused, start, watch
 from book.record.stages import action_done, follow_stages, stage_action
 
-__all__ = ["WatchError", "action_done", "assemble", "collect", "emit", "follow_backward", "follow_stages", "from_zero",
-           "lanes", "paused", "stage_action", "start", "watch"]
+__all__ = ["WatchError", "action_done", "assemble", "collect", "emit", "follow_backward", "follow_stages",
+           "follow_units", "from_zero", "held_state", "holds", "lanes", "paused", "stage_action", "start",
+           "storage_bytes", "unit_action", "unit_done", "watch"]

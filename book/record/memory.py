@@ -1,0 +1,150 @@
+"""L2: follow the state of training: which part of a model a rank works on, and what it holds of it from then on.
+
+The recorder sees what is gathered and scattered; what a rank keeps, frees and computes is measured here.
+"""
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from book.cost import StateBytes
+from book.record.recorder import emit
+from book.trace import Event
+
+STATE = ("parameters", "gradients", "optimizer", "activations")
+WORK = ("forward", "backward", "update")
+
+
+def holds(what: str, unit: str, num_bytes: float) -> None:
+    """Record that from here on this rank holds `num_bytes` of a unit's "parameters", "gradients" or the like.
+
+    `unit` names the part of the model. Raises ValueError for what is none of STATE.
+    """
+    if what not in STATE:
+        raise ValueError(f"a rank holds one of {', '.join(STATE)}, not {what!r}")
+    now_s = time.monotonic()
+    emit(Event(dist.get_rank(), "memory", what, num_bytes=float(num_bytes), unit=unit, start_s=now_s, end_s=now_s))
+
+
+@contextlib.contextmanager
+def unit_action(work: str, unit: str) -> Iterator[None]:
+    """Record what runs in this block as the "forward", "backward" or "update" of a unit.
+
+    What raises is left out: it was not done. Raises ValueError for other work.
+    """
+    start_s = time.monotonic()
+    yield
+    unit_done(work, unit, start_s)
+
+
+def unit_done(work: str, unit: str, start_s: float) -> None:
+    """Record work on a unit that is no block of code and ends now; `start_s` is when `time.monotonic()` saw it begin."""
+    if work not in WORK:
+        raise ValueError(f"a unit's work is one of {', '.join(WORK)}, not {work!r}")
+    emit(Event(dist.get_rank(), "compute", work, unit=unit, start_s=start_s, end_s=time.monotonic()))
+
+
+def held_state(parameters: Iterable[torch.Tensor], optimizer: torch.optim.Optimizer | None = None) -> StateBytes:
+    """The bytes that these parameters, their gradients and the optimizer's state for them really take on this rank.
+
+    Memory is counted once, however many tensors are views of it, and not at all where it was given back; of a DTensor
+    the local part counts. The optimizer's scalars, such as Adam's step number, are left out.
+    """
+    parameters = list(parameters)
+    states = [optimizer.state.get(p, {}) for p in parameters] if optimizer else []
+    kept = [value for state in states for value in state.values() if isinstance(value, torch.Tensor) and value.dim()]
+    return StateBytes(storage_bytes(parameters), storage_bytes(p.grad for p in parameters if p.grad is not None),
+                      storage_bytes(kept))
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """The bytes of memory behind these tensors: views of the same memory count once, all of it."""
+    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach() for tensor in tensors]
+    storages = {storage.data_ptr(): storage.nbytes() for storage in (t.untyped_storage() for t in local)}
+    return sum(storages.values())
+
+
+class Unit(Protocol):
+    """A part of a model whose state is gathered, scattered and freed together (see book.parallel.sharded)."""
+
+    name: str
+    module: nn.Module
+    parameters: Sequence[nn.Parameter]
+    shard: nn.Parameter
+
+    def all_gather(self) -> None:
+        """Make the parameters whole."""
+
+    def reduce_scatter(self) -> None:
+        """Average the gradients and keep a shard."""
+
+    def free(self) -> None:
+        """Give the whole parameters' memory back."""
+
+
+def follow_units(units: Sequence[Unit], optimizer: torch.optim.Optimizer) -> None:
+    """Record from here on which unit's forward and backward run, and what this rank holds of each unit.
+
+    Every number of bytes is measured: before and after each collective of a unit, after each forward and backward and
+    after the optimizer's step.
+    """
+    _Follower(units, optimizer).look()
+
+
+class _Follower:
+    def __init__(self, units: Sequence[Unit], optimizer: torch.optim.Optimizer) -> None:
+        self.units, self.optimizer = units, optimizer
+        self.seen: dict[tuple[str, str], float] = {}
+        self.began: dict[tuple[str, str], float] = {}
+        for unit in units:
+            self._follow(unit)
+        optimizer.register_step_pre_hook(lambda *_: self._begin("update", "all"))
+        optimizer.register_step_post_hook(lambda *_: self._end("update", "all"))
+
+    def look(self, *_: Any) -> None:
+        """Record what this rank holds of each unit, where that is not what it held."""
+        for unit in self.units:
+            held = held_state([*unit.parameters, unit.shard], self.optimizer)
+            for what in ("parameters", "gradients", "optimizer"):
+                num_bytes = getattr(held, what)
+                if self.seen.get((what, unit.name), 0) != num_bytes:
+                    self.seen[what, unit.name] = num_bytes
+                    holds(what, unit.name, num_bytes)
+
+    def _follow(self, unit: Unit) -> None:
+        for method in ("all_gather", "reduce_scatter", "free"):
+            setattr(unit, method, self._looking(unit, method, getattr(unit, method)))
+        unit.module.register_forward_pre_hook(lambda *_: self._begin("forward", unit.name))
+        unit.module.register_forward_hook(lambda *_: self._end("forward", unit.name), prepend=True)
+        unit.module.register_full_backward_pre_hook(lambda *_: self._begin("backward", unit.name))
+        for p in unit.parameters:
+            p.register_post_accumulate_grad_hook(lambda _: self._gradient_ready(unit))
+
+    def _looking(self, unit: Unit, method: str, call: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            if method == "reduce_scatter":
+                self._end("backward", unit.name)
+            self.look()
+            call()
+            self.look()
+        return run
+
+    def _gradient_ready(self, unit: Unit) -> None:
+        if all(p.grad is not None for p in unit.parameters):
+            self._end("backward", unit.name)
+
+    def _begin(self, work: str, unit: str) -> None:
+        self.began[work, unit] = time.monotonic()
+
+    def _end(self, work: str, unit: str) -> None:
+        start_s = self.began.pop((work, unit), None)
+        if start_s is not None:  # a unit's last gradient and its reduce-scatter both end its backward
+            unit_done(work, unit, start_s)
+            self.look()
