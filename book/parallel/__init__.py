@@ -4,10 +4,12 @@
     text            the book's story, its characters as tokens, windows of it for training
     data            data parallelism: one state for all ranks, gradients averaged in buckets
     tensor          tensor parallelism: layers cut over ranks, and the GPT made of them
+    sharded         Zero1, Zero2, Zero3: optimizer state, gradients and parameters sharded over data-parallel ranks
     stage           GPTStage: a run of the GPT's blocks, for one stage of a pipeline
     pipeline        run_pipeline, Stage, Mail: any pipeline schedule over messages; 1F1B written out
     split_backward  a backward whose weight gradients wait: I and W
     remote          RemotePipeline: stages on other workers, called over RPC; replicas of such pipelines (DP+PP)
+    hybrid          Hybrid: tensor, pipeline and data parallelism on one mesh
 """
 from book.parallel.data import BucketedDDP, broadcast_state
 from book.parallel.model import GPT, GPTConfig

@@ -1,0 +1,105 @@
+"""L2: 3-D parallelism as chapter 07 builds it: tensor, pipeline and data parallelism on one mesh.
+
+Each kind is what its own chapter built, on the groups of one axis of the mesh. Nothing of torch's DTensor, FSDP or
+pipelining is used; torch's own combination is fully_shard, pipelining and parallelize_module on one DeviceMesh.
+
+Shapes: B sequences in the global batch, T tokens.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from book.mesh import Mesh, MeshError
+from book.parallel.data import broadcast_state
+from book.parallel.model import GPT
+from book.parallel.pipeline import Mail, Stage, run_pipeline
+from book.parallel.stage import GPTStage
+from book.parallel.tensor import split_gpt
+from book.pipelines import one_f_one_b
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+def axis_groups(mesh: Mesh) -> dict[str, dist.ProcessGroup]:
+    """This rank's process group on each axis of the mesh.
+
+    Every rank makes every group, in the same order, the ones that it is not in too: `new_group` is a collective of the
+    whole world. Raises MeshError where the mesh has another number of ranks than the world.
+    """
+    if mesh.world_size != dist.get_world_size():
+        raise MeshError(f"this mesh has {mesh.world_size} ranks and the world has {dist.get_world_size()}: they have "
+                        "to be as many")
+    mine = {}
+    for axis in mesh.axes:
+        for ranks in mesh.groups(axis):
+            group = dist.new_group(ranks)
+            if dist.get_rank() in ranks:
+                mine[axis] = group
+    return mine
+
+
+def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """Replace each gradient by its mean over the group, in one all-reduce of them all; they have to be of one dtype."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat, group=group)
+    flat /= dist.get_world_size(group)
+    for gradient, piece in zip(gradients, flat.split([g.numel() for g in gradients])):
+        gradient.copy_(piece.view_as(gradient))
+
+
+class Hybrid:
+    """This rank's part of a GPT on a mesh with the axes "pp", "dp" and "tp", and a training step of the whole.
+
+    All ranks get rank 0's weights. Then the layers are cut over tp, the blocks over pp, and dp replicas of that each
+    take their share of the batch. Weights are on the device where `gpt` is; `gpt` is taken over. Raises ValueError
+    where the heads or the blocks can't be shared out, MeshError for a mesh without these axes.
+    """
+
+    def __init__(self, gpt: GPT, mesh: Mesh, num_micro_batches: int, make_optimizer: MakeOptimizer) -> None:
+        rank = dist.get_rank()
+        self.mesh, self.config, self.num_micro_batches = mesh, gpt.config, num_micro_batches
+        self.place, self.groups = mesh.coordinates(rank), axis_groups(mesh)
+        num_stages = mesh.size("pp")
+        broadcast_state(gpt)
+        split_gpt(gpt, self.groups["tp"])
+        self.module = GPTStage(gpt, self.place["pp"], num_stages)
+        self.stage = Stage(self.module, self.place["pp"], num_stages, num_micro_batches, gpt.loss)
+        self.schedule = one_f_one_b(num_stages, num_micro_batches)
+        self.pipeline = mesh.group_of(rank, "pp")
+        self.optimizer = make_optimizer(self.module.parameters())
+        self.mail = None
+
+    def gradients(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor | None:
+        """Forward and backward of the global batch, of which this rank takes its replica's share.
+
+        Returns the mean loss of that share on the ranks of the last stage, None elsewhere; gradients are then those of
+        the whole batch. B is a multiple of dp times the number of micro-batches, or ValueError is raised.
+        """
+        inputs, targets = (self.share(tensor) for tensor in (inputs_BT, targets_BT))
+        if self.mail is None:  # what travels is known with the first batch
+            like = torch.empty(*inputs[0].shape, self.config.width, dtype=self.config.dtype, device=inputs_BT.device)
+            self.mail = Mail(self.schedule, like, self.pipeline)
+        loss = run_pipeline(self.schedule, {self.place["pp"]: self.stage}, self.mail, inputs, targets)
+        average_gradients(self.module.parameters(), self.groups["dp"])
+        return loss
+
+    def step(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor | None:
+        """`gradients`, then the optimizer's step; returns the same loss."""
+        loss = self.gradients(inputs_BT, targets_BT)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss
+
+    def share(self, batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The micro-batches of this rank's replica: equal parts of its equal part of the batch."""
+        num_replicas = self.mesh.size("dp")
+        if len(batch) % (num_replicas * self.num_micro_batches):
+            raise ValueError(f"{len(batch)} sequences can't be shared by {num_replicas} replicas with "
+                             f"{self.num_micro_batches} micro-batches each: use a multiple of "
+                             f"{num_replicas * self.num_micro_batches}")
+        return batch.chunk(num_replicas)[self.place["dp"]].chunk(self.num_micro_batches)
