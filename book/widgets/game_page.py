@@ -8,7 +8,8 @@ from book.pipelines import gpipe, one_f_one_b
 from book.schedule import PipelineSchedule, check_counts
 from book.trace import Trace
 from book.widgets.page import Page
-from book.widgets.pipeline import MOST_RANKS, Durations, Pipeline, brief, ms, percent, read_pipeline
+from book.widgets.pipeline import MOST_RANKS, Durations, Pipeline, brief, read_pipeline
+from book.widgets.units import in_seconds, percent
 
 MOST_BATCHES = 16
 TITLE = "Place the forwards and backwards yourself"
@@ -68,7 +69,7 @@ class PipelineGame(Page):
     def _row(self, name: str, run: Pipeline) -> list[str]:
         peaks = run.order.peak_in_flight()
         fits = self._most is None or max(peaks) <= self._most
-        return [name if fits else f"{name} (no room)", ms(run.bubble.step_s), percent(run.bubble.share),
+        return [name if fits else f"{name} (no room)", in_seconds(run.bubble.step_s), percent(run.bubble.share),
                 ", ".join(map(str, peaks))]
 
     def _source(self) -> str:

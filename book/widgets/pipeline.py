@@ -29,6 +29,7 @@ from book.replay import Bubble, bubble, pipeline_order
 from book.schedule import Action, PipelineSchedule, ScheduleError
 from book.simulate import simulate_pipeline
 from book.trace import Event, Trace
+from book.widgets.units import in_seconds, percent
 
 MOST_RANKS, MOST_ACTIONS = 8, 2048
 MOST_TICKS = 100_000
@@ -130,9 +131,9 @@ def figures(run: Pipeline) -> list[tuple[str, str]]:
     """(value, meaning) of what a reader compares pipelines by."""
     found, known = run.bubble, run.known
     peaks, several = run.order.peak_in_flight(), run.order.world_size > 1
-    idle = dict.fromkeys(ms(idle_s) for idle_s in (min(found.idle_s), max(found.idle_s)))
+    idle = dict.fromkeys(in_seconds(idle_s) for idle_s in (min(found.idle_s), max(found.idle_s)))
     by_rank = "; by rank: " + ", ".join(map(str, peaks)) if len(set(peaks)) > 1 else ", on each rank" * several
-    rows = [_bubble_figure(run), (ms(found.step_s), "until the order ends" if run.ends else "one step takes"),
+    rows = [_bubble_figure(run), (in_seconds(found.step_s), "until the order ends" if run.ends else "one step takes"),
             (str(max(peaks)), f"in flight at most{by_rank}"),
             (" to ".join(idle), "idle on each rank" if several else "idle")]
     if several and known and known.formula and _agree(found.share, known.bubble()):
@@ -146,7 +147,7 @@ def brief(run: Pipeline) -> str:
     depth = max(len(stages_of(run.order, rank)) for rank in range(run.order.world_size))
     size = f" ({most} of 1/{depth} the size)" if depth > 1 else ""
     idle = "not complete" if run.ends else f"bubble {percent(found.share)}"
-    return f"{ms(found.step_s)} · {idle} · at most {most / depth:g} in flight{size}"
+    return f"{in_seconds(found.step_s)} · {idle} · at most {most / depth:g} in flight{size}"
 
 
 @dataclass(frozen=True)
@@ -180,17 +181,6 @@ def known_as(order: PipelineSchedule) -> Known | None:
 def stages_of(order: PipelineSchedule, rank: int) -> list[int]:
     """The stages that a rank runs, first ones first."""
     return sorted({action.stage for action in order.of_rank(rank)})
-
-
-def percent(share: float) -> str:
-    """A share as "27.3 %"."""
-    return f"{100 * share:.1f} %"
-
-
-def ms(seconds: float) -> str:
-    """A time with three digits, in µs, ms or s."""
-    unit, factor = ("s", 1) if seconds >= 0.9995 else ("ms", 1e3) if seconds >= 0.9995e-3 else ("µs", 1e6)
-    return f"{float(f'{seconds * factor:.3g}'):g} {unit}" if seconds else "0 s"
 
 
 @dataclass(frozen=True)

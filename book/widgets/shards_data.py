@@ -22,6 +22,7 @@ from typing import Any
 
 from book.widgets.shards import Contents, Place, Play, State, Step, cuts
 from book.widgets.shards_words import begin, told
+from book.widgets.units import in_bytes
 
 
 def run_payload(play: Play, source: str) -> dict[str, Any]:
@@ -118,10 +119,10 @@ def figures(play: Play) -> list[list[str]]:
     alone = sum(_alone(play, name) for name, matrix in play.matrices.items()
                 if matrix.summed and any(place[0] == name for state in states[-1] for place in state))
     results = max(play.bytes_of(place for place in state if place[0] == "Y") for state in states[-1])
-    return [[written(held), f"of {' and '.join(weights)} on each rank, {share(held, whole)} of {written(whole)}"],
+    return [[_written(held), f"of {' and '.join(weights)} on each rank, {share(held, whole)} of {_written(whole)}"],
             [f"{done:,}", f"multiplications on each rank, {share(done, alone)} of one process's"],
             *_traffic(play),
-            [written(results), f"of Y on each rank at the end, {share(results, _bytes(play, 'Y'))}"]]
+            [_written(results), f"of Y on each rank at the end, {share(results, _bytes(play, 'Y'))}"]]
 
 
 def _traffic(play: Play) -> list[list[str]]:
@@ -137,9 +138,9 @@ def _traffic(play: Play) -> list[list[str]]:
     rules = [f"{count if count > 1 else ''}{'·' * (count > 1)}{'2' * (factors[op] == 2)}(t−1)/t·n"
              for op, count in counts.items() if op in factors]
     sizes = {call.num_bytes for call in known}
-    n = f", n = {written(sizes.pop())}" if len(sizes) == 1 else ""
+    n = f", n = {_written(sizes.pop())}" if len(sizes) == 1 else ""
     rule = f": {' + '.join(rules)}{n}, t = {t}" if rules and n else f" in {len(known)} collectives" * bool(known)
-    return [[written(round(sent)), f"sent by each rank{rule}"],
+    return [[_written(round(sent)), f"sent by each rank{rule}"],
             [str(len(calls)), names]]
 
 
@@ -163,6 +164,5 @@ def share(x: float, whole: float) -> str:
     return f"1/{parts:.0f}" if x and abs(parts - round(parts)) < 1e-9 else f"{x / whole:.0%}"
 
 
-def written(num_bytes: float) -> str:
-    """Bytes with three digits."""
-    return f"{num_bytes:.0f} B" if num_bytes < 1000 else f"{num_bytes / 1000:#.3g} kB"
+def _written(num_bytes: float) -> str:
+    return in_bytes(num_bytes, zeros=True)

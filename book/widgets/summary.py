@@ -10,6 +10,7 @@ from book.promise import PROMISES, Promise, variants
 from book.schedule import contents_fault
 from book.trace import Trace
 from book.widgets.run import Contributions, Run
+from book.widgets.units import in_bytes
 from book.widgets.words import spelled
 
 MADE = {"simulated": "simulated", "executed": "executed on {} ranks", "recorded": "recorded from your run · {} ranks",
@@ -75,7 +76,7 @@ def source_of(trace: Trace, run: Run, with_backend: bool) -> str:
     """Where the picture comes from; the backend only where the text need not be the same on every machine."""
     made = MADE[trace.source].format(trace.world_size)
     num_bytes = run.num_bytes()
-    parts = [made, trace.backend if with_backend else None, f"n = {_bytes(num_bytes)}" if num_bytes else None]
+    parts = [made, trace.backend if with_backend else None, f"n = {in_bytes(num_bytes)}" if num_bytes else None]
     return " · ".join(part for part in parts if part)
 
 
@@ -126,11 +127,3 @@ def _fault(held: Contributions, wanted: np.ndarray) -> str:
         return "holds something unknown"
     values = np.array(held)
     return contents_fault(values, wanted) if np.array_equal(values, np.rint(values)) else "is not a sum that is right"
-
-
-def _bytes(x: float) -> str:
-    units = ["B", "kB", "MB", "GB", "TB"]
-    while x >= 999.5 and len(units) > 1:
-        x /= 1000
-        units.pop(0)
-    return f"{x:.3g} {units[0]}"

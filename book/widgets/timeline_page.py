@@ -10,6 +10,7 @@ from book.trace import Trace
 from book.widgets.choices import arranged, names_of
 from book.widgets.page import Page
 from book.widgets.timeline import NO_BUCKET, Backward, read_backward, run_payload
+from book.widgets.units import in_seconds
 
 MOST_ROWS, MOST_NAMES = 24, 12  # longer tables are for data, not for reading
 TITLE = "One backward pass, bucket by bucket"
@@ -130,4 +131,4 @@ def _row(cells: Sequence[str], tag: str = "td") -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
+    return in_seconds(seconds, "ms")
