@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from book import checks
-from book.checks import CheckFailed
+from book.checks import CheckFailed, compare
 
 WHOLE = np.random.default_rng(0).integers(-1000, 1000, (4, 44)).astype(float)
 SUM = np.tile(WHOLE.sum(axis=0), (4, 1))
@@ -51,7 +51,7 @@ def test_results_that_cannot_be_compared(after, complaint):
     (float("nan"), "x is nan, which it should not be"), (10, "x is 10: twice"), (20, "4 times what it should be")])
 def test_a_number_that_is_wrong(got, complaint):
     with pytest.raises(CheckFailed, match=complaint):
-        checks.number("x", got, 5, {"twice": 10})
+        checks.number("x", got, 5, [(10, "twice")])
 
 
 @pytest.mark.parametrize("got", [5, 5.0, np.float32(5), torch.tensor(5), np.array(5.0)])
@@ -69,3 +69,32 @@ def test_contributions_are_exact_or_unknown():
     assert checks.contributions(WHOLE[0] + 2 * WHOLE[3], WHOLE) == (1, 0, 0, 2)
     assert checks.contributions(WHOLE[0] / 2, WHOLE) is None
     assert checks.contributions(WHOLE[0, :3], WHOLE[:, :3]) is None
+
+
+def test_arrays_agree_but_for_rounding_as_seen_from_a_scale():
+    assert compare.agree(WHOLE[0] + 1e-7, WHOLE[0]) and not compare.agree(WHOLE[0] + 1e-5, WHOLE[0])
+    assert compare.agree(torch.tensor(WHOLE), WHOLE.ravel()) and not compare.agree(WHOLE[:2], WHOLE[0])
+    assert compare.agree([1e-7], [0.0], scale=WHOLE) and not compare.agree([1e-7], [0.0])
+    assert not compare.agree(None, WHOLE) and not compare.agree([np.nan], [1.0])
+
+
+def test_the_names_that_differ_come_in_their_order():
+    one = {"weight": torch.ones(2), "bias": torch.zeros(2), "norm": torch.ones(1)}
+    other = {"norm": np.ones(1) + 1e-12, "bias": np.zeros(2), "weight": np.ones(2) + 1e-3}
+    assert compare.differing(one, other) == ["weight", "norm"]
+    assert compare.differing(one, other, tolerance=1e-9) == ["weight"]
+    assert compare.differing(one, other, scale=WHOLE, tolerance=1e-5) == []
+
+
+def test_what_is_a_multiple_of_what():
+    assert compare.times(2 * WHOLE, torch.tensor(WHOLE)) == pytest.approx(2)
+    assert np.isnan(compare.times(WHOLE, 0 * WHOLE))
+    assert compare.multiples(WHOLE, WHOLE[1] - 3 * WHOLE[2]) == pytest.approx([0, 1, -3, 0])
+    assert compare.is_own(np.array([0, 1.0, 0]), 1) and not compare.is_own(np.array([0, 2.0, 0]), 1)
+
+
+def test_the_first_step_with_another_loss_is_found():
+    assert compare.first_wrong([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]) is None
+    assert compare.first_wrong([1.0, 2.001, 4.0], [1.0, 2.0, 3.0]) == 1
+    assert compare.first_wrong([1.0, float("nan")], [1.0, 2.0]) == 1
+    assert compare.furthest([np.zeros(2), np.ones(2), np.array([0, -3.0])]) == (2, 3.0)

@@ -1,6 +1,7 @@
 """L3: verdicts on a learner's run; a wrong one is told which misconception it looks like.
 
     verdict       CheckFailed, and the check of a single number
+    compare       comparisons that checks share: arrays, dicts of them, what ranks hold, sums taken apart
     buffers       what the ranks' buffers hold after a collective
     traffic       what a run sent
     copies        whose data ranks hold after a broadcast, an all-gather, an all-to-all

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from book.checks.compare import flat
 from book.checks.verdict import CheckFailed
 from book.schedule import contents_fault
 
@@ -116,13 +117,6 @@ def buffers_of(buffers: Sequence[Any]) -> np.ndarray:
     if len(lengths) > 1:
         raise CheckFailed(f"the ranks' buffers differ in length: {sorted(lengths)}; they must keep the length they had")
     return np.stack(arrays)
-
-
-def flat(buffer: Any) -> np.ndarray:
-    """A tensor, of any dtype, on any device, with or without a gradient, or an array, as a flat array in float64."""
-    if hasattr(buffer, "detach"):
-        buffer = buffer.detach().cpu().double().numpy()
-    return np.asarray(buffer, dtype=np.float64).ravel()
 
 
 def _chunks(buffers: np.ndarray) -> list[slice]:

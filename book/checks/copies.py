@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from book.checks.buffers import before_and_after, buffers_of
-from book.checks.gradients import multiples
+from book.checks.compare import multiples
 from book.checks.traffic import point_to_point
 from book.checks.verdict import CheckFailed
 from book.trace import Trace

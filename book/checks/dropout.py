@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from book.checks.tensor import dense, held
+from book.checks.compare import dense, held, identical
 from book.checks.verdict import CheckFailed
 
 MANY = 5.0  # standard deviations: fair coins are further from their mean once in two million
@@ -31,12 +31,12 @@ def dropout_masks(runs: Sequence[Mapping[str, Sequence[Any]]], other_seed: Seque
     for rank, run in enumerate(runs):
         _check_anew(rank, run)
         for output, gradient in zip(run["alike"], run["gradients"]):
-            if gradient is None or not np.array_equal(dense(output), dense(gradient)):
+            if gradient is None or not identical(output, gradient):
                 raise CheckFailed(f"rank {rank}: what is dropped forward must get the gradient 0, and what is kept the "
                                   "same factor: multiply x by the mask, inside autograd")
     for rank, (run, other) in enumerate(zip(runs, other_seed)):
         for kind in ("alike", "apart"):
-            if np.array_equal(dense(run[kind][0]), dense(other[kind][0])):
+            if identical(run[kind][0], other[kind][0]):
                 raise CheckFailed(f"rank {rank}: two seeds give the same masks in {kind}: its generator has to start "
                                   "from the seed")
     return int(sum((dense(output) == 0).sum() for run in runs for kind in ("alike", "apart") for output in run[kind]))
@@ -61,7 +61,7 @@ def _check_scaled(where: str, output: np.ndarray, dropout: float) -> None:
 def _check_alike(ranks: Sequence[Sequence[Any]]) -> None:
     for call, outputs in enumerate(zip(*ranks)):
         for rank, output in enumerate(outputs):
-            if np.array_equal(dense(output), dense(outputs[0])):
+            if identical(output, outputs[0]):
                 continue
             if call == len(ranks[0]) - 1:
                 raise CheckFailed(f"ranks 0 and {rank} drew the same masks until one of them drew more numbers for an "
@@ -73,7 +73,7 @@ def _check_alike(ranks: Sequence[Sequence[Any]]) -> None:
 def _check_apart(ranks: Sequence[Sequence[Any]]) -> None:
     for (first, one), (second, other) in combinations(enumerate(ranks), 2):
         for call, (a, b) in enumerate(zip(one, other)):
-            if dense(a).shape == dense(b).shape and np.array_equal(dense(a), dense(b)):
+            if identical(a, b):
                 raise CheckFailed(f"call {call} of apart: ranks {first} and {second} draw the same mask for different "
                                   "units, which one process would draw independently: a unit of one rank is dropped "
                                   "whenever its namesake is; let the seed depend on the rank")
@@ -81,9 +81,9 @@ def _check_apart(ranks: Sequence[Sequence[Any]]) -> None:
 
 def _check_anew(rank: int, run: Mapping[str, Sequence[Any]]) -> None:
     """No two masks of a rank may be the same."""
-    masks = [(kind, call, dense(output)) for kind in ("alike", "apart") for call, output in enumerate(run[kind])]
+    masks = [(kind, call, output) for kind in ("alike", "apart") for call, output in enumerate(run[kind])]
     for (kind, call, a), (other, later, b) in combinations(masks, 2):
-        if a.shape != b.shape or not np.array_equal(a, b):
+        if not identical(a, b):
             continue
         if kind == other:
             raise CheckFailed(f"rank {rank}: calls {call} and {later} of {kind} drop the same elements: a generator is "

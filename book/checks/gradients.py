@@ -1,22 +1,21 @@
 """L3: whether every rank holds the mean of all ranks' gradients, and if not, what it holds instead.
 
-Gradients come as one dict per rank, parameter name -> tensor or array, None where there is no gradient. They are
-compared in float64, to one part in 10^9 of the largest element: sums in another order differ by about one in 10^15.
-What a rank holds instead is found by least squares: every linear mistake is a set of multiples of the ranks' gradients.
+Gradients come as one dict per rank, parameter name -> tensor or array, None where there is no gradient. What
+a rank holds instead of the mean is found by least squares: every linear mistake is a set of multiples of the ranks'
+gradients.
 """
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from book.checks.buffers import flat
-from book.checks.verdict import CheckFailed, finite, short
+from book.checks.compare import (
+    SIX_DIGITS, TOLERANCE, Gradients, agree, all_but_rank_0, differing, flat, is_zero, magnitude, multiples, times,
+    whole,
+)
+from book.checks.verdict import CheckFailed, finite, listed, short
 from book.trace import Trace
-
-TOLERANCE = 1e-9
-Gradients = Mapping[str, Any]
 
 
 def averaged(before: Sequence[Gradients], after: Sequence[Gradients], frozen: Collection[str] = (),
@@ -42,7 +41,7 @@ def averaged(before: Sequence[Gradients], after: Sequence[Gradients], frozen: Co
               if not agree(after[rank][name], rows.mean(axis=0), rows, tolerance)]
     if faults:
         raise CheckFailed(_why_not_averaged(own, after, faults, hints, tolerance))
-    return sum(float(np.abs(rows.mean(axis=0)).sum()) for rows in own.values())
+    return sum(magnitude(rows.mean(axis=0)) for rows in own.values())
 
 
 def averaged_in_bits(before: Sequence[Gradients], after: Sequence[Gradients], num_bits: int) -> float:
@@ -55,10 +54,9 @@ def averaged_in_bits(before: Sequence[Gradients], after: Sequence[Gradients], nu
     total = averaged(before, after, tolerance=2.0 ** (3 - num_bits))
     mean = np.mean([whole(gradients) for gradients in before], axis=0)
     for rank, got in enumerate(whole(gradients) for gradients in after):
-        times = got @ mean / (mean @ mean)
-        if abs(times - 1) > 0.005:
-            raise CheckFailed(f"rank {rank}: the gradients are {times:.3f} times the mean, which is more than rounding "
-                              "does: by what do you divide?")
+        if abs(times(got, mean) - 1) > 0.005:
+            raise CheckFailed(f"rank {rank}: the gradients are {times(got, mean):.3f} times the mean, which is more "
+                              "than rounding does: by what do you divide?")
         bits = next(bits for bits in (num_bits, 11, 24) if _fits(got, bits) or _fits(got * len(before), bits))
         if bits != num_bits:
             raise CheckFailed(f"rank {rank}: the gradients have been numbers of {bits} significant bits, not of "
@@ -69,10 +67,9 @@ def averaged_in_bits(before: Sequence[Gradients], after: Sequence[Gradients], nu
 def weights_kept(before: Sequence[Gradients], after: Sequence[Gradients]) -> None:
     """Averaging gradients must leave every rank's weights as they were."""
     for rank, (own, now) in enumerate(zip(before, after)):
-        for name in own:
-            if not np.array_equal(flat(own[name]), flat(now[name])):
-                raise CheckFailed(f"rank {rank}'s {name} has changed: average gradients (p.grad), not parameters; it "
-                                  "is the optimizer that changes those, afterwards")
+        for name in differing(own, now):
+            raise CheckFailed(f"rank {rank}'s {name} has changed: average gradients (p.grad), not parameters; it is "
+                              "the optimizer that changes those, afterwards")
 
 
 def accumulated(single: Sequence[Sequence[Gradients]], after: Sequence[Gradients], trace: Trace) -> float:
@@ -94,32 +91,7 @@ def accumulated(single: Sequence[Sequence[Gradients]], after: Sequence[Gradients
     if issued > 1:
         raise CheckFailed(f"the gradients are right, but took {issued} all-reduces: those of the other micro-batches "
                           "need not be sent, and no_sync must be around their forward as well as their backward")
-    return float(np.abs(whole(after[0])).sum())
-
-
-def whole(gradients: Gradients) -> np.ndarray:
-    """All gradients of a module end to end."""
-    return np.concatenate([flat(gradient) for gradient in gradients.values()])
-
-
-def agree(got: Any, want: np.ndarray, scale: np.ndarray, tolerance: float = TOLERANCE) -> bool:
-    """Whether `got` is `want` but for rounding, as seen from the largest element of `scale`; None never is."""
-    if got is None or flat(got).shape != want.shape:
-        return False
-    return bool(np.allclose(flat(got), want, rtol=0, atol=tolerance * np.abs(scale).max()))
-
-
-def multiples(rows: np.ndarray, got: Any) -> np.ndarray | None:
-    """The factors f, shape (R,), with f @ rows = got, for `rows` (R, n) and `got` (n,); NaN for a row of zeros.
-
-    None where there are no such factors, or where more than one set of them fits.
-    """
-    used = rows.any(axis=1)
-    got, factors = flat(got), np.full(len(rows), np.nan)
-    if got.shape != rows.shape[1:] or np.linalg.matrix_rank(rows[used]) < used.sum():
-        return None
-    factors[used] = np.linalg.lstsq(rows[used].T, got, rcond=None)[0]
-    return factors if agree(factors[used] @ rows[used], got, rows) else None
+    return magnitude(whole(after[0]))
 
 
 def _fits(values: np.ndarray, num_bits: int) -> bool:
@@ -158,18 +130,18 @@ def _why_not_averaged(own: Mapping[str, np.ndarray], after: Sequence[Gradients],
         if several and all(agree(gradients[name], own[name][source], own[name]) for gradients in after for name in own):
             return (f"every rank holds rank {source}'s gradients: a broadcast hands out one rank's, all_reduce adds up "
                     "those of all")
-    if {rank for rank, _ in faults} == set(range(1, len(after))):
+    if all_but_rank_0({rank for rank, _ in faults}, len(after)):
         return "only rank 0 holds the mean: reduce gives the result to one rank, all_reduce to every rank"
     rank = faults[0][0]
     name = max((n for r, n in faults if r == rank), key=lambda n: own[n].shape[1])  # the one that tells most
     got, mean = flat(after[rank][name]), own[name].mean(axis=0)
-    times = got @ mean / (mean @ mean) if got.shape == mean.shape and mean.any() else 0.0
+    factor = times(got, mean) if got.shape == mean.shape else 0.0
     num_users = own[name].any(axis=1).sum()
-    if agree(got, times * mean, own[name], tolerance):
-        if num_users < len(after) and np.isclose(times, len(after) / num_users):
+    if agree(got, factor * mean, own[name], tolerance):
+        if num_users < len(after) and np.isclose(factor, len(after) / num_users):
             return (f"rank {rank}, {name}: this is the mean over the {num_users} ranks that have a gradient; it must "
                     f"be over all {len(after)}, with zeros for the others")
-        return f"rank {rank}, {name}: {_why_times(times, len(after), hints, max(tolerance, 1e-6))}"
+        return f"rank {rank}, {name}: {_why_times(factor, len(after), hints, max(tolerance, 1e-6))}"
     factors = multiples(own[name], got)
     if factors is None:
         return f"rank {rank}, {name}: {_why_no_multiples(name, own, got)}"
@@ -192,11 +164,11 @@ def _why_not_accumulated(rank: int, weights: np.ndarray | None) -> str:
     share, others = 1 / weights.size, np.delete(weights, rank, axis=0)
     if np.allclose(weights, share * num_micro_batches):
         return ("the micro-batches' gradients add up, and each loss is a mean: divide by the number of micro-batches")
-    if np.allclose(others, 0, atol=1e-9):
+    if is_zero(others).all():
         return "nothing of the other ranks is in the gradients: one backward must be synchronised, the last one"
-    absent = np.flatnonzero(np.isclose(others, 0, atol=1e-9).all(axis=0))
+    absent = np.flatnonzero(is_zero(others).all(axis=0))
     if len(absent):
-        return (f"the other ranks' micro-batches {', '.join(map(str, absent))} are not in it: an all-reduce sends what "
+        return (f"the other ranks' micro-batches {listed(absent)} are not in it: an all-reduce sends what "
                 "has been accumulated by then, so the synchronised backward must be the last one, with its forward "
                 "outside no_sync too: DDP decides there")
     if np.allclose(weights, weights[0, 0]):
@@ -208,7 +180,7 @@ def _why_not_accumulated(rank: int, weights: np.ndarray | None) -> str:
 
 def _why_no_multiples(name: str, own: Mapping[str, np.ndarray], got: np.ndarray) -> str:
     rows = own[name]
-    if agree(got, rows.mean(axis=0), rows, tolerance=1e-5):
+    if agree(got, rows.mean(axis=0), rows, tolerance=SIX_DIGITS):
         return "the mean is right to six digits only: has it been float32 on the way?"
     for other, theirs in own.items():
         if other != name and theirs.shape == rows.shape and multiples(np.concatenate([rows, theirs]), got) is not None:
@@ -223,16 +195,15 @@ def _why_factors(rank: int, factors: np.ndarray) -> str:
     """What multiples of the ranks' gradients mean that are not all the same; NaN for a rank without a gradient."""
     given, share = ~np.isnan(factors), 1 / len(factors)
     own = np.arange(len(factors)) == rank
-    absent = given & np.isclose(factors, 0, atol=1e-9)
+    absent = given & is_zero(factors)
     if absent[given & ~own].all():
         return (f"this is {short(factors[rank])} times the rank's own gradient, with nothing of the other ranks in it: "
                 "was the all-reduce waited for before its result was used?")
     if np.allclose((factors - own)[given], share):
         return "the mean is added to the rank's own gradient: it must replace it"
     if absent.any():
-        return f"nothing of rank {', '.join(map(str, np.flatnonzero(absent)))} is in it"
-    weights = ", ".join(short(f) for f in factors[given])
-    return f"the ranks' gradients have the weights {weights}; each must have {short(share)}"
+        return f"nothing of rank {listed(np.flatnonzero(absent))} is in it"
+    return f"the ranks' gradients have the weights {listed(map(short, factors[given]))}; each must have {short(share)}"
 
 
 def _why_times(times: float, num_ranks: int, hints: Mapping[float, str], tolerance: float) -> str:

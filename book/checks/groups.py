@@ -1,6 +1,6 @@
 """L3: sums over groups of ranks, of ranks that call in another order, and of ranks that have nothing to add.
 
-What a rank holds is taken apart into multiples of the ranks' data (see `gradients.multiples`), so the message can say
+What a rank holds is taken apart into multiples of the ranks' data (see `compare.multiples`), so the message can say
 over whom it summed. Shapes: R ranks, n elements with n >= R; `before` and `after` have an entry per rank.
 """
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from book.checks.buffers import before_and_after
-from book.checks.gradients import agree, multiples
-from book.checks.verdict import CheckFailed, short
+from book.checks.compare import agree, all_but_rank_0, is_own, is_zero, multiples
+from book.checks.verdict import CheckFailed, listed, short
 from book.trace import Trace
 
 GRID = ("partial", "gradient", "batch")
@@ -63,7 +63,7 @@ def summed_metrics(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[
               if not agree(now[rank], theirs.sum(axis=0), theirs)]
     if not faults:
         return round(sum(theirs.sum() for theirs in rows.values()))
-    if {rank for rank, _ in faults} == set(range(1, len(before))):
+    if all_but_rank_0({rank for rank, _ in faults}, len(before)):
         raise CheckFailed("only rank 0 holds the sums: reduce gives them to one rank, all_reduce to every rank")
     for name, (theirs, now) in own.items():
         if (kept := _why_kept(theirs, now)):
@@ -85,7 +85,7 @@ def sample_mean(before: Sequence[Any], after: Sequence[Any], num_samples: Sequen
     wrong = [rank for rank in range(len(rows)) if not agree(got[rank], mean, rows)]
     if not wrong:
         return float(got[0].sum())
-    if wrong == list(range(1, len(rows))):
+    if all_but_rank_0(wrong, len(rows)):
         raise CheckFailed("only rank 0 holds the mean: reduce gives the result to one rank, all_reduce to every rank")
     fault = _why_not_the_mean(wrong[0], rows, got[wrong[0]], np.array(num_samples, dtype=float), len(wrong))
     raise CheckFailed(f"rank {wrong[0]} {fault}")
@@ -120,7 +120,7 @@ def _why_not_on_grid(name: str, rank: int, columns: int, wanted: np.ndarray, row
     sets = {"its row": ranks // columns == rank // columns, "its column": ranks % columns == rank % columns,
             "all ranks": ranks >= 0}
     (held, over), (right, over_right) = _described(factors, sets), _described(wanted, sets)
-    if np.allclose(factors, ranks == rank):
+    if is_own(factors, rank):
         return (f"{head} is as it was before, and must be {right}: does the rank take part, in a group that it belongs "
                 "to, and in place? With async_op=True, does it wait?")
     hint = "; without a group=... the collective takes in the whole world" if over == "all ranks" else ""
@@ -134,9 +134,9 @@ def _described(factors: np.ndarray, sets: Mapping[str, np.ndarray]) -> tuple[str
 
     For example ("the sum over its row (ranks 0, 1)", "its row").
     """
-    inside = ~np.isclose(factors, 0, atol=1e-9)
+    inside = ~is_zero(factors)
     ranks, shares = np.flatnonzero(inside).tolist(), factors[inside]
-    names = ", ".join(map(str, ranks))
+    names = listed(ranks)
     if len(ranks) < 2:
         alone = f"rank {names}'s" + ("" if np.allclose(shares, 1) else f" times {short(shares.sum())}")
         return (alone if ranks else "zero"), ""
@@ -145,7 +145,7 @@ def _described(factors: np.ndarray, sets: Mapping[str, np.ndarray]) -> tuple[str
     if np.allclose(shares, 1 / len(ranks)):
         return f"the mean over {over}", group
     if not np.allclose(shares, shares[0]):
-        return f"a sum over {over} with the weights {', '.join(map(short, shares))}", group
+        return f"a sum over {over} with the weights {listed(map(short, shares))}", group
     return f"the sum over {over}" + ("" if np.allclose(shares, 1) else f" times {short(shares[0])}"), group
 
 
@@ -157,8 +157,8 @@ def _why_not_summed(rank: int, name: str, rows: Mapping[str, np.ndarray], got: n
     for other, theirs in rows.items():
         mixed = multiples(np.concatenate([own, theirs]), got) if other != name else None
         if mixed is not None:
-            strangers = np.flatnonzero(~np.isclose(mixed[len(own):], 0, atol=1e-9))
-            return f"has rank {', '.join(map(str, strangers))}'s {other!r} added to it: {order}"
+            strangers = np.flatnonzero(~is_zero(mixed[len(own):]))
+            return f"has rank {listed(strangers)}'s {other!r} added to it: {order}"
     return (f"is no sum of anything that the ranks had: bytes were added that don't have the same dtype, so {order}")
 
 
@@ -173,15 +173,15 @@ def _why_kept(before: np.ndarray, after: np.ndarray) -> str:
 
 
 def _why_factors(rank: int, factors: np.ndarray, order: str) -> str:
-    missing = np.flatnonzero(np.isclose(factors, 0, atol=1e-9))
+    missing = np.flatnonzero(is_zero(factors))
     if np.allclose(factors, 1 / len(factors)):
         return "is the mean, and the sum is asked for: counts don't average"
-    if np.allclose(factors, np.arange(len(factors)) == rank):
+    if is_own(factors, rank):
         return ("is as it was before, and others' is not: did its all-reduce meet that of another tensor, or was it "
                 f"not waited for (async_op)? {order}")
     if len(missing):
-        return f"lacks what rank {', '.join(map(str, missing))} had, which met another collective: {order}"
-    return f"counts the ranks {', '.join(short(f) for f in factors)} times"
+        return f"lacks what rank {listed(missing)} had, which met another collective: {order}"
+    return f"counts the ranks {listed(map(short, factors))} times"
 
 
 def _why_not_the_mean(rank: int, rows: np.ndarray, got: np.ndarray, num_samples: np.ndarray, num_wrong: int) -> str:
@@ -197,7 +197,7 @@ def _why_not_the_mean(rank: int, rows: np.ndarray, got: np.ndarray, num_samples:
         return "holds nothing that can be made from the ranks' sums"
     factors, counts = factors[has_samples], num_samples[has_samples]
     own = np.flatnonzero(has_samples) == rank
-    if has_samples[rank] and np.isclose(factors[~own], 0, atol=1e-9).all():
+    if has_samples[rank] and is_zero(factors[~own]).all():
         return "holds nothing but its own samples: is everything in place, and all-reduced?"
     said = {
         "holds the sum: divide by the number of samples of all ranks": np.ones(len(counts)),
@@ -210,6 +210,6 @@ def _why_not_the_mean(rank: int, rows: np.ndarray, got: np.ndarray, num_samples:
         "shard more": 1 / (counts * len(counts)),
         "holds the sum of the ranks' means": 1 / counts}
     found = next((text for text, mistaken in said.items() if np.allclose(factors, mistaken)), None)
-    ranks, weights = ", ".join(map(str, np.flatnonzero(has_samples))), ", ".join(short(f) for f in factors)
+    ranks, weights = listed(np.flatnonzero(has_samples)), listed(map(short, factors))
     return found or (f"weighs the samples of ranks {ranks} by {weights}, and each must count 1/{short(total)}" +
                      (": this rank alone is wrong" if num_wrong == 1 else ""))

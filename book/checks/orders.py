@@ -68,17 +68,17 @@ def bubble_share(got: Any, trace: Trace) -> float:
     step_s, idle_s, busy_s = found.step_s, sum(found.idle_s), sum(found.busy_s)
     last_s = max(event.end_s for event in events)
     all_s = sum(event.end_s - event.start_s for event in events)
-    return number("the bubble", got, found.share, {
-        "it is the busy share, and the idle one is asked for": 1 - found.share,
-        "it is the idle time over the busy time; the share is over all of it": idle_s / busy_s,
-        "it is seconds; divide by the time that all ranks have together": idle_s,
-        "it is one rank's idle share: a step has the time of all ranks": found.idle_s[0] / step_s,
-        "it is one rank's idle share, that of the last: a step has the time of all ranks": found.idle_s[-1] / step_s,
-        "it is the sum of the ranks' shares: divide by the number of ranks": found.share * len(found.busy_s),
-        "the step is counted from 0 s: it begins when the first action does":
-            1 - busy_s / (last_s * len(found.busy_s)),
-        "messages are counted as work: a rank that sends or waits for one computes nothing":
-            1 - all_s / (step_s * len(found.busy_s))})
+    return number("the bubble", got, found.share, [
+        (1 - found.share, "it is the busy share, and the idle one is asked for"),
+        (idle_s / busy_s, "it is the idle time over the busy time; the share is over all of it"),
+        (idle_s, "it is seconds; divide by the time that all ranks have together"),
+        (found.idle_s[0] / step_s, "it is one rank's idle share: a step has the time of all ranks"),
+        (found.idle_s[-1] / step_s, "it is one rank's idle share, that of the last: a step has the time of all ranks"),
+        (found.share * len(found.busy_s), "it is the sum of the ranks' shares: divide by the number of ranks"),
+        (1 - busy_s / (last_s * len(found.busy_s)),
+         "the step is counted from 0 s: it begins when the first action does"),
+        (1 - all_s / (step_s * len(found.busy_s)),
+         "messages are counted as work: a rank that sends or waits for one computes nothing")])
 
 
 def peaks_in_flight(got: Any, schedule: PipelineSchedule) -> list[int]:
@@ -106,11 +106,11 @@ def predicted_pipeline(got: Any, num_stages: int, num_micro_batches: int) -> flo
     size = f"of {p} stage{'s' * (p > 1)} and {m} micro-batch{'es' * (m > 1)}"
     if not isinstance(got, Mapping) or {"bubble", "gpipe", "one_f_one_b"} - set(got):
         raise CheckFailed('predicted must return a dict with "bubble", "gpipe" and "one_f_one_b"')
-    share = number(f"the bubble {size}", got["bubble"], pipeline_bubble(p, m), {
-        "it is idle time over ideal time, as many papers give it; the share is of the whole step": (p - 1) / m,
-        "it counts p idle slots: when the last stage begins, p - 1 have passed": p / (m + p),
-        "it is the busy share": m / (m + p - 1),
-        "the step lasts M + p - 1 slots of a forward and a backward": (p - 1) / (m + p)})
+    share = number(f"the bubble {size}", got["bubble"], pipeline_bubble(p, m), [
+        ((p - 1) / m, "it is idle time over ideal time, as many papers give it; the share is of the whole step"),
+        (p / (m + p), "it counts p idle slots: when the last stage begins, p - 1 have passed"),
+        (m / (m + p - 1), "it is the busy share"),
+        ((p - 1) / (m + p), "the step lasts M + p - 1 slots of a forward and a backward")])
     for name, wanted, why in (("gpipe", [m] * p, "GPipe keeps every micro-batch until the backwards begin"),
                               ("one_f_one_b", [min(m, p - s) for s in range(p)],
                                "1F1B has as many in flight as stages from this one on, if there are so many")):

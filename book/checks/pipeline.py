@@ -1,8 +1,8 @@
 """L3: what the stages of a pipeline hold: every parameter once, and the gradient of the whole batch.
 
-Parameters and gradients come as one dict per stage, name -> tensor or array, with the names of the whole model. They
-are compared in float64. What a stage holds instead of the right gradient is found as multiples of what one process
-gets for each micro-batch (see `gradients.multiples`).
+Parameters and gradients come as one dict per stage, name -> tensor or array, with the names of the whole model. What a
+stage holds instead of the right gradient is found as multiples of what one process gets for each micro-batch (see
+`compare.multiples`).
 """
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from book.checks.buffers import flat
-from book.checks.gradients import Gradients, agree, multiples, whole
-from book.checks.verdict import CheckFailed, finite, number, short
+from book.checks.compare import (
+    Gradients, agree, flat, identical, is_zero, magnitude, multiples, num_given, whole,
+)
+from book.checks.verdict import CheckFailed, finite, listed, number, short
 
 
 def stage_parts(held: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> list[int]:
@@ -27,9 +28,9 @@ def stage_parts(held: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> 
             raise CheckFailed(f"with {len(held)} stages no stage holds {name}: every block, both embeddings, norm and "
                               "head belong to one")
         if len(owners) > 1:
-            raise CheckFailed(f"with {len(held)} stages {name} is on stages {', '.join(map(str, owners))}: a stage "
+            raise CheckFailed(f"with {len(held)} stages {name} is on stages {listed(owners)}: a stage "
                               "keeps what it runs and no more, or nothing is saved")
-        if not np.array_equal(flat(held[owners[0]][name]), flat(value)):
+        if not identical(held[owners[0]][name], value):
             raise CheckFailed(f"stage {owners[0]} has changed {name}: cutting a model leaves its numbers as they are")
     return [sum(flat(value).size for value in own.values()) for own in held]
 
@@ -41,21 +42,21 @@ def same_outputs(got: Any, expected: Any) -> float:
     if tuple(got.shape) != tuple(expected.shape):
         raise CheckFailed(f"the last part gives {tuple(got.shape)}, the whole model {tuple(expected.shape)}: does the "
                           "last stage, and it alone, predict?")
-    if not agree(got, flat(expected), flat(expected)):
+    if not agree(got, expected):
         raise CheckFailed("the parts, one after the other, give other logits than the whole model: does each block run "
                           "once, in order, after embed and before predict?")
-    return float(np.abs(flat(got)).sum())
+    return magnitude(got)
 
 
 def micro_batch_losses(got: Any, expected: Sequence[float], scale: float = 0.5) -> None:
     """The last stage must have one loss for each micro-batch, those of one process, in which `scale` is already."""
     if got is None or len(got) != len(expected):
-        raise CheckFailed(f"the last stage has {0 if got is None else len(got)} losses, one for each micro-batch would "
+        raise CheckFailed(f"the last stage has {num_given(got)} losses, one for each micro-batch would "
                           f"be {len(expected)}: append each to self.losses")
     for m, (loss, wanted) in enumerate(zip(got, expected)):
-        number(f"the loss of micro-batch {m}", loss, wanted, {
-            "it is not times self.scale": wanted / scale,
-            "it is that of another micro-batch": expected[(m + 1) % len(expected)]})
+        number(f"the loss of micro-batch {m}", loss, wanted, [
+            (wanted / scale, "it is not times self.scale"),
+            (expected[(m + 1) % len(expected)], "it is that of another micro-batch")])
 
 
 def nothing_kept(counts: Sequence[int]) -> None:
@@ -74,13 +75,13 @@ def batch_loss(got: Any, losses: Sequence[float], counts: Sequence[int] = ()) ->
     if got is None:
         raise CheckFailed("the last stage returned no loss: it alone has the logits, so it must return the batch's")
     mean = float(np.average(losses, weights=counts or None))
-    return number("the loss of the batch", got, mean, {
-        "it is the sum over the micro-batches": sum(losses),
-        "it is that of the last micro-batch alone": losses[-1],
-        "it is that of the first micro-batch alone": losses[0],
-        "it is the mean of the micro-batches' means, and they have different numbers of sequences":
-            float(np.mean(losses)),
-        "it is divided by the number of micro-batches once more": mean / len(losses)})
+    return number("the loss of the batch", got, mean, [
+        (sum(losses), "it is the sum over the micro-batches"),
+        (losses[-1], "it is that of the last micro-batch alone"),
+        (losses[0], "it is that of the first micro-batch alone"),
+        (float(np.mean(losses)),
+         "it is the mean of the micro-batches' means, and they have different numbers of sequences"),
+        (mean / len(losses), "it is divided by the number of micro-batches once more")])
 
 
 def stage_gradients(found: Sequence[Gradients], single: Sequence[Gradients], weights: Sequence[float] | None = None,
@@ -101,8 +102,8 @@ def stage_gradients(found: Sequence[Gradients], single: Sequence[Gradients], wei
             factors = multiples(rows, got)
             raise CheckFailed(_why_foreign(stage, len(found) - 1, what) if factors is None else
                               f"stage {stage}: {_why_weights(factors, wanted, what, hints, len(found))}")
-        total += np.abs(right).sum()
-    return float(total)
+        total += magnitude(right)
+    return total
 
 
 def _check_there(found: Sequence[Gradients]) -> None:
@@ -131,19 +132,19 @@ def _why_foreign(stage: int, last: int, what: str) -> str:
 def _why_weights(factors: np.ndarray, wanted: np.ndarray, what: str, hints: Mapping[float, str],
                  num_stages: int) -> str:
     """What is wrong with the multiples (M,) of the micro-batches' gradients that a stage holds."""
-    num, absent = len(wanted), np.flatnonzero(np.isclose(factors, 0, atol=1e-9))
+    num, absent = len(wanted), np.flatnonzero(is_zero(factors))
     if len(absent) == num:
         return "its gradients are 0: were they cleared at the end?"
     if len(absent):
-        return (f"{what} {', '.join(map(str, absent))} of {num} has no part in the gradient: does each have its "
+        return (f"{what} {listed(absent)} of {num} has no part in the gradient: does each have its "
                 "backward, and is nothing cleared in between?")
     times = factors / wanted
     if not np.allclose(times, times[0], rtol=1e-6):
         if np.allclose(factors, factors[0], rtol=1e-6):
             return (f"every {what} weighs {short(factors[0])}, but they have different numbers of sequences: weigh "
                     "each mean by its share of the batch")
-        return (f"its {_several(what)} weigh {', '.join(map(short, factors))}, "
-                f"and should {', '.join(map(short, wanted))}")
+        return (f"its {_several(what)} weigh {listed(map(short, factors))}, "
+                f"and should {listed(map(short, wanted))}")
     said = dict(hints)
     if np.allclose(wanted, 1 / num):
         mean = f"it is a mean over {num} {_several(what)}"

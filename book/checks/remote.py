@@ -4,17 +4,16 @@ States and gradients come as one dict per stage, name -> tensor or array, with t
 """
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from book.checks.buffers import flat
-from book.checks.gradients import Gradients, agree, multiples, whole
+from book.checks.compare import (
+    TOLERANCE, Gradients, State, differing, flat, identical, is_zero, magnitude, multiples, whole,
+)
 from book.checks.pipeline import stage_gradients
-from book.checks.verdict import CheckFailed, number
-
-State = Mapping[str, Any]
+from book.checks.verdict import CheckFailed, listed, number
 
 
 def remote_failure(message: str) -> str:
@@ -44,8 +43,8 @@ def rows_in_calls(rows: Sequence[Sequence[int]], wanted: Sequence[int]) -> None:
         if len(own) == 1 and own[0] == sum(wanted):
             raise CheckFailed(f"stage {stage} gets the whole batch in one call: cut it into {len(wanted)} "
                               "micro-batches")
-        raise CheckFailed(f"in one step the calls of stage {stage} bring {', '.join(map(str, own)) or 'no'} sequences, "
-                          f"the {len(wanted)} micro-batches have {', '.join(map(str, wanted))}")
+        raise CheckFailed(f"in one step the calls of stage {stage} bring {listed(own) or 'no'} sequences, "
+                          f"the {len(wanted)} micro-batches have {listed(wanted)}")
 
 
 def in_company(together: bool | None) -> None:
@@ -111,11 +110,10 @@ def same_weights(held: Sequence[State], expected: State) -> float:
     """The stages together must hold `expected`, what one process ends with. Returns the sum of absolute values."""
     scale = whole(expected)
     for stage, own in enumerate(held):
-        for name, value in own.items():
-            if not agree(value, flat(expected[name]), scale):
-                raise CheckFailed(f"the losses are right, but {name} of stage {stage} ends with other numbers than in "
-                                  "one process: does the optimizer step after the last loss too?")
-    return float(np.abs(scale).sum())
+        for name in differing(own, expected, scale, TOLERANCE):
+            raise CheckFailed(f"the losses are right, but {name} of stage {stage} ends with other numbers than in one "
+                              "process: does the optimizer step after the last loss too?")
+    return magnitude(scale)
 
 
 def same_replicas(held: Sequence[State], starts: Sequence[State], num_replicas: int) -> None:
@@ -129,10 +127,8 @@ def same_replicas(held: Sequence[State], starts: Sequence[State], num_replicas: 
         if set(own) != set(held[root]):
             raise CheckFailed(f"{place} holds other parameters than rank {root}, which has that stage of replica 0: "
                               "rank = stage * num_replicas + replica")
-        for name, value in own.items():
-            if np.array_equal(flat(value), flat(starts[root][name])):
-                continue
-            if np.array_equal(flat(value), flat(starts[rank][name])):
+        for name in differing(own, starts[root]):
+            if identical(own[name], starts[rank][name]):
                 raise CheckFailed(f"{place} starts with its own {name} and rank {root} with another: averaged "
                                   "gradients keep replicas together only if they start together")
             raise CheckFailed(f"{place} has a {name} that is not rank {root}'s: hand out replica 0's weights, to the "
@@ -157,12 +153,12 @@ def groups_by_all(asked: Sequence[Sequence[int] | None]) -> None:
     """`asked` has by rank the group that it makes with `new_group` at one moment: all ranks must make the same."""
     for rank, ranks in enumerate(asked):
         if ranks != asked[0]:
-            raise CheckFailed(f"rank 0 makes the group of {_listed(asked[0])} while rank {rank} makes that of "
-                              f"{_listed(ranks)}: every rank of the world makes every group, in one order")
+            raise CheckFailed(f"rank 0 makes the group of {_group(asked[0])} while rank {rank} makes that of "
+                              f"{_group(ranks)}: every rank of the world makes every group, in one order")
 
 
-def _listed(ranks: Sequence[int] | None) -> str:
-    return "all ranks" if ranks is None else f"ranks {', '.join(map(str, ranks))}"
+def _group(ranks: Sequence[int] | None) -> str:
+    return "all ranks" if ranks is None else f"ranks {listed(ranks)}"
 
 
 def hybrid_gradients(found: Sequence[Gradients], single: Sequence[Gradients], num_replicas: int) -> float:
@@ -187,12 +183,12 @@ def _why_apart(last: Sequence[Gradients], single: Sequence[Gradients]) -> str:
         if any(gradient is None for gradient in own.values()):
             return ""
         factors = multiples(np.stack([whole({name: one[name] for name in own}) for one in single]), whole(own))
-        absent.append(set() if factors is None else set(np.flatnonzero(np.isclose(factors, 0, atol=1e-9)).tolist()))
+        absent.append(set() if factors is None else set(np.flatnonzero(is_zero(factors)).tolist()))
     if all(absent) and not set.intersection(*absent):
         return ("each replica's last stage has the gradient of its own sequences and nothing of the other replicas': "
                 "average over the ranks that hold the same stage")
     if all(absent):
-        return (f"sequence {', '.join(map(str, sorted(set.intersection(*absent))))} is in no replica's gradient: each "
+        return (f"sequence {listed(sorted(set.intersection(*absent)))} is in no replica's gradient: each "
                 "replica takes a share of its own")
     return ""
 
@@ -207,10 +203,8 @@ def hybrid_losses(got: Sequence[Any], losses: Sequence[float], num_replicas: int
             raise CheckFailed(f"the last stage of replica {replica} returned no loss")
         mean = float(np.mean(losses))
         shares = [losses[replica::num_replicas], np.array_split(losses, num_replicas)[replica]]
-        number(f"the loss of the batch on replica {replica}", loss, mean, {
-            "it is the sum over the replicas: take the mean": mean * num_replicas,
-            "it is that of the replica's own share: the loss of the whole batch takes an all-reduce":
-                float(np.mean(shares[0])),
-            "it is that of the replica's own share; the loss of the whole batch takes an all-reduce":
-                float(np.mean(shares[1]))})
+        own = "it is that of the replica's own share: the loss of the whole batch takes an all-reduce"
+        number(f"the loss of the batch on replica {replica}", loss, mean, [
+            (mean * num_replicas, "it is the sum over the replicas: take the mean"),
+            *((float(np.mean(share)), own) for share in shares)])
     return mean

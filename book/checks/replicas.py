@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from book.checks.buffers import flat
-from book.checks.gradients import Gradients, agree, multiples, whole
-from book.checks.verdict import CheckFailed, finite, number
+from book.checks.compare import Gradients, agree, flat, magnitude, multiples, whole
+from book.checks.verdict import CheckFailed, finite, listed, number, short
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class Meeting:
         seen = np.bincount(np.concatenate([visit.examples for visit in self.visits]).astype(int),
                            minlength=num_examples)
         if not seen.all():
-            absent = ", ".join(map(str, np.flatnonzero(seen == 0)))
+            absent = listed(np.flatnonzero(seen == 0))
             raise CheckFailed(f"example {absent} of 0 to {num_examples - 1} went to no replica: shares need not be "
                               "equal (chunk and tensor_split leave nothing out)")
         if seen.max() > 1:
@@ -106,7 +105,7 @@ def replica_gradients(meeting: Meeting, loss: Any, losses: Any, gradients: Gradi
     if not agree(got, rows.mean(axis=0), rows):
         raise CheckFailed(_why_not_whole(multiples(rows, got), meeting))
     number("the loss that you return", loss.item() if hasattr(loss, "item") else loss, losses.mean())
-    return float(np.abs(got).sum())
+    return magnitude(got)
 
 
 def _why_not_whole(weights: np.ndarray | None, meeting: Meeting) -> str:
@@ -128,10 +127,10 @@ def _why_not_whole(weights: np.ndarray | None, meeting: Meeting) -> str:
     if np.allclose(weights, means / num_replicas):
         return ("this is the mean of the replicas' means, and their shares are not equal: compute one loss, over all "
                 "outputs")
-    absent = [str(i) for i, share in enumerate(shares) if np.allclose(weights[share], 0)]
+    absent = [i for i, share in enumerate(shares) if np.allclose(weights[share], 0)]
     if absent:
-        return (f"nothing of replica {', '.join(absent)} has come back to the module: add up the gradients of all "
+        return (f"nothing of replica {listed(absent)} has come back to the module: add up the gradients of all "
                 "replicas")
     if np.allclose(weights, weights[0]):
-        return f"the gradient is {weights[0] * num_examples:.6g} times that of the whole batch's mean loss"
+        return f"the gradient is {short(weights[0] * num_examples)} times that of the whole batch's mean loss"
     return "the examples have different weights in the gradient: each must have 1 / (number of examples)"

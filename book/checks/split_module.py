@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from book.checks.gradients import multiples
-from book.checks.tensor import close, dense, held, same, why_parts
+from book.checks.compare import agree, dense, held, is_own, magnitude, multiples, same, times
+from book.checks.tensor import why_parts
 from book.checks.verdict import CheckFailed, number, short
 from book.trace import Event, Trace
 
@@ -43,7 +43,7 @@ def split_module(runs: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str
             _check_gradient(rank, name, run["gradients"][name], want, largest, len(runs))
     for rank, run in enumerate(runs):
         _check_input_gradient(rank, run["input_gradient"], whole, parts)
-    return float(np.abs(dense(whole["output"])).sum() + np.abs(dense(whole["input_gradient"])).sum())
+    return magnitude(whole["output"]) + magnitude(whole["input_gradient"])
 
 
 def split_traffic(trace: Trace, wanted: Mapping[str, int | None], num_bytes: int) -> int:
@@ -74,31 +74,32 @@ def block_count(answer: Any, width: int, mlp_width: int, num_ranks: int, num_tok
         raise CheckFailed(f"return two numbers, parameters and bytes, not {type(answer).__name__}")
     weights, biases, whole = 4 * width**2 + 2 * width * mlp_width, 3 * width + mlp_width, 6 * width
     everything, num_bytes = weights + biases + whole, 4 * num_tokens * width * element_bytes
-    return (number("the number of parameters", answer[0], (weights + biases) / num_ranks + whole, {
-        "that is the whole block": everything,
-        "not everything is cut: norms, and the biases of the maps that are cut by rows, are whole on every rank":
-            everything / num_ranks,
-        "the biases of the maps that are cut by rows are whole on every rank, as they are added to the whole sum":
-            (everything - 4 * width) / num_ranks + 4 * width,
-        "the norms are whole on every rank": (everything - 2 * width) / num_ranks + 2 * width,
-        "one bias too much is cut: out and down add theirs to the whole sum, so both are whole":
-            (everything - 5 * width) / num_ranks + 5 * width,
-        "the biases of the maps that are cut by columns are cut with them": weights / num_ranks + biases + whole,
-        "the bias of up is cut as its outputs are": (weights + 3 * width) / num_ranks + mlp_width + whole,
-        "the biases of q, k and v are cut as their outputs are": (weights + mlp_width) / num_ranks + 3 * width + whole,
-        "2 D are missing: a block has two norms, and whole biases in out and down":
-            (weights + biases) / num_ranks + 4 * width,
-        "that is without the norms": (weights + biases) / num_ranks + 2 * width,
-        "that is without any biases": weights / num_ranks + 4 * width,
-        "that is the weights alone: norms and biases are parameters too": weights / num_ranks,
-    }), number("the number of bytes", answer[1], num_bytes, {
-        "that is half: there is one after attention and one after the MLP, and backward has as many": num_bytes / 2,
-        "that is a single all-reduce: attention and MLP make one each, forward and backward": num_bytes / 4,
-        f"that counts numbers: each has {element_bytes} bytes": num_bytes / element_bytes,
-        "every rank gives the whole activation, not a part of it": num_bytes / num_ranks,
-        "what is added up is as wide as the block's output, not as the hidden layer": num_bytes * mlp_width / width,
-        "that is what a ring sends; asked for is what goes in": num_bytes * 2 * (num_ranks - 1) / num_ranks,
-    }))
+    return (number("the number of parameters", answer[0], (weights + biases) / num_ranks + whole, [
+        (everything, "that is the whole block"),
+        (everything / num_ranks,
+         "not everything is cut: norms, and the biases of the maps that are cut by rows, are whole on every rank"),
+        ((everything - 4 * width) / num_ranks + 4 * width,
+         "the biases of the maps that are cut by rows are whole on every rank, as they are added to the whole sum"),
+        ((everything - 2 * width) / num_ranks + 2 * width, "the norms are whole on every rank"),
+        ((everything - 5 * width) / num_ranks + 5 * width,
+         "one bias too much is cut: out and down add theirs to the whole sum, so both are whole"),
+        (weights / num_ranks + biases + whole, "the biases of the maps that are cut by columns are cut with them"),
+        ((weights + 3 * width) / num_ranks + mlp_width + whole, "the bias of up is cut as its outputs are"),
+        ((weights + mlp_width) / num_ranks + 3 * width + whole,
+         "the biases of q, k and v are cut as their outputs are"),
+        ((weights + biases) / num_ranks + 4 * width,
+         "2 D are missing: a block has two norms, and whole biases in out and down"),
+        ((weights + biases) / num_ranks + 2 * width, "that is without the norms"),
+        (weights / num_ranks + 4 * width, "that is without any biases"),
+        (weights / num_ranks, "that is the weights alone: norms and biases are parameters too"),
+    ]), number("the number of bytes", answer[1], num_bytes, [
+        (num_bytes / 2, "that is half: there is one after attention and one after the MLP, and backward has as many"),
+        (num_bytes / 4, "that is a single all-reduce: attention and MLP make one each, forward and backward"),
+        (num_bytes / element_bytes, f"that counts numbers: each has {element_bytes} bytes"),
+        (num_bytes / num_ranks, "every rank gives the whole activation, not a part of it"),
+        (num_bytes * mlp_width / width, "what is added up is as wide as the block's output, not as the hidden layer"),
+        (num_bytes * 2 * (num_ranks - 1) / num_ranks, "that is what a ring sends; asked for is what goes in"),
+    ]))
 
 
 def shard_shapes(rank: int, num_ranks: int, shards: Mapping[str, Any], whole: Mapping[str, Any],
@@ -122,24 +123,24 @@ def _check_shard(rank: int, name: str, dim: int | None, shard: Any, before: Sequ
     """`shard` must be this rank's block of rank 0's weight."""
     num_ranks, theirs = len(before), [dense(weights[name]) for weights in before]
     want, got = _block(theirs[0], dim, rank, num_ranks), dense(shard)
-    if close(got, want, want):
+    if agree(got, want):
         return
-    if close(got, _block(theirs[rank], dim, rank, num_ranks), want):
+    if agree(got, _block(theirs[rank], dim, rank, num_ranks), want):
         raise CheckFailed(f"rank {rank}'s {name} is made from the rank's own weights: the ranks drew different ones, "
                           "so hand out rank 0's before you cut")
     for other in range(num_ranks):
-        if dim is not None and close(got, _block(theirs[0], dim, other, num_ranks), want):
+        if dim is not None and agree(got, _block(theirs[0], dim, other, num_ranks), want):
             late = "; did you broadcast after cutting? Then every rank has rank 0's block" if other == 0 else ""
             raise CheckFailed(f"rank {rank}'s {name} is block {other}, which belongs to rank {other}: rank r keeps the "
                               f"r-th; otherwise what its columns give doesn't meet its rows{late}")
     strided = np.take(theirs[0], np.arange(rank, theirs[0].shape[dim or 0], num_ranks), axis=dim or 0)
-    if dim is not None and close(got, strided, want):
+    if dim is not None and agree(got, strided, want):
         raise CheckFailed(f"rank {rank}'s {name} takes indices of dim {dim} that lie {num_ranks} apart: it should be a "
                           "block in one piece (the rows of one head lie next to one another)")
-    times = np.vdot(want, got) / np.vdot(want, want)
-    if close(got, times * want, want):
-        raise CheckFailed(f"rank {rank}'s {name} is {short(times)} times what it should be: a part is cut out, nothing "
-                          "in it changes")
+    factor = times(got, want)
+    if agree(got, factor * want, want):
+        raise CheckFailed(f"rank {rank}'s {name} is {short(factor)} times what it should be: a part is cut out, "
+                          "nothing in it changes")
     raise CheckFailed(f"rank {rank}'s {name} has the right shape, but it is not block {rank} of rank 0's: which "
                       "indices of which dim does it take, and of whose weights?")
 
@@ -177,12 +178,12 @@ def _check_output(rank: int, output: Any, weights: Mapping[str, Any], whole: Map
 def _why_output(rank: int, got: np.ndarray, rows: np.ndarray, hints: Mapping[str, Any], between: str) -> str:
     """What is wrong with an output, from what the ranks' parts give, and the bias, in `rows`."""
     for hint, mistaken in hints.items():
-        if close(got, dense(mistaken), got):
+        if agree(got, mistaken, got):
             return hint
     factors = multiples(rows.reshape(len(rows), -1), got)
     if factors is None:
         return f"it is no sum of what the ranks' parts give: {between}"
-    own = np.allclose(factors[:-1], np.arange(len(rows) - 1) == rank) and np.isclose(factors[-1], 1)
+    own = is_own(factors[:-1], rank) and np.isclose(factors[-1], 1)
     return why_parts(rank, factors[:-1], factors[-1]) + " (identity_then_all_reduce adds nothing forward)" * bool(own)
 
 
@@ -196,14 +197,14 @@ def _check_gradient(rank: int, name: str, gradient: Any, want: np.ndarray, large
 
 
 def _why_gradient(name: str, got: np.ndarray, want: np.ndarray, largest: np.ndarray, num_ranks: int) -> str:
-    times = np.vdot(want, got) / np.vdot(want, want)
-    if not close(got, times * want, largest):
+    factor = times(got, want)
+    if not agree(got, factor * want, largest):
         return ("on its way back from the output it meets something that changes it: which operator stands there, and "
                 "what does that do backward?")
-    if np.isclose(times, num_ranks):
+    if np.isclose(factor, num_ranks):
         return (f"{num_ranks} times too large: the gradient that comes back from the output is the same on all ranks, "
                 "so nothing may add it up; the sum over the ranks hands it on as it is")
-    return (f"{short(times)} times what it should be: is something shared out among the ranks that each has whole? "
+    return (f"{short(factor)} times what it should be: is something shared out among the ranks that each has whole? "
             f"Every rank uses its {name} once")
 
 
@@ -221,7 +222,7 @@ def _why_input_gradient(rank: int, got: np.ndarray, parts: Sequence[Mapping[str,
     factors = multiples(np.stack([dense(part["input_gradient"]).ravel() for part in parts]), got)
     if factors is None:
         return "it is no sum of what comes back through the ranks' parts: does all that uses x get it by one operator?"
-    if np.allclose(factors, np.arange(len(parts)) == rank):
+    if is_own(factors, rank):
         return ("it is what comes back through the rank's own part. All ranks use x, so x goes in through the operator "
                 "whose way back is an all-reduce")
     return why_parts(rank, factors)

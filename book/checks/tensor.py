@@ -1,21 +1,23 @@
 """L3: what ranks hold that share out a linear map, and what an operator between them does forward and backward.
 
-Results are compared in float64, to one part in 10^9 of the largest element. What a rank holds instead is found by least
-squares: a map that is cut by rows is a sum of the ranks' parts, so most mistakes are multiples of these.
+What a rank holds instead of the result is found by least squares: a map that is cut by rows is a sum of the ranks'
+parts, so most mistakes are multiples of these.
 
 Shapes: B examples, I inputs, O outputs. Weights are (O, I), as nn.Linear keeps them.
 """
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from book.checks.gradients import TOLERANCE, multiples
-from book.checks.verdict import CheckFailed, finite, short
+from book.checks.compare import (
+    agree, all_but_rank_0, dense, held, identical, is_own, is_zero, magnitude, multiples, same,
+)
+from book.checks.verdict import CheckFailed, listed, short
 
 # What to say of a product whose sides don't fit, where nothing is known of the weight.
 PRODUCT = ("the weight is cut along the wrong dim, or not at all: nn.Linear keeps it as (outputs, inputs), so a column "
@@ -77,7 +79,7 @@ def column_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: An
         got = held(rank, f"the output of {name}", output, (len(whole), size))
         same(f"{name}, rank {rank}", got, whole[:, rank * size:][:, :size], whole,
              lambda rank=rank, got=got: _why_not_columns(rank, got, whole, bias))
-    return float(np.abs(whole).sum())
+    return magnitude(whole)
 
 
 def row_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: Any,
@@ -92,10 +94,10 @@ def row_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: Any,
     parts = [a @ b.T for a in np.split(x, num_ranks, axis=1) for b in np.split(weight, num_ranks, axis=1)]
     rows = np.stack([part.ravel() for part in [*parts, np.broadcast_to(bias, whole.shape)]])
     got = [held(rank, f"the output of {name}", output, whole.shape) for rank, output in enumerate(outputs)]
-    wrong = [rank for rank in range(num_ranks) if not close(got[rank], whole, whole)]
+    wrong = [rank for rank in range(num_ranks) if not agree(got[rank], whole)]
     if not wrong:
-        return float(np.abs(whole).sum())
-    if wrong == list(range(1, num_ranks)):
+        return magnitude(whole)
+    if all_but_rank_0(wrong, num_ranks):
         raise CheckFailed(f"{name}: only rank 0 holds the whole output: every rank must end with it; all_reduce gives "
                           "the sum to all, reduce to one, and the bias too belongs to all")
     rank, odd = wrong[0], got[wrong[0]]
@@ -122,7 +124,7 @@ def operator(name: str, runs: Sequence[Mapping[str, Any]], forward: str, backwar
                  lambda rank=rank, got=got: _why_not_operator(way, wanted, rank, before, got))
             total += np.abs(got).sum() * (rank == 0)
         for rank, run in enumerate(runs):
-            if not np.array_equal(dense(run[f"{given}_after"]), before[rank]):
+            if not identical(run[f"{given}_after"], before[rank]):
                 raise CheckFailed(f"{name}, {way}: the result is right, but the tensor that came in has changed on "
                                   f"rank {rank}, and others may still need it: all_reduce works in place, so give it a "
                                   "clone")
@@ -131,22 +133,22 @@ def operator(name: str, runs: Sequence[Mapping[str, Any]], forward: str, backwar
 
 def why_parts(rank: int, parts: np.ndarray, bias: float = 1.0) -> str:
     """What is wrong with a sum in which rank r's part is `parts[r]` times and the bias `bias` times."""
-    num_ranks, alone = len(parts), np.arange(len(parts)) == rank
+    num_ranks = len(parts)
     if np.allclose(parts, 1) and np.isclose(bias, num_ranks):
         return (f"the bias is in it {num_ranks} times: every rank adds it to its part, and then the parts are added "
                 "up; add it once, after the all-reduce")
     if np.allclose(parts, 1):
-        much = "not in it" if np.isclose(bias, 0, atol=TOLERANCE) else f"in it {short(bias)} times"
+        much = "not in it" if is_zero(bias) else f"in it {short(bias)} times"
         return f"the parts are added up as they should be, but the bias is {much}: every rank must end with it once"
-    if np.allclose(parts, alone):
+    if is_own(parts, rank):
         return "this is the rank's own part of a sum, with nothing of the others in it: the all-reduce is missing"
     if np.allclose(parts, 1 / num_ranks):
         return f"this is the mean of the {num_ranks} ranks' parts: parts of one sum are added up, not averaged"
     if np.allclose(parts, num_ranks):
         return f"this is {num_ranks} times the sum: is it all-reduced twice?"
-    absent = np.flatnonzero(np.isclose(parts, 0, atol=TOLERANCE))
+    absent = np.flatnonzero(is_zero(parts))
     if len(absent):
-        return f"the part of rank {', '.join(map(str, absent))} is not in it: does every rank's part go into the sum?"
+        return f"the part of rank {listed(absent)} is not in it: does every rank's part go into the sum?"
     return f"the ranks' parts are in it {_listed(parts)} times, each should be in it once"
 
 
@@ -157,41 +159,6 @@ def computed(num_flops: Sequence[float], whole_flops: float, name: str = "column
             much = "the whole product" if made == whole_flops else f"{short(made / whole_flops)} of the product"
             raise CheckFailed(f"{name}: rank {rank} computes {much}, its share is 1/{len(num_flops)}: cut the weight "
                               "and multiply with the part")
-
-
-def dense(tensor: Any) -> np.ndarray:
-    """A tensor, on any device, or an array, in float64 and in its shape."""
-    if hasattr(tensor, "detach"):
-        tensor = tensor.detach().cpu().double().numpy()
-    return np.asarray(tensor, dtype=np.float64)
-
-
-def held(rank: int, what: str, value: Any, shape: Sequence[int]) -> np.ndarray:
-    """What `rank` gives as `what`, in float64; CheckFailed for no tensor, another shape, fewer digits, nan and inf."""
-    if value is None or not hasattr(value, "shape"):
-        given = "nothing (None)" if value is None else f"no tensor but a {type(value).__name__}"
-        raise CheckFailed(f"rank {rank} gives {given} as {what}: is the result returned, as a tensor? "
-                          "(dist.all_reduce, for one, works in place and returns nothing)")
-    if tuple(value.shape) != tuple(shape):
-        raise CheckFailed(f"rank {rank} gives {what} in the shape {tuple(value.shape)}, it should be {tuple(shape)}")
-    if not str(value.dtype).endswith("float64"):
-        raise CheckFailed(f"rank {rank} gives {what} as {str(value.dtype).removeprefix('torch.')}: all that comes in "
-                          "is float64, so where has it changed?")
-    return finite(rank, what, dense(value))
-
-
-def same(where: str, got: np.ndarray, want: np.ndarray, scale: np.ndarray, why: Callable[[], str]) -> None:
-    """`got` must be `want` but for rounding as seen from the largest element of `scale`; else `why` says what it is."""
-    if close(got, want, scale):
-        return
-    if np.allclose(got, want, rtol=0, atol=1e-5 * np.abs(scale).max()):
-        raise CheckFailed(f"{where}: this is right to six digits only: has it been float32 on the way?")
-    raise CheckFailed(f"{where}: {why()}")
-
-
-def close(got: np.ndarray, want: np.ndarray, scale: np.ndarray) -> bool:
-    """Whether two arrays are the same but for rounding, as seen from the largest element of `scale`."""
-    return bool(np.allclose(got, want, rtol=0, atol=TOLERANCE * np.abs(scale).max()))
 
 
 def _why_not_columns(rank: int, got: np.ndarray, whole: np.ndarray, bias: np.ndarray) -> str:
@@ -208,19 +175,19 @@ def _why_not_columns(rank: int, got: np.ndarray, whole: np.ndarray, bias: np.nda
         return (f"this is block {found[0] // size} of the columns, which belongs to rank {found[0] // size}: rank r "
                 "holds the r-th")
     if found == list(range(rank, whole.shape[1], whole.shape[1] // size)):
-        return (f"these are columns {', '.join(map(str, found))}: neighbours belong together, so cut one contiguous "
+        return (f"these are columns {listed(found)}: neighbours belong together, so cut one contiguous "
                 f"block for each rank, here columns {mine.start} to {mine.stop - 1}")
-    return f"these are columns {', '.join(map(str, found))}, the rank's are {mine.start} to {mine.stop - 1}"
+    return f"these are columns {listed(found)}, the rank's are {mine.start} to {mine.stop - 1}"
 
 
 def _listed(factors: np.ndarray) -> str:
     """Factors in words, without what rounding leaves of a zero."""
-    return ", ".join(short(factor) for factor in np.round(factors, 9) + 0.0)
+    return listed(map(short, np.round(factors, 9) + 0.0))
 
 
 def _why_not_rows(rank: int, crossed: np.ndarray, bias: float) -> str:
     """What is wrong with a sum in which block r of x times block s of the weight is `crossed[r, s]` times."""
-    for piece, block in np.argwhere(~np.isclose(crossed, 0, atol=TOLERANCE)):
+    for piece, block in np.argwhere(~is_zero(crossed)):
         if piece != block:
             return (f"block {piece} of x's columns meets block {block} of the weight's: rank r multiplies what it has "
                     "with the r-th block of the weight's dim 1")
@@ -229,14 +196,14 @@ def _why_not_rows(rank: int, crossed: np.ndarray, bias: float) -> str:
 
 def _columns(got: np.ndarray, whole: np.ndarray) -> list[int] | None:
     """Which columns of `whole` those of `got` are; None where one is none of them."""
-    same = [[close(column, other, whole) for other in whole.T] for column in got.T]
+    same = [[agree(column, other, whole) for other in whole.T] for column in got.T]
     return [row.index(True) for row in same] if all(map(any, same)) else None
 
 
 def _why_no_sum(got: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.ndarray, num_ranks: int) -> str:
     pieces = np.split(x, num_ranks, axis=1)
     strided = [weight[:, rank::num_ranks] for rank in range(num_ranks)]
-    if close(got, sum(a @ b.T for a, b in zip(pieces, strided)) + bias, x @ weight.T):
+    if agree(got, sum(a @ b.T for a, b in zip(pieces, strided)) + bias, x @ weight.T):
         return (f"each rank takes inputs of the weight that lie {num_ranks} apart, but what it has of x is a block in "
                 "one piece: cut both alike")
     return ("this is no sum of products of x's blocks with the weight's: cut dim 1 of the weight into contiguous "
@@ -245,7 +212,7 @@ def _why_no_sum(got: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.nda
 
 def _why_not_operator(way: str, wanted: str, rank: int, before: Sequence[np.ndarray], got: np.ndarray) -> str:
     what = "tensors" if way == "forward" else "gradients"
-    factors, alone = multiples(np.stack([one.ravel() for one in before]), got), np.arange(len(before)) == rank
+    factors = multiples(np.stack([one.ravel() for one in before]), got)
     if factors is None:
         return f"this can't be made from the ranks' {what}: was the result written to where it is read?"
     if wanted == "identity":
@@ -253,6 +220,6 @@ def _why_not_operator(way: str, wanted: str, rank: int, before: Sequence[np.ndar
             return (f"this is the sum over the ranks: on its way {way} this operator hands on what it is given; the "
                     f"all-reduce is for the way {'back' if way == 'forward' else 'forward'}")
         return f"the ranks' {what} are in it {_listed(factors)} times: hand on the rank's own, as it is"
-    if np.allclose(factors, alone):
+    if is_own(factors, rank):
         return "this is the rank's own, with nothing of the others in it: here the all-reduce is missing, or lost"
     return why_parts(rank, factors)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from book import cost
-from book.checks.verdict import CheckFailed, number
+from book.checks.verdict import CheckFailed, listed, number
 from book.trace import Trace
 
 
@@ -45,7 +45,7 @@ def ring_traffic(trace: Trace, length: int, element_bytes: int) -> float:
     for rank in range(world_size):
         partners = sorted({e.peer for e in trace.of_kind("send") if e.rank == rank})
         if len(partners) > 1:
-            raise CheckFailed(f"rank {rank} sent to ranks {', '.join(map(str, partners))}: in a ring it talks to one "
+            raise CheckFailed(f"rank {rank} sent to ranks {listed(partners)}: in a ring it talks to one "
                               f"neighbour only")
     return float(sent[0])
 
@@ -57,31 +57,31 @@ def ring_cost(answer: Any, trace: Trace, length: int, element_bytes: int) -> tup
         raise CheckFailed("return two numbers, the rounds and the bytes that a rank sends, not "
                           f"{type(answer).__name__}")
     num_bytes, world_size = length * element_bytes, trace.world_size
-    rounds = number("the number of rounds", answer[0], trace.num_steps, {
-        "that is the reduce-scatter alone, the all-gather takes as many": world_size - 1,
-        "the last contribution has N-1 links to go, not N, in either half": 2 * world_size})
-    return rounds, number("the number of bytes that a rank sends", answer[1], sent, {
-        "that is the reduce-scatter alone, the all-gather sends as much again": sent / 2,
-        "that is the limit for many ranks; a rank never sends its last chunk": 2 * num_bytes,
-        "that is the traffic of a root, which sends the whole buffer to each of the others":
-            cost.root_sent_bytes(world_size, num_bytes),
-        "that is what all ranks send together, or the whole buffer in every round": sent * world_size,
-        f"that counts elements: each has {element_bytes} bytes": sent / element_bytes})
+    rounds = number("the number of rounds", answer[0], trace.num_steps, [
+        (world_size - 1, "that is the reduce-scatter alone, the all-gather takes as many"),
+        (2 * world_size, "the last contribution has N-1 links to go, not N, in either half")])
+    return rounds, number("the number of bytes that a rank sends", answer[1], sent, [
+        (sent / 2, "that is the reduce-scatter alone, the all-gather sends as much again"),
+        (2 * num_bytes, "that is the limit for many ranks; a rank never sends its last chunk"),
+        (cost.root_sent_bytes(world_size, num_bytes),
+         "that is the traffic of a root, which sends the whole buffer to each of the others"),
+        (sent * world_size, "that is what all ranks send together, or the whole buffer in every round"),
+        (sent / element_bytes, f"that counts elements: each has {element_bytes} bytes")])
 
 
 def bus_bandwidth(answer: Any, world_size: int, num_bytes: float, seconds: float) -> float:
     """`answer` must be the bus bandwidth, in bytes per second, of an all-reduce of `num_bytes`; returns it."""
     wanted = cost.bus_bandwidth_bytes_per_s("all_reduce", world_size, num_bytes, seconds)
-    return number("the bus bandwidth", answer, wanted, {
-        "that is the algorithm bandwidth, bytes over seconds; multiply by the share that each link carries":
-            num_bytes / seconds,
-        "the share is (N-1)/N for a reduce-scatter; an all-reduce does that twice": wanted / 2,
-        "that is in GB/s; leave it in bytes per second": wanted / 1e9,
-        "that is in bits; leave it in bytes per second": wanted * 8,
-        "you have seconds over bytes": 1 / wanted,
-        "the share is upside down, it is 2(N-1)/N": wanted / (2 * (world_size - 1) / world_size)**2,
-        "each link carries 2(N-1)/N of the buffer; the division by N is missing": wanted * world_size,
-        "divide by the seconds": wanted * seconds**2})
+    return number("the bus bandwidth", answer, wanted, [
+        (num_bytes / seconds,
+         "that is the algorithm bandwidth, bytes over seconds; multiply by the share that each link carries"),
+        (wanted / 2, "the share is (N-1)/N for a reduce-scatter; an all-reduce does that twice"),
+        (wanted / 1e9, "that is in GB/s; leave it in bytes per second"),
+        (wanted * 8, "that is in bits; leave it in bytes per second"),
+        (1 / wanted, "you have seconds over bytes"),
+        (wanted / (2 * (world_size - 1) / world_size)**2, "the share is upside down, it is 2(N-1)/N"),
+        (wanted * world_size, "each link carries 2(N-1)/N of the buffer; the division by N is missing"),
+        (wanted * seconds**2, "divide by the seconds")])
 
 
 def _why_too_much(sent_bytes: float, num_bytes: float, world_size: int) -> str:

@@ -1,19 +1,19 @@
 """L3: data-parallel training: the state that all ranks start from, the global batch, the epochs.
 
-States come as one dict per rank, name -> tensor or array. Losses, weights and gradients are compared in float64.
+States come as one dict per rank, name -> tensor or array.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from book.checks.buffers import flat
-from book.checks.gradients import agree, multiples
-from book.checks.verdict import CheckFailed, finite, short
-
-State = Mapping[str, Any]
+from book.checks.compare import (
+    SIX_DIGITS, TOLERANCE, State, agree, differing, first_wrong, flat, furthest, identical, is_zero, magnitude,
+    multiples, num_given,
+)
+from book.checks.verdict import CheckFailed, finite, listed, short
 
 
 def same_state(before: Sequence[State], after: Sequence[State], parameters: Sequence[str]) -> float:
@@ -22,14 +22,12 @@ def same_state(before: Sequence[State], after: Sequence[State], parameters: Sequ
     `parameters` says which of the names are parameters. Returns the sum of absolute values of that state. Raises
     CheckFailed naming a tensor and what it holds instead.
     """
-    for name, first in before[0].items():
-        if not np.array_equal(flat(after[0][name]), flat(first)):
-            raise CheckFailed(_why_root_changed(name, before, after[0][name]))
-    wrong = [(rank, name) for rank in range(1, len(before)) for name in before[0]
-             if not np.array_equal(flat(after[rank][name]), flat(before[0][name]))]
+    for name in differing(before[0], after[0]):
+        raise CheckFailed(_why_root_changed(name, before, after[0][name]))
+    wrong = [(rank, name) for rank in range(1, len(before)) for name in differing(before[0], after[rank])]
     if wrong:
         raise CheckFailed(_why_not_rank_0(wrong, before, after, parameters))
-    return sum(float(np.abs(flat(tensor)).sum()) for tensor in before[0].values())
+    return sum(map(magnitude, before[0].values()))
 
 
 def trained_alike(starts: Sequence[Any], ends: Sequence[Any], expected: Any) -> float:
@@ -42,19 +40,18 @@ def trained_alike(starts: Sequence[Any], ends: Sequence[Any], expected: Any) -> 
     for rank, end in enumerate(ends):
         if end.shape != expected.shape:
             raise CheckFailed(f"rank {rank} ends with {end.size} weights, one process with {expected.size}")
-    apart = [np.abs(end - ends[0]).max() for end in ends]
-    rank = int(np.argmax(apart))
-    if not apart[rank] <= 1e-9:
+    rank, apart = furthest(ends)
+    if not apart <= TOLERANCE:
         kept = np.allclose(ends[rank] - ends[0], starts[rank] - starts[0], rtol=1e-6)
         why = ("that is by as much as before the first step. Averaged gradients move all ranks alike, but nothing has "
                "brought them together" if kept else "their gradients differ too: are they averaged in every step?")
         raise CheckFailed(f"ranks 0 and {rank} end with different weights: {why}")
-    if not agree(ends[0], expected, expected):
+    if not agree(ends[0], expected):
         raise CheckFailed("the ranks end with the same weights, but not with those of one process that starts from "
                           "rank 0's and trains on the whole batches: hand rank 0's out before the first step, and "
                           "average gradients in every step. Is it the same optimizer, with the same learning rate, and "
                           "are gradients cleared before each step?")
-    return float(np.abs(expected).sum())
+    return magnitude(expected)
 
 
 def first_step(updates: Sequence[Any], gradients: Any, rows: Sequence[Sequence[int]] = ()) -> float:
@@ -71,7 +68,7 @@ def first_step(updates: Sequence[Any], gradients: Any, rows: Sequence[Sequence[i
             raise CheckFailed(f"ranks 0 and {rank} make different first steps: when the optimizer steps, gradients "
                               "must have been averaged (is finish() called before?)")
     if not agree(updates[0], mean := gradients.mean(axis=0), gradients):
-        if agree(updates[0], mean, gradients, tolerance=1e-5):
+        if agree(updates[0], mean, gradients, tolerance=SIX_DIGITS):
             raise CheckFailed("the first step is right to six digits only: have the weights or the gradients been "
                               "float32 on the way?")
         raise CheckFailed(f"the first step on {num_ranks} rank{'s' * (num_ranks > 1)} is not that of one process: "
@@ -92,16 +89,16 @@ def global_losses(losses: Sequence[Sequence[float]], windows: Any, expected: Seq
     num_ranks, windows = len(losses), flat(windows)
     for rank, own in enumerate(losses):
         if own is None or len(own) != len(expected):
-            raise CheckFailed(f"rank {rank} reports {0 if own is None else len(own)} losses for {len(expected)} steps: "
+            raise CheckFailed(f"rank {rank} reports {num_given(own)} losses for {len(expected)} steps: "
                               "return a list with one number for each step")
     losses = _finite(losses, "the losses")
-    apart = [np.abs(own - losses[0]).max() for own in losses]
-    if not max(apart) <= 1e-9:
-        raise CheckFailed(f"ranks 0 and {int(np.argmax(apart))} report different losses: each reports that of its own "
+    rank, apart = furthest(losses)
+    if not apart <= TOLERANCE:
+        raise CheckFailed(f"ranks 0 and {rank} report different losses: each reports that of its own "
                           "windows; the loss of the global batch takes an all-reduce")
-    wrong = np.flatnonzero(~np.isclose(losses[0], expected, rtol=1e-9, atol=0))
-    if len(wrong):
-        raise CheckFailed(_why_loss(int(wrong[0]), float(losses[0][wrong[0]]), expected, windows, num_ranks))
+    step = first_wrong(losses[0], expected)
+    if step is not None:
+        raise CheckFailed(_why_loss(step, float(losses[0][step]), expected, windows, num_ranks))
     return float(losses[0][-1])
 
 
@@ -112,8 +109,8 @@ def epochs(orders: Sequence[Sequence[Sequence[int]]], num_examples: int, num_epo
     """
     for rank, own in enumerate(orders):
         if own is None or len(own) != num_epochs:
-            raise CheckFailed(f"rank {rank} has {0 if own is None else len(own)} epochs, {num_epochs} are meant to "
-                              "come: return one list of examples for each")
+            raise CheckFailed(f"rank {rank} has {num_given(own)} epochs, {num_epochs} are meant to come: "
+                              "return one list of examples for each")
     for epoch, shares in enumerate(zip(*orders)):
         _check_shares(epoch, shares, num_examples)
         for earlier in range(epoch):
@@ -145,8 +142,8 @@ def _check_shares(epoch: int, shares: Sequence[Sequence[int]], num_examples: int
         raise CheckFailed(f"in epoch {epoch} each rank takes all {num_examples} examples: the sampler cuts them into "
                           "num_replicas shares and takes that of rank; both are those of the group")
     if seen.max() == 1 and len(absent):
-        raise CheckFailed(f"in epoch {epoch} example {', '.join(map(str, absent))} of 0 to {num_examples - 1} is left "
-                          "out on every rank, and none comes twice: is a share cut short (drop_last, a slice)?")
+        raise CheckFailed(f"in epoch {epoch} example {listed(absent)} of 0 to {num_examples - 1} is left out "
+                          "on every rank, and none comes twice: is a share cut short (drop_last, a slice)?")
     if seen.max() > 1:
         raise CheckFailed(f"in epoch {epoch} example {seen.argmax()} comes {seen.max()} times and {len(absent)} of "
                           f"{num_examples} not at all: all ranks must cut the same permutation, so seed and epoch "
@@ -158,16 +155,15 @@ def _why_root_changed(name: str, before: Sequence[State], got: Any) -> str:
     if np.allclose(flat(got), np.mean(held, axis=0)):
         return f"rank 0's {name} is now the mean over ranks: broadcast hands out rank 0's, nothing is averaged"
     for rank, other in enumerate(held):
-        if np.array_equal(flat(got), other):
+        if identical(got, other):
             return f"rank 0's {name} is now what rank {rank} had: the source must be rank 0 (src=0)"
     return f"rank 0's {name} has changed: rank 0 keeps what it has, and the others get that"
 
 
 def _why_not_rank_0(wrong: Sequence[tuple[int, str]], before: Sequence[State], after: Sequence[State],
                     parameters: Sequence[str]) -> str:
-    differ = [(rank, name) for rank in range(1, len(before)) for name in before[0]
-              if not np.array_equal(flat(before[rank][name]), flat(before[0][name]))]
-    kept = [(rank, name) for rank, name in wrong if np.array_equal(flat(after[rank][name]), flat(before[rank][name]))]
+    differ = [(rank, name) for rank in range(1, len(before)) for name in differing(before[0], before[rank])]
+    kept = [(rank, name) for rank, name in wrong if identical(after[rank][name], before[rank][name])]
     rank, name = (kept or wrong)[0]
     buffers = [name for name in before[0] if name not in parameters]
     if kept == differ:
@@ -191,7 +187,7 @@ def _why_step(weights: np.ndarray | None, num_ranks: int) -> str:
     share = 1 / len(weights)
     twice = np.isclose(weights, 2 * weights.min())
     if 0 < twice.sum() == -len(weights) % num_ranks and np.allclose(weights[~twice], weights.min()):
-        return (f"windows {', '.join(map(str, np.flatnonzero(twice)))} count twice: a DistributedSampler repeats "
+        return (f"windows {listed(np.flatnonzero(twice))} count twice: a DistributedSampler repeats "
                 "examples to make the ranks' shares equal")
     if np.allclose(weights, weights[0]):
         times = weights[0] / share
@@ -199,9 +195,9 @@ def _why_step(weights: np.ndarray | None, num_ranks: int) -> str:
             return (f"it is {num_ranks} times as long. The global batch is the same, so the learning rate is too, and "
                     "gradients are averaged, not summed")
         return f"it is {short(times)} times as long: what is divided twice, or multiplied?"
-    absent = np.flatnonzero(np.isclose(weights, 0, atol=1e-9))
+    absent = np.flatnonzero(is_zero(weights))
     if len(absent):
-        return (f"window {', '.join(map(str, absent))} of the batch's {len(weights)} has no part in it: each rank "
+        return (f"window {listed(absent)} of the batch's {len(weights)} has no part in it: each rank "
                 "takes windows of its own, and none is left out")
     return (f"a window weighs between {short(weights.min())} and {short(weights.max())}, each should weigh "
             f"{short(share)}: the ranks' shares are not equal, so weigh each rank's mean by its number of windows")

@@ -1,7 +1,7 @@
 """L3: a verdict: the error that names a misconception, and the check of a single number."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -15,17 +15,18 @@ class CheckFailed(AssertionError):
         return [f"{type(self).__name__}: {self}"]
 
 
-def number(name: str, got: Any, want: float, misconceptions: Mapping[str, float] = {}) -> float:
+def number(name: str, got: Any, want: float, misconceptions: Iterable[tuple[float, str]] = ()) -> float:
     """`got` must equal `want` to one part in a million; otherwise the message is that of the misconception it equals.
 
-    `misconceptions` maps what to say to the value that this mistake gives. Returns `got` as a float.
+    `misconceptions` are the values that mistakes give, each with what to say of it; the first that fits is told.
+    Returns `got` as a float.
     """
     value = got.item() if getattr(got, "ndim", None) == 0 else got
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise CheckFailed(f"{name} must be a number, not {type(got).__name__}: did your function return it?")
     if equal(value, want):
         return float(value)
-    for message, mistaken in misconceptions.items():
+    for mistaken, message in misconceptions:
         if equal(value, mistaken) and not equal(mistaken, want):
             raise CheckFailed(f"{name} is {short(value)}: {message}")
     ratio = value / want if want and np.isfinite(value) else None
@@ -52,3 +53,8 @@ def equal(a: float, b: float) -> bool:
 def short(x: float) -> str:
     """A number in six digits."""
     return f"{x:.6g}"
+
+
+def listed(things: Iterable[Any]) -> str:
+    """Ranks, numbers or names, with commas."""
+    return ", ".join(map(str, things))

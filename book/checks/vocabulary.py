@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from book.checks.gradients import TOLERANCE, multiples
-from book.checks.tensor import dense, held, same
+from book.checks.compare import TOLERANCE, dense, held, multiples, same
 from book.checks.verdict import CheckFailed, short
 from book.trace import Trace
 
