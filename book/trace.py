@@ -16,7 +16,7 @@ where a trace came from, except to say so.
 
 Compute events are told apart by their fields: the gradient of a followed backward pass has num_bytes and, as op, its
 parameter; a pipeline's action has stage, micro_batch and, as op, its kind (see book.schedule.actions); a followed
-matrix product has words as op (see book.record.watcher). A pipeline's messages have stage and micro_batch instead of
+matrix product has a BlockOp as op (see book.blocks). A pipeline's messages have stage and micro_batch instead of
 a chunk, and op is "output" or "gradient".
 """
 from __future__ import annotations
