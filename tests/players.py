@@ -75,6 +75,28 @@ def press(page: Any, *keys: str) -> None:
         page.keyboard.press(key)
 
 
+def scrub(page: Any, share: float) -> None:
+    """Put the first widget's clock to a share of the run."""
+    box = page.locator(".lk-scrub").first.bounding_box()
+    page.mouse.click(box["x"] + box["width"] * share, box["y"] + box["height"] / 2)
+
+
+def caption(page: Any) -> str:
+    """What the first widget says."""
+    return page.inner_text(".lk-caption")
+
+
+def captions(page: Any) -> list[str]:
+    """What it says at each stop."""
+    press(page, "Home")
+    said = [caption(page)]
+    for step in range(1, int(state(page)["steps"]) + 1):
+        page.keyboard.press("ArrowRight")
+        until(page, step=step, playing="false")
+        said.append(caption(page))
+    return said
+
+
 def figures(page: Any) -> dict[str, str]:
     """The row of figures: value by meaning."""
     pairs = page.eval_on_selector_all(".lk-foot div", "all => all.map(d => [...d.children].map(x => x.textContent))")

@@ -8,35 +8,16 @@ from typing import Any
 
 import pytest
 
-from book.collectives import ring_all_reduce
 from book.cost import Link
 from book.pipelines import gpipe, interleaved, one_f_one_b, zero_bubble
 from book.replay import bubble
 from book.schedule import Action, PipelineSchedule
 from book.simulate import simulate_pipeline
 from book.trace import Trace
-from book.widgets import pipeline_player, pipeline_race, play
-from tests.players import FRAMES, PLAYER, assert_readable, click, contrasts, figures, press, state, until
+from book.widgets import pipeline_player, pipeline_race
+from tests.players import assert_readable, caption, captions, figures, press, scrub, state
 from tests.test_pipeline_widget import WRONG, recorded
-
-LINK = Link(1e-3, 1e9)
-KINDS = ["kF", "kB", "kI"]
-FOUR = {"GPipe": gpipe(4, 8), "1F1B": one_f_one_b(4, 8), "interleaved": interleaved(8, 8), "ZB-V": zero_bubble(8, 8)}
-
-
-def caption(page: Any) -> str:
-    return page.inner_text(".lk-caption")
-
-
-def captions(page: Any) -> list[str]:
-    """What is said at each stop."""
-    press(page, "Home")
-    said = [caption(page)]
-    for step in range(1, int(state(page)["steps"]) + 1):
-        page.keyboard.press("ArrowRight")
-        until(page, step=step, playing="false")
-        said.append(caption(page))
-    return said
+from tests.widget_rows import PIPELINES
 
 
 def kept(page: Any) -> str:
@@ -48,13 +29,6 @@ def texts(page: Any, start: str) -> list[str]:
     """The small texts beside the strips that begin so, rank by rank."""
     all_texts = page.eval_on_selector_all(".lk-tiny", "all => all.map(e => e.textContent)")
     return [text for text in all_texts if text.startswith(start)]
-
-
-def scrub(page: Any, share: float) -> None:
-    box = page.locator(".lk-scrub").bounding_box()
-    page.mouse.move(box["x"] + box["width"] * share, box["y"] + box["height"] / 2)
-    page.mouse.down()
-    page.mouse.up()
 
 
 def test_each_stop_is_told(show: Callable) -> None:
@@ -90,6 +64,7 @@ def test_what_is_on_its_way_is_told_and_seen(show: Callable) -> None:
     """A message longer than what a rank does meanwhile is waited for, and travels from lane to lane."""
     page = show(pipeline_player(gpipe(2, 2), link=Link(2.5e-3, 1e9)))
     scrub(page, 0.2)
+    assert page.get_by_role("slider").get_attribute("aria-valuetext") == "3.4 ms of 17 ms"
     assert caption(page).startswith("Rank 0 holds 2 micro-batches, the most it ever will. Rank 0 waits: the gradient "
                                     "of micro-batch 0 has not come from stage 1.")
     scrub(page, 0.1)
@@ -113,9 +88,9 @@ def test_strips_show_what_is_kept(show: Callable) -> None:
     assert kept(page) == "" and texts(page, "idle") == ["idle 6 ms"] * 3
 
 
-@pytest.mark.parametrize("name", FOUR)
+@pytest.mark.parametrize("name", PIPELINES)
 def test_figures_are_those_of_python(show: Callable, name: str) -> None:
-    schedule = FOUR[name]
+    schedule = PIPELINES[name]
     page, found = show(pipeline_player(schedule)), bubble(simulate_pipeline(schedule, 1e-3, 2e-3))
     values = list(figures(page).values())
     assert values[0] == f"{100 * found.share:.1f} %" and values[2] == str(max(schedule.peak_in_flight()))
@@ -162,7 +137,7 @@ def test_a_micro_batch_can_be_followed(show: Callable) -> None:
     page = show(pipeline_player(one_f_one_b(4, 8)), has_touch=True)
     assert page.inner_text(".lk-told").startswith("Point at a block")
     page.locator(".lk-block[data-b='2']").first.hover()
-    times = [(e.op, e.start_s, e.end_s) for e in simulate_pipeline(FOUR["1F1B"], 1, 2).of_kind("compute")
+    times = [(e.op, e.start_s, e.end_s) for e in simulate_pipeline(PIPELINES["1F1B"], 1, 2).of_kind("compute")
              if e.micro_batch == 2]
     there, back = ([span for kind, *span in times if kind == wanted] for wanted in "FB")
     assert page.inner_text(".lk-told") == (
@@ -178,43 +153,8 @@ def test_a_micro_batch_can_be_followed(show: Callable) -> None:
     assert state(page)["batch"] == "5"
 
 
-def test_every_control(show: Callable) -> None:
-    page = show(pipeline_player(one_f_one_b(2, 3)))
-    click(page, "One step forward")
-    until(page, step=1, playing="false")
-    click(page, "One step forward")
-    until(page, step=2, playing="false")
-    click(page, "One step back")
-    until(page, step=1)
-    page.get_by_role("button", name="1×").click()
-    page.get_by_role("button", name="2×").click()
-    click(page, "Play")
-    until(page, playing="true")
-    click(page, "Pause")
-    until(page, playing="false")
-    click(page, "Play")
-    until(page, step=10, playing="false")
-    click(page, "Back to the start")
-    until(page, step=0)
-    scrub(page, 0.55)
-    assert page.get_by_role("slider").get_attribute("aria-valuetext") == "6.6 ms of 12 ms"
-
-
-def test_keyboard_and_nothing_leaks(show: Callable) -> None:
-    page = show(pipeline_player(one_f_one_b(2, 3)))
-    page.evaluate("document.addEventListener('keydown', e => { window.leaked = (window.leaked || '') + e.key })")
-    press(page, "End")
-    for key, step in (("ArrowLeft", 9), ("Home", 0), ("ArrowRight", 1), ("a", 1), ("Enter", 1)):
-        page.keyboard.press(key)
-        until(page, step=step, playing="false")
-    for playing in ("true", "false"):
-        page.keyboard.press(" ")
-        until(page, playing=playing)
-    assert page.evaluate("window.leaked") is None
-
-
 def test_another_run_keeps_the_clock(show: Callable) -> None:
-    page = show(pipeline_player(FOUR, select="1F1B"), reduced_motion="reduce")
+    page = show(pipeline_player(PIPELINES, select="1F1B"), reduced_motion="reduce")
     press(page, *["ArrowRight"] * 4)
     assert "1F1B" in page.get_by_label("run").evaluate("s => s.selectedOptions[0].text")
     clock = page.locator(".lk-stage .lk-rank").last
@@ -227,9 +167,9 @@ def test_another_run_keeps_the_clock(show: Callable) -> None:
 
 
 def test_a_race_runs_on_one_clock(show: Callable) -> None:
-    page = show(pipeline_race(FOUR), reduced_motion="reduce")
+    page = show(pipeline_race(PIPELINES), reduced_motion="reduce")
     names = page.eval_on_selector_all(".lk-run", "all => all.map(e => [...e.children].map(x => x.textContent))")
-    assert [name for name, _ in names] == list(FOUR)
+    assert [name for name, _ in names] == list(PIPELINES)
     assert dict(names)["GPipe"] == "33 ms · bubble 27.3 % · at most 8 in flight"
     widths = page.eval_on_selector_all(".lk-stage svg:first-child > rect:first-of-type",
                                        "all => all.map(e => e.getBBox().width)")
@@ -239,108 +179,13 @@ def test_a_race_runs_on_one_clock(show: Callable) -> None:
     assert caption(page) == "GPipe and 1F1B are done after 33 ms."
     tallies = page.eval_on_selector_all(".lk-stage text", "all => all.map(e => e.textContent)")
     assert [text for text in tallies if text.startswith("0/")] == [
-        f"0/{peak}" for schedule in FOUR.values() for peak in schedule.peak_in_flight()]
-
-
-def test_reduced_motion_shows_stops_only(show: Callable) -> None:
-    page = show(pipeline_player(one_f_one_b(2, 3)), reduced_motion="reduce")
-    page.evaluate("""() => { window.seen = new Set();
-        new MutationObserver(() => seen.add(document.querySelector('.lk-move').style.clipPath))
-            .observe(document.body, {subtree: true, attributes: true}) }""")
-    page.get_by_role("button", name="1×").click()
-    page.get_by_role("button", name="2×").click()
-    click(page, "Play")
-    until(page, step=10, playing="false")
-    assert page.evaluate("seen.size") == 11
-
-
-def runs() -> dict[str, Any]:
-    return {"1F1B": one_f_one_b(4, 8), "slow links": simulate_pipeline(zero_bubble(8, 4), 1e-3, 2e-3, link=LINK),
-            "stopped": PipelineSchedule("mine", 2, 2, WRONG), "one": gpipe(1, 2), "eight": interleaved(16, 8)}
-
-
-@pytest.mark.parametrize("width", [760, 390, 320])
-def test_nothing_overlaps_and_nothing_moves(show: Callable, width: int) -> None:
-    """At every few stops of every run all texts can be read, and the controls stay where they are."""
-    page = show(pipeline_player(runs()), width=width, height=1500, reduced_motion="reduce")
-    for name in runs():
-        page.get_by_label("run").select_option(label=name)
-        press(page, "Home")
-        steps, places = int(state(page)["steps"]), set()
-        for share in (0, 0.4, 1):
-            scrub(page, share)
-            assert_readable(page, f"{name} at {width} px, {share}")
-        for _ in range(min(steps, 12)):
-            press(page, "ArrowLeft")
-            places.add(round(page.locator(".lk-bar").bounding_box()["y"]))
-        assert len(places) == 1, (name, places)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        f"0/{peak}" for schedule in PIPELINES.values() for peak in schedule.peak_in_flight()]
 
 
 @pytest.mark.parametrize("width", [760, 390])
 def test_a_race_can_be_read(show: Callable, width: int) -> None:
-    page = show(pipeline_race(FOUR), width=width, height=1500)
+    page = show(pipeline_race(PIPELINES), width=width, height=1500)
     for share in (0, 0.4, 1):
         scrub(page, share)
         assert_readable(page, f"race at {width} px, {share}")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_letters_on_colours_can_be_read(show: Callable, theme: str) -> None:
-    page = show(pipeline_player(one_f_one_b(2, 3)))
-    page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
-    assert min(contrasts(page, [*KINDS, "soft"], ["bg"]).values()) >= 4.5
-    assert contrasts(page, ["kW"], ["ink"])["kW on ink"] >= 4.5
-    assert min(contrasts(page, KINDS, ["hollow"]).values()) >= 3
-    tones = contrasts(page, ["kB", "kW"], ["kF"])
-    assert min(tones.values()) > 1.8, "forwards, backwards and weights differ in tone too"
-
-
-def test_dark_wherever_the_page_is_dark(show: Callable) -> None:
-    colour = "getComputedStyle(document.querySelector('.lk-move .lk-block rect')).fill"
-    page = show(pipeline_player(one_f_one_b(2, 3)))
-    light = page.evaluate(colour)
-    page.evaluate("document.documentElement.dataset.theme = 'dark'")
-    dark = page.evaluate(colour)
-    assert light != dark
-    page.evaluate("delete document.documentElement.dataset.theme; document.body.dataset.jpThemeLight = 'false'")
-    assert page.evaluate(colour) == dark
-    assert show(pipeline_player(one_f_one_b(2, 3)), color_scheme="dark").evaluate(colour) == dark
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing(show: Callable, theme: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-    small = {"GPipe": gpipe(2, 2), "ZB-V": zero_bubble(4, 2)}
-    page = show(pipeline_player(small, select="ZB-V"), pipeline_race(small))
-    page.evaluate(f"document.documentElement.dataset.theme = '{theme}'; document.body.style.background = "
-                  f"'{'#000' if theme == 'dark' else '#fff'}'")
-    press(page, "ArrowRight", "ArrowRight")
-    found = axe.Axe().run(page, context=PLAYER, options={"preload": False})
-    assert found.violations_count == 0, found.generate_report()
-
-
-def test_printing_shows_the_end(show: Callable) -> None:
-    page = show(pipeline_player(one_f_one_b(2, 3)))
-    page.emulate_media(media="print")
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert state(page)["step"] == "10" and page.locator(".lk-bar").is_hidden()
-
-
-def test_without_javascript_the_order_can_be_read(show: Callable) -> None:
-    page = show(pipeline_player(one_f_one_b(2, 3)), wait=False, java_script_enabled=False)
-    assert "F0 F1 B0 F2 B1 B2" in page.inner_text("main")
-
-
-def test_it_stands_beside_players(show: Callable) -> None:
-    page = show(play(ring_all_reduce(4)), pipeline_player(FOUR))
-    assert page.locator(PLAYER).count() == 2
-
-
-def test_frames_at_8_ranks_and_32_micro_batches(show: Callable) -> None:
-    """Frames are counted, not timed against a limit: a machine may be slow, but the player must keep drawing."""
-    page = show(pipeline_player(one_f_one_b(8, 32)))
-    click(page, "Play")
-    frames = page.evaluate(FRAMES)
-    assert frames > 5 and state(page)["playing"] == "true"

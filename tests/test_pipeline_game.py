@@ -16,8 +16,7 @@ from book.schedule import Action, PipelineSchedule, ScheduleError
 from book.simulate import simulate_pipeline
 from book.widgets import pipeline_game
 from book.widgets.assets import ASSETS, PARTS
-from tests.players import PLAYER, assert_readable, click, press, state
-from tests.test_pipeline_browser import caption
+from tests.players import assert_readable, caption, click, press, state
 
 Move = tuple[int, str, int]  # rank, kind, micro-batch
 RULES = """([data, orders]) => orders.map(order => {
@@ -163,11 +162,6 @@ def test_by_keyboard_alone(show: Callable) -> None:
     press(page, "b", "b", "f")
     assert caption(page) == "Not possible: rank 0 runs F1 of stage 0 when that was done already."
     assert page.evaluate("window.leaked") is None
-    reached = set()
-    for _ in range(16):
-        page.keyboard.press("Tab")
-        reached.add(page.evaluate("document.activeElement.textContent || document.activeElement.title"))
-    assert {"0", "1", "F0", "B1", "Play", "Undo", "Restart"} <= reached
 
 
 def test_by_touch(show: Callable) -> None:
@@ -225,17 +219,6 @@ def test_nothing_overlaps_and_nothing_moves(show: Callable, width: int) -> None:
         places.add(round(page.locator(".lk-board").bounding_box()["y"]))
     assert caption(page).endswith("this is 1F1B.")
     assert len(places) == 1 and page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing(show: Callable, theme: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-    page = show(pipeline_game(2, 3))
-    page.evaluate(f"document.documentElement.dataset.theme = '{theme}'; document.body.style.background = "
-                  f"'{'#000' if theme == 'dark' else '#fff'}'")
-    press(page, *"ffb")
-    found = axe.Axe().run(page, context=PLAYER, options={"preload": False})
-    assert found.violations_count == 0, found.generate_report()
 
 
 REMOUNT = """data => {

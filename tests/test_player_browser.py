@@ -11,27 +11,16 @@ import torch
 import torch.distributed as dist
 
 from book import collectives
-from book.cost import Link
 from book.launch import launch
 from book.promise import PROMISES
 from book.record import lanes, watch
 from book.schedule import Schedule
-from book.simulate import simulate
 from book.trace import Trace
 from book.widgets import play, race
-from tests.players import FRAMES, PLAYER, assert_readable, click, contrasts, figures, state, until
+from tests.players import PLAYER, assert_readable, click, figures, state, until
+from tests.widget_rows import simulated, wrong_ring
 
-LINK = Link(20e-6, 1e9)
 SIZES = [2, 3, 4, 5, 6, 7, 8, 9, 12, 16]
-
-
-def simulated(make: Callable[[int], Schedule], num_ranks: int, **options: Any) -> Trace:
-    return simulate(make(num_ranks), 400e6, LINK, **options)
-
-
-def wrong_ring() -> Schedule:
-    ring = collectives.ring_all_reduce(4)
-    return Schedule(ring.name, 4, 4, [replace(move, op="reduce") for move in ring.moves])
 
 
 def test_every_control(show: Callable) -> None:
@@ -117,20 +106,6 @@ def test_a_librarys_collective_changes_the_bars_and_nothing_travels(show: Callab
     assert not page.locator(".lk-bytes").is_visible()
 
 
-def test_keyboard_and_nothing_leaks(show: Callable) -> None:
-    page = show(play(collectives.ring_all_reduce(4)))
-    page.evaluate("document.addEventListener('keydown', e => { window.leaked = (window.leaked || '') + e.key })")
-    page.focus(PLAYER)
-    for key, step in (("End", 6), ("ArrowLeft", 5), ("Home", 0), ("ArrowRight", 1), ("a", 1), ("Enter", 1)):
-        page.keyboard.press(key)
-        until(page, step=step, playing="false")
-    page.keyboard.press(" ")
-    until(page, playing="true")
-    page.keyboard.press(" ")
-    until(page, playing="false")
-    assert page.evaluate("window.leaked") is None
-
-
 def test_keys_in_a_select_stay_its_own(show: Callable) -> None:
     page = show(play({n: collectives.ring_all_reduce(n) for n in range(2, 17)}))
     page.get_by_label("ranks").focus()
@@ -140,16 +115,6 @@ def test_keys_in_a_select_stay_its_own(show: Callable) -> None:
     until(page, ranks=16, view="matrix")
     page.get_by_label("ranks").select_option(label="5")
     until(page, ranks=5, view="ring")
-
-
-def test_every_control_can_be_reached_by_tab(show: Callable) -> None:
-    page = show(play(simulated(collectives.ring_all_reduce, 4)))
-    reached = []
-    for _ in range(14):
-        page.keyboard.press("Tab")
-        reached.append(page.evaluate("(e => e.ariaLabel || e.textContent || e.title)(document.activeElement)"))
-    for name in ("Back to the start", "Play", "Step", "1×", "matrix", "steps", "predict", "Bytes per link"):
-        assert name in reached, (name, reached)
 
 
 def test_predicting(show: Callable) -> None:
@@ -172,19 +137,6 @@ def test_play_waits_for_a_prediction(show: Callable) -> None:
     click(page, "Play")
     until(page, step=1, playing="false")
     assert page.locator(".lk-options button").count() > 1
-
-
-def test_reduced_motion_shows_whole_steps(show: Callable) -> None:
-    page = show(play(simulated(collectives.ring_all_reduce, 4)), reduced_motion="reduce")
-    page.evaluate("""() => { window.moved = 0; new MutationObserver(() => { window.moved +=
-        document.querySelectorAll('.lk-mover').length }).observe(document.body, {subtree: true, childList: true}) }""")
-    click(page, "One step forward")
-    assert state(page)["step"] == "1"
-    page.get_by_role("button", name="1×").click()
-    page.get_by_role("button", name="2×").click()
-    click(page, "Play")
-    until(page, step=6, playing="false")
-    assert page.evaluate("window.moved") == 0
 
 
 def test_a_wrong_run_looks_wrong(show: Callable) -> None:
@@ -284,75 +236,6 @@ def test_stars_and_trees_have_room(show: Callable, make: Callable[[int], Schedul
         assert_apart(page, f"{make.__name__} of {num_ranks} ranks at {width} px")
         page.mouse.up()
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-@pytest.mark.parametrize("width", [320, 390, 1200])
-def test_no_page_scrolls_sideways(show: Callable, width: int) -> None:
-    shown = [play(collectives.ring_all_reduce(16), view=view) for view in ("ring", "matrix")]
-    shown += [play(wrong_ring(), predict=True), play(collectives.hierarchical_all_reduce(2, 4))]
-    shown += [race({"ring": simulated(collectives.ring_all_reduce, 8), "tree": simulated(collectives.tree_all_reduce, 8)})]
-    page = show(*shown, width=width)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_rank_colours_stand_out(show: Callable, theme: str) -> None:
-    page = show(play(collectives.ring_all_reduce(4)))
-    page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
-    ratios = contrasts(page, [f"r{rank}" for rank in range(16)], ["bg", "card", "hollow"])
-    assert len(ratios) == 48 and min(ratios.values()) >= 3, min(ratios.items(), key=lambda item: item[1])
-
-
-def test_dark_wherever_the_page_is_dark(show: Callable) -> None:
-    ground = "getComputedStyle(document.querySelector('.lockstep-player')).backgroundColor"
-    page = show(play(collectives.ring_all_reduce(4)))
-    light = page.evaluate(ground)
-    page.evaluate("document.documentElement.dataset.theme = 'dark'")
-    dark = page.evaluate(ground)
-    assert light != dark
-    page.evaluate("delete document.documentElement.dataset.theme; document.body.dataset.jpThemeLight = 'false'")
-    assert page.evaluate(ground) == dark
-    by_itself = show(play(collectives.ring_all_reduce(4)), color_scheme="dark")
-    assert by_itself.evaluate(ground) == dark
-    by_itself.evaluate("document.documentElement.dataset.theme = 'light'")
-    assert by_itself.evaluate(ground) == light
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing(show: Callable, theme: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-    runs = {name: simulated(make, 4) for name, make in (("ring", collectives.ring_all_reduce),
-                                                        ("tree", collectives.tree_all_reduce))}
-    page = show(play(simulated(collectives.ring_all_reduce, 4), predict=True), play(collectives.ring_all_reduce(16)),
-                play(wrong_ring()), play(collectives.tree_all_reduce(9), view="ring"), race(runs))
-    page.evaluate(f"document.documentElement.dataset.theme = '{theme}'; document.body.style.background = "
-                  f"'{'#000' if theme == 'dark' else '#fff'}'")
-    page.locator(PLAYER).nth(2).focus()
-    page.keyboard.press("End")
-    found = axe.Axe().run(page, context=PLAYER, options={"preload": False})  # it would fetch the CSS again
-    assert found.violations_count == 0, found.generate_report()
-
-
-def test_printing_shows_the_end(show: Callable) -> None:
-    page = show(play(collectives.ring_all_reduce(4)))
-    page.emulate_media(media="print")
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert state(page)["step"] == "6"
-    assert page.locator(".lk-bar").is_hidden()
-
-
-def test_without_javascript_the_steps_can_be_read(show: Callable) -> None:
-    page = show(play(collectives.ring_all_reduce(4)), wait=False, java_script_enabled=False)
-    assert page.locator("li").count() == 6
-    assert "0 → 1: chunk 0" in page.inner_text("li >> nth=0")
-
-
-def test_first_paint_and_frames_at_16_ranks(show: Callable) -> None:
-    """Frames are counted, not timed against a limit: a machine may be slow, but the player must keep drawing."""
-    page = show(play(simulated(collectives.ring_all_reduce, 16), view="ring"))
-    click(page, "Play")
-    frames = page.evaluate(FRAMES)
-    assert frames > 5 and page.locator(".lk-mover").count() == 16
 
 
 def test_the_selector_shows_the_run_that_it_opens_with(show: Callable) -> None:

@@ -6,34 +6,12 @@ from typing import Any
 
 import pytest
 
-from book.collectives import ring_all_reduce
-from book.trace import Trace
-from book.widgets import play, sharded_product
-from tests.players import FRAMES, PLAYER, assert_readable, click, contrasts, figures, press, state, until
+from book.widgets import sharded_product
+from tests.players import caption, captions, click, figures, press, scrub, state, until
 from tests.shards import recorded
+from tests.widget_rows import product
 
 CELL = ".lk-cell >> nth={}"
-WRONG_RUNS = ("partial", "twice", "columns summed", "bias", "rows first", "no sum backward")
-
-
-def show_run(show: Callable, name: str, num_ranks: int = 2, **options: Any) -> Any:
-    """A page with one real run."""
-    return show(sharded_product(recorded(name, num_ranks)), **options)
-
-
-def caption(page: Any) -> str:
-    return page.inner_text(".lk-caption")
-
-
-def captions(page: Any) -> list[str]:
-    """What is said at each stop."""
-    press(page, "Home")
-    said = [caption(page)]
-    for step in range(1, int(state(page)["steps"]) + 1):
-        page.keyboard.press("ArrowRight")
-        until(page, step=step, playing="false")
-        said.append(caption(page))
-    return said
 
 
 def labels(page: Any, rank: int = 0) -> list[str]:
@@ -54,7 +32,7 @@ def detail(page: Any) -> str:
 
 
 def test_each_stop_is_told(show: Callable) -> None:
-    page = show_run(show, "by rows", reduced_motion="reduce")
+    page = show(product("by rows"), reduced_motion="reduce")
     assert captions(page) == [
         "Y = X A on 2 ranks. Every rank holds its columns of X and its rows of A.",
         "Every rank multiplies its columns of X by its rows of A: a partial sum of all of Y (1 of 2 terms).",
@@ -70,7 +48,7 @@ def test_each_stop_is_told(show: Callable) -> None:
 
 
 def test_blocks_have_the_colour_of_their_part(show: Callable) -> None:
-    page = show_run(show, "by rows", reduced_motion="reduce")
+    page = show(product("by rows"), reduced_motion="reduce")
     assert [fills(page, i) for i in range(6)] == [["var(--r0)"], ["var(--r0)"], [], ["var(--r1)"], ["var(--r1)"], []]
     press(page, "ArrowRight")
     assert fills(page, 2) == ["var(--r0)"] and fills(page, 5) == ["var(--r1)"]
@@ -88,7 +66,7 @@ def test_blocks_have_the_colour_of_their_part(show: Callable) -> None:
 @pytest.mark.parametrize("name, label, bad", [("twice", "×2", True), ("partial", "1/2 terms", False),
                                               ("columns summed", "24×24 ?", True), ("bias", "2/2 + 2b", True)])
 def test_a_mistake_looks_like_one(show: Callable, name: str, label: str, bad: bool) -> None:
-    page = show_run(show, name)
+    page = show(product(name))
     press(page, "End")
     assert labels(page)[2] == label and caption(page).startswith("Wrong: every rank returns")
     assert page.locator(".lk-caption .lk-wrong").count() == 1
@@ -98,7 +76,7 @@ def test_a_mistake_looks_like_one(show: Callable, name: str, label: str, bad: bo
 
 
 def test_blocks_travel_while_a_collective_runs(show: Callable) -> None:
-    page = show_run(show, "by rows", 4)
+    page = show(product("by rows", 4))
     press(page, "ArrowRight")
     until(page, step=1, playing="false")
     page.evaluate("""() => { window.seen = new Set(); new MutationObserver(() => document.querySelectorAll(
@@ -114,43 +92,15 @@ def test_blocks_travel_while_a_collective_runs(show: Callable) -> None:
     assert page.locator(".lk-wire").count() == 0
 
 
-def test_every_control(show: Callable) -> None:
-    page = show_run(show, "by rows")
-    click(page, "One step forward")
-    until(page, step=1, playing="false")
-    click(page, "One step back")
-    until(page, step=0)
-    page.get_by_role("button", name="1×").click()
-    page.get_by_role("button", name="2×").click()
-    click(page, "Play")
-    until(page, playing="true")
-    click(page, "Pause")
-    until(page, playing="false")
-    click(page, "Play")
-    until(page, step=3, playing="false")
-    click(page, "Back to the start")
-    until(page, step=0)
-    box = page.locator(".lk-scrub").bounding_box()
-    page.mouse.click(box["x"] + box["width"] * 0.64, box["y"] + box["height"] / 2)
+def test_scrubbing_goes_to_a_stop(show: Callable) -> None:
+    page = show(product("by rows"))
+    scrub(page, 0.64)
     until(page, step=2)
     assert page.get_by_role("slider").get_attribute("aria-valuetext").startswith("All-reduce of Y: ")
 
 
-def test_keyboard_and_nothing_leaks(show: Callable) -> None:
-    page = show_run(show, "MLP")
-    page.evaluate("document.addEventListener('keydown', e => { window.leaked = (window.leaked || '') + e.key })")
-    press(page, "End")
-    for key, step in (("ArrowLeft", 4), ("Home", 0), ("ArrowRight", 1), ("a", 1), ("Enter", 1)):
-        page.keyboard.press(key)
-        until(page, step=step, playing="false")
-    for playing in ("true", "false"):
-        page.keyboard.press(" ")
-        until(page, playing=playing)
-    assert page.evaluate("window.leaked") is None
-
-
 def test_a_block_says_what_it_is(show: Callable) -> None:
-    page = show_run(show, "by rows", reduced_motion="reduce", has_touch=True)
+    page = show(product("by rows"), reduced_motion="reduce", has_touch=True)
     press(page, "ArrowRight")
     assert detail(page) == "Y on rank 0 = X A: all 24 rows, all 48 columns of 24×48, 9.22 kB; 1 of 2 terms, of part 0."
     page.locator(CELL.format(4)).hover()
@@ -165,13 +115,13 @@ def test_a_block_says_what_it_is(show: Callable) -> None:
 
 
 def test_a_doubled_bias_is_in_its_words(show: Callable) -> None:
-    page = show_run(show, "bias")
+    page = show(product("bias"))
     press(page, "End")
     assert detail(page).endswith("all 2 terms, the bias ×2.")
 
 
 def test_blocks_by_keyboard(show: Callable) -> None:
-    page = show_run(show, "MLP, backward", 4, reduced_motion="reduce")
+    page = show(product("MLP, backward", 4), reduced_motion="reduce")
     press(page, "ArrowDown", "ArrowDown")
     assert detail(page) == "A on rank 0: all 12 rows, columns 0 to 11 of 12×48, 1.15 kB."
     for _ in range(9):
@@ -185,7 +135,7 @@ def test_blocks_by_keyboard(show: Callable) -> None:
 
 
 def test_what_comes_later_takes_the_place(show: Callable) -> None:
-    page = show_run(show, "MLP", reduced_motion="reduce")
+    page = show(product("MLP"), reduced_motion="reduce")
     press(page, "ArrowRight")
     assert labels(page)[2] == "P 24×24"
     page.keyboard.press("ArrowRight")
@@ -194,7 +144,7 @@ def test_what_comes_later_takes_the_place(show: Callable) -> None:
 
 
 def test_a_reduce_scatter_leaves_a_rank_its_part(show: Callable) -> None:
-    page = show_run(show, "sequence parallel", reduced_motion="reduce")
+    page = show(product("sequence parallel"), reduced_motion="reduce")
     press(page, *["ArrowRight"] * 4)
     assert caption(page).startswith("Every rank multiplies its columns of H") and len(fills(page, 4)) == 2
     page.keyboard.press("ArrowRight")
@@ -212,102 +162,3 @@ def test_another_run_starts_anew_and_an_end_stays_one(show: Callable) -> None:
     page.get_by_label("cut").select_option(label="by columns")
     assert caption(page).startswith("Done: every rank returns its columns")
     assert page.locator(".lk-cell").count() == 12
-
-
-def test_reduced_motion_shows_stops_only(show: Callable) -> None:
-    page = show_run(show, "by rows", reduced_motion="reduce")
-    page.evaluate("""() => { window.seen = new Set(); new MutationObserver(() => seen.add(
-        document.querySelector('.lk-move').style.visibility)).observe(document.body, {subtree: true, attributes: true}) }""")
-    page.get_by_role("button", name="1×").click()
-    page.get_by_role("button", name="2×").click()
-    click(page, "Play")
-    until(page, step=3, playing="false")
-    assert page.evaluate("[...seen].join()") == "hidden"
-
-
-def runs() -> dict[str, Trace]:
-    named = {name: recorded(name) for name in ("gathered", *WRONG_RUNS)}
-    return {**named, **{f"{name} 4": recorded(name, 4) for name in ("by columns", "sequence parallel", "bias", "rows first")}}
-
-
-@pytest.mark.parametrize("width", [760, 390, 320])
-def test_nothing_overlaps_and_nothing_moves(show: Callable, width: int) -> None:
-    """At every few stops of every run all texts can be read, and the controls stay where they are."""
-    page = show(sharded_product(runs()), width=width, height=1500, reduced_motion="reduce")
-    for name in runs():
-        page.get_by_label("run").select_option(label=name)
-        press(page, "Home")
-        steps, places = int(state(page)["steps"]), set()
-        for step in range(0, steps + 1):
-            if step % max(1, steps // 5) == 0 or step == steps:
-                assert_readable(page, f"{name} at {width} px, stop {step}")
-            places.add(round(page.locator(".lk-bar").bounding_box()["y"]))
-            page.keyboard.press("ArrowRight")
-        assert len(places) == 1, (name, places)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_colours_can_be_told_from_their_ground(show: Callable, theme: str) -> None:
-    page = show_run(show, "by rows")
-    page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
-    assert min(contrasts(page, ["soft", "ink", "bad"], ["bg"]).values()) >= 4.5
-    assert min(contrasts(page, [*(f"r{i}" for i in range(4)), "p0", "p2", "bad"], ["hollow"]).values()) >= 3
-
-
-def test_dark_wherever_the_page_is_dark(show: Callable) -> None:
-    colour = "getComputedStyle(document.querySelector('.lk-cell > g > rect')).fill"
-    page = show_run(show, "by rows")
-    light = page.evaluate(colour)
-    page.evaluate("document.documentElement.dataset.theme = 'dark'")
-    dark = page.evaluate(colour)
-    assert light != dark
-    page.evaluate("delete document.documentElement.dataset.theme; document.body.dataset.jpThemeLight = 'false'")
-    assert page.evaluate(colour) == dark
-    assert show_run(show, "by rows", color_scheme="dark").evaluate(colour) == dark
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing(show: Callable, theme: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-    page = show(sharded_product(recorded("twice")), sharded_product(recorded("MLP, backward", 4)))
-    page.evaluate(f"document.documentElement.dataset.theme = '{theme}'; document.body.style.background = "
-                  f"'{'#000' if theme == 'dark' else '#fff'}'")
-    press(page, "End")
-    found = axe.Axe().run(page, context=PLAYER, options={"preload": False})
-    assert found.violations_count == 0, found.generate_report()
-
-
-def test_every_control_can_be_reached_by_tab(show: Callable) -> None:
-    page = show(sharded_product({"rows": recorded("by rows"), "columns": recorded("by columns")}, labels=["cut"]))
-    reached = []
-    for _ in range(9):
-        page.keyboard.press("Tab")
-        reached.append(page.evaluate("(e => e.ariaLabel || e.textContent || e.title)(document.activeElement)"))
-    assert reached == ["A sharded matrix product", "X on rank 0: all 24 rows, columns 0 to 5 of 24×12, 1.15 kB.",
-                       "Back to the start", "One step back", "Play", "One step forward", "Step", "1×", "cut"]
-
-
-def test_printing_shows_the_end(show: Callable) -> None:
-    page = show_run(show, "by rows")
-    page.emulate_media(media="print")
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert state(page)["step"] == "3" and page.locator(".lk-bar").is_hidden()
-
-
-def test_without_javascript_the_steps_can_be_read(show: Callable) -> None:
-    page = show_run(show, "by rows", wait=False, java_script_enabled=False)
-    assert page.locator("li").count() == 4 and "Every rank multiplies its columns of X" in page.inner_text("main")
-
-
-def test_it_stands_beside_players(show: Callable) -> None:
-    page = show(play(ring_all_reduce(4)), sharded_product(recorded("by rows")), sharded_product(recorded("MLP", 4)))
-    assert page.locator(PLAYER).count() == 3 and page.locator(".lk-cell").count() == 6 + 20
-
-
-def test_frames_at_4_ranks(show: Callable) -> None:
-    """Frames are counted, not timed against a limit: a machine may be slow, but the player must keep drawing."""
-    page = show_run(show, "sequence parallel", 4)
-    click(page, "Play")
-    frames = page.evaluate(FRAMES)
-    assert frames > 5 and state(page)["playing"] == "true"
