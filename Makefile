@@ -1,10 +1,11 @@
 # Lockstep. `make` alone lists what there is.
 #
-# Everything lives in .venv and _build; nothing is installed outside this folder. PYTHON and PORT may be set:
+# Everything lives in .venv and _build; nothing is installed outside this folder. PYTHON, PORT and JOBS (tests side by side) may be set:
 #   make book PYTHON=/usr/bin/python3.12 PORT=9000
 
 PYTHON ?= python3
 PORT   ?= 8000
+JOBS   ?= 2
 BIN    := .venv/bin
 HTML   := _build/html
 
@@ -39,7 +40,7 @@ site: $(SITE_STAMP)
 
 test: $(ALL_STAMP)
 	@echo "== Testing: the package, the website in a browser, then every notebook (some minutes)"
-	@$(BIN)/python -m pytest tests chapters labs --nbval -rfEs
+	@$(BIN)/python -m pytest tests chapters labs --nbval -rfEs -n $(JOBS) --dist loadscope
 
 lint: $(ALL_STAMP)
 	@$(BIN)/python -m book.authoring normalise --check chapters labs
