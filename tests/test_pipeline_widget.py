@@ -142,6 +142,8 @@ def test_a_schedule_is_known_by_its_order() -> None:
     assert data_of(pipeline_player(other))["title"] == "Pipeline: 4 stages, 8 micro-batches"
     assert len(run_of(pipeline_player(other))["figures"]) == 4
     assert data_of(pipeline_player([gpipe(2, 4), one_f_one_b(2, 4)]))["title"] == "Pipeline: 2 stages, 4 micro-batches"
+    assert str(pipeline_player(gpipe(1, 1))) == (
+        "Pipeline: GPipe, 1 stage, 1 micro-batch: pipeline player, 1 rank, 1 stage, 1 micro-batch, simulated · B = 2F")
     assert data_of(pipeline_player([gpipe(2, 4), gpipe(2, 8)]))["title"] == "Pipeline: GPipe"
     assert data_of(pipeline_player([gpipe(2, 4), one_f_one_b(2, 8)], title="Two"))["title"] == "Two"
 

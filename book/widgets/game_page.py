@@ -9,6 +9,7 @@ from book.schedule import PipelineSchedule, check_counts
 from book.trace import Trace
 from book.widgets.page import Page
 from book.widgets.pipeline import MOST_RANKS, Durations, Pipeline, brief, read_pipeline
+from book.widgets.terms import counted
 from book.widgets.units import in_seconds, percent
 
 MOST_BATCHES = 16
@@ -63,14 +64,16 @@ class PipelineGame(Page):
 
     def text(self) -> str:
         """One line that says what is shown."""
-        return (f"{self.title}: pipeline game, {self.num_stages} stages, {self.num_micro_batches} micro-batches, "
-                f"{self._source()}")
+        return f"{self.title}: pipeline game, {self._size()}, {self._source()}"
 
     def _row(self, name: str, run: Pipeline) -> list[str]:
         peaks = run.order.peak_in_flight()
         fits = self._most is None or max(peaks) <= self._most
         return [name if fits else f"{name} (no room)", in_seconds(run.bubble.step_s), percent(run.bubble.share),
                 ", ".join(map(str, peaks))]
+
+    def _size(self) -> str:
+        return f"{counted(self.num_stages, 'stage')}, {counted(self.num_micro_batches, 'micro-batch')}"
 
     def _source(self) -> str:
         room = f" · room for {self._most} in flight on a rank" if self._most else ""
@@ -80,7 +83,7 @@ class PipelineGame(Page):
         """The rules, and what the known schedules reach."""
         room = f" A rank may keep at most {self._most} forwards." if self._most else ""
         rows = [f"<li>{escape(name)}: {escape(brief(run))}</li>" for name, run in self._known.items()]
-        return (f"<p><strong>{escape(self.title)}</strong> ({escape(self._source())})</p><p>{self.num_stages} stages, "
-                f"one on each rank; every one runs {self.num_micro_batches} micro-batches forward and back. A forward "
+        return (f"<p><strong>{escape(self.title)}</strong> ({escape(self._source())})</p><p>{counted(self.num_stages, 'stage')}, "
+                f"one on each rank; every one runs {counted(self.num_micro_batches, 'micro-batch')} forward and back. A forward "
                 "needs the output of the stage before, a backward its own forward and the gradient of the stage after."
                 f"{room} To beat:</p><ul>{''.join(rows)}</ul>")

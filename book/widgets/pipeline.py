@@ -29,6 +29,7 @@ from book.replay import Bubble, bubble, pipeline_order
 from book.schedule import Action, PipelineSchedule, ScheduleError
 from book.simulate import simulate_pipeline
 from book.trace import Event, Trace
+from book.widgets.terms import counted
 from book.widgets.units import in_seconds, percent
 
 MOST_RANKS, MOST_ACTIONS = 8, 2048
@@ -238,7 +239,7 @@ def _source(trace: Trace, durations: Durations) -> str:
     if trace.source == "simulated":
         return "simulated"
     how = "" if trace.clock == "modelled" else f" ({durations.words()})"
-    where = f"{trace.world_size} process{'es' if trace.world_size > 1 else ''}"
+    where = counted(trace.world_size, "process")
     return f"order {trace.source} from {where} · durations modelled{how}"
 
 

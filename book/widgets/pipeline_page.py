@@ -9,6 +9,7 @@ from book.trace import Trace
 from book.widgets.choices import arranged, names_of
 from book.widgets.page import Page
 from book.widgets.pipeline import Durations, Pipeline, figures, read_pipeline, run_payload
+from book.widgets.terms import counted
 
 MOST_WORDS = 40  # actions of a rank; longer orders are for the picture
 TITLE = "One step of a pipeline"
@@ -74,11 +75,11 @@ def _title(runs: Sequence[Pipeline]) -> str:
 
 
 def _stages(run: Pipeline) -> str:
-    return f"{run.order.num_stages} stages, {run.order.num_micro_batches} micro-batches"
+    return f"{counted(run.order.num_stages, 'stage')}, {counted(run.order.num_micro_batches, 'micro-batch')}"
 
 
 def _size(run: Pipeline) -> str:
-    return f"{run.order.world_size} ranks, {_stages(run)}"
+    return f"{counted(run.order.world_size, 'rank')}, {_stages(run)}"
 
 
 def _figures(name: str, run: Pipeline, named: bool) -> str:
