@@ -83,7 +83,8 @@ class PipelineGame(Page):
         """The rules, and what the known schedules reach."""
         room = f" A rank may keep at most {self._most} forwards." if self._most else ""
         rows = [f"<li>{escape(name)}: {escape(brief(run))}</li>" for name, run in self._known.items()]
-        return (f"<p><strong>{escape(self.title)}</strong> ({escape(self._source())})</p><p>{counted(self.num_stages, 'stage')}, "
-                f"one on each rank; every one runs {counted(self.num_micro_batches, 'micro-batch')} forward and back. A forward "
-                "needs the output of the stage before, a backward its own forward and the gradient of the stage after."
+        stages, batches = counted(self.num_stages, "stage"), counted(self.num_micro_batches, "micro-batch")
+        return (f"<p><strong>{escape(self.title)}</strong> ({escape(self._source())})</p><p>{stages}, one on each rank; "
+                f"every one runs {batches} forward and back. A forward needs the output of the stage before, a backward "
+                "its own forward and the gradient of the stage after."
                 f"{room} To beat:</p><ul>{''.join(rows)}</ul>")
