@@ -29,8 +29,8 @@ from book.simulate import simulate
 from book.trace import Event, Trace
 from book.widgets import panel, play, race
 from book.widgets.assets import ASSETS, SCRIPTS, STYLES
-from book.widgets.payload import run_payload, write
-from book.widgets.run import read_run
+from book.widgets.chunks_data import run_payload, write
+from book.widgets.chunks_run import read_run
 from tests.players import html_of
 
 LINK = Link(20e-6, 1e9)

@@ -18,10 +18,14 @@ That HTML is the same for the same program: it holds logical steps and modelled 
     page, live      what every widget is: a page with data and words; an anywidget around it
     assets          which scripts and styles a widget is made of; controls.js has what they share
     choices         several runs in one widget
-    run, payload, shape, words, summary, fallback, page.Shown, player.js       the chunk player
-    timeline, timeline_page, timeline.js                                       the bucket timeline
-    pipeline, pipeline_page, pipeline.js; game_page, game.js                   the pipeline player, race and game
-    shards, shards_data, shards_words, shards_page, shards.js                  the sharded product
+    units, terms    bytes and times, names and counts, as their texts have them
+    chunks_*, player.js                                 the chunk player: chunks_run reads its traces
+    timeline, timeline_page, timeline.js                the bucket timeline
+    pipeline, pipeline_page, pipeline.js; game_page, game.js        the pipeline player, race and game
+    shards, shards_*, shards.js                         the sharded product
+
+A widget's own modules begin with its name: `*_page` is its Page, `*_data` (or the module that has the bare name) what
+is drawn, `*_words` what is said. Its script and style stand beside them; what none of them owns has no prefix.
 """
 from __future__ import annotations
 
@@ -33,9 +37,10 @@ from book.promise import PROMISES
 from book.schedule import PipelineSchedule, Schedule
 from book.trace import Trace
 from book.widgets.assets import ASSETS
+from book.widgets.chunks_data import Options
+from book.widgets.chunks_page import Shown, title_of
 from book.widgets.game_page import PipelineGame
-from book.widgets.page import Page, Shown, title_of
-from book.widgets.payload import Options
+from book.widgets.page import Page
 from book.widgets.pipeline import Durations
 from book.widgets.pipeline_page import PipelinePlayer
 from book.widgets.shards_page import ShardedProduct

@@ -11,8 +11,9 @@ import traitlets
 from book.schedule import PipelineSchedule
 from book.trace import Trace
 from book.widgets.assets import module, style
-from book.widgets.page import Page, Shown, title_of
-from book.widgets.payload import Options
+from book.widgets.chunks_data import Options
+from book.widgets.chunks_page import Shown, title_of
+from book.widgets.page import Page
 
 
 class Live(anywidget.AnyWidget):

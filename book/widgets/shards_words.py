@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from book.widgets.shards import Action, Contents, Place, Play, State, Step
-from book.widgets.words import spelled
+from book.widgets.terms import spelled
 
 MOVES = {"all_reduce": "what the ranks have is added up, and every rank gets the sum",
          "all_gather": "every rank gets what the others have",

@@ -25,10 +25,10 @@ from typing import Any
 from book.promise import Promise
 from book.trace import Trace
 from book.widgets.choices import arranged
-from book.widgets.run import Contributions, Run, Transfer, read_run
-from book.widgets.shape import shape_of
-from book.widgets.summary import phase_names, phases, promised_of, source_of, totals, verdict
-from book.widgets.words import words_of
+from book.widgets.chunks_run import Contributions, Run, Transfer, read_run
+from book.widgets.chunks_shape import shape_of
+from book.widgets.chunks_summary import phase_names, phases, promised_of, source_of, totals, verdict
+from book.widgets.chunks_words import words_of
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 TICKS = 10_000  # a modelled time is written in this many parts of the run's duration

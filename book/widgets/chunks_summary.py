@@ -9,9 +9,9 @@ import numpy as np
 from book.promise import PROMISES, Promise, variants
 from book.schedule import contents_fault
 from book.trace import Trace
-from book.widgets.run import Contributions, Run
+from book.widgets.chunks_run import Contributions, Run
+from book.widgets.terms import spelled
 from book.widgets.units import in_bytes
-from book.widgets.words import spelled
 
 MADE = {"simulated": "simulated", "executed": "executed on {} ranks", "recorded": "recorded from your run · {} ranks",
         "instrumented": "instrumented · {} ranks"}

@@ -7,21 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from book.widgets.run import Call, Run, State, Transfer
+from book.widgets.chunks_run import Call, Run, State, Transfer
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 MOST_GROUPS = 4  # so many groups that call the same at once are told one by one
-SPELLED = {"all reduce": "all-reduce", "reduce scatter": "reduce-scatter", "all gather": "all-gather",
-           "all to all": "all-to-all"}
 Message = list[Transfer]
-
-
-def spelled(name: str) -> str:
-    """A name from code as prose has it: "ring_all_reduce" is "ring all-reduce"."""
-    words = name.replace("_", " ")
-    for plain, hyphenated in SPELLED.items():
-        words = words.replace(plain, hyphenated)
-    return words
 
 
 def words_of(run: Run) -> dict[str, Any]:
