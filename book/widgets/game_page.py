@@ -84,7 +84,7 @@ class PipelineGame(Page):
         room = f" A rank may keep at most {self._most} forwards." if self._most else ""
         rows = [f"<li>{escape(name)}: {escape(brief(run))}</li>" for name, run in self._known.items()]
         stages, batches = counted(self.num_stages, "stage"), counted(self.num_micro_batches, "micro-batch")
-        return (f"<p><strong>{escape(self.title)}</strong> ({escape(self._source())})</p><p>{stages}, one on each rank; "
-                f"every one runs {batches} forward and back. A forward needs the output of the stage before, a backward "
-                "its own forward and the gradient of the stage after."
+        return (f"<p><strong>{escape(self.title)}</strong> ({escape(self._source())})</p><p>{stages}, one on each "
+                f"rank; every one runs {batches} forward and back. A forward needs the output of the stage before, a "
+                "backward its own forward and the gradient of the stage after."
                 f"{room} To beat:</p><ul>{''.join(rows)}</ul>")
