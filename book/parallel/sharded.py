@@ -1,10 +1,11 @@
 """L2: sharded data parallelism as chapter 04 builds it: ZeRO-1, 2 and 3 from reduce-scatter and all-gather.
 
-Each stage adds to the one before: the optimizer's state is sharded, then the gradients, then the parameters.
-Torch's own are ZeroRedundancyOptimizer and fully_shard.
+Each stage adds to the one before: the optimizer's state is sharded, then the gradients, then the parameters; stage 0
+is what they are compared with. Torch's own are ZeroRedundancyOptimizer and fully_shard.
 """
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -16,22 +17,25 @@ from torch import nn
 from book.parallel.model import Block
 
 Group = dist.ProcessGroup | None
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 class Unit:
     """Parameters that are gathered, used and freed together, end to end in one flat buffer of N equal shards.
 
     `shard` is this rank's: what its optimizer updates. The parameters become views of `flat`. All ranks of the group
-    get the first one's values; zeros fill the last shard up. Raises ValueError for parameters of several dtypes.
+    get the first one's values; zeros fill the last shard up. `num_shards` is the size of the group, or 1: then each
+    rank keeps all. Raises ValueError for parameters of several dtypes or devices, and for frozen ones.
     """
 
-    def __init__(self, name: str, module: nn.Module, parameters: Sequence[nn.Parameter], group: Group = None) -> None:
-        if len({p.dtype for p in parameters}) != 1:
-            raise ValueError(f"{name} has parameters of several dtypes, or none: a flat buffer has one")
+    def __init__(self, name: str, module: nn.Module, parameters: Sequence[nn.Parameter], group: Group = None,
+                 num_shards: int | None = None) -> None:
         self.name, self.module, self.parameters, self.group = name, module, list(parameters), group
-        self.num_shards, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        check_alike(name, self.parameters)
+        self.num_ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self.num_shards = num_shards or self.num_ranks
         self.flat = self.pack([p.detach() for p in self.parameters])
-        dist.broadcast(self.flat, dist.get_global_rank(group or dist.group.WORLD, 0), group=group)
+        dist.broadcast(self.flat, group=group, group_src=0)
         for p, view in zip(self.parameters, self.views()):
             p.data = view
         self.shard = nn.Parameter(self.mine(self.flat))
@@ -43,7 +47,7 @@ class Unit:
 
     def mine(self, flat: torch.Tensor) -> torch.Tensor:
         """This rank's shard of a flat buffer: a view."""
-        return flat.chunk(self.num_shards)[self.rank]
+        return flat.chunk(self.num_shards)[self.rank % self.num_shards]
 
     def views(self) -> list[torch.Tensor]:
         """The flat buffer as the parameters see it."""
@@ -51,15 +55,29 @@ class Unit:
         pieces = self.flat[:sum(sizes)].split(sizes)
         return [piece.view(p.shape) for piece, p in zip(pieces, self.parameters)]
 
-    def reduce_scatter(self) -> None:
-        """Add this rank's shard of the mean gradient to `shard.grad`, and drop the whole gradients."""
-        gradients = self.pack([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters])
-        piece = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(piece, gradients, group=self.group)
-        piece /= self.num_shards
-        self.shard.grad = piece if self.shard.grad is None else self.shard.grad + piece
+    def take_gradients(self) -> torch.Tensor:
+        """The whole gradients in one flat buffer, and no longer in the parameters; a missing one counts as zero."""
+        flat = self.pack([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters])
         for p in self.parameters:
             p.grad = None
+        return flat
+
+    def add_mean(self, total: torch.Tensor) -> None:
+        """Add a sum over all ranks, as their mean, to the shard's gradient."""
+        mean = total / self.num_ranks
+        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+
+    def reduce_scatter(self) -> None:
+        """Add this rank's shard of the mean gradient to `shard.grad`, and drop the whole gradients."""
+        total = torch.empty_like(self.shard)
+        dist.reduce_scatter_tensor(total, self.take_gradients(), group=self.group)
+        self.add_mean(total)
+
+    def all_reduce(self) -> None:
+        """Add the mean gradient to `shard.grad`, which is all of it: for units that are not sharded."""
+        total = self.take_gradients()
+        dist.all_reduce(total, group=self.group)
+        self.add_mean(total)
 
     def all_gather(self) -> None:
         """Fill the flat buffer with every rank's shard."""
@@ -70,33 +88,91 @@ class Unit:
         """Give the flat buffer's memory back; the parameters are views of nothing until the next `all_gather`."""
         self.flat.untyped_storage().resize_(0)
 
-
-def units_of(module: nn.Module, group: Group = None) -> list[Unit]:
-    """One unit for each block of a model, in their order, and one, "root", for the parameters outside of them."""
-    found, taken = [], set()
-    for name, part in module.named_modules():
-        if isinstance(part, Block):
-            found.append((name.replace("blocks.", "block ").removeprefix("model."), part, list(part.parameters())))
-            taken.update(part.parameters())
-    rest = [p for p in module.parameters() if p not in taken]
-    return [Unit(*unit, group) for unit in ([("root", module, rest)] if rest else []) + found]
+    @property
+    def is_whole(self) -> bool:
+        """Whether the flat buffer has memory: it is gathered, or was never freed."""
+        return self.flat.untyped_storage().nbytes() > 0
 
 
-class Zero1:
-    """A model of which each rank updates one shard: the optimizer keeps state for 1/N of the parameters.
+def check_alike(name: str, parameters: Sequence[nn.Parameter]) -> None:
+    """Raise ValueError where parameters can't share a flat buffer, or an update."""
+    if len({(p.dtype, p.device) for p in parameters}) != 1:
+        raise ValueError(f"{name} has parameters of several dtypes or devices, or none: a flat buffer has one")
+    if not all(p.requires_grad for p in parameters):
+        raise ValueError(f"{name} has frozen parameters: the optimizer sees a flat shard, and would let weight decay "
+                         "change them too")
 
-    Use it as the model; call `step()` after backward. `make_optimizer` gets this rank's shards: it has to be one that
-    treats each number by itself, as SGD and Adam do.
+
+def units_of(module: nn.Module, group: Group = None, num_shards: int | None = None) -> list[Unit]:
+    """One unit for each block of a model, in their order, and one, "root", for the parameters outside of them.
+
+    What several blocks share is in "root" too: it has to stay while any of them runs.
+    """
+    blocks = {name: part for name, part in module.named_modules() if isinstance(part, Block)}
+    users = Counter(p for part in blocks.values() for p in part.parameters())
+    root = [p for p in module.parameters() if users[p] != 1]
+    found = [Unit("root", module, root, group, num_shards)] if root else []
+    for name, part in blocks.items():
+        own = [p for p in part.parameters() if users[p] == 1]
+        label = name.replace("blocks.", "block ").removeprefix("model.")
+        found += [Unit(label, part, own, group, num_shards)] if own else []
+    return found
+
+
+def check_whole(units: Sequence[Unit], *_: Any) -> None:
+    """Raise RuntimeError where parameters are views of nothing, before they are saved so."""
+    if not all(unit.is_whole for unit in units):
+        raise RuntimeError("the parameters are in shards: save state_dict() of what shards them, on every rank")
+
+
+class Replicated:
+    """Stage 0: every rank keeps and updates the whole model; gradients are all-reduced, a unit at a time.
+
+    Use it as the model; call `step()` after backward, or after several, whose gradients add up. `make_optimizer` gets
+    what this rank updates, flat: it has to be one that treats each number by itself, as SGD and Adam do. All ranks
+    must use the same parts of the model. Buffers are left alone.
     """
 
-    def __init__(self, module: nn.Module, make_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
-                 group: Group = None) -> None:
-        self.module, self.units = module, units_of(module, group)
+    def __init__(self, module: nn.Module, make_optimizer: MakeOptimizer, group: Group = None) -> None:
+        self.module, self.units = module, self.make_units(module, group)
         self.optimizer = make_optimizer([unit.shard for unit in self.units])
+
+    def make_units(self, module: nn.Module, group: Group) -> list[Unit]:
+        """Units of which each rank has all."""
+        return units_of(module, group, num_shards=1)
 
     def __call__(self, *inputs: Any) -> Any:
         """The model's forward."""
         return self.module(*inputs)
+
+    def step(self) -> None:
+        """Average the gradients; update."""
+        for unit in self.units:
+            unit.all_reduce()
+        self.update()
+
+    def update(self) -> None:
+        """The optimizer's step, on what this rank updates alone."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of the whole model's state, on every rank; all ranks of the group have to call it."""
+        freed = [unit for unit in self.units if not unit.is_whole]
+        for unit in freed:
+            unit.all_gather()
+        state = {name: value.clone() for name, value in self.module.state_dict().items()}
+        for unit in freed:
+            unit.free()
+        return state
+
+
+class Zero1(Replicated):
+    """Stage 1: each rank updates one shard of the model, so its optimizer keeps state for 1/N of the parameters."""
+
+    def make_units(self, module: nn.Module, group: Group) -> list[Unit]:
+        """Units of which each rank has a shard."""
+        return units_of(module, group)
 
     def step(self) -> None:
         """Average the gradients, each rank its shard; update that; bring the shards together."""
@@ -106,14 +182,9 @@ class Zero1:
         for unit in self.units:
             unit.all_gather()
 
-    def update(self) -> None:
-        """The optimizer's step, on this rank's shards alone."""
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
 
 class Zero2(Zero1):
-    """As Zero1, and of the gradients too a rank keeps its shard: each unit's are scattered as backward makes them."""
+    """Stage 2: of the gradients too a rank keeps its shard. Each unit's are scattered as backward makes them."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -126,37 +197,63 @@ class Zero2(Zero1):
         """Scatter a unit's gradients when the last of them is there."""
         self.ready[unit].add(parameter)
         if len(self.ready[unit]) == len(unit.parameters):
-            self.ready[unit].clear()
             self.unit_done(unit)
 
     def unit_done(self, unit: Unit) -> None:
         """Backward has left this unit."""
+        self.ready[unit].clear()
         unit.reduce_scatter()
+
+    def finish(self) -> None:
+        """Scatter the gradients of units of which backward has left some parameter out."""
+        for unit in self.units:
+            if self.ready[unit]:
+                self.unit_done(unit)
 
     def step(self) -> None:
         """Update this rank's shards; bring them together."""
+        self.finish()
         self.update()
         for unit in self.units:
             unit.all_gather()
 
 
 class Zero3(Zero2):
-    """As Zero2, and of the parameters too: a unit is whole only while its forward or its backward runs."""
+    """Stage 3: of the parameters too. A unit is whole only while its forward or its backward runs."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, module: nn.Module, *arguments: Any, **options: Any) -> None:
+        super().__init__(module, *arguments, **options)
+        self.in_backward = set()
         for unit in self.units:
             unit.shard.data = unit.shard.detach().clone()  # until now a view of the flat buffer
             unit.free()
-            unit.module.register_forward_pre_hook(lambda *_, unit=unit: unit.all_gather())
-            unit.module.register_forward_hook(lambda *_, unit=unit: unit.free())
-            unit.module.register_full_backward_pre_hook(lambda *_, unit=unit: unit.all_gather())
+            unit.module.register_forward_pre_hook(lambda *_, unit=unit: self.gather(unit))
+            unit.module.register_forward_hook(lambda *_, unit=unit: self.forward_done(unit))
+            unit.module.register_full_backward_pre_hook(lambda *_, unit=unit: self.backward_begins(unit))
+        module.register_state_dict_pre_hook(partial(check_whole, self.units))
+
+    def gather(self, unit: Unit) -> None:
+        """Make a unit whole, if it is not."""
+        if not unit.is_whole:
+            unit.all_gather()
+
+    def forward_done(self, unit: Unit) -> None:
+        """Forward has left this unit; one that backward runs again, to recompute, is still needed."""
+        if unit not in self.in_backward:
+            unit.free()
+
+    def backward_begins(self, unit: Unit) -> None:
+        """Backward comes to this unit."""
+        self.in_backward.add(unit)
+        self.gather(unit)
 
     def unit_done(self, unit: Unit) -> None:
         """Backward has left this unit."""
-        unit.reduce_scatter()
+        super().unit_done(unit)
+        self.in_backward.discard(unit)
         unit.free()
 
     def step(self) -> None:
         """Update this rank's shards: nothing has to be brought together."""
+        self.finish()
         self.update()

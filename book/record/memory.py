@@ -20,6 +20,8 @@ from book.trace import Event
 
 STATE = ("parameters", "gradients", "optimizer", "activations")
 WORK = ("forward", "backward", "update")
+AVERAGING = ("all_reduce", "reduce_scatter")
+METHODS = (*AVERAGING, "all_gather", "free")
 
 
 def holds(what: str, unit: str, num_bytes: float) -> None:
@@ -72,28 +74,22 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 class Unit(Protocol):
-    """A part of a model whose state is gathered, scattered and freed together (see book.parallel.sharded)."""
+    """A part of a model whose state is gathered, averaged and freed together (see book.parallel.sharded).
+
+    Of its methods, those that METHODS names are followed.
+    """
 
     name: str
     module: nn.Module
     parameters: Sequence[nn.Parameter]
     shard: nn.Parameter
 
-    def all_gather(self) -> None:
-        """Make the parameters whole."""
-
-    def reduce_scatter(self) -> None:
-        """Average the gradients and keep a shard."""
-
-    def free(self) -> None:
-        """Give the whole parameters' memory back."""
-
 
 def follow_units(units: Sequence[Unit], optimizer: torch.optim.Optimizer) -> None:
     """Record from here on which unit's forward and backward run, and what this rank holds of each unit.
 
-    Every number of bytes is measured: before and after each collective of a unit, after each forward and backward and
-    after the optimizer's step.
+    Every number of bytes is measured: before and after each collective of a unit, after each forward and backward,
+    after the optimizer's step and after its `zero_grad`.
     """
     _Follower(units, optimizer).look()
 
@@ -107,6 +103,7 @@ class _Follower:
             self._follow(unit)
         optimizer.register_step_pre_hook(lambda *_: self._begin("update", "all"))
         optimizer.register_step_post_hook(lambda *_: self._end("update", "all"))
+        optimizer.zero_grad = self._then_looking(optimizer.zero_grad)
 
     def look(self, *_: Any) -> None:
         """Record what this rank holds of each unit, where that is not what it held."""
@@ -119,8 +116,9 @@ class _Follower:
                     holds(what, unit.name, num_bytes)
 
     def _follow(self, unit: Unit) -> None:
-        for method in ("all_gather", "reduce_scatter", "free"):
-            setattr(unit, method, self._looking(unit, method, getattr(unit, method)))
+        for method in METHODS:
+            if hasattr(unit, method):
+                setattr(unit, method, self._looking(unit, method, getattr(unit, method)))
         unit.module.register_forward_pre_hook(lambda *_: self._begin("forward", unit.name))
         unit.module.register_forward_hook(lambda *_: self._end("forward", unit.name), prepend=True)
         unit.module.register_full_backward_pre_hook(lambda *_: self._begin("backward", unit.name))
@@ -129,10 +127,16 @@ class _Follower:
 
     def _looking(self, unit: Unit, method: str, call: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:
-            if method == "reduce_scatter":
+            if method in AVERAGING:
                 self._end("backward", unit.name)
             self.look()
             call()
+            self.look()
+        return run
+
+    def _then_looking(self, call: Callable[..., None]) -> Callable[..., None]:
+        def run(*arguments: Any, **options: Any) -> None:
+            call(*arguments, **options)
             self.look()
         return run
 
@@ -145,6 +149,6 @@ class _Follower:
 
     def _end(self, work: str, unit: str) -> None:
         start_s = self.began.pop((work, unit), None)
-        if start_s is not None:  # a unit's last gradient and its reduce-scatter both end its backward
+        if start_s is not None:  # a unit's last gradient and the averaging both end its backward
             unit_done(work, unit, start_s)
             self.look()
