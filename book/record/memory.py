@@ -47,7 +47,7 @@ def unit_action(work: str, unit: str) -> Iterator[None]:
 
 
 def unit_done(work: str, unit: str, start_s: float) -> None:
-    """Record work on a unit that is no block of code and ends now; `start_s` is when `time.monotonic()` saw it begin."""
+    """Record work on a unit that is no block of code and ends now; `start_s` is `time.monotonic()` at its start."""
     if work not in WORK:
         raise ValueError(f"a unit's work is one of {', '.join(WORK)}, not {work!r}")
     emit(Event(dist.get_rank(), "compute", work, unit=unit, start_s=start_s, end_s=time.monotonic()))
