@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from book.cost.activations import LayerShape
 from book.cost.links import BUS_FACTORS, ring_sent_bytes
 from book.mesh import Mesh
 from book.trace import Event, Trace
@@ -39,6 +40,31 @@ def sharded_sent_bytes(zero_stage: int, num_shards: int, num_bytes: float) -> fl
         raise ValueError(f"there is no ZeRO stage {zero_stage!r}: use 0, 1, 2 or 3")
     num_passes = 3 if zero_stage == 3 else 2
     return num_passes * BUS_FACTORS["all_gather"](num_shards) * num_bytes
+
+
+def hybrid_sent_bytes(mesh: Mesh, rank: int, layer: LayerShape, num_layers: int, num_micro_batches: int,
+                      parameter_bytes: float, zero_stage: int = 0, bytes_per_number: int = 4) -> dict[str, float]:
+    """Bytes that a rank of a mesh (pp, dp, tp) sends along each axis in a step of the book's GPT, with 1F1B or GPipe.
+
+    `layer` is one micro-batch's, n what goes from layer to layer in it, m micro-batches, `parameter_bytes` the rank's.
+    tp: m times 8(t-1)/t n in each of the stage's layers, 2(t-1)/t n for the embedding and as much for the head, and
+    for the loss three all-reduces of a number of at least 4 bytes for each token. pp: m n to each neighbour. dp:
+    2(d-1)/d of the parameters; with ZeRO-2 m+1 and with ZeRO-3 3m times (d-1)/d of them, for each micro-batch has a
+    backward of its own (all derived). Raises ValueError for another stage of ZeRO, MeshError for an axis that is not
+    there.
+    """
+    if zero_stage not in range(4):
+        raise ValueError(f"there is no ZeRO stage {zero_stage!r}: use 0, 1, 2 or 3")
+    stage, num_stages, group_size = mesh.coordinates(rank)["pp"], mesh.size("pp"), mesh.size("tp")
+    is_first, is_last, m = stage == 0, stage == num_stages - 1, num_micro_batches
+    here = num_layers * (stage + 1) // num_stages - num_layers * stage // num_stages
+    n = layer.num_activations * bytes_per_number
+    tokens = layer.num_sequences * layer.num_tokens * max(4, bytes_per_number)
+    ends = (is_first + is_last) * ring_sent_bytes(group_size, n) + is_last * 3 * ring_sent_bytes(group_size, tokens)
+    num_passes = (2, 2, m + 1, 3 * m)[zero_stage]
+    return {"pp": m * n * (2 - is_first - is_last),
+            "dp": num_passes * BUS_FACTORS["all_gather"](mesh.size("dp")) * parameter_bytes,
+            "tp": m * (here * tensor_parallel_sent_bytes(group_size, n) + ends)}
 
 
 def sent_bytes(event: Event) -> float:

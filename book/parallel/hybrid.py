@@ -7,7 +7,7 @@ Shapes: B sequences in the global batch, T tokens.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -17,11 +17,13 @@ from book.mesh import Mesh, MeshError
 from book.parallel.data import broadcast_state
 from book.parallel.model import GPT
 from book.parallel.pipeline import Mail, Stage, run_pipeline
+from book.parallel.sharded import Zero1, Zero2, Zero3
 from book.parallel.stage import GPTStage
 from book.parallel.tensor import split_gpt
 from book.pipelines import one_f_one_b
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+ZERO = {1: Zero1, 2: Zero2, 3: Zero3}
 
 
 def axis_groups(mesh: Mesh) -> dict[str, dist.ProcessGroup]:
@@ -52,15 +54,36 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
         gradient.copy_(piece.view_as(gradient))
 
 
+def clip_gradients(parameters: Iterable[nn.Parameter], groups: Mapping[str, dist.ProcessGroup],
+                   max_norm: float) -> torch.Tensor:
+    """Scale the gradients of the whole model to a norm of at most `max_norm`, and return the norm that they had.
+
+    Each number counts once: the squares of what tp has cut are summed over tp, what its ranks hold alike is not, and
+    stages are summed over pp. Replicas hold the same gradients once these are averaged: nothing is summed over dp.
+    Every rank of the mesh has to call it. As `torch.nn.utils.clip_grad_norm_` for one process.
+    """
+    gradients = [(p.grad, hasattr(p, "shard_dim")) for p in parameters if p.grad is not None]
+    cut, whole = (sum(g.square().sum() for g, is_cut in gradients if is_cut == wanted) for wanted in (True, False))
+    dist.all_reduce(cut, group=groups["tp"])
+    squares = cut + whole
+    dist.all_reduce(squares, group=groups["pp"])
+    norm = squares.sqrt()
+    for gradient, _ in gradients:
+        gradient *= (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    return norm
+
+
 class Hybrid:
     """This rank's part of a GPT on a mesh with the axes "pp", "dp" and "tp", and a training step of the whole.
 
     All ranks get rank 0's weights. Then the layers are cut over tp, the blocks over pp, and dp replicas of that each
-    take their share of the batch. Weights are on the device where `gpt` is; `gpt` is taken over. Raises ValueError
-    where the heads or the blocks can't be shared out, MeshError for a mesh without these axes.
+    take their share of the batch; with a `zero_stage` of 1, 2 or 3 their state is sharded over dp (chapter 04). Weights
+    are on the device where `gpt` is; `gpt` is taken over. Raises ValueError where the heads or the blocks can't be
+    shared out, MeshError for a mesh without these axes.
     """
 
-    def __init__(self, gpt: GPT, mesh: Mesh, num_micro_batches: int, make_optimizer: MakeOptimizer) -> None:
+    def __init__(self, gpt: GPT, mesh: Mesh, num_micro_batches: int, make_optimizer: MakeOptimizer,
+                 zero_stage: int = 0) -> None:
         rank = dist.get_rank()
         self.mesh, self.config, self.num_micro_batches = mesh, gpt.config, num_micro_batches
         self.place, self.groups = mesh.coordinates(rank), axis_groups(mesh)
@@ -71,28 +94,34 @@ class Hybrid:
         self.stage = Stage(self.module, self.place["pp"], num_stages, num_micro_batches, gpt.loss)
         self.schedule = one_f_one_b(num_stages, num_micro_batches)
         self.pipeline = mesh.group_of(rank, "pp")
-        self.optimizer = make_optimizer(self.module.parameters())
+        self.sharded = ZERO[zero_stage](self.module, make_optimizer, self.groups["dp"]) if zero_stage else None
+        self.optimizer = self.sharded.optimizer if zero_stage else make_optimizer(self.module.parameters())
         self.mail = None
 
     def gradients(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor | None:
         """Forward and backward of the global batch, of which this rank takes its replica's share.
 
         Returns the mean loss of that share on the ranks of the last stage, None elsewhere; gradients are then those of
-        the whole batch. B is a multiple of dp times the number of micro-batches, or ValueError is raised.
+        the whole batch (with ZeRO-1, which averages in its step, of the share). B is a multiple of dp times the number
+        of micro-batches, or ValueError is raised.
         """
         inputs, targets = (self.share(tensor) for tensor in (inputs_BT, targets_BT))
         if self.mail is None:  # what travels is known with the first batch
             like = torch.empty(*inputs[0].shape, self.config.width, dtype=self.config.dtype, device=inputs_BT.device)
             self.mail = Mail(self.schedule, like, self.pipeline)
         loss = run_pipeline(self.schedule, {self.place["pp"]: self.stage}, self.mail, inputs, targets)
-        average_gradients(self.module.parameters(), self.groups["dp"])
+        if self.sharded is None:
+            average_gradients(self.module.parameters(), self.groups["dp"])
         return loss
 
     def step(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor | None:
         """`gradients`, then the optimizer's step; returns the same loss."""
         loss = self.gradients(inputs_BT, targets_BT)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        if self.sharded is None:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        else:
+            self.sharded.step()
         return loss
 
     def share(self, batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
