@@ -9,6 +9,7 @@
     pipeline_race({"GPipe": a, "1F1B": b})       several pipelines on one clock
     pipeline_game(num_stages=4)                  the reader places forwards and backwards by hand
     sharded_product(trace)                       a matrix product cut over ranks: who holds which block, what moves
+    mesh_explorer(trace, mesh)                   ranks on their nodes, the groups of each, a step that is played on them
 
 Each returns an object that shows itself: in a live notebook as a widget with the traits `step`, `playing`, `payload`
 and `error` (and `player.trace = other`), on a static page as HTML that scripts (see assets), loaded deferred, bring to
@@ -23,6 +24,7 @@ That HTML is the same for the same program: it holds logical steps and modelled 
     timeline, timeline_page, timeline.js                the bucket timeline
     pipeline, pipeline_page, pipeline.js; game_page, game.js        the pipeline player, race and game
     shards, shards_*, shards.js                         the sharded product
+    mesh_*, mesh.js                                     the mesh explorer: mesh_steps reads its trace
 
 A widget's own modules begin with its name: `*_page` is its Page, `*_data` (or the module that has the bare name) what
 is drawn, `*_words` what is said. Its script and style stand beside them; what none of them owns has no prefix.
@@ -33,6 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from book.cost import Link
+from book.mesh import Mesh
 from book.promise import PROMISES
 from book.schedule import PipelineSchedule, Schedule
 from book.trace import Trace
@@ -40,6 +43,7 @@ from book.widgets.assets import ASSETS
 from book.widgets.chunks_data import Options
 from book.widgets.chunks_page import Shown, title_of
 from book.widgets.game_page import PipelineGame
+from book.widgets.mesh_page import MeshExplorer
 from book.widgets.page import Page
 from book.widgets.pipeline import Durations
 from book.widgets.pipeline_page import PipelinePlayer
@@ -47,10 +51,10 @@ from book.widgets.shards_page import ShardedProduct
 from book.widgets.timeline_page import BucketTimeline
 
 if TYPE_CHECKING:
-    from book.widgets.live import Game, Panel, PipelineView, Player, Shards, Timeline
+    from book.widgets.live import Game, MeshView, Panel, PipelineView, Player, Shards, Timeline
 
-__all__ = ["ASSETS", "bucket_timeline", "panel", "pipeline_game", "pipeline_player", "pipeline_race", "play", "race",
-           "sharded_product"]
+__all__ = ["ASSETS", "bucket_timeline", "mesh_explorer", "panel", "pipeline_game", "pipeline_player", "pipeline_race",
+           "play", "race", "sharded_product"]
 
 Playable = Trace | Schedule
 Piped = Trace | PipelineSchedule
@@ -159,6 +163,18 @@ def sharded_product(runs: Trace | Mapping[Any, Trace], *, title: str | None = No
     traces = _mapping(runs if isinstance(runs, Mapping) else {"": runs})
     _check("select", select, (None, *traces))
     return _live(ShardedProduct(traces, title, labels, select))
+
+
+def mesh_explorer(trace: Trace, mesh: Mesh, *, title: str | None = None) -> MeshExplorer | MeshView:
+    """The ranks of a recorded training step on their nodes: the groups of each, and what is sent along each axis.
+
+    The reader plays the step, reorders the axes and changes how many ranks a node has; bytes then go from coordinates
+    to coordinates as they did. Forwards and backwards are told apart where the program marks them (`stage_action`); of
+    several steps the first is played, and bytes are the mean. Raises TypeError for what is no trace and no mesh,
+    ValueError for another number of ranks, more than 16 of them, more than 4 axes or 128 stops, a logical trace, and
+    what `book.cost.flows` raises.
+    """
+    return _live(MeshExplorer(trace, mesh, title))
 
 
 def pipeline_game(num_stages: int = 4, num_micro_batches: int = 4, *, forward_s: float = 1e-3,

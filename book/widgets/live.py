@@ -74,6 +74,12 @@ class Shards(Live):
     _esm, _css = module("shards"), style("shards")
 
 
+class MeshView(Live):
+    """A live mesh explorer."""
+
+    _esm, _css = module("mesh"), style("mesh")
+
+
 class Game(Live):
     """A live pipeline game. The trait `placed` is what the reader has placed so far, as text; `schedule` says it."""
 
@@ -91,7 +97,8 @@ class Game(Live):
         return self.shown.simulate(self.placed)
 
 
-LIVE = {"player": Player, "timeline": Timeline, "pipeline": PipelineView, "shards": Shards, "game": Game}
+LIVE = {"player": Player, "timeline": Timeline, "pipeline": PipelineView, "shards": Shards, "mesh": MeshView,
+        "game": Game}
 
 
 class Panel(ipywidgets.VBox):
