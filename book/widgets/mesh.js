@@ -25,35 +25,35 @@ function seated(run, order, per) { // who is where in this order of the axes, wi
   return { order, per, number, node, who, nodes: ceil(run.n / per), crosses: ({ src, dst }) => node[src] !== node[dst] };
 }
 const across = (flows, view) => sum(flows.filter(view.crosses).map(flow => flow.size));
-const named = (run, order) => order.map(a => run.axes[a]).join(" · "), style = (run, name) => "x" + (name < run.A ? run.A - 1 - name : 4);
+const named = (run, order) => order.map(a => run.axes[a]).join("\u00a0·\u00a0"), style = (run, name) => "x" + (name < run.A ? run.A - 1 - name : 4);
 
 // # stage: nodes as frames, in each the ranks in the order of their numbers, along the innermost axis first
 function plan(run, view, W) {
-  const small = W < 520, [w, h, d, gx, gy] = small ? [60, 54, 7, 19, 36] : [70, 56, 11, 40, 44], pad = small ? 10 : 18, top = d + (small ? 24 : 28), low = 24;
-  const sizes = view.order.map(a => run.shape[a]).filter(size => size > 1), inner = sizes.at(-1) ?? 1, here = min(view.per, run.n), room = floor((W - 2 * pad - d + gx) / (w + gx));
-  const cols = here < inner ? min(here, room) : most(inner, room), plane = min(here, inner * (sizes.at(-2) ?? 1)), rows = ceil(plane / cols), planes = ceil(here / plane);
+  const small = W < 520, [w, h, d, gy] = small ? [60, 54, 7, 36] : [70, 56, 11, 44], least = small ? 17 : 40, pad = small ? 10 : 18, top = d + (small ? 24 : 28), low = 24;
+  const sizes = view.order.map(a => run.shape[a]).filter(size => size > 1), inner = sizes.at(-1) ?? 1, here = min(view.per, run.n), room = floor((W - 2 * pad - d + least) / (w + least));
+  const cols = here < inner ? min(here, room) : most(inner, room), gx = cols < 3 ? max(least, 32) : least, plane = min(here, inner * (sizes.at(-2) ?? 1)), rows = ceil(plane / cols), planes = ceil(here / plane);
   const pw = cols * (w + gx) - gx + d, ph = rows * (h + gy), beside = most(planes, max(1, floor((W - 2 * pad + gx + 14) / (pw + gx + 14))));
   const nw = beside * (pw + gx + 14) - gx - 14 + 2 * pad, nh = top + planes / beside * ph - gy + 14 + low;
   const gap = small ? 10 : 40, fits = max(1, floor((W + gap) / (nw + gap))), across = ceil(view.nodes / ceil(view.nodes / fits)), x0 = max(0, (W - across * (nw + gap) + gap) / 2);
   const frames = range(view.nodes, i => ({ x: x0 + i % across * (nw + gap), y: 2 + floor(i / across) * (nh + 12) }));
   const place = view.number.map(x => {
     const { x: fx, y: fy } = frames[floor(x / view.per)], l = x % view.per, p = floor(l / plane), q = l % plane;
-    return { x: fx + pad + p % beside * (pw + gx + 14) + q % cols * (w + gx), y: fy + top + floor(p / beside) * ph + floor(q / cols) * (h + gy), first: q % cols === 0 && cols > 1 };
+    return { x: fx + pad + p % beside * (pw + gx + 14) + q % cols * (w + gx), y: fy + top + floor(p / beside) * ph + floor(q / cols) * (h + gy), first: q % cols === 0 && cols > 1, odd: [q % cols % 2, floor(q / cols) % 2] };
   });
-  return { W, H: 2 + ceil(view.nodes / across) * (nh + 12) - 10, w, h, d, gx, gy, nw, nh, frames, place };
+  return { W, small, pad, H: 2 + ceil(view.nodes / across) * (nh + 12) - 10, w, h, d, gx, gy, nw, nh, frames, place };
 }
 
 function route(a, b, { w, h, d, gx, gy, place }) { // a line between two ranks that goes behind no other
   const A = place[a], B = place[b], between = (p, q, along, same) => place.some(C => C[same] === p[same] && C[along] > min(p[along], q[along]) && C[along] < max(p[along], q[along]));
   if (A.y === B.y) {
-    const [L, R] = A.x < B.x ? [A, B] : [B, A], y = A.y + (h - d) / 2, far = R.x - L.x, up = 1.33 * min(gy - d - 8, 14 + far / 40), lean = min(40, far / 5);
+    const [L, R] = A.x < B.x ? [A, B] : [B, A], y = A.y + (h - d) / 2, far = R.x - L.x, up = 1.33 * (gy - d) * (L.odd[0] ? 0.4 : 0.78), lean = min(40, far / 5);
     const x1 = L.x + w / 2 + d, x2 = R.x + w / 2, top = A.y - d;
     return { flip: L !== A, d: between(L, R, "x", "y") ? `M${x1} ${top}C${x1 + lean} ${top - up} ${x2 - lean} ${top - up} ${x2} ${top}` : `M${L.x + w + d} ${y}H${R.x}` };
   }
   const [T, U] = A.y < B.y ? [A, B] : [B, A], x1 = T.x + (w + d) / 2, x2 = U.x + (w + d) / 2, y1 = T.y + h, y2 = U.y - d, bend = (y2 - y1) / 2;
   if (A.x !== B.x) return { flip: T !== A, d: `M${x1} ${y1}C${x1} ${y1 + bend} ${x2} ${y2 - bend} ${x2} ${y2}` };
   if (!between(T, U, "y", "x")) return { flip: T !== A, d: `M${x1} ${y1}V${y2}` };
-  const side = T.first ? T.x : T.x + w + d, out = side + (T.first ? -1.2 : 1.2) * min(18, gx * 0.6), m1 = T.y + (h - d) / 2, m2 = U.y + (h - d) / 2;
+  const side = T.first ? T.x : T.x + w + d, out = side + (T.first ? -1 : 1) * gx * (T.odd[1] ? 0.6 : 1.1), m1 = T.y + (h - d) / 2, m2 = U.y + (h - d) / 2;
   return { flip: T !== A, d: `M${side} ${m1}C${out} ${m1} ${out} ${m1 + 10} ${out} ${(m1 + m2) / 2}S${out} ${m2} ${side} ${m2}` };
 }
 
@@ -61,9 +61,13 @@ function stageOf(parent, run, view, W, name, from) { // returns what paints a mo
   const set = plan(run, view, W), { w, h, d } = set, { rest, move } = canvas(parent, W, set.H, { role: "group", "aria-label": name });
   set.frames.forEach(({ x, y }, i) => {
     make("rect.lk-node", rest, { x, y, width: set.nw, height: set.nh, rx: 12 });
-    make("text", rest, { x: x + 10, y: y + set.nh - 9 }, [`node ${i}`, ...held(run, view, i)].join(" · "));
   });
-  const wires = make("g", rest), cubes = view.who.map(r => cube(rest, run, view, r, set));
+  const wires = make("g", rest);
+  set.frames.forEach(({ x, y }, i) => { // above the links, and on both sides of one that goes down
+    make("text.lk-name", rest, { x: x + (set.small ? 5 : 9), y: y + set.nh - 9 }, "node " + i);
+    if (view.per > 1) make("text.lk-name", rest, { x: x + set.pad + (w + d) / 2 + 10, y: y + set.nh - 9 }, held(run, view, i).join(" · "));
+  });
+  const cubes = view.who.map(r => cube(rest, run, view, r, set));
   if (from && !matchMedia("(prefers-reduced-motion: reduce)").matches) {
     const at = ({ x, y }) => ({ transform: `translate(${x}px,${y}px)` });
     cubes.forEach(({ g, r }) => g.animate([at(from[r]), at(set.place[r])], { duration: 500, easing: "ease-in-out" }));
@@ -125,9 +129,9 @@ function cube(parent, run, view, r, { w, h, d, place }) { // a rank; mark() says
   make("path.lk-top", g, { d: `M0 0l${d}-${d}h${w}l-${d} ${d}z` });
   make("path.lk-side", g, { d: `M${w} 0l${d}-${d}v${h}l-${d} ${d}z` });
   make("rect.lk-face", g, { width: w, height: h, rx: 2 });
-  make("circle", g, { cx: 9, cy: 14, r: 4, fill: color(view.number[r]) });
-  make("text.lk-rank", g, { x: 17, y: 18.5 }, (w > 64 || view.number[r] < 10 ? "rank " : "r. ") + view.number[r]);
-  make("text", g, { x: w / 2, y: 33, "text-anchor": "middle" }, view.order.map(a => run.at[r][a]).join(" "));
+  make("circle", g, { cx: 10, cy: 28, r: 4, fill: color(view.number[r]) });
+  make("text.lk-rank", g, { x: w / 2, y: 17, "text-anchor": "middle" }, "rank " + view.number[r]);
+  make("text", g, { x: w / 2 + 6, y: 32, "text-anchor": "middle" }, view.order.map(a => run.at[r][a]).join(" "));
   const band = make("rect.lk-does", g, { x: 5, y: h - 18, width: w - 10, height: 14, rx: 3 }), text = make("text.lk-doing", g, { x: w / 2, y: h - 7, "text-anchor": "middle" });
   const where = `rank ${view.number[r]}: ${placeOf(run, view, r)}`;
   return { g, r, mark(mates, picked, doing) {
@@ -181,12 +185,16 @@ function legend(parent, run, move) {
       b.ariaLabel = words;
       return b;
     }) : [];
-    if (buttons.length) drag(card, grip, to => move(a, to, true), () => cards.slice(0, run.A).map(c => c.card));
+    if (buttons.length) drag(card, grip, over => move(a, [...box.children].indexOf(over), true), () => cards.slice(0, run.A).map(c => c.card));
     return { card, size, buttons, lines: [make("span", card), make("span", card)] };
   });
-  return (view, r) => cards.forEach(({ size, buttons, lines, card }, a) => {
-    const i = view.order.indexOf(a);
-    card.style.order = i < 0 ? run.A : i;
+  let laid = run.home;
+  return (view, r) => cards.forEach(({ size, buttons, lines }, a) => {
+    const i = view.order.indexOf(a), had = document.activeElement;
+    if (laid !== (laid = view.order)) {
+      for (const b of view.order.toReversed()) box.prepend(cards[b].card);
+      if (box.contains(had)) had.focus(); // what moves in the page loses it
+    }
     buttons.forEach((b, j) => { b.ariaDisabled = i === (j ? run.A - 1 : 0); });
     size.textContent = a >= run.A ? "" : run.A > 1 && i === 0 ? "outermost" : run.A > 1 && i === run.A - 1 ? "innermost" : "";
     sharing(run, view, r, a).forEach((text, j) => { lines[j].textContent = text; });
@@ -209,7 +217,7 @@ function drag(card, grip, drop, cards) { // let go over another card, it takes t
     card.classList.remove("held");
     const away = other => { const b = other.getBoundingClientRect(); return Math.hypot(b.left + b.width / 2 - e.clientX, b.top + b.height / 2 - e.clientY); };
     const over = cards().reduce((a, b) => (away(b) < away(a) ? b : a));
-    if (e.type === "pointerup" && over !== card) drop(+over.style.order);
+    if (e.type === "pointerup" && over !== card) drop(over);
   };
 }
 
@@ -219,7 +227,7 @@ function mountMesh(el, data, opts) {
   let view = seated(run, run.home, run.per), stage, shown, picked = 0, look = true, fresh = true, said;
   const ui = shell(el, data, state, { build, draw, turn }), { root, field, caption } = ui;
   ui.source.textContent = run.source;
-  const who = make("div.lk-who lk-small", root), show = legend(make("div.lk-small", root), run, move), foot = footer(root, 5);
+  const who = make("p.lk-who lk-small", root), show = legend(make("div.lk-small", root), run, move), foot = footer(root, 5);
   const label = make("label.lk-pill", ui.more, {}, "on a node "), size = make("select", label, { "aria-label": "ranks on a node" });
   for (const per of run.sizes) make("option", size, { value: per }, per);
   size.value = run.per;
@@ -258,7 +266,7 @@ function mountMesh(el, data, opts) {
     caption.setAttribute("aria-live", playing ? "off" : "polite");
     const text = fresh || !k ? begin(run, view) : told(run, view, k), key = text.flat().join("");
     if (said !== (said = key)) write(text);
-    who.replaceChildren(make("b", null, {}, "Rank " + view.number[picked]), ` is at ${placeOf(run, view, picked)}.`);
+    who.replaceChildren(make("b", null, {}, "Rank " + view.number[picked]), ` is at ${placeOf(run, view, picked)}. ${view.nodes > 1 ? "A link in a tube goes from node to node." : ""}`);
     show(view, picked);
     ui.scrub.set(t, now, now ? told(run, view, now).flat().filter(x => typeof x === "string").join("") : begin(run, view).flat().join(""), k - 1);
     ui.control.paint();

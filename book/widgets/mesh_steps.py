@@ -91,6 +91,8 @@ def _is_action(event: Event) -> bool:
 def _is_shown(event: Event) -> bool:
     if event.start_s is None or event.kind not in ("send", "recv", "collective", "compute"):
         return False
+    if event.kind == "collective" and len(event.group) == 1:  # nobody to wait for, nothing to send
+        return False
     return event.kind != "compute" or _is_action(event)
 
 

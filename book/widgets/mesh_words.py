@@ -103,11 +103,13 @@ class _Teller:
 
     def _where(self, ranks: list[int], stage: int | None = None) -> str:
         """The ranks as the stage that they are, or as all, or by their names."""
-        for number, own in self._step.ranks_of_stage.items():
-            if own == set(ranks) and (len(self._step.ranks_of_stage) > 1 or stage is not None):
-                return f"stage {number}"
         names = _names(ranks, self._mesh.world_size)
-        return names if stage is None else f"stage {stage}, {names}"
+        if stage is not None:
+            return f"stage {stage}" + f", {names}" * (self._step.ranks_of_stage[stage] != set(ranks))
+        whole = [number for number, own in self._step.ranks_of_stage.items() if own <= set(ranks)]
+        if len(ranks) == self._mesh.world_size or set(ranks) != {r for n in whole for r in self._step.ranks_of_stage[n]}:
+            return names
+        return f"stage{'s' * (len(whole) > 1)} {_join(map(str, whole))}"
 
     def _axes_of_messages(self, events: list[Event]) -> str:
         found = set()
@@ -138,5 +140,9 @@ def _each(count: int) -> str:
 def _names(ranks: list[int], world_size: int) -> str:
     if len(ranks) == world_size > 1:
         return f"all {world_size} ranks"
-    *most, last = (f"@{rank}" for rank in ranks)
-    return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
+    return f"rank{'s' * (len(ranks) > 1)} {_join(f'@{rank}' for rank in ranks)}"
+
+
+def _join(texts: Iterable[str]) -> str:
+    *most, last = texts
+    return f"{', '.join(most)} and {last}" if most else last
