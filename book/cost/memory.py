@@ -35,7 +35,7 @@ def state_bytes(num_parameters: float, zero_stage: int = 0, num_shards: int = 1,
     """
     if zero_stage not in range(4):
         raise ValueError(f"there is no ZeRO stage {zero_stage!r}: use 0, 1, 2 or 3")
-    if np.min(num_shards) < 1:  # several at once in an array
+    if np.any(np.less(num_shards, 1)):  # one, or several at once in an array
         raise ValueError(f"num_shards is {num_shards}, but there is at least one")
     parameters, gradients, optimizer = (num_shards if zero_stage >= first else 1 for first in (3, 2, 1))
     return StateBytes(num_parameters * each.parameters / parameters, num_parameters * each.gradients / gradients,

@@ -1,0 +1,105 @@
+"""L1: layouts that papers published with the time of a step, and the constants of a Cluster fitted to them."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from book.cost.layouts import Layout
+from book.cost.plan import Cluster, estimate
+from book.cost.transformer import Transformer
+
+# DGX A100, 80 GB: each GPU has 12 NVLinks of 25 GB/s a direction, and a 200 Gb/s network card (narayanan2021). The two
+# last constants are what `fitted` finds for FITTED.
+A100 = Cluster(num_gpus=8, memory_bytes=80e9, flops_per_s=312e12, memory_bytes_per_s=2.039e12, inside_bytes_per_s=300e9,
+               across_bytes_per_s=25e9, efficiency=0.645, num_passes=6.5)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A row of a paper's table: what was trained, on which layout, and the seconds of its step.
+
+    `source` is an entry of references.bib.
+    """
+
+    name: str
+    model: Transformer
+    layout: Layout
+    global_batch: int
+    step_s: float
+    source: str
+
+    @property
+    def cluster(self) -> Cluster:
+        """As many A100s as it took."""
+        return replace(A100, num_gpus=self.layout.num_gpus)
+
+    @property
+    def estimated_s(self) -> float:
+        """The seconds that the planner gives for it."""
+        return estimate(self.model, self.cluster, self.layout, self.global_batch).step_s
+
+    @property
+    def error(self) -> float:
+        """How much longer that is than what was measured, as a share of it."""
+        return self.estimated_s / self.step_s - 1
+
+
+def _weak_scaling() -> tuple[Published, ...]:
+    """narayanan2021, table 1; micro-batches and stages per rank are those of its script (megatronscaling).
+
+    The table has FLOP/s per GPU, counted with full recomputation: the step's seconds follow.
+    """
+    rows = (("1.7B", 24, 2304, 24, 1, 1, 32, 512, 16, 1, 137), ("3.6B", 30, 3072, 32, 2, 1, 64, 512, 16, 1, 138),
+            ("7.5B", 36, 4096, 32, 4, 1, 128, 512, 16, 1, 142), ("18.4B", 40, 6144, 48, 8, 1, 256, 1024, 8, 1, 135),
+            ("39.1B", 48, 8192, 64, 8, 2, 512, 1536, 4, 1, 138), ("76.1B", 60, 10240, 80, 8, 4, 1024, 1792, 2, 3, 140),
+            ("145.6B", 80, 12288, 96, 8, 8, 1536, 2304, 2, 2, 148),
+            ("310.1B", 96, 16384, 128, 8, 16, 1920, 2160, 1, 2, 155),
+            ("529.6B", 105, 20480, 128, 8, 35, 2520, 2520, 1, 3, 163),
+            ("1008.0B", 128, 25600, 160, 8, 64, 3072, 3072, 1, 1, 163))
+    found = []
+    for name, num_layers, width, num_heads, tp, pp, num_gpus, batch, micro, stages, teraflops in rows:
+        model = Transformer(num_layers, width, num_heads)
+        layout = Layout(pp, num_gpus // (pp * tp), tp, micro, stages, recompute="full")
+        step_s = model.step_flops(batch, "full") / (num_gpus * teraflops * 1e12)
+        found.append(Published(name, model, layout, batch, step_s, "narayanan2021"))
+    return tuple(found)
+
+
+def _recomputation() -> tuple[Published, ...]:
+    """korthikanti2022, tables 3 and 5: one replica, full recomputation, or selective with sequence parallelism."""
+    rows = (("22B", 48, 6144, 64, 8, 1, 4, 4, 1, 1.42, 1.10), ("175B", 96, 12288, 96, 8, 8, 64, 1, 3, 18.13, 13.75),
+            ("530B", 105, 20480, 128, 8, 35, 280, 1, 3, 49.05, 37.83),
+            ("1T", 128, 25600, 160, 8, 64, 512, 1, 1, 94.42, 71.49))
+    found = []
+    for name, num_layers, width, num_heads, tp, pp, batch, micro, stages, full_s, selective_s in rows:
+        model = Transformer(num_layers, width, num_heads)
+        for how, sequence_parallel, step_s in (("full", 0, full_s), ("selective", 1, selective_s)):
+            layout = Layout(pp, 1, tp, micro, stages, 0, sequence_parallel, how)
+            found.append(Published(f"{name}, {how}", model, layout, batch, step_s, "korthikanti2022"))
+    return tuple(found)
+
+
+WEAK_SCALING, RECOMPUTATION = _weak_scaling(), _recomputation()
+FITTED = WEAK_SCALING[::3]  # what the constants see; every other row is held out
+HELD_OUT = tuple(row for row in WEAK_SCALING + RECOMPUTATION if row not in FITTED)
+
+
+def fitted(cluster: Cluster, rows: Sequence[Published]) -> Cluster:
+    """The cluster with the `efficiency` and `num_passes` that fit published rows best: least squares in relative error.
+
+    A step's time is linear in 1/efficiency and in num_passes, bubble included. Raises ValueError for fewer than two
+    rows.
+    """
+    if len(rows) < 2:
+        raise ValueError(f"two constants need two rows or more, not {len(rows)}")
+    units = [replace(cluster, efficiency=e, num_passes=n) for e, n in ((1.0, 0.0), (0.5, 0.0), (1.0, 1.0))]
+    seconds = np.array([[estimate(row.model, replace(unit, num_gpus=row.layout.num_gpus), row.layout,
+                                  row.global_batch).step_s for unit in units] for row in rows])
+    products, passes = seconds[:, 1] - seconds[:, 0], seconds[:, 2] - seconds[:, 0]
+    measured = np.array([row.step_s for row in rows])
+    other = measured - (seconds[:, 0] - products)
+    (per_product, num_passes), *_ = np.linalg.lstsq(np.column_stack([products, passes]) / measured[:, None],
+                                                    other / measured, rcond=None)
+    return replace(cluster, efficiency=float(1 / per_product), num_passes=float(num_passes))

@@ -1,0 +1,109 @@
+"""L1: all layouts of a model on a cluster, those that fit by time, and the fastest one in words."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from book.columns import Columns
+from book.cost.layouts import Layout, all_layouts
+from book.cost.memory import ADAM_MIXED, StateBytes
+from book.cost.plan import PARTS, Cluster, Estimate, estimates
+from book.cost.transformer import Transformer
+
+WORDS = dict(zip(PARTS, ("matrix products", "norms, softmax and other passes over memory", "tensor-parallel messages",
+                         "messages between stages", "the pipeline's bubble", "data-parallel messages", "the update")))
+
+
+@dataclass(frozen=True)
+class Search:
+    """Every layout (Columns of Layout) with its estimate (Columns of Estimate), and which fit: a boolean array."""
+
+    model: Transformer
+    cluster: Cluster
+    global_batch: int
+    layouts: Columns
+    estimates: Columns
+    fits: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.layouts)
+
+    @property
+    def ranked(self) -> np.ndarray:
+        """Positions of the layouts that fit, fastest first; of equal times, least memory first."""
+        order = np.lexsort([self.estimates.array("memory_bytes"), self.estimates.array("step_s")])
+        return order[self.fits[order]]
+
+    @property
+    def best(self) -> int:
+        """The position of the fastest layout that fits; raises ValueError where none does."""
+        ranked = self.ranked
+        if not len(ranked):
+            least = self.estimates.array("memory_bytes").min() / 1e9 if len(self) else float("nan")
+            raise ValueError(f"none of {len(self)} layouts fits: the smallest needs {least:.1f} GB on each GPU, and "
+                             f"{usable_bytes(self.cluster) / 1e9:.1f} GB are usable")
+        return int(ranked[0])
+
+    def front(self) -> np.ndarray:
+        """Positions of the layouts that no other beats in memory and in time at once, fastest first."""
+        memory, step_s = (self.estimates.array(name) for name in ("memory_bytes", "step_s"))
+        order = np.lexsort([memory, step_s])
+        least = np.minimum.accumulate(memory[order])
+        return order[np.concatenate([[True], least[1:] < least[:-1]])] if len(order) else order
+
+
+def usable_bytes(cluster: Cluster) -> float:
+    """Bytes of a GPU's memory that a layout may need."""
+    return cluster.usable_share * cluster.memory_bytes
+
+
+def search(model: Transformer, cluster: Cluster, global_batch: int, each: StateBytes = ADAM_MIXED,
+           overlap: bool = False, most_tp: int | None = None) -> Search:
+    """Estimate all layouts of a model on all GPUs of a cluster, for steps of `global_batch` sequences.
+
+    `each` and `overlap` are as in `estimates`, `most_tp` bounds tp.
+    """
+    layouts = all_layouts(model, cluster.num_gpus, global_batch, most_tp)
+    found = estimates(model, cluster, layouts, global_batch, each, overlap)
+    return Search(model, cluster, global_batch, layouts, found,
+                  found.array("memory_bytes") <= usable_bytes(cluster))
+
+
+def explain(found: Search, position: int | None = None) -> str:
+    """A layout in words, a line for each thing: what it holds, where the time goes, what each other choice would cost.
+
+    Default: the fastest that fits.
+    """
+    position = found.best if position is None else position
+    return "\n".join([*_about(found, found.layouts[position], found.estimates[position]),
+                      *_others(found, position)])
+
+
+def _about(found: Search, layout: Layout, cost: Estimate) -> Iterator[str]:
+    usable = usable_bytes(found.cluster)
+    yield f"{layout}."
+    yield (f"Memory: {cost.memory_bytes / 1e9:.1f} of {usable / 1e9:.1f} GB: {cost.state_bytes / 1e9:.1f} of state, "
+           f"{cost.activation_bytes / 1e9:.1f} of activations, {cost.gathered_bytes / 1e9:.1f} for a moment.")
+    shares = sorted(((getattr(cost, part) / cost.step_s, WORDS[part]) for part in PARTS), reverse=True)
+    yield (f"Step: {cost.step_s:.2f} s, {cost.mfu:.1%} of the peak. "
+           + "; ".join(f"{words} {share:.1%}" for share, words in shares if share >= 0.001) + ".")
+    node, sent = found.cluster.gpus_per_node, {"tp": cost.tp_bytes, "pp": cost.pp_bytes, "dp": cost.dp_bytes}
+    span = {"tp": layout.tp, "dp": layout.tp * layout.dp, "pp": layout.num_gpus}
+    where = {axis: "inside nodes" if span[axis] <= node else "across nodes" for axis in sent}
+    yield "A GPU sends " + ", ".join(f"{num_bytes / 1e9:.1f} GB along {axis} ({where[axis]})"
+                                     for axis, num_bytes in sent.items() if getattr(layout, axis) > 1) + "."
+
+
+def _others(found: Search, position: int) -> Iterator[str]:
+    """For each part of a layout, the fastest that fits with another choice there, everything else free."""
+    step_s, ranked = found.estimates.array("step_s"), found.ranked
+    for field in fields(Layout):
+        column = found.layouts.array(field.name)
+        other = ranked[column[ranked] != column[position]]
+        if len(other):
+            more = step_s[other[0]] / step_s[position] - 1
+            yield f"With another {field.name}: {more:+.1%} ({found.layouts[int(other[0])]})."
+        elif (column != column[position]).any():
+            yield f"With another {field.name}: nothing fits."
