@@ -14,7 +14,8 @@ function decode(raw) {
   const at = range(n, r => raw.shape.map((size, a) => floor(r / raw.shape.slice(a + 1).reduce((x, y) => x * y, 1)) % size));
   const run = { ...raw, n, A, at, S: raw.stops.length, home: range(A), orders: permutations(range(A)) };
   run.group = (r, a) => range(n).filter(q => at[q].every((x, b) => b === a || x === at[r][b]));
-  run.stops = raw.stops.map(([kind, said, work, sent]) => ({ kind, said, work, sent: sent.flatMap(([name, label, list]) => range(list.length / 3, i => ({ name, label, src: list[3 * i], dst: list[3 * i + 1], size: list[3 * i + 2] }))) }));
+  const moved = ([name, list], label) => range(list.length / 3, i => ({ name, label, src: list[3 * i], dst: list[3 * i + 1], size: list[3 * i + 2] }));
+  run.stops = raw.stops.map(([kind, said, work, sent]) => ({ kind, said, work, sent: range(sent.length / 2, i => moved(raw.sent[sent[2 * i]], sent[2 * i + 1])).flat() }));
   run.flows = raw.flows.map(([name, src, dst, size]) => ({ name, src, dst, size }));
   return run;
 }

@@ -5,11 +5,11 @@ Ranks are named by their numbers in the trace; the script gives them others wher
     axes, shape, per    the mesh as it was recorded: axes from the outermost in, ranks per node; `sizes` to choose from
     names               the axes, and what else is sent along, as book.cost.flows calls it: "dp+tp", "none"
     flows               [name, from, to, bytes in a step]; `span` says that it is one, or the whole run
-    stops               what is played, each [kind, sentences, work, what is sent]
+    sent                what is sent at stops, each [name, [from, to, bytes, from, to, bytes, ...]]
+    stops               what is played, each [kind, sentences, work, [what is sent, its label, what is sent, ...]]
 
 A sentence is [what to stress, the rest], with @5 for rank 5; work is a list of [kind of action, micro-batch, ranks];
-what is sent is a list of [name, label, [from, to, bytes, from, to, bytes, ...]], where the label is the micro-batch of
-a message and its kind, "F0".
+a label is the action that a message comes from, "F0".
 """
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ def mesh_payload(trace: Trace, mesh: Mesh, step: Step) -> dict[str, Any]:
     sent = step_flows(trace, mesh, step)
     names = [*mesh.axes, *sorted({name for name, _, _ in sent} - set(mesh.axes))]
     per = mesh.ranks_per_node or mesh.world_size
+    known: dict[tuple, int] = {}
+    stops = [[stop.kind, said, _work(stop), _sent(stop, mesh, names, known)]
+             for stop, said in zip(step.stops, told(step, mesh))]
     return {"axes": list(mesh.axes), "shape": list(mesh.shape), "per": per, "sizes": sizes(mesh), "names": names,
             "span": step.span,
             "flows": [[names.index(name), src, dst, short(num_bytes)] for (name, src, dst), num_bytes in sent.items()],
-            "stops": [[stop.kind, said, _work(stop), _sent(stop, mesh, names)]
-                      for stop, said in zip(step.stops, told(step, mesh))]}
+            "sent": [[name, list(moved)] for name, moved in known], "stops": stops}
 
 
 def step_flows(trace: Trace, mesh: Mesh, step: Step) -> Flows:
@@ -79,8 +81,8 @@ def _work(stop: Stop) -> list[list[Any]]:
     return [[*what, who] for what, who in ranks.items()]
 
 
-def _sent(stop: Stop, mesh: Mesh, names: list[str]) -> list[list[Any]]:
-    """What travels at a stop, by axis and label."""
+def _sent(stop: Stop, mesh: Mesh, names: list[str], known: dict[tuple, int]) -> list[Any]:
+    """What travels at a stop, by axis and label; most of it has been sent before and is `known`."""
     if stop.kind == "stuck":
         return []
     by_label: dict[str, list[Event]] = defaultdict(list)
@@ -91,7 +93,8 @@ def _sent(stop: Stop, mesh: Mesh, names: list[str]) -> list[list[Any]]:
     for label, events in by_label.items():
         for (name, src, dst), num_bytes in _flows(events, mesh):
             found[names.index(name), label] += [src, dst, short(num_bytes)]
-    return [[*what, sent] for what, sent in found.items()]
+    return [part for (name, label), moved in found.items()
+            for part in (known.setdefault((name, tuple(moved)), len(known)), label)]
 
 
 def _flows(events: list[Event], mesh: Mesh) -> Iterable[tuple[tuple[str, int, int], float]]:

@@ -64,9 +64,10 @@ class _Teller:
                 yield (f"{what.capitalize()} of micro-batch {micro_batch} from stage {stage} to stage {stage + by}:",
                        f" {size} from {_each(len(ranks))}.")
             else:
-                yield f"{_names(ranks, self._mesh.world_size).capitalize()} send{'s' * (len(ranks) == 1)}", f" {size}" \
-                    f"{' each' * (len(ranks) > 1)}, {'message' if len(events) == len(ranks) else 'messages'} along " \
-                    f"{self._axes_of_messages(events)}."
+                who, each = _names(ranks, self._mesh.world_size), len(events) // len(ranks)
+                size = f"{each} times {size}" if each > 1 else size
+                yield (f"{who[0].upper()}{who[1:]} send{'s' * (len(ranks) == 1)}",
+                       f" {size}{' each' * (len(ranks) > 1)} along {self._axes_of_messages(events)}.")
 
     def collectives(self, stop: Stop) -> Iterator[Said]:
         """Collectives between actions, axis by axis."""
@@ -139,7 +140,7 @@ def _each(count: int) -> str:
 
 def _names(ranks: list[int], world_size: int) -> str:
     if len(ranks) == world_size > 1:
-        return f"all {world_size} ranks"
+        return "both ranks" if world_size == 2 else f"all {world_size} ranks"
     return f"rank{'s' * (len(ranks) > 1)} {_join(f'@{rank}' for rank in ranks)}"
 
 
