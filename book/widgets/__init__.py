@@ -9,6 +9,7 @@
     pipeline_race({"GPipe": a, "1F1B": b})       several pipelines on one clock
     pipeline_game(num_stages=4)                  the reader places forwards and backwards by hand
     sharded_product(trace)                       a matrix product cut over ranks: who holds which block, what moves
+    memory_player(trace)                         sharded state: what each rank holds of each unit, what is gathered
     mesh_explorer(trace, mesh)                   ranks on their nodes, the groups of each, a step that is played on them
 
 Each returns an object that shows itself: in a live notebook as a widget with the traits `step`, `playing`, `payload`
@@ -24,6 +25,7 @@ That HTML is the same for the same program: it holds logical steps and modelled 
     timeline, timeline_page, timeline.js                the bucket timeline
     pipeline, pipeline_page, pipeline.js; game_page, game.js        the pipeline player, race and game
     shards, shards_*, shards.js                         the sharded product
+    memory_*, memory.js                                 the memory player: memory_steps reads its trace
     mesh_*, mesh.js                                     the mesh explorer: mesh_steps reads its trace
 
 A widget's own modules begin with its name: `*_page` is its Page, `*_data` (or the module that has the bare name) what
@@ -43,6 +45,7 @@ from book.widgets.assets import ASSETS
 from book.widgets.chunks_data import Options
 from book.widgets.chunks_page import Shown, title_of
 from book.widgets.game_page import PipelineGame
+from book.widgets.memory_page import MemoryPlayer
 from book.widgets.mesh_page import MeshExplorer
 from book.widgets.page import Page
 from book.widgets.pipeline import Durations
@@ -51,10 +54,10 @@ from book.widgets.shards_page import ShardedProduct
 from book.widgets.timeline_page import BucketTimeline
 
 if TYPE_CHECKING:
-    from book.widgets.live import Game, MeshView, Panel, PipelineView, Player, Shards, Timeline
+    from book.widgets.live import Game, Memory, MeshView, Panel, PipelineView, Player, Shards, Timeline
 
-__all__ = ["ASSETS", "bucket_timeline", "mesh_explorer", "panel", "pipeline_game", "pipeline_player", "pipeline_race",
-           "play", "race", "sharded_product"]
+__all__ = ["ASSETS", "bucket_timeline", "memory_player", "mesh_explorer", "panel", "pipeline_game", "pipeline_player",
+           "pipeline_race", "play", "race", "sharded_product"]
 
 Playable = Trace | Schedule
 Piped = Trace | PipelineSchedule
@@ -163,6 +166,19 @@ def sharded_product(runs: Trace | Mapping[Any, Trace], *, title: str | None = No
     traces = _mapping(runs if isinstance(runs, Mapping) else {"": runs})
     _check("select", select, (None, *traces))
     return _live(ShardedProduct(traces, title, labels, select))
+
+
+def memory_player(runs: Trace | Mapping[Any, Trace], *, title: str | None = None,
+                  labels: Sequence[str] | None = None, select: Any = None) -> MemoryPlayer | Memory:
+    """What each rank holds of a model's state in a training step, or in several that the reader chooses from.
+
+    `runs` are traces recorded with book.record.follow_units; keys may be tuples such as (stage, num_ranks). `labels`
+    name the choices and `select` is the key to open with. Raises TypeError for what is no trace, ValueError for a trace
+    that does not say what ranks hold, whose ranks differ, or with more than 8 of them.
+    """
+    traces = _mapping(runs if isinstance(runs, Mapping) else {"": runs})
+    _check("select", select, (None, *traces))
+    return _live(MemoryPlayer(traces, title, labels, select))
 
 
 def mesh_explorer(trace: Trace, mesh: Mesh, *, title: str | None = None) -> MeshExplorer | MeshView:

@@ -74,6 +74,12 @@ class Shards(Live):
     _esm, _css = module("shards"), style("shards")
 
 
+class Memory(Live):
+    """A live memory player."""
+
+    _esm, _css = module("memory"), style("memory")
+
+
 class MeshView(Live):
     """A live mesh explorer."""
 
@@ -98,7 +104,7 @@ class Game(Live):
 
 
 LIVE = {"player": Player, "timeline": Timeline, "pipeline": PipelineView, "shards": Shards, "mesh": MeshView,
-        "game": Game}
+        "memory": Memory, "game": Game}
 
 
 class Panel(ipywidgets.VBox):

@@ -1,0 +1,148 @@
+"""L3: a followed training step as logical actions: what every rank gathers, computes, scatters and frees, and then holds.
+
+book.record.follow_units writes the trace that this reads. All ranks do the same in the same order, so one program
+stands for all of them; measured times only order each rank's events.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from book.cost import sent_bytes
+from book.trace import Event, Trace
+
+STATE = ("parameters", "gradients", "optimizer", "activations")
+GATHERS, REDUCES = ("all_gather",), ("reduce_scatter", "all_reduce")
+MOST_RANKS, MOST_UNITS, MOST_ACTIONS = 8, 24, 160
+HINT = "record one with book.record.follow_units: launch(train, 2, record=True).trace"
+
+Place = tuple[str, str]  # what of STATE, of which unit
+
+
+@dataclass
+class Action:
+    """What all ranks did: a collective, "forward", "backward", "update", "free" or "drop", and what each then holds.
+
+    `changes` are bytes by place in their order, `num_sent` the bytes that each rank sent.
+    """
+
+    op: str
+    unit: str
+    num_sent: float = 0.0
+    changes: list[tuple[Place, float]] = field(default_factory=list)
+
+
+@dataclass
+class Held:
+    """A training step: the units' names, bytes of their whole parameters, what is held at first, the actions."""
+
+    world_size: int
+    units: dict[str, float]
+    start: dict[Place, float]
+    actions: list[Action]
+    frees: bool
+
+    @property
+    def zero_stage(self) -> int | None:
+        """The ZeRO stage that this looks like; None where nothing is reduced."""
+        ops = [action.op for action in self.actions]
+        if self.frees:
+            return 3
+        if "reduce_scatter" not in ops:
+            return 0 if "all_reduce" in ops else None
+        last_backward = max((k for k, op in enumerate(ops) if op == "backward"), default=-1)
+        return 1 if ops.index("reduce_scatter") > last_backward else 2
+
+    @property
+    def num_steps(self) -> int:
+        """How often the optimizer updated, at least 1."""
+        return max(1, sum(action.op == "update" for action in self.actions))
+
+    def totals(self) -> Iterator[float]:
+        """What each rank holds at first, and after each change."""
+        held = dict(self.start)
+        yield sum(held.values())
+        for action in self.actions:
+            for place, num_bytes in action.changes:
+                held[place] = num_bytes
+                yield sum(held.values())
+
+
+def read_held(trace: Trace) -> Held:
+    """The logical actions of a followed step; raises ValueError for a trace without one, or of ranks that differ."""
+    if trace.world_size > MOST_RANKS:
+        raise ValueError(f"memory is shown for up to {MOST_RANKS} ranks, and this trace has {trace.world_size}")
+    programs = [sorted(trace.of_rank(rank), key=lambda event: event.start_s) for rank in range(trace.world_size)]
+    held = [_read(program, trace.world_size) for program in programs]
+    if not held[0].units:
+        raise ValueError(f"this trace does not say what ranks hold: {HINT}")
+    for rank, other in enumerate(held[1:], start=1):
+        if other != held[0]:
+            raise ValueError(f"ranks 0 and {rank} do not gather, compute and hold the same in the same order, and "
+                             "memory is shown for ranks that do")
+    if len(held[0].units) > MOST_UNITS or len(held[0].actions) > MOST_ACTIONS:
+        raise ValueError(f"{len(held[0].units)} units and {len(held[0].actions)} actions are more than can be shown "
+                         f"({MOST_UNITS} and {MOST_ACTIONS}): record one step of a smaller model")
+    return held[0]
+
+
+def _read(events: Sequence[Event], world_size: int) -> Held:
+    first: dict[Place, float] = {}
+    frees = False
+    for event in events:
+        if event.kind == "memory":
+            place = (event.op, event.unit)
+            frees |= event.op == "parameters" and first.get(place, event.num_bytes) < event.num_bytes
+            first.setdefault(place, event.num_bytes)
+    factor = world_size if frees else 1
+    units = {unit: num_bytes * factor for (what, unit), num_bytes in first.items() if what == "parameters"}
+    reader = _Reader(units)
+    for event, later in zip(events, _followers(events)):
+        reader.read(event, later)
+    return Held(world_size, units, reader.start, reader.actions, frees)
+
+
+def _followers(events: Sequence[Event]) -> list[Event | None]:
+    """The memory event, if any, that comes right after each event."""
+    return [after if after is not None and after.kind == "memory" else None for after in [*events[1:], None]]
+
+
+class _Reader:
+    """One rank's events as actions; a collective gets the unit whose bytes change, or the next one of its size."""
+
+    def __init__(self, units: dict[str, float]):
+        self._units, self._held, self._done = units, {}, set()
+        self.start: dict[Place, float] = {}
+        self.actions: list[Action] = []
+
+    def read(self, event: Event, later: Event | None) -> None:
+        if event.kind == "memory":
+            self._memory(event)
+        elif event.kind == "compute" and event.unit is not None:
+            self._done.clear()
+            self.actions.append(Action(event.op, event.unit))
+        elif event.kind == "collective" and event.op in GATHERS + REDUCES:
+            unit = self._unit_of(event, later)
+            if unit is not None:  # others, such as the mean of a loss, are no state
+                self._done.add((event.op, unit))
+                self.actions.append(Action(event.op, unit, sent_bytes(event)))
+
+    def _unit_of(self, event: Event, later: Event | None) -> str | None:
+        what = "parameters" if event.op in GATHERS else "gradients"
+        fits = [unit for unit, num_bytes in self._units.items() if num_bytes == event.num_bytes]
+        if later is not None and later.op == what and later.unit in fits:
+            return later.unit
+        return next((unit for unit in fits if (event.op, unit) not in self._done), None)
+
+    def _memory(self, event: Event) -> None:
+        place, before = (event.op, event.unit), self._held.get((event.op, event.unit), 0.0)
+        self._held[place] = event.num_bytes
+        if not self.actions:
+            self.start[place] = event.num_bytes
+            return
+        last = self.actions[-1]
+        if event.op == "parameters" and event.num_bytes < before:
+            self.actions.append(Action("free", event.unit))
+        elif event.op == "gradients" and not event.num_bytes and last.op not in ("drop", *REDUCES):
+            self.actions.append(Action("drop", "all"))
+        self.actions[-1].changes.append((place, event.num_bytes))
