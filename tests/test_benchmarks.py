@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import launching, pages, player, process, ring, simulation
+from benchmarks import launching, pages, planning, player, process, ring, simulation
 from benchmarks.machine import measured_on
 from benchmarks.report import BEGIN, END, Claim, Findings, Table, Unavailable, document, put_into
 from book.collectives import ring_all_reduce
@@ -97,6 +97,12 @@ def test_simulations_are_counted_in_moves() -> None:
     found = simulation.measure(world_sizes=(3, 8), num_rounds=1)
     assert [row[:2] for row in found.tables[0].rows] == [(str(n), str(len(ring_all_reduce(n).moves))) for n in (3, 8)]
     assert "to the power of" in found.tables[0].note and not found.claims
+
+
+def test_searches_are_counted_in_layouts() -> None:
+    found = planning.measure(cluster_sizes=(8, 64), num_rounds=1)
+    counts = [f"{len(planning.time_once(num_gpus)[1]):,}" for num_gpus in (8, 64)]
+    assert [row[:2] for row in found.tables[0].rows] == [("8", counts[0]), ("64", counts[1])] and not found.claims
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from book.cost.links import (BUS_FACTORS, Link, all_to_all_s, bandwidth_bound_s,
 from book.cost.layouts import Layout, all_layouts
 from book.cost.memory import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, StateBytes, state_bytes
 from book.cost.plan import Cluster, Estimate, estimate, estimates
-from book.cost.search import Search, explain, search
+from book.cost.search import Search, explain, search, usable_bytes
 from book.cost.traffic import (bytes_across_nodes, bytes_by_axis, flows, hybrid_sent_bytes, sent_bytes,
                                sharded_sent_bytes, tensor_parallel_sent_bytes)
 from book.cost.transformer import Transformer
@@ -33,4 +33,5 @@ __all__ = ["ADAM_32", "ADAM_MIXED", "ADAM_MIXED_GRADIENTS_32", "BUS_FACTORS", "C
            "halving_doubling_all_reduce_s", "hybrid_sent_bytes", "latency_bound_s", "parameter_server_all_reduce_s",
            "pipeline_bubble", "reduce_s", "ring_all_gather_s", "ring_all_reduce_s", "ring_reduce_scatter_s",
            "ring_sent_bytes", "root_sent_bytes", "scatter_s", "search", "sent_bytes", "sharded_sent_bytes",
-           "state_bytes", "tensor_parallel_sent_bytes", "tree_all_reduce_s"]
+           "state_bytes", "tensor_parallel_sent_bytes", "tree_all_reduce_s",
+           "usable_bytes"]
