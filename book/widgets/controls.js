@@ -24,7 +24,7 @@ function canvas(parent, W, H, attrs) { // two layers: what rests, what moves
 const color = r => `var(--r${r % 16})`;
 const and = list => new Intl.ListFormat("en-GB").format(list.map(String));
 const scaled = (x, units) => { let i = 0; while (x >= 999.5 && i < units.length - 1) { x /= 1000; i++; } return `${x.toPrecision(3)} ${units[i]}`; };
-const seconds = s => scaled(s * 1e6, ["µs", "ms", "s"]), bytes = x => (x < 999.5 ? `${Math.round(x)} B` : scaled(x, ["B", "kB", "MB", "GB"]));
+const seconds = s => scaled(s * 1e6, ["µs", "ms", "s"]), bytes = x => (x < 999.5 ? `${Math.round(x)} B` : scaled(x, ["B", "kB", "MB", "GB", "TB"]));
 
 // # transport
 const ICONS = { start: "M4 3h2v10H4zM13 3 7 8l6 5z", back: "M10 3 5 8l5 5z", play: "M5 3l8 5-8 5z", pause: "M4 3h3v10H4zM9 3h3v10H9z", next: "M6 3l5 5-5 5z" };
