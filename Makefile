@@ -12,7 +12,7 @@ HTML   := _build/html
 # A stamp is older than the file it answers for: then the step runs again, otherwise it costs nothing.
 BOOK_STAMP  := .venv/.requirements-book
 ALL_STAMP   := .venv/.requirements-all
-BENCH_STAMP := .venv/.requirements-bench
+MORE_STAMP  := .venv/.requirements-frameworks
 SITE_STAMP  := _build/.site
 
 SITE_SOURCES := _config.yml _toc.yml $(wildcard *.md *.bib chapters/*.ipynb labs/*.ipynb) \
@@ -38,7 +38,7 @@ book: $(SITE_STAMP)
 site: $(SITE_STAMP)
 	@echo "The website is in $(HTML); open $(HTML)/index.html or run 'make book'."
 
-test: $(ALL_STAMP)
+test: $(MORE_STAMP)
 	@echo "== Testing: the package, the website in a browser, then every notebook (some minutes)"
 	@$(BIN)/python -m pytest tests chapters labs --nbval -rfEs -n $(JOBS) --dist loadscope
 
@@ -51,7 +51,7 @@ lab: $(ALL_STAMP)
 	@echo "== Opening JupyterLab on student/ (no browser? copy the address below; Ctrl-C twice ends it)"
 	@$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --notebook-dir=. --LabApp.default_url=/lab/tree/student --log-level=WARN $(AS_ROOT)
 
-bench: $(BENCH_STAMP) $(SITE_STAMP)
+bench: $(MORE_STAMP) $(SITE_STAMP)
 	@$(BIN)/python -m benchmarks
 
 clean:
@@ -75,9 +75,9 @@ $(ALL_STAMP): requirements.txt requirements-book.txt constraints.txt pyproject.t
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $(BOOK_STAMP) $@
 
-$(BENCH_STAMP): requirements-bench.txt $(ALL_STAMP)
-	@echo "== Installing the launcher that the benchmarks compare with"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-bench.txt
+$(MORE_STAMP): requirements-frameworks.txt $(ALL_STAMP)
+	@echo "== Installing the frameworks that chapter 10 runs"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-frameworks.txt
 	@touch $@
 
 $(SITE_STAMP): $(BOOK_STAMP) $(SITE_SOURCES)

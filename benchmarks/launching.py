@@ -61,7 +61,7 @@ def measure(world_sizes: Sequence[int] = (4, 8), num_rounds: int = 3) -> Finding
     for name, way in WAYS.items():
         if importlib.util.find_spec(way.needs) is None:
             del ways[name]
-            found.left_out.append(f"{name}: {way.needs} is not installed (pip install -r requirements-bench.txt)")
+            found.left_out.append(f"{name}: {way.needs} is not installed (pip install -r requirements-frameworks.txt)")
     table = Table("Starting ranks, with a first all_reduce", COLUMNS, [], NOTE)
     for world_size in world_sizes:
         samples = _rounds(ways, world_size, num_rounds, found)
