@@ -23,6 +23,7 @@
     mesh          coordinates on a mesh, the groups of its axes, what crosses nodes
     hybrid        a training step on a mesh: who holds which part, whose gradients
     hybrid_steps  what it was built from, its losses, its updates, what it sent
+    hybrid_torch  torch's own parts on a mesh: placements, checkpoints
 
 Every check raises `CheckFailed` with one sentence, or returns what the cell prints, which depends on the run's data: a
 stored "ok" would prove nothing. (`weights_kept` and `awaited` return nothing; another check of the same run does.)
@@ -35,6 +36,7 @@ from book.checks.gradients import accumulated, averaged, averaged_in_bits, weigh
 from book.checks.groups import names_of_no_order, on_grid, sample_mean, summed_metrics
 from book.checks.hybrid import mesh_failure, mesh_gradients, parts_on_mesh
 from book.checks.hybrid_steps import by_hand, calls_into, first_losses, mesh_losses, moved, traffic_by_axis
+from book.checks.hybrid_torch import placements, resumed, saved, torch_failure
 from book.checks.mesh import (
     all_axes, crossing, groups_of_axis, members, own_pipeline, places, same_group, within_groups,
 )
@@ -72,10 +74,10 @@ __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axe
            "members", "mesh_failure", "mesh_gradients", "mesh_losses", "micro_batch_losses", "moved",
            "names_of_no_order", "neighbour_exchange", "nothing_behind", "nothing_kept", "num_sent_bytes", "number",
            "on_grid", "one_f_one_b_order", "operator", "optimizer_sharded", "own_pipeline", "parameters_sharded",
-           "parts_on_mesh", "peaks_in_flight", "places", "point_to_point", "predicted_pipeline", "predicted_state",
-           "received_once", "reduce_scatter", "remote_failure", "replica_gradients", "ring_cost", "ring_traffic",
-           "row_outputs", "rows_in_calls", "rows_sent", "same_group", "same_outputs", "same_replicas", "same_state",
-           "same_weights", "sample_mean", "saved_once", "shapes_in_words", "shard_shapes", "sharded_traffic",
-           "sharded_training", "shares_of_replicas", "split_module", "split_traffic", "stage_gradients", "stage_parts",
-           "summed_metrics", "traffic_by_axis", "trained_alike", "vocabulary_loss", "vocabulary_traffic",
-           "weights_kept", "where_stuck", "within_groups"]
+           "parts_on_mesh", "peaks_in_flight", "placements", "places", "point_to_point", "predicted_pipeline",
+           "predicted_state", "received_once", "reduce_scatter", "remote_failure", "replica_gradients", "resumed",
+           "ring_cost", "ring_traffic", "row_outputs", "rows_in_calls", "rows_sent", "same_group", "same_outputs",
+           "same_replicas", "same_state", "same_weights", "sample_mean", "saved", "saved_once", "shapes_in_words",
+           "shard_shapes", "sharded_traffic", "sharded_training", "shares_of_replicas", "split_module", "split_traffic",
+           "stage_gradients", "stage_parts", "summed_metrics", "torch_failure", "traffic_by_axis", "trained_alike",
+           "vocabulary_loss", "vocabulary_traffic", "weights_kept", "where_stuck", "within_groups"]

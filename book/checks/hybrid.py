@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from book.checks.compare import Gradients, State, agree, dense, flat, is_zero, magnitude, multiples, whole
+from book.checks.compare import (SIX_DIGITS, Gradients, State, agree, dense, flat, is_zero, magnitude, multiples,
+                                 whole)
 from book.checks.verdict import CheckFailed, finite, listed, short
 from book.mesh import Mesh
 
@@ -87,10 +88,19 @@ class _Step:
         split = [name for name in wrong if self.layout[name] is not None]
         kept = [name for name in wrong if self.layout[name] is None]
         names = max((split or kept, kept), key=len) if len(wrong) < len(self.found[rank]) else list(wrong)
-        weights = self._weights(rank, names)
-        if weights is not None:
-            return f"{self._which(rank, wrong)} {self._why_weights(weights, split, kept, wrong, rank)}"
-        return f"{self._which(rank, wrong)} {self._why_mixed(rank, wrong)}"
+        rows, got = self._rows(rank, names), np.concatenate([flat(self.found[rank][name]) for name in names])
+        factor, weights = multiples(rows.mean(axis=0, keepdims=True), got), multiples(rows, got)
+        if not got.any():
+            fault = "it is 0: is it cleared between backward and the optimizer's step?"
+        elif factor is not None:
+            fault = self._why_times(float(factor[0]), not split and len(wrong) < len(self.found[rank]))
+        elif weights is not None:
+            fault = self._why_weights(weights)
+        elif agree(got, rows.mean(axis=0), self.scale, SIX_DIGITS):
+            fault = "it is right to six digits only: has it been float32 on the way?"
+        else:
+            fault = self._why_mixed(rank, wrong)
+        return f"{self._which(rank, wrong)} {fault}"
 
     def _which(self, rank: int, wrong: Sequence[str]) -> str:
         if len(wrong) == len(self.found[rank]):
@@ -98,28 +108,20 @@ class _Step:
         return f"has a wrong gradient of {wrong[0]} and {len(wrong) - 1} others:" if len(wrong) > 1 else \
             f"has a wrong gradient of {wrong[0]}:"
 
-    def _weights(self, rank: int, names: Sequence[str]) -> np.ndarray | None:
-        """How often each sequence's gradient is in these, shape (B,)."""
-        rows = np.stack([np.concatenate([cut(own[name], name, rank, self.mesh, self.layout).ravel()
-                                         for name in names]) for own in self.single])
-        return multiples(rows, np.concatenate([flat(self.found[rank][name]) for name in names]))
+    def _rows(self, rank: int, names: Sequence[str]) -> np.ndarray:
+        """What each sequence alone gives of these, shape (B, n)."""
+        return np.stack([np.concatenate([cut(own[name], name, rank, self.mesh, self.layout).ravel() for name in names])
+                         for own in self.single])
 
-    def _why_weights(self, weights: np.ndarray, split: Sequence[str], kept: Sequence[str], wrong: Sequence[str],
-                     rank: int) -> str:
-        num = len(weights)
+    def _why_weights(self, weights: np.ndarray) -> str:
+        """What is wrong with the weights (B,) of the sequences in a gradient."""
         absent = np.flatnonzero(is_zero(weights))
-        if len(absent) == num:
-            return "it is 0: is it cleared between backward and the optimizer's step?"
-        if len(absent):
-            return self._why_absent(absent, weights, rank)
-        if not np.allclose(weights, weights[0], rtol=1e-6):
-            return f"the sequences weigh between {short(weights.min())} and {short(weights.max())}, each 1/{num}"
-        return self._why_times(float(weights[0] * num), not split and len(wrong) < len(self.found[rank]))
-
-    def _why_absent(self, absent: np.ndarray, weights: np.ndarray, rank: int) -> str:
+        if not len(absent):
+            return (f"the sequences weigh between {short(weights.min())} and {short(weights.max())}, and each should "
+                    f"weigh 1/{len(weights)}")
         everywhere = set(absent.tolist())
-        for other in range(len(self.found)):
-            theirs = self._weights(other, list(self.found[other]))
+        for rank, own in enumerate(self.found):
+            theirs = multiples(self._rows(rank, list(own)), whole(own))
             everywhere &= set() if theirs is None else set(np.flatnonzero(is_zero(theirs)).tolist())
         if everywhere:
             return (f"sequence {listed(sorted(everywhere))} of the batch is in no rank's gradient: each replica takes "

@@ -1,0 +1,138 @@
+"""Checks of a step on a mesh, with what no answer in the lab does: each mistake is named, and nothing wrong passes."""
+import numpy as np
+import pytest
+
+from book import checks
+from book.checks import CheckFailed
+from book.checks.hybrid import cut
+from book.mesh import AXES, Mesh
+
+RNG = np.random.default_rng(0)
+MESH = Mesh(AXES, (2, 2, 2))
+SHAPES = {"first": (4, 6), "norm": (6,), "last": (6, 4)}
+LAYOUT = {"first": 0, "norm": None, "last": 1}
+STAGES = {0: ["first", "norm"], 1: ["last"]}
+SINGLE = [{name: RNG.normal(size=shape) for name, shape in SHAPES.items()} for _ in range(8)]  # of 8 sequences
+WHOLE = {name: RNG.normal(size=shape) for name, shape in SHAPES.items()}
+
+
+def held(whole=WHOLE, place=lambda rank: rank):
+    """What each rank holds of `whole`, cut as for the rank `place(rank)`."""
+    return [{name: cut(whole[name], name, place(rank), MESH, LAYOUT)
+             for name in STAGES[MESH.coordinates(rank)["pp"]]} for rank in range(8)]
+
+
+def gradients(weights=lambda rank, name: np.full(8, 1 / 8)):
+    """What each rank holds with these weights of the eight sequences' gradients."""
+    return [{name: cut(np.tensordot(weights(rank, name), [own[name] for own in SINGLE], axes=1), name, rank, MESH,
+                       LAYOUT) for name in STAGES[MESH.coordinates(rank)["pp"]]} for rank in range(8)]
+
+
+def times(factor):
+    return gradients(lambda rank, name: np.full(8, factor / 8))
+
+
+def check(found):
+    return checks.mesh_gradients(found, SINGLE, MESH, LAYOUT, 4)
+
+
+def test_the_gradient_of_the_batch_passes():
+    mean = {name: np.mean([own[name] for own in SINGLE], axis=0) for name in SHAPES}
+    assert check(gradients()) == pytest.approx(sum(np.abs(value).sum() for value in mean.values()))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_other_gradient_passes(seed):
+    rng = np.random.default_rng(seed)
+    rank, by = int(rng.integers(8)), 10.0 ** -rng.integers(1, 7)
+    found = gradients(lambda own, name: np.full(8, 1 / 8) * (1 + by * (own == rank)))
+    with pytest.raises(CheckFailed, match=f"rank {rank} has a wrong gradient"):
+        check(found)
+
+
+@pytest.mark.parametrize("found, complaint", [
+    (times(4), "scale each loss by 1/4"),
+    (times(2), "it is the sum over the 2 replicas"),
+    (times(1 / 4), "twice"),
+    (times(8), "divide by both"),
+    (times(0), "it is 0"),
+    (gradients(lambda rank, name: np.full(8, 2 / 8 if name == "norm" else 1 / 8)), "has summed it already"),
+    (gradients(lambda rank, name: np.repeat([1 / 4, 0], 4)), "is in no rank's gradient"),
+    (gradients(lambda rank, name: np.repeat(np.eye(2)[MESH.coordinates(rank)["dp"]] / 4, 4)), "average over them"),
+    ([None] * 8, "has made no step"),
+    ([{name: None for name in own} for own in gradients()], "no gradient for any parameter"),
+])
+def test_a_wrong_gradient_is_told_what_it_is(found, complaint):
+    with pytest.raises(CheckFailed, match=complaint):
+        check(found)
+
+
+def test_a_sum_over_tp_is_told_from_one_over_dp():
+    local = gradients(lambda rank, name: np.repeat(np.eye(2)[MESH.coordinates(rank)["dp"]] / 4, 4))
+    summed = [{name: sum(local[other][name] for other in MESH.group_of(rank, "tp")) / 2 for name in own}
+              for rank, own in enumerate(local)]
+    with pytest.raises(CheckFailed, match="0.5 times a sum over tp, .* average over dp alone"):
+        check(summed)
+
+
+@pytest.mark.parametrize("parts, complaint", [
+    (held(place=lambda rank: rank ^ 1), "is the part that belongs to rank"),
+    (held({name: value + 1 for name, value in WHOLE.items()}), "is not a part of rank 0's"),
+    ([own | {"last": WHOLE["last"]} for own in held()], "stages 0, 1 hold last"),
+    ([{name: WHOLE[name] for name in own} for own in held()], "is whole, its part has"),
+    ([{name: value for name, value in own.items() if name != "norm"} for own in held()], "no rank holds norm"),
+])
+def test_a_wrong_part_is_told_whose_it_is(parts, complaint):
+    drawn = [WHOLE] + [{name: RNG.normal(size=shape) for name, shape in SHAPES.items()} for _ in range(7)]
+    checks.parts_on_mesh(held(), drawn, MESH, LAYOUT)
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.parts_on_mesh(parts, drawn, MESH, LAYOUT)
+
+
+def test_what_runs_is_noted_and_what_is_imported_is_not():
+    import book.pipelines
+
+    with checks.calls_into(["book/mesh", "book/pipelines"]) as called:
+        MESH.coordinates(0)
+    assert called == {"book/mesh"} and book.pipelines
+    checks.by_hand([set()] * 8)
+    with pytest.raises(CheckFailed, match="rank 1 calls functions of book.mesh"):
+        checks.by_hand([set(), called])
+
+
+@pytest.mark.parametrize("losses, complaint", [
+    ([1.0, 1.0, 1.0, 1.0, 1.5, 1.5, 2.5, 2.5], "the last stage alone"),
+    ([None] * 8, "returns no loss"),
+    ([None] * 4 + [1.5, 1.6, 2.5, 2.5], "ranks 4 and 5 of one tp group"),
+    ([None] * 4 + [6.0, 6.0, 10.0, 10.0], "the sum over the micro-batches"),
+    ([None] * 4 + [1.5, 1.5, 1.5, 1.5], "the loss of share 0 alone"),
+])
+def test_a_wrong_first_loss_is_told(losses, complaint):
+    sequences = [1, 1, 2, 2, 2, 2, 3, 3]
+    checks.first_losses([None] * 4 + [1.5, 1.5, 2.5, 2.5], sequences, MESH, 4)
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.first_losses(losses, sequences, MESH, 4)
+
+
+def test_losses_have_to_go_on_as_in_one_process():
+    rows = [[None] * 3] * 4 + [[3.0, 2.0, 1.0]] * 2 + [[5.0, 4.0, 3.0]] * 2
+    assert checks.mesh_losses(rows, [4.0, 3.0, 2.0], MESH) == 2.0
+    with pytest.raises(CheckFailed, match="the loss of step 1 is 3, one process has 3.1"):
+        checks.mesh_losses(rows, [4.0, 3.1, 2.0], MESH)
+    assert checks.resumed([row[1:] for row in rows], [4.0, 3.0, 2.0], 1, MESH) == 2.0
+    with pytest.raises(CheckFailed, match="weights are not those that were saved"):
+        checks.resumed([row[1:] for row in rows], [4.0, 3.1, 2.0], 1, MESH)
+    with pytest.raises(CheckFailed, match="the optimizer's state did not"):
+        checks.resumed([row[1:] for row in rows], [4.0, 3.0, 2.1], 1, MESH)
+
+
+def test_places_and_groups_of_any_order_pass_and_no_others():
+    mesh = Mesh(AXES, (2, 3, 4))
+    checks.places([tuple(mesh.coordinates(rank).values()) for rank in range(24)], mesh)
+    assert checks.groups_of_axis("dp", [list(group) for group in reversed(mesh.groups("dp"))], mesh) == 8
+    for wrong, complaint in [([group[::-1] for group in mesh.groups("dp")], "not in the order"),
+                             (mesh.groups("tp"), "gives the groups of tp"),
+                             (mesh.groups("dp")[:3], "all of them are asked for"),
+                             ([(0, 1)], "is in exactly one group"), (None, "must be a list")]:
+        with pytest.raises(CheckFailed, match=complaint):
+            checks.groups_of_axis("dp", wrong, mesh)
