@@ -14,10 +14,12 @@ from book.simulate import simulate, simulate_pipeline
 from book.trace import Trace
 from book.widgets import bucket_timeline, pipeline_game, pipeline_player, pipeline_race, play, race, sharded_product
 from tests.backward import layers, recorded
+from tests.meshes import explorer
 from tests.shards import recorded as recorded_product
 from tests.test_pipeline_widget import WRONG
 
 TRANSPORT = ("Back to the start", "One step back", "Play", "One step forward", "Step", "1×")
+AWAY = "document.querySelector('.lk-move g')?.getAttribute('transform')"
 CLIP = "document.querySelector('.lk-move').style.clipPath"
 Contrast = tuple[list[str], list[str], float]  # CSS variables of colours and of their grounds, the least ratio
 
@@ -154,4 +156,12 @@ WIDGETS = (
            told=("li", 4, "Every rank multiplies its columns of X"),
            contrasts=((["soft", "ink", "bad"], ["bg"], 4.5),
                       ([*(f"r{i}" for i in range(4)), "p0", "p2", "bad"], ["hollow"], 3)),
-           heaviest=lambda: product("sequence parallel", 4)))
+           heaviest=lambda: product("sequence parallel", 4)),
+    Widget("mesh", lambda: explorer((2, 1, 2), 1, 2), 6, lambda: (explorer(), explorer((2, 1, 2), 1, 2)),
+           themed=".lk-cube.mate .lk-face", moving=AWAY, num_seen=5,
+           tabs=("A training step on a mesh of 4 ranks", "rank 0: pp 0, dp 0, tp 0, on node 0", *TRANSPORT,
+                 "ranks on a node", "as recorded",
+                 *(f"Move {axis} {way}" for axis in ("pp", "dp", "tp") for way in ("out", "in"))),
+           told=("table", 2, "Output of micro-batch 0 from stage 0 to stage 1"),
+           contrasts=(([*(f"x{i}" for i in range(5)), "soft", "ink"], ["bg"], 4.5), (["soft", "ink"], ["card"], 4.5)),
+           heaviest=explorer))
