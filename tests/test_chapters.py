@@ -14,6 +14,8 @@ from typing import Any
 import nbformat
 import pytest
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import (PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B,
                                           ScheduleZBVZeroBubble)
 from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel,
@@ -22,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from book.collectives import parameter_server_all_reduce
 from book.cost import Link, root_sent_bytes
-from book.parallel import data, pipeline, tensor
+from book.parallel import data, hybrid, pipeline, sharded, tensor
 from book.simulate import simulate
 from tests.website import ROOT
 
@@ -47,12 +49,15 @@ def definition(sources: list[str], name: str) -> ast.AST:
 
 
 SHOWN = [("02_data_parallel", data, name) for name in ("BucketedDDP", "broadcast_state")]
+SHOWN += [("04_sharded_data_parallel", sharded, name) for name in (
+    "Unit", "units_of", "Replicated", "Zero1", "Zero2", "Zero3")]
 SHOWN += [("05_tensor_parallel", tensor, name) for name in (
     "mine", "by_columns", "by_rows", "IdentityThenAllReduce", "AllReduceThenIdentity", "identity_then_all_reduce", "all_reduce_then_identity", "shard",
     "AllGatherThenReduceScatter", "ReduceScatterThenAllGather", "ColumnParallelLinear", "RowParallelLinear",
     "first_of_shard", "VocabParallelEmbedding", "vocab_parallel_cross_entropy")]
 
 SHOWN += [("06_pipeline_parallel", pipeline, name) for name in ("Stage", "SplitStage", "run_one_f_one_b", "run_pipeline")]
+SHOWN += [("07_hybrid_3d", hybrid, name) for name in ("axis_groups", "average_gradients", "clip_gradients", "Hybrid")]
 
 
 @pytest.mark.parametrize("chapter, package, name", SHOWN, ids=[name for *_, name in SHOWN])
@@ -84,6 +89,14 @@ def test_every_argument_of_torch_s_tensor_parallelism_is_named_with_its_default(
     assert f"\n`{call.__name__}{bare(inspect.signature(call))}`\n: " in page
 
 
+def test_every_argument_of_torch_s_mesh_is_explained_with_its_default() -> None:
+    page = "\n".join(cells("07_hybrid_3d", "markdown"))
+    signature = inspect.signature(init_device_mesh)
+    assert f"\n`init_device_mesh{bare(signature)}`\n: " in page
+    for p in signature.parameters.values():
+        assert f"\n`{p.replace(annotation=p.empty)}`\n: " in page, p.name
+
+
 def test_every_argument_of_torch_s_pipelining_is_explained_with_its_default() -> None:
     page = "\n".join(cells("06_pipeline_parallel", "markdown"))
     terms = re.findall(r"^(`\w+.*)\n: ", page, flags=re.MULTILINE)
@@ -92,6 +105,21 @@ def test_every_argument_of_torch_s_pipelining_is_explained_with_its_default() ->
         PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B, ScheduleZBVZeroBubble)]
     assert set(named) == {str(p.replace(annotation=p.empty)) for parameters in signatures for p in parameters}
     assert len(named) == len(set(named))
+
+
+def test_every_argument_of_torch_s_sharding_is_explained_with_its_default() -> None:
+    page = "\n".join(cells("04_sharded_data_parallel", "markdown"))
+    terms = re.findall(r"^(`[\w*]+.*)\n: ", page, flags=re.MULTILINE)
+    named = [name.strip("*") for name in re.findall(r"`([^`]+)`", ", ".join(terms))]
+    signatures = [inspect.signature(call).parameters.values() for call in (
+        ZeroRedundancyOptimizer, fully_shard, MixedPrecisionPolicy, CPUOffloadPolicy)]
+    written = {p.name if p.default is p.empty else f"{p.name}={default(p.default)}" for ps in signatures for p in ps}
+    assert set(named) == written and len(named) == len(written)
+
+
+def default(value: Any) -> str:
+    """A default as a call writes it: a policy whose fields are all as they are by default has none."""
+    return f"{type(value).__name__}()" if "Policy" in type(value).__name__ and value == type(value)() else str(value)
 
 
 def data_parallel_by_threads() -> dict[str, Any]:

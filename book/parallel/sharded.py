@@ -30,9 +30,11 @@ class Unit:
 
     def __init__(self, name: str, module: nn.Module, parameters: Sequence[nn.Parameter], group: Group = None,
                  num_shards: int | None = None) -> None:
-        self.name, self.module, self.parameters, self.group = name, module, list(parameters), group
+        self.name, self.module = name, module
+        self.parameters, self.group = list(parameters), group
         check_alike(name, self.parameters)
-        self.num_ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self.num_ranks = dist.get_world_size(group)
+        self.rank = dist.get_rank(group)
         self.num_shards = num_shards or self.num_ranks
         self.flat = self.pack([p.detach() for p in self.parameters])
         dist.broadcast(self.flat, group=group, group_src=0)
@@ -65,7 +67,9 @@ class Unit:
     def add_mean(self, total: torch.Tensor) -> None:
         """Add a sum over all ranks, as their mean, to the shard's gradient."""
         mean = total / self.num_ranks
-        self.shard.grad = mean if self.shard.grad is None else self.shard.grad + mean
+        if self.shard.grad is not None:
+            mean += self.shard.grad
+        self.shard.grad = mean
 
     def reduce_scatter(self) -> None:
         """Add this rank's shard of the mean gradient to `shard.grad`, and drop the whole gradients."""
@@ -111,11 +115,14 @@ def units_of(module: nn.Module, group: Group = None, num_shards: int | None = No
     blocks = {name: part for name, part in module.named_modules() if isinstance(part, Block)}
     users = Counter(p for part in blocks.values() for p in part.parameters())
     root = [p for p in module.parameters() if users[p] != 1]
-    found = [Unit("root", module, root, group, num_shards)] if root else []
+    found = []
+    if root:
+        found += [Unit("root", module, root, group, num_shards)]
     for name, part in blocks.items():
         own = [p for p in part.parameters() if users[p] == 1]
-        label = name.replace("blocks.", "block ").removeprefix("model.")
-        found += [Unit(label, part, own, group, num_shards)] if own else []
+        if own:
+            label = name.replace("blocks.", "block ").removeprefix("model.")
+            found += [Unit(label, part, own, group, num_shards)]
     return found
 
 
