@@ -12,8 +12,10 @@ from book.replay import Replay
 from book.schedule import PipelineSchedule, Schedule
 from book.simulate import simulate, simulate_pipeline
 from book.trace import Trace
-from book.widgets import bucket_timeline, pipeline_game, pipeline_player, pipeline_race, play, race, sharded_product
+from book.widgets import (bucket_timeline, memory_player, pipeline_game, pipeline_player, pipeline_race,
+                          play, race, sharded_product)
 from tests.backward import layers, recorded
+from tests.memory import recorded as recorded_step
 from tests.meshes import explorer
 from tests.shards import recorded as recorded_product
 from tests.test_pipeline_widget import WRONG
@@ -125,6 +127,12 @@ def _products() -> tuple[Any, ...]:
     return sharded_product(runs), product("MLP, backward", 4)
 
 
+# the memory player
+def _steps() -> tuple[Any, ...]:
+    runs = {**{f"stage {stage}": recorded_step(stage) for stage in range(4)}, "4 ranks": recorded_step(3, 4)}
+    return memory_player(runs), memory_player(recorded_step(1, 4))
+
+
 WIDGETS = (
     Widget("player", lambda: play(simulated(collectives.ring_all_reduce, 4)), 6, _players,
            themed=".lk-card rect", moving="document.querySelectorAll('.lk-mover').length", num_seen=1,
@@ -164,4 +172,11 @@ WIDGETS = (
                  *(f"Move {axis} {way}" for axis in ("pp", "dp", "tp") for way in ("out", "in"))),
            told=("table", 2, "Output of micro-batch 0 from stage 0 to stage 1"),
            contrasts=(([*(f"x{i}" for i in range(5)), "soft", "ink"], ["bg"], 4.5), (["soft", "ink"], ["card"], 4.5)),
-           heaviest=explorer))
+           heaviest=explorer),
+    Widget("memory", lambda: memory_player(recorded_step(3)), 23, _steps,
+           themed=".lk-hold", moving="document.querySelector('.lk-move').style.visibility", num_seen=1,
+           tabs=("What each rank holds in one training step", *TRANSPORT),
+           told=("li", 24, "All ranks gather block 0"),
+           contrasts=(([*(f"m{i}" for i in range(4)), "soft", "focus"], ["bg"], 4.5),
+                      ([f"r{i}" for i in range(8)], ["hollow"], 3)),
+           heaviest=lambda: memory_player(recorded_step(3, 4))))

@@ -10,6 +10,7 @@
     pipeline_game(num_stages=4)                  the reader places forwards and backwards by hand
     sharded_product(trace)                       a matrix product cut over ranks: who holds which block, what moves
     memory_player(trace)                         sharded state: what each rank holds of each unit, what is gathered
+    memory_bars()                                the same by formula: model, ranks, stage and precision to choose
     mesh_explorer(trace, mesh)                   ranks on their nodes, the groups of each, a step that is played on them
 
 Each returns an object that shows itself: in a live notebook as a widget with the traits `step`, `playing`, `payload`
@@ -26,6 +27,7 @@ That HTML is the same for the same program: it holds logical steps and modelled 
     pipeline, pipeline_page, pipeline.js; game_page, game.js        the pipeline player, race and game
     shards, shards_*, shards.js                         the sharded product
     memory_*, memory.js                                 the memory player: memory_steps reads its trace
+    memory_bars, memory_bars.js                         bytes of state by formula
     mesh_*, mesh.js                                     the mesh explorer: mesh_steps reads its trace
 
 A widget's own modules begin with its name: `*_page` is its Page, `*_data` (or the module that has the bare name) what
@@ -36,7 +38,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from book.cost import Link
+from book.cost import ADAM_MIXED, Link, StateBytes
 from book.mesh import Mesh
 from book.promise import PROMISES
 from book.schedule import PipelineSchedule, Schedule
@@ -45,6 +47,7 @@ from book.widgets.assets import ASSETS
 from book.widgets.chunks_data import Options
 from book.widgets.chunks_page import Shown, title_of
 from book.widgets.game_page import PipelineGame
+from book.widgets.memory_bars import MemoryBars
 from book.widgets.memory_page import MemoryPlayer
 from book.widgets.mesh_page import MeshExplorer
 from book.widgets.page import Page
@@ -54,10 +57,11 @@ from book.widgets.shards_page import ShardedProduct
 from book.widgets.timeline_page import BucketTimeline
 
 if TYPE_CHECKING:
-    from book.widgets.live import Game, Memory, MeshView, Panel, PipelineView, Player, Shards, Timeline
+    from book.widgets.live import (Game, Memory, MemoryChoice, MeshView, Panel, PipelineView, Player, Shards,
+                                   Timeline)
 
-__all__ = ["ASSETS", "bucket_timeline", "memory_player", "mesh_explorer", "panel", "pipeline_game", "pipeline_player",
-           "pipeline_race", "play", "race", "sharded_product"]
+__all__ = ["ASSETS", "bucket_timeline", "memory_bars", "memory_player", "mesh_explorer", "panel",
+           "pipeline_game", "pipeline_player", "pipeline_race", "play", "race", "sharded_product"]
 
 Playable = Trace | Schedule
 Piped = Trace | PipelineSchedule
@@ -179,6 +183,17 @@ def memory_player(runs: Trace | Mapping[Any, Trace], *, title: str | None = None
     traces = _mapping(runs if isinstance(runs, Mapping) else {"": runs})
     _check("select", select, (None, *traces))
     return _live(MemoryPlayer(traces, title, labels, select))
+
+
+def memory_bars(num_parameters: float = 7.5e9, num_ranks: int = 64, zero_stage: int = 3, *,
+                each: StateBytes = ADAM_MIXED, gpu_bytes: float = 80e9,
+                title: str | None = None) -> MemoryBars | MemoryChoice:
+    """Bytes of state on each rank in each ZeRO stage, by the formula of `book.cost.state_bytes`.
+
+    The arguments are what it opens with (rajbhandari2020, figure 1); the reader changes them all. Raises ValueError
+    for what can't be chosen: 1 to 1024 ranks, `each` one of book.cost's three, memory of GPUs that there are.
+    """
+    return _live(MemoryBars(num_parameters, num_ranks, zero_stage, each, gpu_bytes, title))
 
 
 def mesh_explorer(trace: Trace, mesh: Mesh, *, title: str | None = None) -> MeshExplorer | MeshView:

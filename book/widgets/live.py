@@ -80,6 +80,12 @@ class Memory(Live):
     _esm, _css = module("memory"), style("memory")
 
 
+class MemoryChoice(Live):
+    """Live bars of state by formula: they have no trace."""
+
+    _esm, _css = module("memorybars"), style("memorybars")
+
+
 class MeshView(Live):
     """A live mesh explorer."""
 
@@ -104,7 +110,7 @@ class Game(Live):
 
 
 LIVE = {"player": Player, "timeline": Timeline, "pipeline": PipelineView, "shards": Shards, "mesh": MeshView,
-        "memory": Memory, "game": Game}
+        "memory": Memory, "memorybars": MemoryChoice, "game": Game}
 
 
 class Panel(ipywidgets.VBox):

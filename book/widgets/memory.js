@@ -61,7 +61,7 @@ function stageOf(parent, run, W, room, name) {
     const ty = top + r * each + 11;
     make("circle", rest, { cx: 5, cy: ty - 4.5, r: 4, fill: color(r) });
     make("text.lk-rank", rest, { x: 14, y: ty }, "rank " + r);
-    for (let l = 0; l < LANES; l++) for (const { x, w } of cells) make("rect.lk-lane", rest, { x, y: y(r, l), width: w, height: lane, rx: 1 });
+    for (let l = 0; l < LANES; l++) for (const { x, w } of cells) make("rect.lk-slot", rest, { x, y: y(r, l), width: w, height: lane, rx: 1 });
     return make("text", rest, { x: 14, y: top + r * each + set.under + 12.5 });
   });
   const held = make("g", rest), ring = make("g", rest);

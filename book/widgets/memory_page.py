@@ -36,7 +36,8 @@ class MemoryPlayer(Page):
                  select: Any = None):
         for trace in traces.values():
             if not isinstance(trace, Trace):
-                raise TypeError(f"memory_player() takes a trace or a mapping of them, not {type(trace).__name__}: {HINT}")
+                raise TypeError(f"memory_player() takes a trace, or a mapping of them, not {type(trace).__name__}: "
+                                f"{HINT}")
         self.traces, self._labels, self._select = dict(traces), labels, select
         self._held = {key: read_held(trace) for key, trace in self.traces.items()}
         self._given_title, self.title = title, title or TITLE
@@ -105,7 +106,8 @@ class _Drawing:
         """One change, as data."""
         self._held[place] = num_bytes
         what, unit = place
-        return [STATE.index(what), self.names.index(unit), _number(num_bytes), self._look(what, op) if num_bytes else ""]
+        look = self._look(what, op) if num_bytes else ""
+        return [STATE.index(what), self.names.index(unit), _number(num_bytes), look]
 
     def changes(self, op: str, unit: str, measured: Sequence[tuple[Place, float]]) -> list[list[Any]]:
         """What an action changes: what was measured, and what only looks different from here on."""

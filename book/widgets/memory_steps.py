@@ -1,4 +1,4 @@
-"""L3: a followed training step as logical actions: what every rank gathers, computes, scatters and frees, and then holds.
+"""L3: a followed training step as logical actions: what all ranks gather, compute, scatter and free, and then hold.
 
 book.record.follow_units writes the trace that this reads. All ranks do the same in the same order, so one program
 stands for all of them; measured times only order each rank's events.

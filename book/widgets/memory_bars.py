@@ -1,0 +1,72 @@
+"""L3: bytes of sharded state by formula: the reader chooses model, ranks, stage, precision and GPU.
+
+The data have what there is to choose and what is chosen at first; the bytes are worked out in JavaScript, by the
+formula of book.cost.state_bytes, to which a test holds them.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from book.cost import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, StateBytes, state_bytes
+from book.trace import Trace
+from book.widgets.page import Page
+from book.widgets.terms import counted
+from book.widgets.units import in_bytes
+
+MODELS = {"124 M (GPT-2)": 124e6, "1.5 B (GPT-2 XL)": 1.5e9, "7.5 B (ZeRO)": 7.5e9, "13 B": 13e9, "70 B": 70e9,
+          "175 B (GPT-3)": 175e9}
+PRECISIONS = {"mixed": ADAM_MIXED, "mixed, 32-bit gradients": ADAM_MIXED_GRADIENTS_32, "32 bits": ADAM_32}
+GPUS = (16e9, 24e9, 40e9, 80e9, 141e9, 192e9)
+MOST_RANKS, MOST_PARAMETERS = 1024, 1e13
+
+
+class MemoryBars(Page):
+    """What the bars show at first; raises ValueError for a choice that is none of the reader's."""
+
+    widget = "memorybars"
+
+    def __init__(self, num_parameters: float = 7.5e9, num_ranks: int = 64, zero_stage: int = 3,
+                 each: StateBytes = ADAM_MIXED, gpu_bytes: float = 80e9, title: str | None = None):
+        if each not in PRECISIONS.values() or gpu_bytes not in GPUS:
+            raise ValueError("memory_bars has ADAM_MIXED, ADAM_MIXED_GRADIENTS_32 and ADAM_32 of book.cost, and GPUs "
+                             f"with {', '.join(in_bytes(size) for size in GPUS)}")
+        if not 1 <= num_ranks <= MOST_RANKS or not 1e6 <= num_parameters <= MOST_PARAMETERS:
+            raise ValueError(f"memory_bars has 1 to {MOST_RANKS} ranks and a million to {MOST_PARAMETERS:.0e} "
+                             f"parameters, not {num_ranks} and {num_parameters:.3g}")
+        self._stages = [state_bytes(num_parameters, stage, num_ranks, each) for stage in range(4)]
+        self._chosen = {"parameters": num_parameters, "ranks": num_ranks, "stage": range(4)[zero_stage],
+                        "precision": list(PRECISIONS.values()).index(each), "gpu": GPUS.index(gpu_bytes)}
+        self.traces, self.title = {}, title or "Bytes of state on each rank"
+
+    def with_trace(self, what: Trace) -> MemoryBars:
+        """These bars are of a formula: raises TypeError."""
+        raise TypeError("memory_bars() shows a formula, no trace: memory_player(trace) shows what was recorded")
+
+    def data(self, live: bool) -> dict[str, Any]:
+        """What there is to choose, and what is chosen."""
+        return {"v": 1, "title": self.title, "models": list(MODELS.items()), "gpus": list(GPUS), **self._chosen,
+                "most": MOST_RANKS, "precisions": [[name, [each.parameters, each.gradients, each.optimizer]]
+                                                   for name, each in PRECISIONS.items()]}
+
+    def text(self) -> str:
+        """One line that says what is shown."""
+        return f"{self.title}: {self._size()}"
+
+    def words(self) -> str:
+        """The bytes of each stage as a table."""
+        rows = [_row("th", ("ZeRO stage", "parameters", "gradients", "optimizer state", "each rank"))]
+        rows += [_row("td", (str(stage), *(in_bytes(size, zeros=True) for size in (
+            held.parameters, held.gradients, held.optimizer, held.total)))) for stage, held in enumerate(self._stages)]
+        return (f"<p><strong>{escape(self.title)}</strong> ({escape(self._size())})</p>"
+                f"<table>{''.join(rows)}</table>")
+
+    def _size(self) -> str:
+        precision = list(PRECISIONS)[self._chosen["precision"]]
+        billions = self._chosen["parameters"] / 1e9
+        return f"{billions:g} billion parameters, {counted(self._chosen['ranks'], 'rank')}, {precision}, by formula"
+
+
+def _row(cell: str, texts: Sequence[str]) -> str:
+    return f"<tr>{''.join(f'<{cell}>{escape(text)}</{cell}>' for text in texts)}</tr>"

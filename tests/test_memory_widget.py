@@ -1,0 +1,166 @@
+"""The memory player's data against measured bytes and formulas; the bars' choices; what is refused."""
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from book.collectives import ring_all_reduce
+from book.cost import ADAM_MIXED_GRADIENTS_32, StateBytes, sharded_sent_bytes, state_bytes
+from book.trace import Event, Trace
+from book.widgets import memory_bars, memory_player
+from book.widgets.memory_page import MemoryPlayer
+from book.widgets.memory_steps import Held, read_held
+from book.widgets.memory_words import figures, told
+from book.widgets.units import in_bytes
+from tests.memory import recorded, run_of
+
+FORWARD = ["all_gather", "forward", "free"]
+
+
+@pytest.fixture(scope="module", params=range(4), ids=lambda stage: f"stage {stage}")
+def step(request) -> tuple[int, Held, list[float]]:
+    trace, sizes = run_of(request.param)
+    return request.param, read_held(trace), sizes
+
+
+def at_last(held: Held) -> dict[str, float]:
+    """Bytes of each kind of state after the last action."""
+    left = dict(held.start)
+    for action in held.actions:
+        left.update(dict(action.changes))
+    return {kind: sum(b for (what, _), b in left.items() if what == kind) for kind in
+            ("parameters", "gradients", "optimizer")}
+
+
+def test_the_stage_and_the_units_are_read_off_the_run(step) -> None:
+    stage, held, sizes = step
+    assert held.zero_stage == stage and held.num_steps == 1
+    assert held.units == dict(zip(("root", "block 0", "block 1"), sizes))
+
+
+def test_bytes_held_and_sent_are_the_formulas(step) -> None:
+    stage, held, sizes = step
+    formula = state_bytes(sum(sizes) / 8, stage, 2, StateBytes(8, 8, 16))
+    assert at_last(held) == {"parameters": formula.parameters, "gradients": 0, "optimizer": formula.optimizer}
+    sent = sum(action.num_sent for action in held.actions)
+    assert sent == sharded_sent_bytes(stage, 2, sum(sizes))
+    rule = next(meaning for _, meaning in figures(held) if meaning.startswith("sent"))
+    assert rule.endswith(f"of {in_bytes(sent, zeros=True)} = {3 if stage == 3 else 2}(N−1)/N·n")
+
+
+def test_each_unit_is_reduced_once_and_gathered_as_often_as_its_stage_says(step) -> None:
+    stage, held, _ = step
+    counts = {op: sorted(a.unit for a in held.actions if a.op == op) for op in ("all_gather", "reduce_scatter",
+                                                                                "all_reduce", "free")}
+    once = ["block 0", "block 1", "root"]
+    gathers = {0: 0, 1: 1, 2: 1, 3: 2}[stage]
+    assert counts == {"all_gather": sorted(once * gathers), "reduce_scatter": once if stage else [],
+                      "all_reduce": [] if stage else once, "free": sorted(once * 2) if stage == 3 else []}
+
+
+def test_the_order_of_stage_3() -> None:
+    held = read_held(recorded(3))
+    of_block = [action.op for action in held.actions if action.unit == "block 0"]
+    assert of_block == [*FORWARD, "all_gather", "backward", "reduce_scatter", "free"]
+    assert [action.op for action in held.actions[-2:]] == ["update", "drop"]
+    assert max(held.totals()) > next(held.totals())
+
+
+def test_figures_and_words_of_four_ranks() -> None:
+    trace, sizes = run_of(3, 4)
+    held, texts = read_held(trace), [stress + rest for stress, rest in told(read_held(trace))]
+    sent, shard = (in_bytes(sizes[1] * part, zeros=True) for part in (3 / 4, 1 / 4))
+    assert f"All ranks gather block 0: each sends {sent}; from here on each holds it whole." in texts
+    keeps = f"each rank keeps its quarter of the mean gradient, {shard}; each sends {sent}."
+    assert f"Reduce-scatter of block 0: {keeps}" in texts
+    assert f"Block 0 is freed: each rank keeps its quarter, {shard}." in texts
+    assert texts[-1].startswith("The gradients are dropped") and texts[-1].endswith("The step is over.")
+    meanings = dict((meaning, value) for value, meaning in figures(held))
+    after = in_bytes(state_bytes(sum(sizes) / 8, 3, 4, StateBytes(8, 0, 16)).total, zeros=True)
+    assert meanings["held after the step: parameters/4 + optimizer/4"] == after
+
+
+def test_the_data_follow_every_change() -> None:
+    """What the script adds up is what the trace says: bytes by lane and unit at the end, and what was sent."""
+    held, run = read_held(recorded(3)), MemoryPlayer({"": recorded(3)}).data(False)["runs"][0]
+    now = {(lane, unit): size for lane, unit, size, _ in run["start"]}
+    for *_, changes in run["steps"]:
+        now.update({(lane, unit): size for lane, unit, size, _ in changes})
+    totals = [sum(size for (lane, _), size in now.items() if lane == k) for k in range(3)]
+    assert totals == list(at_last(held).values())
+    assert sum(step[4] for step in run["steps"]) == sum(action.num_sent for action in held.actions)
+
+
+def looks(stage: int, lane: int) -> list[str]:
+    """How block 1 looks in one lane, as often as that changes."""
+    run = MemoryPlayer({"": recorded(stage)}).data(False)["runs"][0]
+    changes = [*run["start"], *(change for step in run["steps"] for change in step[5])]
+    seen = [look for kind, unit, _, look in changes if (kind, unit) == (lane, 2)]
+    return [look for k, look in enumerate(seen) if k == 0 or seen[k - 1] != look]
+
+
+def test_how_what_is_held_looks() -> None:
+    assert {stage: looks(stage, 0) for stage in range(4)} == {0: ["w"], 1: ["w", "o", "w"], 2: ["w", "o", "w"],
+                                                             3: ["s", "w", "s", "w", "s"]}
+    gradients = {0: ["l", "w", ""], **dict.fromkeys((1, 2, 3), ["l", "s", ""])}
+    assert {stage: looks(stage, 1) for stage in range(4)} == gradients
+    assert {stage: looks(stage, 2) for stage in range(4)} == {0: ["w"], **dict.fromkeys((1, 2, 3), ["s"])}
+
+
+def test_measured_times_and_the_order_of_events_leave_no_trace() -> None:
+    trace = recorded(3)
+    rows = [replace(event, start_s=2 * event.start_s + 1, end_s=2 * event.end_s + 1) for event in trace.events]
+    random.Random(0).shuffle(rows)
+    other = Trace(rows, trace.world_size, trace.clock, trace.source, backend="nccl")
+    page, again = MemoryPlayer({"": trace}), MemoryPlayer({"": other})
+    assert page.html() == again.html() and again.data(True)["runs"][0]["source"] == "recorded from 2 processes on nccl"
+
+
+def test_a_choice_of_runs_and_its_size() -> None:
+    runs = {(stage, 2): recorded(stage) for stage in range(4)}
+    player = memory_player(runs, labels=("stage", "ranks"), select=(3, 2))
+    data = json.loads(player.payload)
+    assert [axis["label"] for axis in data["axes"]] == ["stage", "ranks"] and data["runs"][0]["at"] == [3, 0]
+    assert repr(player).startswith("What each rank holds in one training step: memory player of 4 runs")
+    assert len(MemoryPlayer(runs).html()) < 20_000
+
+
+@pytest.mark.parametrize("change, words", [
+    (lambda e: replace(e, num_bytes=e.num_bytes + 8) if (e.rank, e.kind, e.op) == (1, "memory", "optimizer") else e,
+     "ranks 0 and 1 do not"),
+    (lambda e: replace(e, kind="compute") if e.kind == "memory" else e, "follow_units")])
+def test_what_cannot_be_drawn_is_refused(change, words) -> None:
+    trace = recorded(3)
+    with pytest.raises(ValueError, match=words):
+        memory_player(Trace(map(change, trace.events), 2, trace.clock, trace.source))
+
+
+def test_other_things_are_refused() -> None:
+    with pytest.raises(TypeError, match="takes a trace"):
+        memory_player(ring_all_reduce(2))
+    with pytest.raises(ValueError, match="up to 8 ranks"):
+        memory_player(Trace([], 9, "measured", "recorded"))
+    with pytest.raises(ValueError, match="160"):
+        memory_player(Trace([Event(0, "memory", "parameters", num_bytes=8.0, unit="a", start_s=0.0),
+                             *(Event(0, "compute", "forward", unit="a", start_s=1.0 + k) for k in range(161))],
+                            1, "measured", "recorded"))
+
+
+def test_bars_say_the_bytes_in_words() -> None:
+    text = memory_bars().shown.words()
+    assert all(size in text for size in ("120 GB", "31.4 GB", "16.6 GB", "1.88 GB")), "rajbhandari2020, figure 1"
+    assert repr(memory_bars(1.5e9, 8, 2, each=ADAM_MIXED_GRADIENTS_32)).endswith(
+        "1.5 billion parameters, 8 ranks, mixed, 32-bit gradients, by formula")
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"num_ranks": 0}, "1 to 1024 ranks"), ({"num_parameters": 5}, "million"),
+    ({"each": StateBytes(1, 1, 1)}, "ADAM_MIXED"), ({"gpu_bytes": 1.0}, "GPUs")])
+def test_bars_of_what_cannot_be_chosen(options, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        memory_bars(**options)
+    with pytest.raises(TypeError, match="no trace"):
+        memory_bars().shown.with_trace(None)
