@@ -29,7 +29,8 @@ def ranks(page: Any, look: str = ".lk-cube") -> list[int]:
 
 def coordinates(page: Any) -> dict[int, tuple[int, ...]]:
     """What stands on the cubes: each rank's coordinates, outermost axis first."""
-    texts = page.eval_on_selector_all(".lk-cube", "all => all.map(e => [...e.querySelectorAll('text')].map(t => t.textContent))")
+    texts = page.eval_on_selector_all(".lk-cube", "all => all.map(e => [...e.querySelectorAll('text')].map("
+                                      "t => t.textContent))")
     return {int(name.removeprefix("rank ")): tuple(map(int, at.split())) for name, at, _ in texts}
 
 
@@ -47,8 +48,8 @@ def order(page: Any, *axes: str) -> None:
 
 def test_it_opens_on_rank_0_and_its_groups(show: Callable) -> None:
     page = show(explorer())
-    assert caption(page) == ("8 ranks on 2 nodes of 4, pp 2 · dp 2 · tp 2: 8.19 kB cross a node in a step. Touch a rank, "
-                             "and its groups light up.")
+    assert caption(page) == ("8 ranks on 2 nodes of 4, pp 2 · dp 2 · tp 2: 8.19 kB cross a node in a step. Touch a "
+                             "rank, and its groups light up.")
     assert ranks(page) == list(range(8)) and ranks(page, ".lk-cube.mate") == [0, 1, 2, 4]
     assert page.inner_text(".lk-head span") == "recorded from 8 processes"
     assert page.eval_on_selector_all(".lk-name", "all => all.map(e => e.textContent)") == [
@@ -69,8 +70,8 @@ def test_a_rank_lights_up_its_groups(show: Callable, how: str) -> None:
     assert page.inner_text(".lk-who").startswith("Rank 5 is at pp 1, dp 0, tp 1, on node 1.")
     links = page.eval_on_selector_all("[data-link]", "all => all.map(g => [g.dataset.link, g.children.length])")
     assert sorted(links) == [["0,1,5", 3], ["1,5,7", 1], ["2,4,5", 1]], "a tube around the one that leaves the node"
-    lines = page.eval_on_selector_all("[data-link] .lk-wired", "all => all.map(e => [getComputedStyle(e).strokeDasharray, "
-                                      "getComputedStyle(e).stroke])")
+    lines = page.eval_on_selector_all("[data-link] .lk-wired", "all => all.map(e => getComputedStyle(e)).map("
+                                      "style => [style.strokeDasharray, style.stroke])")
     assert len({dash for dash, _ in lines}) == len({colour for _, colour in lines}) == 3
 
 
@@ -100,8 +101,8 @@ def test_figures_compare_with_the_recorded_order(show: Callable) -> None:
                      "at least: pp · dp · tp": "8.19 kB", "at most: dp · pp · tp": "114 kB",
                      "sent by all ranks in a step": "196 kB"}
     assert caption(page).replace("\u00a0", " ") == (
-        "8 ranks on 2 nodes of 4, tp 2 · pp 2 · dp 2: 74.5 kB cross a node in a step; 8.19 kB as recorded, pp · dp · tp "
-        "and 4 on a node.")
+        "8 ranks on 2 nodes of 4, tp 2 · pp 2 · dp 2: 74.5 kB cross a node in a step; 8.19 kB as recorded, "
+        "pp · dp · tp and 4 on a node.")
 
 
 def test_axes_by_keyboard_keep_the_focus(show: Callable) -> None:

@@ -114,7 +114,7 @@ def test_what_crosses_nodes_in_each_order_is_what_the_mesh_says() -> None:
         found[axes] = sum(bytes_across_nodes(again, other).values())
     assert orders(sent, mesh) == found
     by_axis = {axis: float(sum(bytes_by_axis(sent, 8)[axis])) for axis in mesh.axes}
-    assert found == {axes: by_axis[axes[0]] for axes in found}, "with half of the ranks on a node, the outermost crosses"
+    assert found == {axes: by_axis[axes[0]] for axes in found}, "half of the ranks on a node: the outermost crosses"
     assert across(sent, mesh, mesh_of(CUBE, 8)) == 0 and across(sent, mesh, mesh_of(CUBE, 1)) == sum(sent.values())
 
 

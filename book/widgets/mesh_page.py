@@ -58,8 +58,8 @@ class MeshExplorer(Page):
     def _axes(self) -> list[Sequence[str]]:
         sent = most_sent(self._sent, self.mesh)
         named = [*self.mesh.axes, *(name for name in sent if name not in self.mesh.axes)]
-        return [(axis, *self._groups(axis), f"up to {in_bytes(sent[axis], zeros=True)}" if sent.get(axis) else "nothing")
-                for axis in named]
+        return [(axis, *self._groups(axis),
+                 f"up to {in_bytes(sent[axis], zeros=True)}" if sent.get(axis) else "nothing") for axis in named]
 
     def _groups(self, axis: str) -> tuple[str, str]:
         if axis not in self.mesh.axes:

@@ -108,7 +108,8 @@ class _Teller:
         if stage is not None:
             return f"stage {stage}" + f", {names}" * (self._step.ranks_of_stage[stage] != set(ranks))
         whole = [number for number, own in self._step.ranks_of_stage.items() if own <= set(ranks)]
-        if len(ranks) == self._mesh.world_size or set(ranks) != {r for n in whole for r in self._step.ranks_of_stage[n]}:
+        in_them = {rank for number in whole for rank in self._step.ranks_of_stage[number]}
+        if len(ranks) == self._mesh.world_size or set(ranks) != in_them:
             return names
         return f"stage{'s' * (len(whole) > 1)} {_join(map(str, whole))}"
 
