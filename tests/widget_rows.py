@@ -12,10 +12,11 @@ from book.replay import Replay
 from book.schedule import PipelineSchedule, Schedule
 from book.simulate import simulate, simulate_pipeline
 from book.trace import Trace
-from book.widgets import (bucket_timeline, memory_player, pipeline_game, pipeline_player, pipeline_race,
+from book.widgets import (bucket_timeline, layout_chart, memory_player, pipeline_game, pipeline_player, pipeline_race,
                           play, race, sharded_product)
 from tests.backward import layers, recorded
 from tests.memory import recorded as recorded_step
+from tests.layouts import few, many
 from tests.meshes import explorer
 from tests.shards import recorded as recorded_product
 from tests.test_pipeline_widget import WRONG
@@ -165,6 +166,13 @@ WIDGETS = (
            contrasts=((["soft", "ink", "bad"], ["bg"], 4.5),
                       ([*(f"r{i}" for i in range(4)), "p0", "p2", "bad"], ["hollow"], 3)),
            heaviest=lambda: product("sequence parallel", 4)),
+    Widget("layouts", lambda: layout_chart(few()), 9, lambda: (layout_chart(few()), layout_chart(many())),
+           themed=".lk-point:not(.gone)", moving="document.querySelector('.lk-spot').getAttribute('transform')",
+           num_seen=10,
+           tabs=("126 million parameters on 4 GPUs", *TRANSPORT, "tp", "pp", "ZeRO", "recompute", "only what fits"),
+           told=("tr", 11, "pp 1 × dp 1 × tp 4, micro-batch 1, sequence parallel, full"),
+           contrasts=(([*(f"r{i}" for i in (0, 1, 2, 3, 7, 8, 10)), "p2"], ["bg", "hollow"], 3),
+                      (["soft", "ink"], ["bg"], 4.5)), heaviest=lambda: layout_chart(many())),
     Widget("mesh", lambda: explorer((2, 1, 2), 1, 2), 6, lambda: (explorer(), explorer((2, 1, 2), 1, 2)),
            themed=".lk-cube.mate .lk-face", moving=AWAY, num_seen=5,
            tabs=("A training step on a mesh of 4 ranks", "rank 0: pp 0, dp 0, tp 0, on node 0", *TRANSPORT,

@@ -12,6 +12,7 @@
     memory_player(trace)                         sharded state: what each rank holds of each unit, what is gathered
     memory_bars()                                the same by formula: model, ranks, stage and precision to choose
     mesh_explorer(trace, mesh)                   ranks on their nodes, the groups of each, a step that is played on them
+    layout_chart(search(...))                    all layouts of a model on a cluster, memory against time
 
 Each returns an object that shows itself: in a live notebook as a widget with the traits `step`, `playing`, `payload`
 and `error` (and `player.trace = other`), on a static page as HTML that scripts (see assets), loaded deferred, bring to
@@ -29,6 +30,7 @@ That HTML is the same for the same program: it holds logical steps and modelled 
     memory_*, memory.js                                 the memory player: memory_steps reads its trace
     memory_bars, memory_bars.js                         bytes of state by formula
     mesh_*, mesh.js                                     the mesh explorer: mesh_steps reads its trace
+    layouts_*, layouts.js                               the chart of layouts: layouts_data thins a search out
 
 A widget's own modules begin with its name: `*_page` is its Page, `*_data` (or the module that has the bare name) what
 is drawn, `*_words` what is said. Its script and style stand beside them; what none of them owns has no prefix.
@@ -38,7 +40,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from book.cost import ADAM_MIXED, Link, StateBytes
+from book.cost import ADAM_MIXED, Link, Search, StateBytes
 from book.mesh import Mesh
 from book.promise import PROMISES
 from book.schedule import PipelineSchedule, Schedule
@@ -47,6 +49,7 @@ from book.widgets.assets import ASSETS
 from book.widgets.chunks_data import Options
 from book.widgets.chunks_page import Shown, title_of
 from book.widgets.game_page import PipelineGame
+from book.widgets.layouts_page import LayoutChart
 from book.widgets.memory_bars import MemoryBars
 from book.widgets.memory_page import MemoryPlayer
 from book.widgets.mesh_page import MeshExplorer
@@ -57,10 +60,10 @@ from book.widgets.shards_page import ShardedProduct
 from book.widgets.timeline_page import BucketTimeline
 
 if TYPE_CHECKING:
-    from book.widgets.live import (Game, Memory, MemoryChoice, MeshView, Panel, PipelineView, Player, Shards,
+    from book.widgets.live import (Game, Layouts, Memory, MemoryChoice, MeshView, Panel, PipelineView, Player, Shards,
                                    Timeline)
 
-__all__ = ["ASSETS", "bucket_timeline", "memory_bars", "memory_player", "mesh_explorer", "panel",
+__all__ = ["ASSETS", "bucket_timeline", "layout_chart", "memory_bars", "memory_player", "mesh_explorer", "panel",
            "pipeline_game", "pipeline_player", "pipeline_race", "play", "race", "sharded_product"]
 
 Playable = Trace | Schedule
@@ -218,6 +221,16 @@ def pipeline_game(num_stages: int = 4, num_micro_batches: int = 4, *, forward_s:
     ScheduleError for counts below 1, ValueError for more than 8 stages or 16 micro-batches.
     """
     return _live(PipelineGame(num_stages, num_micro_batches, Durations(forward_s, backward_s), most_in_flight, title))
+
+
+def layout_chart(found: Search, *, title: str | None = None) -> LayoutChart | Layouts:
+    """The layouts that a search found, memory against time: a chart to filter, and what one layout's costs are made of.
+
+    `found` is what `book.cost.search` returns. Of layouts with the same pp, tp, ZeRO stage and recomputation only the
+    fastest that fits is shown, and all that no other beats in both time and memory. Raises TypeError for what is no
+    search, ValueError for one that found nothing.
+    """
+    return _live(LayoutChart(found, title))
 
 
 def panel(run: Callable[..., Trace], *, title: str | None = None, promise: str | None = None,

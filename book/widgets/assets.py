@@ -7,7 +7,7 @@ ASSETS = Path(__file__).parent  # for the site, tests and benchmarks to copy fro
 PARTS = {  # what widgets are made of
     "player": ("controls", "player"), "timeline": ("controls", "lanes", "timeline"),
     "pipeline": ("controls", "lanes", "pipeline"), "game": ("controls", "lanes", "pipeline", "game"),
-    "shards": ("controls", "shards"), "mesh": ("controls", "lanes", "mesh"),
+    "shards": ("controls", "shards"), "mesh": ("controls", "lanes", "mesh"), "layouts": ("controls", "layouts"),
     "memory": ("controls", "memory"), "memorybars": ("controls", "memory", "memory_bars")}
 ALL = tuple(dict.fromkeys(part for parts in PARTS.values() for part in parts))
 STYLES, SCRIPTS = tuple(f"{part}.css" for part in ALL), tuple(f"{part}.js" for part in ALL)

@@ -109,8 +109,14 @@ class Game(Live):
         return self.shown.simulate(self.placed)
 
 
+class Layouts(Live):
+    """A live chart of layouts; what it calls a trace is a search."""
+
+    _esm, _css = module("layouts"), style("layouts")
+
+
 LIVE = {"player": Player, "timeline": Timeline, "pipeline": PipelineView, "shards": Shards, "mesh": MeshView,
-        "memory": Memory, "memorybars": MemoryChoice, "game": Game}
+        "layouts": Layouts, "memory": Memory, "memorybars": MemoryChoice, "game": Game}
 
 
 class Panel(ipywidgets.VBox):
