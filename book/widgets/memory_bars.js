@@ -27,7 +27,10 @@ function select(parent, text, names, at, act) {
 function chart(parent, { parameters, stage, ranks, each, gpu }, W, choose) {
   const left = 72, right = 66, top = 24, h = 24, row = 38, H = top + 4 * row, all = range(4, s => stateBytes(parameters, s, ranks, each));
   const scale = (W - left - right) / max(gpu, ...all.map(total)), { rest } = canvas(parent, W, H, { role: "group", "aria-label": NAMES.join(", ") });
-  const edge = left + gpu * scale;
+  const edge = left + gpu * scale, beside = (x, w) => { // the middle of a bar, or where the GPU's line does not cross its text
+    const middle = x + w / 2, near = middle > edge - 30 && middle < edge + 30;
+    return near && edge + 62 < x + w ? edge + 32 : near && edge - 62 > x ? edge - 32 : middle;
+  };
   all.forEach((list, s) => {
     const y = top + s * row, on = s === stage, sum = total(list), say = `stage ${s}: ${bytes(sum)} on each rank, ${sum > gpu ? "more than" : "fits"} ${bytes(gpu)}`;
     const g = make("g", rest, { role: "button", tabindex: 0, "aria-pressed": on, "aria-label": say, style: "cursor:pointer", "data-stage": s });
@@ -37,7 +40,7 @@ function chart(parent, { parameters, stage, ranks, each, gpu }, W, choose) {
     list.forEach((size, i) => {
       const w = size * scale, text = bytes(size);
       make("rect.lk-hold", g, { x, y, width: max(0.6, w), height: h, fill: `var(--m${i})`, stroke: "var(--bg)", "stroke-width": w > 3 ? 1 : 0 });
-      if (w > text.length * 6.4 + 6) make("text.lk-in", g, { x: x + w / 2 > edge - 30 && x + w / 2 < edge + 30 ? edge + (edge + 62 < x + w ? 32 : -32) : x + w / 2, y: y + h / 2 + 4, "text-anchor": "middle" }, text);
+      if (w > text.length * 6.4 + 6) make("text.lk-in", g, { x: beside(x, w), y: y + h / 2 + 4, "text-anchor": "middle" }, text);
       x += w;
     });
     make("text" + (sum > gpu ? ".lk-limits" : ".lk-out"), g, { x: x + 6 + (sum <= gpu && edge - x < 66 && edge - x > -2 ? edge - x + 2 : 0), y: y + h / 2 + 4, style: "font-weight:600" }, bytes(sum));
