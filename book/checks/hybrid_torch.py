@@ -11,7 +11,7 @@ from book.checks.compare import first_wrong
 from book.checks.verdict import CheckFailed, short
 from book.mesh import Mesh
 
-Placed = Mapping[str, tuple[tuple[Any, ...], int]]
+Placed = Mapping[str, tuple[Any, ...]]
 
 
 def torch_failure(message: str) -> str:
@@ -24,35 +24,32 @@ def torch_failure(message: str) -> str:
     return f"{message}\n{hint}" if hint else message
 
 
-def placements(placed: Sequence[Placed], layout: Mapping[str, int | None], mesh: Mesh,
-               sizes: Mapping[str, int]) -> None:
-    """`placed` has by rank, for each parameter, its placements and how many numbers the rank holds of it.
+def placements(placed: Sequence[Placed], layout: Mapping[str, int | None]) -> None:
+    """`placed` has by rank, for each parameter, the placements of its DTensor, none for an ordinary tensor.
 
-    `layout` says along which dim a parameter is to be cut over tp, `sizes` how many numbers it has as a whole.
+    `layout` says along which dim it is to be cut over tp; what fully_shard does comes before that in the placements.
     """
     for rank, own in enumerate(placed):
-        for name, (where, num) in own.items():
-            whole = [placement for placement in where]
-            cuts = [placement for placement in whole if placement.is_shard()]
+        for name, where in own.items():
+            dim = layout[name]
             if not where:
                 raise CheckFailed(f"rank {rank}'s {name} is an ordinary tensor: fully_shard the part too, after its "
                                   "blocks, and what is left of it is sharded over dp")
-            if layout[name] is not None and len(where) < 2:
-                raise CheckFailed(f"rank {rank}'s {name} is not cut over tp: put its layer into the plan, by its name "
-                                  "in the block, and call parallelize_module before fully_shard")
-            if layout[name] is not None and not any(cut.dim == layout[name] for cut in cuts[-1:]):
-                raise CheckFailed(f"rank {rank}'s {name} is cut along dim {cuts[-1].dim if cuts else None} over tp, and "
-                                  f"should be along dim {layout[name]}: q, k, v and up by columns (dim 0 of weight), "
-                                  "out and down by rows (dim 1)")
-        del num
+            if dim is None:
+                continue
+            if len(where) < 2:
+                raise CheckFailed(f"rank {rank}'s {name} has one placement, {where[0]}: it is cut over tp by "
+                                  "parallelize_module, if the plan names its layer, and then over dp by fully_shard")
+            if not where[-1].is_shard() or where[-1].dim != dim:
+                raise CheckFailed(f"rank {rank}'s {name} is placed as {where[-1]} over tp, and should be cut along "
+                                  f"dim {dim}: q, k, v and up by columns, out and down by rows")
 
 
-def saved(folder: str, names: Sequence[str]) -> None:
+def saved(folder: str) -> None:
     """There must be a checkpoint in the folder."""
     if not (Path(folder) / ".metadata").exists():
         raise CheckFailed("save has written no checkpoint into the folder: dcp.save(state, checkpoint_id=folder), on "
                           "every rank")
-    del names
 
 
 def resumed(losses: Sequence[Sequence[Any]], expected: Sequence[float], num_saved: int, mesh: Mesh) -> float:
