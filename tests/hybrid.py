@@ -38,7 +38,7 @@ def mesh_of(layout: tuple[int, int, int], ranks_per_node: int | None = None) -> 
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets of a step, (B, T) each: random tokens, the same on every rank, and a rule that can be learned."""
+    """Inputs and targets of a step, (B, T) each: random tokens, the same on every rank, and a rule to learn."""
     tokens = torch.randint(CONFIG.vocab_size, (NUM_SEQUENCES, CONFIG.context),
                            generator=torch.Generator().manual_seed(step))
     return tokens, (3 * tokens + 1) % CONFIG.vocab_size

@@ -109,7 +109,8 @@ def by_torch(num_steps):
     fully_shard(module, mesh=mesh["dp"])
     pipeline = Schedule1F1B(PipelineStage(module, stage, 2, device, group=mesh["pp"].get_group()), NUM_MICRO_BATCHES,
                             loss_fn=GPT.loss)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=LEARNING_RATE, foreach=False)  # two kinds of mesh in one model
+    # One model has parameters on (dp, tp) and others on dp alone, which foreach can't mix.
+    optimizer = torch.optim.AdamW(module.parameters(), lr=LEARNING_RATE, foreach=False)
     found = []
     for step in range(num_steps):
         inputs, targets = (tensor.to(device).chunk(2)[replica] for tensor in batch(step))
@@ -137,7 +138,8 @@ def refused(layout, config):
 
 
 @pytest.mark.parametrize(("layout", "error", "words"), [
-    ((1, 2, 1), ValueError, "6 sequences can't be shared by 2 replicas"), ((2, 2, 1), MeshError, "has 4 ranks")], ids=str)
+    ((1, 2, 1), ValueError, "6 sequences can't be shared by 2 replicas"), ((2, 2, 1), MeshError, "has 4 ranks")],
+    ids=str)
 def test_what_can_t_be_shared_out_is_refused(layout, error, words):
     with pytest.raises(RankError, match=words) as caught:
         launch(refused, 2, layout, copy.deepcopy(CONFIG))
