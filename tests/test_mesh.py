@@ -26,6 +26,7 @@ def meshes(draw):
     return Mesh(tuple(axes), shape, draw(st.one_of(st.none(), st.integers(1, 9))))
 
 
+@settings(deadline=None, max_examples=40)
 @given(meshes())
 def test_each_rank_has_coordinates_of_its_own(mesh):
     places = [tuple(mesh.coordinates(rank).values()) for rank in range(mesh.world_size)]
@@ -33,6 +34,7 @@ def test_each_rank_has_coordinates_of_its_own(mesh):
     assert [mesh.rank_at(**mesh.coordinates(rank)) for rank in range(mesh.world_size)] == list(range(mesh.world_size))
 
 
+@settings(deadline=None, max_examples=40)
 @given(meshes(), st.data())
 def test_the_groups_of_some_axes_share_out_the_ranks(mesh, data):
     axes = data.draw(st.lists(st.sampled_from(mesh.axes), unique=True))
@@ -47,6 +49,7 @@ def test_the_groups_of_some_axes_share_out_the_ranks(mesh, data):
         assert mesh.axis_of(group) == tuple(axis for axis in mesh.axes if axis in axes and mesh.size(axis) > 1)
 
 
+@settings(deadline=None, max_examples=40)
 @given(meshes(), st.data())
 def test_ranks_that_are_no_whole_group_have_no_axis(mesh, data):
     ranks = data.draw(st.sets(st.sampled_from(range(mesh.world_size)), min_size=1))
@@ -55,6 +58,7 @@ def test_ranks_that_are_no_whole_group_have_no_axis(mesh, data):
     assert (mesh.axis_of(sorted(ranks)) is None) == (tuple(sorted(ranks)) not in every)
 
 
+@settings(deadline=None, max_examples=40)
 @given(meshes())
 def test_nodes_are_filled_one_after_the_other(mesh):
     nodes = [mesh.node_of(rank) for rank in range(mesh.world_size)]
@@ -64,7 +68,7 @@ def test_nodes_are_filled_one_after_the_other(mesh):
     assert mesh.crosses(range(mesh.world_size)) == (mesh.num_nodes > 1) and not mesh.crosses([0])
 
 
-@settings(max_examples=20)
+@settings(deadline=None, max_examples=40)
 @given(meshes(), st.randoms())
 def test_another_order_keeps_sizes_and_nodes(mesh, random):
     order = random.sample(mesh.axes, len(mesh.axes))
