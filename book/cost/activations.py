@@ -3,6 +3,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+RECOMPUTE = (None, "selective", "full")
+
+
+def check_recompute(recompute: str | None) -> None:
+    """Raises ValueError for a word that is none of RECOMPUTE."""
+    if recompute not in RECOMPUTE:
+        raise ValueError(f"recompute can't be {recompute!r}: use None, 'selective' or 'full'")
+
 
 @dataclass(frozen=True)
 class LayerShape:
@@ -29,8 +37,7 @@ def activation_bytes(layer: LayerShape, group_size: int = 1, sequence_parallel: 
     sequence parallelism). Numbers have 2 bytes, dropout masks 1; attention keeps its scores; statistics of norms are
     left out.
     """
-    if recompute not in (None, "selective", "full"):
-        raise ValueError(f"recompute can't be {recompute!r}: use None, 'selective' or 'full'")
+    check_recompute(recompute)
     if recompute == "full":
         return 2.0 * layer.num_activations / (group_size if sequence_parallel else 1)
     scores = 0.0 if recompute else 5 * layer.num_heads * layer.num_tokens / layer.width

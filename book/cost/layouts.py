@@ -8,10 +8,10 @@ from itertools import product
 import numpy as np
 
 from book.columns import Columns, count, word
+from book.cost.activations import RECOMPUTE, check_recompute
+from book.cost.memory import check_zero_stage
 from book.cost.transformer import Transformer
 from book.mesh import Mesh
-
-RECOMPUTE = (None, "selective", "full")
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Layout:
     def __post_init__(self) -> None:
         if min(self.pp, self.dp, self.tp, self.micro_batch_size, self.stages_per_rank) < 1:
             raise ValueError(f"each size of a layout is at least 1: {self}")
-        if self.zero_stage not in range(4):
-            raise ValueError(f"there is no ZeRO stage {self.zero_stage!r}: use 0, 1, 2 or 3")
-        if self.recompute not in RECOMPUTE:
-            raise ValueError(f"recompute can't be {self.recompute!r}: use None, 'selective' or 'full'")
+        check_zero_stage(self.zero_stage)
+        check_recompute(self.recompute)
+        if self.sequence_parallel not in (0, 1):
+            raise ValueError(f"sequence_parallel is 0 or 1, not {self.sequence_parallel!r}")
         if self.stages_per_rank > 1 and self.pp == 1:
             raise ValueError("several stages on a rank need a pipeline: pp is 1")
         object.__setattr__(self, "sequence_parallel", int(self.sequence_parallel))

@@ -25,6 +25,12 @@ ADAM_MIXED_GRADIENTS_32 = StateBytes(2, 4, 12)  # bf16, gradients added up in 32
 ADAM_32 = StateBytes(4, 4, 8)
 
 
+def check_zero_stage(zero_stage: int) -> None:
+    """Raises ValueError for what is none of ZeRO's stages, 0 to 3."""
+    if zero_stage not in range(4):
+        raise ValueError(f"there is no ZeRO stage {zero_stage!r}: use 0, 1, 2 or 3")
+
+
 def state_bytes(num_parameters: float, zero_stage: int = 0, num_shards: int = 1,
                 each: StateBytes = ADAM_MIXED) -> StateBytes:
     """Bytes of state on each of N ranks: what a stage shards is over N (rajbhandari2020, figure 1).
@@ -33,8 +39,7 @@ def state_bytes(num_parameters: float, zero_stage: int = 0, num_shards: int = 1,
     takes. What is gathered for a moment, activations and what the allocator loses come on top. Raises ValueError for
     another stage or no shard.
     """
-    if zero_stage not in range(4):
-        raise ValueError(f"there is no ZeRO stage {zero_stage!r}: use 0, 1, 2 or 3")
+    check_zero_stage(zero_stage)
     if np.any(np.less(num_shards, 1)):  # one, or several at once in an array
         raise ValueError(f"num_shards is {num_shards}, but there is at least one")
     parameters, gradients, optimizer = (num_shards if zero_stage >= first else 1 for first in (3, 2, 1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from book.cost.activations import LayerShape
+from book.cost.activations import LayerShape, check_recompute
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,7 @@ class Transformer:
 
 def recomputed_flops(model: Transformer, num_sequences: float, recompute: str | None) -> float:
     """FLOPs of what a layer's backward computes a second time; raises ValueError for a word that is none of three."""
-    if recompute not in (None, "selective", "full"):
-        raise ValueError(f"recompute can't be {recompute!r}: use None, 'selective' or 'full'")
+    check_recompute(recompute)
     if recompute == "full":
         return model.layer_flops(num_sequences)
     return model.attention_flops(num_sequences) if recompute else 0 * num_sequences
