@@ -98,6 +98,10 @@ def test_what_runs_is_noted_and_what_is_imported_is_not():
     checks.by_hand([set()] * 8)
     with pytest.raises(CheckFailed, match="rank 1 calls functions of book.mesh"):
         checks.by_hand([set(), called])
+    with pytest.raises(CheckFailed, match="calls functions of book.mesh"), checks.calls_into(["book/mesh"]):
+        MESH.coordinates(99)
+    with pytest.raises(KeyError), checks.calls_into(["book/mesh"]):
+        {}["nothing of these places"]
 
 
 @pytest.mark.parametrize("losses, complaint", [

@@ -18,7 +18,8 @@ from book.mesh import Mesh
 def calls_into(places: Sequence[str]) -> Iterator[set[str]]:
     """Note which of these places, parts of file names, have a function called in this block, in this thread.
 
-    What is imported does not count, only what runs; neither does a call from one function of these places to another.
+    What has been imported before does not count, only what runs. An error in the block is raised as that of a call into
+    these places where there was one: what is not built by hand may fail before it is looked at.
     """
     found: set[str] = set()
     before = sys.getprofile()
@@ -31,6 +32,9 @@ def calls_into(places: Sequence[str]) -> Iterator[set[str]]:
     sys.setprofile(note)
     try:
         yield found
+    except Exception:
+        _refuse("your code", found)
+        raise
     finally:
         sys.setprofile(before)
 
@@ -38,9 +42,7 @@ def calls_into(places: Sequence[str]) -> Iterator[set[str]]:
 def by_hand(called: Sequence[set[str]]) -> None:
     """`called` has by rank what `calls_into` found: nothing, or it was not built by hand."""
     for rank, own in enumerate(called):
-        for place in sorted(own):
-            raise CheckFailed(f"rank {rank} calls functions of {place.replace('/', '.')}: in this exercise the three "
-                              "kinds of parallelism are put together by hand")
+        _refuse(f"rank {rank}", own)
 
 
 def first_losses(losses: Sequence[Any], sequences: Sequence[float], mesh: Mesh, num_micro_batches: int) -> None:
@@ -117,3 +119,9 @@ def _check_alike(losses: Sequence[float | None], mesh: Mesh) -> None:
             raise CheckFailed(f"ranks {first} and {rank} of one tp group have different losses, {short(losses[first])} "
                               f"and {short(loss)}: they work on the same share, with the same weights where nothing is "
                               "cut")
+
+
+def _refuse(who: str, called: set[str]) -> None:
+    for place in sorted(called):
+        raise CheckFailed(f"{who} calls functions of {place.replace('/', '.')}: in this exercise the three kinds of "
+                          "parallelism are put together by hand")

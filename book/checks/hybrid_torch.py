@@ -17,7 +17,8 @@ Placed = Mapping[str, tuple[Any, ...]]
 def torch_failure(message: str) -> str:
     """An error of a rank that combines torch's own parts, with what to look at where torch says it of itself."""
     hints = {
-        "view": "a layer gives a shape that the next one does not take",
+        "KeyError: 'betas'": "the optimizer's settings are in a list without names, in which stages overwrite one "
+                             "another's: flatten_optimizer_state_dict=True files them by parameter",
         "Missing key": "the checkpoint has no such name: was it saved, under a name that means the same in all shapes?",
     }
     hint = next((hint for word, hint in hints.items() if word in message), None)

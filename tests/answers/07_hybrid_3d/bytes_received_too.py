@@ -1,5 +1,5 @@
 # exercise: 5
-# expect: a rank sends each tensor once
+# expect: share once: forth what it computes
 
 def predicted_bytes(shape, stage, num_parameters, num_sequences,
                     num_micro_batches, num_layers=config.num_layers,

@@ -1,5 +1,5 @@
 # exercise: 6
-# expect: is not cut over tp
+# expect: it is cut over tp by parallelize_module
 
 def torch_parts(gpt, mesh, num_micro_batches, make_optimizer):
     """This rank's part of a GPT, its pipeline schedule, its optimizer."""
