@@ -11,7 +11,8 @@ from book.cost import (ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, Transformer, activat
                        state_bytes)
 from book.cost.layouts import Layout
 from book.cost.plan import PARTS, estimate, estimates
-from book.cost.published import A100, FITTED, HELD_OUT, RECOMPUTATION, WEAK_SCALING, fitted
+from book.cost.published import (A100, FITTED, HELD_OUT, RECOMPUTATION, SHARDED, WEAK_SCALING, fitted,
+                                 largest_errors)
 from book.pipelines import interleaved, one_f_one_b
 from book.simulate import simulate_pipeline
 
@@ -113,6 +114,9 @@ def test_links_inside_and_across_nodes():
     wide = estimate(MODEL, EVERYTHING, Layout(1, 8, 2), BATCH)  # two of each group on a node: two cards
     assert wide.dp_s == pytest.approx(wide.dp_bytes / 50e9)
     assert inside.pp_s == pytest.approx(inside.pp_bytes / 25e9)
+    for gpus_per_node, bytes_per_s in ((2, 50e9), (1, 25e9)):  # tp 4 over two or four nodes: the cards of its members
+        tall = estimate(MODEL, replace(EVERYTHING, gpus_per_node=gpus_per_node), Layout(2, 2, 4), BATCH)
+        assert tall.tp_s == pytest.approx(tall.tp_bytes / bytes_per_s)
 
 
 def test_overlap_hides_data_parallel_messages_behind_computing():
@@ -135,10 +139,29 @@ def test_layouts_that_do_not_divide_are_refused(layout, words):
 
 @pytest.mark.parametrize("sizes, words", [
     ((0, 1, 1), "at least 1"), ((2, 1, 1, 1, 1, 4), "no ZeRO stage 4"), ((1, 1, 1, 1, 2), "need a pipeline"),
-    ((1, 1, 1, 1, 1, 0, False, "some"), "recompute can't be 'some'")])
+    ((1, 1, 1, 1, 1, 0, False, "some"), "recompute can't be 'some'"),
+    ((1, 1, 2, 1, 1, 0, 2), "sequence_parallel is 0 or 1, not 2")])
 def test_layouts_that_cannot_be_are_refused(sizes, words):
     with pytest.raises(ValueError, match=words):
         Layout(*sizes)
+
+
+@pytest.mark.parametrize("name, value, words", [
+    ("num_gpus", 0, "at least one GPU"), ("gpus_per_node", 0, "and a node too"),
+    ("efficiency", 0, "efficiency is a share"), ("efficiency", 1.1, "at most 1, not 1.1"), ("usable_share", 90, "usable_share is a share"),
+    ("across_bytes_per_s", 0, "across_bytes_per_s is above 0"), ("memory_bytes", float("nan"), "memory_bytes is above"),
+    ("num_passes", -1, "num_passes is at least 0")])
+def test_clusters_that_cannot_be_are_refused(name, value, words):
+    with pytest.raises(ValueError, match=words):
+        replace(A100, **{name: value})
+
+
+def test_nothing_to_estimate_is_said_in_words():
+    with pytest.raises(ValueError, match="the list has no layouts"):
+        estimates(MODEL, EVERYTHING, [], BATCH)
+    for batch in (0, -32):
+        with pytest.raises(ValueError, match="global_batch is at least one sequence"):
+            estimate(MODEL, EVERYTHING, LAYOUT, batch)
 
 
 def test_the_constants_are_fitted_to_four_rows_only():
@@ -165,6 +188,31 @@ def test_rows_held_out_are_within_ten_per_cent():
     assert len(same) == 6 and max(abs(row.error) for row in same) < 0.06
     assert max(abs(row.error) for row in RECOMPUTATION) < 0.10
     assert np.mean([abs(row.error) for row in HELD_OUT]) < 0.045
+
+
+def test_the_error_depends_on_the_rows_that_are_fitted():
+    """Of any four rows of the first table; among them the four that the book's constants come from."""
+    found = largest_errors(A100, WEAK_SCALING, 4, RECOMPUTATION)
+    assert len(found) == 210 and np.abs(found - max(abs(row.error) for row in HELD_OUT)).min() < 1e-3
+    assert (found.min(), np.median(found), found.max()) == pytest.approx((0.075, 0.124, 0.242), abs=5e-4)
+    for num_fitted, rows in ((1, WEAK_SCALING), (2, WEAK_SCALING[:2])):
+        with pytest.raises(ValueError, match="fit two rows or more, and leave some"):
+            largest_errors(A100, rows, num_fitted)
+
+
+def test_one_share_of_the_peak_is_a_worse_formula():
+    """The baseline: all steps at one share of the peak, the best for the same four rows."""
+    shares = np.array([row.at_peak_s / row.step_s for row in FITTED])
+    share = shares @ shares / shares.sum()
+    errors = [abs(row.at_peak_s / share / row.step_s - 1) for row in HELD_OUT]
+    assert np.mean(errors) > 2.5 * np.mean([abs(row.error) for row in HELD_OUT]) and max(errors) > 0.2
+
+
+def test_sharding_alone_is_slower_than_the_formula():
+    """The days of 300 billion tokens are the paper's: 90, 74 and 74."""
+    days = [300e9 / (row.global_batch * row.model.num_tokens) * row.step_s / 86400 for row in SHARDED]
+    assert [round(day) for day in days] == [90, 74, 74] and not set(SHARDED) & set(FITTED + HELD_OUT)
+    assert [round(row.error, 2) for row in SHARDED] == [-0.16, -0.45, -0.69]
 
 
 @pytest.mark.parametrize("full, selective, published", [*zip(RECOMPUTATION[::2], RECOMPUTATION[1::2],

@@ -97,5 +97,13 @@ def test_where_nothing_fits():
 
 
 def test_a_batch_that_no_layout_divides():
-    with pytest.raises(ValueError, match="none of 0 layouts"):
+    with pytest.raises(ValueError, match="no layout of 7 GPUs divides the model's 6 layers, its 4 heads and 4 seq"):
         search(MODEL, replace(A100, num_gpus=7), 4).best
+    with pytest.raises(ValueError, match="global_batch is at least one sequence, not 0"):
+        search(MODEL, replace(A100, num_gpus=4), 0)
+
+
+@pytest.mark.parametrize("position", [-1, 10**6])
+def test_no_words_about_a_layout_that_is_not_there(found, position):
+    with pytest.raises(ValueError, match=f"no layout at position {position}: there are {len(found)}"):
+        explain(found, position)

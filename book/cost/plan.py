@@ -26,7 +26,8 @@ class Cluster:
 
     Two constants are fitted to measured steps: `efficiency`, the share of the peak that matrix products reach, and
     `num_passes`, how often what a layer keeps goes through memory for all that is no product (norms, dropout, softmax).
-    `usable_share` of the memory is for training; the rest is the allocator's and the libraries'.
+    `usable_share` of the memory is for training; the rest is the allocator's and the libraries'. Raises ValueError for
+    what no cluster has: no GPU, a rate of 0, a share that is none.
     """
 
     num_gpus: int
@@ -39,6 +40,18 @@ class Cluster:
     num_passes: float
     gpus_per_node: int = 8
     usable_share: float = 0.9
+
+    def __post_init__(self) -> None:
+        if min(self.num_gpus, self.gpus_per_node) < 1:
+            raise ValueError(f"a cluster has at least one GPU, and a node too: {self}")
+        for name in ("memory_bytes", "flops_per_s", "memory_bytes_per_s", "inside_bytes_per_s", "across_bytes_per_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is above 0, not {getattr(self, name)}")
+        for name in ("efficiency", "usable_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} is a share, above 0 and at most 1, not {getattr(self, name)}")
+        if not self.num_passes >= 0:
+            raise ValueError(f"num_passes is at least 0, not {self.num_passes}")
 
 
 @dataclass(frozen=True)
@@ -82,8 +95,11 @@ def estimates(model: Transformer, cluster: Cluster, layouts: Sequence[Layout], g
 
     `each` is the state of one parameter. Communication of tp and pp is waited for; so is dp's, unless `overlap`: then
     it hides behind the last micro-batch's backward (ZeRO 0 and 1) or behind all computing (2 and 3). Raises ValueError
-    for a layout of another number of GPUs, or one that doesn't divide layers, heads or batch.
+    for a list without layouts, a batch below 1, a layout of another number of GPUs, or one that doesn't divide layers,
+    heads or batch.
     """
+    if not len(layouts) and not isinstance(layouts, Columns):
+        raise ValueError("there is nothing to estimate: the list has no layouts")
     terms = _Terms(model, cluster, Columns.from_rows(Layout, layouts), global_batch, each)
     terms.check()
     held, sent = terms.held(), terms.sent()
@@ -96,7 +112,12 @@ def estimates(model: Transformer, cluster: Cluster, layouts: Sequence[Layout], g
 
 
 class _Terms:
-    """The columns of layouts as floats, and the parts of their estimates: arrays of one entry for each layout."""
+    """The columns of layouts as floats, and the parts of their estimates: arrays of one entry for each layout.
+
+    b is the sequences of a micro-batch, m the micro-batches of a step, v the stages of a rank. `by` chooses by a
+    column's value; `kept` is a layer's bytes of one micro-batch, `held` what is in memory in all; `often` is how many
+    times dp's messages go, `again` what recomputation does twice, `behind` the seconds that can hide messages.
+    """
 
     def __init__(self, model: Transformer, cluster: Cluster, layouts: Columns, global_batch: int, each: StateBytes):
         self.model, self.cluster, self.layouts, self.batch, self.each = model, cluster, layouts, global_batch, each
@@ -110,6 +131,8 @@ class _Terms:
         self.parameters = (self.layers * model.layer_parameters + model.embedding_parameters) / self.tp
 
     def check(self) -> None:
+        if self.batch < 1:
+            raise ValueError(f"global_batch is at least one sequence, not {self.batch}")
         model, used = self.model, self.pp * self.dp * self.tp
         wrong = {f"this cluster has {self.cluster.num_gpus} GPUs": used != self.cluster.num_gpus,
                  f"{model.num_layers} layers can't be cut so": self.layers / self.v % 1 != 0,
@@ -180,7 +203,7 @@ class _Terms:
             whole if how == "full" else whole - self.kept(how)) / 3)
         busy = {"matmul_s": self.m * flops / self.tp / (cluster.flops_per_s * cluster.efficiency),
                 "elementwise_s": self.m * self.layers * passes * cluster.num_passes / cluster.memory_bytes_per_s,
-                "tp_s": self.waited_tp_bytes() / self.bandwidth(self.tp),
+                "tp_s": self.waited_tp_bytes() / self.bandwidth(self.tp, np.minimum(self.tp, cluster.gpus_per_node)),
                 "pp_s": sent["pp_bytes"] / self.bandwidth(self.pp * self.dp * self.tp)}
         busy_s = sum(busy.values())
         share = pipeline_bubble(self.pp, self.m, self.v)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 
@@ -39,6 +40,12 @@ class Published:
     def estimated_s(self) -> float:
         """The seconds that the planner gives for it."""
         return estimate(self.model, self.cluster, self.layout, self.global_batch).step_s
+
+    @property
+    def at_peak_s(self) -> float:
+        """The seconds that its products would take at the peak, with those that are recomputed."""
+        flops = self.model.step_flops(self.global_batch, self.layout.recompute)
+        return flops / (self.cluster.num_gpus * self.cluster.flops_per_s)
 
     @property
     def error(self) -> float:
@@ -81,25 +88,63 @@ def _recomputation() -> tuple[Published, ...]:
     return tuple(found)
 
 
+def _sharded() -> tuple[Published, ...]:
+    """narayanan2021, table 2: 174.6 billion parameters in ZeRO-3 alone, without tp or pp; FLOP/s as in table 1."""
+    model, batch, found = Transformer(96, 12288, 96), 1536, []
+    for num_gpus, micro, teraflops in ((384, 4, 144), (768, 2, 88), (1536, 1, 44)):
+        layout = Layout(1, num_gpus, 1, micro, zero_stage=3, recompute="full")
+        step_s = model.step_flops(batch, "full") / (num_gpus * teraflops * 1e12)
+        found.append(Published("174.6B, ZeRO-3", model, layout, batch, step_s, "narayanan2021"))
+    return tuple(found)
+
+
 WEAK_SCALING, RECOMPUTATION = _weak_scaling(), _recomputation()
-FITTED = WEAK_SCALING[::3]  # what the constants see; every other row is held out
+SHARDED = _sharded()  # of another kind than the rest: the formulas miss them, and no number of this page rests on them
+FITTED = WEAK_SCALING[::3]  # what the constants see; the other rows of these two are held out
 HELD_OUT = tuple(row for row in WEAK_SCALING + RECOMPUTATION if row not in FITTED)
 
 
 def fitted(cluster: Cluster, rows: Sequence[Published]) -> Cluster:
     """The cluster with the `efficiency` and `num_passes` that fit published rows best: least squares in relative error.
 
-    A step's time is linear in 1/efficiency and in num_passes, bubble included. Raises ValueError for fewer than two
-    rows.
+    Raises ValueError for fewer than two rows, and for rows that no constants of a Cluster describe.
     """
     if len(rows) < 2:
         raise ValueError(f"two constants need two rows or more, not {len(rows)}")
+    per_product, num_passes = _least_squares(*_shares(cluster, rows))
+    return replace(cluster, efficiency=float(1 / per_product), num_passes=float(num_passes))
+
+
+def largest_errors(cluster: Cluster, choose_from: Sequence[Published], num_fitted: int,
+                   others: Sequence[Published] = ()) -> np.ndarray:
+    """For each choice of `num_fitted` rows to fit, the largest error, as a share, on the rows left and on `others`.
+
+    Raises ValueError for fewer than two rows to fit, and where none is left.
+    """
+    if not 2 <= num_fitted < len(choose_from) + len(others):
+        raise ValueError(f"fit two rows or more, and leave some: not {num_fitted} of {len(choose_from)}")
+    linear, wanted = _shares(cluster, [*choose_from, *others])
+    found = []
+    for chosen in combinations(range(len(choose_from)), num_fitted):
+        seen = np.isin(np.arange(len(wanted)), chosen)
+        constants = _least_squares(linear[seen], wanted[seen])
+        found.append(np.abs(linear @ constants - wanted)[~seen].max())
+    return np.array(found)
+
+
+def _shares(cluster: Cluster, rows: Sequence[Published]) -> tuple[np.ndarray, np.ndarray]:
+    """What 1/efficiency and num_passes are multiplied with, and what they must add up to, as shares of measured steps.
+
+    A step's time is linear in both, bubble included.
+    """
     units = [replace(cluster, efficiency=e, num_passes=n) for e, n in ((1.0, 0.0), (0.5, 0.0), (1.0, 1.0))]
     seconds = np.array([[estimate(row.model, replace(unit, num_gpus=row.layout.num_gpus), row.layout,
                                   row.global_batch).step_s for unit in units] for row in rows])
     products, passes = seconds[:, 1] - seconds[:, 0], seconds[:, 2] - seconds[:, 0]
     measured = np.array([row.step_s for row in rows])
     other = measured - (seconds[:, 0] - products)
-    (per_product, num_passes), *_ = np.linalg.lstsq(np.column_stack([products, passes]) / measured[:, None],
-                                                    other / measured, rcond=None)
-    return replace(cluster, efficiency=float(1 / per_product), num_passes=float(num_passes))
+    return np.column_stack([products, passes]) / measured[:, None], other / measured
+
+
+def _least_squares(linear: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    return np.linalg.lstsq(linear, wanted, rcond=None)[0]

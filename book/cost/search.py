@@ -41,7 +41,10 @@ class Search:
         """The position of the fastest layout that fits; raises ValueError where none does."""
         ranked = self.ranked
         if not len(ranked):
-            least = self.estimates.array("memory_bytes").min() / 1e9 if len(self) else float("nan")
+            if not len(self):
+                raise ValueError(f"no layout of {self.cluster.num_gpus} GPUs divides the model's "
+                                 f"{self.model.num_layers} layers, its {self.model.num_heads} heads and {self.global_batch} sequences")
+            least = self.estimates.array("memory_bytes").min() / 1e9
             raise ValueError(f"none of {len(self)} layouts fits: the smallest needs {least:.1f} GB on each GPU, and "
                              f"{usable_bytes(self.cluster) / 1e9:.1f} GB are usable")
         return int(ranked[0])
@@ -74,9 +77,11 @@ def search(model: Transformer, cluster: Cluster, global_batch: int, each: StateB
 def explain(found: Search, position: int | None = None) -> str:
     """A layout in words, a line for each thing: what it holds, where the time goes, what each other choice would cost.
 
-    Default: the fastest that fits.
+    Default: the fastest that fits. Raises ValueError where there is no such position.
     """
     position = found.best if position is None else position
+    if not 0 <= position < len(found):
+        raise ValueError(f"there is no layout at position {position}: there are {len(found)}, counted from 0")
     return "\n".join([*_about(found, found.layouts[position], found.estimates[position]),
                       *_others(found, position)])
 
