@@ -22,7 +22,8 @@ class Mesh:
     """`world_size` ranks on a grid: `axes` from the outermost to the innermost, and how many ranks `shape` each has.
 
     With `ranks_per_node`, ranks 0 to that many less one are on node 0, and so on; the last node may have fewer. None
-    puts all of them on one. Raises MeshError for names that repeat, a size below 1, another number of sizes than axes.
+    puts all of them on one. Raises MeshError for names that repeat, for a size or a number of ranks on a node that is no
+    whole number from 1 on, and for another number of sizes than axes.
     """
 
     axes: tuple[str, ...]
@@ -37,10 +38,9 @@ class Mesh:
         if len(set(self.axes)) != len(self.axes):
             raise MeshError(f"each axis needs a name of its own: {', '.join(self.axes)}")
         for axis, size in zip(self.axes, self.shape):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise MeshError(f"axis {axis} can't have {size!r} ranks: it needs a whole number, 1 or more")
-        if self.ranks_per_node is not None and self.ranks_per_node < 1:
-            raise MeshError(f"a node can't have {self.ranks_per_node} ranks: it needs at least 1")
+            _check_count(f"axis {axis}", size)
+        if self.ranks_per_node is not None:
+            _check_count("a node", self.ranks_per_node)
 
     @classmethod
     def of(cls, sizes: Mapping[str, int], ranks_per_node: int | None = None) -> Mesh:
@@ -93,9 +93,10 @@ class Mesh:
                      product(*(range(self.shape[place]) for place in fixed)))
 
     def group_of(self, rank: int, *axes: str) -> tuple[int, ...]:
-        """The group of an axis (or of several) that a rank is in."""
-        own = self.coordinates(rank)
-        return tuple(self._ranks({self._place(axis): own[axis] for axis in self.axes if axis not in axes}))
+        """The group of an axis (or of several) that a rank is in; raises MeshError for an axis that there is not."""
+        own, moving = self.coordinates(rank), {self._place(axis) for axis in axes}
+        fixed = {place: own[axis] for place, axis in enumerate(self.axes) if place not in moving}
+        return tuple(self._ranks(fixed))
 
     def axis_of(self, ranks: Sequence[int]) -> tuple[str, ...] | None:
         """The axes along which these ranks are a whole group, outermost first; None where they are none.
@@ -131,3 +132,8 @@ class Mesh:
         if axis not in self.axes:
             raise MeshError(f"this mesh has no axis {axis!r}: it has {', '.join(self.axes)}")
         return self.axes.index(axis)
+
+
+def _check_count(what: str, count: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise MeshError(f"{what} can't have {count!r} ranks: it needs a whole number, 1 or more")
