@@ -157,8 +157,10 @@ def test_bars_say_the_bytes_in_words() -> None:
 
 
 @pytest.mark.parametrize("options, words", [
-    ({"num_ranks": 0}, "1 to 1024 ranks"), ({"num_parameters": 5}, "million"),
-    ({"each": StateBytes(1, 1, 1)}, "ADAM_MIXED"), ({"gpu_bytes": 1.0}, "GPUs")])
+    ({"num_ranks": 0}, "1 to 1024 ranks"), ({"num_ranks": 2.5}, "a whole number of ranks, not .* 2.5 ranks"),
+    ({"zero_stage": -1}, "ZeRO stages 0 to 3 .* not stage -1"), ({"zero_stage": 7}, "not stage 7"),
+    ({"num_parameters": 5}, "million"), ({"each": StateBytes(1, 1, 1)}, "ADAM_MIXED"),
+    ({"gpu_bytes": 1.0}, "GPUs")])
 def test_bars_of_what_cannot_be_chosen(options, words) -> None:
     with pytest.raises(ValueError, match=words):
         memory_bars(**options)

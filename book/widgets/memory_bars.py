@@ -32,11 +32,14 @@ class MemoryBars(Page):
         if each not in PRECISIONS.values() or gpu_bytes not in GPUS:
             raise ValueError("memory_bars has ADAM_MIXED, ADAM_MIXED_GRADIENTS_32 and ADAM_32 of book.cost, and GPUs "
                              f"with {', '.join(in_bytes(size) for size in GPUS)}")
+        if zero_stage not in range(4) or not isinstance(num_ranks, int):
+            raise ValueError("memory_bars has ZeRO stages 0 to 3 and a whole number of ranks, not stage "
+                             f"{zero_stage!r} and {num_ranks!r} ranks")
         if not 1 <= num_ranks <= MOST_RANKS or not 1e6 <= num_parameters <= MOST_PARAMETERS:
             raise ValueError(f"memory_bars has 1 to {MOST_RANKS} ranks and a million to {MOST_PARAMETERS:.0e} "
                              f"parameters, not {num_ranks} and {num_parameters:.3g}")
         self._stages = [state_bytes(num_parameters, stage, num_ranks, each) for stage in range(4)]
-        self._chosen = {"parameters": num_parameters, "ranks": num_ranks, "stage": range(4)[zero_stage],
+        self._chosen = {"parameters": num_parameters, "ranks": num_ranks, "stage": int(zero_stage),
                         "precision": list(PRECISIONS.values()).index(each), "gpu": GPUS.index(gpu_bytes)}
         self.traces, self.title = {}, title or "Bytes of state on each rank"
 
