@@ -82,6 +82,8 @@ def test_a_chart_says_what_it_shows_and_can_show_another():
     live = layout_chart(few())
     live.trace = none()
     assert json.loads(live.payload)["fitting"] == 0
+    with pytest.raises(AttributeError, match="no trace behind this widget"):
+        live.trace
 
 
 def test_what_cannot_be_shown_is_refused():

@@ -21,6 +21,8 @@ DOES = {"reduce": "added", "copy": "replacing what was there"}
 class Shown(Page):
     """What a player shows: traces by key, a title, and the options of `play` or `race`."""
 
+    widget = "player"
+
     def __init__(self, traces: Mapping[Any, Any], title: str, options: Options):
         self.traces = {key: as_trace(what) for key, what in traces.items()}
         self.title, self.options = title, options

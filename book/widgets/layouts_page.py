@@ -20,7 +20,7 @@ class LayoutChart(Page):
             raise TypeError(f"layout_chart() takes what search(...) returns, not {type(found).__name__}")
         if not len(found):
             raise ValueError("this search found no layout: nothing divides its GPUs, layers, heads and batch")
-        self.found, self._given_title = found, title
+        self.found, self.traces, self._given_title = found, {}, title
         number = found.model.num_parameters
         size = f"{number / 1e9:.3g} billion" if number >= 1e9 else f"{number / 1e6:.3g} million"
         self.title = title or f"{size} parameters on {found.cluster.num_gpus:,} GPUs"

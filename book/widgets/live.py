@@ -33,7 +33,9 @@ class Live(anywidget.AnyWidget):
 
     @property
     def trace(self) -> Trace:
-        """The trace that is shown: the first one, where there are several."""
+        """The trace that is shown: the first one, where there are several; AttributeError where there is none."""
+        if not self.shown.traces:
+            raise AttributeError(f"there is no trace behind this widget: {self.shown.text()}")
         return next(iter(self.shown.traces.values()))
 
     @trace.setter

@@ -11,7 +11,7 @@ from book.trace import Trace
 class Page(ABC):
     """What a widget leaves in a stored notebook: HTML that holds its data and, in words, what it will show."""
 
-    widget = "player"  # which script draws it, by the name that it gives to define() in controls.js
+    widget: str  # which script draws it, by the name that it gives to define() in controls.js
     traces: dict[Any, Trace]
 
     @abstractmethod
