@@ -41,6 +41,13 @@ def test_a_word_that_is_none_is_refused(call, words):
         call()
 
 
+def test_a_word_that_is_none_is_refused_before_the_block_runs():
+    ran = []
+    with pytest.raises(ValueError, match="work is one of forward"), unit_action("eating", "root"):
+        ran.append(True)
+    assert not ran
+
+
 def by_hand():
     dist.init_process_group()
     holds("activations", "block 0", 12)

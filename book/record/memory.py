@@ -39,8 +39,9 @@ def holds(what: str, unit: str, num_bytes: float) -> None:
 def unit_action(work: str, unit: str) -> Iterator[None]:
     """Record what runs in this block as the "forward", "backward" or "update" of a unit.
 
-    What raises is left out: it was not done. Raises ValueError for other work.
+    What raises is left out: it was not done. Raises ValueError for other work, before the block runs.
     """
+    _check_work(work)
     start_s = time.monotonic()
     yield
     unit_done(work, unit, start_s)
@@ -48,9 +49,13 @@ def unit_action(work: str, unit: str) -> Iterator[None]:
 
 def unit_done(work: str, unit: str, start_s: float) -> None:
     """Record work on a unit that is no block of code and ends now; `start_s` is `time.monotonic()` at its start."""
+    _check_work(work)
+    emit(Event(dist.get_rank(), "compute", work, unit=unit, start_s=start_s, end_s=time.monotonic()))
+
+
+def _check_work(work: str) -> None:
     if work not in WORK:
         raise ValueError(f"a unit's work is one of {', '.join(WORK)}, not {work!r}")
-    emit(Event(dist.get_rank(), "compute", work, unit=unit, start_s=start_s, end_s=time.monotonic()))
 
 
 def held_state(parameters: Iterable[torch.Tensor], optimizer: torch.optim.Optimizer | None = None) -> StateBytes:
