@@ -241,7 +241,7 @@ def test_what_is_still_kept_and_who_hands_on_is_told():
 
 def test_collectives_that_do_not_meet_are_told_in_three_lines():
     message = "rank 0 failed in cell line 3: f()\nRuntimeError: CollectiveFingerPrint(...)\nthe same on ranks 1, 2, 3"
-    first, said, last = checks.hybrid_failure(message).splitlines()
+    first, said, last = checks.failure_of_replicas(message).splitlines()
     assert (first, last) == ("rank 0 failed in cell line 3: f()", "the same on ranks 1, 2, 3")
     assert "give group=" in said
-    assert checks.hybrid_failure("rank 0 failed") == "rank 0 failed"
+    assert checks.failure_of_replicas("rank 0 failed") == "rank 0 failed"

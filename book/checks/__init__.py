@@ -25,8 +25,8 @@
     hybrid_steps  what it was built from, its losses, its updates, what it sent
     hybrid_torch  torch's own parts on a mesh: placements, checkpoints
 
-Every check raises `CheckFailed` with one sentence, or returns what the cell prints, which depends on the run's data: a
-stored "ok" would prove nothing. (`weights_kept` and `awaited` return nothing; another check of the same run does.)
+Every check raises `CheckFailed` with one sentence. An exercise's last check returns what the cell prints, which depends
+on the run's data: a stored "ok" would prove nothing. Checks that return nothing stand beside one that does.
 """
 from book.checks.buckets import awaited, bucket_layout, bucket_traffic, num_sent_bytes
 from book.checks.buffers import all_gather, all_reduce, contributions, neighbour_exchange, reduce_scatter
@@ -47,8 +47,9 @@ from book.checks.pipeline import (
     batch_loss, micro_batch_losses, nothing_kept, same_outputs, stage_gradients, stage_parts,
 )
 from book.checks.remote import (
-    first_updates, from_stage_to_stage, groups_by_all, hybrid_failure, hybrid_gradients, hybrid_losses, in_company,
-    losses_of_steps, remote_failure, rows_in_calls, same_replicas, same_weights, shares_of_replicas,
+    failure_of_replicas, first_updates, from_stage_to_stage, gradients_of_replicas, groups_by_all, in_company,
+    losses_of_replicas, losses_of_steps, remote_failure, rows_in_calls, same_replicas, same_weights,
+    shares_of_replicas,
 )
 from book.checks.replicas import Meeting, replica_gradients
 from book.checks.sharded import sharded_training
@@ -68,16 +69,17 @@ __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axe
            "all_reduce", "all_to_all_rows", "averaged", "averaged_in_bits", "awaited", "batch_loss", "block_count",
            "broadcast", "bubble_share", "bucket_layout", "bucket_traffic", "bus_bandwidth", "by_hand", "calls_into",
            "clipped", "column_outputs", "computed", "continued", "contributions", "counted_bytes", "crossing",
-           "dropout_masks", "epochs", "fewest", "first_losses", "first_step", "first_updates", "from_stage_to_stage",
-           "global_losses", "gpipe_order", "gradients_sharded", "groups_by_all", "groups_of_axis", "held_in_time",
-           "hybrid_failure", "hybrid_gradients", "hybrid_losses", "in_company", "load_failure", "losses_of_steps",
-           "members", "mesh_failure", "mesh_gradients", "mesh_losses", "micro_batch_losses", "moved",
-           "names_of_no_order", "neighbour_exchange", "nothing_behind", "nothing_kept", "num_sent_bytes", "number",
-           "on_grid", "one_f_one_b_order", "operator", "optimizer_sharded", "own_pipeline", "parameters_sharded",
-           "parts_on_mesh", "peaks_in_flight", "placements", "places", "point_to_point", "predicted_pipeline",
-           "predicted_state", "received_once", "reduce_scatter", "remote_failure", "replica_gradients", "resumed",
-           "ring_cost", "ring_traffic", "row_outputs", "rows_in_calls", "rows_sent", "same_group", "same_outputs",
-           "same_replicas", "same_state", "same_weights", "sample_mean", "saved", "saved_once", "shapes_in_words",
-           "shard_shapes", "sharded_traffic", "sharded_training", "shares_of_replicas", "split_module", "split_traffic",
-           "stage_gradients", "stage_parts", "summed_metrics", "torch_failure", "traffic_by_axis", "trained_alike",
-           "vocabulary_loss", "vocabulary_traffic", "weights_kept", "where_stuck", "within_groups"]
+           "dropout_masks", "epochs", "failure_of_replicas", "fewest", "first_losses", "first_step", "first_updates",
+           "from_stage_to_stage", "global_losses", "gpipe_order", "gradients_of_replicas", "gradients_sharded",
+           "groups_by_all", "groups_of_axis", "held_in_time", "in_company", "load_failure", "losses_of_replicas",
+           "losses_of_steps", "members", "mesh_failure", "mesh_gradients", "mesh_losses", "micro_batch_losses",
+           "moved", "names_of_no_order", "neighbour_exchange", "nothing_behind", "nothing_kept", "num_sent_bytes",
+           "number", "on_grid", "one_f_one_b_order", "operator", "optimizer_sharded", "own_pipeline",
+           "parameters_sharded", "parts_on_mesh", "peaks_in_flight", "placements", "places", "point_to_point",
+           "predicted_pipeline", "predicted_state", "received_once", "reduce_scatter", "remote_failure",
+           "replica_gradients", "resumed", "ring_cost", "ring_traffic", "row_outputs", "rows_in_calls", "rows_sent",
+           "same_group", "same_outputs", "same_replicas", "same_state", "same_weights", "sample_mean", "saved",
+           "saved_once", "shapes_in_words", "shard_shapes", "sharded_traffic", "sharded_training",
+           "shares_of_replicas", "split_module", "split_traffic", "stage_gradients", "stage_parts", "summed_metrics",
+           "torch_failure", "traffic_by_axis", "trained_alike", "vocabulary_loss", "vocabulary_traffic",
+           "weights_kept", "where_stuck", "within_groups"]

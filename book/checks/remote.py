@@ -24,7 +24,7 @@ def remote_failure(message: str) -> str:
     return message
 
 
-def hybrid_failure(message: str) -> str:
+def failure_of_replicas(message: str) -> str:
     """An error of a rank in a pipeline of replicas, without torch's account of the collectives that did not meet."""
     lines = message.splitlines()
     if "CollectiveFingerPrint" not in message:
@@ -161,7 +161,7 @@ def _group(ranks: Sequence[int] | None) -> str:
     return "all ranks" if ranks is None else f"ranks {listed(ranks)}"
 
 
-def hybrid_gradients(found: Sequence[Gradients], single: Sequence[Gradients], num_replicas: int) -> float:
+def gradients_of_replicas(found: Sequence[Gradients], single: Sequence[Gradients], num_replicas: int) -> float:
     """Every replica's stages must hold the mean gradient of the batch's sequences, one by one in `single`.
 
     `found` is by rank, as in `same_replicas`. Returns what `stage_gradients` does for a replica.
@@ -193,7 +193,7 @@ def _why_apart(last: Sequence[Gradients], single: Sequence[Gradients]) -> str:
     return ""
 
 
-def hybrid_losses(got: Sequence[Any], losses: Sequence[float], num_replicas: int) -> float:
+def losses_of_replicas(got: Sequence[Any], losses: Sequence[float], num_replicas: int) -> float:
     """The last stage of every replica must return the loss of the whole batch; `losses` are its sequences'.
 
     Returns that loss.
