@@ -1,7 +1,8 @@
 """Lockstep: schedules, runs, traces and pictures of distributed training.
 
 Data flows one way: a schedule is simulated or run, a run leaves a trace, a trace becomes a picture or a verdict.
-Each layer imports only from the layers below it (L3 may use L2, never the other way round).
+Each part imports from the layers below its own (L3 may use L2, never the other way round), and within its own layer
+without circles.
 
     L0  columns       rows of a dataclass kept as NumPy columns: what schedules and traces are made of
         blocks        parts of matrices, and the products that the book cuts

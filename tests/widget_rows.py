@@ -1,4 +1,4 @@
-"""Every widget of the book as a row: what test_widgets_browser.py asks of all of them. A new widget is a new row."""
+"""Every widget that plays as a row: what test_widgets_browser.py asks of all of them. A new one is a new row."""
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -84,7 +84,7 @@ def members(found: Sequence[Mapping[str, Sequence[int]]], mesh: Mesh) -> None:
 
 
 def within_groups(trace: Trace, mesh: Mesh, axis: str) -> None:
-    """Every all-reduce of the run must be over this axis: its ranks a whole group of it."""
+    """Every collective of the run but a barrier must be over the group that its rank has on this axis."""
     for event in trace.of_kind("collective"):
         if event.op == "barrier" or tuple(sorted(event.group)) == mesh.group_of(event.rank, axis):
             continue
