@@ -60,8 +60,9 @@ def test_with_one_stage_and_one_micro_batch_zero_costs_what_chapter_04_counts():
         assert found == {"pp": 0, "dp": sharded_sent_bytes(zero_stage, 4, 1000.0), "tp": 0}
     with pytest.raises(ValueError, match="no ZeRO stage 4"):
         hybrid_sent_bytes(mesh_of(CUBE), 0, layer, 2, 1, 1.0, 4)
-    with pytest.raises(MeshError, match="no axis"):
-        hybrid_sent_bytes(Mesh.of({"pp": 2}), 0, layer, 2, 1, 1.0)
+    for axes in (("dp", "tp"), ("pp", "tp"), ("pp", "dp")):
+        with pytest.raises(MeshError, match="no axis"):
+            hybrid_sent_bytes(Mesh(axes, (2, 2)), 0, layer, 2, 1, 1.0)
 
 
 @pytest.mark.parametrize(("ranks_per_node", "crossing"), [

@@ -22,16 +22,15 @@ from book.cost.layouts import Layout, all_layouts
 from book.cost.memory import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, StateBytes, state_bytes
 from book.cost.plan import Cluster, Estimate, estimate, estimates
 from book.cost.search import Search, explain, search, usable_bytes
-from book.cost.traffic import (bytes_across_nodes, bytes_by_axis, flows, hybrid_sent_bytes, sent_bytes,
-                               sharded_sent_bytes, tensor_parallel_sent_bytes)
+from book.cost.traffic import (Flows, axis_name, bytes_across_nodes, bytes_by_axis, flows, hybrid_sent_bytes,
+                               sent_bytes, sharded_sent_bytes, tensor_parallel_sent_bytes)
 from book.cost.transformer import Transformer
 
-__all__ = ["ADAM_32", "ADAM_MIXED", "ADAM_MIXED_GRADIENTS_32", "BUS_FACTORS", "Cluster", "Estimate", "LayerShape",
-           "Layout", "Link", "Search", "StateBytes", "Transformer", "activation_bytes", "all_layouts", "all_to_all_s",
-           "bandwidth_bound_s", "broadcast_s", "bus_bandwidth_bytes_per_s", "bytes_across_nodes", "bytes_by_axis",
-           "estimate", "estimates", "explain", "fit_ring_link", "flows", "gather_s", "gpt_activation_bytes",
-           "halving_doubling_all_reduce_s", "hybrid_sent_bytes", "latency_bound_s", "parameter_server_all_reduce_s",
-           "pipeline_bubble", "reduce_s", "ring_all_gather_s", "ring_all_reduce_s", "ring_reduce_scatter_s",
-           "ring_sent_bytes", "root_sent_bytes", "scatter_s", "search", "sent_bytes", "sharded_sent_bytes",
-           "state_bytes", "tensor_parallel_sent_bytes", "tree_all_reduce_s",
-           "usable_bytes"]
+__all__ = ["ADAM_32", "ADAM_MIXED", "ADAM_MIXED_GRADIENTS_32", "BUS_FACTORS", "Cluster", "Estimate", "Flows",
+           "LayerShape", "Layout", "Link", "Search", "StateBytes", "Transformer", "activation_bytes", "all_layouts",
+           "all_to_all_s", "axis_name", "bandwidth_bound_s", "broadcast_s", "bus_bandwidth_bytes_per_s",
+           "bytes_across_nodes", "bytes_by_axis", "estimate", "estimates", "explain", "fit_ring_link", "flows",
+           "gather_s", "gpt_activation_bytes", "halving_doubling_all_reduce_s", "hybrid_sent_bytes", "latency_bound_s",
+           "parameter_server_all_reduce_s", "pipeline_bubble", "reduce_s", "ring_all_gather_s", "ring_all_reduce_s",
+           "ring_reduce_scatter_s", "ring_sent_bytes", "root_sent_bytes", "scatter_s", "search", "sent_bytes",
+           "sharded_sent_bytes", "state_bytes", "tensor_parallel_sent_bytes", "tree_all_reduce_s", "usable_bytes"]

@@ -11,6 +11,7 @@ import numpy as np
 
 from book.cost.activations import LayerShape
 from book.cost.links import BUS_FACTORS, ring_sent_bytes
+from book.cost.memory import check_zero_stage
 from book.mesh import Mesh
 from book.trace import Event, Trace
 
@@ -36,8 +37,7 @@ def sharded_sent_bytes(zero_stage: int, num_shards: int, num_bytes: float) -> fl
     reduce-scatter them and all-gather the parameters; 3 gathers twice, for forward and for backward
     (rajbhandari2020, section 7, which writes N/(N-1) as 1). Raises ValueError for another stage.
     """
-    if zero_stage not in range(4):
-        raise ValueError(f"there is no ZeRO stage {zero_stage!r}: use 0, 1, 2 or 3")
+    check_zero_stage(zero_stage)
     num_passes = 3 if zero_stage == 3 else 2
     return num_passes * BUS_FACTORS["all_gather"](num_shards) * num_bytes
 
@@ -53,9 +53,9 @@ def hybrid_sent_bytes(mesh: Mesh, rank: int, layer: LayerShape, num_layers: int,
     backward of its own (all derived). Raises ValueError for another stage of ZeRO, MeshError for an axis that is not
     there.
     """
-    if zero_stage not in range(4):
-        raise ValueError(f"there is no ZeRO stage {zero_stage!r}: use 0, 1, 2 or 3")
-    stage, num_stages, group_size = mesh.coordinates(rank)["pp"], mesh.size("pp"), mesh.size("tp")
+    check_zero_stage(zero_stage)
+    num_stages, group_size = mesh.size("pp"), mesh.size("tp")
+    stage = mesh.coordinates(rank)["pp"]
     is_first, is_last, m = stage == 0, stage == num_stages - 1, num_micro_batches
     here = num_layers * (stage + 1) // num_stages - num_layers * stage // num_stages
     n = layer.num_activations * bytes_per_number
@@ -82,18 +82,29 @@ def sent_bytes(event: Event) -> float:
     return BUS_FACTORS[event.op](len(event.group)) * (event.num_bytes or 0.0)
 
 
+def axis_name(event: Event, mesh: Mesh) -> str:
+    """The axis along which a message goes, or the axes of a collective's group: "tp", "dp+tp", "none".
+
+    A message goes along the one axis in which its two ends differ, whether or not they are the whole group.
+    """
+    if event.kind == "collective":
+        return "+".join(mesh.axis_of(event.group) or ("none",))
+    here, there = mesh.coordinates(event.rank), mesh.coordinates(event.peer)
+    moving = [axis for axis in mesh.axes if here[axis] != there[axis]]
+    return moving[0] if len(moving) == 1 else "none"
+
+
 def flows(trace: Trace, mesh: Mesh) -> Flows:
-    """Bytes from rank to rank, by axis: {(axis, src, dst): bytes}; a group of several axes is "dp+tp".
+    """Bytes from rank to rank, by axis as `axis_name` has it: {(axis, src, dst): bytes}.
 
     In a collective each rank sends to the next one of its group, in the order of ranks, and the last to the first.
-    A group or message that follows no axis counts as "none". Raises what `sent_bytes` raises, and MeshError for a
-    trace with more ranks than the mesh.
+    Raises what `sent_bytes` raises, and MeshError for a trace with more ranks than the mesh.
     """
     found: Counter[tuple[str, int, int]] = Counter()
     for event in trace.events:
         num_bytes = sent_bytes(event)
         if num_bytes:
-            found[_axis(event, mesh), event.rank, _next(event)] += num_bytes
+            found[axis_name(event, mesh), event.rank, _next(event)] += num_bytes
     return dict(found)
 
 
@@ -111,15 +122,6 @@ def bytes_across_nodes(flows: Flows, mesh: Mesh) -> dict[str, float]:
     for (axis, src, dst), num_bytes in flows.items():
         found[axis] += num_bytes * mesh.crosses((src, dst))
     return found
-
-
-def _axis(event: Event, mesh: Mesh) -> str:
-    """Of a message, the axis along which it goes, whether or not its two ends are the whole group."""
-    if event.kind == "collective":
-        return "+".join(mesh.axis_of(event.group) or ("none",))
-    here, there = mesh.coordinates(event.rank), mesh.coordinates(event.peer)
-    moving = [axis for axis in mesh.axes if here[axis] != there[axis]]
-    return moving[0] if len(moving) == 1 else "none"
 
 
 def _next(event: Event) -> int:

@@ -14,17 +14,15 @@ a label is the action that a message comes from, "F0".
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import permutations
 from typing import Any
 
-from book.cost import bytes_across_nodes, bytes_by_axis, flows
+from book.cost import Flows, bytes_across_nodes, bytes_by_axis, flows
 from book.mesh import Mesh
 from book.trace import Event, Trace
 from book.widgets.mesh_steps import Step, Stop
 from book.widgets.mesh_words import told
-
-Flows = Mapping[tuple[str, int, int], float]
 
 
 def mesh_payload(trace: Trace, mesh: Mesh, step: Step) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from book.cost import sent_bytes
+from book.cost import axis_name, sent_bytes
 from book.mesh import Mesh
 from book.trace import Event
 from book.widgets.mesh_steps import RESULTS, Item, Step, Stop
@@ -27,11 +27,6 @@ def told(step: Step, mesh: Mesh) -> list[list[Said]]:
 def plain(sentences: Iterable[Said]) -> str:
     """Sentences as text, with the ranks' numbers in the trace."""
     return re.sub(r"@(\d+)", r"\1", " ".join(stress + rest for stress, rest in sentences))
-
-
-def axis_of(event: Event, mesh: Mesh) -> str:
-    """The axes of a collective's group, as book.cost.flows calls them."""
-    return "+".join(mesh.axis_of(event.group) or ("none",))
 
 
 class _Teller:
@@ -65,15 +60,16 @@ class _Teller:
                        f" {size} from {_each(len(ranks))}.")
             else:
                 who, each = _names(ranks, self._mesh.world_size), len(events) // len(ranks)
+                axes = sorted({axis_name(event, self._mesh) for event in events})
                 size = f"{each} times {size}" if each > 1 else size
                 yield (f"{who[0].upper()}{who[1:]} send{'s' * (len(ranks) == 1)}",
-                       f" {size}{' each' * (len(ranks) > 1)} along {self._axes_of_messages(events)}.")
+                       f" {size}{' each' * (len(ranks) > 1)} along {' and '.join(axes)}.")
 
     def collectives(self, stop: Stop) -> Iterator[Said]:
         """Collectives between actions, axis by axis."""
         same: dict[tuple, list[Event]] = defaultdict(list)
         for item in stop.items:
-            same[item.event.op, axis_of(item.event, self._mesh)].append(item.event)
+            same[item.event.op, axis_name(item.event, self._mesh)].append(item.event)
         for (op, axis), events in same.items():
             ranks = sorted({event.rank for event in events})
             over = ", after the last backward" if self._step.ranks_of_stage and stop.ended.issuperset(ranks) else ""
@@ -98,7 +94,7 @@ class _Teller:
         same: dict[tuple, list[Event]] = defaultdict(list)
         for item in items:
             for event in item.inner:
-                same[event.op, axis_of(event, self._mesh)].append(event)
+                same[event.op, axis_name(event, self._mesh)].append(event)
         return "; ".join(f"{_several(op, len(events) // len(items))} along {axis}, {_size(events)}"
                          for (op, axis), events in same.items())
 
@@ -112,14 +108,6 @@ class _Teller:
         if len(ranks) == self._mesh.world_size or set(ranks) != in_them:
             return names
         return f"stage{'s' * (len(whole) > 1)} {_join(map(str, whole))}"
-
-    def _axes_of_messages(self, events: list[Event]) -> str:
-        found = set()
-        for event in events:
-            here, there = self._mesh.coordinates(event.rank), self._mesh.coordinates(event.peer)
-            moving = [axis for axis in self._mesh.axes if here[axis] != there[axis]]
-            found.add(moving[0] if len(moving) == 1 else "none")
-        return " and ".join(sorted(found))
 
 
 def _several(op: str, count: int) -> str:
