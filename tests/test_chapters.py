@@ -36,13 +36,14 @@ def cells(name: str, kind: str) -> list[str]:
 
 
 def definition(sources: list[str], name: str) -> ast.AST:
-    """The class or function that is defined under this name, without docstrings and annotations."""
+    """The class or function of this name, without docstrings, annotations and what checks its arguments."""
     nodes = [node for source in sources for node in ast.walk(ast.parse(source)) if getattr(node, "name", None) == name]
     for node in ast.walk(nodes[-1]):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
             node.body = node.body[ast.get_docstring(node) is not None:]
         if isinstance(node, ast.FunctionDef):
             node.returns = None
+            node.decorator_list = [at for at in node.decorator_list if not ast.unparse(at).startswith("checked_by(")]
         if isinstance(node, ast.arg):
             node.annotation = None
     return nodes[-1]

@@ -13,7 +13,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from book.launch import RankError, launch, rank_device
-from book.mesh import MeshError
+from book.mesh import Mesh, MeshError
 from book.parallel import GPT, broadcast_state
 from book.parallel.hybrid import Hybrid, clip_gradients
 from book.parallel.stage import GPTStage
@@ -144,3 +144,29 @@ def test_what_can_t_be_shared_out_is_refused(layout, error, words):
     with pytest.raises(RankError, match=words) as caught:
         launch(refused, 2, layout, copy.deepcopy(CONFIG))
     assert isinstance(caught.value.__cause__, error)
+
+
+def test_a_mesh_of_other_axes_and_another_stage_of_zero_are_refused_before_anything_is_sent():
+    """There is no process group here, so what sends something raises another error."""
+    for axes in (("pp", "dp"), ("pp", "dp", "cp"), ("pp", "dp", "tp", "cp")):
+        with pytest.raises(MeshError, match="needs a mesh of pp, dp, tp"):
+            Hybrid(GPT(CONFIG), Mesh(axes, (1,) * len(axes)), NUM_MICRO_BATCHES, make_optimizer=adamw)
+    for zero_stage in (-1, 4):
+        with pytest.raises(ValueError, match=f"no ZeRO stage {zero_stage}"):
+            Hybrid(GPT(CONFIG), mesh_of((1, 1, 1)), NUM_MICRO_BATCHES, adamw, zero_stage)
+
+
+def clipped_without_gradients(zero_stage):
+    device = rank_device()
+    dist.init_process_group()
+    hybrid = Hybrid(GPT(CONFIG).to(device), mesh_of((1, 2, 1)), NUM_MICRO_BATCHES, adamw, zero_stage)
+    if zero_stage:
+        hybrid.gradients(*(tensor.to(device) for tensor in batch(0)))
+    clip_gradients(hybrid.module.parameters(), hybrid.groups, 1.0)
+
+
+@pytest.mark.parametrize("zero_stage", [0, 2, 3])
+def test_gradients_that_are_not_there_are_not_clipped(zero_stage):
+    with pytest.raises(RankError, match="no parameter has a gradient") as caught:
+        launch(clipped_without_gradients, 2, zero_stage)
+    assert isinstance(caught.value.__cause__, ValueError)

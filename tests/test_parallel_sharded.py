@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from book.cost import StateBytes, bytes_by_axis, flows, sharded_sent_bytes, state_bytes
-from book.launch import launch, rank_device
+from book.launch import RankError, launch, rank_device
 from book.mesh import Mesh
 from book.parallel.model import GPT, GPTConfig
 from book.parallel.sharded import Replicated, Unit, Zero1, Zero2, Zero3, units_of
@@ -319,3 +319,14 @@ def test_a_shard_of_the_mean_gradient_is_padded_and_adds_up():
     assert [first for _, first, *_ in run] == [[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
     assert [both for _, _, both, _ in run] == [[2.0, 2.0], [2.0, 0.0], [0.0, 0.0]]
     assert all(dropped for *_, dropped in run)
+
+
+def three_shards():
+    dist.init_process_group()
+    units_of(model(0), num_shards=3)
+
+
+def test_a_rank_has_one_shard_or_all_of_them():
+    with pytest.raises(RankError, match="can't have 3 shards: each rank has a shard of its own, 2, or all") as caught:
+        launch(three_shards, 2)
+    assert isinstance(caught.value.__cause__, ValueError)

@@ -10,6 +10,7 @@
     split_backward  a backward whose weight gradients wait: I and W
     remote          RemotePipeline: stages on other workers, called over RPC; replicas of such pipelines (DP+PP)
     hybrid          Hybrid: tensor, pipeline and data parallelism on one mesh
+    checked         checks of arguments beside what chapters show
 """
 from book.parallel.data import BucketedDDP, broadcast_state
 from book.parallel.model import GPT, GPTConfig

@@ -7,22 +7,23 @@ Shapes: B sequences in the global batch, T tokens.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from book.mesh import Mesh, MeshError
+from book.cost.memory import check_zero_stage
+from book.mesh import AXES, Mesh, MeshError
+from book.parallel.checked import checked_by
 from book.parallel.data import broadcast_state
 from book.parallel.model import GPT
 from book.parallel.pipeline import Mail, Stage, run_pipeline
-from book.parallel.sharded import Zero1, Zero2, Zero3
+from book.parallel.sharded import MakeOptimizer, Zero1, Zero2, Zero3
 from book.parallel.stage import GPTStage
 from book.parallel.tensor import split_gpt
 from book.pipelines import one_f_one_b
 
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 ZERO = {1: Zero1, 2: Zero2, 3: Zero3}
 
 
@@ -54,13 +55,23 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
         gradient.copy_(piece.view_as(gradient))
 
 
+def check_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Raise ValueError where none of the parameters has a gradient: there is nothing to clip."""
+    if all(p.grad is None for p in parameters):
+        raise ValueError("no parameter has a gradient: ZeRO-2 and 3 keep shards of them (Unit.shard.grad) and nothing "
+                         "whole, and before a backward there are none")
+
+
+@checked_by(check_gradients)
 def clip_gradients(parameters: Iterable[nn.Parameter], groups: Mapping[str, dist.ProcessGroup],
                    max_norm: float) -> torch.Tensor:
-    """Scale the gradients of the whole model to a norm of at most `max_norm`, and return the norm that they had.
+    """Scale the gradients of the whole model to a norm of at most `max_norm`; return their norm. Without ZeRO.
 
     Each number counts once: the squares of what tp has cut are summed over tp, what its ranks hold alike is not, and
     stages are summed over pp. Replicas hold the same gradients once these are averaged: nothing is summed over dp.
-    Every rank of the mesh has to call it. As `torch.nn.utils.clip_grad_norm_` for one process.
+    Every rank of the mesh has to call it, between `gradients` and the step. With ZeRO-1 gradients are not averaged
+    before the step; with ZeRO-2 and 3 there are none, and ValueError is raised. As `torch.nn.utils.clip_grad_norm_` for
+    one process.
     """
     gradients = [(p.grad, hasattr(p, "shard_dim")) for p in parameters if p.grad is not None]
     cut, whole = (sum(g.square().sum() for g, is_cut in gradients if is_cut == wanted) for wanted in (True, False))
@@ -73,15 +84,24 @@ def clip_gradients(parameters: Iterable[nn.Parameter], groups: Mapping[str, dist
     return norm
 
 
+def check_hybrid(mesh: Mesh, zero_stage: int) -> None:
+    """Raise MeshError for a mesh of other axes than pp, dp and tp, ValueError for a stage that ZeRO does not have."""
+    if sorted(mesh.axes) != sorted(AXES):
+        raise MeshError(f"3-D parallelism needs a mesh of {', '.join(AXES)}, not of {', '.join(mesh.axes)}: an axis "
+                        "that is not used has the size 1")
+    check_zero_stage(zero_stage)
+
+
 class Hybrid:
     """This rank's part of a GPT on a mesh with the axes "pp", "dp" and "tp", and a training step of the whole.
 
     All ranks get rank 0's weights. Then the layers are cut over tp, the blocks over pp, and dp replicas of that each
     take their share of the batch; with a `zero_stage` of 1, 2 or 3 their state is sharded over dp (chapter 04). Weights
     are on the device where `gpt` is; `gpt` is taken over. Raises ValueError where the heads or the blocks can't be
-    shared out, MeshError for a mesh without these axes.
+    shared out and for another stage of ZeRO, MeshError for a mesh of other axes or of another number of ranks.
     """
 
+    @checked_by(check_hybrid)
     def __init__(self, gpt: GPT, mesh: Mesh, num_micro_batches: int, make_optimizer: MakeOptimizer,
                  zero_stage: int = 0) -> None:
         rank = dist.get_rank()

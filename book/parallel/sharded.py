@@ -14,10 +14,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from book.parallel.checked import checked_by
 from book.parallel.model import Block
 
 Group = dist.ProcessGroup | None
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+def check_shards(name: str, group: Group, num_shards: int | None) -> None:
+    """Raise ValueError for a number of shards that is neither 1 nor the number of ranks of the group."""
+    num_ranks = dist.get_world_size(group)
+    if num_shards is not None and num_shards not in (1, num_ranks):
+        raise ValueError(f"{name} can't have {num_shards!r} shards: each rank has a shard of its own, {num_ranks}, or "
+                         "all of it, 1")
 
 
 class Unit:
@@ -25,9 +34,11 @@ class Unit:
 
     `shard` is this rank's: what its optimizer updates. The parameters become views of `flat`. All ranks of the group
     get the first one's values; zeros fill the last shard up. `num_shards` is the size of the group, or 1: then each
-    rank keeps all. Raises ValueError for parameters of several dtypes or devices, and for frozen ones.
+    rank keeps all. Raises ValueError for parameters of several dtypes or devices, for frozen ones, and for another
+    number of shards.
     """
 
+    @checked_by(check_shards)
     def __init__(self, name: str, module: nn.Module, parameters: Sequence[nn.Parameter], group: Group = None,
                  num_shards: int | None = None) -> None:
         self.name, self.module = name, module
