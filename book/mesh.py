@@ -22,8 +22,8 @@ class Mesh:
     """`world_size` ranks on a grid: `axes` from the outermost to the innermost, and how many ranks `shape` each has.
 
     With `ranks_per_node`, ranks 0 to that many less one are on node 0, and so on; the last node may have fewer. None
-    puts all of them on one. Raises MeshError for names that repeat, for a size or a number of ranks on a node that is no
-    whole number from 1 on, and for another number of sizes than axes.
+    puts all of them on one. Raises MeshError for names that repeat, for another number of sizes than axes, and for a
+    size or a number of ranks on a node that is no whole number from 1 on.
     """
 
     axes: tuple[str, ...]
