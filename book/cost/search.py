@@ -43,7 +43,8 @@ class Search:
         if not len(ranked):
             if not len(self):
                 raise ValueError(f"no layout of {self.cluster.num_gpus} GPUs divides the model's "
-                                 f"{self.model.num_layers} layers, its {self.model.num_heads} heads and {self.global_batch} sequences")
+                                 f"{self.model.num_layers} layers, its {self.model.num_heads} heads and "
+                                 f"{self.global_batch} sequences")
             least = self.estimates.array("memory_bytes").min() / 1e9
             raise ValueError(f"none of {len(self)} layouts fits: the smallest needs {least:.1f} GB on each GPU, and "
                              f"{usable_bytes(self.cluster) / 1e9:.1f} GB are usable")
