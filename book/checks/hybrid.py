@@ -13,24 +13,18 @@ import numpy as np
 
 from book.checks.compare import (SIX_DIGITS, Gradients, State, agree, dense, flat, is_zero, magnitude, multiples,
                                  whole)
-from book.checks.verdict import CheckFailed, finite, listed, short
+from book.checks.verdict import CheckFailed, finite, listed, short, unmet
 from book.mesh import Mesh
 
-Layout = Mapping[str, int | None]
+Cuts = Mapping[str, int | None]
 
 
 def mesh_failure(message: str) -> str:
     """An error of a rank on a mesh, without torch's account of the collectives that did not meet."""
-    lines = message.splitlines()
-    if "CollectiveFingerPrint" not in message:
-        return message
-    said = [line for line in lines if "CollectiveFingerPrint" not in line]
-    said.insert(1, "the ranks that this call waits for are elsewhere, or bring another shape. Without group= that is "
-                   "every rank of the world; with one, is it the group of ranks that hold the same parameters?")
-    return "\n".join(said)
+    return unmet(message, "; with one, is it the group of ranks that hold the same parameters?")
 
 
-def parts_on_mesh(held: Sequence[State], drawn: Sequence[State], mesh: Mesh, layout: Layout) -> None:
+def parts_on_mesh(held: Sequence[State], drawn: Sequence[State], mesh: Mesh, layout: Cuts) -> None:
     """Each rank must hold its stage's parameters, cut over tp, from rank 0's weights.
 
     `drawn` has by rank the whole model that it was given.
@@ -49,14 +43,14 @@ def parts_on_mesh(held: Sequence[State], drawn: Sequence[State], mesh: Mesh, lay
                 raise CheckFailed(f"rank {rank}'s {name} {_why_part(dense(value), name, rank, drawn, mesh, layout)}")
 
 
-def cut(value: Any, name: str, rank: int, mesh: Mesh, layout: Layout) -> np.ndarray:
+def cut(value: Any, name: str, rank: int, mesh: Mesh, layout: Cuts) -> np.ndarray:
     """The part of a whole tensor that a rank holds."""
     dim = layout[name]
     whole_value, place = dense(value), mesh.coordinates(rank)["tp"]
     return whole_value if dim is None else np.array_split(whole_value, mesh.size("tp"), axis=dim)[place]
 
 
-def mesh_gradients(found: Sequence[Gradients | None], single: Sequence[Gradients], mesh: Mesh, layout: Layout,
+def mesh_gradients(found: Sequence[Gradients | None], single: Sequence[Gradients], mesh: Mesh, layout: Cuts,
                    num_micro_batches: int) -> float:
     """Every rank must hold its part of the mean of `single`, the gradients of the batch's sequences one by one.
 
@@ -78,7 +72,7 @@ def mesh_gradients(found: Sequence[Gradients | None], single: Sequence[Gradients
 class _Step:
     """What one step left on the ranks, and what it could have been."""
 
-    def __init__(self, found: Sequence[Gradients], single: Sequence[Gradients], mesh: Mesh, layout: Layout,
+    def __init__(self, found: Sequence[Gradients], single: Sequence[Gradients], mesh: Mesh, layout: Cuts,
                  num_micro_batches: int, scale: np.ndarray) -> None:
         self.found, self.single, self.mesh, self.layout = found, single, mesh, layout
         self.num_micro_batches, self.scale = num_micro_batches, scale
@@ -188,7 +182,7 @@ def _check_there(found: Sequence[Gradients | None]) -> None:
                               "before, and is nothing cleared after it?")
 
 
-def _why_part(got: np.ndarray, name: str, rank: int, drawn: Sequence[State], mesh: Mesh, layout: Layout) -> str:
+def _why_part(got: np.ndarray, name: str, rank: int, drawn: Sequence[State], mesh: Mesh, layout: Cuts) -> str:
     want = cut(drawn[0][name], name, rank, mesh, layout)
     if got.shape != want.shape:
         here = "is whole" if got.shape == dense(drawn[0][name]).shape else f"has the shape {got.shape}"

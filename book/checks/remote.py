@@ -13,7 +13,7 @@ from book.checks.compare import (
     TOLERANCE, Gradients, State, differing, flat, identical, is_zero, magnitude, multiples, whole,
 )
 from book.checks.pipeline import stage_gradients
-from book.checks.verdict import CheckFailed, listed, number
+from book.checks.verdict import CheckFailed, listed, number, unmet
 
 
 def remote_failure(message: str) -> str:
@@ -26,13 +26,7 @@ def remote_failure(message: str) -> str:
 
 def failure_of_replicas(message: str) -> str:
     """An error of a rank in a pipeline of replicas, without torch's account of the collectives that did not meet."""
-    lines = message.splitlines()
-    if "CollectiveFingerPrint" not in message:
-        return message
-    said = [line for line in lines if "CollectiveFingerPrint" not in line]
-    said.insert(1, "the ranks that this call waits for are elsewhere, or bring another shape. Without group= that is "
-                   "every rank of the world: give group=, the ranks that hold the same stage")
-    return "\n".join(said)
+    return unmet(message, ": give group=, the ranks that hold the same stage")
 
 
 def rows_in_calls(rows: Sequence[Sequence[int]], wanted: Sequence[int]) -> None:

@@ -58,3 +58,14 @@ def short(x: float) -> str:
 def listed(things: Iterable[Any]) -> str:
     """Ranks, numbers or names, with commas."""
     return ", ".join(map(str, things))
+
+
+def unmet(message: str, advice: str) -> str:
+    """An error of a rank, with advice instead of torch's account of the collectives that did not meet."""
+    lines = message.splitlines()
+    if "CollectiveFingerPrint" not in message:
+        return message
+    said = [line for line in lines if "CollectiveFingerPrint" not in line]
+    said.insert(1, "the ranks that this call waits for are elsewhere, or bring another shape. Without group= that is "
+                   f"every rank of the world{advice}")
+    return "\n".join(said)
