@@ -33,6 +33,7 @@ from book.promise import PROMISES
 
 CLOCKS = ("modelled", "measured", "logical")
 SOURCES = ("simulated", "executed", "recorded", "instrumented")
+STATE = ("parameters", "gradients", "optimizer", "activations")  # what a rank holds, by op of a memory event
 KINDS = ("hold", "send", "recv", "collective", "compute", "memory")
 
 

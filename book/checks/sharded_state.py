@@ -12,18 +12,18 @@ import numpy as np
 
 from book.checks.verdict import CheckFailed, number, short
 from book.cost import BUS_FACTORS, StateBytes, sent_bytes, sharded_sent_bytes
-from book.trace import Event, Trace
+from book.trace import STATE, Event, Trace
 
 Sizes = Mapping[str, tuple[int, int]]
-KINDS = ("parameters", "gradients", "optimizer")
+SHARDED = STATE[:3]  # activations are no state of a model
 
 
 def predicted_state(got: Any, measured: StateBytes, zero_stage: int, num_ranks: int, item_bytes: int) -> float:
     """`got` must be the three bytes that `measured` says a rank holds. Returns their sum."""
-    if not isinstance(got, (tuple, list)) or len(got) != len(KINDS):
+    if not isinstance(got, (tuple, list)) or len(got) != len(SHARDED):
         raise CheckFailed("held_bytes must return three numbers, the bytes of parameters, gradients and optimizer "
                           f"state, not {got!r}")
-    for first, (name, value) in zip((3, 2, 1), zip(KINDS, got)):
+    for first, (name, value) in zip((3, 2, 1), zip(SHARDED, got)):
         want = getattr(measured, name)
         number(f"in stage {zero_stage} on {num_ranks} ranks, the {name} in bytes", value, want, [
             (want * num_ranks, f"that is all of them, and from stage {first} on a rank has 1/{num_ranks}"),

@@ -16,9 +16,8 @@ from torch.distributed.tensor import DTensor
 
 from book.cost import StateBytes
 from book.record.recorder import emit
-from book.trace import Event
+from book.trace import STATE, Event
 
-STATE = ("parameters", "gradients", "optimizer", "activations")
 WORK = ("forward", "backward", "update")
 AVERAGING = ("all_reduce", "reduce_scatter")
 METHODS = (*AVERAGING, "all_gather", "free")

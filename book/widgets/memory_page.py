@@ -17,12 +17,12 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from book.trace import Trace
+from book.trace import STATE, Trace
 from book.widgets.choices import arranged, names_of
-from book.widgets.memory_steps import HINT, REDUCES, STATE, Held, Place, read_held
+from book.widgets.memory_steps import HINT, REDUCES, Held, Place, read_held
 from book.widgets.memory_words import begin, figures, told
 from book.widgets.page import Page
-from book.widgets.terms import counted
+from book.widgets.terms import origin
 
 TITLE = "What each rank holds in one training step"
 
@@ -49,7 +49,7 @@ class MemoryPlayer(Page):
     def data(self, live: bool) -> dict[str, Any]:
         """The player's data; where it is live, with the backend's name."""
         texts: dict[str, int] = {}
-        runs = {key: {"source": source_of(self.traces[key], live), **run_payload(held, texts)}
+        runs = {key: {"source": origin(self.traces[key], live), **run_payload(held, texts)}
                 for key, held in self._held.items()}
         room = [max(_room(held, what) for held in self._held.values()) for what in STATE]
         return {"v": 1, "title": self.title, "room": room, "texts": list(texts),
@@ -72,12 +72,6 @@ class MemoryPlayer(Page):
             said = [begin(held), *told(held)]
             parts.append(f"<ol>{''.join(f'<li>{escape(stress + rest)}</li>' for stress, rest in said)}</ol>")
         return "".join(parts)
-
-
-def source_of(trace: Trace, live: bool) -> str:
-    """Where a run comes from; the backend is named only where it may differ between machines."""
-    return (f"{trace.source} from {counted(trace.world_size, 'process')}"
-            + (f" on {trace.backend}" if live and trace.backend else ""))
 
 
 def run_payload(held: Held, texts: dict[str, int]) -> dict[str, Any]:

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from book.cost import sent_bytes
 from book.trace import Event, Trace
 
-STATE = ("parameters", "gradients", "optimizer", "activations")
 GATHERS, REDUCES = ("all_gather",), ("reduce_scatter", "all_reduce")
 MOST_RANKS, MOST_UNITS, MOST_ACTIONS = 8, 24, 160
 HINT = "record one with book.record.follow_units: launch(train, 2, record=True).trace"
 
-Place = tuple[str, str]  # what of STATE, of which unit
+Place = tuple[str, str]  # what of book.trace.STATE, of which unit
 
 
 @dataclass

@@ -4,7 +4,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from book.cost import sharded_sent_bytes
-from book.widgets.memory_steps import STATE, Action, Held
+from book.trace import STATE
+from book.widgets.memory_steps import Action, Held
 from book.widgets.terms import counted
 from book.widgets.units import in_bytes
 

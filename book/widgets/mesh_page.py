@@ -11,7 +11,7 @@ from book.widgets.mesh_data import mesh_payload, most_sent, orders, step_flows
 from book.widgets.mesh_steps import read_step
 from book.widgets.mesh_words import plain, told
 from book.widgets.page import Page
-from book.widgets.terms import counted
+from book.widgets.terms import counted, origin
 from book.widgets.units import in_bytes
 
 MOST_RANKS, MOST_AXES, MOST_STOPS = 16, 4, 128
@@ -74,10 +74,8 @@ class MeshExplorer(Page):
                 for axes, num_bytes in found.items()]
 
     def _source(self, live: bool) -> str:
-        where = counted(self._trace.world_size, "process")
-        where += f" on {self._trace.backend}" if live and self._trace.backend else ""
         several = f" · the first of {self._step.num_steps} steps, bytes of their mean"
-        return f"{self._trace.source} from {where}" + several * (self._step.num_steps > 1)
+        return origin(self._trace, live) + several * (self._step.num_steps > 1)
 
 
 def _check(trace: Any, mesh: Any) -> None:

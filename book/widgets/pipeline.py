@@ -29,7 +29,7 @@ from book.replay import Bubble, bubble, pipeline_order
 from book.schedule import Action, PipelineSchedule, ScheduleError
 from book.simulate import simulate_pipeline
 from book.trace import Event, Trace
-from book.widgets.terms import counted
+from book.widgets.terms import origin
 from book.widgets.units import in_seconds, percent
 
 MOST_RANKS, MOST_ACTIONS = 8, 2048
@@ -239,8 +239,7 @@ def _source(trace: Trace, durations: Durations) -> str:
     if trace.source == "simulated":
         return "simulated"
     how = "" if trace.clock == "modelled" else f" ({durations.words()})"
-    where = counted(trace.world_size, "process")
-    return f"order {trace.source} from {where} · durations modelled{how}"
+    return f"order {origin(trace, with_backend=False)} · durations modelled{how}"
 
 
 def _check_size(run: Pipeline) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 from book.trace import Trace
 from book.widgets.choices import arranged, names_of
 from book.widgets.page import Page
-from book.widgets.shards import Play, read_play
+from book.widgets.shards import read_play
 from book.widgets.shards_data import figures, run_payload
 from book.widgets.shards_words import begin, told
+from book.widgets.terms import origin
 
 
 class ShardedProduct(Page):
@@ -35,7 +36,7 @@ class ShardedProduct(Page):
 
     def data(self, live: bool) -> dict[str, Any]:
         """The widget's data; where it is live, with the backend's name."""
-        runs = {key: run_payload(play, source_of(play, self.traces[key].backend if live else None))
+        runs = {key: run_payload(play, origin(self.traces[key], live))
                 for key, play in self._plays.items()}
         return {"v": 1, "title": self.title, **arranged(runs, self._labels, self._select)}
 
@@ -48,16 +49,11 @@ class ShardedProduct(Page):
     def words(self) -> str:
         """The steps of each run, and its figures."""
         parts = [f"<p><strong>{escape(self.title)}</strong></p>"]
-        for name, play in zip(names_of(self.traces), self._plays.values()):
+        for name, trace, play in zip(names_of(self.traces), self.traces.values(), self._plays.values()):
             if len(self.traces) > 1:
                 parts.append(f"<p>{escape(name)}:</p>")
             texts = [begin(play), *(stress + rest for stress, rest, _ in told(play))]
             parts.append(f"<ol>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ol>")
             pairs = "; ".join(f"{value} {meaning}" for value, meaning in figures(play))
-            parts.append(f"<p>{escape(pairs)}. ({escape(source_of(play, None))})</p>")
+            parts.append(f"<p>{escape(pairs)}. ({escape(origin(trace, with_backend=False))})</p>")
         return "".join(parts)
-
-
-def source_of(play: Play, backend: str | None) -> str:
-    """Where a run comes from; the backend is named only where it may differ between machines."""
-    return f"recorded from {play.world_size} processes" + (f" on {backend}" if backend else "")

@@ -9,7 +9,7 @@ from book.replay import Overlap, followed, overlap
 from book.trace import Trace
 from book.widgets.choices import arranged, names_of
 from book.widgets.page import Page
-from book.widgets.terms import counted
+from book.widgets.terms import origin
 from book.widgets.timeline import NO_BUCKET, Backward, read_backward, run_payload
 from book.widgets.units import in_seconds
 
@@ -89,11 +89,9 @@ class BucketTimeline(Page):
 
 def source_of(trace: Trace, live: bool) -> str:
     """Where a run's order and times come from; the backend is named only where it may differ between machines."""
-    where = counted(trace.world_size, "process")
-    where += f" on {trace.backend}" if live and trace.backend else ""
     if trace.clock == "measured":
-        return f"{trace.source} from {where} · durations measured"
-    return f"order {trace.source} from {where} · durations modelled"
+        return f"{origin(trace, live)} · durations measured"
+    return f"order {origin(trace, live)} · durations modelled"
 
 
 def _has_true_times(trace: Trace) -> bool:
