@@ -266,11 +266,13 @@ def test_the_fewest_ranks_are_told():
 
 
 def test_norms_that_differ_from_rank_to_rank_are_told():
-    local, want = [3.0, 4.0], 5.0
+    local, want = [[3.0, 0.0], [2.4, 3.2]], 5.0  # by rank, by unit
     assert checks.clipped([5.0, 5.0], [0.2, 0.2], local, want, 1.0) == 5
     assert checks.clipped([5.0, 5.0], [1.0, 1.0], local, want, 9.0) == 5
     for norms, scales, most, complaint in (
             ([5.0, 4.0], [0.2, 0.2], 1.0, "the norm on rank 1 is 4: that is the norm of this rank's shards alone"),
+            ([1.0, 1.0], [0.2, 0.2], 1.0, "return the norm from before clipping"),
+            ([8.6, 8.6], [0.2, 0.2], 1.0, "norms don't add"),
             ([5.0, 5.0], [0.2, 1.0], 1.0, "rank 1's gradients are multiplied by 1, and should be by 0.2"),
             ([5.0, 5.0], [0.04, 0.2], 1.0, "it is done twice"),
             ([5.0, 5.0], [1.8, 1.8], 9.0, "never longer"),

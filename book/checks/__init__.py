@@ -52,7 +52,7 @@ from book.checks.remote import (
     shares_of_replicas,
 )
 from book.checks.replicas import Meeting, replica_gradients
-from book.checks.sharded import sharded_training
+from book.checks.sharded import sharded_training, training_hint
 from book.checks.sharded_checkpoint import continued, load_failure, saved_once
 from book.checks.sharded_state import (
     clipped, counted_bytes, fewest, gradients_sharded, held_in_time, nothing_behind, optimizer_sharded,
@@ -81,5 +81,5 @@ __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axe
            "same_group", "same_outputs", "same_replicas", "same_state", "same_weights", "sample_mean", "saved",
            "saved_once", "shapes_in_words", "shard_shapes", "sharded_traffic", "sharded_training",
            "shares_of_replicas", "split_module", "split_traffic", "stage_gradients", "stage_parts", "summed_metrics",
-           "torch_failure", "traffic_by_axis", "trained_alike", "vocabulary_loss", "vocabulary_traffic",
-           "weights_kept", "where_stuck", "within_groups"]
+           "torch_failure", "traffic_by_axis", "trained_alike", "training_hint", "vocabulary_loss",
+           "vocabulary_traffic", "weights_kept", "where_stuck", "within_groups"]

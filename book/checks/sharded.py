@@ -21,6 +21,7 @@ from book.checks.compare import (
 from book.checks.verdict import CheckFailed, finite, listed, number, short
 
 Updates = Mapping[str, tuple[Any, Any]]
+TENSOR_ATTRIBUTES = ("flatten", "view", "reshape", "ravel", "detach", "numel")  # what packs a p.grad asks it for
 Places = dict[str, np.ndarray]  # of each unit's shard, by number: where it is in the whole model, -1 for padding
 
 
@@ -67,6 +68,14 @@ def _check_optimizers(ranks: Sequence[Sequence[Step]]) -> None:
             if step.num_foreign:
                 raise CheckFailed(f"rank {rank}'s optimizer has {step.num_foreign} numbers that are in no unit's "
                                   "shard, and keeps state for each: hand it the shards alone")
+
+
+def training_hint(message: str) -> str | None:
+    """What it means that a training failed on a rank with `message`; None where nothing is known of it."""
+    if any(f"'NoneType' object has no attribute '{name}'" in message for name in TENSOR_ATTRIBUTES):
+        return ("A p.grad was None: reduce_scatter ran before all gradients of the unit were there, or a second time. "
+                "It is called once in each backward, by the last of the unit's gradients")
+    return None
 
 
 # Who has what
@@ -132,7 +141,8 @@ def _check_gradients(k: int, steps: Sequence[Step], places: Sequence[Places], wa
             where = f"step {k}, rank {rank}, {unit}"
             if gradient is None:
                 raise CheckFailed(f"{where}: the shard has no gradient when the optimizer steps. Is reduce_scatter "
-                                  "called for each unit before, and does it set self.shard.grad?")
+                                  "called for each unit before, and does it set self.shard.grad?"
+                                  + (" Does your count start again for each backward?" if k else ""))
             here, got = places[rank][unit] >= 0, finite(rank, f"the gradient of {unit}'s shard", flat(gradient))
             index = places[rank][unit][here]
             if np.any(got[~here]):

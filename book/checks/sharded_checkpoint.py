@@ -15,6 +15,7 @@ LOAD_ERRORS = {
                      "up, or the shard alone? Its global shape is that of the unit, and no number of ranks is in it",
     "Missing key": "a name that is asked for was not saved: names may not depend on the rank or the number of ranks, "
                    "and save and load go through the same dict",
+    "KeyError: 'step'": "a new optimizer has no state yet: call start_state first",
     "exp_avg": "an optimizer that has made no step has no state to load into: call start_state(zero) first",
 }
 
@@ -39,7 +40,7 @@ def saved_once(sizes: Mapping[str, int] | None, num_numbers: int, num_ranks: int
         raise CheckFailed(f"the checkpoint has {saved} numbers, the state {num_numbers}: " + (
             "parameters alone are not the training's state, which is the optimizer's too" if 3 * saved == num_numbers
             else "is each rank's part saved, of the shard and of both averages? A plain tensor counts as equal on all "
-                 "ranks, and one of them writes it: make it a DTensor"))
+                 "ranks, and one of them writes it: make it a DTensor. Or do two tensors share a name?"))
 
 
 def load_failure(message: str, folder: str) -> str:

@@ -25,7 +25,8 @@ def predicted_state(got: Any, measured: StateBytes, zero_stage: int, num_ranks: 
                           f"state, not {got!r}")
     for first, (name, value) in zip((3, 2, 1), zip(SHARDED, got)):
         want = getattr(measured, name)
-        number(f"in stage {zero_stage} on {num_ranks} ranks, the {name} in bytes", value, want, [
+        words = "optimizer state" if name == "optimizer" else name
+        number(f"in stage {zero_stage} on {num_ranks} ranks, the number of bytes of {words}", value, want, [
             (want * num_ranks, f"that is all of them, and from stage {first} on a rank has 1/{num_ranks}"),
             (want / num_ranks, f"that is 1/{num_ranks} of them, and before stage {first} a rank has them all"),
             (want / item_bytes, "that is how many numbers there are; `each` says how many bytes one takes")])
@@ -205,22 +206,27 @@ def counted_bytes(got: Any, events: Sequence[Event], num_ranks: int, item_bytes:
         (want * num_ranks, "that is all ranks together")])
 
 
-def clipped(norms: Sequence[Any], scales: Sequence[float], local: Sequence[float], want: float,
+def clipped(norms: Sequence[Any], scales: Sequence[float], local: Sequence[Sequence[float]], want: float,
             max_norm: float) -> float:
     """Every rank must find the norm `want` of the whole gradient, and scale its shards by min(1, max_norm / norm).
 
-    `scales` are the factors that the ranks' gradients were multiplied with, `local` the norms of their own shards.
-    Returns the norm. Raises CheckFailed with the likeliest reason.
+    `scales` are the factors that the ranks' gradients were multiplied with, `local` the norms of their own shards,
+    unit by unit. Returns the norm. Raises CheckFailed with the likeliest reason.
     """
-    num, total = len(norms), sum(local)
+    own, num = [float(np.linalg.norm(units)) for units in local], len(norms)
+    total, units = sum(own), np.linalg.norm(local, axis=0)
+    added = "the norms of the units are added: norms don't add, their squares do"
     for rank, norm in enumerate(norms):
         number(f"the norm on rank {rank}", norm, want, [
-            (local[rank], "that is the norm of this rank's shards alone: every rank clips by a factor of its own"),
+            (max_norm, "that is max_norm: return the norm from before clipping"),
+            (own[rank], "that is the norm of this rank's shards alone: every rank clips by a factor of its own"),
             (total, "that is the sum of the ranks' norms. Squares add up, norms don't"),
             (total / num, "that is the mean of the ranks' norms: add up their squares, then take the root"),
-            (max(local), "that is the largest of the ranks' norms: add up their squares, then take the root"),
+            (max(own), "that is the largest of the ranks' norms: add up their squares, then take the root"),
             (want**2, "that is the square of the norm"), (want / num, "it is divided by the number of ranks"),
-            (want / np.sqrt(num), "that is the root of the mean of the ranks' squares: add them up")])
+            (want / np.sqrt(num), "that is the root of the mean of the ranks' squares: add them up"),
+            *((mistaken, added) for mistaken in (np.sum(local), np.sum(units), sum(local[rank]),
+                                                 np.linalg.norm(np.sum(local, axis=1))))])
     factor = min(1.0, max_norm / want)
     for rank, scale in enumerate(scales):
         if not np.isclose(scale, factor, rtol=1e-5):

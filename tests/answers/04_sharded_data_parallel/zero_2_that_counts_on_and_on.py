@@ -1,5 +1,5 @@
 # exercise: 3
-# expect: the shard has no gradient when the optimizer steps
+# expect: Does your count start again for each backward?
 
 class Zero2(Zero1):
     """Gradients are sharded too: scattered as backward makes them."""

@@ -1,5 +1,5 @@
 # exercise: 3
-# expect: has no attribute 'flatten'
+# expect: before all gradients of the unit were there, or a second time
 
 class Zero2(Zero1):
     """Gradients are sharded too: scattered as backward makes them."""
