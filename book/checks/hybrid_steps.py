@@ -68,7 +68,8 @@ def first_losses(losses: Sequence[Any], sequences: Sequence[float], mesh: Mesh, 
         (mean / mesh.size("dp"), "it is divided by the number of replicas: return the mean over the share")])
 
 
-def moved(before: Sequence[State], after: Sequence[State], gradients: Sequence[Gradients], learning_rate: float) -> None:
+def moved(before: Sequence[State], after: Sequence[State], gradients: Sequence[Gradients],
+          learning_rate: float) -> None:
     """The first step of SGD must have moved every weight along the gradient that it found."""
     for rank, (start, end) in enumerate(zip(before, after)):
         if all(identical(start[name], end[name]) for name in start):
