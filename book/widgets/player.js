@@ -1,4 +1,4 @@
-/* Lockstep's chunk player: draws what a trace says, and nothing that it does not say. chunks_data.py writes the data. */
+/* Lockstep's chunk player: draws what a trace says, and nothing else. chunks_data.py writes the data. */
 (() => {
 const { EPS, range, clamp, make, canvas, color, and, seconds, bytes, pill, choices, footer, shell, define } = globalThis.lockstepControls;
 const { min, max, abs, floor, hypot } = Math;
