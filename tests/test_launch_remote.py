@@ -30,6 +30,15 @@ def fetch(rref):
     return rref.to_here()
 
 
+BOTH_THREADS = threading.Barrier(2)
+
+
+def fetch_in_both_threads(rref):
+    """Wait until the other thread has begun too: else one call may be answered before the second takes a thread."""
+    BOTH_THREADS.wait()
+    return rref.to_here()
+
+
 def never():
     threading.Event().wait()
 
@@ -73,7 +82,7 @@ def test_calls_that_leave_no_thread_for_the_answer():
     def ask():
         if serve(num_threads=2) == 0:
             x = rpc.RRef(1)
-            calls = [rpc.rpc_async("worker1", fetch, args=(x,)) for _ in range(2)]
+            calls = [rpc.rpc_async("worker1", fetch_in_both_threads, args=(x,)) for _ in range(2)]
             calls[0].wait()
         rpc.shutdown()
 
