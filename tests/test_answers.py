@@ -10,14 +10,12 @@ import nbformat
 import pytest
 
 from book.checks import CheckFailed
-from book.grading.release import marks
+from book.grading.lab import marks, shown
 from book.launch import LaunchError
 
 HERE = Path(__file__).parent
 LABS = {path.stem: nbformat.read(path, as_version=4) for path in sorted((HERE.parent / "labs").glob("*.ipynb"))}
 ANSWERS = sorted((HERE / "answers").glob("*/*.py"))
-# Without these a lab's check runs no player, panel or timing: it is the answer that is on trial.
-SKIPPED = ("play-", "panel-", "measure-", "deadlock-")
 
 
 def headed(path):
@@ -28,13 +26,16 @@ def headed(path):
 
 
 def run_lab(lab, exercise, answer, name, seed=None):
-    """Runs the lab's cells up to the checks of `exercise`, with `answer` in the place of its answer cell."""
+    """Runs the lab's cells up to the checks of `exercise`, with `answer` in the place of its answer cell.
+
+    No player, panel or timing is run: it is the answer that is on trial.
+    """
     namespace = {"__name__": "__main__"}  # as in a kernel: RPC finds a class by that name
     for cell in (c for c in lab.cells if c.cell_type == "code"):
         mark = marks(cell)
         if mark["kind"] == "check" and mark["exercise"] != exercise:
             continue
-        if mark["kind"] == "setup" and mark["id"].startswith(SKIPPED) and mark["id"] != f"deadlock-{exercise}":
+        if shown(cell):
             continue
         source = answer if (mark["kind"], mark.get("exercise")) == ("answer", exercise) else cell.source
         if mark["kind"] == "parameters" and seed is not None:

@@ -6,7 +6,8 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from book.grading.__main__ import main
-from book.grading.release import LabError, marks, released
+from book.grading.lab import LabError, marks
+from book.grading.release import released
 
 LABS = sorted((Path(__file__).resolve().parents[1] / "labs").glob("*.ipynb"))
 

@@ -5,7 +5,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from book.grading.release import LabError, release_all
+from book.grading.lab import LabError
+from book.grading.release import release_all
 
 
 def main(arguments: list[str] | None = None) -> int:

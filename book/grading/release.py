@@ -8,16 +8,12 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-KEY = "lockstep"  # where a cell's metadata say its id, kind, exercise and points
+from book.grading.lab import KEY, KINDS, LabError, marks
+
 FOLDED = "hide-input"  # folds a solution on the website
-KINDS = ("setup", "parameters", "answer", "check")
 STUB = ("# YOUR CODE HERE\n"
         "{indent}raise NotImplementedError(\"exercise {exercise}: write this function, then run the cell\")")
 _SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n.*?^[ \t]*### END SOLUTION[ \t]*$", re.DOTALL | re.MULTILINE)
-
-
-class LabError(ValueError):
-    """A lab whose cells are not marked as a lab's cells must be."""
 
 
 def release_all(labs: Iterable[Path], out: Path, force: bool = False) -> Iterator[str]:
@@ -50,11 +46,6 @@ def released(lab: NotebookNode, name: str = "this lab") -> NotebookNode:
         if cell.cell_type == "code":
             _release_cell(cell, f"{name}, cell {number}")
     return copy
-
-
-def marks(cell: NotebookNode) -> dict:
-    """The lab metadata of a cell: {} when it has none."""
-    return cell.metadata.get(KEY, {})
 
 
 def _release_cell(cell: NotebookNode, where: str) -> None:

@@ -1,0 +1,47 @@
+"""L4: a Jupyter kernel in the sandbox. Its messages go over sockets in the run's folder; there is no network inside."""
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.provisioning import LocalProvisioner
+
+from book.grading import sandbox
+
+SANDBOXED, PLAIN = "lockstep-sandboxed", "lockstep-plain"  # the kernels' names
+PROVISIONER = "lockstep-sandbox"  # its name among the entry points in pyproject.toml
+RUN, LIMITS = "LOCKSTEP_RUN", "LOCKSTEP_LIMITS"  # environment variables: the run's folder, its limits as JSON
+
+
+def write_specs(folder: Path) -> None:
+    """Writes both kernels' specifications where JUPYTER_PATH=`folder` finds them."""
+    for name in (SANDBOXED, PLAIN):
+        spec: dict[str, Any] = {"argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+                                "display_name": name, "language": "python"}
+        if name == SANDBOXED:
+            spec["metadata"] = {"kernel_provisioner": {"provisioner_name": PROVISIONER}}
+        place = folder / "kernels" / name
+        place.mkdir(parents=True)
+        (place / "kernel.json").write_text(json.dumps(spec))
+
+
+class SandboxProvisioner(LocalProvisioner):
+    """Starts a kernel in the sandbox of the run that LOCKSTEP_RUN names."""
+
+    async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
+        """Puts the connection into the run's folder, and bubblewrap before the kernel's command."""
+        run, manager = Path(os.environ[RUN]), self.parent
+        inside = run / "inside"
+        manager.transport, manager.ip = "ipc", str(inside / "k")
+        manager.connection_file = str(inside / "c.json")
+        kwargs = await super().pre_launch(**kwargs)
+        if os.geteuid() == 0:
+            os.chown(inside / "c.json", sandbox.uid_of(run), sandbox.uid_of(run))
+        limits = sandbox.Limits(**json.loads(os.environ[LIMITS]))
+        kwargs["cmd"] = sandbox.command(kwargs["cmd"], run, limits)
+        kwargs.update(cwd="/", env={"PATH": "/usr/bin:/bin"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return kwargs

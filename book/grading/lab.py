@@ -1,0 +1,104 @@
+"""L4: a lab as data: what each of its cells is, which exercise it belongs to, and the notebook that grades one exercise."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_notebook
+
+KEY = "lockstep"  # where a cell's metadata say its id, kind, exercise and points
+KINDS = ("setup", "parameters", "answer", "check")
+SHOWN = ("play-", "panel-", "measure-", "deadlock-")  # setup cells that only show something have ids that begin so
+
+Answers = Mapping[str, Sequence[str]]  # by the id of the answer cell: the sources of what a learner wrote there
+
+
+class LabError(ValueError):
+    """A lab whose cells are not marked as a lab's cells must be, or that can't be run."""
+
+
+def read_lab(path: Path) -> NotebookNode:
+    """The notebook at `path`. Raises LabError when it can't be read as one."""
+    try:
+        return nbformat.read(path, as_version=4)
+    except (OSError, ValueError, nbformat.ValidationError) as error:
+        raise LabError(f"{path} can't be read as a notebook: {error}") from None
+
+
+def marks(cell: NotebookNode) -> dict[str, Any]:
+    """The lab metadata of a cell: {} when it has none."""
+    return cell.metadata.get(KEY, {})
+
+
+def code_cells(lab: NotebookNode) -> Iterator[NotebookNode]:
+    """The lab's code cells, in order."""
+    return (cell for cell in lab.cells if cell.cell_type == "code")
+
+
+def shown(cell: NotebookNode) -> bool:
+    """Whether a setup cell only shows something: a player, a panel, a measurement, a deadlock."""
+    return marks(cell).get("kind") == "setup" and marks(cell)["id"].startswith(SHOWN)
+
+
+def checks(lab: NotebookNode, exercise: int) -> list[NotebookNode]:
+    """The check cells of an exercise, in order."""
+    return [cell for cell in code_cells(lab) if marks(cell).get("kind") == "check" and marks(cell)["exercise"] == exercise]
+
+
+def points(lab: NotebookNode) -> dict[int, int]:
+    """What each exercise is worth: the sum of its checks' points."""
+    numbers = sorted({marks(c)["exercise"] for c in code_cells(lab) if marks(c).get("kind") == "check"})
+    return {number: sum(marks(c).get("points", 0) for c in checks(lab, number)) for number in numbers}
+
+
+def needed(lab: NotebookNode, exercise: int) -> set[int]:
+    """The exercises whose answers an exercise runs: its own, those its answer's `depends` names, and theirs."""
+    direct: dict[int, set[int]] = {}
+    for cell in code_cells(lab):
+        if marks(cell).get("kind") == "answer":
+            direct.setdefault(marks(cell)["exercise"], set()).update(marks(cell).get("depends", []))
+    found, new = set(), {exercise}
+    while new:
+        found |= new
+        new = set().union(*(direct.get(number, set()) for number in new)) - found
+    return found
+
+
+def job(lab: NotebookNode, exercise: int, seed: int | None = None, answers: Answers | None = None,
+        hidden: bool = True) -> NotebookNode:
+    """The notebook that grades one exercise: the lab's setup, the answers that the exercise needs, its checks.
+
+    `answers` None stands for the lab's own solutions; `seed` None leaves the lab's. Without `hidden` the hidden checks
+    are left out. No cell has outputs. What a learner wrote carries the kind "learner".
+    """
+    wanted, cells = needed(lab, exercise), []
+    for cell in code_cells(lab):
+        mark = marks(cell)
+        if mark["kind"] == "answer" and mark["exercise"] in wanted:
+            own = [cell.source] if answers is None else answers.get(mark["id"], [])
+            cells += [_cell(source, {**mark, "kind": "learner"}) for source in own]
+        elif mark["kind"] == "check" and mark["exercise"] == exercise and (hidden or not mark.get("hidden")):
+            cells.append(_cell(cell.source, mark))
+        elif mark["kind"] == "parameters":
+            cells.append(_cell(with_seed(cell.source, seed), mark))
+        elif mark["kind"] == "setup" and not shown(cell):
+            cells.append(_cell(cell.source, mark))
+    return new_notebook(cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
+
+
+def with_seed(source: str, seed: int | None) -> str:
+    """The source of the parameters cell with another seed; its other lines stay."""
+    if seed is None:
+        return source
+    return "\n".join(f"SEED = {seed}" if line.startswith("SEED =") else line for line in source.splitlines())
+
+
+def _cell(source: str, mark: Mapping[str, Any]) -> NotebookNode:
+    # A lone surrogate, which JSON can carry, could not be written to the job's file.
+    cell = new_code_cell(source.encode("utf-8", "replace").decode("utf-8"))
+    cell.metadata[KEY] = deepcopy(dict(mark))
+    return cell

@@ -1,0 +1,56 @@
+"""A pytest plugin for nbval: cells are named by their ids, only checks are compared, verdicts go into a file.
+
+It runs in pytest's process, outside the sandbox: what the file says does not come from a submission.
+"""
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+
+from book.grading.lab import KEY
+
+RESULT = "LOCKSTEP_RESULT"  # environment variable: the file for the verdicts
+MAX_TEXT = 4000
+found: list[dict[str, Any]] = []
+
+
+def mark(item: Any) -> dict[str, Any]:
+    """The lab metadata of the cell that a test item stands for."""
+    return getattr(item, "cell", {}).get("metadata", {}).get(KEY, {})
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """Compare the outputs of checks alone, and let no comment in a learner's cell change how it is taken."""
+    for item in items:
+        kind = mark(item).get("kind")
+        if kind != "check":
+            item.options.update(check=False, skip=False, check_exception=False)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: Any, call: Any) -> Any:
+    """Note how a cell ended. Only a plain pass counts: not skipped, not expected to fail, not passed in spite of it."""
+    report = (yield).get_result()
+    if report.when == "call" or (report.when == "setup" and not report.passed):
+        ok = report.when == "call" and report.outcome == "passed" and not hasattr(report, "wasxfail")
+        found.append({"id": mark(item).get("id"), "kind": mark(item).get("kind"), "ok": ok,
+                      "outcome": "xfail" if hasattr(report, "wasxfail") else report.outcome,
+                      "message": str(call.excinfo.value)[:MAX_TEXT] if call.excinfo else "",
+                      "traceback": str(getattr(getattr(call.excinfo, "value", None), "inner_traceback", ""))[-MAX_TEXT:],
+                      "outputs": outputs(item) if ok else [], "seconds": round(call.duration, 2)})
+
+
+def outputs(item: Any) -> list[dict[str, Any]]:
+    """What the cell printed or showed, for the reference run, as outputs of a notebook."""
+    return [dict(out) for out in item.test_outputs or [] if mark(item).get("kind") == "check"]
+
+
+def pytest_sessionfinish(session: Any, exitstatus: int) -> None:
+    """Write all verdicts at once: a file that is there is complete."""
+    path = os.environ[RESULT]
+    with open(path + ".part", "w") as file:
+        json.dump({"cells": found, "exit": int(exitstatus)}, file)
+    os.replace(path + ".part", path)

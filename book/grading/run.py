@@ -1,0 +1,186 @@
+"""L4: one job: a notebook run by ordinary nbval, whose kernel is in a sandbox and watched from outside."""
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import psutil
+from nbformat import NotebookNode
+
+from book.grading import kernel, sandbox
+from book.grading.nbval_plugin import RESULT
+from book.grading.sandbox import Limits
+
+POLL_S = 0.2
+MAX_LOG_BYTES = 32 << 20
+MAX_ENTRIES = 40  # in the run's folder: a connection file and a few sockets
+KERNEL_GONE_S, RESULT_GONE_S = 8, 60  # how long nbval may take to notice, and to report
+LIMIT_WORDS = ("Timeout of", "Kernel dead", "Kernel died", "Timed out", "wasn't able to")
+
+
+@dataclass
+class Result:
+    """How a job ended: a verdict for each cell that was run, and `why` it was stopped, if it was."""
+    cells: list[dict[str, Any]] = field(default_factory=list)
+    why: str | None = None
+    wall_s: float = 0.0
+    peak_bytes: int = 0
+    log: str = ""
+
+    def passed(self) -> set[str]:
+        """The ids of the checks that passed."""
+        return {cell["id"] for cell in self.cells if cell["kind"] == "check" and cell["ok"]} if not self.why else set()
+
+
+def run(notebook: NotebookNode, limits: Limits = Limits(), sandboxed: bool = True, withheld: Iterable[Path] = (),
+        prefix: str = "lockstep-") -> Result:
+    """Runs a job's notebook under nbval and compares the outputs of its checks with those stored in it.
+
+    The job has a folder of its own in the system's temporary folder, gone afterwards, as are all its processes. Raises
+    SandboxError when there is no sandbox to be had.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        sandbox.folder_for(folder, withheld)
+        nbformat.write(notebook, folder / "job.ipynb")
+        kernel.write_specs(folder / "jupyter")
+        return _Job(folder, limits, sandboxed).run()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Job:
+    """nbval's process, what it started, and whether they keep within the limits."""
+
+    def __init__(self, folder: Path, limits: Limits, sandboxed: bool) -> None:
+        self.folder, self.limits, self.sandboxed = folder, limits, sandboxed
+        self.result_file, self.log_file = folder / "result.json", folder / "log"
+        self.started = time.monotonic()
+        self.seen, self.gone_since, self.peak_bytes = False, None, 0
+
+    def run(self) -> Result:
+        with open(self.log_file, "w") as log:
+            process = subprocess.Popen(self._command(), cwd=self.folder, env=self._environment(), stdin=subprocess.DEVNULL,
+                                       stdout=log, stderr=log, start_new_session=True)
+            try:
+                why = self._watch(process)
+            finally:
+                _kill(process)
+        result = Result(why=why, wall_s=time.monotonic() - self.started, peak_bytes=self.peak_bytes,
+                        log=_head(self.log_file))
+        return result if why else self._read(result)
+
+    def _command(self) -> list[str]:
+        pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "book.grading.nbval_plugin", "--rootdir",
+                  str(self.folder), "-c", "/dev/null", "--confcutdir", str(self.folder), "--nbval", "--nbval-kernel-name",
+                  kernel.SANDBOXED if self.sandboxed else kernel.PLAIN, "--nbval-cell-timeout", str(self.limits.cell_s),
+                  "--nbval-kernel-startup-timeout", "60", "--color=no", "-q", "job.ipynb"]
+        if not self.sandboxed:
+            return pytest
+        # nbval dies with the grader, and the sandbox with nbval; outputs without end cost it its memory, not ours.
+        return [sandbox.tool("setpriv"), "--pdeathsig", "KILL", "--", sandbox.tool("prlimit"), f"--as={8 << 30}", "--",
+                *pytest]
+
+    def _environment(self) -> dict[str, str]:
+        added = {"JUPYTER_PATH": str(self.folder / "jupyter"), RESULT: str(self.result_file),
+                 "JUPYTER_PREFER_ENV_PATH": "0", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1"}
+        if not self.sandboxed:
+            return {**os.environ, **added}
+        kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
+        return {**kept, **added, "HOME": "/nonexistent", "JUPYTER_RUNTIME_DIR": str(self.folder), "PYTHONNOUSERSITE": "1",
+                "IPYTHONDIR": str(self.folder), kernel.RUN: str(self.folder), kernel.LIMITS: json.dumps(asdict(self.limits))}
+
+    def _watch(self, process: subprocess.Popen) -> str | None:
+        """Waits for nbval to end; returns the limit that was broken, if one was."""
+        while process.poll() is None:
+            why = self._broken(process)
+            if why:
+                return why
+            time.sleep(POLL_S)
+        return None
+
+    def _broken(self, process: subprocess.Popen) -> str | None:
+        children = _descendants(process.pid)
+        used = sum(map(_memory, children))
+        self.peak_bytes = max(self.peak_bytes, used)
+        if time.monotonic() - self.started > self.limits.wall_s:
+            return "time limit"
+        if used > self.limits.memory_bytes:
+            return "memory limit"
+        if self.log_file.stat().st_size > MAX_LOG_BYTES:
+            return "output limit"
+        if self.sandboxed and _too_much(self.folder / "inside"):
+            return "files in the run's folder"
+        return "the kernel died" if self._kernel_gone(children) else None
+
+    def _kernel_gone(self, children: list[psutil.Process]) -> bool:
+        """Whether nbval's kernel is gone for longer than nbval needs to notice it."""
+        if children:
+            self.seen, self.gone_since = True, None
+        elif self.seen:
+            self.gone_since = self.gone_since or time.monotonic()
+        patience = RESULT_GONE_S if self.result_file.exists() else KERNEL_GONE_S
+        return self.gone_since is not None and time.monotonic() - self.gone_since > patience
+
+    def _read(self, result: Result) -> Result:
+        try:
+            result.cells = json.loads(self.result_file.read_text())["cells"]
+        except (OSError, ValueError, KeyError):
+            result.why = "nbval gave no result"
+        if any(word in cell["message"] for cell in result.cells for word in LIMIT_WORDS):
+            result.why = "time limit of a cell, or the kernel died"
+        return result
+
+
+def _kill(process: subprocess.Popen) -> None:
+    """Ends nbval and all that it started. What is in the sandbox dies with the sandbox."""
+    children = _descendants(process.pid)
+    for one in [process, *children]:
+        try:
+            one.kill()
+        except (OSError, psutil.Error):
+            pass  # it has ended by itself
+    process.wait()
+    psutil.wait_procs(children, timeout=10)
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def _memory(process: psutil.Process) -> int:
+    """The bytes of a process, shared ones by its share; without leave to look, all that it maps."""
+    try:
+        with open(f"/proc/{process.pid}/smaps_rollup") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
+    except (OSError, StopIteration, ValueError):
+        try:
+            return process.memory_info().rss
+        except psutil.Error:
+            return 0
+
+
+def _too_much(folder: Path) -> bool:
+    try:
+        sizes = [entry.stat(follow_symlinks=False).st_size for entry in os.scandir(folder)]
+    except OSError:
+        return False  # it changed while we looked
+    return len(sizes) > MAX_ENTRIES or sum(sizes) > 4 << 20
+
+
+def _head(path: Path, num_chars: int = 4000) -> str:
+    with open(path, errors="replace") as file:
+        return file.read(num_chars)

@@ -1,0 +1,113 @@
+"""L4: a submission is untrusted data: its answer cells are taken out by id, and nothing else of it is believed."""
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbformat import NotebookNode
+
+from book.grading.lab import KEY, code_cells, marks
+
+MAX_BYTES = 8 << 20
+
+
+class SubmissionError(ValueError):
+    """A submission that can't be read; the message says why in one sentence."""
+
+
+@dataclass
+class Submission:
+    """What was handed in: the sources of each answer by its cell's id, and what an instructor may want to know."""
+    answers: dict[str, list[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    sha256: str = ""
+
+
+def read_submission(path: Path, lab: NotebookNode) -> Submission:
+    """The answers in the notebook at `path`, for a lab.
+
+    Cells that a learner added belong to the answer above them, or below them if there is none, up to the next cell of
+    the lab's own. Raises SubmissionError for what is no regular file, too large, or no notebook.
+    """
+    raw = _read_regular(path)
+    try:
+        cells = json.loads(raw)["cells"]
+        assert isinstance(cells, list)
+    except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
+        raise SubmissionError("the file is not a notebook") from None
+    found = Submission(sha256=hashlib.sha256(raw).hexdigest())
+    own = {marks(cell)["id"]: cell for cell in code_cells(lab)}
+    _Reader(own, found).read(cells)
+    return found
+
+
+def _read_regular(path: Path) -> bytes:
+    """The bytes of a regular file of bearable size, without following a link or waiting at a pipe."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise SubmissionError(f"the file can't be opened: {error.strerror}") from None
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise SubmissionError("this is not a regular file")
+        if status.st_size > MAX_BYTES:
+            raise SubmissionError(f"the file is larger than {MAX_BYTES >> 20} MiB")
+        return file.read(MAX_BYTES + 1)
+
+
+class _Reader:
+    """Walks over a submission's cells and keeps the answers."""
+
+    def __init__(self, own: dict[str, NotebookNode], found: Submission) -> None:
+        self.own, self.found = own, found
+        self.seen: set[str] = set()
+        self.answer: str | None = None  # the answer that the learner's own cells belong to
+        self.waiting: list[str] = []  # cells before an answer
+
+    def read(self, cells: list[Any]) -> None:
+        for cell in cells:
+            if isinstance(cell, dict) and cell.get("cell_type") == "code":
+                self._take(_source(cell), _mark(cell))
+        self._close()
+        missing = [i for i, cell in self.own.items() if marks(cell)["kind"] == "answer" and i not in self.seen]
+        self.found.notes += [f"answer cell {i} is missing" for i in missing]
+
+    def _take(self, source: str, mark: str | None) -> None:
+        if mark not in self.own:
+            if source.strip():
+                (self.waiting if self.answer is None else self.found.answers[self.answer]).append(source)
+            return
+        if mark in self.seen:
+            self.found.notes.append(f"cell {mark} is there twice")
+        self.seen.add(mark)
+        if marks(self.own[mark])["kind"] == "answer":
+            self.found.answers.setdefault(mark, []).extend([*self.waiting, source])
+            self.answer, self.waiting = mark, []
+        else:
+            self._close()
+            if marks(self.own[mark])["kind"] != "parameters" and source.strip() != self.own[mark].source.strip():
+                self.found.notes.append(f"cell {mark} was edited, which changes nothing")
+
+    def _close(self) -> None:
+        if self.waiting:
+            self.found.notes.append("cells that stand beside no answer were left out")
+        self.answer, self.waiting = None, []
+
+
+def _source(cell: dict[str, Any]) -> str:
+    source = cell.get("source", "")
+    return "".join(map(str, source)) if isinstance(source, list) else str(source)
+
+
+def _mark(cell: dict[str, Any]) -> str | None:
+    """The id that a cell claims to have."""
+    metadata = cell.get("metadata")
+    mark = metadata.get(KEY) if isinstance(metadata, dict) else None
+    name = mark.get("id") if isinstance(mark, dict) else None
+    return name if isinstance(name, str) else None
