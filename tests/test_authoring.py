@@ -207,8 +207,12 @@ def test_ignored_cells_are_few_measured_and_no_players() -> None:
     assert "is skipped" in messages(ran("clock()", tags=["nbval-skip"]), *plain)
 
 
-def test_hidden_code_is_a_problem_except_a_solution() -> None:
+def test_hidden_code_is_a_problem_except_a_solution_and_a_check_kept_for_grading() -> None:
     assert "is hidden" in messages(ran("secret = 1", tags=["hide-input"]))
+    graded = ran("secret = 1", tags=["remove-cell"])
+    assert "is hidden" in messages(graded)
+    graded.metadata["lockstep"] = {"kind": "check", "hidden": True}
+    assert messages(graded) == ""
     assert messages(ran("### BEGIN SOLUTION\nx = 1\n### END SOLUTION", tags=["hide-input"])) == ""
 
 

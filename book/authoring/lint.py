@@ -151,9 +151,10 @@ def surroundings(notebook: NotebookNode, cell: NotebookNode) -> str:
 
 
 def hidden_code(notebook: NotebookNode) -> Iterator[Problem]:
-    """Hidden cells: only a lab's solution may be folded away."""
+    """Hidden cells: only a lab's solution may be folded away, and a check that a lab keeps for grading removed."""
     for _, cell in code_cells(notebook):
-        if HIDING_TAGS & set(tags(cell)) and "### BEGIN SOLUTION" not in cell.source:
+        kept_for_grading = cell.metadata.get("lockstep", {}).get("hidden")
+        if HIDING_TAGS & set(tags(cell)) and "### BEGIN SOLUTION" not in cell.source and not kept_for_grading:
             yield at(notebook, cell, "is hidden; a reader has to see all code that runs")
 
 
