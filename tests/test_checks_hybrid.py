@@ -75,6 +75,44 @@ def test_a_sum_over_tp_is_told_from_one_over_dp():
         check(summed)
 
 
+def test_ranks_that_scale_by_factors_of_their_own_drift_apart():
+    found = gradients(lambda rank, name: np.full(8, (0.3 + 0.1 * (rank % 2)) / 8))
+    with pytest.raises(CheckFailed, match="ranks 6, 7 of one tp group scale theirs by 0.3, 0.4"):
+        check(found)
+    with pytest.raises(CheckFailed, match="by what is it scaled, and how often"):
+        check(times(0.3))
+
+
+def test_zeros_in_different_places_are_masks_that_ranks_drew_for_themselves():
+    whole, other = RNG.normal(size=(4, 6)), RNG.normal(size=(4, 6))
+    mask = RNG.random((4, 6)) < 0.5
+    checks.drawn_alike([whole * mask, whole * mask, other, other] * 2, MESH)
+    checks.drawn_alike([whole, other] * 4, MESH)  # wrong, but not for a mask
+    checks.drawn_alike([None, whole] * 4, MESH)
+    with pytest.raises(CheckFailed, match="ranks 2 and 3 of one tp group have zeros in 24 different places"):
+        checks.drawn_alike([whole, whole, other * mask, other * ~mask] * 2, MESH)
+
+
+def test_sizes_belong_to_axes_whatever_the_order():
+    mesh = Mesh(AXES, (4, 1, 2), ranks_per_node=4)
+    messages = [("pp", 0, 2, 8.0), ("pp", 2, 4, 8.0), ("tp", 0, 1, 4.0)]
+    total, want = {"pp": 16.0, "dp": 0.0, "tp": 4.0}, {"pp": 0.0, "dp": 0.0, "tp": 4.0}
+    arguments = ("tp", "dp", "pp"), want, total, {}, messages, mesh
+    assert checks.crossing(want, *arguments) == 4
+    with pytest.raises(CheckFailed, match="sizes belong to the axes, not to their place"):
+        checks.crossing(dict.fromkeys(AXES, 0.0), *arguments)  # as if tp had 4 ranks and pp 2
+    with pytest.raises(CheckFailed, match="tp has 4 bytes that cross nodes, not 5"):
+        checks.crossing({**want, "tp": 5}, *arguments)
+
+
+@pytest.mark.parametrize("message, hint", [
+    ("AttributeError: 'Identity' object has no attribute 'attention'", "cut the blocks first"),
+    ("IndexError: tuple index out of range", "counts in the world"),
+])
+def test_an_error_of_a_rank_gets_a_hint(message, hint):
+    assert hint in checks.mesh_failure(message) and checks.mesh_failure("other") == "other"
+
+
 @pytest.mark.parametrize("parts, complaint", [
     (held(place=lambda rank: rank ^ 1), "is the part that belongs to rank"),
     (held({name: value + 1 for name, value in WHOLE.items()}), "is not a part of rank 0's"),
@@ -110,6 +148,7 @@ def test_what_runs_is_noted_and_what_is_imported_is_not():
     ([None] * 4 + [1.5, 1.6, 2.5, 2.5], "ranks 4 and 5 of one tp group"),
     ([None] * 4 + [6.0, 6.0, 10.0, 10.0], "the sum over the micro-batches"),
     ([None] * 4 + [1.5, 1.5, 1.5, 1.5], "the loss of share 0 alone"),
+    ([None] * 4 + [2.0, 2.0, 2.0, 2.0], "that is the mean over the replicas"),
 ])
 def test_a_wrong_first_loss_is_told(losses, complaint):
     sequences = [1, 1, 2, 2, 2, 2, 3, 3]

@@ -276,9 +276,18 @@ def test_norms_that_differ_from_rank_to_rank_are_told():
             ([5.0, 5.0], [0.2, 1.0], 1.0, "rank 1's gradients are multiplied by 1, and should be by 0.2"),
             ([5.0, 5.0], [0.04, 0.2], 1.0, "it is done twice"),
             ([5.0, 5.0], [1.8, 1.8], 9.0, "never longer"),
-            ([5.0, 5.0], [float("nan")] * 2, 1.0, "multiplied by nan")):
+            ([5.0, 5.0], [float("nan")] * 2, 1.0, "by no one factor, and should be by 0.2 .*, all units alike"),
+            ([3.2, 3.2], [0.2, 0.2], 1.0, "that is the norm of one unit")):
         with pytest.raises(CheckFailed, match=complaint):
             checks.clipped(norms, scales, local, want, most)
+
+
+def test_zeros_in_a_local_part_are_told():
+    right = [{"shard": (3, 10, 0)}, {"shard": (3, 10, 3)}, {"shard": (3, 10, 6)}, {"shard": (1, 10, 9)}]
+    checks.parts_without_zeros(right)
+    checks.parts_without_zeros([{"one": (1, 2, 0)}, {"one": (1, 2, 1)}, {"one": (0, 2, 2)}])
+    with pytest.raises(CheckFailed, match="rank 3's part of shard has 3 numbers, and of a tensor of 10 it has 1 on 4"):
+        checks.parts_without_zeros([*right[:3], {"shard": (3, 10, 9)}])
 
 
 def test_what_is_in_a_checkpoint_is_told():

@@ -34,7 +34,7 @@ from book.checks.copies import all_gather_rows, all_to_all_rows, broadcast, rece
 from book.checks.dropout import dropout_masks
 from book.checks.gradients import accumulated, averaged, averaged_in_bits, weights_kept
 from book.checks.groups import names_of_no_order, on_grid, sample_mean, summed_metrics
-from book.checks.hybrid import mesh_failure, mesh_gradients, parts_on_mesh
+from book.checks.hybrid import drawn_alike, mesh_failure, mesh_gradients, parts_on_mesh
 from book.checks.hybrid_steps import by_hand, calls_into, first_losses, mesh_losses, moved, traffic_by_axis
 from book.checks.hybrid_torch import placements, resumed, saved, torch_failure
 from book.checks.mesh import (
@@ -53,7 +53,7 @@ from book.checks.remote import (
 )
 from book.checks.replicas import Meeting, replica_gradients
 from book.checks.sharded import sharded_training, training_hint
-from book.checks.sharded_checkpoint import continued, load_failure, saved_once
+from book.checks.sharded_checkpoint import continued, load_failure, parts_without_zeros, saved_once
 from book.checks.sharded_state import (
     clipped, counted_bytes, fewest, gradients_sharded, held_in_time, nothing_behind, optimizer_sharded,
     parameters_sharded, predicted_state, sharded_traffic,
@@ -69,17 +69,17 @@ __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axe
            "all_reduce", "all_to_all_rows", "averaged", "averaged_in_bits", "awaited", "batch_loss", "block_count",
            "broadcast", "bubble_share", "bucket_layout", "bucket_traffic", "bus_bandwidth", "by_hand", "calls_into",
            "clipped", "column_outputs", "computed", "continued", "contributions", "counted_bytes", "crossing",
-           "dropout_masks", "epochs", "failure_of_replicas", "fewest", "first_losses", "first_step", "first_updates",
-           "from_stage_to_stage", "global_losses", "gpipe_order", "gradients_of_replicas", "gradients_sharded",
-           "groups_by_all", "groups_of_axis", "held_in_time", "in_company", "load_failure", "losses_of_replicas",
-           "losses_of_steps", "members", "mesh_failure", "mesh_gradients", "mesh_losses", "micro_batch_losses",
-           "moved", "names_of_no_order", "neighbour_exchange", "nothing_behind", "nothing_kept", "num_sent_bytes",
-           "number", "on_grid", "one_f_one_b_order", "operator", "optimizer_sharded", "own_pipeline",
-           "parameters_sharded", "parts_on_mesh", "peaks_in_flight", "placements", "places", "point_to_point",
-           "predicted_pipeline", "predicted_state", "received_once", "reduce_scatter", "remote_failure",
-           "replica_gradients", "resumed", "ring_cost", "ring_traffic", "row_outputs", "rows_in_calls", "rows_sent",
-           "same_group", "same_outputs", "same_replicas", "same_state", "same_weights", "sample_mean", "saved",
-           "saved_once", "shapes_in_words", "shard_shapes", "sharded_traffic", "sharded_training",
-           "shares_of_replicas", "split_module", "split_traffic", "stage_gradients", "stage_parts", "summed_metrics",
-           "torch_failure", "traffic_by_axis", "trained_alike", "training_hint", "vocabulary_loss",
+           "drawn_alike", "dropout_masks", "epochs", "failure_of_replicas", "fewest", "first_losses", "first_step",
+           "first_updates", "from_stage_to_stage", "global_losses", "gpipe_order", "gradients_of_replicas",
+           "gradients_sharded", "groups_by_all", "groups_of_axis", "held_in_time", "in_company", "load_failure",
+           "losses_of_replicas", "losses_of_steps", "members", "mesh_failure", "mesh_gradients", "mesh_losses",
+           "micro_batch_losses", "moved", "names_of_no_order", "neighbour_exchange", "nothing_behind", "nothing_kept",
+           "num_sent_bytes", "number", "on_grid", "one_f_one_b_order", "operator", "optimizer_sharded", "own_pipeline",
+           "parameters_sharded", "parts_on_mesh", "parts_without_zeros", "peaks_in_flight", "placements", "places",
+           "point_to_point", "predicted_pipeline", "predicted_state", "received_once", "reduce_scatter",
+           "remote_failure", "replica_gradients", "resumed", "ring_cost", "ring_traffic", "row_outputs",
+           "rows_in_calls", "rows_sent", "same_group", "same_outputs", "same_replicas", "same_state", "same_weights",
+           "sample_mean", "saved", "saved_once", "shapes_in_words", "shard_shapes", "sharded_traffic",
+           "sharded_training", "shares_of_replicas", "split_module", "split_traffic", "stage_gradients", "stage_parts",
+           "summed_metrics", "torch_failure", "traffic_by_axis", "trained_alike", "training_hint", "vocabulary_loss",
            "vocabulary_traffic", "weights_kept", "where_stuck", "within_groups"]

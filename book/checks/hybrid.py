@@ -19,9 +19,33 @@ from book.mesh import Mesh
 Cuts = Mapping[str, int | None]
 
 
+HINTS = {
+    "IndexError: tuple index out of range": "Is a rank of the world taken for a place in a group? dist.get_rank() "
+                                            "counts in the world, dist.get_rank(group) in the group",
+    "'Identity' object has no attribute": "GPTStage has put empty places where the blocks of other stages were: cut "
+                                          "the blocks first",
+}
+
+
 def mesh_failure(message: str) -> str:
-    """An error of a rank on a mesh, without torch's account of the collectives that did not meet."""
-    return unmet(message, "; with one, is it the group of ranks that hold the same parameters?")
+    """An error of a rank on a mesh, with a hint, and without torch's account of the collectives that did not meet."""
+    hint = next((hint for word, hint in HINTS.items() if word in message), None)
+    said = unmet(message, "; with one, is it the group of ranks that hold the same parameters?")
+    return f"{said}\n{hint}" if hint else said
+
+
+def drawn_alike(outputs: Sequence[Any], mesh: Mesh) -> None:
+    """The outputs of a tp group's ranks, arrays of one shape, must be 0 in the same places, as with one mask."""
+    for rank, output in enumerate(outputs):
+        first = mesh.group_of(rank, "tp")[0]
+        if getattr(output, "shape", None) != getattr(outputs[first], "shape", 0):
+            return
+        zeros = int(((dense(output) == 0) != (dense(outputs[first]) == 0)).sum())
+        if zeros:
+            raise CheckFailed(f"ranks {first} and {rank} of one tp group have zeros in {zeros} different places of "
+                              "their outputs: each has drawn a dropout of its own. What is whole on all ranks of tp "
+                              "takes one mask, or the weights that they hold alike drift apart; and here none is "
+                              "asked for")
 
 
 def parts_on_mesh(held: Sequence[State], drawn: Sequence[State], mesh: Mesh, layout: Cuts) -> None:
@@ -87,7 +111,7 @@ class _Step:
         if not got.any():
             fault = "it is 0: is it cleared between backward and the optimizer's step?"
         elif factor is not None:
-            fault = self._why_times(float(factor[0]), not split and len(wrong) < len(self.found[rank]))
+            fault = self._why_times(rank, float(factor[0]), not split and len(wrong) < len(self.found[rank]))
         elif weights is not None:
             fault = self._why_weights(weights)
         elif agree(got, rows.mean(axis=0), self.scale, SIX_DIGITS):
@@ -123,7 +147,7 @@ class _Step:
         return (f"it has nothing of sequence {listed(absent)}, which another replica has: the ranks that hold the same "
                 "parameters on other sequences are those of its dp group; average over them")
 
-    def _why_times(self, times: float, only_whole: bool) -> str:
+    def _why_times(self, rank: int, times: float, only_whole: bool) -> str:
         """What a gradient means that is so many times the right one."""
         sizes = {axis: self.mesh.size(axis) for axis in self.mesh.axes}
         if only_whole and np.isclose(times, sizes["tp"]):
@@ -139,12 +163,29 @@ class _Step:
                 (sizes["tp"], "it is summed over tp, where all ranks have the same share"),
                 (self.num_micro_batches * sizes["dp"], "it is a sum over micro-batches and replicas: divide by both")]
         fits = [text for factor, text in said if np.isclose(times, factor, rtol=1e-6)]
-        why = "; or ".join(dict.fromkeys(fits[:2])) or "by what is it scaled, and how often?"
+        why = "; or ".join(dict.fromkeys(fits[:2])) or self._drift(rank) or "by what is it scaled, and how often?"
         return f"it is {short(times)} times what it should be: {why}"
+
+    def _drift(self, rank: int) -> str:
+        """What to say where the ranks of tp scale what they hold alike by different factors; nothing if they don't."""
+        factors = [self._factor(other) for other in self.mesh.group_of(rank, "tp")]
+        if np.allclose(factors, factors[0], rtol=1e-6):
+            return ""
+        return (f"ranks {listed(self.mesh.group_of(rank, 'tp'))} of one tp group scale theirs by "
+                f"{listed(map(short, factors))}. Weights that they hold alike, such as the norms', drift apart: has "
+                "each clipped by the norm of its own part?")
+
+    def _factor(self, rank: int) -> float:
+        """What multiple of the mean this rank's gradients are; nan if they are none."""
+        names = list(self.found[rank])
+        factor = multiples(self._rows(rank, names).mean(axis=0, keepdims=True), whole(self.found[rank]))
+        return float("nan") if factor is None else float(factor[0])
 
     def _why_mixed(self, rank: int, wrong: Sequence[str]) -> str:
         """Ranks whose gradients differ in meaning were added up: find the axes over which."""
-        name = max(wrong, key=lambda name: flat(self.found[rank][name]).size)
+        # A sum over tp tells nothing of what is not cut: there all its ranks have the same.
+        split = [name for name in wrong if self.layout[name] is not None]
+        name = max(split or wrong, key=lambda name: flat(self.found[rank][name]).size)
         got = flat(self.found[rank][name])
         for size in (1, 2, 3):
             for axes in combinations(self.mesh.axes, size):

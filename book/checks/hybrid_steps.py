@@ -66,6 +66,9 @@ def first_losses(losses: Sequence[Any], sequences: Sequence[float], mesh: Mesh, 
         *((float(np.mean(share)), f"it is the loss of share {place} alone: each replica takes one of its own")
           for place, share in enumerate(np.array_split(sequences, mesh.size("dp"))) if mesh.size("dp") > 1),
         (mean / mesh.size("dp"), "it is divided by the number of replicas: return the mean over the share")])
+    if np.allclose(replicas, mean, rtol=1e-9, atol=0) and len(replicas) > 1 and np.ptp(sequences) > 0:
+        raise CheckFailed(f"every replica returns the loss {short(mean)} in step 0: that is the mean over the "
+                          "replicas, and each returns the mean over its own share")
 
 
 def moved(before: Sequence[State], after: Sequence[State], gradients: Sequence[Gradients],
@@ -80,7 +83,7 @@ def moved(before: Sequence[State], after: Sequence[State], gradients: Sequence[G
             if not agree(end[name], want, want):
                 what = "has not moved" if identical(value, end[name]) else "has moved by something else"
                 raise CheckFailed(f"rank {rank}'s {name} {what} in the first step: is the optimizer made, once, from "
-                                  "all parameters of self.part after the cuts?")
+                                  "all parameters of the part after the cuts?")
 
 
 def mesh_losses(losses: Sequence[Sequence[Any]], expected: Sequence[float], mesh: Mesh) -> float:

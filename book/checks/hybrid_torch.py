@@ -17,6 +17,8 @@ Placed = Mapping[str, tuple[Any, ...]]
 def torch_failure(message: str) -> str:
     """An error of a rank that combines torch's own parts, with what to look at where torch says it of itself."""
     hints = {
+        "Cannot distribute a DTensor": "what is cut is sharded over dp already: cut over tp first, then shard over dp",
+        "value was None when it should not be": 'has fully_shard been given a mesh? mesh=mesh["dp"]',
         "KeyError: 'betas'": "the optimizer's settings are in a list without names, in which stages overwrite one "
                              "another's: flatten_optimizer_state_dict=True files them by parameter",
         "Missing key": "the checkpoint has no such name: was it saved, under a name that means the same in all shapes?",
@@ -67,4 +69,5 @@ def resumed(losses: Sequence[Sequence[Any]], expected: Sequence[float], num_save
         raise CheckFailed(f"{head}: the weights are not those that were saved. dcp.load fills the dict that it is "
                           "given: has the model's state been handed back to the part?")
     raise CheckFailed(f"{head}, and the first step was right: so the weights came back, and the optimizer's state did "
-                      "not: its moments and its step count belong into the checkpoint, and back into the optimizer")
+                      "not: its moments and its step count belong into the checkpoint, and back into the optimizer. So "
+                      "do its settings, such as the learning rate, which only set_state_dict hands back")

@@ -9,6 +9,8 @@ from book.checks.verdict import CheckFailed, equal, listed, short
 from book.mesh import Mesh
 from book.trace import Trace
 
+Message = tuple[str, int, int, float]  # axis, src, dst, bytes
+
 
 def places(answers: Sequence[Any], mesh: Mesh) -> None:
     """`answers` has by rank what the learner says are its coordinates, in the order of the mesh's axes."""
@@ -104,10 +106,11 @@ def own_pipeline(ranks: Sequence[int], embeds: bool, predicts: bool, rank: int) 
 
 
 def crossing(answer: Any, order: Sequence[str], want: Mapping[str, float], total: Mapping[str, float],
-             others: Mapping[tuple[str, ...], Mapping[str, float]]) -> float:
+             others: Mapping[tuple[str, ...], Mapping[str, float]], messages: Sequence[Message], mesh: Mesh) -> float:
     """`answer` must be the bytes of each axis that cross nodes, where ranks are laid out in this order of the axes.
 
-    `total` is what each axis sends, `others` what other orders would give. Returns the sum.
+    `total` is what each axis sends, `others` what other orders would give. `messages` are (axis, src, dst, bytes), and
+    `mesh` numbers their ranks. Returns the sum.
     """
     if not isinstance(answer, Mapping) or set(answer) != set(want):
         raise CheckFailed(f"crossing_bytes must return a dict with the bytes of {', '.join(want)}")
@@ -120,8 +123,27 @@ def crossing(answer: Any, order: Sequence[str], want: Mapping[str, float], total
         if all(_equal(answer[axis], theirs[axis]) for axis in want):
             raise CheckFailed(f"{head}your bytes are those of the order {', '.join(other)}: a rank's number grows "
                               "fastest along the last axis")
+    theirs = _with_sizes_by_place(messages, mesh, order)
+    if all(_equal(answer[axis], theirs[axis]) for axis in want):
+        raise CheckFailed(f"{head}you give the sizes of the shape to the axes as they come in the order: sizes belong "
+                          "to the axes, not to their place in the order")
     axis = next(axis for axis in want if not _equal(answer[axis], want[axis]))
     raise CheckFailed(f"{head}{axis} has {short(want[axis])} bytes that cross nodes, not {answer[axis]!r}")
+
+
+def _with_sizes_by_place(messages: Sequence[Message], mesh: Mesh, order: Sequence[str]) -> dict[str, float]:
+    """The bytes that would cross if the shape's sizes went to the axes as they come in the order."""
+    sizes, crossed = dict(zip(order, mesh.shape)), dict.fromkeys(mesh.axes, 0.0)
+
+    def node_of(rank: int) -> int:
+        place, number = mesh.coordinates(rank), 0
+        for axis in order:
+            number = number * sizes[axis] + place[axis]
+        return number // mesh.ranks_per_node
+
+    for axis, src, dst, num_bytes in messages:
+        crossed[axis] += num_bytes * (node_of(src) != node_of(dst))
+    return crossed
 
 
 def _equal(a: Any, b: float) -> bool:

@@ -72,6 +72,9 @@ def _check_optimizers(ranks: Sequence[Sequence[Step]]) -> None:
 
 def training_hint(message: str) -> str | None:
     """What it means that a training failed on a rank with `message`; None where nothing is known of it."""
+    if "storage of size 0" in message:
+        return ("Something is used while its unit is freed: which unit's all_gather has to come before, in which hook? "
+                "In backward a block computes with its weights again")
     if any(f"'NoneType' object has no attribute '{name}'" in message for name in TENSOR_ATTRIBUTES):
         return ("A p.grad was None: reduce_scatter ran before all gradients of the unit were there, or a second time. "
                 "It is called once in each backward, by the last of the unit's gradients")

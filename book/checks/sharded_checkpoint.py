@@ -20,6 +20,21 @@ LOAD_ERRORS = {
 }
 
 
+def parts_without_zeros(parts: Sequence[Mapping[str, tuple[int, int, int]]]) -> None:
+    """Each rank's local parts must be those of `Shard(0)`: what torch.chunk gives, without what fills shards up.
+
+    `parts` has by rank, for each sharded tensor of the checkpoint, (numbers in its local part, in all of it, first
+    number): the last says where the tensor as a whole puts the part.
+    """
+    for rank, own in enumerate(parts):
+        for name, (num, num_all, first) in own.items():
+            share = max(0, min(-(-num_all // len(parts)), num_all - first))
+            if num != share:
+                raise CheckFailed(f"rank {rank}'s part of {name} has {num} numbers, and of a tensor of {num_all} it "
+                                  f"has {share} on {len(parts)} ranks: take the zeros that fill the shard up out of "
+                                  "the local part too. mine(unit, tensor) does")
+
+
 def saved_once(sizes: Mapping[str, int] | None, num_numbers: int, num_ranks: int) -> None:
     """A checkpoint must hold `num_numbers` of state once: no fewer, none for every rank, and no zeros between them.
 

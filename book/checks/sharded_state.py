@@ -225,17 +225,22 @@ def clipped(norms: Sequence[Any], scales: Sequence[float], local: Sequence[Seque
             (max(own), "that is the largest of the ranks' norms: add up their squares, then take the root"),
             (want**2, "that is the square of the norm"), (want / num, "it is divided by the number of ranks"),
             (want / np.sqrt(num), "that is the root of the mean of the ranks' squares: add them up"),
+            *((float(unit), "that is the norm of one unit: clipping needs that of the whole gradient, over all units, "
+               "and shortens them all by one factor") for unit in (*units, *local[rank])),
             *((mistaken, added) for mistaken in (np.sum(local), np.sum(units), sum(local[rank]),
                                                  np.linalg.norm(np.sum(local, axis=1))))])
     factor = min(1.0, max_norm / want)
     for rank, scale in enumerate(scales):
         if not np.isclose(scale, factor, rtol=1e-5):
-            raise CheckFailed(f"rank {rank}'s gradients are multiplied by {short(scale)}, and should be by "
-                              f"{short(factor)} " + _why_scale(scale, want, max_norm))
+            by = "by no one factor" if np.isnan(scale) else f"by {short(scale)}"
+            raise CheckFailed(f"rank {rank}'s gradients are multiplied {by}, and should be by {short(factor)} "
+                              + _why_scale(scale, want, max_norm))
     return float(want)
 
 
 def _why_scale(scale: float, norm: float, max_norm: float) -> str:
+    if np.isnan(scale):
+        return "(max_norm / norm), all units alike: is each clipped by a norm of its own?"
     if np.isclose(scale, 1):
         return "(max_norm / norm): the norm is right, and nothing is clipped. Change shard.grad in place (mul_)"
     if norm < max_norm:

@@ -1,5 +1,5 @@
 # exercise: 5
-# expect: times what it should be
+# expect: that is the norm of one unit
 
 def clip_gradients(units, max_norm):
     for unit in units:

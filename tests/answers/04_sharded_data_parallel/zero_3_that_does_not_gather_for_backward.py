@@ -1,5 +1,5 @@
 # exercise: 4
-# expect: out of bounds for storage of size 0
+# expect: in the backward of root
 
 class FreedUnit(Unit):
     """A unit whose parameters are whole only between gather and free."""

@@ -1,0 +1,20 @@
+# exercise: 6
+# expect: cut over tp first, then shard over dp
+
+def torch_parts(gpt, mesh, num_micro_batches, make_optimizer):
+    """This rank's part of a GPT, its pipeline schedule, its optimizer."""
+    part = GPTStage(gpt, mesh.get_local_rank("pp"), mesh["pp"].size())
+    kept = part.model.blocks[part.first:part.last]
+    columns, rows = ColwiseParallel(), RowwiseParallel()
+    plan = {"attention.q": columns, "attention.k": columns,
+            "attention.v": columns, "attention.out": rows,
+            "mlp.up": columns, "mlp.down": rows}
+    for block in kept:
+        fully_shard(block, mesh=mesh["dp"])
+        parallelize_module(block, mesh["tp"], plan)
+    fully_shard(part, mesh=mesh["dp"])
+    stage = PipelineStage(part, mesh.get_local_rank("pp"), mesh["pp"].size(),
+                          torch.device(mesh.device_type),
+                          group=mesh.get_group("pp"))
+    schedule = Schedule1F1B(stage, num_micro_batches, loss_fn=GPT.loss)
+    return part, schedule, make_optimizer(part.parameters())
