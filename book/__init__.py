@@ -20,14 +20,15 @@ without circles.
         record        any torch.distributed program -> trace, with whose data is in which chunk
         execute       a schedule moved by real ranks -> trace
         shards        a matrix product that real ranks have cut -> trace, block by block
+        wire          ranks that can only send and receive, over a broker that counts what they send
         replay        a recorded backward pass or pipeline with modelled durations: what overlaps, what is idle
         parallel      the small GPT that labs train and split, its text, and what the chapters built to train it
     L3  plot          trace -> matplotlib figure
         widgets       trace -> animated player
         checks        verdicts on a learner's run that name the misconception
         legacy        old calls beside today's: both run, and what they said
-    L4  grading       student copies of a lab
+    L4  grading       labs as assignments: student copies, and submissions graded in a sandbox
         authoring     notebook normaliser and lint, the Sphinx extension
 
-Only device, launch, record, execute, shards and parallel import torch: everything else works without it.
+Only device, launch, record, execute, shards, wire and parallel import torch: everything else works without it.
 """

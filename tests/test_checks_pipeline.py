@@ -92,6 +92,14 @@ def test_parts_that_change_a_number_are_told():
         checks.stage_parts([{"a": np.ones(3)}, {"b": np.ones(2)}], model)
 
 
+def test_a_stage_keeps_the_blocks_that_all_runs_of_the_lab_give_it():
+    one, two, three = ({f"blocks.{i}.weight": np.full(2, i)} for i in range(3))
+    assert checks.stage_parts([one, two | three], one | two | three, num_blocks=3) == [2, 4]
+    assert checks.stage_parts([one | two, three], one | two | three) == [4, 2]
+    with pytest.raises(CheckFailed, match="with 2 stages stage 0 keeps block 0, 1, it should keep 0: a run of blocks"):
+        checks.stage_parts([one | two, three], one | two | three, num_blocks=3)
+
+
 def ran(order, begun=()):
     """A recording of a schedule's actions, one second each, and of actions that were begun and never done."""
     events = [Event(a.rank, "compute", a.kind, stage=a.stage, micro_batch=a.micro_batch, start_s=i, end_s=i + 1)

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "book"
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
 NAMES = [str(path.relative_to(ROOT)) for path in SOURCES]
 MAX_FUNCTION_LINES, MAX_MODULE_LINES, MAX_LINE = 45, 400, 120
-RUNNERS = {"device", "launch", "record", "execute", "shards", "parallel"}
+RUNNERS = {"device", "launch", "record", "execute", "shards", "wire", "parallel"}
 
 
 def layers() -> dict[str, int]:

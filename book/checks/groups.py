@@ -208,6 +208,8 @@ def _why_not_the_mean(rank: int, rows: np.ndarray, got: np.ndarray, num_samples:
             1 / (counts * len(num_samples)),
         "holds the mean of the ranks' means, over the ranks that have samples: it still counts a sample of a small "
         "shard more": 1 / (counts * len(counts)),
+        "holds the sum of the ranks' means, divided by the number of all samples: a mean counts as often as it has "
+        "samples": 1 / (counts * total),
         "holds the sum of the ranks' means": 1 / counts}
     found = next((text for text, mistaken in said.items() if np.allclose(factors, mistaken)), None)
     ranks, weights = listed(np.flatnonzero(has_samples)), listed(map(short, factors))

@@ -17,10 +17,12 @@ from book.checks.compare import (
 from book.checks.verdict import CheckFailed, finite, listed, number, short
 
 
-def stage_parts(held: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> list[int]:
+def stage_parts(held: Sequence[Mapping[str, Any]], model: Mapping[str, Any], num_blocks: int = 0) -> list[int]:
     """Every parameter of `model` must be on one of the stages, with the value that it has there.
 
-    Returns how many numbers each stage holds. Raises CheckFailed naming a parameter and the stages that have it.
+    With `num_blocks`, the parameters of block i are called "blocks.i." and more, and stage s of p must have the blocks
+    from num_blocks s // p up to num_blocks (s + 1) // p. Returns how many numbers each stage holds. Raises CheckFailed
+    naming a parameter and the stages that have it, or the blocks.
     """
     for name, value in model.items():
         owners = [stage for stage, own in enumerate(held) if name in own]
@@ -32,6 +34,8 @@ def stage_parts(held: Sequence[Mapping[str, Any]], model: Mapping[str, Any]) -> 
                               "keeps what it runs and no more, or nothing is saved")
         if not identical(held[owners[0]][name], value):
             raise CheckFailed(f"stage {owners[0]} has changed {name}: cutting a model leaves its numbers as they are")
+    for stage, own in enumerate(held) if num_blocks else ():
+        _check_blocks(stage, len(held), own, num_blocks)
     return [sum(flat(value).size for value in own.values()) for own in held]
 
 
@@ -104,6 +108,15 @@ def stage_gradients(found: Sequence[Gradients], single: Sequence[Gradients], wei
                               f"stage {stage}: {_why_weights(factors, wanted, what, hints, len(found))}")
         total += magnitude(right)
     return total
+
+
+def _check_blocks(stage: int, num_stages: int, own: Mapping[str, Any], num_blocks: int) -> None:
+    got = sorted({int(name.split(".")[1]) for name in own if name.startswith("blocks.")})
+    want = list(range(num_blocks * stage // num_stages, num_blocks * (stage + 1) // num_stages))
+    if got != want:
+        raise CheckFailed(f"with {num_stages} stages stage {stage} keeps block {listed(got) or 'none'}, it should keep "
+                          f"{listed(want)}: a run of blocks from L s // p up to, not including, L (s + 1) // p. What "
+                          "later checks say depends on the cut")
 
 
 def _check_there(found: Sequence[Gradients]) -> None:

@@ -1,29 +1,128 @@
-"""Command line: python -m book.grading release labs -o student"""
+"""Command line: python -m book.grading lint | release | check | grade"""
 from __future__ import annotations
 
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
-from book.grading.lab import LabError
-from book.grading.release import release_all
+from book.grading.lab import LabError, read_lab
+from book.grading.release import release_all, sources_in
+
+UNSAFE = """
+**********************************************************************************************
+*  NO SANDBOX. The code in these submissions runs as you, with your files and your network.  *
+*  Do this only with submissions that you would run by hand.                                 *
+**********************************************************************************************
+"""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command and returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m book.grading", description="Labs as course assignments.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    release = commands.add_parser("release", help="make student copies: solutions taken out, outputs cleared")
-    release.add_argument("labs", nargs="+", type=Path, help="lab notebooks, or folders of them")
-    release.add_argument("-o", "--out", type=Path, required=True, help="folder for the copies")
-    release.add_argument("--force", action="store_true", help="replace copies that are there, with any work in them")
-    options = parser.parse_args(arguments)
+    """Runs the command and returns the exit status: 0, or 1 when something was found or refused."""
+    options = parser().parse_args(arguments)
     try:
-        for line in release_all(options.labs, options.out, options.force):
-            print(line)
-    except LabError as error:
+        return options.run(options)
+    except (LabError, RuntimeError, ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """The four verbs and their options."""
+    top = argparse.ArgumentParser(prog="python -m book.grading", description="Labs as course assignments.")
+    verbs = top.add_subparsers(dest="command", required=True)
+    verb = verbs.add_parser("lint", help="is a lab fit to be graded? runs its solutions with two seeds")
+    verb.add_argument("labs", nargs="+", type=Path, help="lab notebooks, or folders of them")
+    verb.set_defaults(run=lint)
+    verb = verbs.add_parser("release", help="make student copies: no solutions, no hidden checks")
+    verb.add_argument("labs", nargs="+", type=Path, help="lab notebooks, or folders of them")
+    verb.add_argument("-o", "--out", type=Path, required=True, help="folder for the copies")
+    verb.add_argument("--variant", help="the tasks as the lab's metadata have them under this name")
+    verb.add_argument("--source", type=Path, metavar="FOLDER", help="with --variant: write the variant's own source there, to grade with")
+    verb.add_argument("--nbgrader", action="store_true", help="add nbgrader's metadata to the copies' cells")
+    verb.add_argument("--force", action="store_true", help="replace copies that are there, with any work in them")
+    verb.set_defaults(run=release)
+    verb = verbs.add_parser("check", help="for students: run every check of your notebook")
+    verb.add_argument("notebook", type=Path, help="your notebook, with its .expected.json beside it")
+    verb.add_argument("-e", "--exercise", type=int, action="append", help="only this exercise (may be repeated)")
+    verb.set_defaults(run=check)
+    verb = verbs.add_parser("grade", help="grade a folder of submissions in a sandbox")
+    verb.add_argument("lab", type=Path, help="the lab's source, with its solutions")
+    verb.add_argument("submissions", type=Path, help="folder with NAME.ipynb, or a folder NAME with a notebook, for each student")
+    verb.add_argument("-o", "--out", type=Path, required=True, help="folder for the results; a run that was killed goes on there")
+    verb.add_argument("-j", "--jobs", type=int, default=1, help="submissions graded side by side (default 1)")
+    verb.add_argument("--unsafe-no-sandbox", action="store_true", help="run submissions as yourself, with your files and network")
+    verb.set_defaults(run=grade)
+    return top
+
+
+def lint(options: Any) -> int:
+    """Prints what is wrong with labs."""
+    from book.grading.reference import lint as faults
+
+    status = 0
+    for source in sources_in(options.labs):
+        found = False
+        for fault in faults(read_lab(source)):
+            print(f"{source}: {fault}", flush=True)
+            found = True
+        print(f"{source}: {'not fit to be graded' if found else 'fit to be graded'}", flush=True)
+        status |= found
+    return status
+
+
+def release(options: Any) -> int:
+    """Writes student copies."""
+    if options.source:
+        from book.grading.release import in_variant, with_outputs, write_notebook
+
+        if not options.variant:
+            raise LabError("--source goes with --variant: without one, the lab itself is the source to grade with")
+        options.source.mkdir(parents=True, exist_ok=True)
+        for source in sources_in(options.labs):
+            write_notebook(with_outputs(in_variant(read_lab(source), options.variant, source.name)), options.source / source.name)
+    for line in release_all(options.labs, options.out, options.force, options.variant, options.nbgrader):
+        print(line)
+    return 0
+
+
+def check(options: Any) -> int:
+    """Prints a verdict for each exercise of a student's notebook."""
+    from book.grading.check import check as verdicts
+
+    points = max_points = 0
+    for verdict in verdicts(options.notebook, options.exercise):
+        points, max_points = points + verdict.points, max_points + verdict.max_points
+        told = "passed" if verdict.message is None else verdict.message
+        print(f"exercise {verdict.exercise}: {verdict.points} of {verdict.max_points} points: {told}", flush=True)
+    print(f"{points} of {max_points} points")
+    return int(points < max_points)
+
+
+def grade(options: Any) -> int:
+    """Grades submissions, with a progress bar, and writes the reports."""
+    from tqdm import tqdm
+
+    from book.grading import sandbox
+    from book.grading.grade import grade as graded
+    from book.grading.handed_in import find
+    from book.grading.report import write_reports
+
+    if options.unsafe_no_sandbox:
+        print(UNSAFE, file=sys.stderr)
+    else:
+        sandbox.probe()
+    if not options.submissions.is_dir():
+        raise LabError(f"{options.submissions} is not a folder")
+    with tqdm(total=len(find(options.submissions, options.lab.name)), unit="submission") as bar:
+        def done(record: dict[str, Any]) -> None:
+            bar.update()
+            bar.write(f"{record['student']}: {record['points']} of {record['max_points']} points"
+                      + (f" ({record['error']})" if record["error"] else ""), file=sys.stdout)
+
+        records = graded(options.lab, options.submissions, options.out, options.jobs, not options.unsafe_no_sandbox, done)
+    write_reports(records, options.lab.stem, options.out)
+    print(f"{len(records)} submissions; grades.csv, grades.json, index.html and a page for each student are in {options.out}")
     return 0
 
 

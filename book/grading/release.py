@@ -1,62 +1,175 @@
-"""L4: student copies of labs: the source has the solutions, the exercise is generated from it."""
+"""L4: what a student gets: the lab without solutions and hidden checks, what its checks must print, and a README."""
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
 
-from book.grading.lab import KEY, KINDS, LabError, marks
+from book.grading.lab import KEY, KINDS, LabError, marks, points, read_lab
 
 FOLDED = "hide-input"  # folds a solution on the website
+HIDDEN = "remove-cell"  # keeps a hidden check off it
+UNCOMPARED = "nbval-ignore-output"
 STUB = ("# YOUR CODE HERE\n"
         "{indent}raise NotImplementedError(\"exercise {exercise}: write this function, then run the cell\")")
+EXPECTED = ".expected.json"
 _SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n.*?^[ \t]*### END SOLUTION[ \t]*$", re.DOTALL | re.MULTILINE)
 
 
-def release_all(labs: Iterable[Path], out: Path, force: bool = False) -> Iterator[str]:
-    """Writes a student copy of each lab into `out`, yielding a line about each.
+def release_all(labs: Iterable[Path], out: Path, force: bool = False, variant: str | None = None,
+                nbgrader: bool = False) -> Iterator[str]:
+    """Writes a student copy of each lab into `out`, with what its checks must print, yielding a line about each.
 
-    A copy that is already there is kept, with the work in it, unless `force`. Raises LabError for a folder without
-    labs or a lab that `released` refuses.
+    A copy that is already there is kept, with the work in it, unless `force`. The same labs make the same files, byte
+    for byte. Raises LabError for a folder without labs, or a lab that `released` or `in_variant` refuses.
     """
-    sources = [path for lab in labs for path in (sorted(lab.glob("*.ipynb")) if lab.is_dir() else [lab])]
-    if not sources:
-        raise LabError(f"no notebooks in {', '.join(map(str, labs))}")
+    sources = sources_in(labs)
     for source in sources:
         copy = out / source.name
+        lab = read_lab(source)
+        if variant is not None:
+            lab = with_outputs(in_variant(lab, variant, source.name))
+        notebook = released(lab, source.name, nbgrader)
+        out.mkdir(parents=True, exist_ok=True)
+        write_notebook(pristine(notebook), copy.with_suffix(EXPECTED))
         if copy.exists() and not force:
             yield f"kept  {copy} (your work; delete or rename it to start over)"
             continue
-        notebook = released(nbformat.read(source, as_version=4), source.name)
-        out.mkdir(parents=True, exist_ok=True)
-        nbformat.write(notebook, copy)
+        write_notebook(notebook, copy)
         yield f"wrote {copy}"
+    (out / "README.md").write_text(readme([source.stem for source in sources]), encoding="utf-8")
 
 
-def released(lab: NotebookNode, name: str = "this lab") -> NotebookNode:
-    """A student copy of `lab`: each solution becomes a stub, outputs are gone, only answers can be edited.
+def sources_in(labs: Iterable[Path]) -> list[Path]:
+    """The notebooks that are meant by files and folders. Raises LabError when there are none."""
+    sources = [path for lab in labs for path in (sorted(lab.glob("*.ipynb")) if lab.is_dir() else [lab])]
+    if not sources:
+        raise LabError(f"no notebooks in {', '.join(map(str, labs))}")
+    return sources
 
-    Raises LabError when a code cell has no mark, an answer has no solution, or a solution stands outside an answer.
+
+def released(lab: NotebookNode, name: str = "this lab", nbgrader: bool = False) -> NotebookNode:
+    """A student copy of `lab`: solutions are stubs, hidden checks are gone, checks keep the outputs that nbval compares.
+
+    Only answers and the seed can be edited. With `nbgrader` cells carry that tool's metadata too. Raises LabError when a
+    code cell has no mark, an answer has no solution, or a solution stands outside an answer.
     """
-    copy = nbformat.from_dict(lab)
+    copy = deepcopy(lab)
     for number, cell in enumerate(copy.cells):
         if cell.cell_type == "code":
-            _release_cell(cell, f"{name}, cell {number}")
+            _release_cell(cell, f"{name}, cell {number}", nbgrader)
+        elif KEY in cell.metadata:
+            del cell.metadata[KEY]
+        cell.pop("attachments", None)
+    copy.cells = [cell for cell in copy.cells if not marks(cell).get("hidden")]
+    copy.metadata.pop(KEY, None)
     return copy
 
 
-def _release_cell(cell: NotebookNode, where: str) -> None:
+def pristine(notebook: NotebookNode) -> NotebookNode:
+    """The code cells of a released lab: what answers are put into when a student checks the copy."""
+    copy = deepcopy(notebook)
+    copy.cells = [cell for cell in copy.cells if cell.cell_type == "code"]
+    return copy
+
+
+def in_variant(lab: NotebookNode, variant: str, name: str = "this lab") -> NotebookNode:
+    """The lab with the cells that its metadata keep for this variant, and without outputs.
+
+    A cell's `variants` has for a variant's name the cell's source there, or that and the marks that differ. Raises
+    LabError when no cell has the variant.
+    """
+    copy, found, known = deepcopy(lab), False, set()
+    for cell in copy.cells:
+        variants = marks(cell).get("variants", {})
+        known |= variants.keys()
+        if variant in variants:
+            found, other = True, variants[variant]
+            cell.source = other if isinstance(other, str) else other["source"]
+            cell.metadata[KEY].update({} if isinstance(other, str) else {k: v for k, v in other.items() if k != "source"})
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    if not found:
+        raise LabError(f"{name} has no variant {variant!r}; it has {', '.join(sorted(known)) or 'none'}")
+    return copy
+
+
+def with_outputs(lab: NotebookNode) -> NotebookNode:
+    """The lab with what its checks print when its own solutions are run. Raises LabError when one does not pass."""
+    from book.grading.reference import outputs_of  # starts kernels, which the website's environment can't
+
+    copy = deepcopy(lab)
+    printed = {name: out for exercise in points(copy) for name, out in outputs_of(copy, exercise).items()}
+    for cell in copy.cells:
+        if marks(cell).get("kind") == "check":
+            cell.outputs = [nbformat.from_dict(out) for out in printed[marks(cell)["id"]]]
+            cell.execution_count = 1
+    return copy
+
+
+def write_notebook(notebook: NotebookNode, path: Path) -> None:
+    """Writes a notebook so that the same one always makes the same bytes."""
+    text = json.dumps(json.loads(nbformat.writes(notebook)), indent=1, sort_keys=True, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def without_solutions(source: str, exercise: Any) -> tuple[str, int]:
+    """An answer's source with a stub in the place of each solution, and how many there were."""
+    return _SOLUTION.subn(lambda m: m[1] + STUB.format(indent=m[1], exercise=exercise), source)
+
+
+def _release_cell(cell: NotebookNode, where: str, nbgrader: bool) -> None:
     kind = marks(cell).get("kind")
     if kind not in KINDS or not marks(cell).get("id"):
         raise LabError(f"{where}: its metadata need {KEY}.id and {KEY}.kind, one of {', '.join(KINDS)}")
-    source, num_solutions = _SOLUTION.subn(lambda m: m[1] + STUB.format(indent=m[1], exercise=marks(cell)["exercise"]),
-                                           cell.source)
+    source, num_solutions = without_solutions(cell.source, marks(cell).get("exercise"))
     if (kind == "answer") != (num_solutions > 0) or "### BEGIN" in source or "### END" in source:
         raise LabError(f"{where}: an answer cell needs ### BEGIN SOLUTION … ### END SOLUTION, and no other cell may "
                        "have them")
-    cell.source, cell.outputs, cell.execution_count = source, [], None
-    cell.metadata.update({"editable": kind in ("answer", "parameters"), "deletable": False})
-    cell.metadata["tags"] = [tag for tag in cell.metadata.get("tags", []) if tag != FOLDED]
+    cell.source = source
+    tags = [tag for tag in cell.metadata.get("tags", []) if tag not in (FOLDED, UNCOMPARED)]
+    if kind == "check":
+        cell.execution_count = 1  # nbval compares the outputs of cells that were run
+    else:
+        cell.outputs, cell.execution_count = [], None
+        tags.append(UNCOMPARED)
+    cell.metadata.update({"editable": kind in ("answer", "parameters"), "deletable": False, "tags": tags})
+    cell.metadata[KEY] = {key: value for key, value in marks(cell).items() if key != "variants"}
+    if nbgrader:
+        cell.metadata["nbgrader"] = nbgrader_marks(cell)
+
+
+def nbgrader_marks(cell: NotebookNode) -> dict[str, Any]:
+    """The metadata, schema 3, that nbgrader gives such a cell: an answer, a test with points, or a cell that is locked."""
+    kind = marks(cell)["kind"]
+    found = {"schema_version": 3, "grade_id": marks(cell)["id"], "grade": kind == "check", "solution": kind == "answer",
+             "locked": kind != "answer", "task": False}
+    return {**found, "points": marks(cell).get("points", 0)} if kind == "check" else found
+
+
+def readme(names: list[str]) -> str:
+    """What a student reads first."""
+    listed = "\n".join(f"- `{name}.ipynb`" for name in names)
+    return f"""# Labs
+
+{listed}
+
+1. Open a lab in JupyterLab and read it from the top. Write your code where it says `# YOUR CODE HERE`, run the cell, then
+   run the check below it. A check that fails says what is wrong.
+2. Check a whole lab from a terminal:
+
+       python -m book.grading check {names[0]}.ipynb
+
+   It puts your answers into a fresh copy of the lab and runs every check with nbval. Ordinary
+   `pytest --nbval {names[0]}.ipynb` comes to the same verdict, as long as you leave all cells but your own as they are.
+3. Hand in the notebook. Only your answer cells, and cells that you add beside them, are taken from it. They run with another
+   `SEED`, in a place without a network, and with some checks that are not in your copy.
+
+The files `*{EXPECTED}` hold what the checks print when all is right. Leave them beside the notebooks.
+"""

@@ -85,7 +85,7 @@ def command(inner: Sequence[str], parent: Path, limits: Limits, env: Mapping[str
         return sandbox
     uid = str(uid_of(parent))
     drop = [tool("setpriv"), f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs", "--"]
-    return [bwrap, "--dev-bind", "/", "/", *_reachable([*_python(), BOOK]), "--die-with-parent", "--", *drop, *sandbox]
+    return [bwrap, "--dev-bind", "/", "/", *reachable([*pythons(), BOOK]), "--die-with-parent", "--", *drop, *sandbox]
 
 
 def probe() -> None:
@@ -114,7 +114,7 @@ def _namespaces() -> list[str]:
             "ALL", "--clearenv", "--hostname", "lab", "--uid", "1000", "--gid", "1000"]
 
 
-def _python() -> list[Path]:
+def pythons() -> list[Path]:
     """The folders that Python and its packages are in."""
     return list(dict.fromkeys(Path(folder) for folder in (sys.base_prefix, sys.prefix) if not folder.startswith("/usr")))
 
@@ -128,7 +128,7 @@ def _system(parent: Path) -> list[str]:
     args += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
     for name in ETC:
         args += ["--ro-bind", str(parent / name), f"/etc/{name}"]
-    for folder in [*_python(), BOOK]:
+    for folder in [*pythons(), BOOK]:
         args += ["--ro-bind", str(folder), str(folder)]
     for module in filter(None, (parent / "withheld").read_text().splitlines()):
         args += ["--ro-bind", str(parent / "withheld.py"), module]
@@ -161,7 +161,7 @@ def _environment(env: Mapping[str, str]) -> list[str]:
     return [word for name, value in {**known, **env}.items() for word in ("--setenv", name, value)]
 
 
-def _reachable(paths: Iterable[Path]) -> list[str]:
+def reachable(paths: Iterable[Path], bind: str = "--ro-bind") -> list[str]:
     """For root, who passes where others can't: let each closed folder on the way to `paths` hold nothing but them."""
     closed: dict[Path, list[Path]] = {}
     for path in paths:
@@ -173,5 +173,5 @@ def _reachable(paths: Iterable[Path]) -> list[str]:
         between = sorted({parent for path in inside for parent in path.parents if folder in parent.parents})
         args += ["--tmpfs", str(folder)]
         args += [word for parent in between for word in ("--perms", "0755", "--dir", str(parent))]
-        args += [word for path in inside for word in ("--ro-bind", str(path), str(path))]
+        args += [word for path in inside for word in (bind, str(path), str(path))]
     return args

@@ -1,5 +1,5 @@
 # exercise: 1
-# expect: does each block run once, in order
+# expect: stage 0 keeps block 0, 2, it should keep 0, 1
 
 class Part(nn.Module):
     def __init__(self, gpt, stage, num_stages):

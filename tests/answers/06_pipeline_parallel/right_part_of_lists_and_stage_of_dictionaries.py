@@ -5,10 +5,8 @@ class Part(nn.Module):
     def __init__(self, gpt, stage, num_stages):
         super().__init__()
         self.is_first, self.is_last = stage == 0, stage == num_stages - 1
-        share, rest = divmod(len(gpt.blocks), num_stages)
-        sizes = [share + (s < rest) for s in range(num_stages)]
-        first = sum(sizes[:stage])
-        self.blocks = nn.ModuleList(gpt.blocks[first:first + sizes[stage]])
+        owners = [(num_stages * i + num_stages - 1) // len(gpt.blocks) for i in range(len(gpt.blocks))]
+        self.blocks = nn.ModuleList(block for i, block in enumerate(gpt.blocks) if owners[i] == stage)
         if self.is_first:
             self.tokens, self.positions = gpt.token_embedding, gpt.position_embedding
         if self.is_last:

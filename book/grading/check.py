@@ -1,0 +1,67 @@
+"""L4: a student's own check: the answers in a fresh copy of the lab, every check run by nbval, without a sandbox."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+
+import re
+
+from book.grading import lab as labs, wired
+from book.grading.grade import expect
+from book.grading.lab import LabError, marks
+from book.grading.release import EXPECTED
+from book.grading.run import Result, run
+from book.grading.sandbox import Limits
+from book.grading.submission import read_submission
+
+LIMITS = Limits(cell_s=300, wall_s=900)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check of one exercise came to: its points, and a message when it failed."""
+    exercise: int
+    points: int
+    max_points: int
+    message: str | None
+
+
+def check(notebook: Path, exercises: list[int] | None = None) -> Iterator[Verdict]:
+    """Yields a verdict for each exercise of a student's notebook, or for those named.
+
+    Raises LabError when the file with what the checks must print is not beside the notebook, or the notebook can't be
+    read.
+    """
+    expected = notebook.with_suffix(EXPECTED)
+    if not expected.exists():
+        raise LabError(f"{expected.name} is not beside {notebook.name}: it came with the lab, and holds what its checks "
+                       "must print")
+    lab = labs.read_lab(expected)
+    submission = read_submission(notebook, lab)
+    outputs = {marks(cell)["id"]: deepcopy(cell.outputs) for cell in labs.code_cells(lab) if marks(cell)["kind"] == "check"}
+    for exercise, max_points in labs.points(lab).items():
+        if exercises and exercise not in exercises:
+            continue
+        job = labs.job(lab, exercise, None, submission.answers)
+        expect(job, outputs)
+        result = run(job, LIMITS, sandboxed=False)
+        passed = result.passed()
+        cells = labs.checks(lab, exercise)
+        points = sum(marks(cell).get("points", 0) for cell in cells if marks(cell)["id"] in passed)
+        why = _first_failure(result) or wired.verdict(lab, exercise, submission.answers, sandboxed=False)
+        yield Verdict(exercise, 0 if why and len(passed) == len(cells) else points, max_points, why)
+
+
+def _first_failure(result: Result) -> str | None:
+    """What the first cell that failed said: a check's own sentence, or the last lines of an error."""
+    if result.why:
+        return result.why
+    failed = next((cell for cell in result.cells if not cell["ok"]), None)
+    if failed is None:
+        return None
+    told = _COLOUR.sub("", failed["traceback"]).strip() or _COLOUR.sub("", failed["message"]).strip()
+    lines = [line for line in told.splitlines() if line.strip()]
+    return f"{failed['id']}: " + "\n    ".join(lines if len(lines) <= 6 else lines[-3:])

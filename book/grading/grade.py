@@ -1,0 +1,220 @@
+"""L4: a folder of submissions -> points. Secret seed, sandbox, one kernel an exercise; what is done survives a kill."""
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+
+from book.grading import lab as labs, wired
+from book.grading.handed_in import Entry, find
+from book.grading.lab import LabError, marks
+from book.grading.reference import PATIENT, printed
+from book.grading.run import Result, run
+from book.grading.sandbox import Limits
+from book.grading.submission import Submission, SubmissionError, read_submission
+from book.grading.withheld import imports_from_book, withheld
+
+MAX_SEED = 10 ** 6  # labs multiply it by a thousand, and generators take 63 bits
+ALLOWANCE_S, TIMES_SLOWER = 60, 4  # a submission may take this much longer than the reference
+Record = dict[str, Any]
+
+
+@dataclass
+class Reference:
+    """What the lab's own solution of an exercise does with the run's seed: the outputs of its checks, its limits."""
+    exercise: int
+    outputs: dict[str, list[dict[str, Any]]]
+    limits: Limits
+
+
+@dataclass
+class Grader:
+    """One grading run of one lab: its source, its secret seed, and the references made with it."""
+    lab: NotebookNode
+    out: Path
+    sandboxed: bool = True
+    seed: int = 0
+    name: str = ""
+    sha256: str = ""
+    references: dict[int, Reference] = field(default_factory=dict)
+
+    @classmethod
+    def start(cls, path: Path, out: Path, sandboxed: bool = True) -> Grader:
+        """Begins a run into the folder `out`, or goes on with the one that is there.
+
+        Raises LabError when `out` holds a run of another lab, or of this one in another state.
+        """
+        grader = cls(labs.read_lab(path), out, sandboxed)
+        grader.sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        (out / "students").mkdir(parents=True, exist_ok=True)
+        out.chmod(0o700)  # the seed is in there, and everybody's work
+        state = out / "run.json"
+        fresh = {"lab": path.stem, "sha256": grader.sha256, "seed": secrets.randbelow(MAX_SEED) + 1,
+                 "name": secrets.token_hex(4)}
+        kept = _read(state) or fresh
+        if kept["sha256"] != grader.sha256:
+            raise LabError(f"{out} holds a run of another lab, or of this one before it was changed: name another folder")
+        write_whole(state, kept)
+        grader.seed, grader.name = kept["seed"], kept["name"]
+        for left in Path(tempfile.gettempdir()).glob(grader.prefix() + "*"):
+            shutil.rmtree(left, ignore_errors=True)  # of a run that was killed
+        return grader
+
+    def prefix(self) -> str:
+        """How the names of this run's temporary folders begin."""
+        return f"lockstep-{self.name}-"
+
+    def refer_all(self, pool: ThreadPoolExecutor) -> None:
+        """Makes the references, or reads those of the run that goes on. Raises LabError when a solution fails."""
+        kept = _read(self.out / "references.json")
+        if kept is None:
+            list(pool.map(self.refer, labs.points(self.lab)))
+            kept = {str(n): {"outputs": r.outputs, "limits": asdict(r.limits)} for n, r in self.references.items()}
+            write_whole(self.out / "references.json", kept)
+        self.references = {int(n): Reference(int(n), r["outputs"], Limits(**r["limits"])) for n, r in kept.items()}
+
+    def refer(self, exercise: int) -> None:
+        """Runs the lab's own solution of an exercise. Raises LabError when it does not pass its own checks."""
+        notebook = labs.job(self.lab, exercise, self.seed)
+        result = self._run(notebook, exercise, PATIENT)
+        outputs = printed(result, exercise)
+        slowest = max(cell["seconds"] for cell in result.cells)
+        limits = Limits(cell_s=ALLOWANCE_S / 2 + TIMES_SLOWER * slowest, wall_s=ALLOWANCE_S + TIMES_SLOWER * result.wall_s)
+        self.references[exercise] = Reference(exercise, outputs, limits)
+
+    def attempt(self, exercise: int, submission: Submission) -> Record:
+        """The verdict on one exercise of a submission: points, which checks passed, and what stopped it."""
+        cells = labs.checks(self.lab, exercise)
+        record: Record = {"points": 0, "max_points": labs.points(self.lab)[exercise], "status": "passed", "checks": []}
+        if not any(submission.answers.get(marks(c)["id"]) for c in labs.code_cells(self.lab)
+                   if marks(c)["kind"] == "answer" and marks(c)["exercise"] == exercise):
+            return record | {"status": "no answer"}
+        notebook = labs.job(self.lab, exercise, self.seed, submission.answers)
+        expect(notebook, self.references[exercise].outputs)
+        result = self._run(notebook, exercise, self.references[exercise].limits)
+        passed = result.passed()
+        record["checks"] = [{"id": marks(c)["id"], "hidden": bool(marks(c).get("hidden")), "passed": marks(c)["id"] in passed}
+                            for c in cells]
+        record.update(seconds=round(result.wall_s, 1), peak_mb=result.peak_bytes >> 20, log=_log(result))
+        if result.why:
+            return record | {"status": "stopped: " + result.why, "stopped": True}
+        if not all(check["passed"] for check in record["checks"] if check["hidden"]):
+            return record | {"status": "a check failed that your copy does not have"
+                             if all(c["passed"] for c in record["checks"] if not c["hidden"]) else "a check failed"}
+        why = wired.verdict(self.lab, exercise, submission.answers, self.sandboxed) if passed else None
+        if why:
+            return record | {"status": why, "log": why}
+        record["points"] = sum(marks(c).get("points", 0) for c in cells if marks(c)["id"] in passed)
+        return record | ({} if len(passed) == len(cells) else {"status": "a check failed"})
+
+    def _run(self, notebook: NotebookNode, exercise: int, limits: Limits) -> Result:
+        hidden_modules = withheld(self.lab, exercise) if self.sandboxed else ()
+        return run(notebook, limits, self.sandboxed, hidden_modules, self.prefix())
+
+
+def expect(notebook: NotebookNode, outputs: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Stores in a job's checks what they must print: nbval compares with that."""
+    for cell in notebook.cells:
+        if marks(cell)["kind"] == "check":
+            cell.outputs = [nbformat.from_dict(dict(out)) for out in outputs[marks(cell)["id"]]]
+            cell.execution_count = 1
+
+
+def grade(lab: Path, folder: Path, out: Path, num_jobs: int = 1, sandboxed: bool = True,
+          done: Callable[[Record], None] = lambda record: None) -> list[Record]:
+    """Grades all submissions in `folder`, several at a time, and returns a record for each, sorted by name.
+
+    `done` is called with each record as it is complete. What a limit stopped is tried once more at the end, alone: a
+    neighbour may have starved it. Raises LabError for a lab that is not in order.
+    """
+    grader = Grader.start(lab, out, sandboxed)
+    entries = find(folder, lab.name)
+    if not entries:
+        raise LabError(f"there are no submissions in {folder}: put there a notebook, or a folder with one, for each student")
+    with ThreadPoolExecutor(num_jobs) as pool:
+        grader.refer_all(pool)
+        first = list(pool.map(lambda entry: _grade_entry(grader, entry, done), entries))
+    return [record if record["complete"] else _again(grader, entry, record, done) for entry, record in zip(entries, first)]
+
+
+def _grade_entry(grader: Grader, entry: Entry, done: Callable[[Record], None]) -> Record:
+    """One submission's record: the one on disk if it is of this very submission, else a new one."""
+    record: Record = {"student": entry.student, "slug": entry.slug, "key": None, "error": entry.error, "notes": [],
+                      "exercises": {str(n): {"points": 0, "max_points": p, "status": "not graded", "checks": []}
+                                    for n, p in labs.points(grader.lab).items()}}
+    try:
+        submission = _submission(entry, grader.lab)
+        record.update(key=f"{submission.sha256}:{grader.sha256}:{grader.seed}:{grader.sandboxed}", notes=submission.notes)
+        kept = _read(grader.out / "students" / f"{entry.slug}.json")
+        if kept and kept.get("key") == record["key"]:
+            done(kept)
+            return kept
+        record["exercises"] = {str(n): grader.attempt(n, submission) for n in labs.points(grader.lab)}
+    except SubmissionError as error:
+        record["error"] = str(error)
+    return _close(grader, record, done, again=True)
+
+
+def _again(grader: Grader, entry: Entry, record: Record, done: Callable[[Record], None]) -> Record:
+    """Tries once more, alone, what a limit stopped."""
+    submission = _submission(entry, grader.lab)
+    for number, exercise in record["exercises"].items():
+        if exercise.get("stopped"):
+            record["exercises"][number] = grader.attempt(int(number), submission) | {"tried": 2}
+    return _close(grader, record, done, again=False)
+
+
+def _close(grader: Grader, record: Record, done: Callable[[Record], None], again: bool) -> Record:
+    """Adds the points up; a record that is complete is written, whole or not at all."""
+    record["points"] = sum(e["points"] for e in record["exercises"].values())
+    record["max_points"] = sum(e["max_points"] for e in record["exercises"].values())
+    record["complete"] = not (again and any(e.get("stopped") for e in record["exercises"].values()))
+    if record["complete"]:
+        write_whole(grader.out / "students" / f"{record['slug']}.json", record)
+        done(record)
+    return record
+
+
+def _submission(entry: Entry, lab: NotebookNode) -> Submission:
+    if entry.path is None:
+        raise SubmissionError(entry.error or "no notebook")
+    submission = read_submission(entry.path, lab)
+    names = set().union(*(imports_from_book(source) for sources in submission.answers.values() for source in sources))
+    given = set().union(*(imports_from_book(c.source) for c in labs.code_cells(lab) if marks(c)["kind"] == "setup"))
+    if names - given:
+        submission.notes.append("answers import from the book: " + ", ".join(sorted(names - given)))
+    return submission
+
+
+def _read(path: Path) -> Any:
+    """What `write_whole` wrote there; None when there is nothing."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _log(result: Result) -> str:
+    """What an instructor may want to read of a job that did not pass. It comes from untrusted code."""
+    told: Iterable[str] = (f"{c['id']}: {c['message']}\n{c['traceback']}" for c in result.cells if not c["ok"])
+    return "\n".join(told)[:8000] or ("" if not result.why else result.log)
+
+
+def write_whole(path: Path, value: Any) -> None:
+    """Writes JSON so that the file is either the old one or the new one, readable by its owner alone."""
+    part = path.with_suffix(".part")
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(value, file, indent=1)
+    os.replace(part, path)
+

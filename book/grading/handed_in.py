@@ -1,0 +1,72 @@
+"""L4: what is in a folder of submissions: for each student a notebook, or the reason why there is none."""
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import unicodedata
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_LOOKED_AT, MAX_DEPTH = 500, 3
+JOINERS = "\u200c\u200d"  # invisible, and needed to write some names
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A student's place in the folder: a name that can be shown, one that can name a file, the notebook or an error."""
+    student: str
+    slug: str
+    path: Path | None
+    error: str | None = None
+
+
+def find(folder: Path, lab_name: str) -> list[Entry]:
+    """The submissions in `folder`: a notebook NAME.ipynb, or a folder NAME with one notebook in it, for each student.
+
+    In a folder, the notebook called `lab_name` is taken, at most three levels down; no link is followed. Sorted by name.
+    """
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda e: e.name):
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                path, error = _notebook_in(Path(entry.path), lab_name)
+                found.append(Entry(printable(entry.name), slug(entry.name), path, error))
+            elif entry.name.endswith(".ipynb"):
+                name = entry.name.removesuffix(".ipynb")
+                found.append(Entry(printable(name), slug(name), Path(entry.path)))
+    return found
+
+
+def _notebook_in(folder: Path, lab_name: str) -> tuple[Path | None, str | None]:
+    notebooks, todo, num_seen = [], [(folder, 1)], 0
+    while todo and num_seen < MAX_LOOKED_AT:
+        place, depth = todo.pop()
+        with os.scandir(place) as entries:
+            for entry in entries:
+                num_seen += 1
+                if num_seen >= MAX_LOOKED_AT:
+                    break
+                if entry.is_dir(follow_symlinks=False):
+                    if depth < MAX_DEPTH and not entry.name.startswith("."):
+                        todo.append((Path(entry.path), depth + 1))
+                elif entry.name.endswith(".ipynb"):
+                    notebooks.append(Path(entry.path))
+    named = [path for path in notebooks if path.name == lab_name] or notebooks
+    if len(named) == 1:
+        return named[0], None
+    return None, f"there are {len(named)} notebooks that could be meant" if named else "there is no notebook"
+
+
+def printable(text: str) -> str:
+    """Text that can be shown: control characters, marks of direction and broken ones become a replacement character."""
+    return "".join(c if c in JOINERS or not unicodedata.category(c).startswith("C") else "\ufffd" for c in text)
+
+
+def slug(name: str) -> str:
+    """A file's name for a student, different for different names."""
+    plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:60]
+    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    return plain if plain == name else f"{plain}-{digest}"

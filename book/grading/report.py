@@ -1,0 +1,106 @@
+"""L4: what a grading run is written down as: CSV, JSON, Gradescope's results.json, and pages that can be read."""
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from book.grading.handed_in import printable
+
+Record = dict[str, Any]
+STYLE = """
+:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
+body { max-width: 50rem; margin: 2rem auto; padding: 0 1rem; }
+div { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; padding: .4rem .8rem; border-bottom: 1px solid #8886; overflow-wrap: anywhere; }
+td.n, th.n { text-align: right; white-space: nowrap; }
+"""
+
+
+def write_reports(records: Sequence[Record], lab: str, out: Path) -> None:
+    """Writes grades.csv, grades.json, index.html, and for each student NAME.html and NAME.gradescope.json.
+
+    Reports hold verdicts alone: no message of a submission's code, no hidden source, no expected value. (The logs, which
+    come from untrusted code, stay in students/NAME.json.)
+    """
+    (out / "grades.csv").write_text(grades_csv(records), encoding="utf-8")
+    shared = [{key: value for key, value in record.items() if key not in ("key", "complete", "slug")} for record in records]
+    for record in shared:
+        record["exercises"] = {n: {k: v for k, v in e.items() if k != "log"} for n, e in record["exercises"].items()}
+    (out / "grades.json").write_text(json.dumps({"lab": lab, "submissions": shared}, indent=1), encoding="utf-8")
+    (out / "index.html").write_text(overview(records, lab), encoding="utf-8")
+    for record in records:
+        page, scope = (out / "students" / f"{record['slug']}.{kind}" for kind in ("html", "gradescope.json"))
+        page.write_text(student_page(record, lab), encoding="utf-8")
+        scope.write_text(json.dumps(gradescope(record), indent=1), encoding="utf-8")
+
+
+def grades_csv(records: Sequence[Record]) -> str:
+    """One line a student: points of each exercise, their sum, and what an instructor should look at."""
+    numbers = list(records[0]["exercises"]) if records else []
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["student", *(f"exercise {n}" for n in numbers), "points", "max points", "error", "notes"])
+    for record in records:
+        writer.writerow([no_formula(record["student"]), *(record["exercises"][n]["points"] for n in numbers), record["points"],
+                         record["max_points"], no_formula(record["error"] or ""), no_formula("; ".join(record["notes"]))])
+    return text.getvalue()
+
+
+def no_formula(text: str) -> str:
+    """Text that a spreadsheet takes as text."""
+    text = printable(text)
+    return "'" + text if text[:1] in "=+-@\t\r|%" and text else text
+
+
+def gradescope(record: Record) -> Record:
+    """Gradescope's results.json: one test for each exercise."""
+    tests = [{"name": f"Exercise {n}", "score": e["points"], "max_score": e["max_points"], "output": e["status"],
+              "visibility": "visible"} for n, e in record["exercises"].items()]
+    return {"score": record["points"], "output": record["error"] or "", "stdout_visibility": "hidden", "tests": tests}
+
+
+def overview(records: Sequence[Record], lab: str) -> str:
+    """The instructor's page: everybody's points, with links to their pages."""
+    numbers = list(records[0]["exercises"]) if records else []
+    head = "".join(f'<th class="n">{n}</th>' for n in numbers)
+    rows = "".join(
+        f'<tr><td><a href="students/{_safe(r["slug"])}.html">{_safe(r["student"])}</a></td>'
+        + "".join(f'<td class="n">{r["exercises"][n]["points"]}</td>' for n in numbers)
+        + f'<td class="n">{r["points"]} / {r["max_points"]}</td>'
+        + f'<td>{_safe("; ".join(filter(None, [r["error"], *r["notes"]])))}</td></tr>' for r in records)
+    return _page(f"{lab}: {len(records)} submissions",
+                 f'<div><table><thead><tr><th>Student</th>{head}<th class="n">Points</th><th>To look at</th></tr></thead>'
+                 f"<tbody>{rows}</tbody></table></div>")
+
+
+def student_page(record: Record, lab: str) -> str:
+    """A page to hand back: points and verdicts for each exercise."""
+    rows = "".join(f'<tr><td class="n">{_safe(n)}</td><td class="n">{e["points"]} / {e["max_points"]}</td>'
+                   f'<td>{_safe(e["status"])}</td></tr>' for n, e in record["exercises"].items())
+    notes = "".join(f"<li>{_safe(note)}</li>" for note in filter(None, [record["error"], *record["notes"]]))
+    return _page(f"{lab}: {record['student']}",
+                 f"<p>{record['points']} of {record['max_points']} points.</p>"
+                 '<div><table><thead><tr><th class="n">Exercise</th><th class="n">Points</th><th>What happened</th></tr>'
+                 f"</thead><tbody>{rows}</tbody></table></div>"
+                 + (f"<ul>{notes}</ul>" if notes else "")
+                 + "<p>An exercise counts when all its checks pass, with numbers that were drawn for this grading and, "
+                 "where it has them, with checks that your copy does not have. To see what a check says, run it "
+                 "in your own copy.</p>")
+
+
+def _page(title: str, body: str) -> str:
+    return ('<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+            'content="width=device-width, initial-scale=1"><meta http-equiv="Content-Security-Policy" '
+            "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+            f"<title>{_safe(title)}</title><style>{STYLE}</style></head><body><main><h1>{_safe(title)}</h1>{body}</main>"
+            "</body></html>\n")
+
+
+def _safe(text: Any) -> str:
+    return html.escape(printable(str(text)))

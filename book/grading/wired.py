@@ -1,0 +1,221 @@
+"""L4: exercises whose ranks can only send and receive: graded by what the broker, outside the sandboxes, has counted.
+
+Each rank is in a sandbox of its own, with its own numbers and one socket. What it must hold in the end, and who may
+send how much to whom, is decided here; no expected value is ever inside.
+"""
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from nbformat import NotebookNode
+
+from book.grading import lab as labs, sandbox
+from book.grading.lab import Answers, marks
+from book.grading.sandbox import Limits
+from book.wire.broker import Broker, WireError, WireRun
+
+START_S, RUN_S, HANG_S = 120, 60, 15
+Arrays = Sequence[np.ndarray]
+Message = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Wired:
+    """An exercise over the broker: what each rank calls, on which worlds, what it must hold, how it may get there.
+
+    `call` leaves its result in `buffer`; it may use what the case has. `want` gives each rank's result, NaN where it may
+    hold anything. `traffic` gives what is wrong with the messages, or None.
+    """
+    call: str
+    cases: Sequence[Mapping[str, int]]
+    want: Callable[[Arrays, Mapping[str, int]], Arrays]
+    traffic: Callable[[Sequence[Message], Mapping[str, int]], str | None]
+
+
+def verdict(lab: NotebookNode, exercise: int, answers: Answers | None, sandboxed: bool = True) -> str | None:
+    """Why an exercise's answers do not do what its `wire` mark asks for; None when they do, or there is no such mark.
+
+    `answers` None stands for the lab's own solutions.
+    """
+    names = [marks(cell)["wire"] for cell in labs.checks(lab, exercise) if "wire" in marks(cell)]
+    if not names:
+        return None
+    notebook = labs.job(lab, exercise, None, answers)
+    sources = [cell.source for cell in notebook.cells if marks(cell)["kind"] != "check"]
+    try:
+        return next(filter(None, (_run(WIRED[name], sources, sandboxed) for name in names)), None)
+    except WireError as error:
+        return f"over a wire that only sends and receives: {error}"
+
+
+def _run(wired: Wired, sources: Sequence[str], sandboxed: bool) -> str | None:
+    rng = np.random.default_rng()  # nobody needs to know these numbers again
+    with ExitStack() as stack:
+        broker = Broker(_connections(max(case["world_size"] for case in wired.cases), sandboxed, stack))
+        broker.start(sources, START_S)
+        for case in wired.cases:
+            size = case["world_size"]
+            inputs = [rng.integers(-1000, 1000, case["length"]).astype(float) for _ in range(size)]
+            tasks = [{**case, "rank": rank, "call": wired.call} for rank in range(size)]
+            run = broker.run(tasks, [x.tobytes() for x in inputs], RUN_S, HANG_S)
+            wrong = _wrong(wired, case, inputs, run)
+            if wrong:
+                return f"over a wire that only sends and receives, with {size} ranks: {wrong}"
+    return None
+
+
+def _wrong(wired: Wired, case: Mapping[str, int], inputs: Arrays, run: WireRun) -> str | None:
+    for rank, want in enumerate(wired.want(inputs, case)):
+        try:
+            got = np.frombuffer(run.results[rank])
+        except ValueError:
+            return f"rank {rank}'s result is no array of numbers"
+        if got.shape != want.shape or not np.array_equal(got[~np.isnan(want)], want[~np.isnan(want)]):
+            return f"rank {rank} does not hold what it should"
+    return wired.traffic(run.messages, case)
+
+
+def _connections(world_size: int, sandboxed: bool, stack: ExitStack) -> list[socket.socket]:
+    """Starts the ranks, each with a listening socket of its own: who speaks through it is known, whatever it says."""
+    listeners, processes = [], []
+    for _ in range(world_size):
+        parent = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True)))
+        inside = sandbox.folder_for(parent)
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(inside / "w"))
+        (inside / "w").chmod(0o777)
+        listener.listen(1)
+        command = [sys.executable, "-m", "book.wire.rank", str(inside / "w")]
+        if sandboxed:
+            command = [sandbox.tool("setpriv"), "--pdeathsig", "KILL", "--", *sandbox.command(command, parent, Limits())]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL, start_new_session=True)
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        listeners.append(listener)
+        processes.append(process)
+    return [stack.enter_context(_accepted(listener, process)) for listener, process in zip(listeners, processes)]
+
+
+def _accepted(listener: socket.socket, process: subprocess.Popen) -> socket.socket:
+    listener.settimeout(1)
+    for _ in range(START_S):
+        try:
+            return listener.accept()[0]
+        except TimeoutError:
+            if process.poll() is not None:
+                break
+    raise WireError("a rank did not start")
+
+
+def ring(messages: Sequence[Message], case: Mapping[str, int], rounds: int) -> str | None:
+    """A ring's traffic: everybody sends to one neighbour, all the same way round, a chunk in each round."""
+    size, length = case["world_size"], case["length"]
+    steps = {(dst - src) % size for src, dst, _ in messages}
+    if size > 1 and steps not in ({1}, {size - 1}):
+        return "messages go to others than one neighbour"
+    counts = Counter(src for src, _, _ in messages)
+    if any(counts[rank] != rounds for rank in range(size)):
+        return f"a rank sends {counts.most_common(1)[0][1] if counts else 0} messages, where a ring has {rounds} rounds"
+    most = -(-length // size) * 8
+    if any(num_bytes > most for _, _, num_bytes in messages):
+        return "a message is larger than a chunk"
+    return None
+
+
+def reduced_chunk(inputs: Arrays, case: Mapping[str, int]) -> Arrays:
+    """After a ring's reduce-scatter rank r holds the sum of chunk r + 1."""
+    total, want = sum(inputs), []
+    parts = np.array_split(np.arange(case["length"]), case["world_size"])
+    for rank in range(case["world_size"]):
+        chunk = parts[(rank + 1) % case["world_size"]]
+        want.append(np.full(case["length"], np.nan))
+        want[-1][chunk] = total[chunk]
+    return want
+
+
+def gathered_chunks(inputs: Arrays, case: Mapping[str, int]) -> Arrays:
+    """After a ring's all-gather everybody has chunk r + 1 of rank r, for all r."""
+    parts = np.array_split(np.arange(case["length"]), case["world_size"])
+    whole = np.empty(case["length"])
+    for rank, x in enumerate(inputs):
+        chunk = parts[(rank + 1) % case["world_size"]]
+        whole[chunk] = x[chunk]
+    return [whole] * case["world_size"]
+
+
+def from_the_left(inputs: Arrays, case: Mapping[str, int]) -> Arrays:
+    """After an exchange each rank has what its left-hand neighbour had."""
+    return [inputs[rank - 1] for rank in range(case["world_size"])]
+
+
+def copies_of_root(inputs: Arrays, case: Mapping[str, int]) -> Arrays:
+    """After a broadcast everybody has the root's."""
+    return [inputs[case["root"]]] * case["world_size"]
+
+
+def received_once(messages: Sequence[Message], case: Mapping[str, int]) -> str | None:
+    """Nobody but the root receives, and nobody more than one copy."""
+    got = Counter()
+    for _, dst, num_bytes in messages:
+        got[dst] += num_bytes
+    want = {rank: case["length"] * 8 for rank in range(case["world_size"]) if rank != case["root"]}
+    return None if dict(got) == want else "a rank receives more or less than one copy"
+
+
+def rows_of_all(inputs: Arrays, case: Mapping[str, int]) -> Arrays:
+    """After an all-gather everybody has everybody's, one row after the other."""
+    return [np.concatenate(inputs)] * case["world_size"]
+
+
+def transposed(inputs: Arrays, case: Mapping[str, int]) -> Arrays:
+    """After an all-to-all row s of rank d is what row d of rank s was."""
+    rows = [x.reshape(case["world_size"], -1) for x in inputs]
+    return [np.concatenate([row[rank] for row in rows]) for rank in range(case["world_size"])]
+
+
+def each_to_each(messages: Sequence[Message], case: Mapping[str, int], num_bytes: int) -> str | None:
+    """Everybody sends everybody else so many bytes, in however many messages."""
+    sent = Counter()
+    for src, dst, count in messages:
+        sent[src, dst] += count
+    size = case["world_size"]
+    want = {(src, dst): num_bytes for src in range(size) for dst in range(size) if src != dst}
+    return None if dict(sent) == want else "not everybody sends everybody else its numbers, once"
+
+
+STEPS = "chunks = list(buffer.tensor_split(world_size))\nfor step in range(world_size - 1):\n    {}(chunks, step)"
+SIZES = ({"world_size": 4, "length": 44}, {"world_size": 3, "length": 20}, {"world_size": 4, "length": 43})
+WIRED: dict[str, Wired] = {
+    "ring_reduce_scatter": Wired(STEPS.format("reduce_scatter_step"), SIZES, reduced_chunk,
+                                 lambda messages, case: ring(messages, case, case["world_size"] - 1)),
+    "ring_all_gather": Wired(STEPS.format("all_gather_step"), SIZES, gathered_chunks,
+                             lambda messages, case: ring(messages, case, case["world_size"] - 1)),
+    "ring_all_reduce": Wired("ring_all_reduce(buffer)", SIZES, lambda inputs, case: [sum(inputs)] * len(inputs),
+                             lambda messages, case: ring(messages, case, 2 * (case["world_size"] - 1))),
+    "exchange": Wired("incoming = torch.zeros_like(buffer)\nexchange(buffer, incoming)\nbuffer = incoming",
+                      ({"world_size": 4, "length": 8}, {"world_size": 3, "length": 8}, {"world_size": 2, "length": 8}),
+                      from_the_left,
+                      lambda messages, case: None if all((dst - src) % case["world_size"] == 1 for src, dst, _ in messages)
+                      and len(messages) == case["world_size"] else "not everybody sends once, to the right"),
+    "broadcast": Wired("broadcast(buffer, root)",
+                       ({"world_size": 4, "length": 10, "root": 2}, {"world_size": 3, "length": 10, "root": 0},
+                        {"world_size": 5, "length": 7, "root": 4}), copies_of_root, received_once),
+    "all_gather": Wired("out = buffer.new_zeros(world_size, length)\nall_gather(out, buffer)\nbuffer = out.flatten()",
+                        ({"world_size": 4, "length": 6}, {"world_size": 3, "length": 5}), rows_of_all,
+                        lambda messages, case: each_to_each(messages, case, 8 * case["length"])),
+    "all_to_all": Wired("incoming = torch.zeros(world_size, length // world_size).double()\n"
+                        "all_to_all(incoming, buffer.view(world_size, -1))\nbuffer = incoming.flatten()",
+                        ({"world_size": 4, "length": 24}, {"world_size": 3, "length": 15}), transposed,
+                        lambda messages, case: each_to_each(messages, case, 8 * case["length"] // case["world_size"])),
+}

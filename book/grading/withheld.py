@@ -1,0 +1,52 @@
+"""L4: which modules of the book an exercise is graded without: the chapters' solutions, unless the lab itself uses them."""
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from nbformat import NotebookNode
+
+from book.grading.lab import KEY, code_cells, marks
+from book.grading.sandbox import BOOK
+
+PACKAGE = "book.parallel"
+ALWAYS_OPEN = {"__init__", "model", "text", "checked"}
+
+
+def withheld(lab: NotebookNode, exercise: int) -> list[Path]:
+    """The files of `book.parallel` whose names do nothing when this exercise is graded.
+
+    A module stays open when a setup or check cell says `from book.parallel.NAME import …`, or something open needs it,
+    or the notebook's metadata name it in `open`: {"book.parallel.NAME": [exercise, …]}.
+    """
+    modules: dict[str, list[Path]] = {}
+    for path in sorted((BOOK / "parallel").rglob("*.py")):
+        modules.setdefault(path.relative_to(BOOK / "parallel").parts[0].removesuffix(".py"), []).append(path)
+    open_now = set(ALWAYS_OPEN)
+    for name, exercises in lab.metadata.get(KEY, {}).get("open", {}).items():
+        open_now |= {name.removeprefix(PACKAGE + ".")} if exercise in exercises else set()
+    for cell in code_cells(lab):
+        if marks(cell).get("kind") in ("setup", "check"):
+            open_now |= _imported(cell.source)
+    new = open_now & modules.keys()
+    while new:
+        new = set().union(*(_imported(path.read_text("utf-8")) for name in new - {"__init__"} for path in modules[name]))
+        new = new & modules.keys() - open_now
+        open_now |= new
+    return [path for name, paths in sorted(modules.items()) if name not in open_now for path in paths]
+
+
+def imports_from_book(source: str) -> set[str]:
+    """The modules of the book that a learner's source imports, as far as its import statements say."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    named |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    return {name for name in named if name.split(".")[0] == "book"}
+
+
+def _imported(source: str) -> set[str]:
+    """The modules of `book.parallel` that `from book.parallel.NAME import …` names."""
+    return {name.split(".")[2] for name in imports_from_book(source) if name.startswith(PACKAGE + ".")}

@@ -1,0 +1,153 @@
+"""L2: forwards what ranks send one another, notes who sent how much to whom, finds out when nothing moves."""
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from book.wire.frames import DONE, FAIL, READY, RECV, RESULT, SEND, TASK, Frame, Unpacker, packed
+
+MAX_MESSAGES = 100_000
+MAX_WAITING_BYTES = 256 << 20
+
+
+class WireError(RuntimeError):
+    """A run over the broker that did not end well; the message is one sentence about what the ranks did."""
+
+
+@dataclass
+class WireRun:
+    """What ranks gave back, and all their messages (src, dst, bytes) in the order in which they arrived."""
+    results: dict[int, bytes] = field(default_factory=dict)
+    messages: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+class _Rank:
+    """The broker's end of one rank's socket."""
+
+    def __init__(self, number: int, connection: socket.socket) -> None:
+        self.number, self.connection = number, connection
+        connection.setblocking(False)
+        self.unpacker, self.outgoing, self.ready = Unpacker(), bytearray(), False
+
+    def say(self, frame: Frame) -> None:
+        """Queues a frame; it goes out when the rank reads."""
+        self.outgoing += packed(frame)
+
+    def write(self) -> None:
+        try:
+            del self.outgoing[:self.connection.send(self.outgoing)]
+        except BlockingIOError:
+            pass
+
+
+class Broker:
+    """Stands between ranks, each on a connected socket, the number of a socket being that of its rank.
+
+    A send ends when its receiver has taken it, as with gloo: ranks that all send first and receive then hang.
+    """
+
+    def __init__(self, connections: Sequence[socket.socket]) -> None:
+        self.ranks = [_Rank(number, connection) for number, connection in enumerate(connections)]
+        self.selector = selectors.DefaultSelector()
+        for rank in self.ranks:
+            self.selector.register(rank.connection, selectors.EVENT_READ, rank)
+
+    def start(self, sources: Sequence[str], timeout_s: float) -> None:
+        """Has every rank run `sources`, which define what later tasks call. Raises WireError when one fails."""
+        self._begin(len(self.ranks))
+        for rank in self.ranks:
+            rank.say(Frame(TASK, payload=json.dumps({"sources": list(sources)}).encode() + b"\n"))
+        self._serve(timeout_s, timeout_s, lambda: all(rank.ready for rank in self.ranks))
+
+    def run(self, tasks: Sequence[Mapping[str, Any]], inputs: Sequence[bytes], timeout_s: float,
+            hang_s: float) -> WireRun:
+        """Gives the first ranks a task each, with its input, and forwards their messages until all have a result.
+
+        Raises WireError when a rank fails, sizes don't agree, nothing has moved for `hang_s` seconds, or `timeout_s`
+        are over.
+        """
+        self._begin(len(tasks))
+        for rank, task, data in zip(self.ranks, tasks, inputs):
+            rank.say(Frame(TASK, payload=json.dumps(dict(task)).encode() + b"\n" + data))
+        self._serve(timeout_s, hang_s, lambda: len(self.done.results) == len(tasks))
+        left = sum(map(len, [*self.sends.values(), *self.recvs.values()]))
+        if left:
+            raise WireError("a rank returned before its transfers were done: wait for every request")
+        return self.done
+
+    def _begin(self, world_size: int) -> None:
+        self.world_size, self.done = world_size, WireRun()
+        self.sends: dict[tuple[int, int], deque[Frame]] = {}
+        self.recvs: dict[tuple[int, int], deque[Frame]] = {}
+        self.moved_at = time.monotonic()
+
+    def _serve(self, timeout_s: float, hang_s: float, finished: Any) -> None:
+        ends = time.monotonic() + timeout_s
+        while not finished():
+            for rank in self.ranks:
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if rank.outgoing else 0)
+                self.selector.modify(rank.connection, events, rank)
+            for key, events in self.selector.select(timeout=0.1):
+                self._attend(key.data, events)
+            now = time.monotonic()
+            if now - self.moved_at > hang_s:
+                raise WireError(f"the ranks wait for one another: {self._waiting()}")
+            if now > ends:
+                raise WireError("the ranks were not done in time")
+
+    def _attend(self, rank: _Rank, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            rank.write()
+        if events & selectors.EVENT_READ:
+            data = rank.connection.recv(1 << 20)
+            if not data:
+                raise WireError(f"rank {rank.number} ended before it had a result")
+            try:
+                frames = rank.unpacker.feed(data)
+            except ValueError as error:
+                raise WireError(str(error)) from None
+            for frame in frames:
+                self.moved_at = time.monotonic()
+                self._take(rank, frame)
+
+    def _take(self, rank: _Rank, frame: Frame) -> None:
+        if frame.kind == READY:
+            rank.ready = True
+        elif frame.kind == FAIL:
+            raise WireError(f"rank {rank.number} failed: {frame.payload.decode('utf-8', 'replace')[:500]}")
+        elif frame.kind == RESULT:
+            self.done.results.setdefault(rank.number, frame.payload)
+        elif frame.kind not in (SEND, RECV) or frame.peer >= self.world_size or frame.peer == rank.number:
+            raise WireError(f"rank {rank.number} sends to or receives from rank {frame.peer}, which can't be")
+        else:
+            pair = (rank.number, frame.peer) if frame.kind == SEND else (frame.peer, rank.number)
+            (self.sends if frame.kind == SEND else self.recvs).setdefault(pair, deque()).append(frame)
+            self._forward(pair)
+
+    def _forward(self, pair: tuple[int, int]) -> None:
+        """Lets a send and a receive that wait for one another meet."""
+        sends, recvs = self.sends.get(pair), self.recvs.get(pair)
+        if sum(len(f.payload) for queue in self.sends.values() for f in queue) > MAX_WAITING_BYTES:
+            raise WireError("the ranks send far more than the task needs")
+        if not sends or not recvs:
+            return
+        src, dst = pair
+        send, recv = sends.popleft(), recvs.popleft()
+        if len(send.payload) != recv.expects:
+            raise WireError(f"rank {src} sends {len(send.payload)} bytes where rank {dst} receives {recv.expects}")
+        self.done.messages.append((src, dst, len(send.payload)))
+        if len(self.done.messages) > MAX_MESSAGES:
+            raise WireError("the ranks send far more messages than the task needs")
+        self.ranks[src].say(Frame(DONE, request=send.request))
+        self.ranks[dst].say(Frame(DONE, request=recv.request, payload=send.payload))
+
+    def _waiting(self) -> str:
+        told = [f"rank {src} sends to rank {dst}" for (src, dst), queue in self.sends.items() if queue]
+        told += [f"rank {dst} receives from rank {src}" for (src, dst), queue in self.recvs.items() if queue]
+        return ", ".join(told) or "no rank sends or receives"

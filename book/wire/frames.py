@@ -1,0 +1,60 @@
+"""L2: messages between a rank and the broker: a head of fixed size, then the bytes."""
+from __future__ import annotations
+
+import socket
+import struct
+from typing import NamedTuple
+
+# Who says what: the broker TASK and DONE, a rank READY, SEND, RECV, RESULT and FAIL.
+TASK, DONE, READY, SEND, RECV, RESULT, FAIL = range(1, 8)
+_HEAD = struct.Struct("!BIIQ")
+MAX_BYTES = 64 << 20
+
+
+class Frame(NamedTuple):
+    """One message: its kind, the other rank, the number of the request it belongs to, its bytes.
+
+    RECV carries in `request`'s place the request, in `peer`'s the source, and as bytes nothing: what is expected is
+    told by `expects`, the count in the head.
+    """
+    kind: int
+    peer: int = 0
+    request: int = 0
+    payload: bytes = b""
+    expects: int = 0
+
+
+def packed(frame: Frame) -> bytes:
+    """A frame as bytes."""
+    count = frame.expects if frame.kind == RECV else len(frame.payload)
+    return _HEAD.pack(frame.kind, frame.peer, frame.request, count) + frame.payload
+
+
+class Unpacker:
+    """Takes bytes as they come and gives the frames that are complete."""
+
+    def __init__(self) -> None:
+        self.buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that `data` completes. Raises ValueError for a kind or a size that can't be."""
+        self.buffer += data
+        found = []
+        while len(self.buffer) >= _HEAD.size:
+            kind, peer, request, count = _HEAD.unpack_from(self.buffer)
+            if not TASK <= kind <= FAIL or count > MAX_BYTES:
+                raise ValueError("a rank sent what is no message")
+            size = _HEAD.size + (0 if kind == RECV else count)
+            if len(self.buffer) < size:
+                break
+            found.append(Frame(kind, peer, request, bytes(self.buffer[_HEAD.size:size]), count))
+            del self.buffer[:size]
+        return found
+
+
+def receive(connection: socket.socket, unpacker: Unpacker) -> list[Frame]:
+    """Waits for bytes and gives the frames they complete. Raises EOFError when the other end is gone."""
+    data = connection.recv(1 << 16)
+    if not data:
+        raise EOFError("the broker is gone")
+    return unpacker.feed(data)

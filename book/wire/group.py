@@ -1,0 +1,135 @@
+"""L2: the torch.distributed backend "wire": send, recv, isend and irecv over a socket to the broker, and nothing else."""
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from book.wire.frames import DONE, RECV, SEND, TASK, Frame, Unpacker, packed, receive
+
+
+class Link:
+    """A rank's end of the socket: says frames, and lets those who wait for an answer have it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection, self.lock = connection, threading.Lock()
+        self.numbers = itertools.count(1)
+        self.arrived = threading.Condition()
+        self.answers: dict[int, bytes] = {}
+        self.tasks: list[bytes] = []
+        self.gone = False
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def say(self, kind: int, peer: int = 0, payload: bytes = b"", expects: int = 0) -> int:
+        """Sends a frame to the broker and returns the number of its request."""
+        number = next(self.numbers)
+        with self.lock:
+            self.connection.sendall(packed(Frame(kind, peer, number, payload, expects)))
+        return number
+
+    def wait(self, number: int) -> bytes:
+        """Waits until the request is done and returns what was received. Raises EOFError when the broker is gone."""
+        with self.arrived:
+            self.arrived.wait_for(lambda: number in self.answers or self.gone)
+            if number not in self.answers:
+                raise EOFError("the broker is gone")
+            return self.answers.pop(number)
+
+    def done(self, number: int) -> bool:
+        """Whether the request is done."""
+        with self.arrived:
+            return number in self.answers
+
+    def next_task(self) -> bytes | None:
+        """Waits for the next task; None when there will be none."""
+        with self.arrived:
+            self.arrived.wait_for(lambda: self.tasks or self.gone)
+            return self.tasks.pop(0) if self.tasks else None
+
+    def _listen(self) -> None:
+        unpacker = Unpacker()
+        try:
+            while True:
+                for frame in receive(self.connection, unpacker):
+                    with self.arrived:
+                        if frame.kind == DONE:
+                            self.answers[frame.request] = frame.payload
+                        elif frame.kind == TASK:
+                            self.tasks.append(frame.payload)
+                        self.arrived.notify_all()
+        except (OSError, EOFError):
+            with self.arrived:
+                self.gone = True
+                self.arrived.notify_all()
+
+
+class _Request(dist.Work):
+    """A transfer under way."""
+
+    def __init__(self, link: Link, number: int, target: torch.Tensor | None) -> None:
+        super().__init__()
+        self.link, self.number, self.target, self.over = link, number, target, False
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        if not self.over:
+            data = self.link.wait(self.number)
+            self.over = True
+            if self.target is not None and data:
+                came = torch.frombuffer(bytearray(data), dtype=self.target.dtype)
+                with torch.no_grad():
+                    self.target.copy_(came.view(self.target.shape))
+        return True
+
+    def is_completed(self) -> bool:
+        return self.over or self.link.done(self.number)
+
+
+def _refused(name: str) -> Any:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError(f"{name} is not there: these ranks can send and receive, and nothing else")
+    return refuse
+
+
+class WireGroup(dist.ProcessGroup):
+    """A process group of ranks that can send and receive; its collectives raise RuntimeError."""
+
+    def __init__(self, link: Link, rank: int, world_size: int) -> None:
+        super().__init__(rank, world_size)
+        self.link = link
+
+    def getBackendName(self) -> str:
+        """The name of the backend."""
+        return "wire"
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> _Request:
+        """Starts to send one tensor to a rank."""
+        data = tensors[0].detach().contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes()
+        return _Request(self.link, self.link.say(SEND, peer, data), None)
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> _Request:
+        """Starts to receive one tensor from a rank; it is filled when the request is waited for."""
+        return _Request(self.link, self.link.say(RECV, peer, expects=tensors[0].nbytes), tensors[0])
+
+
+for _name in ("allgather", "allgather_coalesced", "_allgather_base", "allreduce", "allreduce_coalesced", "alltoall",
+              "alltoall_base", "barrier", "broadcast", "gather", "reduce", "reduce_scatter", "_reduce_scatter_base",
+              "recv_anysource", "scatter"):
+    setattr(WireGroup, _name, _refused(_name))
+
+
+def join(link: Link, rank: int, world_size: int) -> None:
+    """Makes the ranks of the broker's task torch.distributed's world; a world that was there is left first.
+
+    A process has one link for all its tasks.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if not hasattr(dist.Backend, "WIRE"):
+        dist.Backend.register_backend("wire", lambda store, rank, size, timeout: WireGroup(link, rank, size),
+                                      devices=["cpu"])
+    dist.init_process_group("wire", rank=rank, world_size=world_size, store=dist.HashStore())

@@ -1,0 +1,58 @@
+"""L2: the program of one rank: python -m book.wire.rank SOCKET. It runs what the broker's tasks say.
+
+The first task has `sources`, run one after the other in one namespace. Each later one has `call`, `rank`, `world_size`
+and whatever else the call uses, and an input: an array of float64 called `buffer`, which the call leaves as its result.
+"""
+from __future__ import annotations
+
+import json
+import linecache
+import socket
+import sys
+import traceback
+
+import torch
+
+from book.wire.frames import FAIL, READY, RESULT
+from book.wire.group import Link, join
+
+
+def main(path: str) -> None:
+    """Serves the broker whose socket is at `path`, until it is gone."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    link, namespace = Link(connection), {"__name__": "__main__"}
+    while (payload := link.next_task()) is not None:
+        head, data = payload.split(b"\n", 1)
+        task = json.loads(head)
+        try:
+            if "sources" in task:
+                run_sources(task["sources"], namespace)
+                link.say(READY)
+            else:
+                link.say(RESULT, payload=run_call(link, task, data, namespace))
+        except BaseException as error:  # SystemExit too: the broker must learn that there will be no result
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            link.say(FAIL, payload=f"{type(error).__name__}: {error} (line {last.lineno}: {last.line})".encode())
+
+
+def run_sources(sources: list[str], namespace: dict) -> None:
+    """Runs sources in a namespace, so that an error can show its line."""
+    for number, source in enumerate(sources):
+        name = f"<source {number}>"
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        exec(compile(source, name, "exec"), namespace)
+
+
+def run_call(link: Link, task: dict, data: bytes, namespace: dict) -> bytes:
+    """Runs a task's call and returns the bytes of its `buffer`."""
+    join(link, task["rank"], task["world_size"])
+    buffer = torch.frombuffer(bytearray(data), dtype=torch.float64)
+    local = {**task, "buffer": buffer, "torch": torch}
+    namespace.update(local)
+    run_sources([task["call"]], namespace)
+    return namespace["buffer"].detach().contiguous().double().numpy().tobytes()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
