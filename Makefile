@@ -2,33 +2,38 @@
 #
 # Everything lives in .venv and _build; nothing is installed outside this folder. PYTHON, PORT and JOBS (tests side by side) may be set:
 #   make book PYTHON=/usr/bin/python3.12 PORT=9000
+# SOLUTIONS=0 builds the website without the labs' solutions, into a folder of its own, where no older page can have them.
 
 PYTHON ?= python3
 PORT   ?= 8000
 JOBS   ?= 2
 BIN    := .venv/bin
-HTML   := _build/html
+
+SOLUTIONS ?= 1
+SITE      := $(if $(filter 0,$(SOLUTIONS)),_build/without_solutions/)
+HTML      := $(SITE)_build/html
 
 # A stamp is older than the file it answers for: then the step runs again, otherwise it costs nothing.
 BOOK_STAMP  := .venv/.requirements-book
 ALL_STAMP   := .venv/.requirements-all
 MORE_STAMP  := .venv/.requirements-frameworks
-SITE_STAMP  := _build/.site
+SITE_STAMP  := $(SITE)_build/.site
 
-SITE_SOURCES := _config.yml _toc.yml $(wildcard *.md *.bib chapters/*.ipynb labs/*.ipynb) \
-                book/widgets/assets.py \
+SITE_SOURCES := _config.yml _toc.yml $(wildcard *.md *.bib chapters/*.md chapters/*.ipynb labs/*.ipynb) \
+                book/widgets/assets.py book/grading/lab.py book/grading/release.py \
                 $(wildcard book/authoring/*.py book/authoring/*.css book/widgets/*.js book/widgets/*.css)
 AS_ROOT      := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help book site test lint lab bench clean
+.PHONY: help book site test attack lint lab bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make book    read it: build the website and serve it on this machine (no torch needed)"
 	@echo "make lab     do it: student copies of the labs, opened in JupyterLab"
 	@echo "make test    check it: package, website, browser, and every notebook run again with nbval"
+	@echo "make attack  check the grading: submissions that cheat, in a sandbox (Linux with bubblewrap)"
 	@echo "make lint    only the rules for notebooks (seconds)"
-	@echo "make site    only build the website, into $(HTML)"
+	@echo "make site    only build the website, into $(HTML) (SOLUTIONS=0: without the labs' solutions)"
 	@echo "make bench   measure launching, the ring, the simulator and the pages on this machine"
 	@echo "make clean   remove what was built (the environment and your lab answers stay)"
 
@@ -40,7 +45,11 @@ site: $(SITE_STAMP)
 
 test: $(MORE_STAMP)
 	@echo "== Testing: the package, the website in a browser, then every notebook (some minutes)"
-	@$(BIN)/python -m pytest tests chapters labs --nbval -rfEs -n $(JOBS) --dist loadscope
+	@$(BIN)/python -m pytest tests chapters labs --nbval --ignore-glob='tests/test_attack*' -rfEs -n $(JOBS) --dist loadscope
+
+attack: $(ALL_STAMP)
+	@echo "== Testing: submissions that attack the grader, each beside an honest one (some minutes)"
+	@$(BIN)/python -m pytest tests/test_attack*.py -rfEs -n $(JOBS) --dist loadscope
 
 lint: $(ALL_STAMP)
 	@$(BIN)/python -m book.authoring normalise --check chapters labs
@@ -82,5 +91,5 @@ $(MORE_STAMP): requirements-frameworks.txt $(ALL_STAMP)
 
 $(SITE_STAMP): $(BOOK_STAMP) $(SITE_SOURCES)
 	@echo "== Building the website from the stored notebooks"
-	@$(BIN)/jupyter-book build . --quiet -W -n --keep-going >/dev/null
+	@SOLUTIONS=$(SOLUTIONS) $(BIN)/jupyter-book build . --path-output ./$(SITE) --quiet -W -n --keep-going >/dev/null
 	@touch $@

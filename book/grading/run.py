@@ -21,6 +21,8 @@ from book.grading import kernel, sandbox
 from book.grading.nbval_plugin import RESULT
 from book.grading.sandbox import Limits
 
+# On another machine ranks have another device, which `launch` tells in a line of its own.
+SANITIZE = "[launch]\nregex: \\d+ ranks? on \\w+ \\([^\\n]*\nreplace: RANKS\n"
 POLL_S = 0.2
 MAX_LOG_BYTES = 32 << 20
 MAX_ENTRIES = 40  # in the run's folder: a connection file and a few sockets
@@ -53,6 +55,7 @@ def run(notebook: NotebookNode, limits: Limits = Limits(), sandboxed: bool = Tru
     try:
         sandbox.folder_for(folder, withheld)
         nbformat.write(notebook, folder / "job.ipynb")
+        (folder / "sanitize.cfg").write_text(SANITIZE)
         kernel.write_specs(folder / "jupyter")
         return _Job(folder, limits, sandboxed).run()
     finally:
@@ -83,7 +86,7 @@ class _Job:
     def _command(self) -> list[str]:
         pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "book.grading.nbval_plugin", "--rootdir",
                   str(self.folder), "-c", "/dev/null", "--confcutdir", str(self.folder), "--nbval", "--nbval-kernel-name",
-                  kernel.SANDBOXED if self.sandboxed else kernel.PLAIN, "--nbval-cell-timeout", str(self.limits.cell_s),
+                  kernel.SANDBOXED if self.sandboxed else kernel.PLAIN, "--nbval-sanitize-with", "sanitize.cfg", "--nbval-cell-timeout", str(self.limits.cell_s),
                   "--nbval-kernel-startup-timeout", "60", "--color=no", "-q", "job.ipynb"]
         if not self.sandboxed:
             return pytest
