@@ -269,6 +269,9 @@ def test_norms_that_differ_from_rank_to_rank_are_told():
     local, want = [[3.0, 0.0], [2.4, 3.2]], 5.0  # by rank, by unit
     assert checks.clipped([5.0, 5.0], [0.2, 0.2], local, want, 1.0) == 5
     assert checks.clipped([5.0, 5.0], [1.0, 1.0], local, want, 9.0) == 5
+    assert checks.clipped([3.2, 3.2], [1.0, 1.0], local, 3.2, 9.0) == 3.2  # a norm of another kind
+    with pytest.raises(CheckFailed, match="another norm is asked for"):
+        checks.clipped([5.0, 5.0], [1.0, 1.0], local, 3.2, 9.0)
     for norms, scales, most, complaint in (
             ([5.0, 4.0], [0.2, 0.2], 1.0, "the norm on rank 1 is 4: that is the norm of this rank's shards alone"),
             ([1.0, 1.0], [0.2, 0.2], 1.0, "return the norm from before clipping"),

@@ -210,7 +210,7 @@ def clipped(norms: Sequence[Any], scales: Sequence[float], local: Sequence[Seque
             max_norm: float) -> float:
     """Every rank must find the norm `want` of the whole gradient, and scale its shards by min(1, max_norm / norm).
 
-    `scales` are the factors that the ranks' gradients were multiplied with, `local` the norms of their own shards,
+    The norm may be of another kind than the root of the sum of the squares. `scales` are the factors that the ranks' gradients were multiplied with, `local` the norms of their own shards,
     unit by unit. Returns the norm. Raises CheckFailed with the likeliest reason.
     """
     own, num = [float(np.linalg.norm(units)) for units in local], len(norms)
@@ -223,6 +223,7 @@ def clipped(norms: Sequence[Any], scales: Sequence[float], local: Sequence[Seque
             (total, "that is the sum of the ranks' norms. Squares add up, norms don't"),
             (total / num, "that is the mean of the ranks' norms: add up their squares, then take the root"),
             (max(own), "that is the largest of the ranks' norms: add up their squares, then take the root"),
+            (float(np.linalg.norm(local)), "that is the root of the sum of the squares, and another norm is asked for"),
             (want**2, "that is the square of the norm"), (want / num, "it is divided by the number of ranks"),
             (want / np.sqrt(num), "that is the root of the mean of the ranks' squares: add them up"),
             *((float(unit), "that is the norm of one unit: clipping needs that of the whole gradient, over all units, "
