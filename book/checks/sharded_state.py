@@ -210,8 +210,9 @@ def clipped(norms: Sequence[Any], scales: Sequence[float], local: Sequence[Seque
             max_norm: float) -> float:
     """Every rank must find the norm `want` of the whole gradient, and scale its shards by min(1, max_norm / norm).
 
-    The norm may be of another kind than the root of the sum of the squares. `scales` are the factors that the ranks' gradients were multiplied with, `local` the norms of their own shards,
-    unit by unit. Returns the norm. Raises CheckFailed with the likeliest reason.
+    `scales` are the factors that the ranks' gradients were multiplied with, `local` the roots of the sums of squares of
+    their own shards, unit by unit; `want` may be a norm of another kind. Returns the norm. Raises CheckFailed with the
+    likeliest reason.
     """
     own, num = [float(np.linalg.norm(units)) for units in local], len(norms)
     total, units = sum(own), np.linalg.norm(local, axis=0)
