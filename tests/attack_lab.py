@@ -110,8 +110,8 @@ class Course:
         for path in [self.folder, *self.folder.rglob("*")]:
             os.chown(path, 65534, 65534, follow_symlinks=False)
         drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
-        return ["bwrap", "--dev-bind", "/", "/", *sandbox.reachable([*sandbox.pythons(), sandbox.BOOK, self.folder], bind="--bind"),
-                "--die-with-parent", "--", *drop, *grade]
+        seen = sandbox.reachable([*sandbox.pythons(), sandbox.BOOK, self.folder], bind="--bind")
+        return ["bwrap", "--dev-bind", "/", "/", *seen, "--die-with-parent", "--", *drop, *grade]
 
     def grade(self, *options: str, timeout_s: float = 300) -> subprocess.CompletedProcess:
         """Grades, from a folder of its own, and returns what was printed."""

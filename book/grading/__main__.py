@@ -38,7 +38,8 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument("labs", nargs="+", type=Path, help="lab notebooks, or folders of them")
     verb.add_argument("-o", "--out", type=Path, required=True, help="folder for the copies")
     verb.add_argument("--variant", help="the tasks as the lab's metadata have them under this name")
-    verb.add_argument("--source", type=Path, metavar="FOLDER", help="with --variant: write the variant's own source there, to grade with")
+    verb.add_argument("--source", type=Path, metavar="FOLDER",
+                      help="with --variant: write the variant's own source there, to grade with")
     verb.add_argument("--nbgrader", action="store_true", help="add nbgrader's metadata to the copies' cells")
     verb.add_argument("--force", action="store_true", help="replace copies that are there, with any work in them")
     verb.set_defaults(run=release)
@@ -48,10 +49,13 @@ def parser() -> argparse.ArgumentParser:
     verb.set_defaults(run=check)
     verb = verbs.add_parser("grade", help="grade a folder of submissions in a sandbox")
     verb.add_argument("lab", type=Path, help="the lab's source, with its solutions")
-    verb.add_argument("submissions", type=Path, help="folder with NAME.ipynb, or a folder NAME with a notebook, for each student")
-    verb.add_argument("-o", "--out", type=Path, required=True, help="folder for the results; a run that was killed goes on there")
+    verb.add_argument("submissions", type=Path,
+                      help="folder with NAME.ipynb, or a folder NAME with a notebook, for each student")
+    verb.add_argument("-o", "--out", type=Path, required=True,
+                      help="folder for the results; a run that was killed goes on there")
     verb.add_argument("-j", "--jobs", type=int, default=1, help="submissions graded side by side (default 1)")
-    verb.add_argument("--unsafe-no-sandbox", action="store_true", help="run submissions as yourself, with your files and network")
+    verb.add_argument("--unsafe-no-sandbox", action="store_true",
+                      help="run submissions as yourself, with your files and network")
     verb.set_defaults(run=grade)
     return top
 
@@ -80,7 +84,8 @@ def release(options: Any) -> int:
             raise LabError("--source goes with --variant: without one, the lab itself is the source to grade with")
         options.source.mkdir(parents=True, exist_ok=True)
         for source in sources_in(options.labs):
-            write_notebook(with_outputs(in_variant(read_lab(source), options.variant, source.name)), options.source / source.name)
+            variant = in_variant(read_lab(source), options.variant, source.name)
+            write_notebook(with_outputs(variant), options.source / source.name)
     for line in release_all(options.labs, options.out, options.force, options.variant, options.nbgrader):
         print(line)
     return 0
@@ -120,9 +125,11 @@ def grade(options: Any) -> int:
             bar.write(f"{record['student']}: {record['points']} of {record['max_points']} points"
                       + (f" ({record['error']})" if record["error"] else ""), file=sys.stdout)
 
-        records = graded(options.lab, options.submissions, options.out, options.jobs, not options.unsafe_no_sandbox, done)
+        records = graded(options.lab, options.submissions, options.out, options.jobs,
+                         not options.unsafe_no_sandbox, done)
     write_reports(records, options.lab.stem, options.out)
-    print(f"{len(records)} submissions; grades.csv, grades.json, index.html and a page for each student are in {options.out}")
+    print(f"{len(records)} submissions; grades.csv, grades.json, index.html and a page for each student are in "
+          f"{options.out}")
     return 0
 
 

@@ -64,7 +64,8 @@ class Grader:
                  "name": secrets.token_hex(4)}
         kept = _read(state) or fresh
         if kept["sha256"] != grader.sha256:
-            raise LabError(f"{out} holds a run of another lab, or of this one before it was changed: name another folder")
+            raise LabError(f"{out} holds a run of another lab, or of this one before it was changed: name another "
+                           "folder")
         write_whole(state, kept)
         grader.seed, grader.name = kept["seed"], kept["name"]
         for left in Path(tempfile.gettempdir()).glob(grader.prefix() + "*"):
@@ -90,7 +91,8 @@ class Grader:
         result = self._run(notebook, exercise, PATIENT)
         outputs = printed(result, exercise)
         slowest = max(cell["seconds"] for cell in result.cells)
-        limits = Limits(cell_s=ALLOWANCE_S / 2 + TIMES_SLOWER * slowest, wall_s=ALLOWANCE_S + TIMES_SLOWER * result.wall_s)
+        limits = Limits(cell_s=ALLOWANCE_S / 2 + TIMES_SLOWER * slowest,
+                        wall_s=ALLOWANCE_S + TIMES_SLOWER * result.wall_s)
         self.references[exercise] = Reference(exercise, outputs, limits)
 
     def attempt(self, exercise: int, submission: Submission) -> Record:
@@ -104,8 +106,8 @@ class Grader:
         expect(notebook, self.references[exercise].outputs)
         result = self._run(notebook, exercise, self.references[exercise].limits)
         passed = result.passed()
-        record["checks"] = [{"id": marks(c)["id"], "hidden": bool(marks(c).get("hidden")), "passed": marks(c)["id"] in passed}
-                            for c in cells]
+        record["checks"] = [{"id": mark["id"], "hidden": bool(mark.get("hidden")), "passed": mark["id"] in passed}
+                            for mark in map(marks, cells)]
         record.update(seconds=round(result.wall_s, 1), peak_mb=result.peak_bytes >> 20, log=_log(result))
         if result.why:
             return record | {"status": "stopped: " + result.why, "stopped": True}
@@ -141,11 +143,13 @@ def grade(lab: Path, folder: Path, out: Path, num_jobs: int = 1, sandboxed: bool
     grader = Grader.start(lab, out, sandboxed)
     entries = find(folder, lab.name)
     if not entries:
-        raise LabError(f"there are no submissions in {folder}: put there a notebook, or a folder with one, for each student")
+        raise LabError(f"there are no submissions in {folder}: put there a notebook, or a folder with one, for each "
+                       "student")
     with ThreadPoolExecutor(num_jobs) as pool:
         grader.refer_all(pool)
         first = list(pool.map(lambda entry: _grade_entry(grader, entry, done), entries))
-    return [record if record["complete"] else _again(grader, entry, record, done) for entry, record in zip(entries, first)]
+    return [record if record["complete"] else _again(grader, entry, record, done)
+            for entry, record in zip(entries, first)]
 
 
 def _grade_entry(grader: Grader, entry: Entry, done: Callable[[Record], None]) -> Record:
@@ -155,7 +159,8 @@ def _grade_entry(grader: Grader, entry: Entry, done: Callable[[Record], None]) -
                                     for n, p in labs.points(grader.lab).items()}}
     try:
         submission = _submission(entry, grader.lab)
-        record.update(key=f"{submission.sha256}:{grader.sha256}:{grader.seed}:{grader.sandboxed}", notes=submission.notes)
+        record["key"] = f"{submission.sha256}:{grader.sha256}:{grader.seed}:{grader.sandboxed}"
+        record["notes"] = submission.notes
         kept = _read(grader.out / "students" / f"{entry.slug}.json")
         if kept and kept.get("key") == record["key"]:
             done(kept)

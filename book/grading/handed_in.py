@@ -24,7 +24,8 @@ class Entry:
 def find(folder: Path, lab_name: str) -> list[Entry]:
     """The submissions in `folder`: a notebook NAME.ipynb, or a folder NAME with one notebook in it, for each student.
 
-    In a folder, the notebook called `lab_name` is taken, at most three levels down; no link is followed. Sorted by name.
+    In a folder, the notebook called `lab_name` is taken, at most three levels down; no link is followed. Sorted by
+    name.
     """
     found = []
     with os.scandir(folder) as entries:

@@ -1,4 +1,4 @@
-"""L4: a lab as data: what each of its cells is, which exercise it belongs to, and the notebook that grades one exercise."""
+"""L4: a lab as data: what its cells are, which exercise they belong to, and the notebook that grades one exercise."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,7 +46,8 @@ def shown(cell: NotebookNode) -> bool:
 
 def checks(lab: NotebookNode, exercise: int) -> list[NotebookNode]:
     """The check cells of an exercise, in order."""
-    return [cell for cell in code_cells(lab) if marks(cell).get("kind") == "check" and marks(cell)["exercise"] == exercise]
+    return [cell for cell in code_cells(lab)
+            if marks(cell).get("kind") == "check" and marks(cell)["exercise"] == exercise]
 
 
 def points(lab: NotebookNode) -> dict[int, int]:

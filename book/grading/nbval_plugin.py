@@ -36,10 +36,11 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Any:
     report = (yield).get_result()
     if report.when == "call" or (report.when == "setup" and not report.passed):
         ok = report.when == "call" and report.outcome == "passed" and not hasattr(report, "wasxfail")
+        error = call.excinfo.value if call.excinfo else None
         found.append({"id": mark(item).get("id"), "kind": mark(item).get("kind"), "ok": ok,
                       "outcome": "xfail" if hasattr(report, "wasxfail") else report.outcome,
-                      "message": str(call.excinfo.value)[:MAX_TEXT] if call.excinfo else "",
-                      "traceback": str(getattr(getattr(call.excinfo, "value", None), "inner_traceback", ""))[-MAX_TEXT:],
+                      "message": str(error or "")[:MAX_TEXT],
+                      "traceback": str(getattr(error, "inner_traceback", ""))[-MAX_TEXT:],
                       "outputs": outputs(item) if ok else [], "seconds": round(call.duration, 2)})
 
 

@@ -55,10 +55,10 @@ def sources_in(labs: Iterable[Path]) -> list[Path]:
 
 
 def released(lab: NotebookNode, name: str = "this lab", nbgrader: bool = False) -> NotebookNode:
-    """A student copy of `lab`: solutions are stubs, hidden checks are gone, checks keep the outputs that nbval compares.
+    """A student copy of `lab`: solutions are stubs, hidden checks are gone, checks keep the outputs to compare with.
 
-    Only answers and the seed can be edited. With `nbgrader` cells carry that tool's metadata too. Raises LabError when a
-    code cell has no mark, an answer has no solution, or a solution stands outside an answer.
+    Only answers and the seed can be edited. With `nbgrader` cells carry that tool's metadata too. Raises LabError when
+    a code cell has no mark, an answer has no solution, or a solution stands outside an answer.
     """
     copy = deepcopy(lab)
     for number, cell in enumerate(copy.cells):
@@ -92,7 +92,8 @@ def in_variant(lab: NotebookNode, variant: str, name: str = "this lab") -> Noteb
         if variant in variants:
             found, other = True, variants[variant]
             cell.source = other if isinstance(other, str) else other["source"]
-            cell.metadata[KEY].update({} if isinstance(other, str) else {k: v for k, v in other.items() if k != "source"})
+            if not isinstance(other, str):
+                cell.metadata[KEY].update({name: mark for name, mark in other.items() if name != "source"})
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
     if not found:
@@ -146,7 +147,7 @@ def _release_cell(cell: NotebookNode, where: str, nbgrader: bool) -> None:
 
 
 def nbgrader_marks(cell: NotebookNode) -> dict[str, Any]:
-    """The metadata, schema 3, that nbgrader gives such a cell: an answer, a test with points, or a cell that is locked."""
+    """The metadata, schema 3, that nbgrader gives such a cell: an answer, a test with points, or a locked one."""
     kind = marks(cell)["kind"]
     found = {"schema_version": 3, "grade_id": marks(cell)["id"], "grade": kind == "check", "solution": kind == "answer",
              "locked": kind != "answer", "task": False}
@@ -160,16 +161,16 @@ def readme(names: list[str]) -> str:
 
 {listed}
 
-1. Open a lab in JupyterLab and read it from the top. Write your code where it says `# YOUR CODE HERE`, run the cell, then
-   run the check below it. A check that fails says what is wrong.
+1. Open a lab in JupyterLab and read it from the top. Write your code where it says `# YOUR CODE HERE`, run the cell,
+   then run the check below it. A check that fails says what is wrong.
 2. Check a whole lab from a terminal:
 
        python -m book.grading check {names[0]}.ipynb
 
    It puts your answers into a fresh copy of the lab and runs every check with nbval. Ordinary
    `pytest --nbval {names[0]}.ipynb` comes to the same verdict, as long as you leave all cells but your own as they are.
-3. Hand in the notebook. Only your answer cells, and cells that you add beside them, are taken from it. They run with another
-   `SEED`, in a place without a network, and with some checks that are not in your copy.
+3. Hand in the notebook. Only your answer cells, and cells that you add beside them, are taken from it. They run with
+   another `SEED`, in a place without a network, and with some checks that are not in your copy.
 
 The files `*{EXPECTED}` hold what the checks print when all is right. Leave them beside the notebooks.
 """

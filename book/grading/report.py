@@ -25,11 +25,12 @@ td.n, th.n { text-align: right; white-space: nowrap; }
 def write_reports(records: Sequence[Record], lab: str, out: Path) -> None:
     """Writes grades.csv, grades.json, index.html, and for each student NAME.html and NAME.gradescope.json.
 
-    Reports hold verdicts alone: no message of a submission's code, no hidden source, no expected value. (The logs, which
-    come from untrusted code, stay in students/NAME.json.)
+    Reports hold verdicts alone: no message of a submission's code, no hidden source, no expected value. (The logs,
+    which come from untrusted code, stay in students/NAME.json.)
     """
     (out / "grades.csv").write_text(grades_csv(records), encoding="utf-8")
-    shared = [{key: value for key, value in record.items() if key not in ("key", "complete", "slug")} for record in records]
+    private = {"key", "complete", "slug"}
+    shared = [{key: value for key, value in record.items() if key not in private} for record in records]
     for record in shared:
         record["exercises"] = {n: {k: v for k, v in e.items() if k != "log"} for n, e in record["exercises"].items()}
     (out / "grades.json").write_text(json.dumps({"lab": lab, "submissions": shared}, indent=1), encoding="utf-8")
@@ -47,8 +48,9 @@ def grades_csv(records: Sequence[Record]) -> str:
     writer = csv.writer(text)
     writer.writerow(["student", *(f"exercise {n}" for n in numbers), "points", "max points", "error", "notes"])
     for record in records:
-        writer.writerow([no_formula(record["student"]), *(record["exercises"][n]["points"] for n in numbers), record["points"],
-                         record["max_points"], no_formula(record["error"] or ""), no_formula("; ".join(record["notes"]))])
+        words = [no_formula(text) for text in (record["student"], record["error"] or "", "; ".join(record["notes"]))]
+        earned = [record["exercises"][n]["points"] for n in numbers]
+        writer.writerow([words[0], *earned, record["points"], record["max_points"], *words[1:]])
     return text.getvalue()
 
 
@@ -75,8 +77,8 @@ def overview(records: Sequence[Record], lab: str) -> str:
         + f'<td class="n">{r["points"]} / {r["max_points"]}</td>'
         + f'<td>{_safe("; ".join(filter(None, [r["error"], *r["notes"]])))}</td></tr>' for r in records)
     return _page(f"{lab}: {len(records)} submissions",
-                 f'<div><table><thead><tr><th>Student</th>{head}<th class="n">Points</th><th>To look at</th></tr></thead>'
-                 f"<tbody>{rows}</tbody></table></div>")
+                 f'<div><table><thead><tr><th>Student</th>{head}<th class="n">Points</th><th>To look at</th></tr>'
+                 f"</thead><tbody>{rows}</tbody></table></div>")
 
 
 def student_page(record: Record, lab: str) -> str:
@@ -86,8 +88,8 @@ def student_page(record: Record, lab: str) -> str:
     notes = "".join(f"<li>{_safe(note)}</li>" for note in filter(None, [record["error"], *record["notes"]]))
     return _page(f"{lab}: {record['student']}",
                  f"<p>{record['points']} of {record['max_points']} points.</p>"
-                 '<div><table><thead><tr><th class="n">Exercise</th><th class="n">Points</th><th>What happened</th></tr>'
-                 f"</thead><tbody>{rows}</tbody></table></div>"
+                 '<div><table><thead><tr><th class="n">Exercise</th><th class="n">Points</th><th>What happened</th>'
+                 f"</tr></thead><tbody>{rows}</tbody></table></div>"
                  + (f"<ul>{notes}</ul>" if notes else "")
                  + "<p>An exercise counts when all its checks pass, with numbers that were drawn for this grading and, "
                  "where it has them, with checks that your copy does not have. To see what a check says, run it "
@@ -98,8 +100,8 @@ def _page(title: str, body: str) -> str:
     return ('<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
             'content="width=device-width, initial-scale=1"><meta http-equiv="Content-Security-Policy" '
             "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-            f"<title>{_safe(title)}</title><style>{STYLE}</style></head><body><main><h1>{_safe(title)}</h1>{body}</main>"
-            "</body></html>\n")
+            f"<title>{_safe(title)}</title><style>{STYLE}</style></head><body><main><h1>{_safe(title)}</h1>{body}"
+            "</main></body></html>\n")
 
 
 def _safe(text: Any) -> str:

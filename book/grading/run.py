@@ -73,8 +73,8 @@ class _Job:
 
     def run(self) -> Result:
         with open(self.log_file, "w") as log:
-            process = subprocess.Popen(self._command(), cwd=self.folder, env=self._environment(), stdin=subprocess.DEVNULL,
-                                       stdout=log, stderr=log, start_new_session=True)
+            process = subprocess.Popen(self._command(), cwd=self.folder, env=self._environment(), stdout=log,
+                                       stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
             try:
                 why = self._watch(process)
             finally:
@@ -84,15 +84,16 @@ class _Job:
         return result if why else self._read(result)
 
     def _command(self) -> list[str]:
-        pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "book.grading.nbval_plugin", "--rootdir",
-                  str(self.folder), "-c", "/dev/null", "--confcutdir", str(self.folder), "--nbval", "--nbval-kernel-name",
-                  kernel.SANDBOXED if self.sandboxed else kernel.PLAIN, "--nbval-sanitize-with", "sanitize.cfg", "--nbval-cell-timeout", str(self.limits.cell_s),
-                  "--nbval-kernel-startup-timeout", "60", "--color=no", "-q", "job.ipynb"]
+        folder = str(self.folder)
+        pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "book.grading.nbval_plugin",
+                  "--rootdir", folder, "-c", "/dev/null", "--confcutdir", folder, "--color=no", "-q",
+                  "--nbval", "--nbval-kernel-name", kernel.SANDBOXED if self.sandboxed else kernel.PLAIN,
+                  "--nbval-sanitize-with", "sanitize.cfg", "--nbval-cell-timeout", str(self.limits.cell_s),
+                  "--nbval-kernel-startup-timeout", "60", "job.ipynb"]
         if not self.sandboxed:
             return pytest
         # nbval dies with the grader, and the sandbox with nbval; outputs without end cost it its memory, not ours.
-        return [sandbox.tool("setpriv"), "--pdeathsig", "KILL", "--", sandbox.tool("prlimit"), f"--as={8 << 30}", "--",
-                *pytest]
+        return [*sandbox.dying_with_us(), sandbox.tool("prlimit"), f"--as={8 << 30}", "--", *pytest]
 
     def _environment(self) -> dict[str, str]:
         added = {"JUPYTER_PATH": str(self.folder / "jupyter"), RESULT: str(self.result_file),
@@ -100,8 +101,10 @@ class _Job:
         if not self.sandboxed:
             return {**os.environ, **added}
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
-        return {**kept, **added, "HOME": "/nonexistent", "JUPYTER_RUNTIME_DIR": str(self.folder), "PYTHONNOUSERSITE": "1",
-                "IPYTHONDIR": str(self.folder), kernel.RUN: str(self.folder), kernel.LIMITS: json.dumps(asdict(self.limits))}
+        private = {"HOME": "/nonexistent", "PYTHONNOUSERSITE": "1", "JUPYTER_RUNTIME_DIR": str(self.folder),
+                   "IPYTHONDIR": str(self.folder)}
+        run = {kernel.RUN: str(self.folder), kernel.LIMITS: json.dumps(asdict(self.limits))}
+        return {**kept, **added, **private, **run}
 
     def _watch(self, process: subprocess.Popen) -> str | None:
         """Waits for nbval to end; returns the limit that was broken, if one was."""

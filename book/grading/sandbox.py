@@ -88,15 +88,21 @@ def command(inner: Sequence[str], parent: Path, limits: Limits, env: Mapping[str
     return [bwrap, "--dev-bind", "/", "/", *reachable([*pythons(), BOOK]), "--die-with-parent", "--", *drop, *sandbox]
 
 
+def dying_with_us() -> list[str]:
+    """What to put before a command so that it is killed when the thread that starts it ends, however that ends."""
+    return [tool("setpriv"), "--pdeathsig", "KILL", "--"]
+
+
 def probe() -> None:
     """Starts a sandbox that does nothing. Raises SandboxError when that fails."""
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         folder_for(Path(folder))
-        run = subprocess.run(command([sys.executable, "-c", ""], Path(folder), Limits()), capture_output=True, text=True)
+        nothing = command([sys.executable, "-c", ""], Path(folder), Limits())
+        run = subprocess.run(nothing, capture_output=True, text=True)
     if run.returncode:
-        raise SandboxError(f"bubblewrap can't make a sandbox here ({run.stderr.strip() or run.returncode}). It needs user "
-                           "namespaces: on Ubuntu 24.04 allow them for bwrap with an AppArmor profile, in a container "
-                           "start it with the right to make them. Or grade on another machine.")
+        raise SandboxError(f"bubblewrap can't make a sandbox here ({run.stderr.strip() or run.returncode}). It needs "
+                           "user namespaces: on Ubuntu 24.04 allow them for bwrap with an AppArmor profile, in a "
+                           "container start it with the right to make them. Or grade on another machine.")
 
 
 def tool(name: str) -> str:
@@ -116,7 +122,8 @@ def _namespaces() -> list[str]:
 
 def pythons() -> list[Path]:
     """The folders that Python and its packages are in."""
-    return list(dict.fromkeys(Path(folder) for folder in (sys.base_prefix, sys.prefix) if not folder.startswith("/usr")))
+    folders = dict.fromkeys((sys.base_prefix, sys.prefix))
+    return [Path(folder) for folder in folders if not folder.startswith("/usr")]
 
 
 def _system(parent: Path) -> list[str]:
@@ -139,9 +146,9 @@ def _scratch(parent: Path, limits: Limits) -> list[str]:
     """Folders that can be written to, in memory and of limited size; the run's own is the one seen outside."""
     size = ["--size", str(limits.scratch_bytes)]
     inside = str(parent / "inside")
-    return ["--proc", "/proc", "--dev", "/dev", *size, "--tmpfs", "/dev/shm", *size, "--tmpfs", "/tmp", *size, "--tmpfs",
-            "/home", "--dir", HOME, *_gpus(), "--bind", inside, inside, "--chdir", HOME, "--remount-ro", "/dev",
-            "--remount-ro", "/"]
+    own = [word for place in ("/dev/shm", "/tmp", "/home") for word in (*size, "--tmpfs", place)]
+    return ["--proc", "/proc", "--dev", "/dev", *own, "--dir", HOME, *_gpus(), "--bind", inside, inside,
+            "--chdir", HOME, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
 def _gpus() -> list[str]:
@@ -156,8 +163,8 @@ def _gpus() -> list[str]:
 
 def _environment(env: Mapping[str, str]) -> list[str]:
     known = {"HOME": HOME, "TMPDIR": "/tmp", "PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "LANG": "C.UTF-8",
-             "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONNOUSERSITE": "1",
-             "IPYTHONDIR": f"{HOME}/.ipython", "MPLCONFIGDIR": f"{HOME}/.matplotlib"}
+             "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONDONTWRITEBYTECODE": "1",
+             "PYTHONNOUSERSITE": "1", "IPYTHONDIR": f"{HOME}/.ipython", "MPLCONFIGDIR": f"{HOME}/.matplotlib"}
     return [word for name, value in {**known, **env}.items() for word in ("--setenv", name, value)]
 
 

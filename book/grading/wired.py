@@ -33,8 +33,8 @@ Message = tuple[int, int, int]
 class Wired:
     """An exercise over the broker: what each rank calls, on which worlds, what it must hold, how it may get there.
 
-    `call` leaves its result in `buffer`; it may use what the case has. `want` gives each rank's result, NaN where it may
-    hold anything. `traffic` gives what is wrong with the messages, or None.
+    `call` leaves its result in `buffer`; it may use what the case has. `want` gives each rank's result, NaN where it
+    may hold anything. `traffic` gives what is wrong with the messages, or None.
     """
     call: str
     cases: Sequence[Mapping[str, int]]
@@ -97,7 +97,7 @@ def _connections(world_size: int, sandboxed: bool, stack: ExitStack) -> list[soc
         listener.listen(1)
         command = [sys.executable, "-m", "book.wire.rank", str(inside / "w")]
         if sandboxed:
-            command = [sandbox.tool("setpriv"), "--pdeathsig", "KILL", "--", *sandbox.command(command, parent, Limits())]
+            command = [*sandbox.dying_with_us(), *sandbox.command(command, parent, Limits())]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.DEVNULL, start_new_session=True)
         stack.callback(process.wait)
@@ -118,16 +118,20 @@ def _accepted(listener: socket.socket, process: subprocess.Popen) -> socket.sock
     raise WireError("a rank did not start")
 
 
-def ring(messages: Sequence[Message], case: Mapping[str, int], rounds: int) -> str | None:
-    """A ring's traffic: everybody sends to one neighbour, all the same way round, a chunk in each round."""
+def ring(messages: Sequence[Message], case: Mapping[str, int], rounds: int, ways: Sequence[int] = (1, -1),
+         num_chunks: int | None = None) -> str | None:
+    """A ring's traffic: everybody sends to one neighbour, all the same way round, at most a chunk in each round.
+
+    `num_chunks` is how many a buffer has: None for one a rank.
+    """
     size, length = case["world_size"], case["length"]
     steps = {(dst - src) % size for src, dst, _ in messages}
-    if size > 1 and steps not in ({1}, {size - 1}):
+    if size > 1 and steps not in [{way % size} for way in ways]:
         return "messages go to others than one neighbour"
     counts = Counter(src for src, _, _ in messages)
     if any(counts[rank] != rounds for rank in range(size)):
         return f"a rank sends {counts.most_common(1)[0][1] if counts else 0} messages, where a ring has {rounds} rounds"
-    most = -(-length // size) * 8
+    most = -(-length // (num_chunks or size)) * 8
     if any(num_bytes > most for _, _, num_bytes in messages):
         return "a message is larger than a chunk"
     return None
@@ -205,9 +209,7 @@ WIRED: dict[str, Wired] = {
                              lambda messages, case: ring(messages, case, 2 * (case["world_size"] - 1))),
     "exchange": Wired("incoming = torch.zeros_like(buffer)\nexchange(buffer, incoming)\nbuffer = incoming",
                       ({"world_size": 4, "length": 8}, {"world_size": 3, "length": 8}, {"world_size": 2, "length": 8}),
-                      from_the_left,
-                      lambda messages, case: None if all((dst - src) % case["world_size"] == 1 for src, dst, _ in messages)
-                      and len(messages) == case["world_size"] else "not everybody sends once, to the right"),
+                      from_the_left, lambda messages, case: ring(messages, case, 1, ways=(1,), num_chunks=1)),
     "broadcast": Wired("broadcast(buffer, root)",
                        ({"world_size": 4, "length": 10, "root": 2}, {"world_size": 3, "length": 10, "root": 0},
                         {"world_size": 5, "length": 7, "root": 4}), copies_of_root, received_once),

@@ -1,4 +1,4 @@
-"""L4: which modules of the book an exercise is graded without: the chapters' solutions, unless the lab itself uses them."""
+"""L4: which modules of the book an exercise is graded without: the chapters' solutions, unless the lab uses them."""
 from __future__ import annotations
 
 import ast
@@ -30,8 +30,8 @@ def withheld(lab: NotebookNode, exercise: int) -> list[Path]:
             open_now |= _imported(cell.source)
     new = open_now & modules.keys()
     while new:
-        new = set().union(*(_imported(path.read_text("utf-8")) for name in new - {"__init__"} for path in modules[name]))
-        new = new & modules.keys() - open_now
+        paths = [path for name in new - {"__init__"} for path in modules[name]]
+        new = set().union(*(_imported(path.read_text("utf-8")) for path in paths)) & modules.keys() - open_now
         open_now |= new
     return [path for name, paths in sorted(modules.items()) if name not in open_now for path in paths]
 

@@ -1,4 +1,4 @@
-"""L2: the torch.distributed backend "wire": send, recv, isend and irecv over a socket to the broker, and nothing else."""
+"""L2: the torch.distributed backend "wire": send, recv, isend and irecv over a socket to the broker, no more."""
 from __future__ import annotations
 
 import itertools
