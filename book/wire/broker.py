@@ -102,19 +102,23 @@ class Broker:
                 raise WireError("the ranks were not done in time")
 
     def _attend(self, rank: _Rank, events: int) -> None:
-        if events & selectors.EVENT_WRITE:
-            rank.write()
-        if events & selectors.EVENT_READ:
-            data = rank.connection.recv(1 << 20)
-            if not data:
-                raise WireError(f"rank {rank.number} ended before it had a result")
-            try:
-                frames = rank.unpacker.feed(data)
-            except ValueError as error:
-                raise WireError(str(error)) from None
-            for frame in frames:
-                self.moved_at = time.monotonic()
-                self._take(rank, frame)
+        try:
+            if events & selectors.EVENT_WRITE:
+                rank.write()
+            data = rank.connection.recv(1 << 20) if events & selectors.EVENT_READ else None
+        except OSError:  # a pipe that broke, a connection that was reset
+            data = b""
+        if data is None:
+            return
+        if not data:
+            raise WireError(f"rank {rank.number} ended before it had a result")
+        try:
+            frames = rank.unpacker.feed(data)
+        except ValueError as error:
+            raise WireError(str(error)) from None
+        for frame in frames:
+            self.moved_at = time.monotonic()
+            self._take(rank, frame)
 
     def _take(self, rank: _Rank, frame: Frame) -> None:
         if frame.kind == READY:
