@@ -13,7 +13,7 @@ from typing import Any
 from book.wire.frames import DONE, FAIL, READY, RECV, RESULT, SEND, TASK, Frame, Unpacker, packed
 
 MAX_MESSAGES = 100_000
-MAX_WAITING_BYTES = 256 << 20
+MAX_WAITING, MAX_WAITING_BYTES = 10_000, 256 << 20  # frames that wait for their other half; bytes that wait at all
 
 
 class WireError(RuntimeError):
@@ -85,6 +85,7 @@ class Broker:
         self.world_size, self.done = world_size, WireRun()
         self.sends: dict[tuple[int, int], deque[Frame]] = {}
         self.recvs: dict[tuple[int, int], deque[Frame]] = {}
+        self.num_waiting = self.waiting_bytes = 0
         self.moved_at = time.monotonic()
 
     def _serve(self, timeout_s: float, hang_s: float, finished: Any) -> None:
@@ -132,17 +133,25 @@ class Broker:
         else:
             pair = (rank.number, frame.peer) if frame.kind == SEND else (frame.peer, rank.number)
             (self.sends if frame.kind == SEND else self.recvs).setdefault(pair, deque()).append(frame)
+            self._count(1, len(frame.payload))
             self._forward(pair)
+
+    def _count(self, num_frames: int, num_bytes: int) -> None:
+        """Keeps account of what waits here: for its other half, or for a rank that does not read."""
+        self.num_waiting += num_frames
+        self.waiting_bytes += num_bytes
+        unread = sum(len(rank.outgoing) for rank in self.ranks)
+        if self.num_waiting > MAX_WAITING or self.waiting_bytes + unread > MAX_WAITING_BYTES:
+            raise WireError("the ranks send far more than the task needs")
 
     def _forward(self, pair: tuple[int, int]) -> None:
         """Lets a send and a receive that wait for one another meet."""
         sends, recvs = self.sends.get(pair), self.recvs.get(pair)
-        if sum(len(f.payload) for queue in self.sends.values() for f in queue) > MAX_WAITING_BYTES:
-            raise WireError("the ranks send far more than the task needs")
         if not sends or not recvs:
             return
         src, dst = pair
         send, recv = sends.popleft(), recvs.popleft()
+        self._count(-2, -len(send.payload))
         if len(send.payload) != recv.expects:
             raise WireError(f"rank {src} sends {len(send.payload)} bytes where rank {dst} receives {recv.expects}")
         self.done.messages.append((src, dst, len(send.payload)))
