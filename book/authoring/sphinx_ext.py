@@ -1,7 +1,8 @@
-"""The website's Sphinx extension: formulas as MathML, no script from elsewhere, launch buttons that lead somewhere.
+"""The website's Sphinx extension: formulas as MathML, no script from elsewhere, labs as readers may have them.
 
 Jupyter Book loads it through `_config.yml`; it imports nothing from the rest of the book, so that the website builds
-without torch, ipywidgets or an installed package. What a widget is made of it reads from the one file that says so.
+without torch, ipywidgets or an installed package. What a widget is made of it reads from the one file that says so;
+student copies it has made by `python -m book.grading release`, in a process of its own.
 """
 from __future__ import annotations
 
@@ -9,10 +10,15 @@ import html
 import os
 import re
 import runpy
+import subprocess
+import sys
+import tempfile
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import nbformat
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
@@ -24,6 +30,9 @@ from sphinx.writers.html5 import HTML5Translator
 CHINESE = re.compile("[\u4e00-\u9fff]")
 WIDGETS = Path(__file__).parents[1] / "widgets"
 PARTS: dict[str, tuple[str, ...]] = runpy.run_path(str(WIDGETS / "assets.py"))["PARTS"]
+LABS, COPIES = "labs/", "student"  # the pages that are labs; the website's folder with their student copies
+HOW_TO = "chapters/93_for_students"
+ABOUT_FOLDED = " On these pages the solutions are folded."
 READ_BY_INLINE_SCRIPTS = {"documentation_options", "doctools", "sphinx_highlight"}
 
 log = logging.getLogger(__name__)
@@ -32,12 +41,17 @@ log = logging.getLogger(__name__)
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the math renderer and the hooks with Sphinx."""
     app.add_html_math_renderer("mathml", (inline_math, None), (display_math, None))
+    app.add_config_value("lab_solutions", os.environ.get("SOLUTIONS", "1") != "0", "env", bool)
     app.connect("config-inited", point_launch_buttons, priority=100)
     app.connect("config-inited", copy_widgets)
+    app.connect("builder-inited", pack_student_copies)
+    app.connect("source-read", publish_lab)
+    app.connect("doctree-resolved", offer_student_copy)
     app.connect("doctree-resolved", drop_thebe_settings, priority=900)
     app.connect("doctree-resolved", name_language_of_terms, priority=900)
     app.connect("html-page-context", load_widgets, priority=800)
     app.connect("html-page-context", tidy_scripts, priority=900)
+    app.connect("build-finished", publish_sources)
     app.connect("build-finished", drop_icon_script)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
@@ -70,16 +84,104 @@ def to_mathml(node: nodes.Node, latex: str, display: str) -> str:
 
 
 def point_launch_buttons(app: Sphinx, config: Any) -> None:
-    """Let launch buttons lead to the repository that this build runs for, or leave them out when none is known."""
+    """Let launch buttons lead to the repository that this build runs for, or leave them out when none is known.
+
+    A website without solutions has none either: the repository has the solutions.
+    """
     repository = os.environ.get("GITHUB_REPOSITORY", "")
     options = config.html_theme_options
     if repository.count("/") > 1:
         raise SphinxError(f"GITHUB_REPOSITORY is {repository!r}; it has to be owner/name.")
-    if repository:
+    if repository and config.lab_solutions:
         options["repository_url"] = f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{repository}"
         options["use_repository_button"] = True
     else:
         options["launch_buttons"] = {}
+
+
+def pack_student_copies(app: Sphinx) -> None:
+    """Have the student copy of each lab made, and put it among the website's files as a zip, always of the same bytes.
+
+    Raises SphinxError for a lab that can't be released.
+    """
+    if app.builder.format != "html":
+        return
+    for lab in sorted(Path(app.srcdir, LABS).glob("*.ipynb")):
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", "book.grading", "release", str(lab), "-o", folder]
+            run = subprocess.run(command, cwd=WIDGETS.parents[1], text=True, capture_output=True)
+            if run.returncode:
+                raise SphinxError(f"No student copy of {lab.name}: {run.stderr.strip()}")
+            target = zip_of(app, LABS + lab.stem)
+            target.parent.mkdir(exist_ok=True)
+            with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+                for path in sorted(Path(folder).iterdir()):
+                    entry = zipfile.ZipInfo(f"{lab.stem}/{path.name}")
+                    entry.external_attr, entry.compress_type = 0o644 << 16, zipfile.ZIP_DEFLATED
+                    archive.writestr(entry, path.read_bytes())
+
+
+def zip_of(app: Sphinx, page: str) -> Path:
+    """Where the student copy of a lab's page is."""
+    return Path(app.outdir, COPIES, Path(page).name + ".zip")
+
+
+def publish_lab(app: Sphinx, page: str, source: list[str]) -> None:
+    """Let a lab's page be made of what may be seen, in the place of the notebook in the repository."""
+    if page.startswith(LABS) and app.builder.format == "html":
+        source[0] = published(source[0], None if app.config.lab_solutions else stubs(app, page))
+
+
+def published(text: str, answers: dict[str, str] | None = None) -> str:
+    """A lab's notebook without hidden checks and variants, and with these sources for its answers, if they are given."""
+    lab = nbformat.reads(text, as_version=4)
+    lab.cells = [cell for cell in lab.cells if not mark(cell).get("hidden") and "remove-cell" not in tags(cell)]
+    for cell in lab.cells:
+        mark(cell).pop("variants", None)
+        if answers is not None and mark(cell).get("kind") == "answer":
+            cell.source, cell.outputs = answers[mark(cell)["id"]], []
+            cell.metadata["tags"] = [tag for tag in tags(cell) if tag != "hide-input"]
+        elif answers is not None and cell.cell_type == "markdown":
+            cell.source = cell.source.replace(ABOUT_FOLDED, "")
+    return nbformat.writes(lab)
+
+
+def stubs(app: Sphinx, page: str) -> dict[str, str]:
+    """What stands in the answer cells of a lab's student copy, by the cells' ids."""
+    name = Path(page).name
+    with zipfile.ZipFile(zip_of(app, page)) as archive:
+        copy = nbformat.reads(archive.read(f"{name}/{name}.ipynb").decode("utf-8"), as_version=4)
+    return {mark(cell)["id"]: cell.source for cell in copy.cells if mark(cell).get("kind") == "answer"}
+
+
+def mark(cell: Any) -> dict[str, Any]:
+    """What a lab's cell says of itself."""
+    return cell.metadata.get("lockstep", {})
+
+
+def tags(cell: Any) -> list[str]:
+    """The tags of a cell."""
+    return cell.metadata.get("tags", [])
+
+
+def publish_sources(app: Sphinx, error: Exception | None) -> None:
+    """Let the notebooks that pages offer for download be those that the pages show: Sphinx copies the repository's."""
+    for path in Path(app.outdir, "_sources", LABS).glob("*.ipynb"):
+        answers = None if app.config.lab_solutions else stubs(app, LABS + path.stem)
+        path.write_text(published(path.read_text("utf-8"), answers), encoding="utf-8")
+
+
+def offer_student_copy(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Put a link to the student copy under the title of a lab's page."""
+    if not page.startswith(LABS) or app.builder.format != "html":
+        return
+    copy, title = zip_of(app, page), next(doctree.findall(nodes.title))
+    how_to = app.builder.get_relative_uri(page, HOW_TO)
+    link = (f'<p class="lab-copy"><a class="sd-btn sd-btn-outline-primary" href="../{COPIES}/{copy.name}" download>'
+            '<i class="fa-solid fa-download" aria-hidden="true"></i> Download the student copy</a>'
+            f"<span>The notebook without solutions and what its checks must print (zip, {copy.stat().st_size / 1000:.0f} KB). "
+            f'<a href="{how_to}">How to work with it</a></span></p>')
+    title.parent.insert(title.parent.index(title) + 1, nodes.raw("", link, format="html"))
 
 
 def copy_widgets(app: Sphinx, config: Any) -> None:
