@@ -50,7 +50,7 @@ class Limits:
 
 
 def folder_for(parent: Path, withheld: Iterable[Path] = ()) -> Path:
-    """Makes a run's folder `parent`/inside: the only one that a sandbox writes to and that is seen outside.
+    """Makes a run's folder `parent`/inside: the only one that a sandbox and those outside see. It holds sockets.
 
     Beside it stand the files that a sandbox sees in /etc and in the place of withheld modules.
     """
@@ -143,7 +143,7 @@ def _system(parent: Path) -> list[str]:
 
 
 def _scratch(parent: Path, limits: Limits) -> list[str]:
-    """Folders that can be written to, in memory and of limited size; the run's own is the one seen outside."""
+    """Folders that can be written to, in memory and of limited size; the run's own, which is outside, only to be read."""
     size = ["--size", str(limits.scratch_bytes)]
     inside = str(parent / "inside")
     own = [word for place in ("/dev/shm", "/tmp", "/home") for word in (*size, "--tmpfs", place)]
