@@ -25,7 +25,7 @@ from book.grading.sandbox import Limits
 SANITIZE = "[launch]\nregex: \\d+ ranks? on \\w+ \\([^\\n]*\nreplace: RANKS\n"
 POLL_S = 0.2
 MAX_LOG_BYTES = 32 << 20
-MAX_ENTRIES = 40  # in the run's folder: a connection file and a few sockets
+MAX_NBVAL_BYTES = 2 << 30  # what it holds is what a submission has shown
 KERNEL_GONE_S, RESULT_GONE_S = 8, 60  # how long nbval may take to notice, and to report
 LIMIT_WORDS = ("Timeout of", "Kernel dead", "Kernel died", "Timed out", "wasn't able to")
 
@@ -123,10 +123,8 @@ class _Job:
             return "time limit"
         if used > self.limits.memory_bytes:
             return "memory limit"
-        if self.log_file.stat().st_size > MAX_LOG_BYTES:
+        if self.log_file.stat().st_size > MAX_LOG_BYTES or _resident(process.pid) > MAX_NBVAL_BYTES:
             return "output limit"
-        if self.sandboxed and _too_much(self.folder / "inside"):
-            return "files in the run's folder"
         return "the kernel died" if self._kernel_gone(children) else None
 
     def _kernel_gone(self, children: list[psutil.Process]) -> bool:
@@ -179,12 +177,12 @@ def _memory(process: psutil.Process) -> int:
             return 0
 
 
-def _too_much(folder: Path) -> bool:
+def _resident(pid: int) -> int:
+    """The bytes of memory that a process has."""
     try:
-        sizes = [entry.stat(follow_symlinks=False).st_size for entry in os.scandir(folder)]
-    except OSError:
-        return False  # it changed while we looked
-    return len(sizes) > MAX_ENTRIES or sum(sizes) > 4 << 20
+        return psutil.Process(pid).memory_info().rss
+    except psutil.Error:
+        return 0
 
 
 def _head(path: Path, num_chars: int = 4000) -> str:
