@@ -1,19 +1,31 @@
 """The built website: clean, complete, and the same with no network, on a phone, in the dark and over file://."""
 from __future__ import annotations
 
+import html
+import io
+import json
 import re
+import zipfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from nbformat import NotebookNode
 
 from book.authoring.sphinx_ext import point_launch_buttons, to_mathml
+from book.grading.lab import marks, read_lab
+from book.grading.release import released, release_all
 from book.widgets.assets import ALL, PARTS
 from tests.browser import Browser
-from tests.website import Site
+from tests.website import ROOT, Site, build_site
 
 SCREENS = {"desktop": dict(width=1280), "phone": dict(width=390, height=844, has_touch=True),
            "dark": dict(width=1280, color_scheme="dark")}
+LABS = sorted((ROOT / "labs").glob("*.ipynb"))
+TELLING = 30  # a line of code with more characters is recognised when it stands somewhere else
 OVERFLOW = """() => [...document.querySelectorAll('body *')].filter(e => {
   const box = e.getBoundingClientRect();
   if (!box.width || box.right <= innerWidth + 1) return false;
@@ -28,6 +40,68 @@ OVERFLOW = """() => [...document.querySelectorAll('body *')].filter(e => {
 def settle(page: Any) -> None:
     """Wait until fonts are in and the page's scripts had a turn after loading."""
     page.evaluate("document.fonts.ready.then(() => new Promise(done => setTimeout(done, 50)))")
+
+
+@pytest.fixture(scope="module")
+def bare_site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """The website without solutions."""
+    return build_site(tmp_path_factory.mktemp("bare"), solutions=False)
+
+
+def plain(text: str) -> str:
+    """Text with single blanks between its words, so that line breaks and indents make no difference."""
+    return " ".join(text.split())
+
+
+def lines(sources: Iterator[str], known: str) -> set[str]:
+    """The lines of sources that are long enough to tell, and are not in the known text."""
+    return {line for source in sources for line in map(plain, source.splitlines())
+            if len(line) > TELLING and line not in known}
+
+
+def solutions(lab: NotebookNode) -> set[str]:
+    """The lines that only the solutions of a lab have: its student copy has them nowhere."""
+    known = plain("\n".join(cell.source for cell in released(lab).cells))
+    return lines((block for cell in lab.cells for block in
+                  re.findall(r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", cell.source, re.S)), known)
+
+
+def kept_back(lab: NotebookNode) -> set[str]:
+    """The lines that only hidden checks and variants of a lab have."""
+    known = plain("\n".join(cell.source for cell in lab.cells if not marks(cell).get("hidden")))
+    hidden = [cell.source for cell in lab.cells if marks(cell).get("hidden")]
+    others = [other if isinstance(other, str) else other["source"] for cell in lab.cells
+              for other in marks(cell).get("variants", {}).values()]
+    return lines(iter(hidden + others), known)
+
+
+def strings(value: Any) -> Iterator[str]:
+    """All strings in what JSON holds; a list of lines is one."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        yield "".join(value)
+    elif isinstance(value, (list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from strings(item)
+
+
+def said(path: str, content: bytes) -> str:
+    """What a file says, with and without the tags in it."""
+    if path.endswith(".zip"):
+        archive = zipfile.ZipFile(io.BytesIO(content))
+        return "\n".join(said(name, archive.read(name)) for name in archive.namelist())
+    text = content.decode("utf-8", "replace")
+    if path.endswith((".ipynb", ".json")):
+        text = "\n".join(strings(json.loads(text)))
+    return plain(html.unescape(text) + "\n" + html.unescape(re.sub(r"<[^>]*>", "", text)))
+
+
+@cache
+def files(site: Site) -> dict[str, str]:
+    """What all files of a website say, but those of its theme, by their paths."""
+    paths = (path for path in site.folder.rglob("*") if path.is_file() and "_static" not in path.parts)
+    return {str(path.relative_to(site.folder)): said(path.name, path.read_bytes()) for path in paths}
 
 
 def test_builds_without_a_warning(site: Site) -> None:
@@ -115,7 +189,7 @@ def test_a_fraction_becomes_mathml() -> None:
 
 def test_launch_buttons_lead_to_the_repository_of_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_REPOSITORY", "somebody/fork")
-    config = SimpleNamespace(html_theme_options={"launch_buttons": {"binderhub_url": "https://mybinder.org"}})
+    config = SimpleNamespace(lab_solutions=True, html_theme_options={"launch_buttons": {"binderhub_url": "https://mybinder.org"}})
     point_launch_buttons(None, config)
     assert config.html_theme_options["repository_url"] == "https://github.com/somebody/fork"
     assert config.html_theme_options["launch_buttons"]
@@ -123,6 +197,67 @@ def test_launch_buttons_lead_to_the_repository_of_the_build(monkeypatch: pytest.
 
 def test_no_launch_button_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
-    config = SimpleNamespace(html_theme_options={"launch_buttons": {"binderhub_url": "https://mybinder.org"}})
+    config = SimpleNamespace(lab_solutions=True, html_theme_options={"launch_buttons": {"binderhub_url": "https://mybinder.org"}})
     point_launch_buttons(None, config)
     assert not config.html_theme_options["launch_buttons"]
+
+
+def test_a_website_without_solutions_does_not_lead_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_REPOSITORY", "somebody/fork")
+    config = SimpleNamespace(lab_solutions=False, html_theme_options={"launch_buttons": {"binderhub_url": "x"}})
+    point_launch_buttons(None, config)
+    assert config.html_theme_options == {"launch_buttons": {}}
+
+
+def test_hidden_checks_and_variants_are_nowhere(site: Site, bare_site: Site) -> None:
+    """On no page, in no notebook or zip for download, not in what the search knows."""
+    secret = set().union(*(kept_back(read_lab(lab)) for lab in LABS))
+    assert len(secret) > 50
+    for built in (site, bare_site):
+        for path, text in files(built).items():
+            found = [line for line in secret if line in text] + re.findall(r"\bhidden-\d|remove-cell", text)
+            assert not found, f"{path}: {found}"
+
+
+@pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)
+def test_solutions_are_where_they_are_wanted_and_nowhere_else(site: Site, bare_site: Site, path: Path) -> None:
+    """The chapters are left out: they build what labs ask for."""
+    wanted = solutions(read_lab(path))
+    page, notebook = f"labs/{path.stem}.html", f"_sources/labs/{path.name}"
+    full, bare = files(site), files(bare_site)
+    assert wanted and all(line in full[page] and line in full[notebook] for line in wanted)
+    assert "NotImplementedError" in bare[page] and "solutions are folded" not in bare[page]
+    for name, text in [*bare.items(), (f"student/{path.stem}.zip", full[f"student/{path.stem}.zip"])]:
+        if "chapters/" not in name:
+            assert not [line for line in wanted if line in text], name
+
+
+def test_the_website_without_solutions_is_built_without_a_warning(bare_site: Site) -> None:
+    assert bare_site.status == 0 and "WARNING" not in bare_site.said, bare_site.said
+
+
+def test_the_search_does_not_know_the_solutions(site: Site, bare_site: Site) -> None:
+    """Names that occur in solutions alone are found on one website, and not on the other."""
+    names = {lab: set(re.findall(r"\b[a-z]\w{5,}", " ".join(solutions(read_lab(lab))))) for lab in LABS}
+    known = " ".join(text for path, text in files(bare_site).items() if path != "searchindex.js")
+    alone = {name.lower() for lab in LABS for name in names[lab] if not re.search(rf"\b{name}\b", known, re.I)}
+    full, bare = (built.folder.joinpath("searchindex.js").read_text("utf-8") for built in (site, bare_site))
+    assert len([name for name in alone if name in full]) >= 3, f"{alone}: the search knows stems, in small letters"
+    assert not [name for name in alone if name in bare]
+
+
+@pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)
+def test_the_student_copy_can_be_downloaded(site: Site, browser: Browser, path: Path, tmp_path: Path) -> None:
+    """From a page in a folder, on a phone, with the keyboard; it is what `release` makes."""
+    page, log = browser.open((site.folder / "labs" / f"{path.stem}.html").as_uri(), width=390, accept_downloads=True)
+    link = page.get_by_role("link", name="Download the student copy")
+    assert link.bounding_box()["y"] < 400 and link.bounding_box()["height"] >= 24
+    with page.expect_download() as download:
+        link.press("Enter")
+    download.value.save_as(tmp_path / "copy.zip")
+    list(release_all([path], tmp_path / "released"))
+    with zipfile.ZipFile(tmp_path / "copy.zip") as archive:
+        got = {Path(name).name: archive.read(name) for name in archive.namelist()}
+    assert got == {made.name: made.read_bytes() for made in (tmp_path / "released").iterdir()}
+    log.assert_clean()
+    page.context.close()

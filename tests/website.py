@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-BUILD_LIMIT_S = 300
+BUILD_LIMIT_S = 600
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,10 @@ class Site:
         return sorted(str(p.relative_to(self.folder)) for p in self.folder.rglob("*.html") if "_static" not in p.parts)
 
 
-def build_site(output: Path) -> Site:
+def build_site(output: Path, solutions: bool = True) -> Site:
     """Build the website into `output` as on a machine that knows no repository for the launch buttons."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GITHUB_")}
+    environment["SOLUTIONS"] = str(int(solutions))
     jupyter_book = Path(sys.executable).with_name("jupyter-book")
     command = [jupyter_book, "build", ROOT, "--path-output", output, "-W", "-n", "--keep-going"]
     build = subprocess.run(command, cwd=ROOT, env=environment, text=True, timeout=BUILD_LIMIT_S,

@@ -33,6 +33,7 @@ PARTS: dict[str, tuple[str, ...]] = runpy.run_path(str(WIDGETS / "assets.py"))["
 LABS, COPIES = "labs/", "student"  # the pages that are labs; the website's folder with their student copies
 HOW_TO = "chapters/93_for_students"
 ABOUT_FOLDED = " On these pages the solutions are folded."
+QUOTED = 12  # characters that a line of code has at least if a message that has it too quotes it
 READ_BY_INLINE_SCRIPTS = {"documentation_options", "doctools", "sphinx_highlight"}
 
 log = logging.getLogger(__name__)
@@ -138,12 +139,30 @@ def published(text: str, answers: dict[str, str] | None = None) -> str:
     lab.cells = [cell for cell in lab.cells if not mark(cell).get("hidden") and "remove-cell" not in tags(cell)]
     for cell in lab.cells:
         mark(cell).pop("variants", None)
-        if answers is not None and mark(cell).get("kind") == "answer":
+    if answers is not None:
+        put_answers(lab, answers)
+    return nbformat.writes(lab)
+
+
+def put_answers(lab: nbformat.NotebookNode, answers: dict[str, str]) -> None:
+    """Put these sources into a lab's answer cells. No output then quotes what stood there, as an error's message may."""
+    old = [line.strip() for cell in lab.cells if mark(cell).get("kind") == "answer" for line in cell.source.splitlines()]
+    for cell in lab.cells:
+        if mark(cell).get("kind") == "answer":
             cell.source, cell.outputs = answers[mark(cell)["id"]], []
             cell.metadata["tags"] = [tag for tag in tags(cell) if tag != "hide-input"]
-        elif answers is not None and cell.cell_type == "markdown":
+        elif cell.cell_type == "markdown":
             cell.source = cell.source.replace(ABOUT_FOLDED, "")
-    return nbformat.writes(lab)
+    known = "\n".join(cell.source for cell in lab.cells)
+    gone = sorted({line for line in old if len(line) >= QUOTED and line not in known}, key=len, reverse=True)
+    for cell in lab.cells:
+        for output in cell.get("outputs", []):
+            for line in gone:
+                if output.output_type == "stream":
+                    output.text = output.text.replace(line, "…")
+                elif output.output_type == "error":
+                    output.evalue = output.evalue.replace(line, "…")
+                    output.traceback = [text.replace(line, "…") for text in output.traceback]
 
 
 def stubs(app: Sphinx, page: str) -> dict[str, str]:
