@@ -1,13 +1,16 @@
-"""Student copies: no solution and no output is left, work is never overwritten, a badly marked lab is refused."""
+"""Student copies: no solution and no hidden check is left, work is never overwritten, a badly marked lab is refused."""
+import json
 from pathlib import Path
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from book.grading.__main__ import main
-from book.grading.lab import LabError, marks
-from book.grading.release import released
+from book.grading.lab import LabError, code_cells, job, marks, needed, points, read_lab
+from book.grading.reference import marked_wrongly
+from book.grading.release import in_variant, pristine, released
+from tests.attack_lab import attack_lab
 
 LABS = sorted((Path(__file__).resolve().parents[1] / "labs").glob("*.ipynb"))
 
@@ -19,18 +22,68 @@ def lab(source, **mark):
 
 
 @pytest.mark.parametrize("path", LABS, ids=lambda p: p.stem)
-def test_a_copy_keeps_every_cell_but_no_solution_and_no_output(path):
-    source = nbformat.read(path, as_version=4)
+def test_a_copy_keeps_every_cell_but_no_solution(path):
+    source = read_lab(path)
     copy = released(source)
-    assert len(copy.cells) == len(source.cells)
-    for before, after in zip(source.cells, copy.cells):
+    kept = [cell for cell in source.cells if not marks(cell).get("hidden")]
+    assert len(copy.cells) == len(kept)
+    for before, after in zip(kept, copy.cells):
         if before.cell_type == "code":
-            assert not after.outputs and after.execution_count is None and "SOLUTION" not in after.source
-            assert (after.source != before.source) == (marks(before)["kind"] == "answer")
-            assert ("raise NotImplementedError" in after.source) == (marks(before)["kind"] == "answer")
+            kind = marks(before)["kind"]
+            assert after.outputs == (before.outputs if kind == "check" else [])
+            assert (after.execution_count is not None) == (kind == "check")
+            assert "SOLUTION" not in after.source and (after.source != before.source) == (kind == "answer")
+            assert ("raise NotImplementedError" in after.source) == (kind == "answer")
             compile(after.source, "cell", "exec")
-            assert after.metadata["editable"] == (marks(before)["kind"] in ("answer", "parameters"))
+            assert after.metadata["editable"] == (kind in ("answer", "parameters"))
             assert "hide-input" not in after.metadata["tags"]
+
+
+@pytest.mark.parametrize("path", LABS, ids=lambda p: p.stem)
+def test_nothing_that_is_released_holds_a_solution_or_a_hidden_check(path, tmp_path):
+    """Neither in sources nor in outputs, metadata or attachments: the whole text of the files is searched."""
+    source = read_lab(path)
+    assert main(["release", str(path), "-o", str(tmp_path)]) == 0
+    text = "".join(file.read_text() for file in tmp_path.iterdir())
+    visible = "".join(cell.source for cell in source.cells if marks(cell).get("kind") != "answer"
+                      and not marks(cell).get("hidden"))
+    for cell in code_cells(source):
+        secret = cell.source if marks(cell).get("hidden") else ""
+        if marks(cell)["kind"] == "answer":
+            parts = cell.source.split("### BEGIN SOLUTION")[1:]
+            secret = "".join(part.split("### END SOLUTION")[0] for part in parts)
+        lines = [line.strip() for line in secret.splitlines() if len(line.strip()) > 25]
+        assert not [line for line in lines if line not in visible and json.dumps(line)[1:-1] in text]
+        assert not marks(cell).get("hidden") or marks(cell)["id"] not in text
+
+
+@pytest.mark.parametrize("path", LABS, ids=lambda p: p.stem)
+def test_every_lab_is_marked_as_an_assignment(path):
+    source = read_lab(path)
+    assert not list(marked_wrongly(source))
+    for exercise, worth in points(source).items():
+        hidden = [c for c in code_cells(source) if marks(c).get("hidden") and marks(c)["exercise"] == exercise]
+        assert worth > 0 and hidden, f"exercise {exercise} has no hidden check"
+        assert all("remove-cell" in c.metadata["tags"] for c in hidden), "the website would show it"
+        assert exercise in needed(source, exercise)
+
+
+def test_a_release_is_the_same_byte_for_byte(tmp_path):
+    for name in ("a", "b"):
+        assert main(["release", *map(str, LABS), "-o", str(tmp_path / name)]) == 0
+    files = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert len(files) == 2 * len(LABS) + 1 and "README.md" in files
+    assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
+
+
+def test_nbgrader_finds_its_metadata(tmp_path):
+    assert main(["release", str(LABS[0]), "-o", str(tmp_path), "--nbgrader"]) == 0
+    cells = list(code_cells(read_lab(tmp_path / LABS[0].name)))
+    for cell in cells:
+        theirs, kind = cell.metadata["nbgrader"], marks(cell)["kind"]
+        assert (theirs["solution"], theirs["grade"], theirs["locked"]) == (kind == "answer", kind == "check", kind != "answer")
+        assert theirs.get("points") == (marks(cell)["points"] if kind == "check" else None)
+    assert len({cell.metadata["nbgrader"]["grade_id"] for cell in cells}) == len(cells)
 
 
 def test_the_stub_stands_where_the_solution_stood():
@@ -61,3 +114,53 @@ def test_work_is_kept_unless_told_otherwise(tmp_path, capsys):
 def test_a_folder_without_labs_is_told(tmp_path, capsys):
     assert main(["release", str(tmp_path), "-o", str(tmp_path / "out")]) == 1
     assert "no notebooks in" in capsys.readouterr().err
+
+
+def test_what_is_no_notebook_is_told(tmp_path, capsys):
+    (tmp_path / "lab.ipynb").write_text("[]")
+    assert main(["release", str(tmp_path), "-o", str(tmp_path / "out")]) == 1
+    assert "can't be read as a notebook" in capsys.readouterr().err
+
+
+def test_a_variant_changes_the_cells_that_have_it_and_no_others():
+    source = attack_lab()
+    text = new_markdown_cell("Plain.", metadata={"lockstep": {"variants": {"B": "Other."}}})
+    source.cells.insert(1, text)
+    check = next(c for c in source.cells if marks(c).get("id") == "check-2")
+    check.metadata["lockstep"]["variants"] = {"B": {"source": "print(SEED)", "points": 5}}
+    other = in_variant(source, "B")
+    changed = [(a.source, b.source) for a, b in zip(source.cells, other.cells) if a.source != b.source]
+    assert changed == [("Plain.", "Other."), (check.source, "print(SEED)")] and points(other) == {1: 2, 2: 5}
+    assert "variants" not in json.dumps(released(other)), "a student's copy tells of no other variant"
+    with pytest.raises(LabError, match="no variant 'C'; it has B"):
+        in_variant(source, "C")
+
+
+def test_a_job_has_the_answers_that_its_exercise_needs():
+    source = attack_lab()
+    answers = {"bounds": ["x = 1", "y = 2"], "sent": ["z = 3"]}
+    two = [marks(c)["id"] for c in job(source, 2, 7, answers).cells]
+    assert two == ["setup", "seed", "sent", "check-2"]
+    next(c for c in source.cells if marks(c).get("id") == "sent").metadata["lockstep"]["depends"] = [1]
+    cells = job(source, 2, 7, answers).cells
+    assert [c.source for c in cells if marks(c)["kind"] == "learner"] == ["x = 1", "y = 2", "z = 3"]
+    assert [c.source for c in cells if marks(c)["kind"] == "parameters"] == ["SEED = 7"]
+    assert not [c for c in job(source, 1, hidden=False).cells if marks(c).get("hidden")]
+
+
+def test_marks_that_are_wrong_are_told():
+    source = attack_lab()
+    for cell in code_cells(source):
+        cell.metadata["lockstep"].update({"check-1": {"points": -1}, "check-2": {"id": "check-1"}, "seed": {"kind": "seed"},
+                                          "hidden-1": {"wire": "pigeon"}}.get(marks(cell)["id"], {}))
+    told = " ".join(marked_wrongly(source))
+    for words in ("a whole number", "that another cell has", "needs an id and a kind", "'pigeon', which is none of",
+                  "say 3 points, and its checks add up to 0"):
+        assert words in told
+    assert not list(marked_wrongly(attack_lab()))
+
+
+def test_the_pristine_copy_is_code_alone():
+    copy = pristine(released(attack_lab()))
+    assert {cell.cell_type for cell in copy.cells} == {"code"}
+    nbformat.validate(copy)

@@ -25,7 +25,7 @@ def read_lab(path: Path) -> NotebookNode:
     """The notebook at `path`. Raises LabError when it can't be read as one."""
     try:
         return nbformat.read(path, as_version=4)
-    except (OSError, ValueError, nbformat.ValidationError) as error:
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, nbformat.ValidationError) as error:
         raise LabError(f"{path} can't be read as a notebook: {error}") from None
 
 

@@ -1,0 +1,77 @@
+"""A student's own check and plain nbval come to the same verdict; lint finds checks that could be forged."""
+import subprocess
+import sys
+
+import nbformat
+import pytest
+
+from book.grading.__main__ import main
+from book.grading.lab import marks
+from book.grading.reference import lint
+from book.grading.release import released, with_outputs
+from tests.attack_lab import BOUNDS, TOTAL, answered, attack_lab
+
+WRONG = "def chunk_bounds(length, num_chunks):\n    return [(0, length)]\n"
+
+
+@pytest.fixture(scope="module")
+def source():
+    return with_outputs(attack_lab())
+
+
+@pytest.fixture
+def student(source, tmp_path):
+    """A released lab, and a function that hands its notebook in with answers and says what both commands find."""
+    nbformat.write(source, tmp_path / "source.ipynb")
+    assert main(["release", str(tmp_path / "source.ipynb"), "-o", str(tmp_path / "mine")]) == 0
+    copy = tmp_path / "mine" / "source.ipynb"
+
+    def verdicts(run_all=False, **answers):
+        notebook = answered(released(source), **answers)
+        nbformat.write(notebook, copy)
+        if run_all:  # as JupyterLab stores it: every cell run, errors and all
+            run = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--inplace", "--execute", "--allow-errors", str(copy)]
+            subprocess.run(run, check=True, capture_output=True)
+        plain = subprocess.run([sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", str(copy)],
+                               capture_output=True, text=True, cwd=tmp_path)
+        ours = subprocess.run([sys.executable, "-m", "book.grading", "check", str(copy)], capture_output=True, text=True)
+        return plain.returncode, ours.returncode, ours.stdout + ours.stderr
+    return verdicts
+
+
+def test_right_answers_pass_both(student):
+    plain, ours, told = student(bounds=BOUNDS, sent=TOTAL)
+    assert (plain, ours) == (0, 0) and "3 of 3 points" in told
+
+
+def test_an_empty_copy_fails_both(student):
+    plain, ours, told = student()
+    assert plain and ours and "0 of 3 points" in told and "NotImplementedError: exercise 1" in told
+
+
+@pytest.mark.parametrize("run_all", [False, True])
+def test_a_wrong_answer_fails_both_even_when_its_outputs_are_saved(student, run_all):
+    plain, ours, told = student(run_all, bounds=WRONG, sent=TOTAL)
+    assert plain and ours and "1 of 3 points" in told and "the last chunk's length is" in told
+
+
+def test_the_file_that_came_with_the_lab_is_asked_for(tmp_path, capsys):
+    nbformat.write(attack_lab(), tmp_path / "alone.ipynb")
+    assert main(["check", str(tmp_path / "alone.ipynb")]) == 1
+    assert "alone.expected.json is not beside alone.ipynb" in capsys.readouterr().err
+
+
+def test_lint_passes_a_lab_whose_checks_depend_on_the_seed(source):
+    assert not list(lint(source))
+
+
+def test_lint_finds_a_check_that_could_be_forged():
+    lab = attack_lab()
+    next(c for c in lab.cells if marks(c).get("id") == "check-2").source = 'assert ring_sent(8, 2) == 8\nprint("ok")'
+    assert list(lint(lab)) == ["check check-2 prints the same with every seed: print a number that depends on SEED"]
+
+
+def test_lint_finds_a_solution_that_fails():
+    lab = attack_lab()
+    next(c for c in lab.cells if marks(c).get("id") == "sent").source = TOTAL.replace("2 *", "3 *")
+    assert "own solution of exercise 2 does not pass" in " ".join(lint(lab))
