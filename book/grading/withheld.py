@@ -10,6 +10,7 @@ from book.grading.lab import KEY, code_cells, marks
 from book.grading.sandbox import BOOK
 
 PACKAGE = "book.parallel"
+MAX_CHARS = 200_000  # a tree takes a thousand times a source's memory
 ALWAYS_OPEN = {"__init__", "model", "text", "checked"}
 
 
@@ -38,6 +39,8 @@ def withheld(lab: NotebookNode, exercise: int) -> list[Path]:
 
 def imports_from_book(source: str) -> set[str]:
     """The modules of the book that a learner's source imports, as far as its import statements say."""
+    if len(source) > MAX_CHARS:
+        return set()
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
