@@ -33,7 +33,10 @@ def find(folder: Path, lab_name: str) -> list[Entry]:
             if entry.name.startswith("."):
                 continue
             if entry.is_dir(follow_symlinks=False):
-                path, error = _notebook_in(Path(entry.path), lab_name)
+                try:
+                    path, error = _notebook_in(Path(entry.path), lab_name)
+                except OSError as problem:
+                    path, error = None, f"the folder can't be read: {problem.strerror}"
                 found.append(Entry(printable(entry.name), slug(entry.name), path, error))
             elif entry.name.endswith(".ipynb"):
                 name = entry.name.removesuffix(".ipynb")

@@ -42,7 +42,10 @@ def read_submission(path: Path, lab: NotebookNode) -> Submission:
         raise SubmissionError("the file is not a notebook") from None
     found = Submission(sha256=hashlib.sha256(raw).hexdigest())
     own = {marks(cell)["id"]: cell for cell in code_cells(lab)}
-    _Reader(own, found).read(cells)
+    try:
+        _Reader(own, found).read(cells)
+    except RecursionError:  # a source that is a list of lists of lists
+        raise SubmissionError("the file is not a notebook") from None
     return found
 
 
