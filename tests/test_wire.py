@@ -64,7 +64,8 @@ def refused(buffer):
         try:
             call()
         except RuntimeError as error:
-            assert "can send and receive, and nothing else" in str(error), (number, error)
+            told = "can send and receive, and nothing else", "No backend type associated"  # the second is torch's own
+            assert any(words in str(error) for words in told), (number, error)
         else:
             raise AssertionError(f"call {number} was not refused")
     buffer.fill_(1)
