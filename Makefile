@@ -31,7 +31,7 @@ help:
 	@echo "make book    read it: build the website and serve it on this machine (no torch needed)"
 	@echo "make lab     do it: student copies of the labs, opened in JupyterLab"
 	@echo "make test    check it: package, website, browser, and every notebook run again with nbval"
-	@echo "make attack  check the grading: submissions that cheat, in a sandbox (Linux with bubblewrap)"
+	@echo "make attack  check the grading, in a sandbox: solutions, and submissions that cheat (Linux, bubblewrap)"
 	@echo "make lint    only the rules for notebooks (seconds)"
 	@echo "make site    only build the website, into $(HTML) (SOLUTIONS=0: without the labs' solutions)"
 	@echo "make bench   measure launching, the ring, the simulator and the pages on this machine"
@@ -45,11 +45,12 @@ site: $(SITE_STAMP)
 
 test: $(MORE_STAMP)
 	@echo "== Testing: the package, the website in a browser, then every notebook (some minutes)"
-	@$(BIN)/python -m pytest tests chapters labs --nbval --ignore-glob='tests/test_attack*' -rfEs -n $(JOBS) --dist loadscope
+	@$(BIN)/python -m pytest tests chapters labs --nbval --ignore-glob='tests/test_attack*' --ignore=tests/test_grading_labs.py \
+	  -rfEs -n $(JOBS) --dist loadscope
 
 attack: $(ALL_STAMP)
-	@echo "== Testing: submissions that attack the grader, each beside an honest one (some minutes)"
-	@$(BIN)/python -m pytest tests/test_attack*.py -rfEs -n $(JOBS) --dist loadscope
+	@echo "== Testing: every lab's solutions graded, and submissions that attack the grader (some minutes)"
+	@$(BIN)/python -m pytest tests/test_attack*.py tests/test_grading_labs.py -rfEs -n $(JOBS) --dist load
 
 lint: $(ALL_STAMP)
 	@$(BIN)/python -m book.authoring normalise --check chapters labs

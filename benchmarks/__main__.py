@@ -7,13 +7,13 @@ import time
 from collections.abc import Sequence
 from types import ModuleType
 
-from benchmarks import launching, pages, planning, player, ring, simulation
+from benchmarks import grading, launching, pages, planning, player, ring, simulation
 from benchmarks.machine import measured_on
 from benchmarks.process import ROOT
 from benchmarks.report import Findings, Unavailable, document, put_into
 
 PARTS: dict[str, ModuleType] = {"launch": launching, "ring": ring, "simulation": simulation, "planning": planning,
-                                "pages": pages, "player": player}
+                                "pages": pages, "player": player, "grading": grading}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
