@@ -198,8 +198,8 @@ def offer_student_copy(app: Sphinx, doctree: nodes.document, page: str) -> None:
     how_to = app.builder.get_relative_uri(page, HOW_TO)
     link = (f'<p class="lab-copy"><a class="sd-btn sd-btn-outline-primary" href="../{COPIES}/{copy.name}" download>'
             '<i class="fa-solid fa-download" aria-hidden="true"></i> Download the student copy</a>'
-            f"<span>The notebook without solutions and what its checks must print (zip, {copy.stat().st_size / 1000:.0f} KB). "
-            f'<a href="{how_to}">How to work with it</a></span></p>')
+            "<span>The notebook without solutions and what its checks must print (zip, "
+            f'{copy.stat().st_size / 1000:.0f} KB). <a href="{how_to}">How to work with it</a></span></p>')
     title.parent.insert(title.parent.index(title) + 1, nodes.raw("", link, format="html"))
 
 
