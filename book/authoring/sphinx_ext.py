@@ -134,7 +134,7 @@ def publish_lab(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def published(text: str, answers: dict[str, str] | None = None) -> str:
-    """A lab's notebook without hidden checks and variants, and with these sources for its answers, if they are given."""
+    """A lab's notebook without hidden checks and variants, and with these sources for its answers if there are any."""
     lab = nbformat.reads(text, as_version=4)
     lab.cells = [cell for cell in lab.cells if not mark(cell).get("hidden") and "remove-cell" not in tags(cell)]
     for cell in lab.cells:
@@ -145,8 +145,9 @@ def published(text: str, answers: dict[str, str] | None = None) -> str:
 
 
 def put_answers(lab: nbformat.NotebookNode, answers: dict[str, str]) -> None:
-    """Put these sources into a lab's answer cells. No output then quotes what stood there, as an error's message may."""
-    old = [line.strip() for cell in lab.cells if mark(cell).get("kind") == "answer" for line in cell.source.splitlines()]
+    """Put these sources into a lab's answer cells; no output then quotes what stood there, as an error may."""
+    old = [line.strip() for cell in lab.cells if mark(cell).get("kind") == "answer"
+           for line in cell.source.splitlines()]
     for cell in lab.cells:
         if mark(cell).get("kind") == "answer":
             cell.source, cell.outputs = answers[mark(cell)["id"]], []
