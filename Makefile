@@ -50,7 +50,7 @@ test: $(MORE_STAMP)
 
 attack: $(ALL_STAMP)
 	@echo "== Testing: every lab's solutions graded, and submissions that attack the grader (some minutes)"
-	@$(BIN)/python -m pytest tests/test_attack*.py tests/test_grading_labs.py -rfEs -n $(JOBS) --dist load
+	@$(BIN)/python -m pytest tests/test_attack*.py tests/test_grading_labs.py -rfEs -n $(JOBS) --dist loadscope
 
 lint: $(ALL_STAMP)
 	@$(BIN)/python -m book.authoring normalise --check chapters labs
