@@ -1,12 +1,14 @@
 """A small lab to attack, the submissions that attack it, and a grading run with an honest victim beside them.
 
 A file in tests/attacks/ is headed `# exercise: 1` and `# ends: words of the status`; after an empty line comes what the
-attacker wrote into that exercise's answer cell. The other answers are right.
+attacker wrote into that exercise's answer cell. The other answers are right. An attack that has found a way gives the
+right answer: its points tell. In its code @FOLDER@, @HOST@ and @PORT@ stand for the course's folder and a server.
 """
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -19,8 +21,18 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from book.grading import sandbox
+from book.grading.grade import ALLOWANCE_S
 from book.grading.lab import code_cells, marks
 
+ATTACKS = Path(__file__).parent / "attacks"
+USERS = ["self", "nobody"] if os.geteuid() == 0 else ["self"]
+BLOWN = "this is no sandbox: nothing is tried"
+# What could hurt the machine if there were no sandbox does not even begin then; the tests look for these words.
+FUSE = f'''import socket
+if socket.gethostname() != "lab" or open("/proc/1/comm").read() != "bwrap\\n":
+    raise SystemExit("{BLOWN}")
+
+'''
 SETUP = "import random\n\nfrom book import checks"
 BOUNDS = '''def chunk_bounds(length, num_chunks):
     """The (start, stop) of each chunk, the first ones longer by one."""
@@ -67,6 +79,59 @@ def attack_lab() -> NotebookNode:
     return lab
 
 
+TORCH_SETUP = """import torch
+import torch.distributed as dist
+from book.launch import launch, rank_device
+
+
+def my_numbers(length):
+    generator = torch.Generator().manual_seed(1000 * SEED + dist.get_rank())
+    return torch.randint(-1000, 1000, (length,), generator=generator).double().to(rank_device())"""
+MEAN = '''def mean(buffer):
+    """The mean of `buffer` over all ranks, in place."""
+    ### BEGIN SOLUTION
+    dist.all_reduce(buffer)
+    buffer /= dist.get_world_size()
+    ### END SOLUTION
+'''
+RING = '''def ring_all_reduce(buffer):
+    """Sum `buffer` over all ranks, in place, in a ring of messages."""
+    ### BEGIN SOLUTION
+    rank, size = dist.get_rank(), dist.get_world_size()
+    chunks = buffer.tensor_split(size)
+    for step in range(2 * (size - 1)):
+        mine = chunks[(rank - step - 1) % size]
+        came = torch.empty_like(mine)
+        transfers = [dist.P2POp(dist.isend, chunks[(rank - step) % size], (rank + 1) % size),
+                     dist.P2POp(dist.irecv, came, (rank - 1) % size)]
+        for request in dist.batch_isend_irecv(transfers):
+            request.wait()
+        mine.copy_(came + mine if step < size - 1 else came)
+    ### END SOLUTION
+'''
+ON_RANKS = '''def on_ranks(length):
+    rank_device()
+    dist.init_process_group()
+    buffer = my_numbers(length)
+    {call}(buffer)
+    return buffer.cpu()
+
+
+after = launch(on_ranks, 2, {length}, timeout_s=40, hang_s=2)
+print([sum((i + 1) * x for i, x in enumerate(buffer.tolist())) for buffer in after])'''
+
+
+def torch_lab(call: str, answer: str, **mark: Any) -> NotebookNode:
+    """One exercise, 3 points, checked on two real ranks."""
+    cells = [_cell(TORCH_SETUP, id="setup", kind="setup"), _cell("SEED = 3", id="seed", kind="parameters"),
+             _cell(answer, id="answer", kind="answer", exercise=1),
+             _cell(ON_RANKS.format(call=call, length=9), id="check-1", kind="check", exercise=1, points=3, **mark)]
+    lab = new_notebook(cells=cells, metadata={"lockstep": {"points": 3}})
+    for number, cell in enumerate(lab.cells):
+        cell.id = f"cell-{number}"
+    return lab
+
+
 def _cell(source: str, **mark: Any) -> NotebookNode:
     cell = new_code_cell(source.rstrip("\n"))
     cell.metadata["lockstep"] = mark
@@ -81,6 +146,32 @@ def answered(lab: NotebookNode, **answers: str) -> NotebookNode:
         if marks(cell)["id"].replace("-", "_") in answers:
             cell.source = answers[marks(cell)["id"].replace("-", "_")]
     return copy
+
+
+@dataclass(frozen=True)
+class Attack:
+    """An attack's name, the exercise whose answer it stands in, the beginning of the status it ends with, its code."""
+    name: str
+    exercise: int
+    ends: str
+    code: str
+
+    def source(self, **values: Any) -> str:
+        """The code for an answer cell, behind a fuse, with the values that it names filled in."""
+        code = self.code
+        for name, value in values.items():
+            code = code.replace(f"@{name.upper()}@", str(value))
+        return FUSE + code
+
+
+def attacks(kind: str) -> list[Attack]:
+    """The attacks in a folder of tests/attacks/."""
+    found = []
+    for path in sorted((ATTACKS / kind).glob("*.py")):
+        head, code = path.read_text("utf-8").split("\n\n", 1)
+        marked = dict(line.removeprefix("# ").split(":", 1) for line in head.splitlines())
+        found.append(Attack(path.stem, int(marked["exercise"]), marked["ends"].strip(), code))
+    return found
 
 
 @dataclass
@@ -113,11 +204,14 @@ class Course:
         seen = sandbox.reachable([*sandbox.pythons(), sandbox.BOOK, self.folder], bind="--bind")
         return ["bwrap", "--dev-bind", "/", "/", *seen, "--die-with-parent", "--", *drop, *grade]
 
-    def grade(self, *options: str, timeout_s: float = 300) -> subprocess.CompletedProcess:
+    def grade(self, *options: str, timeout_s: float = 900) -> subprocess.CompletedProcess:
         """Grades, from a folder of its own, and returns what was printed."""
-        env = {**os.environ, "PYTHONPATH": str(sandbox.BOOK.parent), "TMPDIR": str(self.temporary())}
         return subprocess.run(self.command("-j", "2", *options), capture_output=True, text=True, timeout=timeout_s,
-                              cwd="/", env=env)
+                              cwd="/", env=self.environment())
+
+    def environment(self) -> dict[str, str]:
+        """This process's environment, with the temporary folder of the run."""
+        return {**os.environ, "PYTHONPATH": str(sandbox.BOOK.parent), "TMPDIR": str(self.temporary())}
 
     def temporary(self) -> Path:
         """The folder in which the run makes its temporary ones: what is left there was left behind."""
@@ -125,6 +219,17 @@ class Course:
         folder.mkdir(exist_ok=True)
         folder.chmod(0o777)
         return folder
+
+    def goes_on_from(self, other: Course, allowance_s: float = 12, **limits: int) -> None:
+        """Takes the seed and the references of another course on the same lab, with narrower limits."""
+        references = json.loads((other.folder / "results" / "references.json").read_text())
+        for reference in references.values():
+            spared = ALLOWANCE_S - allowance_s
+            reference["limits"]["wall_s"] -= spared
+            reference["limits"]["cell_s"] -= spared / 2
+            reference["limits"].update(limits)
+        shutil.copy(other.folder / "results" / "run.json", self.folder / "results")
+        (self.folder / "results" / "references.json").write_text(json.dumps(references))
 
     def record(self, name: str) -> dict[str, Any]:
         """A student's record."""

@@ -1,0 +1,11 @@
+# exercise: 1
+# ends: over a wire that only sends and receives: rank
+
+# A rank that ends while others wait for it.
+import os
+
+
+def ring_all_reduce(buffer):
+    if dist.get_backend() == "wire":
+        os._exit(0)
+    dist.all_reduce(buffer)

@@ -1,0 +1,111 @@
+"""Submissions that forge, look around and reach out, in one run with an honest one: none gets what it did not earn."""
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.attack_lab import BLOWN, USERS, Course, answered, attack_lab, attacks
+
+FORGING = attacks("forge") + attacks("reach")
+
+
+@dataclass
+class Graded:
+    """A course that was graded, what was left of it, who came to the servers outside."""
+    course: Course
+    printed: str
+    victim: bytes
+    port: int
+    left: tuple[list[Path], list[str]] = ((), ())
+    visitors: list[str] = field(default_factory=list)
+
+
+def listen(family: int, address: object, visitors: list[str]) -> socket.socket:
+    """A server that notes who comes."""
+    server = socket.socket(family)
+    server.bind(address)
+    server.listen()
+
+    def serve() -> None:
+        while True:
+            try:
+                server.accept()[0].close()
+            except OSError:
+                return
+            visitors.append(str(address))
+
+    threading.Thread(target=serve, daemon=True).start()
+    return server
+
+
+@pytest.fixture(scope="module", params=USERS)
+def graded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graded]:
+    """All of them graded, as this user and as nobody."""
+    course = Course(tmp_path_factory.mktemp("code"), attack_lab(), request.param == "nobody")
+    victim, visitors = course.hand_in("victim", answered(course.lab)), []
+    servers = [listen(socket.AF_INET, ("", 0), visitors)]
+    port = servers[0].getsockname()[1]
+    servers += [listen(socket.AF_UNIX, f"\0lockstep-{port}", visitors),
+                listen(socket.AF_UNIX, str(course.folder / "listening"), visitors)]
+    os.chmod(course.folder / "listening", 0o777)
+    for attack in FORGING:
+        source = attack.source(folder=course.folder, port=port, host=host())
+        course.hand_in(attack.name, answered(course.lab, bounds=source))
+    before = victim.read_bytes()
+    run = course.grade(timeout_s=1500)
+    assert run.returncode == 0, run.stderr
+    yield Graded(course, run.stdout, before, port, course.left_behind(), visitors)
+    for server in servers:
+        server.close()
+
+
+def host() -> str:
+    """This machine's own address; sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.1"
+        return probe.getsockname()[0]
+
+
+@pytest.mark.parametrize("attack", FORGING, ids=lambda attack: attack.name)
+def test_it_gets_what_it_has_earned(graded: Graded, attack) -> None:
+    record = graded.course.record(attack.name)
+    assert record["points"] == 1 and record["max_points"] == 3
+    assert record["exercises"]["1"]["status"].startswith(attack.ends) and record["exercises"]["2"]["status"] == "passed"
+    assert BLOWN not in json.dumps(record)
+
+
+def test_the_victim_keeps_everything(graded: Graded) -> None:
+    record = graded.course.record("victim")
+    assert record["points"] == 3 and not record["notes"] and record["error"] is None
+    assert (graded.course.folder / "submissions" / "victim.ipynb").read_bytes() == graded.victim
+    assert "victim: 3 of 3 points" in graded.printed
+
+
+def test_nothing_is_left_and_nothing_was_added(graded: Graded) -> None:
+    assert graded.left == ([], [])
+    names = {"victim", *(attack.name for attack in FORGING)}
+    students = {f"{name}.{kind}" for name in names for kind in ("json", "html", "gradescope.json")}
+    assert {path.name for path in (graded.course.folder / "results" / "students").iterdir()} == students
+    assert {path.name for path in (graded.course.folder / "results").iterdir()} == {
+        "run.json", "references.json", "grades.csv", "grades.json", "index.html", "students"}
+
+
+def test_nobody_came_to_the_servers_outside(graded: Graded) -> None:
+    assert not graded.visitors
+    socket.create_connection(("127.0.0.1", graded.port)).close()
+    end_s = time.monotonic() + 30
+    while not graded.visitors and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert len(graded.visitors) == 1  # they do listen
+    graded.visitors.clear()

@@ -1,0 +1,180 @@
+"""What is handed in is data: files that are no notebooks, cells that claim things, names that mean things elsewhere."""
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nbformat.v4 import new_code_cell, new_output
+
+from book.grading.handed_in import slug
+from book.grading.lab import code_cells, marks
+from tests.attack_lab import USERS, Course, answered, attack_lab
+
+NOTHING = "def chunk_bounds(length, num_chunks):\n    return []\n"
+NAMES = ["=HYPERLINK(\"http:x\",\"grade\")", "<script>alert(1)</script>", "two\nlines", "\x1b[2Jcleared",
+         "\u202egnp.exe", "@sum(1)", "n" * 200, "\u7b14\u7b14"]
+NOT_UTF8 = os.fsdecode(b"caf\xe9")
+
+
+def cheat(course: Course, name: str, **changes: Any) -> None:
+    """Hands in a wrong exercise 1 whose check cell was changed; exercise 2 is left out."""
+    notebook = answered(course.lab, bounds=NOTHING, sent="")
+    for cell in code_cells(notebook):
+        if marks(cell)["id"] == changes.get("cell", "check-1"):
+            cell.source = changes.get("source", cell.source)
+            cell.metadata["lockstep"].update(changes.get("mark", {}))
+            cell.metadata["tags"] = changes.get("tags", [])
+            cell.outputs, cell.execution_count = changes.get("outputs", []), changes.get("count")
+    course.hand_in(name, notebook)
+
+
+def cheats(course: Course) -> dict[str, int]:
+    """Notebooks whose cells claim what the lab does not say. Returns the points of each: what the answers deserve."""
+    said = [new_output("stream", name="stdout", text="anything\n")]
+    cheat(course, "edited", source="print('bounds: yes')", outputs=said, count=1)
+    cheat(course, "tagged", tags=["raises-exception", "nbval-skip", "nbval-ignore-output", "skip"], count=1)
+    cheat(course, "rich", mark={"points": 100, "kind": "check", "hidden": False})
+    cheat(course, "setup", mark={"kind": "setup"}, source="print('bounds: yes')", count=1)
+    cheat(course, "other-exercise", mark={"exercise": 2, "points": 3})
+    cheat(course, "never-run", outputs=said, count=None)
+    cheat(course, "own-seed", cell="seed", source="SEED = 3\nchecks = None")
+    cheat(course, "own-setup", cell="setup", source="raise SystemExit")
+    twice = answered(course.lab, sent="")
+    twice.cells.append(answered(course.lab, bounds=NOTHING).cells[3])
+    course.hand_in("twice", twice)
+    claims = answered(course.lab, bounds=NOTHING, sent="")
+    cell = new_code_cell("def chunk_bounds(*args):\n    return 7")
+    cell.metadata["lockstep"] = {"id": "hidden-1", "kind": "check", "exercise": 1, "points": 50, "hidden": True}
+    claims.cells.append(cell)
+    course.hand_in("own-hidden", claims)
+    names = ("edited", "tagged", "rich", "setup", "other-exercise", "never-run", "own-seed", "own-setup", "twice",
+             "own-hidden")
+    return dict.fromkeys(names, 0)
+
+
+def files(course: Course) -> dict[str, str]:
+    """Files that are no notebooks. Returns what is said of each."""
+    folder, said = course.folder / "submissions", {}
+
+    def put(name: str, text: str | bytes, error: str) -> None:
+        (folder / f"{name}.ipynb").write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
+        said[name] = error
+
+    put("empty", "", "the file is not a notebook")
+    put("half", '{"cells": [{"cell_type": "code", "source"', "the file is not a notebook")
+    put("bytes", bytes(range(256)) * 9, "the file is not a notebook")
+    put("deep", "[" * 100_000, "the file is not a notebook")
+    put("list", "[1, 2, 3]", "the file is not a notebook")
+    put("cells", '{"cells": {"cell_type": "code"}}', "the file is not a notebook")
+    put("number", '{"cells": [' + "9" * 100_000 + "]}", "the file is not a notebook")
+    put("huge", b'{"cells": []}' + b" " * (8 << 20), "the file is larger than 8 MiB")
+    (folder / "link.ipynb").symlink_to(folder / "victim.ipynb")
+    (folder / "lost.ipynb").symlink_to("/etc/shadow")
+    os.mkfifo(folder / "pipe.ipynb")
+    (folder / "nothing").mkdir()
+    (folder / "linked").mkdir()
+    (folder / "linked" / "lab.ipynb").symlink_to(folder / "victim.ipynb")
+    said.update(dict.fromkeys(("link", "lost", "linked"), "the file can't be opened"))
+    return said | {"pipe": "this is not a regular file", "nothing": "there is no notebook"}
+
+
+def strange(course: Course) -> list[str]:
+    """Notebooks that can be read and hold strange things; none has a right answer. Returns their names."""
+    mark = {"lockstep": {"id": "bounds"}}
+    cells = {"nan": [{"cell_type": "code", "metadata": mark, "source": [float("nan")], "execution_count": 1e999}],
+             "types": [1, None, "code", [], {}, {"cell_type": 7}, {"cell_type": "code", "metadata": 3, "source": None},
+                       {"cell_type": "code", "metadata": {"lockstep": ["id"]}, "source": {"a": 1}},
+                       {"cell_type": "code", "metadata": {"lockstep": {"id": {"a": 1}}}, "source": "x"}],
+             "surrogates": [{"cell_type": "code", "metadata": mark, "source": "x = '\ud800\udfff\ud800'\n# \x00\x1b[2J"}],
+             "nested": [{"cell_type": "code", "metadata": mark, "source": json.loads("[" * 300 + "]" * 300)}],
+             "long": [{"cell_type": "code", "metadata": mark, "source": "[" + "1," * 3_000_000 + "]"}],
+             "ids": [{"cell_type": "code", "id": "=1+1<script>", "metadata": {"lockstep": {"id": "=1+1<script>"}},
+                      "source": "import book.legacy"}]}
+    for name, held in cells.items():
+        (course.folder / "submissions" / f"{name}.ipynb").write_text(json.dumps({"cells": held, "nbformat": "x"}))
+    return list(cells)
+
+
+def neighbours(course: Course) -> None:
+    """A right submission in a folder full of things that a program started there would run."""
+    folder = course.folder / "submissions" / "neighbours"
+    folder.mkdir()
+    course.hand_in("neighbours/lab", answered(course.lab))
+    for name in ("conftest.py", "random.py", "nbformat.py", "pytest.py", "sitecustomize.py", ".pdbrc", "pytest.ini",
+                 "book.py"):
+        (folder / name).write_text(f"open({str(course.folder / 'was-run')!r}, 'w')\nraise SystemExit\n")
+
+
+@dataclass
+class Graded:
+    """The course, and what its submissions should come to."""
+    course: Course
+    printed: str
+    points: dict[str, int]
+    errors: dict[str, str]
+    names: list[str]
+    strange: list[str]
+
+
+@pytest.fixture(scope="module", params=USERS)
+def graded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Graded:
+    """All of it in one run."""
+    course = Course(tmp_path_factory.mktemp("files"), attack_lab(), request.param == "nobody")
+    course.hand_in("victim", answered(course.lab))
+    points, errors, odd = cheats(course), files(course), strange(course)
+    neighbours(course)
+    names = [*NAMES, NOT_UTF8]
+    for name in names:
+        (course.folder / "submissions" / name.replace("/", "\u2215")).mkdir()
+    if course.as_nobody:
+        (course.folder / "submissions" / "closed").mkdir(mode=0)
+        errors["closed"] = "the folder can't be read"
+    run = course.grade(timeout_s=1500)
+    assert run.returncode == 0, run.stderr
+    assert course.left_behind() == ([], [])
+    return Graded(course, run.stdout, points, errors, [name.replace("/", "\u2215") for name in names], odd)
+
+
+def test_cells_get_what_their_answers_deserve(graded: Graded) -> None:
+    records = {name: graded.course.record(name) for name in graded.points}
+    assert {name: record["points"] for name, record in records.items()} == graded.points
+    assert {record["max_points"] for record in records.values()} == {3}
+    told = {name: [note for note in record["notes"] if "changes nothing" in note] for name, record in records.items()}
+    assert told["edited"] and told["setup"] and told["own-setup"] and not told["own-seed"]
+    assert records["twice"]["notes"] == ["cell bounds is there twice"]
+
+
+def test_what_is_no_notebook_is_told_in_a_sentence(graded: Graded) -> None:
+    for name, error in graded.errors.items():
+        record = graded.course.record(name)
+        assert record["points"] == 0 and record["error"].startswith(error), name
+    assert "root:" not in json.dumps(graded.course.record("lost"))
+
+
+def test_what_can_be_read_is_graded(graded: Graded) -> None:
+    for name in graded.strange:
+        record = graded.course.record(name)
+        assert record["points"] == 0 and record["error"] is None, name
+
+
+def test_the_honest_keep_everything(graded: Graded) -> None:
+    assert graded.course.record("victim")["points"] == graded.course.record("neighbours")["points"] == 3
+    assert not (graded.course.folder / "was-run").exists()
+
+
+def test_names_mean_nothing_in_the_reports(graded: Graded) -> None:
+    results = graded.course.folder / "results"
+    table, page = (results / "grades.csv").read_text("utf-8"), (results / "index.html").read_text("utf-8")
+    assert not [line for line in table.splitlines() if line.lstrip('"')[:1] in tuple("=+-@\t|%")]
+    assert "<script" not in page and "&lt;script&gt;" in page
+    for text in (table, page, graded.printed):
+        assert not [c for c in text if (ord(c) < 32 and c not in "\r\n") or c in "\u202e\udce9"]
+    for name in graded.names:
+        assert (results / "students" / f"{slug(name)}.json").exists() and Path(slug(name)).name == slug(name)
+    listed = [record["student"] for record in json.loads((results / "grades.json").read_text())["submissions"]]
+    handed_in = 2 + sum(map(len, (graded.points, graded.errors, graded.names, graded.strange)))
+    assert len(listed) == len(set(listed)) == handed_in

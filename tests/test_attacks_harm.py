@@ -1,0 +1,44 @@
+"""Submissions that kill, hang, flood and fill, each graded at the same time as an honest one, which notices nothing."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.attack_lab import BLOWN, USERS, Attack, Course, answered, attack_lab, attacks
+
+HARMFUL = attacks("harm")
+LIMITS = {"memory_bytes": 1 << 30, "scratch_bytes": 64 << 20, "num_processes": 64}
+
+
+@pytest.fixture(scope="class", params=USERS)
+def graded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Course:
+    """A run whose references the others start from: they need not be made each time."""
+    course = Course(tmp_path_factory.mktemp("base"), attack_lab(), request.param == "nobody")
+    course.hand_in("victim", answered(course.lab))
+    run = course.grade()
+    assert run.returncode == 0 and course.record("victim")["points"] == 3, run.stdout + run.stderr
+    return course
+
+
+@pytest.mark.parametrize("attack", HARMFUL, ids=lambda attack: attack.name)
+class TestHarm:
+    """Two jobs run side by side: the victim's first is there while the attack is."""
+
+    def test_the_victim_keeps_everything(self, graded: Course, attack: Attack, tmp_path: Path) -> None:
+        course = Course(tmp_path, graded.lab, graded.as_nobody)
+        victim = course.hand_in("victim", answered(course.lab))
+        course.hand_in("attacker", answered(course.lab, bounds=attack.source(folder=course.folder)))
+        course.goes_on_from(graded, **LIMITS)
+        before = victim.read_bytes()
+        run = course.grade()
+        assert run.returncode == 0, run.stderr
+        harmed, harmless = course.record("attacker"), course.record("victim")
+        assert harmed["points"] == 1 and harmed["exercises"]["1"]["status"].startswith(attack.ends), harmed
+        assert harmless["points"] == 3 and harmless["error"] is None
+        assert harmed["exercises"]["1"].get("tried", 1) == (2 if harmed["exercises"]["1"].get("stopped") else 1)
+        assert BLOWN not in json.dumps(harmed) and victim.read_bytes() == before
+        assert {p.name for p in (course.folder / "results" / "students").iterdir()} == {
+            f"{name}.{kind}" for name in ("attacker", "victim") for kind in ("json", "html", "gradescope.json")}
+        assert course.left_behind() == ([], [])

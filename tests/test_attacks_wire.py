@@ -1,0 +1,48 @@
+"""Exercises on real ranks: a ring that is none, ranks that forge, wait and leave, each beside an honest submission."""
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.attack_lab import BLOWN, MEAN, RING, USERS, Attack, Course, answered, attacks, torch_lab
+
+OVER_THE_WIRE = attacks("wire")
+WAITS = "def mean(buffer):\n    if dist.get_rank() == 0:\n        dist.all_reduce(buffer)\n"
+
+
+@pytest.fixture(scope="module")
+def over_the_wire(tmp_path_factory: pytest.TempPathFactory) -> Course:
+    """All rings graded in one run. Their ranks are in the same sandbox as other code: one user shows it."""
+    course = Course(tmp_path_factory.mktemp("wire"), torch_lab("ring_all_reduce", RING, wire="ring_all_reduce"))
+    course.hand_in("victim", answered(course.lab))
+    for attack in OVER_THE_WIRE:
+        course.hand_in(attack.name, answered(course.lab, answer=attack.code))
+    run = course.grade(timeout_s=1500)
+    assert run.returncode == 0, run.stderr
+    return course
+
+
+@pytest.mark.parametrize("attack", OVER_THE_WIRE, ids=lambda attack: attack.name)
+def test_what_is_no_ring_gets_nothing(over_the_wire: Course, attack: Attack) -> None:
+    exercise = over_the_wire.record(attack.name)["exercises"]["1"]
+    assert exercise["points"] == 0 and exercise["status"].startswith(attack.ends), exercise
+    assert [check["passed"] for check in exercise["checks"]] == [True]  # to gloo's ranks it looks right
+
+
+def test_a_ring_keeps_everything(over_the_wire: Course) -> None:
+    assert over_the_wire.record("victim")["points"] == 3
+    assert over_the_wire.left_behind() == ([], [])
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_ranks_that_wait_for_ever_stop_nobody_else(user: str, tmp_path) -> None:
+    course = Course(tmp_path, torch_lab("mean", MEAN), user == "nobody")
+    course.hand_in("victim", answered(course.lab))
+    course.hand_in("attacker", answered(course.lab, answer=WAITS))
+    run = course.grade(timeout_s=900)
+    assert run.returncode == 0, run.stderr
+    waiting, honest = course.record("attacker"), course.record("victim")
+    assert honest["points"] == 3 and waiting["points"] == 0 and BLOWN not in json.dumps(waiting)
+    assert waiting["exercises"]["1"]["status"] == "a check failed" and "HangError" in waiting["exercises"]["1"]["log"]
+    assert course.left_behind() == ([], [])
