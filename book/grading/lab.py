@@ -88,6 +88,8 @@ def job(lab: NotebookNode, exercise: int, seed: int | None = None, answers: Answ
             cells.append(_cell(with_seed(cell.source, seed), mark))
         elif mark["kind"] == "setup" and not shown(cell):
             cells.append(_cell(cell.source, mark))
+    while cells and marks(cells[-1])["kind"] != "check":
+        cells.pop()  # setup for later exercises
     return new_notebook(cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
 
 

@@ -86,7 +86,7 @@ class _Job:
     def _command(self) -> list[str]:
         folder = str(self.folder)
         pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "book.grading.nbval_plugin",
-                  "--rootdir", folder, "-c", "/dev/null", "--confcutdir", folder, "--color=no", "-q",
+                  "-p", "nbval.plugin", "--rootdir", folder, "-c", "/dev/null", "--confcutdir", folder, "--color=no", "-q",
                   "--nbval", "--nbval-kernel-name", kernel.SANDBOXED if self.sandboxed else kernel.PLAIN,
                   "--nbval-sanitize-with", "sanitize.cfg", "--nbval-cell-timeout", str(self.limits.cell_s),
                   "--nbval-kernel-startup-timeout", "60", "job.ipynb"]
@@ -97,7 +97,8 @@ class _Job:
 
     def _environment(self) -> dict[str, str]:
         added = {"JUPYTER_PATH": str(self.folder / "jupyter"), RESULT: str(self.result_file),
-                 "JUPYTER_PREFER_ENV_PATH": "0", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1"}
+                 "JUPYTER_PREFER_ENV_PATH": "0", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1",
+                 "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         if not self.sandboxed:
             return {**os.environ, **added}
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
