@@ -147,7 +147,7 @@ def _scratch(parent: Path, limits: Limits) -> list[str]:
     size = ["--size", str(limits.scratch_bytes)]
     inside = str(parent / "inside")
     own = [word for place in ("/dev/shm", "/tmp", "/home") for word in (*size, "--tmpfs", place)]
-    return ["--proc", "/proc", "--dev", "/dev", *own, "--dir", HOME, *_gpus(), "--bind", inside, inside,
+    return ["--proc", "/proc", "--dev", "/dev", *own, "--dir", HOME, *_gpus(), "--ro-bind", inside, inside,
             "--chdir", HOME, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
