@@ -138,13 +138,13 @@ def _cell(source: str, **mark: Any) -> NotebookNode:
     return cell
 
 
-def answered(lab: NotebookNode, **answers: str) -> NotebookNode:
-    """A copy of a lab as it is handed in, with other sources in the answer cells whose ids are named."""
+def answered(lab: NotebookNode, **answers: str | None) -> NotebookNode:
+    """A copy of a lab as it is handed in, with other sources in the answer cells that are named, or without them."""
     copy = nbformat.from_dict(json.loads(nbformat.writes(lab)))
-    copy.cells = [cell for cell in copy.cells if not marks(cell).get("hidden")]
+    kept = [cell for cell in copy.cells if not marks(cell).get("hidden")]
+    copy.cells = [cell for cell in kept if answers.get(marks(cell).get("id"), "") is not None]
     for cell in code_cells(copy):
-        if marks(cell)["id"].replace("-", "_") in answers:
-            cell.source = answers[marks(cell)["id"].replace("-", "_")]
+        cell.source = answers.get(marks(cell)["id"], cell.source)
     return copy
 
 

@@ -22,7 +22,7 @@ NOT_UTF8 = os.fsdecode(b"caf\xe9")
 
 def cheat(course: Course, name: str, **changes: Any) -> None:
     """Hands in a wrong exercise 1 whose check cell was changed; exercise 2 is left out."""
-    notebook = answered(course.lab, bounds=NOTHING, sent="")
+    notebook = answered(course.lab, bounds=NOTHING, sent=None)
     for cell in code_cells(notebook):
         if marks(cell)["id"] == changes.get("cell", "check-1"):
             cell.source = changes.get("source", cell.source)
@@ -43,10 +43,10 @@ def cheats(course: Course) -> dict[str, int]:
     cheat(course, "never-run", outputs=said, count=None)
     cheat(course, "own-seed", cell="seed", source="SEED = 3\nchecks = None")
     cheat(course, "own-setup", cell="setup", source="raise SystemExit")
-    twice = answered(course.lab, sent="")
+    twice = answered(course.lab, sent=None)
     twice.cells.append(answered(course.lab, bounds=NOTHING).cells[3])
     course.hand_in("twice", twice)
-    claims = answered(course.lab, bounds=NOTHING, sent="")
+    claims = answered(course.lab, bounds=NOTHING, sent=None)
     cell = new_code_cell("def chunk_bounds(*args):\n    return 7")
     cell.metadata["lockstep"] = {"id": "hidden-1", "kind": "check", "exercise": 1, "points": 50, "hidden": True}
     claims.cells.append(cell)
@@ -61,7 +61,7 @@ def files(course: Course) -> dict[str, str]:
     folder, said = course.folder / "submissions", {}
 
     def put(name: str, text: str | bytes, error: str) -> None:
-        (folder / f"{name}.ipynb").write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
+        (folder / f"{name}.ipynb").write_bytes(text if isinstance(text, bytes) else text.encode())
         said[name] = error
 
     put("empty", "", "the file is not a notebook")
@@ -89,7 +89,7 @@ def strange(course: Course) -> list[str]:
              "types": [1, None, "code", [], {}, {"cell_type": 7}, {"cell_type": "code", "metadata": 3, "source": None},
                        {"cell_type": "code", "metadata": {"lockstep": ["id"]}, "source": {"a": 1}},
                        {"cell_type": "code", "metadata": {"lockstep": {"id": {"a": 1}}}, "source": "x"}],
-             "surrogates": [{"cell_type": "code", "metadata": mark, "source": "x = '\ud800\udfff\ud800'\n# \x00\x1b[2J"}],
+             "surrogates": [{"cell_type": "code", "metadata": mark, "source": "x = '\ud800\udfff'\n# \x00\x1b[2J"}],
              "nested": [{"cell_type": "code", "metadata": mark, "source": json.loads("[" * 300 + "]" * 300)}],
              "long": [{"cell_type": "code", "metadata": mark, "source": "[" + "1," * 3_000_000 + "]"}],
              "ids": [{"cell_type": "code", "id": "=1+1<script>", "metadata": {"lockstep": {"id": "=1+1<script>"}},
@@ -145,7 +145,7 @@ def test_cells_get_what_their_answers_deserve(graded: Graded) -> None:
     assert {record["max_points"] for record in records.values()} == {3}
     told = {name: [note for note in record["notes"] if "changes nothing" in note] for name, record in records.items()}
     assert told["edited"] and told["setup"] and told["own-setup"] and not told["own-seed"]
-    assert records["twice"]["notes"] == ["cell bounds is there twice"]
+    assert records["twice"]["notes"] == ["cell bounds is there twice", "answer cell sent is missing"]
 
 
 def test_what_is_no_notebook_is_told_in_a_sentence(graded: Graded) -> None:

@@ -6,7 +6,7 @@ import gc
 import socket
 import struct
 
-HEAD = struct.Struct("!BIIQ")
+HEAD = "!BIIQ"
 
 
 def ring_all_reduce(buffer):
@@ -17,8 +17,8 @@ def ring_all_reduce(buffer):
     wire = [one for one in gc.get_objects() if isinstance(one, socket.socket) and one.family == socket.AF_UNIX][0]
     result = (buffer * 0 + 1).numpy().tobytes()
     for _ in range(2):
-        wire.sendall(HEAD.pack(6, (rank + 1) % size, 0, len(result)) + result)
-    wire.sendall(HEAD.pack(4, rank, 1, 8) + b"itself!!")
-    wire.sendall(HEAD.pack(4, 4_000_000_000, 1, 0))
-    wire.sendall(HEAD.pack(5, (rank + 1) % size, 1, 1 << 60))
-    wire.sendall(HEAD.pack(255, 1, 1, 1 << 63) + bytes(1 << 16))
+        wire.sendall(struct.pack(HEAD, 6, (rank + 1) % size, 0, len(result)) + result)
+    wire.sendall(struct.pack(HEAD, 4, rank, 1, 8) + b"itself!!")
+    wire.sendall(struct.pack(HEAD, 4, 4_000_000_000, 1, 0))
+    wire.sendall(struct.pack(HEAD, 5, (rank + 1) % size, 1, 1 << 60))
+    wire.sendall(struct.pack(HEAD, 255, 1, 1, 1 << 63) + bytes(1 << 16))
