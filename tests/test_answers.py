@@ -1,9 +1,12 @@
 """Answers that learners really give: every wrong one fails with its own message, every right one passes.
 
-A file in answers/NAME/ is headed `# exercise: 3` and `# expect: pass` or `# expect: part of the message`. It replaces
+A right one also prints, in every check, what the lab's own solution printed: grading compares just that. A file in answers/NAME/ is headed `# exercise: 3` and `# expect: pass` or `# expect: part of the message`. It replaces
 that exercise's answer cell in labs/NAME.ipynb; the other answers are the lab's own. All run in this one process.
 """
+import contextlib
+import io
 import linecache
+import re
 from pathlib import Path
 
 import nbformat
@@ -28,8 +31,9 @@ def headed(path):
 def run_lab(lab, exercise, answer, name, seed=None):
     """Runs the lab's cells up to the checks of `exercise`, with `answer` in the place of its answer cell.
 
-    No player, panel or timing is run: it is the answer that is on trial.
+    No player, panel or timing is run: it is the answer that is on trial. Returns what each check printed, by its id.
     """
+    printed = {}
     namespace = {"__name__": "__main__"}  # as in a kernel: RPC finds a class by that name
     for cell in (c for c in lab.cells if c.cell_type == "code"):
         mark = marks(cell)
@@ -42,14 +46,31 @@ def run_lab(lab, exercise, answer, name, seed=None):
             source = f"SEED = {seed}"
         filename = f"<ipython-input-{name}-{mark['id']}>"  # launch shows a cell's line where a rank fails
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-        exec(compile(source, filename, "exec"), namespace)
+        with contextlib.redirect_stdout(io.StringIO()) as told:
+            exec(compile(source, filename, "exec"), namespace)
+        if mark["kind"] == "check":
+            printed[mark["id"]] = without_device(told.getvalue())
+    return printed
+
+
+def without_device(text):
+    """What a cell printed, without the line in which `launch` tells once what the ranks run on."""
+    return re.sub(r"\d+ ranks? on \w+ \([^\n]*\n", "", text)
+
+
+def stored(lab, name):
+    """What a check of the lab printed when its outputs were stored."""
+    cell = next(c for c in lab.cells if marks(c).get("id") == name)
+    return without_device("".join(out["text"] for out in cell.outputs if out.get("name") == "stdout"))
 
 
 @pytest.mark.parametrize("path", ANSWERS, ids=lambda p: f"{p.parent.name}-{p.stem}")
 def test_answer(path):
     exercise, expected, body = headed(path)
     if expected == "pass":
-        run_lab(LABS[path.parent.name], exercise, body, path.stem)
+        lab = LABS[path.parent.name]
+        printed = run_lab(lab, exercise, body, path.stem)
+        assert printed and printed == {name: stored(lab, name) for name in printed}
         return
     with pytest.raises((CheckFailed, LaunchError)) as caught:
         run_lab(LABS[path.parent.name], exercise, body, path.stem)
@@ -57,16 +78,14 @@ def test_answer(path):
 
 
 @pytest.mark.parametrize("name", LABS)
-def test_solutions_pass_with_any_seed(name, capsys):
+def test_solutions_pass_with_any_seed(name):
     """And what they print depends on the seed: a stored output proves nothing about another one."""
     lab = LABS[name]
     for exercise in sorted({marks(c)["exercise"] for c in lab.cells if marks(c).get("kind") == "check"}):
         solution = next(c.source for c in lab.cells if marks(c).get("kind") == "answer" and marks(c)["exercise"] == exercise)
-        printed = []
-        for seed in (11, 12):
-            run_lab(lab, exercise, solution, f"solution{exercise}", seed)
-            printed.append(capsys.readouterr().out)
-        assert printed[0] != printed[1], f"exercise {exercise} prints the same for every seed"
+        one, other = (run_lab(lab, exercise, solution, f"solution{exercise}", seed) for seed in (11, 12))
+        same = [name for name in one if one[name] == other[name]]
+        assert one and not same, f"these print the same for every seed: {same}"
 
 
 @pytest.mark.parametrize("name", LABS)
