@@ -14,7 +14,11 @@ import pytest
 
 from tests.attack_lab import BLOWN, USERS, Course, answered, attack_lab, attacks
 
-FORGING = attacks("forge") + attacks("reach")
+REMAINS = attacks("remains")
+FORGING = attacks("forge") + attacks("reach") + REMAINS
+WHY = "an exercise that the book itself can answer is answered by it, unless the module is withheld; the report says so"
+CASES = [pytest.param(attack, id=attack.name, marks=[pytest.mark.xfail(strict=True, reason=WHY)] * (attack in REMAINS))
+         for attack in FORGING]
 
 
 @dataclass
@@ -78,7 +82,7 @@ def host() -> str:
         return probe.getsockname()[0]
 
 
-@pytest.mark.parametrize("attack", FORGING, ids=lambda attack: attack.name)
+@pytest.mark.parametrize("attack", CASES)
 def test_it_gets_what_it_has_earned(graded: Graded, attack) -> None:
     record = graded.course.record(attack.name)
     earned, second = (0, "no answer") if graded.course.as_nobody else (1, "passed")
@@ -92,6 +96,10 @@ def test_the_victim_keeps_everything(graded: Graded) -> None:
     assert record["points"] == 3 and not record["notes"] and record["error"] is None
     assert (graded.course.folder / "submissions" / "victim.ipynb").read_bytes() == graded.victim
     assert "victim: 3 of 3 points" in graded.printed
+
+
+def test_what_remains_is_told_to_the_instructor(graded: Graded) -> None:
+    assert "answers import from the book: book.checks.buffers" in graded.course.record("book_itself")["notes"]
 
 
 def test_nothing_is_left_and_nothing_was_added(graded: Graded) -> None:
