@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from nbformat import NotebookNode
+
 from book.grading import lab as labs, wired
 from book.grading.grade import expect
 from book.grading.lab import LabError, marks
@@ -13,6 +15,7 @@ from book.grading.release import EXPECTED
 from book.grading.run import Result, run
 from book.grading.sandbox import Limits
 from book.grading.submission import read_submission
+from book.wire.broker import WireError
 
 LIMITS = Limits(cell_s=300, wall_s=900)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -49,8 +52,15 @@ def check(notebook: Path, exercises: list[int] | None = None) -> Iterator[Verdic
         passed = result.passed()
         cells = labs.checks(lab, exercise)
         points = sum(marks(cell).get("points", 0) for cell in cells if marks(cell)["id"] in passed)
-        why = _first_failure(result) or wired.verdict(lab, exercise, submission.answers, sandboxed=False)
+        why = _first_failure(result) or _over_the_wire(lab, exercise, submission.answers)
         yield Verdict(exercise, 0 if why and len(passed) == len(cells) else points, max_points, why)
+
+
+def _over_the_wire(lab: NotebookNode, exercise: int, answers: labs.Answers) -> str | None:
+    try:
+        return wired.verdict(lab, exercise, answers, sandboxed=False)
+    except WireError as error:
+        return f"over a wire that only sends and receives: {error}"
 
 
 def _first_failure(result: Result) -> str | None:

@@ -20,10 +20,12 @@ from book.grading import lab as labs, wired
 from book.grading.handed_in import Entry, find
 from book.grading.lab import LabError, marks
 from book.grading.reference import PATIENT, printed
+from book.grading.release import without_solutions
 from book.grading.run import Result, run
 from book.grading.sandbox import Limits
 from book.grading.submission import Submission, SubmissionError, read_submission
 from book.grading.withheld import imports_from_book, withheld
+from book.wire.broker import WireError, WireTimeout
 
 MAX_SEED = 10 ** 6  # labs multiply it by a thousand, and generators take 63 bits
 ALLOWANCE_S, TIMES_SLOWER = 60, 4  # a submission may take this much longer than the reference
@@ -97,32 +99,50 @@ class Grader:
 
     def attempt(self, exercise: int, submission: Submission) -> Record:
         """The verdict on one exercise of a submission: points, which checks passed, and what stopped it."""
-        cells = labs.checks(self.lab, exercise)
         record: Record = {"points": 0, "max_points": labs.points(self.lab)[exercise], "status": "passed", "checks": []}
-        if not any(submission.answers.get(marks(c)["id"]) for c in labs.code_cells(self.lab)
-                   if marks(c)["kind"] == "answer" and marks(c)["exercise"] == exercise):
-            return record | {"status": "no answer"}
+        if not answered(self.lab, exercise, submission):
+            return record | {"status": "not answered"}
         notebook = labs.job(self.lab, exercise, self.seed, submission.answers)
         expect(notebook, self.references[exercise].outputs)
         result = self._run(notebook, exercise, self.references[exercise].limits)
-        passed = result.passed()
-        record["checks"] = [{"id": mark["id"], "hidden": bool(mark.get("hidden")), "passed": mark["id"] in passed}
-                            for mark in map(marks, cells)]
+        passed, marked = result.passed(), [marks(cell) for cell in labs.checks(self.lab, exercise)]
+        record["checks"] = [{"id": m["id"], "hidden": bool(m.get("hidden")), "passed": m["id"] in passed} for m in marked]
         record.update(seconds=round(result.wall_s, 1), peak_mb=result.peak_bytes >> 20, log=_log(result))
-        if result.why:
-            return record | {"status": "stopped: " + result.why, "stopped": True}
-        if not all(check["passed"] for check in record["checks"] if check["hidden"]):
-            return record | {"status": "a check failed that your copy does not have"
-                             if all(c["passed"] for c in record["checks"] if not c["hidden"]) else "a check failed"}
-        why = wired.verdict(self.lab, exercise, submission.answers, self.sandboxed) if passed else None
+        why = result.why or _killed(result)
         if why:
-            return record | {"status": why, "log": why}
-        record["points"] = sum(marks(c).get("points", 0) for c in cells if marks(c)["id"] in passed)
-        return record | ({} if len(passed) == len(cells) else {"status": "a check failed"})
+            return record | {"status": "stopped: " + why, "stopped": True}
+        missed = [check["hidden"] for check in record["checks"] if not check["passed"]]
+        if any(missed):
+            return record | {"status": "a check failed" + (" that your copy does not have" if all(missed) else "")}
+        record = record | (self._wired(exercise, submission) if passed else {})
+        if record["status"] == "passed":
+            record["points"] = sum(m.get("points", 0) for m in marked if m["id"] in passed)
+            record["status"] = "a check failed" if missed else "passed"
+        return record
+
+    def _wired(self, exercise: int, submission: Submission) -> Record:
+        """What the exercise's wire changes in its record."""
+        try:
+            why = wired.verdict(self.lab, exercise, submission.answers, self.sandboxed)
+        except WireTimeout as error:
+            return {"status": "stopped: the ranks were not done", "log": str(error), "stopped": True}
+        except WireError as error:
+            return {"status": "over a wire that only sends and receives: a rank failed", "log": str(error)}
+        return {"status": why} if why else {}
 
     def _run(self, notebook: NotebookNode, exercise: int, limits: Limits) -> Result:
         hidden_modules = withheld(self.lab, exercise) if self.sandboxed else ()
         return run(notebook, limits, self.sandboxed, hidden_modules, self.prefix())
+
+
+def answered(lab: NotebookNode, exercise: int, submission: Submission) -> bool:
+    """Whether a submission has anything in an exercise's answer cells but what the released copy had there."""
+    for cell in labs.code_cells(lab):
+        if marks(cell)["kind"] == "answer" and marks(cell)["exercise"] == exercise:
+            stub = without_solutions(cell.source, exercise)[0]
+            if any(source.strip() not in ("", stub.strip()) for source in submission.answers.get(marks(cell)["id"], [])):
+                return True
+    return False
 
 
 def expect(notebook: NotebookNode, outputs: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
@@ -208,6 +228,12 @@ def _read(path: Path) -> Any:
         return json.loads(path.read_text())
     except (OSError, ValueError):
         return None
+
+
+def _killed(result: Result) -> str | None:
+    """Whether a rank died of a signal, which also happens to right programs on a machine that is short of something."""
+    killed = any("was killed by SIG" in cell["traceback"] for cell in result.cells if not cell["ok"])
+    return "a rank was killed" if killed else None
 
 
 def _log(result: Result) -> str:

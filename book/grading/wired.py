@@ -22,7 +22,7 @@ from nbformat import NotebookNode
 from book.grading import lab as labs, sandbox
 from book.grading.lab import Answers, marks
 from book.grading.sandbox import Limits
-from book.wire.broker import Broker, WireError, WireRun
+from book.wire.broker import Broker, WireError, WireRun, WireTimeout
 
 START_S, RUN_S, HANG_S = 120, 60, 15
 Arrays = Sequence[np.ndarray]
@@ -45,17 +45,15 @@ class Wired:
 def verdict(lab: NotebookNode, exercise: int, answers: Answers | None, sandboxed: bool = True) -> str | None:
     """Why an exercise's answers do not do what its `wire` mark asks for; None when they do, or there is no such mark.
 
-    `answers` None stands for the lab's own solutions.
+    `answers` None stands for the lab's own solutions. Raises WireError when a rank fails, WireTimeout when ranks wait
+    for one another or take too long; what a rank said is untrusted.
     """
     names = [marks(cell)["wire"] for cell in labs.checks(lab, exercise) if "wire" in marks(cell)]
     if not names:
         return None
     notebook = labs.job(lab, exercise, None, answers)
     sources = [cell.source for cell in notebook.cells if marks(cell)["kind"] != "check"]
-    try:
-        return next(filter(None, (_run(WIRED[name], sources, sandboxed) for name in names)), None)
-    except WireError as error:
-        return f"over a wire that only sends and receives: {error}"
+    return next(filter(None, (_run(WIRED[name], sources, sandboxed) for name in names)), None)
 
 
 def _run(wired: Wired, sources: Sequence[str], sandboxed: bool) -> str | None:
@@ -115,7 +113,7 @@ def _accepted(listener: socket.socket, process: subprocess.Popen) -> socket.sock
         except TimeoutError:
             if process.poll() is not None:
                 break
-    raise WireError("a rank did not start")
+    raise WireTimeout("a rank did not start")
 
 
 def ring(messages: Sequence[Message], case: Mapping[str, int], rounds: int, ways: Sequence[int] = (1, -1),

@@ -20,6 +20,10 @@ class WireError(RuntimeError):
     """A run over the broker that did not end well; the message is one sentence about what the ranks did."""
 
 
+class WireTimeout(WireError):
+    """Nothing moved, or not fast enough."""
+
+
 @dataclass
 class WireRun:
     """What ranks gave back, and all their messages (src, dst, bytes) in the order in which they arrived."""
@@ -98,9 +102,9 @@ class Broker:
                 self._attend(key.data, events)
             now = time.monotonic()
             if now - self.moved_at > hang_s:
-                raise WireError(f"the ranks wait for one another: {self._waiting()}")
+                raise WireTimeout(f"the ranks wait for one another: {self._waiting()}")
             if now > ends:
-                raise WireError("the ranks were not done in time")
+                raise WireTimeout("the ranks were not done in time")
 
     def _attend(self, rank: _Rank, events: int) -> None:
         try:

@@ -1,5 +1,5 @@
 # exercise: 1
-# ends: over a wire that only sends and receives: the ranks wait for one another
+# ends: stopped: the ranks were not done
 
 # Everybody receives first.
 def ring_all_reduce(buffer):
