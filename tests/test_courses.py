@@ -73,7 +73,7 @@ def test_limits_are_those_of_the_grader() -> None:
 def test_messages_are_those_of_the_grader() -> None:
     sources = " ".join(re.sub(r'"\s*\n\s*f?"', "", path.read_text("utf-8")) for path in (ROOT / "book/grading").glob("*.py"))
     for message, _ in table(STUDENTS, "message"):
-        for piece in filter(None, map(str.strip, re.split(r"…|, |: ", message + " "))):
+        for piece in filter(None, map(str.strip, re.split(r"…|, |: | (?=that your)", message))):
             assert piece in sources, message
 
 
