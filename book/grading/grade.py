@@ -106,7 +106,8 @@ class Grader:
         expect(notebook, self.references[exercise].outputs)
         result = self._run(notebook, exercise, self.references[exercise].limits)
         passed, marked = result.passed(), [marks(cell) for cell in labs.checks(self.lab, exercise)]
-        record["checks"] = [{"id": m["id"], "hidden": bool(m.get("hidden")), "passed": m["id"] in passed} for m in marked]
+        record["checks"] = [{"id": m["id"], "hidden": bool(m.get("hidden")), "passed": m["id"] in passed}
+                            for m in marked]
         record.update(seconds=round(result.wall_s, 1), peak_mb=result.peak_bytes >> 20, log=_log(result))
         why = result.why or _killed(result)
         if why:
@@ -140,7 +141,8 @@ def answered(lab: NotebookNode, exercise: int, submission: Submission) -> bool:
     for cell in labs.code_cells(lab):
         if marks(cell)["kind"] == "answer" and marks(cell)["exercise"] == exercise:
             stub = without_solutions(cell.source, exercise)[0]
-            if any(source.strip() not in ("", stub.strip()) for source in submission.answers.get(marks(cell)["id"], [])):
+            sources = submission.answers.get(marks(cell)["id"], [])
+            if any(source.strip() not in ("", stub.strip()) for source in sources):
                 return True
     return False
 

@@ -86,7 +86,8 @@ class _Job:
     def _command(self) -> list[str]:
         folder = str(self.folder)
         pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "book.grading.nbval_plugin",
-                  "-p", "nbval.plugin", "--rootdir", folder, "-c", "/dev/null", "--confcutdir", folder, "--color=no", "-q",
+                  "-p", "nbval.plugin", "--rootdir", folder, "-c", "/dev/null", "--confcutdir", folder,
+                  "--color=no", "-q",
                   "--nbval", "--nbval-kernel-name", kernel.SANDBOXED if self.sandboxed else kernel.PLAIN,
                   "--nbval-sanitize-with", "sanitize.cfg", "--nbval-cell-timeout", str(self.limits.cell_s),
                   "--nbval-kernel-startup-timeout", "60", "job.ipynb"]

@@ -143,7 +143,7 @@ def _system(parent: Path) -> list[str]:
 
 
 def _scratch(parent: Path, limits: Limits) -> list[str]:
-    """Folders that can be written to, in memory and of limited size; the run's own, which is outside, only to be read."""
+    """Folders that can be written to, in memory and of limited size; the run's own, outside, is only read."""
     size = ["--size", str(limits.scratch_bytes)]
     inside = str(parent / "inside")
     own = [word for place in ("/dev/shm", "/tmp", "/home") for word in (*size, "--tmpfs", place)]

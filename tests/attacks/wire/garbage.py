@@ -1,5 +1,5 @@
 # exercise: 1
-# ends: over a wire that only sends and receives: a rank sent what is no message
+# ends: over a wire that only sends and receives: a rank failed
 
 # Bytes without sense, and an end in the middle of them.
 import gc

@@ -1,5 +1,5 @@
 # exercise: 1
-# ends: over a wire that only sends and receives: rank
+# ends: over a wire that only sends and receives: a rank failed
 
 # A rank that ends while others wait for it.
 import os
