@@ -85,7 +85,9 @@ def command(inner: Sequence[str], parent: Path, limits: Limits, env: Mapping[str
         return sandbox
     uid = str(uid_of(parent))
     drop = [tool("setpriv"), f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs", "--"]
-    return [bwrap, "--dev-bind", "/", "/", *reachable([*pythons(), BOOK]), "--die-with-parent", "--", *drop, *sandbox]
+    # The inner one does not die with this one: the kernel forgets that wish where the user changes. Its processes do.
+    return [bwrap, "--dev-bind", "/", "/", "--unshare-pid", *reachable([*pythons(), BOOK]),
+            "--die-with-parent", "--", *drop, *sandbox]
 
 
 def dying_with_us() -> list[str]:
