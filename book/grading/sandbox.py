@@ -79,7 +79,7 @@ def command(inner: Sequence[str], parent: Path, limits: Limits, env: Mapping[str
     bwrap, prlimit = tool("bwrap"), tool("prlimit")
     limited = [prlimit, "--core=0", f"--nproc={limits.num_processes}", f"--fsize={limits.scratch_bytes}",
                "--nofile=1024", f"--cpu={limits.cpu_s}", f"--data={limits.memory_bytes}", "--", *inner]
-    sandbox = [bwrap, *_namespaces(), *_system(parent), *_scratch(parent, limits), *_environment(env or {}), "--",
+    sandbox = [bwrap, *_namespaces(), *_scratch(limits), *_system(parent), *_environment(env or {}), "--",
                *limited]
     if os.geteuid() != 0:
         return sandbox
@@ -129,7 +129,7 @@ def pythons() -> list[Path]:
 
 
 def _system(parent: Path) -> list[str]:
-    """What of the machine is seen, read-only."""
+    """What of the machine is seen, read-only, the run's folder included."""
     args = ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib64"):
         link = Path("/", name)
@@ -141,16 +141,15 @@ def _system(parent: Path) -> list[str]:
         args += ["--ro-bind", str(folder), str(folder)]
     for module in filter(None, (parent / "withheld").read_text().splitlines()):
         args += ["--ro-bind", str(parent / "withheld.py"), module]
-    return args
-
-
-def _scratch(parent: Path, limits: Limits) -> list[str]:
-    """Folders that can be written to, in memory and of limited size; the run's own, outside, is only read."""
-    size = ["--size", str(limits.scratch_bytes)]
     inside = str(parent / "inside")
+    return [*args, "--ro-bind", inside, inside, "--chdir", HOME, "--remount-ro", "/dev", "--remount-ro", "/"]
+
+
+def _scratch(limits: Limits) -> list[str]:
+    """Folders that can be written to, in memory and of limited size. They come first: a book may be in one's home."""
+    size = ["--size", str(limits.scratch_bytes)]
     own = [word for place in ("/dev/shm", "/tmp", "/home") for word in (*size, "--tmpfs", place)]
-    return ["--proc", "/proc", "--dev", "/dev", *own, "--dir", HOME, *_gpus(), "--ro-bind", inside, inside,
-            "--chdir", HOME, "--remount-ro", "/dev", "--remount-ro", "/"]
+    return ["--proc", "/proc", "--dev", "/dev", *own, "--dir", HOME, *_gpus()]
 
 
 def _gpus() -> list[str]:
