@@ -1,0 +1,11 @@
+# exercise: 1
+# ends: over a wire that only sends and receives: the ranks wait for one another: no rank sends or receives
+
+# A rank that says nothing, and does not mind that the broker is gone.
+import time
+
+
+def ring_all_reduce(buffer):
+    while dist.get_backend() == "wire":
+        time.sleep(1)
+    dist.all_reduce(buffer)
