@@ -18,6 +18,7 @@ body { max-width: 50rem; margin: 2rem auto; padding: 0 1rem; }
 div { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; padding: .4rem .8rem; border-bottom: 1px solid #8886; overflow-wrap: anywhere; }
+td:not(.n), th:not(.n) { min-width: 8rem; }
 td.n, th.n { text-align: right; white-space: nowrap; }
 """
 
@@ -77,7 +78,7 @@ def overview(records: Sequence[Record], lab: str) -> str:
         + f'<td class="n">{r["points"]} / {r["max_points"]}</td>'
         + f'<td>{_safe("; ".join(filter(None, [r["error"], *r["notes"]])))}</td></tr>' for r in records)
     return _page(f"{lab}: {len(records)} submissions",
-                 f'<div><table><thead><tr><th>Student</th>{head}<th class="n">Points</th><th>To look at</th></tr>'
+                 f'<div tabindex="0"><table><thead><tr><th>Student</th>{head}<th class="n">Points</th><th>To look at</th></tr>'
                  f"</thead><tbody>{rows}</tbody></table></div>")
 
 
@@ -88,7 +89,7 @@ def student_page(record: Record, lab: str) -> str:
     notes = "".join(f"<li>{_safe(note)}</li>" for note in filter(None, [record["error"], *record["notes"]]))
     return _page(f"{lab}: {record['student']}",
                  f"<p>{record['points']} of {record['max_points']} points.</p>"
-                 '<div><table><thead><tr><th class="n">Exercise</th><th class="n">Points</th><th>What happened</th>'
+                 '<div tabindex="0"><table><thead><tr><th class="n">Exercise</th><th class="n">Points</th><th>What happened</th>'
                  f"</tr></thead><tbody>{rows}</tbody></table></div>"
                  + (f"<ul>{notes}</ul>" if notes else "")
                  + "<p>An exercise counts when all its checks pass, with numbers that were drawn for this grading and, "
