@@ -13,7 +13,7 @@ import nbformat
 import pytest
 
 from book.checks import CheckFailed
-from book.grading.lab import marks, shown
+from book.grading.lab import marks, points, shown
 from book.launch import LaunchError
 
 HERE = Path(__file__).parent
@@ -64,36 +64,45 @@ def stored(lab, name):
     return without_device("".join(out["text"] for out in cell.outputs if out.get("name") == "stdout"))
 
 
-@pytest.mark.parametrize("path", ANSWERS, ids=lambda p: f"{p.parent.name}-{p.stem}")
-def test_answer(path):
-    exercise, expected, body = headed(path)
-    if expected == "pass":
-        lab = LABS[path.parent.name]
-        printed = run_lab(lab, exercise, body, path.stem)
-        assert printed and printed == {name: stored(lab, name) for name in printed}
-        return
-    with pytest.raises((CheckFailed, LaunchError)) as caught:
-        run_lab(LABS[path.parent.name], exercise, body, path.stem)
-    assert expected in str(caught.value)
+class LabsAnswers:
+    """The tests of one lab. Each lab has a class, so that labs can be tested side by side."""
+    name: str
+
+    def test_answer(self, path):
+        exercise, expected, body = headed(path)
+        lab = LABS[self.name]
+        if expected == "pass":
+            printed = run_lab(lab, exercise, body, path.stem)
+            assert printed and printed == {name: stored(lab, name) for name in printed}
+            return
+        with pytest.raises((CheckFailed, LaunchError)) as caught:
+            run_lab(lab, exercise, body, path.stem)
+        assert expected in str(caught.value)
+
+    def test_solutions_pass_with_any_seed(self):
+        """And what they print depends on the seed: a stored output proves nothing about another one."""
+        lab = LABS[self.name]
+        for exercise in points(lab):
+            solution = next(c.source for c in lab.cells
+                            if marks(c).get("kind") == "answer" and marks(c)["exercise"] == exercise)
+            one, other = (run_lab(lab, exercise, solution, f"solution{exercise}", seed) for seed in (11, 12))
+            same = [name for name in one if one[name] == other[name]]
+            assert one and not same, f"these print the same for every seed: {same}"
+
+    def test_there_are_enough_answers(self):
+        heads = [headed(p) for p in ANSWERS if p.parent.name == self.name]
+        expectations = [expected for _, expected, _ in heads]
+        wrong = [e for e in expectations if e != "pass"]
+        assert len(wrong) >= 12 and len(expectations) - len(wrong) >= 4
+        assert len({(e, x) for x, e, _ in heads if e != "pass"}) == len(wrong), "each has a message of its own"
+        assert {exercise for exercise, _, _ in heads} == points(LABS[self.name]).keys(), "every exercise is tried"
 
 
-@pytest.mark.parametrize("name", LABS)
-def test_solutions_pass_with_any_seed(name):
-    """And what they print depends on the seed: a stored output proves nothing about another one."""
-    lab = LABS[name]
-    for exercise in sorted({marks(c)["exercise"] for c in lab.cells if marks(c).get("kind") == "check"}):
-        solution = next(c.source for c in lab.cells if marks(c).get("kind") == "answer" and marks(c)["exercise"] == exercise)
-        one, other = (run_lab(lab, exercise, solution, f"solution{exercise}", seed) for seed in (11, 12))
-        same = [name for name in one if one[name] == other[name]]
-        assert one and not same, f"these print the same for every seed: {same}"
+def pytest_generate_tests(metafunc):
+    if "path" in metafunc.fixturenames:
+        own = [path for path in ANSWERS if path.parent.name == metafunc.cls.name]
+        metafunc.parametrize("path", own, ids=[path.stem for path in own])
 
 
-@pytest.mark.parametrize("name", LABS)
-def test_each_lab_has_enough_answers(name):
-    heads = [headed(p) for p in ANSWERS if p.parent.name == name]
-    expectations = [expected for _, expected, _ in heads]
-    wrong = [e for e in expectations if e != "pass"]
-    assert len(wrong) >= 12 and len(expectations) - len(wrong) >= 4
-    assert len({(e, x) for x, e, _ in heads if e != "pass"}) == len(wrong), "each wrong answer has a message of its own"
-    exercises = {marks(c)["exercise"] for c in LABS[name].cells if marks(c).get("kind") == "check"}
-    assert {exercise for exercise, _, _ in heads} == exercises, "every exercise is tried"
+for _name in LABS:
+    globals()[f"TestLab{_name}"] = type(f"TestLab{_name}", (LabsAnswers,), {"name": _name})
