@@ -4,7 +4,7 @@
     release       student copies, variants
     submission    what was handed in, read as untrusted data; `handed_in` finds it in a folder
     sandbox       bubblewrap around untrusted code, and its limits
-    kernel        a Jupyter kernel in that sandbox; `listening` is what runs inside
+    kernel        a Jupyter kernel in that sandbox; `alone` and `listening` run inside
     run           one job under nbval, watched from outside; `nbval_plugin` writes its verdicts
     reference     what a lab's own solutions print; lint
     withheld      modules of the book that are not there when an exercise is graded

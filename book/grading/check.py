@@ -42,6 +42,9 @@ def check(notebook: Path, exercises: list[int] | None = None) -> Iterator[Verdic
                        "checks must print")
     lab = labs.read_lab(expected)
     submission = read_submission(notebook, lab)
+    unknown = set(exercises or []) - labs.points(lab).keys()
+    if unknown:
+        raise LabError(f"there is no exercise {min(unknown)}; there are {', '.join(map(str, labs.points(lab)))}")
     outputs = {marks(cell)["id"]: cell.outputs for cell in labs.code_cells(lab) if marks(cell)["kind"] == "check"}
     for exercise, max_points in labs.points(lab).items():
         if exercises and exercise not in exercises:
@@ -68,7 +71,7 @@ def _first_failure(result: Result) -> str | None:
     if result.why:
         return result.why
     failed = next((cell for cell in result.cells if not cell["ok"]), None)
-    if failed is None:
+    if all(cell["ok"] for cell in result.cells if cell["kind"] == "check"):
         return None
     told = _COLOUR.sub("", failed["traceback"]).strip() or _COLOUR.sub("", failed["message"]).strip()
     lines = [line for line in told.splitlines() if line.strip()]

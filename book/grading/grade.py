@@ -22,7 +22,7 @@ from book.grading.lab import LabError, marks
 from book.grading.reference import PATIENT, printed
 from book.grading.release import without_solutions
 from book.grading.run import Result, run
-from book.grading.sandbox import Limits
+from book.grading.sandbox import Limits, SandboxError
 from book.grading.submission import Submission, SubmissionError, read_submission
 from book.grading.withheld import imports_from_book, withheld
 from book.wire.broker import WireError, WireTimeout
@@ -181,7 +181,8 @@ def _grade_entry(grader: Grader, entry: Entry, done: Callable[[Record], None]) -
                                     for n, p in labs.points(grader.lab).items()}}
     try:
         submission = _submission(entry, grader.lab)
-        record["key"] = f"{submission.sha256}:{grader.sha256}:{grader.seed}:{grader.sandboxed}"
+        made_of = f"{submission.sha256}:{grader.sha256}:{grader.seed}:{grader.sandboxed}"
+        record["key"] = hashlib.sha256(made_of.encode()).hexdigest()
         record["notes"] = submission.notes
         kept = _read(grader.out / "students" / f"{entry.slug}.json")
         if kept and kept.get("key") == record["key"]:
@@ -190,6 +191,10 @@ def _grade_entry(grader: Grader, entry: Entry, done: Callable[[Record], None]) -
         record["exercises"] = {str(n): grader.attempt(n, submission) for n in labs.points(grader.lab)}
     except SubmissionError as error:
         record["error"] = str(error)
+    except (SandboxError, LabError):
+        raise
+    except Exception as error:  # one submission must not end the run for the others
+        record["error"] = f"grading it failed: {type(error).__name__}"
     return _close(grader, record, done, again=True)
 
 

@@ -5,6 +5,7 @@ import hashlib
 import os
 import re
 import unicodedata
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +42,9 @@ def find(folder: Path, lab_name: str) -> list[Entry]:
             elif entry.name.endswith(".ipynb"):
                 name = entry.name.removesuffix(".ipynb")
                 found.append(Entry(printable(name), slug(name), Path(entry.path)))
-    return found
+    twice = {slug for slug, count in Counter(entry.slug for entry in found).items() if count > 1}
+    return [Entry(e.student, f"{e.slug}-{number}", None, "this name is there twice, as a file and as a folder")
+            if e.slug in twice else e for number, e in enumerate(found)]
 
 
 def _notebook_in(folder: Path, lab_name: str) -> tuple[Path | None, str | None]:

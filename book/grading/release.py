@@ -37,8 +37,10 @@ def release_all(labs: Iterable[Path], out: Path, force: bool = False, variant: s
             lab = with_outputs(in_variant(lab, variant, source.name))
         notebook = released(lab, source.name, nbgrader)
         out.mkdir(parents=True, exist_ok=True)
-        write_notebook(pristine(notebook), copy.with_suffix(EXPECTED))
-        if copy.exists() and not force:
+        kept, expected = copy.exists() and not force, copy.with_suffix(EXPECTED)
+        if not (kept and expected.exists()):  # what is there belongs to the copy that is there
+            write_notebook(pristine(notebook), expected)
+        if kept:
             yield f"kept  {copy} (your work; delete or rename it to start over)"
             continue
         write_notebook(notebook, copy)
@@ -168,7 +170,8 @@ def readme(names: list[str]) -> str:
        python -m book.grading check {names[0]}.ipynb
 
    It puts your answers into a fresh copy of the lab and runs every check with nbval. Ordinary
-   `pytest --nbval {names[0]}.ipynb` comes to the same verdict, as long as you leave all cells but your own as they are.
+   `pytest --nbval {names[0]}.ipynb` comes to the same verdict on the checks that you see, as long as you leave `SEED`
+   and all cells but your own as they are.
 3. Hand in the notebook. Only your answer cells, and cells that you add beside them, are taken from it. They run with
    another `SEED`, in a place without a network, and with some checks that are not in your copy.
 

@@ -78,8 +78,8 @@ def overview(records: Sequence[Record], lab: str) -> str:
         + f'<td class="n">{r["points"]} / {r["max_points"]}</td>'
         + f'<td>{_safe("; ".join(filter(None, [r["error"], *r["notes"]])))}</td></tr>' for r in records)
     return _page(f"{lab}: {len(records)} submissions",
-                 f'<div tabindex="0"><table><thead><tr><th>Student</th>{head}<th class="n">Points</th><th>To look at</th></tr>'
-                 f"</thead><tbody>{rows}</tbody></table></div>")
+                 f'<div tabindex="0"><table><thead><tr><th>Student</th>{head}<th class="n">Points</th>'
+                 f"<th>To look at</th></tr></thead><tbody>{rows}</tbody></table></div>")
 
 
 def student_page(record: Record, lab: str) -> str:
@@ -89,12 +89,12 @@ def student_page(record: Record, lab: str) -> str:
     notes = "".join(f"<li>{_safe(note)}</li>" for note in filter(None, [record["error"], *record["notes"]]))
     return _page(f"{lab}: {record['student']}",
                  f"<p>{record['points']} of {record['max_points']} points.</p>"
-                 '<div tabindex="0"><table><thead><tr><th class="n">Exercise</th><th class="n">Points</th><th>What happened</th>'
-                 f"</tr></thead><tbody>{rows}</tbody></table></div>"
+                 '<div tabindex="0"><table><thead><tr><th class="n">Exercise</th><th class="n">Points</th>'
+                 f"<th>What happened</th></tr></thead><tbody>{rows}</tbody></table></div>"
                  + (f"<ul>{notes}</ul>" if notes else "")
-                 + "<p>An exercise counts when all its checks pass, with numbers that were drawn for this grading and, "
-                 "where it has them, with checks that your copy does not have. To see what a check says, run it "
-                 "in your own copy.</p>")
+                 + "<p>Each check that passes gives its points, with numbers that were drawn for this grading, if the "
+                 "exercise also passes the checks that your copy does not have. To see what a check says, run it in "
+                 "your own copy.</p>")
 
 
 def _page(title: str, body: str) -> str:

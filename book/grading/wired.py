@@ -22,9 +22,11 @@ from nbformat import NotebookNode
 from book.grading import lab as labs, sandbox
 from book.grading.lab import Answers, marks
 from book.grading.sandbox import Limits
+from book.grading.withheld import withheld
 from book.wire.broker import Broker, WireError, WireRun, WireTimeout
 
 START_S, RUN_S, HANG_S = 120, 60, 15
+OF_A_RANK = Limits(memory_bytes=2 << 30, num_processes=64)  # there are up to five at a time
 Arrays = Sequence[np.ndarray]
 Message = tuple[int, int, int]
 
@@ -53,13 +55,15 @@ def verdict(lab: NotebookNode, exercise: int, answers: Answers | None, sandboxed
         return None
     notebook = labs.job(lab, exercise, None, answers)
     sources = [cell.source for cell in notebook.cells if marks(cell)["kind"] != "check"]
-    return next(filter(None, (_run(WIRED[name], sources, sandboxed) for name in names)), None)
+    without = withheld(lab, exercise) if sandboxed else []
+    return next(filter(None, (_run(WIRED[name], sources, sandboxed, without) for name in names)), None)
 
 
-def _run(wired: Wired, sources: Sequence[str], sandboxed: bool) -> str | None:
+def _run(wired: Wired, sources: Sequence[str], sandboxed: bool, without: Sequence[Path]) -> str | None:
     rng = np.random.default_rng()  # nobody needs to know these numbers again
     with ExitStack() as stack:
-        broker = Broker(_connections(max(case["world_size"] for case in wired.cases), sandboxed, stack))
+        broker = Broker(_connections(max(case["world_size"] for case in wired.cases), sandboxed, without,
+                                     stack))
         broker.start(sources, START_S)
         for case in wired.cases:
             size = case["world_size"]
@@ -83,19 +87,19 @@ def _wrong(wired: Wired, case: Mapping[str, int], inputs: Arrays, run: WireRun) 
     return wired.traffic(run.messages, case)
 
 
-def _connections(world_size: int, sandboxed: bool, stack: ExitStack) -> list[socket.socket]:
+def _connections(world_size: int, sandboxed: bool, without: Sequence[Path], stack: ExitStack) -> list[socket.socket]:
     """Starts the ranks, each with a listening socket of its own: who speaks through it is known, whatever it says."""
     listeners, processes = [], []
     for _ in range(world_size):
         parent = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True)))
-        inside = sandbox.folder_for(parent)
+        inside = sandbox.folder_for(parent, without)
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(str(inside / "w"))
         (inside / "w").chmod(0o777)
         listener.listen(1)
-        command = [sys.executable, "-m", "book.wire.rank", str(inside / "w")]
+        command = [sys.executable, "-m", "book.grading.alone", "book.wire.rank", str(inside / "w")]
         if sandboxed:
-            command = [*sandbox.dying_with_us(), *sandbox.command(command, parent, Limits())]
+            command = [*sandbox.dying_with_us(), *sandbox.command(command, parent, OF_A_RANK)]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.DEVNULL, start_new_session=True)
         stack.callback(process.wait)
@@ -124,11 +128,12 @@ def ring(messages: Sequence[Message], case: Mapping[str, int], rounds: int, ways
     """
     size, length = case["world_size"], case["length"]
     steps = {(dst - src) % size for src, dst, _ in messages}
-    if size > 1 and steps not in [{way % size} for way in ways]:
+    if messages and steps not in [{way % size} for way in ways]:
         return "messages go to others than one neighbour"
     counts = Counter(src for src, _, _ in messages)
     if any(counts[rank] != rounds for rank in range(size)):
-        return f"a rank sends {counts.most_common(1)[0][1] if counts else 0} messages, where a ring has {rounds} rounds"
+        wrong = next(counts[rank] for rank in range(size) if counts[rank] != rounds)
+        return f"a rank sends {wrong} messages, where a ring has {rounds} rounds"
     most = -(-length // (num_chunks or size)) * 8
     if any(num_bytes > most for _, _, num_bytes in messages):
         return "a message is larger than a chunk"

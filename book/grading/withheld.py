@@ -46,7 +46,9 @@ def imports_from_book(source: str) -> set[str]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return set()
     named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    named |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    named |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module not in (None, "book")}
+    named |= {f"book.{alias.name}" for node in nodes if isinstance(node, ast.ImportFrom) and node.module == "book"
+              for alias in node.names}
     return {name for name in named if name.split(".")[0] == "book"}
 
 

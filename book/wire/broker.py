@@ -79,7 +79,7 @@ class Broker:
         self._begin(len(tasks))
         for rank, task, data in zip(self.ranks, tasks, inputs):
             rank.say(Frame(TASK, payload=json.dumps(dict(task)).encode() + b"\n" + data))
-        self._serve(timeout_s, hang_s, lambda: len(self.done.results) == len(tasks))
+        self._serve(timeout_s, hang_s, lambda: len(self.done.results) == self.world_size)
         left = sum(map(len, [*self.sends.values(), *self.recvs.values()]))
         if left:
             raise WireError("a rank returned before its transfers were done: wait for every request")
@@ -128,6 +128,8 @@ class Broker:
     def _take(self, rank: _Rank, frame: Frame) -> None:
         if frame.kind == READY:
             rank.ready = True
+        elif rank.number >= self.world_size:
+            raise WireError(f"rank {rank.number} has no part in this run, and speaks")
         elif frame.kind == FAIL:
             raise WireError(f"rank {rank.number} failed: {frame.payload.decode('utf-8', 'replace')[:500]}")
         elif frame.kind == RESULT:
