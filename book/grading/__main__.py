@@ -95,8 +95,11 @@ def check(options: Any) -> int:
     """Prints a verdict for each exercise of a student's notebook."""
     from book.grading.check import check as verdicts
 
+    def begins(exercise: int) -> None:
+        print(f"exercise {exercise} runs ...", file=sys.stderr, flush=True)
+
     points = max_points = 0
-    for verdict in verdicts(options.notebook, options.exercise):
+    for verdict in verdicts(options.notebook, options.exercise, begins):
         points, max_points = points + verdict.points, max_points + verdict.max_points
         told = "passed" if verdict.message is None else verdict.message
         print(f"exercise {verdict.exercise}: {verdict.points} of {verdict.max_points} points: {told}", flush=True)
@@ -119,6 +122,7 @@ def grade(options: Any) -> int:
         sandbox.probe()
     if not options.submissions.is_dir():
         raise LabError(f"{options.submissions} is not a folder")
+    print("First the lab's own solutions run, then the submissions.", file=sys.stderr, flush=True)
     with tqdm(total=len(find(options.submissions, options.lab.name)), unit="submission") as bar:
         def done(record: dict[str, Any]) -> None:
             bar.update()

@@ -2,14 +2,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from nbformat import NotebookNode
 
 from book.grading import lab as labs, wired
-from book.grading.grade import expect
+from book.grading.grade import answered, expect
 from book.grading.lab import LabError, marks
 from book.grading.release import EXPECTED
 from book.grading.run import Result, run
@@ -30,16 +30,19 @@ class Verdict:
     message: str | None
 
 
-def check(notebook: Path, exercises: list[int] | None = None) -> Iterator[Verdict]:
+def check(notebook: Path, exercises: list[int] | None = None,
+          begins: Callable[[int], None] = lambda exercise: None) -> Iterator[Verdict]:
     """Yields a verdict for each exercise of a student's notebook, or for those named.
 
-    Raises LabError when the file with what the checks must print is not beside the notebook, or the notebook can't be
+    `begins` is called with the number of each exercise before it is run, which takes a while. Raises LabError when the file with what the checks must print is not beside the notebook, or the notebook can't be
     read.
     """
+    if not notebook.exists():
+        raise LabError(f"there is no notebook {notebook}")
     expected = notebook.with_suffix(EXPECTED)
     if not expected.exists():
         raise LabError(f"{expected.name} is not beside {notebook.name}: it came with the lab, and holds what its "
-                       "checks must print")
+                       "checks must print. Has the notebook another name now? Then give it its old one")
     lab = labs.read_lab(expected)
     submission = read_submission(notebook, lab)
     unknown = set(exercises or []) - labs.points(lab).keys()
@@ -49,6 +52,10 @@ def check(notebook: Path, exercises: list[int] | None = None) -> Iterator[Verdic
     for exercise, max_points in labs.points(lab).items():
         if exercises and exercise not in exercises:
             continue
+        if not answered(lab, exercise, submission):
+            yield Verdict(exercise, 0, max_points, "not answered")
+            continue
+        begins(exercise)
         job = labs.job(lab, exercise, None, submission.answers)
         expect(job, outputs)
         result = run(job, LIMITS, sandboxed=False)
