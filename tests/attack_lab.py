@@ -11,7 +11,10 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import weakref
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -211,13 +214,14 @@ class Course:
 
     def environment(self) -> dict[str, str]:
         """This process's environment, with the temporary folder of the run."""
-        return {**os.environ, "PYTHONPATH": str(sandbox.BOOK.parent), "TMPDIR": str(self.temporary())}
+        return {**os.environ, "PYTHONPATH": str(sandbox.BOOK.parent), "TMPDIR": str(self.temporary)}
 
+    @cached_property
     def temporary(self) -> Path:
-        """The folder in which the run makes its temporary ones: what is left there was left behind."""
-        folder = Path("/tmp") / f"lt-{self.folder.parent.name}-{self.folder.name}"
-        folder.mkdir(exist_ok=True)
+        """The folder, of a short path, in which the run makes its temporary ones: what stays there was left behind."""
+        folder = Path(tempfile.mkdtemp(prefix="lt-", dir="/tmp"))
         folder.chmod(0o777)
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return folder
 
     def goes_on_from(self, other: Course, allowance_s: float = 12, **limits: int) -> None:
@@ -240,6 +244,6 @@ class Course:
         processes = []
         for process in psutil.process_iter(["cmdline"]):
             line = " ".join(process.info["cmdline"] or [])
-            if str(self.temporary()) in line or str(self.folder) in line:
+            if str(self.temporary) in line or str(self.folder) in line:
                 processes.append(line)
-        return list(self.temporary().iterdir()), processes
+        return list(self.temporary.iterdir()), processes

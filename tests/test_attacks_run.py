@@ -30,7 +30,7 @@ def test_a_run_that_was_killed_goes_on(user: str, tmp_path: Path) -> None:
     with subprocess.Popen(course.command("-j", "1"), cwd="/", env=course.environment(), stdout=subprocess.DEVNULL,
                           stderr=subprocess.DEVNULL) as run:
         wait_for(lambda: first.exists() or run.poll() is not None)
-        wait_for(lambda: list(course.temporary().iterdir()) or run.poll() is not None)  # bob's job has begun
+        wait_for(lambda: list(course.temporary.iterdir()) or run.poll() is not None)  # bob's job has begun
         assert run.poll() is None
         run.kill()
     wait_for(lambda: not course.left_behind()[1], 60)
