@@ -34,8 +34,8 @@ def check(notebook: Path, exercises: list[int] | None = None,
           begins: Callable[[int], None] = lambda exercise: None) -> Iterator[Verdict]:
     """Yields a verdict for each exercise of a student's notebook, or for those named.
 
-    `begins` is called with the number of each exercise before it is run, which takes a while. Raises LabError when the file with what the checks must print is not beside the notebook, or the notebook can't be
-    read.
+    `begins` is called with the number of each exercise before it is run, which takes a while. Raises LabError when
+    there is no notebook, no such exercise, or no file beside it with what the checks must print.
     """
     if not notebook.exists():
         raise LabError(f"there is no notebook {notebook}")
