@@ -22,8 +22,8 @@ def named(name):
         return False
 
 
-hosts = ("127.0.0.1", "127.0.0.2", "0.0.0.0", "@HOST@", "192.0.2.1")
-found = [reached(socket.AF_INET, (host, @PORT@)) for host in hosts]
+port, hosts = int("@PORT@"), ("127.0.0.1", "127.0.0.2", "0.0.0.0", "@HOST@", "192.0.2.1")
+found = [reached(socket.AF_INET, (host, port)) for host in hosts]
 found += [reached(socket.AF_UNIX, path) for path in ("\0lockstep-@PORT@", "@FOLDER@/listening", "/run/docker.sock")]
 found += [named(name) for name in ("example.com", "example.org.")]
 found += [name != "lo" for _, name in socket.if_nameindex()]
