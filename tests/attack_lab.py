@@ -24,8 +24,8 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from book.grading import sandbox
-from book.grading.grade import ALLOWANCE_S
 from book.grading.lab import code_cells, marks
+from book.grading.reference import ALLOWANCE_S
 
 ATTACKS = Path(__file__).parent / "attacks"
 USERS = ["self", "nobody"] if os.geteuid() == 0 else ["self"]

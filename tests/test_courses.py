@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from book.grading import grade
+from book.grading import reference
 from book.grading.__main__ import parser
 from book.grading.handed_in import MAX_DEPTH
 from book.grading.lab import points, read_lab
@@ -67,7 +67,7 @@ def test_limits_are_those_of_the_grader() -> None:
     assert f"{Limits().memory_bytes >> 30} GiB of memory" in INSTRUCTORS
     assert f"smaller than {MAX_BYTES >> 20} MiB" in STUDENTS
     assert f"at most {NUMBERS[MAX_DEPTH]} levels down" in INSTRUCTORS
-    assert grade.ALLOWANCE_S == 60 and f"a minute more than {NUMBERS[grade.TIMES_SLOWER]} times" in INSTRUCTORS
+    assert reference.ALLOWANCE_S == 60 and f"a minute more than {NUMBERS[reference.TIMES_SLOWER]} times" in INSTRUCTORS
 
 
 def test_messages_are_those_of_the_grader() -> None:

@@ -8,7 +8,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from book.grading.__main__ import main
 from book.grading.lab import LabError, code_cells, job, marks, needed, points, read_lab
-from book.grading.reference import marked_wrongly
+from book.grading.lint import marked_wrongly
 from book.grading.release import in_variant, pristine, released
 from tests.attack_lab import attack_lab
 

@@ -7,7 +7,7 @@ import pytest
 
 from book.grading.__main__ import main
 from book.grading.lab import marks
-from book.grading.reference import lint
+from book.grading.lint import faults
 from book.grading.release import released, with_outputs
 from tests.attack_lab import BOUNDS, TOTAL, answered, attack_lab
 
@@ -62,16 +62,16 @@ def test_the_file_that_came_with_the_lab_is_asked_for(tmp_path, capsys):
 
 
 def test_lint_passes_a_lab_whose_checks_depend_on_the_seed(source):
-    assert not list(lint(source))
+    assert not list(faults(source))
 
 
 def test_lint_finds_a_check_that_could_be_forged():
     lab = attack_lab()
     next(c for c in lab.cells if marks(c).get("id") == "check-2").source = 'assert ring_sent(8, 2) == 8\nprint("ok")'
-    assert list(lint(lab)) == ["check check-2 prints the same with every seed: print a number that depends on SEED"]
+    assert list(faults(lab)) == ["check check-2 prints the same with every seed: print a number that depends on SEED"]
 
 
 def test_lint_finds_a_solution_that_fails():
     lab = attack_lab()
     next(c for c in lab.cells if marks(c).get("id") == "sent").source = TOTAL.replace("2 *", "3 *")
-    assert "own solution of exercise 2 does not pass" in " ".join(lint(lab))
+    assert "own solution of exercise 2 does not pass" in " ".join(faults(lab))

@@ -6,7 +6,8 @@
     sandbox       bubblewrap around untrusted code, and its limits
     kernel        a Jupyter kernel in that sandbox; `alone` and `listening` run inside
     run           one job under nbval, watched from outside; `nbval_plugin` writes its verdicts
-    reference     what a lab's own solutions print; lint
+    reference     what a lab's own solutions print, and the limits that follow
+    lint          whether a lab is fit to be graded
     withheld      modules of the book that are not there when an exercise is graded
     wired         exercises whose ranks can only send and receive, over `book.wire`
     grade         a folder of submissions -> points

@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
 
 def lint(options: Any) -> int:
     """Prints what is wrong with labs."""
-    from book.grading.reference import lint as faults
+    from book.grading.lint import faults
 
     status = 0
     for source in sources_in(options.labs):

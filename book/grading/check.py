@@ -9,15 +9,13 @@ from pathlib import Path
 from nbformat import NotebookNode
 
 from book.grading import lab as labs, wired
-from book.grading.grade import answered, expect
 from book.grading.lab import LabError, marks
+from book.grading.reference import PATIENT
 from book.grading.release import EXPECTED
 from book.grading.run import Result, run
-from book.grading.sandbox import Limits
-from book.grading.submission import read_submission
+from book.grading.submission import answered, read_submission
 from book.wire.broker import WireError
 
-LIMITS = Limits(cell_s=300, wall_s=900)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -57,8 +55,8 @@ def check(notebook: Path, exercises: list[int] | None = None,
             continue
         begins(exercise)
         job = labs.job(lab, exercise, None, submission.answers)
-        expect(job, outputs)
-        result = run(job, LIMITS, sandboxed=False)
+        labs.expect(job, outputs)
+        result = run(job, PATIENT, sandboxed=False)
         passed = result.passed()
         cells = labs.checks(lab, exercise)
         points = sum(marks(cell).get("points", 0) for cell in cells if marks(cell)["id"] in passed)

@@ -7,37 +7,27 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import nbformat
 from nbformat import NotebookNode
 
 from book.grading import lab as labs, wired
 from book.grading.handed_in import Entry, find
 from book.grading.lab import LabError, marks
-from book.grading.reference import PATIENT, printed
-from book.grading.release import without_solutions
+from book.grading.reference import PATIENT, Reference
 from book.grading.run import Result, run
 from book.grading.sandbox import Limits, SandboxError
-from book.grading.submission import Submission, SubmissionError, read_submission
-from book.grading.withheld import imports_from_book, withheld
+from book.grading.submission import Submission, SubmissionError, answered, read_submission
+from book.grading.withheld import withheld
 from book.wire.broker import WireError, WireTimeout
 
 MAX_SEED = 10 ** 6  # labs multiply it by a thousand, and generators take 63 bits
-ALLOWANCE_S, TIMES_SLOWER = 60, 4  # a submission may take this much longer than the reference
 Record = dict[str, Any]
-
-
-@dataclass
-class Reference:
-    """What the lab's own solution of an exercise does with the run's seed: the outputs of its checks, its limits."""
-    exercise: int
-    outputs: dict[str, list[dict[str, Any]]]
-    limits: Limits
 
 
 @dataclass
@@ -83,19 +73,14 @@ class Grader:
         kept = _read(self.out / "references.json")
         if kept is None:
             list(pool.map(self.refer, labs.points(self.lab)))
-            kept = {str(n): {"outputs": r.outputs, "limits": asdict(r.limits)} for n, r in self.references.items()}
+            kept = {str(exercise): asdict(reference) for exercise, reference in self.references.items()}
             write_whole(self.out / "references.json", kept)
-        self.references = {int(n): Reference(int(n), r["outputs"], Limits(**r["limits"])) for n, r in kept.items()}
+        self.references = {int(n): Reference(r["outputs"], Limits(**r["limits"])) for n, r in kept.items()}
 
     def refer(self, exercise: int) -> None:
         """Runs the lab's own solution of an exercise. Raises LabError when it does not pass its own checks."""
-        notebook = labs.job(self.lab, exercise, self.seed)
-        result = self._run(notebook, exercise, PATIENT)
-        outputs = printed(result, exercise)
-        slowest = max(cell["seconds"] for cell in result.cells)
-        limits = Limits(cell_s=ALLOWANCE_S / 2 + TIMES_SLOWER * slowest,
-                        wall_s=ALLOWANCE_S + TIMES_SLOWER * result.wall_s)
-        self.references[exercise] = Reference(exercise, outputs, limits)
+        result = self._run(labs.job(self.lab, exercise, self.seed), exercise, PATIENT)
+        self.references[exercise] = Reference.of(result, exercise)
 
     def attempt(self, exercise: int, submission: Submission) -> Record:
         """The verdict on one exercise of a submission: points, which checks passed, and what stopped it."""
@@ -103,7 +88,7 @@ class Grader:
         if not answered(self.lab, exercise, submission):
             return record | {"status": "not answered"}
         notebook = labs.job(self.lab, exercise, self.seed, submission.answers)
-        expect(notebook, self.references[exercise].outputs)
+        labs.expect(notebook, self.references[exercise].outputs)
         result = self._run(notebook, exercise, self.references[exercise].limits)
         passed, marked = result.passed(), [marks(cell) for cell in labs.checks(self.lab, exercise)]
         record["checks"] = [{"id": m["id"], "hidden": bool(m.get("hidden")), "passed": m["id"] in passed}
@@ -136,25 +121,6 @@ class Grader:
         return run(notebook, limits, self.sandboxed, hidden_modules, self.prefix())
 
 
-def answered(lab: NotebookNode, exercise: int, submission: Submission) -> bool:
-    """Whether a submission has anything in an exercise's answer cells but what the released copy had there."""
-    for cell in labs.code_cells(lab):
-        if marks(cell)["kind"] == "answer" and marks(cell)["exercise"] == exercise:
-            stub = without_solutions(cell.source, exercise)[0]
-            sources = submission.answers.get(marks(cell)["id"], [])
-            if any(source.strip() not in ("", stub.strip()) for source in sources):
-                return True
-    return False
-
-
-def expect(notebook: NotebookNode, outputs: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Stores in a job's checks what they must print: nbval compares with that."""
-    for cell in notebook.cells:
-        if marks(cell)["kind"] == "check":
-            cell.outputs = [nbformat.from_dict(dict(out)) for out in outputs[marks(cell)["id"]]]
-            cell.execution_count = 1
-
-
 def grade(lab: Path, folder: Path, out: Path, num_jobs: int = 1, sandboxed: bool = True,
           done: Callable[[Record], None] = lambda record: None) -> list[Record]:
     """Grades all submissions in `folder`, several at a time, and returns a record for each, sorted by name.
@@ -179,7 +145,7 @@ def _grade_entry(grader: Grader, entry: Entry, done: Callable[[Record], None]) -
     record: Record = {"student": entry.student, "slug": entry.slug, "key": None, "error": entry.error, "notes": [],
                       "exercises": {str(n): {"points": 0, "max_points": p, "status": "not graded", "checks": []}
                                     for n, p in labs.points(grader.lab).items()}}
-    try:
+    with _noted_in(record):
         submission = _submission(entry, grader.lab)
         made_of = f"{submission.sha256}:{grader.sha256}:{grader.seed}:{grader.sandboxed}"
         record["key"] = hashlib.sha256(made_of.encode()).hexdigest()
@@ -189,21 +155,29 @@ def _grade_entry(grader: Grader, entry: Entry, done: Callable[[Record], None]) -
             done(kept)
             return kept
         record["exercises"] = {str(n): grader.attempt(n, submission) for n in labs.points(grader.lab)}
+    return _close(grader, record, done, again=True)
+
+
+@contextmanager
+def _noted_in(record: Record) -> Iterator[None]:
+    """What goes wrong with one submission is noted in its record: it must not end the run for the others."""
+    try:
+        yield
     except SubmissionError as error:
         record["error"] = str(error)
     except (SandboxError, LabError):
         raise
-    except Exception as error:  # one submission must not end the run for the others
+    except Exception as error:
         record["error"] = f"grading it failed: {type(error).__name__}"
-    return _close(grader, record, done, again=True)
 
 
 def _again(grader: Grader, entry: Entry, record: Record, done: Callable[[Record], None]) -> Record:
     """Tries once more, alone, what a limit stopped."""
-    submission = _submission(entry, grader.lab)
-    for number, exercise in record["exercises"].items():
-        if exercise.get("stopped"):
-            record["exercises"][number] = grader.attempt(int(number), submission) | {"tried": 2}
+    with _noted_in(record):
+        submission = _submission(entry, grader.lab)
+        for number, exercise in record["exercises"].items():
+            if exercise.get("stopped"):
+                record["exercises"][number] = grader.attempt(int(number), submission) | {"tried": 2}
     return _close(grader, record, done, again=False)
 
 
@@ -221,12 +195,7 @@ def _close(grader: Grader, record: Record, done: Callable[[Record], None], again
 def _submission(entry: Entry, lab: NotebookNode) -> Submission:
     if entry.path is None:
         raise SubmissionError(entry.error or "no notebook")
-    submission = read_submission(entry.path, lab)
-    names = set().union(*(imports_from_book(source) for sources in submission.answers.values() for source in sources))
-    given = set().union(*(imports_from_book(c.source) for c in labs.code_cells(lab) if marks(c)["kind"] == "setup"))
-    if names - given:
-        submission.notes.append("answers import from the book: " + ", ".join(sorted(names - given)))
-    return submission
+    return read_submission(entry.path, lab)
 
 
 def _read(path: Path) -> Any:
@@ -255,4 +224,3 @@ def write_whole(path: Path, value: Any) -> None:
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(value, file, indent=1)
     os.replace(part, path)
-

@@ -11,7 +11,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from book.grading.lab import KEY, KINDS, LabError, marks, points, read_lab
+from book.grading.lab import KEY, KINDS, LabError, expect, marks, points, read_lab
 
 FOLDED = "hide-input"  # folds a solution on the website
 HIDDEN = "remove-cell"  # keeps a hidden check off it
@@ -109,10 +109,7 @@ def with_outputs(lab: NotebookNode) -> NotebookNode:
 
     copy = deepcopy(lab)
     printed = {name: out for exercise in points(copy) for name, out in outputs_of(copy, exercise).items()}
-    for cell in copy.cells:
-        if marks(cell).get("kind") == "check":
-            cell.outputs = [nbformat.from_dict(out) for out in printed[marks(cell)["id"]]]
-            cell.execution_count = 1
+    expect(copy, printed)
     return copy
 
 

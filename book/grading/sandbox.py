@@ -19,7 +19,6 @@ from pathlib import Path
 
 BOOK = Path(__file__).resolve().parents[1]
 HOME = "/home/student"
-MIB = 1 << 20
 FIRST_UID, NUM_UIDS = 61184, 4096  # systemd keeps this range for services' users of the moment, so nobody has them
 ETC = {"passwd": "root:x:0:0::/:/bin/false\nstudent:x:1000:1000::/home/student:/bin/sh\n",
        "group": "root:x:0:\nstudent:x:1000:\n", "hosts": "127.0.0.1 localhost lab\n::1 localhost lab\n",

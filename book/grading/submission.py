@@ -12,6 +12,8 @@ from typing import Any
 from nbformat import NotebookNode
 
 from book.grading.lab import KEY, code_cells, marks
+from book.grading.release import without_solutions
+from book.grading.withheld import imports_from_book
 
 MAX_BYTES = 8 << 20
 
@@ -46,7 +48,19 @@ def read_submission(path: Path, lab: NotebookNode) -> Submission:
         _Reader(own, found).read(cells)
     except RecursionError:  # a source that is a list of lists of lists
         raise SubmissionError("the file is not a notebook") from None
+    found.notes += _imports(found, lab)
     return found
+
+
+def answered(lab: NotebookNode, exercise: int, submission: Submission) -> bool:
+    """Whether a submission has anything in an exercise's answer cells but what the released copy had there."""
+    for cell in code_cells(lab):
+        if marks(cell)["kind"] == "answer" and marks(cell)["exercise"] == exercise:
+            stub = without_solutions(cell.source, exercise)[0]
+            sources = submission.answers.get(marks(cell)["id"], [])
+            if any(source.strip() not in ("", stub.strip()) for source in sources):
+                return True
+    return False
 
 
 def _read_regular(path: Path) -> bytes:
@@ -62,6 +76,13 @@ def _read_regular(path: Path) -> bytes:
         if status.st_size > MAX_BYTES:
             raise SubmissionError(f"the file is larger than {MAX_BYTES >> 20} MiB")
         return file.read(MAX_BYTES + 1)
+
+
+def _imports(found: Submission, lab: NotebookNode) -> list[str]:
+    """A note on modules of the book that answers import and the lab does not."""
+    names = set().union(*(imports_from_book(source) for sources in found.answers.values() for source in sources))
+    given = set().union(*(imports_from_book(c.source) for c in code_cells(lab) if marks(c)["kind"] == "setup"))
+    return ["answers import from the book: " + ", ".join(sorted(names - given))] if names - given else []
 
 
 class _Reader:

@@ -1,0 +1,75 @@
+"""L4: whether a lab is fit to be graded: its cells' marks, its points, and checks whose output can't be guessed."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from nbformat import NotebookNode
+
+from book.grading import lab as labs, wired
+from book.grading.lab import KINDS, LabError, code_cells, marks
+from book.grading.reference import outputs_of
+from book.wire.broker import WireError
+
+SEEDS = (11, 12)
+
+
+def faults(lab: NotebookNode) -> Iterator[str]:
+    """What is wrong with a lab as an assignment, a sentence at a time: first what can be read, then what must be run.
+
+    The lab's solutions run with two seeds. A check that prints the same with both could be forged by printing it.
+    """
+    found = list(marked_wrongly(lab))
+    yield from found
+    if found:
+        return
+    for exercise in labs.points(lab):
+        try:
+            first, second = (outputs_of(lab, exercise, seed) for seed in SEEDS)
+        except LabError as error:
+            yield str(error)
+            continue
+        for name in first:
+            if first[name] == second[name]:
+                yield f"check {name} prints the same with every seed: print a number that depends on SEED"
+        try:
+            why = wired.verdict(lab, exercise, None, sandboxed=False)
+        except WireError as error:
+            why = str(error)
+        if why:
+            yield f"exercise {exercise}'s own solution does not pass: {why}"
+
+
+def marked_wrongly(lab: NotebookNode) -> Iterator[str]:
+    """What is wrong with the marks of a lab's cells."""
+    seen: set[str] = set()
+    for number, cell in enumerate(code_cells(lab)):
+        mark = marks(cell)
+        where = f"code cell {number} ({mark.get('id', 'without id')})"
+        if not mark.get("id") or mark.get("kind") not in KINDS:
+            yield f"{where} needs an id and a kind, one of {', '.join(KINDS)}"
+            continue
+        if mark["id"] in seen:
+            yield f"{where} has an id that another cell has"
+        seen.add(mark["id"])
+        yield from _of_kind(mark, where, cell.source)
+    answers = {marks(c).get("exercise") for c in code_cells(lab) if marks(c).get("kind") == "answer"}
+    checked = {marks(c).get("exercise") for c in code_cells(lab) if marks(c).get("kind") == "check"}
+    for exercise in sorted(answers ^ checked, key=str):
+        yield f"exercise {exercise} needs both an answer and a check"
+    total = sum(marks(c).get("points", 0) for c in code_cells(lab) if marks(c).get("kind") == "check")
+    stated = lab.metadata.get(labs.KEY, {}).get("points")
+    if stated != total:
+        yield f"the notebook's metadata say {stated} points, and its checks add up to {total}"
+
+
+def _of_kind(mark: dict[str, Any], where: str, source: str) -> Iterator[str]:
+    if mark["kind"] in ("answer", "check") and not isinstance(mark.get("exercise"), int):
+        yield f"{where} needs the number of its exercise"
+    if mark["kind"] == "check":
+        if not isinstance(mark.get("points"), int) or mark["points"] < 0:
+            yield f"{where} needs points, a whole number"
+        if mark.get("wire") is not None and mark["wire"] not in wired.WIRED:
+            yield f"{where} names the wire {mark['wire']!r}, which is none of {', '.join(wired.WIRED)}"
+    if mark["kind"] == "parameters" and not any(line.startswith("SEED =") for line in source.splitlines()):
+        yield f"{where} must set SEED in a line of its own"
