@@ -64,6 +64,8 @@ TOTAL = '''def ring_sent(num_bytes, world_size):
 CHECK_2 = '''num_bytes = 24 * random.Random(SEED + 2).randrange(1, 10**6)
 sent = checks.number("what is sent", ring_sent(num_bytes, 4), 2 * 3 * num_bytes / 4)
 print(f"sent: {sent:.0f} {ring_sent(num_bytes, 3):.0f}")'''
+HIDDEN_2 = '''draw = random.Random(SEED + 3)
+print("hidden 2:", [ring_sent(n * draw.randrange(1, 10**6), n) for n in (2, 5, 8)])'''
 
 
 def attack_lab() -> NotebookNode:
@@ -75,7 +77,8 @@ def attack_lab() -> NotebookNode:
         _cell(CHECK_1, id="check-1", kind="check", exercise=1, points=2),
         _cell(HIDDEN_1, id="hidden-1", kind="check", exercise=1, points=0, hidden=True),
         _cell(TOTAL, id="sent", kind="answer", exercise=2),
-        _cell(CHECK_2, id="check-2", kind="check", exercise=2, points=1)]
+        _cell(CHECK_2, id="check-2", kind="check", exercise=2, points=1),
+        _cell(HIDDEN_2, id="hidden-2", kind="check", exercise=2, points=0, hidden=True)]
     lab = new_notebook(cells=cells, metadata={"lockstep": {"points": 3}})
     for number, cell in enumerate(lab.cells):
         cell.id = f"cell-{number}"
@@ -138,6 +141,8 @@ def torch_lab(call: str, answer: str, **mark: Any) -> NotebookNode:
 def _cell(source: str, **mark: Any) -> NotebookNode:
     cell = new_code_cell(source.rstrip("\n"))
     cell.metadata["lockstep"] = mark
+    if mark.get("hidden"):
+        cell.metadata["tags"] = ["remove-cell"]
     return cell
 
 

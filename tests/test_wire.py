@@ -1,14 +1,12 @@
 """Ranks that can only send and receive: the broker forwards, counts, and says what is wrong; no collective is there."""
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
-from socket import AF_UNIX, socket
 
 import numpy as np
 import pytest
 
+from book.grading.ranks import Ranks
 from book.wire.broker import Broker, WireError
 from book.wire.frames import DONE, RECV, SEND, Frame, Unpacker, packed
 
@@ -76,24 +74,22 @@ def leaves(buffer):
 '''
 
 
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    """Ranks that come again for each test, and remember nothing of the one before."""
+    with Ranks(sandboxed=False) as ranks:
+        yield ranks
+
+
 @pytest.fixture
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """Three ranks that have run PROGRAM."""
-    folder = tmp_path_factory.mktemp("w")
-    connections, processes = [], []
-    for rank in range(3):
-        with socket(AF_UNIX) as listener:
-            listener.bind(str(folder / str(rank)))
-            listener.listen()
-            command = [sys.executable, "-m", "book.wire.rank", str(folder / str(rank))]
-            processes.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
-            connections.append(listener.accept()[0])
-    broker = Broker(connections)
-    broker.start([PROGRAM], timeout_s=120)
+def broker(ranks: Ranks) -> Iterator[Broker]:
+    """Three ranks that have run PROGRAM, to which its imports were the head."""
+    head, program = PROGRAM.split("\n\n\n", 1)
+    broker = Broker(ranks.connect(3, [head], []))
+    broker.start([program], timeout_s=120)
     yield broker
-    for connection, process in zip(connections, processes):
-        connection.close()
-        process.wait(timeout=60)  # a rank whose broker is gone ends by itself
+    for rank in broker.ranks:
+        rank.connection.close()
 
 
 def ask(broker: Broker, call: str, length: int = 4):
@@ -125,6 +121,27 @@ def test_there_are_no_collectives(broker: Broker) -> None:
 def test_what_goes_wrong_is_told(broker: Broker, call: str, said: str) -> None:
     with pytest.raises(WireError, match=said):
         ask(broker, call)
+
+
+def run_on(ranks: Ranks, head: list[str], *sources: str) -> set[int]:
+    """Runs sources on two ranks and returns the ids of the processes that these ranks were forked from."""
+    connections = ranks.connect(2, head, [])
+    Broker(connections).start(sources, timeout_s=120)
+    for connection in connections:
+        connection.close()
+    return {rank.process.pid for rank in ranks.ranks}
+
+
+def test_what_one_run_leaves_the_next_does_not_see(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name, a patched module, a thread: each run is forked from ranks that have seen the head alone."""
+    head = ["import os, threading, time, torch", "kept = 1"]
+    before = {rank.process.pid for rank in ranks.ranks}
+    first = run_on(ranks, head, "torch.add = None", "kept = 2",
+                   "threading.Thread(target=time.sleep, args=(600,)).start()")
+    assert not first & before, "another head needs other ranks"
+    assert run_on(ranks, head, "assert kept == 1 and torch.add is not None", "os._exit = lambda _: time.sleep(600)") == first
+    monkeypatch.setattr("book.grading.ranks.NEXT_S", 1)
+    assert not run_on(ranks, head, "assert os._exit.__name__ == '_exit'") & first, "these did not let go"
 
 
 def test_frames_come_out_as_they_went_in_however_they_are_cut() -> None:

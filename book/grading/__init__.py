@@ -9,6 +9,7 @@
     reference     what a lab's own solutions print, and the limits that follow
     lint          whether a lab is fit to be graded
     withheld      modules of the book that are not there when an exercise is graded
+    ranks         ranks on a wire, each in a sandbox of its own
     wired         exercises whose ranks can only send and receive, over `book.wire`
     grade         a folder of submissions -> points
     report        CSV, JSON, Gradescope, HTML

@@ -5,11 +5,13 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nbformat import NotebookNode
 
 from book.grading import lab as labs, wired
 from book.grading.lab import LabError, marks
+from book.grading.ranks import Ranks
 from book.grading.reference import PATIENT
 from book.grading.release import EXPECTED
 from book.grading.run import Result, run
@@ -47,26 +49,30 @@ def check(notebook: Path, exercises: list[int] | None = None,
     if unknown:
         raise LabError(f"there is no exercise {min(unknown)}; there are {', '.join(map(str, labs.points(lab)))}")
     outputs = {marks(cell)["id"]: cell.outputs for cell in labs.code_cells(lab) if marks(cell)["kind"] == "check"}
-    for exercise, max_points in labs.points(lab).items():
-        if exercises and exercise not in exercises:
-            continue
-        if not answered(lab, exercise, submission):
-            yield Verdict(exercise, 0, max_points, "not answered")
-            continue
-        begins(exercise)
-        job = labs.job(lab, exercise, None, submission.answers)
-        labs.expect(job, outputs)
-        result = run(job, PATIENT, sandboxed=False)
-        passed = result.passed()
-        cells = labs.checks(lab, exercise)
-        points = sum(marks(cell).get("points", 0) for cell in cells if marks(cell)["id"] in passed)
-        why = _first_failure(result) or _over_the_wire(lab, exercise, submission.answers)
-        yield Verdict(exercise, 0 if why and len(passed) == len(cells) else points, max_points, why)
+    with Ranks(sandboxed=False) as ranks:
+        for exercise, max_points in labs.points(lab).items():
+            if exercises and exercise not in exercises:
+                continue
+            if answered(lab, exercise, submission):
+                begins(exercise)
+                yield _verdict(lab, exercise, submission.answers, outputs, ranks)
+            else:
+                yield Verdict(exercise, 0, max_points, "not answered")
 
 
-def _over_the_wire(lab: NotebookNode, exercise: int, answers: labs.Answers) -> str | None:
+def _verdict(lab: NotebookNode, exercise: int, answers: labs.Answers, outputs: dict[str, Any], ranks: Ranks) -> Verdict:
+    job = labs.job(lab, exercise, None, answers)
+    labs.expect(job, outputs)
+    result = run(job, PATIENT, sandboxed=False)
+    passed, cells = result.passed(), labs.checks(lab, exercise)
+    points = sum(marks(cell).get("points", 0) for cell in cells if marks(cell)["id"] in passed)
+    why = _first_failure(result) or _over_the_wire(lab, exercise, answers, ranks)
+    return Verdict(exercise, 0 if why and len(passed) == len(cells) else points, labs.points(lab)[exercise], why)
+
+
+def _over_the_wire(lab: NotebookNode, exercise: int, answers: labs.Answers, ranks: Ranks) -> str | None:
     try:
-        return wired.verdict(lab, exercise, answers, sandboxed=False)
+        return wired.verdict(lab, exercise, answers, ranks)
     except WireError as error:
         return f"over a wire that only sends and receives: {error}"
 

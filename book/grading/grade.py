@@ -19,6 +19,7 @@ from nbformat import NotebookNode
 from book.grading import lab as labs, wired
 from book.grading.handed_in import Entry, find
 from book.grading.lab import LabError, marks
+from book.grading.ranks import Ranks
 from book.grading.reference import PATIENT, Reference
 from book.grading.run import Result, run
 from book.grading.sandbox import Limits, SandboxError
@@ -68,6 +69,10 @@ class Grader:
         """How the names of this run's temporary folders begin."""
         return f"lockstep-{self.name}-"
 
+    def ranks(self) -> Ranks:
+        """Ranks for the exercises of one submission."""
+        return Ranks(self.sandboxed, self.prefix())
+
     def refer_all(self, pool: ThreadPoolExecutor) -> None:
         """Makes the references, or reads those of the run that goes on. Raises LabError when a solution fails."""
         kept = _read(self.out / "references.json")
@@ -82,7 +87,7 @@ class Grader:
         result = self._run(labs.job(self.lab, exercise, self.seed), exercise, PATIENT)
         self.references[exercise] = Reference.of(result, exercise)
 
-    def attempt(self, exercise: int, submission: Submission) -> Record:
+    def attempt(self, exercise: int, submission: Submission, ranks: Ranks) -> Record:
         """The verdict on one exercise of a submission: points, which checks passed, and what stopped it."""
         record: Record = {"points": 0, "max_points": labs.points(self.lab)[exercise], "status": "passed", "checks": []}
         if not answered(self.lab, exercise, submission):
@@ -100,16 +105,16 @@ class Grader:
         missed = [check["hidden"] for check in record["checks"] if not check["passed"]]
         if any(missed):
             return record | {"status": "a check failed" + (" that your copy does not have" if all(missed) else "")}
-        record = record | (self._wired(exercise, submission) if passed else {})
+        record = record | (self._wired(exercise, submission, ranks) if passed else {})
         if record["status"] == "passed":
             record["points"] = sum(m.get("points", 0) for m in marked if m["id"] in passed)
             record["status"] = "a check failed" if missed else "passed"
         return record
 
-    def _wired(self, exercise: int, submission: Submission) -> Record:
+    def _wired(self, exercise: int, submission: Submission, ranks: Ranks) -> Record:
         """What the exercise's wire changes in its record."""
         try:
-            why = wired.verdict(self.lab, exercise, submission.answers, self.sandboxed)
+            why = wired.verdict(self.lab, exercise, submission.answers, ranks)
         except WireTimeout as error:
             return {"status": "stopped: the ranks were not done", "log": str(error), "stopped": True}
         except WireError as error:
@@ -154,7 +159,8 @@ def _grade_entry(grader: Grader, entry: Entry, done: Callable[[Record], None]) -
         if kept and kept.get("key") == record["key"]:
             done(kept)
             return kept
-        record["exercises"] = {str(n): grader.attempt(n, submission) for n in labs.points(grader.lab)}
+        with grader.ranks() as ranks:
+            record["exercises"] = {str(n): grader.attempt(n, submission, ranks) for n in labs.points(grader.lab)}
     return _close(grader, record, done, again=True)
 
 
@@ -173,11 +179,11 @@ def _noted_in(record: Record) -> Iterator[None]:
 
 def _again(grader: Grader, entry: Entry, record: Record, done: Callable[[Record], None]) -> Record:
     """Tries once more, alone, what a limit stopped."""
-    with _noted_in(record):
+    with _noted_in(record), grader.ranks() as ranks:
         submission = _submission(entry, grader.lab)
         for number, exercise in record["exercises"].items():
             if exercise.get("stopped"):
-                record["exercises"][number] = grader.attempt(int(number), submission) | {"tried": 2}
+                record["exercises"][number] = grader.attempt(int(number), submission, ranks) | {"tried": 2}
     return _close(grader, record, done, again=False)
 
 

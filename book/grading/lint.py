@@ -1,14 +1,16 @@
 """L4: whether a lab is fit to be graded: its cells' marks, its points, and checks whose output can't be guessed."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nbformat import NotebookNode
 
-from book.grading import lab as labs, wired
-from book.grading.lab import KINDS, LabError, code_cells, marks
+from book.grading import lab as labs, wired, withheld
+from book.grading.lab import KEY, KINDS, LabError, code_cells, marks
+from book.grading.ranks import Ranks
 from book.grading.reference import outputs_of
+from book.grading.release import HIDDEN
 from book.wire.broker import WireError
 
 SEEDS = (11, 12)
@@ -23,21 +25,23 @@ def faults(lab: NotebookNode) -> Iterator[str]:
     yield from found
     if found:
         return
-    for exercise in labs.points(lab):
-        try:
-            first, second = (outputs_of(lab, exercise, seed) for seed in SEEDS)
-        except LabError as error:
-            yield str(error)
-            continue
+    with Ranks(sandboxed=False) as ranks:
+        for exercise in labs.points(lab):
+            yield from _solved_wrongly(lab, exercise, ranks)
+
+
+def _solved_wrongly(lab: NotebookNode, exercise: int, ranks: Ranks) -> Iterator[str]:
+    """What an exercise's own solution shows to be wrong."""
+    try:
+        first, second = (outputs_of(lab, exercise, seed) for seed in SEEDS)
         for name in first:
             if first[name] == second[name]:
                 yield f"check {name} prints the same with every seed: print a number that depends on SEED"
-        try:
-            why = wired.verdict(lab, exercise, None, sandboxed=False)
-        except WireError as error:
-            why = str(error)
-        if why:
-            yield f"exercise {exercise}'s own solution does not pass: {why}"
+        why = wired.verdict(lab, exercise, None, ranks)
+    except (LabError, WireError) as error:
+        why = str(error)
+    if why:
+        yield f"exercise {exercise}'s own solution does not pass: {why}"
 
 
 def marked_wrongly(lab: NotebookNode) -> Iterator[str]:
@@ -52,23 +56,40 @@ def marked_wrongly(lab: NotebookNode) -> Iterator[str]:
         if mark["id"] in seen:
             yield f"{where} has an id that another cell has"
         seen.add(mark["id"])
-        yield from _of_kind(mark, where, cell.source)
-    answers = {marks(c).get("exercise") for c in code_cells(lab) if marks(c).get("kind") == "answer"}
-    checked = {marks(c).get("exercise") for c in code_cells(lab) if marks(c).get("kind") == "check"}
-    for exercise in sorted(answers ^ checked, key=str):
-        yield f"exercise {exercise} needs both an answer and a check"
+        yield from _of_kind(mark, where, cell.source, cell.metadata.get("tags", []))
+    yield from _unfit_exercises(lab)
     total = sum(marks(c).get("points", 0) for c in code_cells(lab) if marks(c).get("kind") == "check")
-    stated = lab.metadata.get(labs.KEY, {}).get("points")
+    stated = lab.metadata.get(KEY, {}).get("points")
     if stated != total:
         yield f"the notebook's metadata say {stated} points, and its checks add up to {total}"
 
 
-def _of_kind(mark: dict[str, Any], where: str, source: str) -> Iterator[str]:
+def _unfit_exercises(lab: NotebookNode) -> Iterator[str]:
+    """What is wrong with how the cells of exercises go together."""
+    answers, checks, hidden = ({marks(c).get("exercise") for c in code_cells(lab) if wanted(marks(c))} for wanted in (
+        lambda mark: mark.get("kind") == "answer", lambda mark: mark.get("kind") == "check",
+        lambda mark: mark.get("kind") == "check" and mark.get("hidden")))
+    for exercise in sorted(answers ^ checks, key=str):
+        yield f"exercise {exercise} needs both an answer and a check"
+    for exercise in sorted(answers & checks - hidden, key=str):
+        yield f"exercise {exercise} needs a hidden check: a learner who knows the public ones can write for them alone"
+    for cell in code_cells(lab):
+        for other in marks(cell).get("depends", []):
+            if other not in answers or other >= marks(cell)["exercise"]:
+                yield f"{marks(cell)['id']} depends on exercise {other}, which does not come before it"
+    for module, exercises in lab.metadata.get(KEY, {}).get("open", {}).items():
+        if not (withheld.exists(module) and set(exercises) <= answers):
+            yield f"the notebook's metadata open {module} to {exercises}: one of these does not exist"
+
+
+def _of_kind(mark: dict[str, Any], where: str, source: str, tags: Sequence[str]) -> Iterator[str]:
     if mark["kind"] in ("answer", "check") and not isinstance(mark.get("exercise"), int):
         yield f"{where} needs the number of its exercise"
     if mark["kind"] == "check":
         if not isinstance(mark.get("points"), int) or mark["points"] < 0:
             yield f"{where} needs points, a whole number"
+        if mark.get("hidden") and HIDDEN not in tags:
+            yield f"{where} is hidden and needs the tag {HIDDEN}: else the website shows it"
         if mark.get("wire") is not None and mark["wire"] not in wired.WIRED:
             yield f"{where} names the wire {mark['wire']!r}, which is none of {', '.join(wired.WIRED)}"
     if mark["kind"] == "parameters" and not any(line.startswith("SEED =") for line in source.splitlines()):

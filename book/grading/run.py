@@ -78,7 +78,7 @@ class _Job:
             try:
                 why = self._watch(process)
             finally:
-                _kill(process)
+                end(process)
         result = Result(why=why, wall_s=time.monotonic() - self.started, peak_bytes=self.peak_bytes,
                         log=_head(self.log_file))
         return result if why else self._read(result)
@@ -148,8 +148,8 @@ class _Job:
         return result
 
 
-def _kill(process: subprocess.Popen) -> None:
-    """Ends nbval and all that it started. What is in the sandbox dies with the sandbox."""
+def end(process: subprocess.Popen) -> None:
+    """Ends a process and all that it started. What is in the sandbox dies with the sandbox."""
     children = _descendants(process.pid)
     for one in [process, *children]:
         try:

@@ -1,32 +1,27 @@
 """L4: exercises whose ranks can only send and receive: graded by what the broker, outside the sandboxes, has counted.
 
-Each rank is in a sandbox of its own, with its own numbers and one socket. What it must hold in the end, and who may
-send how much to whom, is decided here; no expected value is ever inside.
+Each rank has its own numbers. What it must hold in the end, and who may send how much to whom, is decided here; no
+expected value is ever inside.
 """
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from nbformat import NotebookNode
 
-from book.grading import lab as labs, sandbox
+from book.grading import lab as labs
 from book.grading.lab import Answers, marks
-from book.grading.sandbox import Limits
+from book.grading.ranks import START_S, Ranks
 from book.grading.withheld import withheld
-from book.wire.broker import Broker, WireError, WireRun, WireTimeout
+from book.wire.broker import Broker, WireError, WireRun
 
-START_S, RUN_S, HANG_S = 120, 60, 15
-OF_A_RANK = Limits(memory_bytes=2 << 30, num_processes=64)  # there are up to five at a time
+RUN_S, HANG_S = 60, 15
 Arrays = Sequence[np.ndarray]
 Message = tuple[int, int, int]
 
@@ -44,7 +39,7 @@ class Wired:
     traffic: Callable[[Sequence[Message], Mapping[str, int]], str | None]
 
 
-def verdict(lab: NotebookNode, exercise: int, answers: Answers | None, sandboxed: bool = True) -> str | None:
+def verdict(lab: NotebookNode, exercise: int, answers: Answers | None, ranks: Ranks) -> str | None:
     """Why an exercise's answers do not do what its `wire` mark asks for; None when they do, or there is no such mark.
 
     `answers` None stands for the lab's own solutions. Raises WireError when a rank fails, WireTimeout when ranks wait
@@ -53,17 +48,25 @@ def verdict(lab: NotebookNode, exercise: int, answers: Answers | None, sandboxed
     names = [marks(cell)["wire"] for cell in labs.checks(lab, exercise) if "wire" in marks(cell)]
     if not names:
         return None
-    notebook = labs.job(lab, exercise, None, answers)
-    sources = [cell.source for cell in notebook.cells if marks(cell)["kind"] != "check"]
-    without = withheld(lab, exercise) if sandboxed else []
-    return next(filter(None, (_run(WIRED[name], sources, sandboxed, without) for name in names)), None)
+    cells = [cell for cell in labs.job(lab, exercise, None, answers).cells if marks(cell)["kind"] != "check"]
+    head = list(takewhile(lambda cell: marks(cell)["kind"] != "learner", cells))
+    sources = [[cell.source for cell in part] for part in (head, cells[len(head):])]
+    without = withheld(lab, exercise) if ranks.sandboxed else []
+    try:
+        return next(filter(None, (_run(WIRED[name], *sources, ranks, without) for name in names)), None)
+    except WireError:
+        ranks.end()  # who knows what they are at
+        raise
 
 
-def _run(wired: Wired, sources: Sequence[str], sandboxed: bool, without: Sequence[Path]) -> str | None:
+def _run(wired: Wired, head: Sequence[str], sources: Sequence[str], ranks: Ranks,
+         without: Sequence[Path]) -> str | None:
     rng = np.random.default_rng()  # nobody needs to know these numbers again
+    connections = ranks.connect(max(case["world_size"] for case in wired.cases), head, without)
     with ExitStack() as stack:
-        broker = Broker(_connections(max(case["world_size"] for case in wired.cases), sandboxed, without,
-                                     stack))
+        for connection in connections:
+            stack.enter_context(closing(connection))
+        broker = Broker(connections)
         broker.start(sources, START_S)
         for case in wired.cases:
             size = case["world_size"]
@@ -85,39 +88,6 @@ def _wrong(wired: Wired, case: Mapping[str, int], inputs: Arrays, run: WireRun) 
         if got.shape != want.shape or not np.array_equal(got[~np.isnan(want)], want[~np.isnan(want)]):
             return f"rank {rank} does not hold what it should"
     return wired.traffic(run.messages, case)
-
-
-def _connections(world_size: int, sandboxed: bool, without: Sequence[Path], stack: ExitStack) -> list[socket.socket]:
-    """Starts the ranks, each with a listening socket of its own: who speaks through it is known, whatever it says."""
-    listeners, processes = [], []
-    for _ in range(world_size):
-        parent = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True)))
-        inside = sandbox.folder_for(parent, without)
-        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-        listener.bind(str(inside / "w"))
-        (inside / "w").chmod(0o777)
-        listener.listen(1)
-        command = [sys.executable, "-m", "book.grading.alone", "book.wire.rank", str(inside / "w")]
-        if sandboxed:
-            command = [*sandbox.dying_with_us(), *sandbox.command(command, parent, OF_A_RANK)]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.DEVNULL, start_new_session=True)
-        stack.callback(process.wait)
-        stack.callback(process.kill)
-        listeners.append(listener)
-        processes.append(process)
-    return [stack.enter_context(_accepted(listener, process)) for listener, process in zip(listeners, processes)]
-
-
-def _accepted(listener: socket.socket, process: subprocess.Popen) -> socket.socket:
-    listener.settimeout(1)
-    for _ in range(START_S):
-        try:
-            return listener.accept()[0]
-        except TimeoutError:
-            if process.poll() is not None:
-                break
-    raise WireTimeout("a rank did not start")
 
 
 def ring(messages: Sequence[Message], case: Mapping[str, int], rounds: int, ways: Sequence[int] = (1, -1),

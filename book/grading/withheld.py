@@ -37,6 +37,12 @@ def withheld(lab: NotebookNode, exercise: int) -> list[Path]:
     return [path for name, paths in sorted(modules.items()) if name not in open_now for path in paths]
 
 
+def exists(module: str) -> bool:
+    """Whether `book.parallel` has this module, whose full name is given."""
+    place = BOOK.parent.joinpath(*module.split("."))
+    return module.startswith(PACKAGE + ".") and (place.is_dir() or place.with_suffix(".py").is_file())
+
+
 def imports_from_book(source: str) -> set[str]:
     """The modules of the book that a learner's source imports, as far as its import statements say."""
     if len(source) > MAX_CHARS:

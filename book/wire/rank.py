@@ -1,15 +1,21 @@
-"""L2: the program of one rank: python -m book.wire.rank SOCKET. It runs what the broker's tasks say.
+"""L2: the program of one rank: python -m book.wire.rank SOCKET < HEAD. It runs what the broker's tasks say.
 
-The first task has `sources`, run one after the other in one namespace. Each later one has `call`, `rank`, `world_size`
-and whatever else the call uses, and an input: an array of float64 called `buffer`, which the call leaves as its result.
+HEAD is JSON, a list of sources that are run first. Then the rank connects to the socket, and serves each connection in
+a process of its own, forked from there: what one run does to it the next does not see.
+
+The first task of a connection has `sources`, run one after the other in one namespace. Each later one has `call`,
+`rank`, `world_size` and whatever else the call uses, and an input: an array of float64 called `buffer`, which the call
+leaves as its result.
 """
 from __future__ import annotations
 
 import json
 import linecache
+import os
 import socket
 import sys
 import traceback
+from collections.abc import Sequence
 
 import torch
 
@@ -18,16 +24,32 @@ from book.wire.group import Link, join
 
 
 def main(path: str) -> None:
-    """Serves the broker whose socket is at `path`, until it is gone."""
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(path)
-    link, namespace = Link(connection), {"__name__": "__main__"}
+    """Serves the brokers that accept at the socket `path`, one after the other, until it is gone."""
+    namespace = {"__name__": "__main__"}
+    run_sources(json.load(sys.stdin), namespace, "head")
+    while True:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(path)
+        except OSError:
+            return
+        child = os.fork()
+        if child == 0:
+            serve(connection, namespace)
+            os._exit(0)
+        connection.close()
+        os.waitpid(child, 0)
+
+
+def serve(connection: socket.socket, namespace: dict) -> None:
+    """Does a broker's tasks until it is gone."""
+    link = Link(connection)
     while (payload := link.next_task()) is not None:
         head, data = payload.split(b"\n", 1)
         task = json.loads(head)
         try:
             if "sources" in task:
-                run_sources(task["sources"], namespace)
+                run_sources(task["sources"], namespace, "source")
                 link.say(READY)
             else:
                 link.say(RESULT, payload=run_call(link, task, data, namespace))
@@ -36,10 +58,10 @@ def main(path: str) -> None:
             link.say(FAIL, payload=f"{type(error).__name__}: {error} (line {last.lineno}: {last.line})".encode())
 
 
-def run_sources(sources: list[str], namespace: dict) -> None:
+def run_sources(sources: Sequence[str], namespace: dict, called: str) -> None:
     """Runs sources in a namespace, so that an error can show its line."""
     for number, source in enumerate(sources):
-        name = f"<source {number}>"
+        name = f"<{called} {number}>"
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         exec(compile(source, name, "exec"), namespace)
 
@@ -50,7 +72,7 @@ def run_call(link: Link, task: dict, data: bytes, namespace: dict) -> bytes:
     buffer = torch.frombuffer(bytearray(data), dtype=torch.float64)
     local = {**task, "buffer": buffer, "torch": torch}
     namespace.update(local)
-    run_sources([task["call"]], namespace)
+    run_sources([task["call"]], namespace, "call")
     return namespace["buffer"].detach().contiguous().double().numpy().tobytes()
 
 

@@ -1,0 +1,107 @@
+"""L4: ranks on a wire: each in a sandbox of its own, with one socket; they serve one exercise after another."""
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from book.grading import sandbox
+from book.grading.run import end
+from book.grading.sandbox import Limits
+from book.wire.broker import WireTimeout
+
+START_S, NEXT_S = 120, 10  # how long a rank may take to start, and to be ready for the next exercise
+OF_A_RANK = Limits(memory_bytes=2 << 30, num_processes=64)  # there are up to five at a time
+
+
+@dataclass
+class _Rank:
+    """A rank's process and the socket at which it comes for each exercise: who speaks there is known."""
+    process: subprocess.Popen
+    listener: socket.socket
+    folder: tempfile.TemporaryDirectory
+
+    def accept(self, limit_s: int) -> socket.socket | None:
+        """The rank's next connection; None when there is none in time."""
+        self.listener.settimeout(1)
+        for _ in range(limit_s):
+            try:
+                return self.listener.accept()[0]
+            except TimeoutError:
+                if self.process.poll() is not None:
+                    break
+        return None
+
+    def end(self) -> None:
+        """Ends the process and those forked from it; its folder is gone then too."""
+        end(self.process)
+        self.listener.close()
+        self.folder.cleanup()
+
+
+class Ranks:
+    """The ranks of one submission's exercises, started when they are first asked for, gone when the context ends.
+
+    Importing torch and running a lab's setup is most of what a rank does. So each does it once, and gives every
+    exercise a process that is forked from there.
+    """
+
+    def __init__(self, sandboxed: bool = True, prefix: str = "lockstep-") -> None:
+        self.sandboxed, self.prefix = sandboxed, prefix
+        self.ranks: list[_Rank] = []
+        self.made_for: tuple[Any, ...] = ()
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Ends all ranks; new ones start when they are asked for."""
+        while self.ranks:
+            self.ranks.pop().end()
+
+    def connect(self, world_size: int, head: Sequence[str], withheld: Sequence[Path]) -> list[socket.socket]:
+        """Connections to ranks that have run the sources in `head`, where those modules of the book do nothing.
+
+        Raises WireTimeout when one does not start.
+        """
+        if self.made_for != (made_for := (tuple(head), tuple(withheld))):
+            self.end()
+            self.made_for = made_for
+        connections = [rank.accept(NEXT_S) for rank in self.ranks[:world_size]]
+        if None in connections:  # what an exercise before this one left there does not let go
+            self.end()
+            connections = []
+        new = [self._start() for _ in range(world_size - len(self.ranks))]
+        connections += [rank.accept(START_S) for rank in new]
+        if None in connections:
+            self.end()
+            raise WireTimeout("a rank did not start")
+        return connections
+
+    def _start(self) -> _Rank:
+        head, withheld = self.made_for
+        folder = tempfile.TemporaryDirectory(prefix=self.prefix, ignore_cleanup_errors=True)
+        parent = Path(folder.name)
+        path = sandbox.folder_for(parent, withheld) / "w"
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        path.chmod(0o777)
+        listener.listen(1)
+        (parent / "head.json").write_text(json.dumps(head))
+        command = [sys.executable, "-m", "book.grading.alone", "book.wire.rank", str(path)]
+        if self.sandboxed:
+            command = [*sandbox.dying_with_us(), *sandbox.command(command, parent, OF_A_RANK)]
+        with open(parent / "head.json") as sources:
+            process = subprocess.Popen(command, stdin=sources, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                       start_new_session=True)
+        self.ranks.append(_Rank(process, listener, folder))
+        return self.ranks[-1]
