@@ -1,5 +1,6 @@
 """Student copies: no solution and no hidden check is left, work is never overwritten, a badly marked lab is refused."""
 import json
+import re
 from pathlib import Path
 
 import nbformat
@@ -9,7 +10,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from book.grading.__main__ import main
 from book.grading.lab import LabError, code_cells, job, marks, needed, points, read_lab
 from book.grading.lint import marked_wrongly
-from book.grading.release import in_variant, pristine, released
+from book.grading.release import in_variant, pristine, readme, released
+from book.grading.submission import read_submission
 from tests.attack_lab import attack_lab
 
 LABS = sorted((Path(__file__).resolve().parents[1] / "labs").glob("*.ipynb"))
@@ -72,6 +74,16 @@ def test_a_release_is_the_same_byte_for_byte(tmp_path):
     assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
 
 
+def test_the_readme_says_what_builds_on_what(tmp_path):
+    assert main(["release", *map(str, LABS), "-o", str(tmp_path)]) == 0
+    told = (tmp_path / "README.md").read_text()
+    for path in LABS:
+        ours = told.split(f"- `{path.name}`\n")[1].split("\n- ")[0].split("\n\n")[0]
+        for number, line in re.findall(r"exercise (\d+) also runs your answers? to ([\d, and]+)", ours):
+            assert set(map(int, re.findall(r"\d+", line))) == needed(read_lab(path), int(number)) - {int(number)}
+        assert ours.count("also runs") == sum(len(needed(read_lab(path), n)) > 1 for n in points(read_lab(path)))
+
+
 def test_nbgrader_finds_its_metadata(tmp_path):
     assert main(["release", str(LABS[0]), "-o", str(tmp_path), "--nbgrader"]) == 0
     cells = list(code_cells(read_lab(tmp_path / LABS[0].name)))
@@ -118,7 +130,7 @@ def test_what_is_no_notebook_is_told(tmp_path, capsys):
     assert "can't be read as a notebook" in capsys.readouterr().err
 
 
-def test_a_variant_changes_the_cells_that_have_it_and_no_others():
+def test_a_variant_changes_the_cells_that_have_it_and_no_others(tmp_path):
     source = attack_lab()
     text = new_markdown_cell("Plain.", metadata={"lockstep": {"variants": {"B": "Other."}}})
     source.cells.insert(1, text)
@@ -128,6 +140,10 @@ def test_a_variant_changes_the_cells_that_have_it_and_no_others():
     changed = [(a.source, b.source) for a, b in zip(source.cells, other.cells) if a.source != b.source]
     assert changed == [("Plain.", "Other."), (check.source, "print(SEED)")] and points(other) == {1: 2, 2: 5}
     assert "variants" not in json.dumps(released(other)), "a student's copy tells of no other variant"
+    assert "variant B" in readme({"lab.ipynb": other}) and "variant" not in readme({"lab.ipynb": source})
+    nbformat.write(released(other), tmp_path / "b.ipynb")
+    noted = [read_submission(tmp_path / "b.ipynb", lab).notes for lab in (source, other)]
+    assert noted[0][-1] == "the copy is of variant B, the source it is graded with of none" and not noted[1]
     with pytest.raises(LabError, match="no variant 'C'; it has B"):
         in_variant(source, "C")
 

@@ -34,6 +34,13 @@ def marks(cell: NotebookNode) -> dict[str, Any]:
     return cell.metadata.get(KEY, {})
 
 
+def variant_of(metadata: Any) -> str | None:
+    """The name of the variant that a notebook's metadata, from whomever they come, say it is; None for none."""
+    found = metadata.get(KEY) if isinstance(metadata, dict) else None
+    variant = found.get("variant") if isinstance(found, dict) else None
+    return variant if isinstance(variant, str) else None
+
+
 def code_cells(lab: NotebookNode) -> Iterator[NotebookNode]:
     """The lab's code cells, in order."""
     return (cell for cell in lab.cells if cell.cell_type == "code")

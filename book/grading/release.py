@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from book.grading.lab import KEY, KINDS, LabError, expect, marks, points, read_lab
+from book.grading.lab import KEY, KINDS, LabError, expect, marks, needed, points, read_lab, variant_of
 
 FOLDED = "hide-input"  # folds a solution on the website
 HIDDEN = "remove-cell"  # keeps a hidden check off it
@@ -29,12 +29,13 @@ def release_all(labs: Iterable[Path], out: Path, force: bool = False, variant: s
     A copy that is already there is kept, with the work in it, unless `force`. The same labs make the same files, byte
     for byte. Raises LabError for a folder without labs, or a lab that `released` or `in_variant` refuses.
     """
-    sources = sources_in(labs)
+    sources, read = sources_in(labs), {}
     for source in sources:
         copy = out / source.name
         lab = read_lab(source)
         if variant is not None:
             lab = with_outputs(in_variant(lab, variant, source.name))
+        read[source.name] = lab
         notebook = released(lab, source.name, nbgrader)
         out.mkdir(parents=True, exist_ok=True)
         kept, expected = copy.exists() and not force, copy.with_suffix(EXPECTED)
@@ -45,7 +46,7 @@ def release_all(labs: Iterable[Path], out: Path, force: bool = False, variant: s
             continue
         write_notebook(notebook, copy)
         yield f"wrote {copy}"
-    (out / "README.md").write_text(readme([source.stem for source in sources]), encoding="utf-8")
+    (out / "README.md").write_text(readme(read), encoding="utf-8")
 
 
 def sources_in(labs: Iterable[Path]) -> list[Path]:
@@ -70,7 +71,9 @@ def released(lab: NotebookNode, name: str = "this lab", nbgrader: bool = False) 
             del cell.metadata[KEY]
         cell.pop("attachments", None)
     copy.cells = [cell for cell in copy.cells if not marks(cell).get("hidden")]
-    copy.metadata.pop(KEY, None)
+    marked = copy.metadata.pop(KEY, {})
+    if "variant" in marked:
+        copy.metadata[KEY] = {"variant": marked["variant"]}
     return copy
 
 
@@ -98,6 +101,7 @@ def in_variant(lab: NotebookNode, variant: str, name: str = "this lab") -> Noteb
                 cell.metadata[KEY].update({name: mark for name, mark in other.items() if name != "source"})
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
+    copy.metadata.setdefault(KEY, {})["variant"] = variant
     if not found:
         raise LabError(f"{name} has no variant {variant!r}; it has {', '.join(sorted(known)) or 'none'}")
     return copy
@@ -153,24 +157,45 @@ def nbgrader_marks(cell: NotebookNode) -> dict[str, Any]:
     return {**found, "points": marks(cell).get("points", 0)} if kind == "check" else found
 
 
-def readme(names: list[str]) -> str:
-    """What a student reads first."""
-    listed = "\n".join(f"- `{name}.ipynb`" for name in names)
+def readme(labs: Mapping[str, NotebookNode]) -> str:
+    """What a student reads first, for labs by their file's name."""
+    listed = "\n".join(_builds_on(name, lab) for name, lab in labs.items())
+    first = next(iter(labs))
     return f"""# Labs
-
-{listed}
 
 1. Open a lab in JupyterLab and read it from the top. Write your code where it says `# YOUR CODE HERE`, run the cell,
    then run the check below it. A check that fails says what is wrong.
-2. Check a whole lab from a terminal:
+2. Check a whole lab from a terminal, in the book's folder, after `make lab` has installed everything there once. If this
+   folder is not the book's `student`, write its path in its place:
 
-       python -m book.grading check {names[0]}.ipynb
+       .venv/bin/python -m book.grading check student/{first}
 
    It puts your answers into a fresh copy of the lab and runs every check with nbval. Ordinary
-   `pytest --nbval {names[0]}.ipynb` comes to the same verdict on the checks that you see, as long as you leave `SEED`
-   and all cells but your own as they are.
+   `.venv/bin/python -m pytest --nbval student/{first}` comes to the same verdict on the checks that you see, as long
+   as you leave `SEED` and all cells but your own as they are.
 3. Hand in the notebook. Only your answer cells, and cells that you add beside them, are taken from it. They run with
    another `SEED`, in a place without a network, and with some checks that are not in your copy.
 
 The files `*{EXPECTED}` hold what the checks print when all is right. Leave them beside the notebooks.
+
+## What builds on what
+
+{listed}
 """
+
+
+def _builds_on(name: str, lab: NotebookNode) -> str:
+    """A lab's name and variant, and a line for each of its exercises that runs the answers of others."""
+    variant = variant_of(lab.metadata)
+    lines = [f"- `{name}`" + (f", variant {variant}" if variant else "")]
+    for number in points(lab):
+        others = sorted(needed(lab, number) - {number})
+        if others:
+            lines.append(f"  - exercise {number} also runs your answer{'s' * (len(others) > 1)} to {_listed(others)}")
+    return "\n".join(lines)
+
+
+def _listed(numbers: list[int]) -> str:
+    """1, 2 and 3."""
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} and {last}" if most else last

@@ -11,7 +11,7 @@ from typing import Any
 
 from nbformat import NotebookNode
 
-from book.grading.lab import KEY, code_cells, marks
+from book.grading.lab import KEY, code_cells, marks, variant_of
 from book.grading.release import without_solutions
 from book.grading.withheld import imports_from_book
 
@@ -38,7 +38,8 @@ def read_submission(path: Path, lab: NotebookNode) -> Submission:
     """
     raw = _read_regular(path)
     try:
-        cells = json.loads(raw)["cells"]
+        notebook = json.loads(raw)
+        cells = notebook["cells"]
         assert isinstance(cells, list)
     except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
         raise SubmissionError("the file is not a notebook") from None
@@ -48,7 +49,7 @@ def read_submission(path: Path, lab: NotebookNode) -> Submission:
         _Reader(own, found).read(cells)
     except RecursionError:  # a source that is a list of lists of lists
         raise SubmissionError("the file is not a notebook") from None
-    found.notes += _imports(found, lab)
+    found.notes += _imports(found, lab) + _other_variant(variant_of(notebook.get("metadata")), variant_of(lab.metadata))
     return found
 
 
@@ -83,6 +84,13 @@ def _imports(found: Submission, lab: NotebookNode) -> list[str]:
     names = set().union(*(imports_from_book(source) for sources in found.answers.values() for source in sources))
     given = set().union(*(imports_from_book(c.source) for c in code_cells(lab) if marks(c)["kind"] == "setup"))
     return ["answers import from the book: " + ", ".join(sorted(names - given))] if names - given else []
+
+
+def _other_variant(theirs: str | None, ours: str | None) -> list[str]:
+    """A note for who grades variant B with the source of A."""
+    told = "no variant" if theirs is None else f"variant {theirs[:20]}"
+    graded = "of none" if ours is None else f"of variant {ours}"
+    return [f"the copy is of {told}, the source it is graded with {graded}"] if theirs != ours else []
 
 
 class _Reader:
