@@ -77,16 +77,8 @@ def lint(options: Any) -> int:
 
 def release(options: Any) -> int:
     """Writes student copies."""
-    if options.source:
-        from book.grading.release import in_variant, with_outputs, write_notebook
-
-        if not options.variant:
-            raise LabError("--source goes with --variant: without one, the lab itself is the source to grade with")
-        options.source.mkdir(parents=True, exist_ok=True)
-        for source in sources_in(options.labs):
-            variant = in_variant(read_lab(source), options.variant, source.name)
-            write_notebook(with_outputs(variant), options.source / source.name)
-    for line in release_all(options.labs, options.out, options.force, options.variant, options.nbgrader):
+    for line in release_all(options.labs, options.out, options.force, options.variant, options.source,
+                            options.nbgrader):
         print(line)
     return 0
 

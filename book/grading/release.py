@@ -23,19 +23,19 @@ _SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n.*?^[ \t]*### END SOLUTION
 
 
 def release_all(labs: Iterable[Path], out: Path, force: bool = False, variant: str | None = None,
-                nbgrader: bool = False) -> Iterator[str]:
+                sources_out: Path | None = None, nbgrader: bool = False) -> Iterator[str]:
     """Writes a student copy of each lab into `out`, with what its checks must print, yielding a line about each.
 
-    A copy that is already there is kept, with the work in it, unless `force`. The same labs make the same files, byte
-    for byte. Raises LabError for a folder without labs, or a lab that `released` or `in_variant` refuses.
+    A variant's own source, to grade with, goes into `sources_out`. A copy that is already there is kept, with the work
+    in it, unless `force`. The same labs make the same files, byte for byte. Raises LabError for a folder without labs,
+    or a lab that `released` or `in_variant` refuses.
     """
-    sources, read = sources_in(labs), {}
-    for source in sources:
+    if sources_out and variant is None:
+        raise LabError("without a variant, the lab itself is the source to grade with")
+    read = {}
+    for source in sources_in(labs):
         copy = out / source.name
-        lab = read_lab(source)
-        if variant is not None:
-            lab = with_outputs(in_variant(lab, variant, source.name))
-        read[source.name] = lab
+        lab = read[source.name] = _in_variant(read_lab(source), variant, source.name, sources_out)
         notebook = released(lab, source.name, nbgrader)
         out.mkdir(parents=True, exist_ok=True)
         kept, expected = copy.exists() and not force, copy.with_suffix(EXPECTED)
@@ -47,6 +47,17 @@ def release_all(labs: Iterable[Path], out: Path, force: bool = False, variant: s
         write_notebook(notebook, copy)
         yield f"wrote {copy}"
     (out / "README.md").write_text(readme(read), encoding="utf-8")
+
+
+def _in_variant(lab: NotebookNode, variant: str | None, name: str, sources_out: Path | None) -> NotebookNode:
+    """The lab, or its variant, which is written into `sources_out`."""
+    if variant is None:
+        return lab
+    found = with_outputs(in_variant(lab, variant, name))
+    if sources_out:
+        sources_out.mkdir(parents=True, exist_ok=True)
+        write_notebook(found, sources_out / name)
+    return found
 
 
 def sources_in(labs: Iterable[Path]) -> list[Path]:
@@ -165,8 +176,8 @@ def readme(labs: Mapping[str, NotebookNode]) -> str:
 
 1. Open a lab in JupyterLab and read it from the top. Write your code where it says `# YOUR CODE HERE`, run the cell,
    then run the check below it. A check that fails says what is wrong.
-2. Check a whole lab from a terminal, in the book's folder, after `make lab` has installed everything there once. If this
-   folder is not the book's `student`, write its path in its place:
+2. Check a whole lab from a terminal, in the book's folder, after `make lab` has installed everything there once. If
+   this folder is not the book's `student`, write its path in its place:
 
        .venv/bin/python -m book.grading check student/{first}
 
