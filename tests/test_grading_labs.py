@@ -1,14 +1,17 @@
-"""Every lab: its own solutions score full marks in the sandbox, and the copy that is handed out scores nothing."""
+"""Every lab: its solutions score full marks in the sandbox, an untouched copy nothing, and a variant wants its own."""
 from pathlib import Path
 
 import nbformat
 import pytest
 
 from book.grading.grade import grade
-from book.grading.lab import points, read_lab
-from book.grading.release import released
+from book.grading.lab import checks, code_cells, expect, job, marks, points, read_lab
+from book.grading.reference import PATIENT, outputs_of
+from book.grading.release import in_variant, released
+from book.grading.run import run
 
 LABS = sorted((Path(__file__).resolve().parents[1] / "labs").glob("*.ipynb"))
+SEED = 5
 
 
 @pytest.mark.parametrize("path", LABS, ids=lambda p: p.stem)
@@ -22,3 +25,24 @@ def test_the_solutions_score_full_marks_and_the_released_copy_none(path, tmp_pat
     assert {int(n): e["points"] for n, e in solved["exercises"].items()} == points(lab), told
     assert untouched["points"] == 0 and not untouched["error"]
     assert untouched["max_points"] == sum(points(lab).values()) == lab.metadata["lockstep"]["points"]
+
+
+@pytest.mark.parametrize("path", LABS, ids=lambda p: p.stem)
+def test_a_published_solution_does_not_fit_the_variant(path):
+    """Where a variant has an answer of its own, that one passes, and the published one fails with a check's message."""
+    lab, variant = read_lab(path), in_variant(read_lab(path), "B")
+    published = answers(lab)
+    changed = {marks(cell)["exercise"] for cell in code_cells(variant)
+               if marks(cell)["kind"] == "answer" and [cell.source] != published[marks(cell)["id"]]}
+    assert changed
+    for exercise in changed:
+        notebook = job(variant, exercise, SEED, published)
+        expect(notebook, outputs_of(variant, exercise, SEED))  # raises when the variant's own solution fails
+        result = run(notebook, PATIENT, sandboxed=False)
+        first = next(cell for cell in result.cells if not cell["ok"])
+        assert not result.why and first["id"] == marks(checks(variant, exercise)[0])["id"]
+        assert "CheckFailed" in first["traceback"], first
+
+
+def answers(lab: nbformat.NotebookNode) -> dict[str, list[str]]:
+    return {marks(cell)["id"]: [cell.source] for cell in code_cells(lab) if marks(cell)["kind"] == "answer"}

@@ -58,11 +58,14 @@ def ring_cost(answer: Any, trace: Trace, length: int, element_bytes: int) -> tup
                           f"{type(answer).__name__}")
     num_bytes, world_size = length * element_bytes, trace.world_size
     rounds = number("the number of rounds", answer[0], trace.num_steps, [
+        (sent, "that is the number of bytes: the rounds come first"),
         (world_size - 1, "that is the reduce-scatter alone, the all-gather takes as many"),
         (2 * world_size, "the last contribution has N-1 links to go, not N, in either half")])
     return rounds, number("the number of bytes that a rank sends", answer[1], sent, [
         (sent / 2, "that is the reduce-scatter alone, the all-gather sends as much again"),
         (2 * num_bytes, "that is the limit for many ranks; a rank never sends its last chunk"),
+        (num_bytes, "that is the buffer once; either half of the ring sends all of it but one chunk"),
+        (num_bytes / world_size, "that is one chunk; a rank sends one in each round"),
         (cost.root_sent_bytes(world_size, num_bytes),
          "that is the traffic of a root, which sends the whole buffer to each of the others"),
         (sent * world_size, "that is what all ranks send together, or the whole buffer in every round"),
@@ -81,7 +84,8 @@ def bus_bandwidth(answer: Any, world_size: int, num_bytes: float, seconds: float
         (1 / wanted, "you have seconds over bytes"),
         (wanted / (2 * (world_size - 1) / world_size)**2, "the share is upside down, it is 2(N-1)/N"),
         (wanted * world_size, "each link carries 2(N-1)/N of the buffer; the division by N is missing"),
-        (wanted * seconds**2, "divide by the seconds")])
+        (wanted * seconds, "divide by the seconds"),
+        (wanted * seconds**2, "divide by the seconds, you have multiplied")])
 
 
 def _why_too_much(sent_bytes: float, num_bytes: float, world_size: int) -> str:
