@@ -1,0 +1,89 @@
+"""Exercises over a wire: every right answer passes there too, and traffic that is not what was asked for is refused."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from book.grading.lab import checks, code_cells, marks, needed
+from book.grading.ranks import Ranks
+from book.grading.wired import WIRED, received_once, ring, rows_sent, verdict
+from tests.test_answers import ANSWERS, LABS, headed
+
+
+def wired_answers() -> Iterator:
+    for path in ANSWERS:
+        exercise, expected, body = headed(path)
+        lab = LABS[path.parent.name]
+        if expected == "pass" and any(marks(cell).get("wire") for cell in checks(lab, exercise)):
+            yield pytest.param(path.parent.name, exercise, body, id=path.stem)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Mapping[str, Ranks]]:
+    """Ranks for each lab: they stay as long as its setup does."""
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(Ranks(sandboxed=False)) for name in LABS}
+
+
+@pytest.mark.parametrize("name, exercise, answer", list(wired_answers()))
+def test_a_right_answer_passes_over_the_wire(ranks: Mapping[str, Ranks], name: str, exercise: int, answer: str) -> None:
+    lab = LABS[name]
+    answers = {marks(cell)["id"]: [answer if marks(cell)["exercise"] == exercise else cell.source]
+               for cell in code_cells(lab) if marks(cell)["kind"] == "answer"}
+    assert verdict(lab, exercise, answers, ranks[name]) is None
+
+
+@pytest.mark.parametrize("name, exercise", [
+    (name, marks(cell)["exercise"]) for name, lab in LABS.items() for cell in code_cells(lab)
+    if marks(cell).get("wire")])
+def test_an_answer_that_does_nothing_is_refused(ranks: Mapping[str, Ranks], name: str, exercise: int) -> None:
+    """What has to be there in the end is never there in the beginning."""
+    lab = LABS[name]
+    stubs = {marks(cell)["id"]: ["def " + cell.source.split("def ")[1].split(":\n")[0] + ":\n    pass"]
+             for cell in code_cells(lab) if marks(cell).get("kind") == "answer"
+             and marks(cell)["exercise"] in needed(lab, exercise)}
+    assert "does not hold what it should" in verdict(lab, exercise, stubs, ranks[name])
+
+
+def test_every_wire_is_asked_for_by_a_lab() -> None:
+    asked = {marks(cell)["wire"] for lab in LABS.values() for cell in code_cells(lab) if marks(cell).get("wire")}
+    assert asked == set(WIRED)
+
+
+def round_of(size: int, way: int, num_bytes: int) -> list[tuple[int, int, int]]:
+    return [(rank, (rank + way) % size, num_bytes) for rank in range(size)]
+
+
+@pytest.mark.parametrize("size", [3, 4, 5])
+def test_a_ring_is_one_way_round_in_rounds_of_a_chunk(size: int) -> None:
+    case, chunk = {"world_size": size, "length": 10 * size}, 80
+    for way in (1, -1):
+        assert ring(round_of(size, way, chunk) * (size - 1), case, size - 1) is None
+    there_and_back = round_of(size, 1, chunk) * (size - 2) + round_of(size, -1, chunk)
+    assert "one neighbour" in ring(there_and_back, case, size - 1)
+    assert f"sends {size} messages" in ring(round_of(size, 1, chunk) * size, case, size - 1)
+    assert "sends 0 messages" in ring([], case, size - 1)
+    assert "larger than a chunk" in ring(round_of(size, 1, chunk + 8) * (size - 1), case, size - 1)
+
+
+def test_copies_and_rows_are_counted_by_who_gets_and_gives_them() -> None:
+    case = {"world_size": 3, "length": 6, "root": 1}
+    assert received_once([(1, 0, 48), (0, 2, 24), (1, 2, 24)], case) is None
+    assert received_once([(1, 0, 48), (1, 2, 40)], case) and received_once([(1, 0, 48), (1, 2, 56)], case)
+    assert received_once([(1, 0, 48), (1, 2, 48), (0, 1, 48)], case)
+    direct = [(src, dst, 16) for src in range(3) for dst in range(3) if src != dst]
+    assert rows_sent(direct, case) is None and rows_sent(direct * 2, case) is None
+    assert rows_sent(direct * 3, case) and rows_sent(direct[1:], case)
+
+
+@pytest.mark.parametrize("wired", WIRED.values(), ids=WIRED)
+def test_what_must_be_held_is_not_what_was_given(wired) -> None:
+    for case in wired.cases:
+        inputs = [np.arange(1.0, case["length"] + 1) * 10 ** rank for rank in range(case["world_size"])]
+        wants = wired.want(inputs, case)
+        held = [want.shape == x.shape and np.array_equal(x[~np.isnan(want)], want[~np.isnan(want)])
+                for x, want in zip(inputs, wants)]
+        assert len(wants) == len(inputs) and not all(held)
