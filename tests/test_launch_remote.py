@@ -78,6 +78,19 @@ def test_a_method_called_through_a_reference():
                             'rpc.remote("worker1", Keeper).rpc_sync().keep()')
 
 
+def test_a_method_called_where_no_thread_is_left_to_say_what_it_belongs_to():
+    def ask():
+        if serve(num_threads=2) == 0:
+            keeper = rpc.remote("worker1", Keeper)
+            keeper.to_here()
+            calls = [rpc.rpc_async("worker1", never) for _ in range(2)]
+            keeper.rpc_sync().keep()
+            rpc.wait_all(calls)
+        rpc.shutdown()
+
+    assert hang(ask)[0] == "rank 0 waits in rpc_sync to worker1 at test_launch_remote.py line N: keeper.rpc_sync().keep()"
+
+
 def test_calls_that_leave_no_thread_for_the_answer():
     def ask():
         if serve(num_threads=2) == 0:

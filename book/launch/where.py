@@ -159,6 +159,8 @@ def doing(frames: list[FrameType]) -> str:
 def _operation(frame: FrameType) -> str:
     """A torch.distributed function in progress, with its peer: "recv from rank 1", "DistributedDataParallel()"."""
     values, name = frame.f_locals, frame.f_code.co_name
+    if "rpc_api" in values and "rref" in values:  # an RRef's rpc_sync() first asks the owner what it holds
+        return f"{values['rpc_api'].__name__} to {values['rref'].owner_name()}"
     if "self" in values:
         owner = type(values["self"]).__name__
         return f"{owner}()" if name == "__init__" else f"{owner}.{name}()"
