@@ -1,4 +1,6 @@
 """Every lab: its solutions score full marks in the sandbox, an untouched copy nothing, and a variant wants its own."""
+import json
+import re
 from pathlib import Path
 
 import nbformat
@@ -25,6 +27,11 @@ def test_the_solutions_score_full_marks_and_the_released_copy_none(path, tmp_pat
     assert {int(n): e["points"] for n, e in solved["exercises"].items()} == points(lab), told
     assert untouched["points"] == 0 and not untouched["error"]
     assert untouched["max_points"] == sum(points(lab).values()) == lab.metadata["lockstep"]["points"]
+    printed = json.loads((tmp_path / "out" / "references.json").read_text())
+    for cell in code_cells(lab):
+        if marks(cell)["kind"] == "check":  # with the secret seed they print something else than with the lab's
+            outputs = printed[str(marks(cell)["exercise"])]["outputs"][marks(cell)["id"]]
+            assert text(outputs) and text(outputs) != text(cell.outputs), marks(cell)["id"]
 
 
 @pytest.mark.parametrize("path", LABS, ids=lambda p: p.stem)
@@ -42,6 +49,12 @@ def test_a_published_solution_does_not_fit_the_variant(path):
         first = next(cell for cell in result.cells if not cell["ok"])
         assert not result.why and first["id"] == marks(checks(variant, exercise)[0])["id"]
         assert "CheckFailed" in first["traceback"], first
+
+
+def text(outputs: list[dict]) -> str:
+    """What was printed, without the line that says what ranks run on."""
+    told = "".join(out["text"] for out in outputs if out.get("name") == "stdout")
+    return "".join(line for line in told.splitlines(keepends=True) if not re.match(r"\d+ ranks? on ", line))
 
 
 def answers(lab: nbformat.NotebookNode) -> dict[str, list[str]]:
