@@ -19,6 +19,7 @@ UNCOMPARED = "nbval-ignore-output"
 STUB = ("# YOUR CODE HERE\n"
         "{indent}raise NotImplementedError(\"exercise {exercise}: write this function, then run the cell\")")
 EXPECTED = ".expected.json"
+_CITED, _SOURCES = re.compile(r"\s*\{cite\}`[^`]*`"), re.compile(r"```\{bibliography\}.*?```", re.DOTALL)
 _SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n.*?^[ \t]*### END SOLUTION[ \t]*$", re.DOTALL | re.MULTILINE)
 
 
@@ -71,15 +72,17 @@ def sources_in(labs: Iterable[Path]) -> list[Path]:
 def released(lab: NotebookNode, name: str = "this lab", nbgrader: bool = False) -> NotebookNode:
     """A student copy of `lab`: solutions are stubs, hidden checks are gone, checks keep the outputs to compare with.
 
-    Only answers and the seed can be edited. With `nbgrader` cells carry that tool's metadata too. Raises LabError when
-    a code cell has no mark, an answer has no solution, or a solution stands outside an answer.
+    Only answers and the seed can be edited. What only the website can show, citations, is left out. With `nbgrader`
+    cells carry that tool's metadata too. Raises LabError when a code cell has no mark, an answer has no solution, or a
+    solution stands outside an answer.
     """
     copy = deepcopy(lab)
     for number, cell in enumerate(copy.cells):
         if cell.cell_type == "code":
             _release_cell(cell, f"{name}, cell {number}", nbgrader)
-        elif KEY in cell.metadata:
-            del cell.metadata[KEY]
+        else:
+            cell.source = _SOURCES.sub("The sources are on this lab's page.", _CITED.sub("", cell.source))
+            cell.metadata.pop(KEY, None)
         cell.pop("attachments", None)
     copy.cells = [cell for cell in copy.cells if not marks(cell).get("hidden")]
     marked = copy.metadata.pop(KEY, {})
