@@ -81,7 +81,8 @@ def released(lab: NotebookNode, name: str = "this lab", nbgrader: bool = False) 
         if cell.cell_type == "code":
             _release_cell(cell, f"{name}, cell {number}", nbgrader)
         else:
-            cell.source = _SOURCES.sub("The sources are on this lab's page.", _CITED.sub("", cell.source))
+            without = _CITED.sub("", cell.source)
+            cell.source = _SOURCES.sub("The sources are listed on the website's page of this lab.", without)
             cell.metadata.pop(KEY, None)
         cell.pop("attachments", None)
     copy.cells = [cell for cell in copy.cells if not marks(cell).get("hidden")]
