@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import psutil
 import pytest
 
 from book.grading.ranks import Ranks
@@ -133,13 +134,14 @@ def run_on(ranks: Ranks, head: list[str], *sources: str) -> set[int]:
 
 
 def test_what_one_run_leaves_the_next_does_not_see(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name, a patched module, a thread: each run is forked from ranks that have seen the head alone."""
-    head = ["import os, threading, time, torch", "kept = 1"]
+    """A name, a patched module, a thread, a process: each run is forked from ranks that have seen the head alone."""
+    head = ["import os, subprocess, threading, time, torch", "kept = 1"]
     before = {rank.process.pid for rank in ranks.ranks}
     first = run_on(ranks, head, "torch.add = None", "kept = 2",
-                   "threading.Thread(target=time.sleep, args=(600,)).start()")
+                   "threading.Thread(target=time.sleep, args=(600,)).start()", "subprocess.Popen(['sleep', '600.0625'])")
     assert not first & before, "another head needs other ranks"
     assert run_on(ranks, head, "assert kept == 1 and torch.add is not None", "os._exit = lambda _: time.sleep(600)") == first
+    assert not [one for one in psutil.process_iter(["cmdline"]) if "600.0625" in (one.info["cmdline"] or [])]
     monkeypatch.setattr("book.grading.ranks.NEXT_S", 1)
     assert not run_on(ranks, head, "assert os._exit.__name__ == '_exit'") & first, "these did not let go"
 

@@ -19,7 +19,7 @@ from nbformat import NotebookNode
 from book.grading import lab as labs, wired
 from book.grading.handed_in import Entry, find
 from book.grading.lab import LabError, marks
-from book.grading.ranks import Ranks
+from book.grading.ranks import Ranks, WireMemory
 from book.grading.reference import PATIENT, Reference
 from book.grading.run import Result, run
 from book.grading.sandbox import Limits, SandboxError
@@ -115,6 +115,8 @@ class Grader:
         """What the exercise's wire changes in its record."""
         try:
             why = wired.verdict(self.lab, exercise, submission.answers, ranks)
+        except WireMemory as error:
+            return {"status": "stopped: memory limit", "log": str(error), "stopped": True}
         except WireTimeout as error:
             return {"status": "stopped: the ranks were not done", "log": str(error), "stopped": True}
         except WireError as error:

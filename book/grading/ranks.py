@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from book.grading import sandbox
-from book.grading.run import end
+from book.grading.run import descendants, end, memory_of
 from book.grading.sandbox import Limits
 from book.wire.broker import WireTimeout
 
 START_S, NEXT_S = 120, 10  # how long a rank may take to start, and to be ready for the next exercise
-OF_A_RANK = Limits(memory_bytes=2 << 30, num_processes=64)  # there are up to five at a time
+OF_A_RANK = Limits(memory_bytes=2 << 30, num_processes=64)  # of each process; `watch` adds them up
+
+
+class WireMemory(WireTimeout):
+    """The ranks' processes together use more memory than a job may."""
 
 
 @dataclass
@@ -86,6 +90,12 @@ class Ranks:
             self.end()
             raise WireTimeout("a rank did not start")
         return connections
+
+    def watch(self) -> None:
+        """Raises WireMemory when the ranks use too much: a process has its own limit, and can start others."""
+        processes = [process for rank in self.ranks for process in descendants(rank.process.pid)]
+        if sum(map(memory_of, processes)) > Limits().memory_bytes:
+            raise WireMemory("the ranks use too much memory")
 
     def _start(self) -> _Rank:
         head, withheld = self.made_for

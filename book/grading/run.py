@@ -118,8 +118,8 @@ class _Job:
         return None
 
     def _broken(self, process: subprocess.Popen) -> str | None:
-        children = _descendants(process.pid)
-        used = sum(map(_memory, children))
+        children = descendants(process.pid)
+        used = sum(map(memory_of, children))
         self.peak_bytes = max(self.peak_bytes, used)
         if time.monotonic() - self.started > self.limits.wall_s:
             return "time limit"
@@ -150,7 +150,7 @@ class _Job:
 
 def end(process: subprocess.Popen) -> None:
     """Ends a process and all that it started. What is in the sandbox dies with the sandbox."""
-    children = _descendants(process.pid)
+    children = descendants(process.pid)
     for one in [process, *children]:
         try:
             one.kill()
@@ -160,14 +160,15 @@ def end(process: subprocess.Popen) -> None:
     psutil.wait_procs(children, timeout=10)
 
 
-def _descendants(pid: int) -> list[psutil.Process]:
+def descendants(pid: int) -> list[psutil.Process]:
+    """The processes that a process has started, and those that they have."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.Error:
         return []
 
 
-def _memory(process: psutil.Process) -> int:
+def memory_of(process: psutil.Process) -> int:
     """The bytes of a process, shared ones by its share; without leave to look, all that it maps."""
     try:
         with open(f"/proc/{process.pid}/smaps_rollup") as file:

@@ -66,7 +66,7 @@ def _run(wired: Wired, head: Sequence[str], sources: Sequence[str], ranks: Ranks
     with ExitStack() as stack:
         for connection in connections:
             stack.enter_context(closing(connection))
-        broker = Broker(connections)
+        broker = Broker(connections, ranks.watch)
         broker.start(sources, START_S)
         for case in wired.cases:
             size = case["world_size"]

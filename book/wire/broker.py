@@ -6,12 +6,13 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from book.wire.frames import DONE, FAIL, READY, RECV, RESULT, SEND, TASK, Frame, Unpacker, packed
 
+WATCH_S = 0.5
 MAX_MESSAGES = 100_000
 MAX_WAITING, MAX_WAITING_BYTES = 10_000, 256 << 20  # frames that wait for their other half; bytes that wait at all
 
@@ -53,10 +54,12 @@ class _Rank:
 class Broker:
     """Stands between ranks, each on a connected socket, the number of a socket being that of its rank.
 
-    A send ends when its receiver has taken it, as with gloo: ranks that all send first and receive then hang.
+    A send ends when its receiver has taken it, as with gloo: ranks that all send first and receive then hang. While
+    ranks are at work `watch` is called now and then; what it raises ends the run.
     """
 
-    def __init__(self, connections: Sequence[socket.socket]) -> None:
+    def __init__(self, connections: Sequence[socket.socket], watch: Callable[[], None] = lambda: None) -> None:
+        self.watch, self.watched_at = watch, 0.0
         self.ranks = [_Rank(number, connection) for number, connection in enumerate(connections)]
         self.selector = selectors.DefaultSelector()
         for rank in self.ranks:
@@ -101,6 +104,9 @@ class Broker:
             for key, events in self.selector.select(timeout=0.1):
                 self._attend(key.data, events)
             now = time.monotonic()
+            if now - self.watched_at > WATCH_S:
+                self.watch()
+                self.watched_at = now
             if now - self.moved_at > hang_s:
                 raise WireTimeout(f"the ranks wait for one another: {self._waiting()}")
             if now > ends:

@@ -9,6 +9,7 @@ leaves as its result.
 """
 from __future__ import annotations
 
+import ctypes
 import json
 import linecache
 import os
@@ -17,14 +18,19 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+import psutil
 import torch
 
 from book.wire.frames import FAIL, READY, RESULT
 from book.wire.group import Link, join
 
+_SET_CHILD_SUBREAPER = 36  # of Linux's prctl: orphans of this process's children become its own
+
 
 def main(path: str) -> None:
     """Serves the brokers that accept at the socket `path`, one after the other, until it is gone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     namespace = {"__name__": "__main__"}
     run_sources(json.load(sys.stdin), namespace, "head")
     while True:
@@ -39,6 +45,18 @@ def main(path: str) -> None:
             os._exit(0)
         connection.close()
         os.waitpid(child, 0)
+        end_children()
+
+
+def end_children() -> None:
+    """Ends what a run has left behind: its orphans are children of this process, which has asked for them."""
+    while children := psutil.Process().children(recursive=True):
+        for one in children:
+            try:
+                one.kill()
+            except psutil.NoSuchProcess:
+                pass
+        psutil.wait_procs(children, timeout=1)
 
 
 def serve(connection: socket.socket, namespace: dict) -> None:
