@@ -7,6 +7,8 @@
 PYTHON ?= python3
 PORT   ?= 8000
 JOBS   ?= 2
+# Many attacks do nothing but wait for a limit.
+ATTACK_JOBS ?= $(shell echo $$(( $(JOBS) * 3 / 2 )))
 BIN    := .venv/bin
 
 SOLUTIONS ?= 1
@@ -50,7 +52,7 @@ test: $(MORE_STAMP)
 
 attack: $(ALL_STAMP)
 	@echo "== Testing: every lab's solutions graded, and submissions that attack the grader (some minutes)"
-	@$(BIN)/python -m pytest tests/test_attack*.py tests/test_grading_labs.py -rfEs -n $(JOBS) --dist loadscope
+	@$(BIN)/python -m pytest tests/test_attack*.py tests/test_grading_labs.py -rfEs -n $(ATTACK_JOBS) --dist loadscope
 
 lint: $(ALL_STAMP)
 	@$(BIN)/python -m book.authoring normalise --check chapters labs

@@ -12,10 +12,10 @@ HARMFUL = attacks("harm")
 LIMITS = {"memory_bytes": 1 << 30, "scratch_bytes": 64 << 20, "num_processes": 64}
 
 
-@pytest.fixture(scope="class", params=USERS)
+@pytest.fixture(scope="class")
 def graded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Course:
     """A run whose references the others start from: they need not be made each time."""
-    course = Course(tmp_path_factory.mktemp("base"), attack_lab(), request.param == "nobody")
+    course = Course(tmp_path_factory.mktemp("base"), attack_lab(), request.cls.as_nobody)
     course.hand_in("victim", answered(course.lab))
     run = course.grade()
     assert run.returncode == 0 and course.record("victim")["points"] == 3, run.stdout + run.stderr
@@ -23,8 +23,9 @@ def graded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("attack", HARMFUL, ids=lambda attack: attack.name)
-class TestHarm:
+class Harm:
     """Two jobs run side by side: the victim's first is there while the attack is."""
+    as_nobody = False
 
     def test_the_victim_keeps_everything(self, graded: Course, attack: Attack, tmp_path: Path) -> None:
         course = Course(tmp_path, graded.lab, graded.as_nobody)
@@ -42,3 +43,13 @@ class TestHarm:
         assert {p.name for p in (course.folder / "results" / "students").iterdir()} == {
             f"{name}.{kind}" for name in ("attacker", "victim") for kind in ("json", "html", "gradescope.json")}
         assert course.left_behind() == ([], [])
+
+
+class TestHarmAsSelf(Harm):
+    """As the user who runs the tests. (Users have classes, so that they can be tested side by side.)"""
+
+
+if "nobody" in USERS:
+    class TestHarmAsNobody(Harm):
+        """As a user without rights, when root runs the tests."""
+        as_nobody = True

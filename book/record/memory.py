@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from book.cost import StateBytes
 from book.record.recorder import emit
@@ -72,7 +71,8 @@ def held_state(parameters: Iterable[torch.Tensor], optimizer: torch.optim.Optimi
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """The bytes of memory behind these tensors: views of the same memory count once, all of it."""
-    local = [tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach() for tensor in tensors]
+    # A DTensor is known by its method: importing its class would take longer than most programs that are recorded.
+    local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach() for tensor in tensors]
     storages = {storage.data_ptr(): storage.nbytes() for storage in (t.untyped_storage() for t in local)}
     return sum(storages.values())
 

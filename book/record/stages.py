@@ -8,15 +8,17 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.distributed import rpc
-from torch.distributed.pipelining import PipelineStage
 
 from book.record.recorder import emit
 from book.schedule import KINDS
 from book.trace import Event
+
+if TYPE_CHECKING:  # importing it takes longer than most programs that are recorded
+    from torch.distributed.pipelining import PipelineStage
 
 
 @contextlib.contextmanager
