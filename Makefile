@@ -7,7 +7,7 @@
 PYTHON ?= python3
 PORT   ?= 8000
 JOBS   ?= 2
-# Many attacks do nothing but wait for a limit.
+# Many attacks do nothing but wait for a limit: so one more at a time. WHOLE=1 has every solution handed in and graded, not those of an exercise drawn for each lab.
 ATTACK_JOBS ?= $(shell echo $$(( $(JOBS) * 3 / 2 )))
 BIN    := .venv/bin
 
@@ -52,7 +52,7 @@ test: $(MORE_STAMP)
 
 attack: $(ALL_STAMP)
 	@echo "== Testing: every lab's solutions graded, and submissions that attack the grader (some minutes)"
-	@$(BIN)/python -m pytest tests/test_attack*.py tests/test_grading_labs.py -rfEs -n $(ATTACK_JOBS) --dist loadscope
+	@$(if $(WHOLE),LOCKSTEP_WHOLE=1) $(BIN)/python -m pytest tests/test_attack*.py tests/test_grading_labs.py -rfEs -n $(ATTACK_JOBS) --dist loadscope
 
 lint: $(ALL_STAMP)
 	@$(BIN)/python -m book.authoring normalise --check chapters labs

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -11,28 +13,44 @@ OVER_THE_WIRE = attacks("wire")
 WAITS = "def mean(buffer):\n    if dist.get_rank() == 0:\n        dist.all_reduce(buffer)\n"
 
 
-@pytest.fixture(scope="module")
-def over_the_wire(tmp_path_factory: pytest.TempPathFactory) -> Course:
-    """All rings graded in one run. Their ranks are in the same sandbox as other code: one user shows it."""
-    course = Course(tmp_path_factory.mktemp("wire"), torch_lab("ring_all_reduce", RING, wire="ring_all_reduce"))
+def graded(folder: Path, tried: Sequence[Attack], as_nobody: bool = False) -> Course:
+    """All rings graded in one run, with an honest one."""
+    course = Course(folder, torch_lab("ring_all_reduce", RING, wire="ring_all_reduce"), as_nobody)
     course.hand_in("victim", answered(course.lab))
-    for attack in OVER_THE_WIRE:
-        course.hand_in(attack.name, answered(course.lab, answer=attack.code))
+    for attack in tried:
+        course.hand_in(attack.name, answered(course.lab, answer=attack.source()))
     run = course.grade(timeout_s=1500)
     assert run.returncode == 0, run.stderr
     return course
+
+
+@pytest.fixture(scope="module")
+def over_the_wire(tmp_path_factory: pytest.TempPathFactory) -> Course:
+    return graded(tmp_path_factory.mktemp("wire"), OVER_THE_WIRE)
 
 
 @pytest.mark.parametrize("attack", OVER_THE_WIRE, ids=lambda attack: attack.name)
 def test_what_is_no_ring_gets_nothing(over_the_wire: Course, attack: Attack) -> None:
     exercise = over_the_wire.record(attack.name)["exercises"]["1"]
     assert exercise["points"] == 0 and exercise["status"].startswith(attack.ends), exercise
+    assert BLOWN not in json.dumps(exercise)
     assert [check["passed"] for check in exercise["checks"]] == [True]  # to gloo's ranks it looks right
 
 
 def test_a_ring_keeps_everything(over_the_wire: Course) -> None:
     assert over_the_wire.record("victim")["points"] == 3
     assert over_the_wire.left_behind() == ([], [])
+
+
+@pytest.mark.skipif("nobody" not in USERS, reason="these tests are not run by root")
+def test_ranks_of_a_user_without_rights_are_held_too(tmp_path: Path) -> None:
+    """Their sandboxes are made in another way: what most could do harm is tried again."""
+    tried = [attack for attack in OVER_THE_WIRE if attack.name in ("another_way", "memory")]
+    course = graded(tmp_path, tried, as_nobody=True)
+    ended = {attack.name: course.record(attack.name)["exercises"]["1"] for attack in tried}
+    assert len(ended) == 2 and course.record("victim")["points"] == 3 and course.left_behind() == ([], [])
+    for attack in tried:
+        assert ended[attack.name]["points"] == 0 and ended[attack.name]["status"].startswith(attack.ends), ended
 
 
 @pytest.mark.parametrize("user", USERS)

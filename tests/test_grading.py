@@ -8,6 +8,8 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from book.grading.__main__ import main
+from book.grading.grade import Grader
+from book.grading.handed_in import find
 from book.grading.lab import LabError, code_cells, job, marks, needed, points, read_lab
 from book.grading.lint import marked_wrongly
 from book.grading.release import in_variant, pristine, readme, released
@@ -151,6 +153,24 @@ def test_a_variant_changes_the_cells_that_have_it_and_no_others(tmp_path):
         in_variant(source, "C")
 
 
+def test_what_begins_with_a_dot_is_passed_over(tmp_path):
+    """macOS puts ._lab.ipynb into archives, Jupyter its checkpoints."""
+    for name in ("ada/mine.ipynb", "ada/._mine.ipynb", "ada/.ipynb_checkpoints/mine.ipynb", "._bob.ipynb", "bob.ipynb"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    assert [(e.student, e.path, e.error) for e in find(tmp_path, "lab.ipynb")] == [
+        ("ada", tmp_path / "ada" / "mine.ipynb", None), ("bob", tmp_path / "bob.ipynb", None)]
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    nbformat.write(attack_lab(), tmp_path / "lab.ipynb")
+    first = Grader.start(tmp_path / "lab.ipynb", tmp_path / "out")
+    with pytest.raises(LabError, match="another run is at work"):
+        Grader.start(tmp_path / "lab.ipynb", tmp_path / "out")
+    first.close()
+    Grader.start(tmp_path / "lab.ipynb", tmp_path / "out").close()
+
+
 def test_a_job_has_the_answers_that_its_exercise_needs():
     source = attack_lab()
     answers = {"bounds": ["x = 1", "y = 2"], "sent": ["z = 3"]}
@@ -160,24 +180,34 @@ def test_a_job_has_the_answers_that_its_exercise_needs():
     cells = job(source, 2, 7, answers).cells
     assert [c.source for c in cells if marks(c)["kind"] == "learner"] == ["x = 1", "y = 2", "z = 3"]
     assert [c.source for c in cells if marks(c)["kind"] == "parameters"] == ["SEED = 7"]
-    assert not [c for c in job(source, 1, hidden=False).cells if marks(c).get("hidden")]
 
 
-def test_marks_that_are_wrong_are_told():
+def faults_of(wrong, **metadata):
+    """What is said of the small lab with other marks in some of its cells, and other metadata."""
     source = attack_lab()
-    source.metadata["lockstep"]["open"] = {"book.parallel.nothing": [1], "book.parallel.data": [9]}
+    source.metadata["lockstep"].update(metadata)
     for cell in code_cells(source):
-        cell.metadata["tags"] = []
-        wrong = {"bounds": {"depends": [2]}, "check-1": {"points": -1}, "check-2": {"id": "check-1"},
-                 "seed": {"kind": "seed"}, "hidden-1": {"wire": "pigeon"}, "hidden-2": {"hidden": False}}
         cell.metadata["lockstep"].update(wrong.get(marks(cell)["id"], {}))
-    told = " ".join(marked_wrongly(source))
-    for words in ("exercise 2 needs a hidden check", "needs the tag remove-cell", "depends on exercise 2, which does not",
-                  "open book.parallel.nothing to [1]", "open book.parallel.data to [9]", "a whole number",
-                  "that another cell has", "needs an id and a kind", "'pigeon', which is none of",
-                  "say 3 points, and its checks add up to 0"):
-        assert words in told
-    assert not list(marked_wrongly(attack_lab()))
+    return " ".join(marked_wrongly(source))
+
+
+@pytest.mark.parametrize("wrong, words", [
+    ({"check-1": {"points": "2"}}, "a whole number"), ({"hidden-1": {"points": 2}}, "is hidden and has points"),
+    ({"check-2": {"id": "check-1"}}, "that another cell has"), ({"seed": {"kind": "seed"}}, "needs an id and a kind"),
+    ({"hidden-1": {"wire": "pigeon"}}, "'pigeon', which is none of"), ({"sent": {"depends": "1"}}, "no list of numbers"),
+    ({"sent": {"depends": [1], "exercise": None}}, "needs the number of its exercise"),
+    ({"check-1": {"hidden": True, "points": 0}}, "needs the tag remove-cell"),
+    ({"hidden-2": {"hidden": False}}, "exercise 2 needs a hidden check"),
+    ({"bounds": {"depends": [2]}}, "depends on exercise 2, which does not come before it"),
+    ({"check-2": {"points": 7}}, "say 3 points, and its checks add up to 9")])
+def test_marks_that_are_wrong_are_told(wrong, words):
+    assert words in faults_of(wrong)
+
+
+def test_what_is_opened_must_exist():
+    assert "open book.parallel.nothing to [1]" in faults_of({}, open={"book.parallel.nothing": [1]})
+    assert "open book.parallel.data to [9]" in faults_of({}, open={"book.parallel.data": [9]})
+    assert not faults_of({}, open={"book.parallel.data": [2]}) and not faults_of({})
 
 
 def test_the_pristine_copy_is_code_alone():

@@ -50,13 +50,24 @@ def sizes_differ(buffer):
     dist.send(buffer, 1) if rank == 0 else dist.recv(buffer[:2], 0) if rank == 1 else None
 
 
+def meet_and_shift(buffer):
+    dist.barrier()
+    shift(buffer)
+    dist.barrier()
+
+
+def one_does_not_come(buffer):
+    if dist.get_rank() != 1:
+        dist.barrier()
+
+
 def never_waited(buffer):
     if dist.get_rank() == 0:
         dist.isend(buffer, 1)
 
 
 def refused(buffer):
-    calls = [lambda: dist.all_reduce(buffer), lambda: dist.broadcast(buffer, 0), lambda: dist.barrier(),
+    calls = [lambda: dist.all_reduce(buffer), lambda: dist.broadcast(buffer, 0),
              lambda: dist.all_gather([buffer] * 3, buffer), lambda: dist.reduce_scatter_tensor(buffer[:1], buffer[:3]),
              lambda: dist.recv(buffer)]
     for number, call in enumerate(calls):
@@ -101,7 +112,7 @@ def ask(broker: Broker, call: str, length: int = 4):
 
 
 def test_messages_arrive_and_are_counted(broker: Broker) -> None:
-    for call, element_bytes in (("shift(buffer)", 8), ("shift_with_isend(buffer)", 4), ("shift(buffer)", 8)):
+    for call, element_bytes in (("shift(buffer)", 8), ("shift_with_isend(buffer)", 4), ("shift(buffer)", 8), ("meet_and_shift(buffer)", 8)):
         inputs, results, messages = ask(broker, call)
         assert [r.tolist() for r in results] == [inputs[rank - 1].tolist() for rank in range(3)]
         assert sorted(messages) == [(rank, (rank + 1) % 3, 4 * element_bytes) for rank in range(3)]
@@ -117,6 +128,7 @@ def test_there_are_no_collectives(broker: Broker) -> None:
     ("sizes_differ(buffer)", "rank 0 sends 32 bytes where rank 1 receives 16"),
     ("never_waited(buffer)", "wait for every request"),
     ("leaves(buffer)", "SystemExit"),
+    ("one_does_not_come(buffer)", "wait for one another: rank . is at a barrier, rank . is at a barrier"),
     ("nothing_of_the_kind(buffer)", "NameError.*nothing_of_the_kind"),
     ("dist.send(buffer, 7)", "failed|can't be")])
 def test_what_goes_wrong_is_told(broker: Broker, call: str, said: str) -> None:

@@ -1,6 +1,7 @@
 """L4: a folder of submissions -> points. Secret seed, sandbox, one kernel an exercise; what is done survives a kill."""
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -9,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,17 +41,19 @@ class Grader:
     seed: int = 0
     name: str = ""
     sha256: str = ""
+    handle: int = -1  # of the folder, which is locked
     references: dict[int, Reference] = field(default_factory=dict)
 
     @classmethod
     def start(cls, path: Path, out: Path, sandboxed: bool = True) -> Grader:
         """Begins a run into the folder `out`, or goes on with the one that is there.
 
-        Raises LabError when `out` holds a run of another lab, or of this one in another state.
+        Raises LabError when `out` holds a run of another lab, or of this one in another state, or one that is at work.
         """
         grader = cls(labs.read_lab(path), out, sandboxed)
         grader.sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         (out / "students").mkdir(parents=True, exist_ok=True)
+        grader._lock()
         out.chmod(0o700)  # the seed is in there, and everybody's work
         state = out / "run.json"
         fresh = {"lab": path.stem, "sha256": grader.sha256, "seed": secrets.randbelow(MAX_SEED) + 1,
@@ -64,6 +67,18 @@ class Grader:
         for left in Path(tempfile.gettempdir()).glob(grader.prefix() + "*"):
             shutil.rmtree(left, ignore_errors=True)  # of a run that was killed
         return grader
+
+    def _lock(self) -> None:
+        """Keeps other runs out of the folder until this process ends."""
+        self.handle = os.open(self.out, os.O_RDONLY)
+        try:
+            fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise LabError(f"another run is at work in {self.out}: wait for it, or name another folder") from None
+
+    def close(self) -> None:
+        """Lets other runs into the folder."""
+        os.close(self.handle)
 
     def prefix(self) -> str:
         """How the names of this run's temporary folders begin."""
@@ -135,16 +150,16 @@ def grade(lab: Path, folder: Path, out: Path, num_jobs: int = 1, sandboxed: bool
     `done` is called with each record as it is complete. What a limit stopped is tried once more at the end, alone: a
     neighbour may have starved it. Raises LabError for a lab that is not in order.
     """
-    grader = Grader.start(lab, out, sandboxed)
     entries = find(folder, lab.name)
     if not entries:
         raise LabError(f"there are no submissions in {folder}: put there a notebook, or a folder with one, for each "
                        "student")
-    with ThreadPoolExecutor(num_jobs) as pool:
-        grader.refer_all(pool)
-        first = list(pool.map(lambda entry: _grade_entry(grader, entry, done), entries))
-    return [record if record["complete"] else _again(grader, entry, record, done)
-            for entry, record in zip(entries, first)]
+    with closing(Grader.start(lab, out, sandboxed)) as grader:
+        with ThreadPoolExecutor(num_jobs) as pool:
+            grader.refer_all(pool)
+            first = list(pool.map(lambda entry: _grade_entry(grader, entry, done), entries))
+        return [record if record["complete"] else _again(grader, entry, record, done)
+                for entry, record in zip(entries, first)]
 
 
 def _grade_entry(grader: Grader, entry: Entry, done: Callable[[Record], None]) -> Record:
@@ -177,6 +192,7 @@ def _noted_in(record: Record) -> Iterator[None]:
         raise
     except Exception as error:
         record["error"] = f"grading it failed: {type(error).__name__}"
+        record["key"] = None  # the next run tries again
 
 
 def _again(grader: Grader, entry: Entry, record: Record, done: Callable[[Record], None]) -> Record:

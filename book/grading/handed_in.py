@@ -43,7 +43,7 @@ def find(folder: Path, lab_name: str) -> list[Entry]:
                 name = entry.name.removesuffix(".ipynb")
                 found.append(Entry(printable(name), slug(name), Path(entry.path)))
     twice = {slug for slug, count in Counter(entry.slug for entry in found).items() if count > 1}
-    return [Entry(e.student, f"{e.slug}-{number}", None, "this name is there twice, as a file and as a folder")
+    return [Entry(e.student, slug(f"{e.student} {number}"), None, "this name is there twice, as a file and as a folder")
             if e.slug in twice else e for number, e in enumerate(found)]
 
 
@@ -56,8 +56,10 @@ def _notebook_in(folder: Path, lab_name: str) -> tuple[Path | None, str | None]:
                 num_seen += 1
                 if num_seen >= MAX_LOOKED_AT:
                     break
+                if entry.name.startswith("."):
+                    continue
                 if entry.is_dir(follow_symlinks=False):
-                    if depth < MAX_DEPTH and not entry.name.startswith("."):
+                    if depth < MAX_DEPTH:
                         todo.append((Path(entry.path), depth + 1))
                 elif entry.name.endswith(".ipynb"):
                     notebooks.append(Path(entry.path))

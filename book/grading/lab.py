@@ -76,12 +76,12 @@ def needed(lab: NotebookNode, exercise: int) -> set[int]:
     return found
 
 
-def job(lab: NotebookNode, exercise: int, seed: int | None = None, answers: Answers | None = None,
-        hidden: bool = True) -> NotebookNode:
+def job(lab: NotebookNode, exercise: int, seed: int | None = None,
+        answers: Answers | None = None) -> NotebookNode:
     """The notebook that grades one exercise: the lab's setup, the answers that the exercise needs, its checks.
 
-    `answers` None stands for the lab's own solutions; `seed` None leaves the lab's. Without `hidden` the hidden checks
-    are left out. No cell has outputs. What a learner wrote carries the kind "learner".
+    `answers` None stands for the lab's own solutions; `seed` None leaves the lab's. No cell has outputs. What a learner
+    wrote carries the kind "learner".
     """
     wanted, cells = needed(lab, exercise), []
     for cell in code_cells(lab):
@@ -89,7 +89,7 @@ def job(lab: NotebookNode, exercise: int, seed: int | None = None, answers: Answ
         if mark["kind"] == "answer" and mark["exercise"] in wanted:
             own = [cell.source] if answers is None else answers.get(mark["id"], [])
             cells += [_cell(source, {**mark, "kind": "learner"}) for source in own]
-        elif mark["kind"] == "check" and mark["exercise"] == exercise and (hidden or not mark.get("hidden")):
+        elif mark["kind"] == "check" and mark["exercise"] == exercise:
             cells.append(_cell(cell.source, mark))
         elif mark["kind"] == "parameters":
             cells.append(_cell(with_seed(cell.source, seed), mark))

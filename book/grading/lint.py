@@ -46,6 +46,12 @@ def _solved_wrongly(lab: NotebookNode, exercise: int, ranks: Ranks) -> Iterator[
 
 def marked_wrongly(lab: NotebookNode) -> Iterator[str]:
     """What is wrong with the marks of a lab's cells."""
+    in_cells = list(_marked_wrongly(lab))
+    yield from in_cells or _unfit_exercises(lab)
+
+
+def _marked_wrongly(lab: NotebookNode) -> Iterator[str]:
+    """What is wrong with the marks of single cells."""
     seen: set[str] = set()
     for number, cell in enumerate(code_cells(lab)):
         mark = marks(cell)
@@ -57,15 +63,14 @@ def marked_wrongly(lab: NotebookNode) -> Iterator[str]:
             yield f"{where} has an id that another cell has"
         seen.add(mark["id"])
         yield from _of_kind(mark, where, cell.source, cell.metadata.get("tags", []))
-    yield from _unfit_exercises(lab)
+
+
+def _unfit_exercises(lab: NotebookNode) -> Iterator[str]:
+    """What is wrong with how the cells go together."""
     total = sum(marks(c).get("points", 0) for c in code_cells(lab) if marks(c).get("kind") == "check")
     stated = lab.metadata.get(KEY, {}).get("points")
     if stated != total:
         yield f"the notebook's metadata say {stated} points, and its checks add up to {total}"
-
-
-def _unfit_exercises(lab: NotebookNode) -> Iterator[str]:
-    """What is wrong with how the cells of exercises go together."""
     answers, checks, hidden = ({marks(c).get("exercise") for c in code_cells(lab) if wanted(marks(c))} for wanted in (
         lambda mark: mark.get("kind") == "answer", lambda mark: mark.get("kind") == "check",
         lambda mark: mark.get("kind") == "check" and mark.get("hidden")))
@@ -83,11 +88,16 @@ def _unfit_exercises(lab: NotebookNode) -> Iterator[str]:
 
 
 def _of_kind(mark: dict[str, Any], where: str, source: str, tags: Sequence[str]) -> Iterator[str]:
+    depends = mark.get("depends", [])
+    if not isinstance(depends, list) or not all(isinstance(other, int) for other in depends):
+        yield f"{where} has a depends that is no list of numbers"
     if mark["kind"] in ("answer", "check") and not isinstance(mark.get("exercise"), int):
         yield f"{where} needs the number of its exercise"
     if mark["kind"] == "check":
         if not isinstance(mark.get("points"), int) or mark["points"] < 0:
             yield f"{where} needs points, a whole number"
+        elif mark.get("hidden") and mark["points"]:
+            yield f"{where} is hidden and has points: students are told what public checks give"
         if mark.get("hidden") and HIDDEN not in tags:
             yield f"{where} is hidden and needs the tag {HIDDEN}: else the website shows it"
         if mark.get("wire") is not None and mark["wire"] not in wired.WIRED:

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,8 @@ from book.grading.sandbox import Limits
 from book.wire.broker import WireTimeout
 
 START_S, NEXT_S = 120, 10  # how long a rank may take to start, and to be ready for the next exercise
-OF_A_RANK = Limits(memory_bytes=2 << 30, num_processes=64)  # of each process; `watch` adds them up
+WATCH_S = 0.5
+OF_A_RANK = Limits(memory_bytes=2 << 30, num_processes=64)  # of each process; they are added up too
 
 
 class WireMemory(WireTimeout):
@@ -60,11 +62,16 @@ class Ranks:
         self.sandboxed, self.prefix = sandboxed, prefix
         self.ranks: list[_Rank] = []
         self.made_for: tuple[Any, ...] = ()
+        self.over, self.too_large = threading.Event(), False
+        self.watcher = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Ranks:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.over.set()
+        if self.watcher.is_alive():
+            self.watcher.join()
         self.end()
 
     def end(self) -> None:
@@ -77,6 +84,7 @@ class Ranks:
 
         Raises WireTimeout when one does not start.
         """
+        self.too_large = False
         if self.made_for != (made_for := (tuple(head), tuple(withheld))):
             self.end()
             self.made_for = made_for
@@ -91,11 +99,20 @@ class Ranks:
             raise WireTimeout("a rank did not start")
         return connections
 
-    def watch(self) -> None:
-        """Raises WireMemory when the ranks use too much: a process has its own limit, and can start others."""
-        processes = [process for rank in self.ranks for process in descendants(rank.process.pid)]
-        if sum(map(memory_of, processes)) > Limits().memory_bytes:
+    def check(self) -> None:
+        """Raises WireMemory when the ranks that were connected last were ended because they used too much."""
+        if self.too_large:
             raise WireMemory("the ranks use too much memory")
+
+    def _watch(self) -> None:
+        """Ends ranks that use too much, at work or idle: each process has a limit, and can start others."""
+        while not self.over.wait(WATCH_S):
+            ranks = list(self.ranks)
+            processes = [process for rank in ranks for process in descendants(rank.process.pid)]
+            if sum(map(memory_of, processes)) > Limits().memory_bytes:
+                self.too_large = True
+                for rank in ranks:
+                    end(rank.process)
 
     def _start(self) -> _Rank:
         head, withheld = self.made_for
@@ -114,4 +131,6 @@ class Ranks:
             process = subprocess.Popen(command, stdin=sources, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                        start_new_session=True)
         self.ranks.append(_Rank(process, listener, folder))
+        if self.watcher.ident is None:
+            self.watcher.start()
         return self.ranks[-1]

@@ -33,10 +33,9 @@ def release_all(labs: Iterable[Path], out: Path, force: bool = False, variant: s
     """
     if sources_out and variant is None:
         raise LabError("without a variant, the lab itself is the source to grade with")
-    read = {}
     for source in sources_in(labs):
         copy = out / source.name
-        lab = read[source.name] = _in_variant(read_lab(source), variant, source.name, sources_out)
+        lab = _in_variant(read_lab(source), variant, source.name, sources_out)
         notebook = released(lab, source.name, nbgrader)
         out.mkdir(parents=True, exist_ok=True)
         kept, expected = copy.exists() and not force, copy.with_suffix(EXPECTED)
@@ -47,7 +46,9 @@ def release_all(labs: Iterable[Path], out: Path, force: bool = False, variant: s
             continue
         write_notebook(notebook, copy)
         yield f"wrote {copy}"
-    (out / "README.md").write_text(readme(read), encoding="utf-8")
+    told = {copy.name: read_lab(copy.with_suffix(EXPECTED)) for copy in sorted(out.glob("*.ipynb"))
+            if copy.with_suffix(EXPECTED).exists()}  # those of earlier calls, too
+    (out / "README.md").write_text(readme(told), encoding="utf-8")
 
 
 def _in_variant(lab: NotebookNode, variant: str | None, name: str, sources_out: Path | None) -> NotebookNode:
@@ -187,7 +188,7 @@ def readme(labs: Mapping[str, NotebookNode]) -> str:
 
    It puts your answers into a fresh copy of the lab and runs every check with nbval. Ordinary
    `.venv/bin/python -m pytest --nbval student/{first}` comes to the same verdict on the checks that you see, as long
-   as you leave `SEED` and all cells but your own as they are.
+   as you leave `SEED` and all cells but your own as they are, and use no name from an exercise that is not built on.
 3. Hand in the notebook. Only your answer cells, and cells that you add beside them, are taken from it. They run with
    another `SEED`, in a place without a network, and with some checks that are not in your copy.
 

@@ -169,7 +169,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def memory_of(process: psutil.Process) -> int:
-    """The bytes of a process, shared ones by its share; without leave to look, all that it maps."""
+    """The bytes of a process, shared ones by its share; without leave to look, what of it is in memory."""
     try:
         with open(f"/proc/{process.pid}/smaps_rollup") as file:
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))

@@ -56,6 +56,7 @@ def verdict(lab: NotebookNode, exercise: int, answers: Answers | None, ranks: Ra
         return next(filter(None, (_run(WIRED[name], *sources, ranks, without) for name in names)), None)
     except WireError:
         ranks.end()  # who knows what they are at
+        ranks.check()
         raise
 
 
@@ -66,7 +67,7 @@ def _run(wired: Wired, head: Sequence[str], sources: Sequence[str], ranks: Ranks
     with ExitStack() as stack:
         for connection in connections:
             stack.enter_context(closing(connection))
-        broker = Broker(connections, ranks.watch)
+        broker = Broker(connections)
         broker.start(sources, START_S)
         for case in wired.cases:
             size = case["world_size"]

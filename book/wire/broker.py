@@ -6,13 +6,12 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from book.wire.frames import DONE, FAIL, READY, RECV, RESULT, SEND, TASK, Frame, Unpacker, packed
+from book.wire.frames import BARRIER, DONE, FAIL, READY, RECV, RESULT, SEND, TASK, Frame, Unpacker, packed
 
-WATCH_S = 0.5
 MAX_MESSAGES = 100_000
 MAX_WAITING, MAX_WAITING_BYTES = 10_000, 256 << 20  # frames that wait for their other half; bytes that wait at all
 
@@ -22,7 +21,7 @@ class WireError(RuntimeError):
 
 
 class WireTimeout(WireError):
-    """Nothing moved, or not fast enough."""
+    """Nothing moved, or not fast enough, or a rank's process ended: it may be the machine's fault."""
 
 
 @dataclass
@@ -54,12 +53,10 @@ class _Rank:
 class Broker:
     """Stands between ranks, each on a connected socket, the number of a socket being that of its rank.
 
-    A send ends when its receiver has taken it, as with gloo: ranks that all send first and receive then hang. While
-    ranks are at work `watch` is called now and then; what it raises ends the run.
+    A send ends when its receiver has taken it, as with gloo: ranks that all send first and receive then hang.
     """
 
-    def __init__(self, connections: Sequence[socket.socket], watch: Callable[[], None] = lambda: None) -> None:
-        self.watch, self.watched_at = watch, 0.0
+    def __init__(self, connections: Sequence[socket.socket]) -> None:
         self.ranks = [_Rank(number, connection) for number, connection in enumerate(connections)]
         self.selector = selectors.DefaultSelector()
         for rank in self.ranks:
@@ -92,6 +89,7 @@ class Broker:
         self.world_size, self.done = world_size, WireRun()
         self.sends: dict[tuple[int, int], deque[Frame]] = {}
         self.recvs: dict[tuple[int, int], deque[Frame]] = {}
+        self.at_barrier: dict[int, Frame] = {}
         self.num_waiting = self.waiting_bytes = 0
         self.moved_at = time.monotonic()
 
@@ -104,9 +102,6 @@ class Broker:
             for key, events in self.selector.select(timeout=0.1):
                 self._attend(key.data, events)
             now = time.monotonic()
-            if now - self.watched_at > WATCH_S:
-                self.watch()
-                self.watched_at = now
             if now - self.moved_at > hang_s:
                 raise WireTimeout(f"the ranks wait for one another: {self._waiting()}")
             if now > ends:
@@ -122,7 +117,7 @@ class Broker:
         if data is None:
             return
         if not data:
-            raise WireError(f"rank {rank.number} ended before it had a result")
+            raise WireTimeout(f"rank {rank.number} ended before it had a result")
         try:
             frames = rank.unpacker.feed(data)
         except ValueError as error:
@@ -140,6 +135,8 @@ class Broker:
             raise WireError(f"rank {rank.number} failed: {frame.payload.decode('utf-8', 'replace')[:500]}")
         elif frame.kind == RESULT:
             self.done.results.setdefault(rank.number, frame.payload)
+        elif frame.kind == BARRIER:
+            self._meet(rank, frame)
         elif frame.kind not in (SEND, RECV) or frame.peer >= self.world_size or frame.peer == rank.number:
             raise WireError(f"rank {rank.number} sends to or receives from rank {frame.peer}, which can't be")
         else:
@@ -147,6 +144,16 @@ class Broker:
             (self.sends if frame.kind == SEND else self.recvs).setdefault(pair, deque()).append(frame)
             self._count(1, len(frame.payload))
             self._forward(pair)
+
+    def _meet(self, rank: _Rank, frame: Frame) -> None:
+        """Lets all go on that wait at a barrier when everybody is there."""
+        if rank.number in self.at_barrier:
+            raise WireError(f"rank {rank.number} comes to a barrier while it waits at one")
+        self.at_barrier[rank.number] = frame
+        if len(self.at_barrier) == self.world_size:
+            for number, waiting in self.at_barrier.items():
+                self.ranks[number].say(Frame(DONE, request=waiting.request))
+            self.at_barrier = {}
 
     def _count(self, num_frames: int, num_bytes: int) -> None:
         """Keeps account of what waits here: for its other half, or for a rank that does not read."""
@@ -175,4 +182,5 @@ class Broker:
     def _waiting(self) -> str:
         told = [f"rank {src} sends to rank {dst}" for (src, dst), queue in self.sends.items() if queue]
         told += [f"rank {dst} receives from rank {src}" for (src, dst), queue in self.recvs.items() if queue]
+        told += [f"rank {number} is at a barrier" for number in self.at_barrier]
         return ", ".join(told) or "no rank sends or receives"

@@ -5,8 +5,8 @@ import socket
 import struct
 from typing import NamedTuple
 
-# Who says what: the broker TASK and DONE, a rank READY, SEND, RECV, RESULT and FAIL.
-TASK, DONE, READY, SEND, RECV, RESULT, FAIL = range(1, 8)
+# Who says what: the broker TASK and DONE, a rank READY, SEND, RECV, BARRIER, RESULT and FAIL.
+TASK, DONE, READY, SEND, RECV, RESULT, FAIL, BARRIER = range(1, 9)
 _HEAD = struct.Struct("!BIIQ")
 MAX_BYTES = 64 << 20
 
@@ -42,7 +42,7 @@ class Unpacker:
         found = []
         while len(self.buffer) >= _HEAD.size:
             kind, peer, request, count = _HEAD.unpack_from(self.buffer)
-            if not TASK <= kind <= FAIL or count > MAX_BYTES:
+            if not TASK <= kind <= BARRIER or count > MAX_BYTES:
                 raise ValueError("a rank sent what is no message")
             size = _HEAD.size + (0 if kind == RECV else count)
             if len(self.buffer) < size:

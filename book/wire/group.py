@@ -1,4 +1,4 @@
-"""L2: the torch.distributed backend "wire": send, recv, isend and irecv over a socket to the broker, no more."""
+"""L2: the torch.distributed backend "wire": send, recv, isend, irecv and barrier over a socket to the broker."""
 from __future__ import annotations
 
 import itertools
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from book.wire.frames import DONE, RECV, SEND, TASK, Frame, Unpacker, packed, receive
+from book.wire.frames import BARRIER, DONE, RECV, SEND, TASK, Frame, Unpacker, packed, receive
 
 
 class Link:
@@ -96,7 +96,10 @@ def _refused(name: str) -> Any:
 
 
 class WireGroup(dist.ProcessGroup):
-    """A process group of ranks that can send and receive; its collectives raise RuntimeError."""
+    """A process group of ranks that can send and receive, and wait for all; its collectives raise RuntimeError.
+
+    Messages of a pair arrive in the order in which they were sent; tags are not looked at.
+    """
 
     def __init__(self, link: Link, rank: int, world_size: int) -> None:
         super().__init__(rank, world_size)
@@ -115,9 +118,13 @@ class WireGroup(dist.ProcessGroup):
         """Starts to receive one tensor from a rank; it is filled when the request is waited for."""
         return _Request(self.link, self.link.say(RECV, peer, expects=tensors[0].nbytes), tensors[0])
 
+    def barrier(self, opts: Any = None) -> _Request:
+        """Starts to wait until every rank has come here. It carries no data."""
+        return _Request(self.link, self.link.say(BARRIER), None)
+
 
 for _name in ("allgather", "allgather_coalesced", "_allgather_base", "allreduce", "allreduce_coalesced", "alltoall",
-              "alltoall_base", "barrier", "broadcast", "gather", "reduce", "reduce_scatter", "_reduce_scatter_base",
+              "alltoall_base", "broadcast", "gather", "reduce", "reduce_scatter", "_reduce_scatter_base",
               "recv_anysource", "scatter"):
     setattr(WireGroup, _name, _refused(_name))
 

@@ -1,7 +1,7 @@
 """L2: the program of one rank: python -m book.wire.rank SOCKET < HEAD. It runs what the broker's tasks say.
 
 HEAD is JSON, a list of sources that are run first. Then the rank connects to the socket, and serves each connection in
-a process of its own, forked from there: what one run does to it the next does not see.
+a process of its own, forked from there: what one run does to it the next does not see (what it writes to disk stays).
 
 The first task of a connection has `sources`, run one after the other in one namespace. Each later one has `call`,
 `rank`, `world_size` and whatever else the call uses, and an input: an array of float64 called `buffer`, which the call
@@ -88,10 +88,9 @@ def run_call(link: Link, task: dict, data: bytes, namespace: dict) -> bytes:
     """Runs a task's call and returns the bytes of its `buffer`."""
     join(link, task["rank"], task["world_size"])
     buffer = torch.frombuffer(bytearray(data), dtype=torch.float64)
-    local = {**task, "buffer": buffer, "torch": torch}
-    namespace.update(local)
-    run_sources([task["call"]], namespace, "call")
-    return namespace["buffer"].detach().contiguous().double().numpy().tobytes()
+    local = {**namespace, **task, "buffer": buffer, "torch": torch}  # its names are not those of the sources
+    run_sources([task["call"]], local, "call")
+    return local["buffer"].detach().contiguous().double().numpy().tobytes()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # exercise: 1
-# ends: over a wire that only sends and receives: a rank failed
+# ends: stopped: the ranks were not done
 
 # A rank that ends while others wait for it.
 import os
