@@ -2,13 +2,14 @@
 #
 # Everything lives in .venv and _build; nothing is installed outside this folder. PYTHON, PORT and JOBS (tests side by side) may be set:
 #   make book PYTHON=/usr/bin/python3.12 PORT=9000
+# WHOLE=1 has `make graded` hand in all solutions; else those of one exercise of each lab, drawn by chance.
 # SOLUTIONS=0 builds the website without the labs' solutions, into a folder of its own, where no older page can have them.
 
 PYTHON ?= python3
 PORT   ?= 8000
 JOBS   ?= 2
-# Many attacks do nothing but wait for a limit: so one more at a time. WHOLE=1 has every solution handed in and graded, not those of an exercise drawn for each lab.
-ATTACK_JOBS ?= $(shell echo $$(( $(JOBS) * 3 / 2 )))
+# Many attacks do nothing but wait for a limit: one more at a time.
+WAITING_JOBS ?= $(shell echo $$(( $(JOBS) * 3 / 2 )))
 BIN    := .venv/bin
 
 SOLUTIONS ?= 1
@@ -26,14 +27,15 @@ SITE_SOURCES := _config.yml _toc.yml $(wildcard *.md *.bib chapters/*.md chapter
                 $(wildcard book/authoring/*.py book/authoring/*.css book/widgets/*.js book/widgets/*.css)
 AS_ROOT      := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help book site test attack lint lab bench clean
+.PHONY: help book site test attack graded lint lab bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make book    read it: build the website and serve it on this machine (no torch needed)"
 	@echo "make lab     do it: student copies of the labs, opened in JupyterLab"
 	@echo "make test    check it: package, website, browser, and every notebook run again with nbval"
-	@echo "make attack  check the grading, in a sandbox: solutions, and submissions that cheat (Linux, bubblewrap)"
+	@echo "make attack  check the grading: submissions that cheat or do harm, in a sandbox (Linux, bubblewrap)"
+	@echo "make graded  check the labs: every solution graded in the sandbox (Linux, bubblewrap)"
 	@echo "make lint    only the rules for notebooks (seconds)"
 	@echo "make site    only build the website, into $(HTML) (SOLUTIONS=0: without the labs' solutions)"
 	@echo "make bench   measure launching, the ring, the simulator and the pages on this machine"
@@ -51,8 +53,12 @@ test: $(MORE_STAMP)
 	  -rfEs -n $(JOBS) --dist loadscope
 
 attack: $(ALL_STAMP)
-	@echo "== Testing: every lab's solutions graded, and submissions that attack the grader (some minutes)"
-	@$(if $(WHOLE),LOCKSTEP_WHOLE=1) $(BIN)/python -m pytest tests/test_attack*.py tests/test_grading_labs.py -rfEs -n $(ATTACK_JOBS) --dist loadscope
+	@echo "== Testing: submissions that attack the grader (a quarter of an hour)"
+	@$(BIN)/python -m pytest tests/test_attack*.py -rfEs -n $(WAITING_JOBS) --dist loadscope
+
+graded: $(ALL_STAMP)
+	@echo "== Testing: every lab's solutions, graded in the sandbox (some minutes)"
+	@$(if $(WHOLE),LOCKSTEP_WHOLE=1) $(BIN)/python -m pytest tests/test_grading_labs.py -rfEs -n $(JOBS) --dist loadscope
 
 lint: $(ALL_STAMP)
 	@$(BIN)/python -m book.authoring normalise --check chapters labs
