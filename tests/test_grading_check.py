@@ -65,10 +65,12 @@ def test_lint_passes_a_lab_whose_checks_depend_on_the_seed(source):
     assert not list(faults(source))
 
 
-def test_lint_finds_a_check_that_could_be_forged():
+@pytest.mark.parametrize("printed", ['"ok"', "SEED % 8"])
+def test_lint_finds_a_check_that_could_be_forged(printed):
     lab = attack_lab()
-    next(c for c in lab.cells if marks(c).get("id") == "check-2").source = 'assert ring_sent(8, 2) == 8\nprint("ok")'
-    assert list(faults(lab)) == ["check check-2 prints the same with every seed: print a number that depends on SEED"]
+    next(c for c in lab.cells if marks(c).get("id") == "check-2").source = f"assert ring_sent(8, 2) == 8\nprint({printed})"
+    assert list(faults(lab)) == [
+        "check check-2 prints the same with other seeds: print a number that depends on all of SEED"]
 
 
 def test_lint_finds_a_solution_that_fails():

@@ -10,6 +10,7 @@ import pytest
 
 from book.grading.grade import grade
 from book.grading.lab import checks, code_cells, expect, job, marks, needed, points, read_lab
+from book.grading.lint import SEEDS
 from book.grading.reference import PATIENT, outputs_of
 from book.grading.release import in_variant, released
 from book.grading.run import run
@@ -23,9 +24,13 @@ class LabGraded:
     """The tests of one lab. Each lab has a class, so that labs can be tested side by side."""
     path: Path
 
-    def test_the_solutions_score_full_marks_and_the_released_copy_none(self, tmp_path):
-        """All solutions run once, for the references; then those that are handed in, all of them if WHOLE says so."""
+    def test_the_solutions_score_full_marks_and_the_released_copy_none(self, tmp_path, monkeypatch):
+        """All solutions run once, for the references; then those that are handed in, all of them if WHOLE says so.
+
+        The secret seed is one that a check which looks at little of it can't tell from the lab's own.
+        """
         lab, handed_in = read_lab(self.path), tmp_path / "submissions"
+        monkeypatch.setattr("book.grading.grade.secrets.randbelow", lambda end: own_seed(lab) + SEEDS[1] - SEEDS[0] - 1)
         solved = set(points(lab)) if WHOLE else needed(lab, random.choice(list(points(lab))))
         handed_in.mkdir()
         nbformat.write(solutions(lab, solved), handed_in / "solutions.ipynb")
@@ -56,6 +61,10 @@ class LabGraded:
             first = next(cell for cell in result.cells if not cell["ok"])
             assert not result.why and first["id"] == marks(checks(variant, exercise)[0])["id"]
             assert re.search("CheckFailed|RankError", first["traceback"]), first
+
+
+def own_seed(lab: nbformat.NotebookNode) -> int:
+    return next(int(cell.source.split("=")[1]) for cell in code_cells(lab) if marks(cell)["kind"] == "parameters")
 
 
 def solutions(lab: nbformat.NotebookNode, exercises: set[int]) -> nbformat.NotebookNode:

@@ -14,12 +14,12 @@ MANY = 5.0  # standard deviations: fair coins are further from their mean once i
 
 
 def dropout_masks(runs: Sequence[Mapping[str, Sequence[Any]]], other_seed: Sequence[Mapping[str, Sequence[Any]]],
-                  shape: Sequence[int], dropout: float) -> int:
+                  shape: Sequence[int], dropout: float) -> float:
     """What ranks make of ones in this `shape`: `alike` the same on all, `apart` on each by itself, at each call anew.
 
     A run has lists `alike` and `apart` of what the calls gave, and `gradients` of what `alike` was given. The last call
     of `alike` comes after one of `apart` that drew more numbers on some ranks. `other_seed` are runs with another seed.
-    Returns how many elements all ranks have dropped. Raises CheckFailed with the likeliest reason.
+    Returns what a kept one has become, 1 / (1 - dropout) as the ranks made it. Raises CheckFailed with the likeliest reason.
     """
     for rank, run in enumerate(runs):
         for kind in ("alike", "apart"):
@@ -39,7 +39,7 @@ def dropout_masks(runs: Sequence[Mapping[str, Sequence[Any]]], other_seed: Seque
             if identical(run[kind][0], other[kind][0]):
                 raise CheckFailed(f"rank {rank}: two seeds give the same masks in {kind}: its generator has to start "
                                   "from the seed")
-    return int(sum((dense(output) == 0).sum() for run in runs for kind in ("alike", "apart") for output in run[kind]))
+    return float(dense(runs[0]["alike"][0]).max())
 
 
 def _check_scaled(where: str, output: np.ndarray, dropout: float) -> None:

@@ -13,13 +13,15 @@ from book.grading.reference import outputs_of
 from book.grading.release import HIDDEN
 from book.wire.broker import WireError
 
-SEEDS = (11, 12)
+# Both leave the same remainder by every number up to 16: who looks at SEED % 8 alone has eight outputs, soon learned by heart.
+SEEDS = (11, 11 + 720720)
 
 
 def faults(lab: NotebookNode) -> Iterator[str]:
     """What is wrong with a lab as an assignment, a sentence at a time: first what can be read, then what must be run.
 
-    The lab's solutions run with two seeds. A check that prints the same with both could be forged by printing it.
+    The lab's solutions run with two seeds. A check that prints the same with both could be forged by printing it, so
+    the seeds differ by a number with many divisors.
     """
     found = list(marked_wrongly(lab))
     yield from found
@@ -36,7 +38,7 @@ def _solved_wrongly(lab: NotebookNode, exercise: int, ranks: Ranks) -> Iterator[
         first, second = (outputs_of(lab, exercise, seed) for seed in SEEDS)
         for name in first:
             if first[name] == second[name]:
-                yield f"check {name} prints the same with every seed: print a number that depends on SEED"
+                yield f"check {name} prints the same with other seeds: print a number that depends on all of SEED"
         why = wired.verdict(lab, exercise, None, ranks)
     except (LabError, WireError) as error:
         why = str(error)
