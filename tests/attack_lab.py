@@ -2,7 +2,8 @@
 
 A file in tests/attacks/ is headed `# exercise: 1` and `# ends: words of the status`; after an empty line comes what the
 attacker wrote into that exercise's answer cell. The other answers are right. An attack that has found a way gives the
-right answer: its points tell. In its code @FOLDER@, @HOST@ and @PORT@ stand for the course's folder and a server.
+right answer: its points tell. In its code @FOLDER@, @HOST@ and @PORT@ stand for the course's folder and a server,
+@RING@ for a right ring.
 """
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def graded(folder: Path, tried: Sequence[Attack], as_nobody: bool = False) -> Co
     course = Course(folder, torch_lab("ring_all_reduce", RING, wire="ring_all_reduce"), as_nobody)
     course.hand_in("victim", answered(course.lab))
     for attack in tried:
-        course.hand_in(attack.name, answered(course.lab, answer=attack.source()))
+        course.hand_in(attack.name, answered(course.lab, answer=attack.source(ring=RING)))
     run = course.grade(timeout_s=1500)
     assert run.returncode == 0, run.stderr
     return course

@@ -158,6 +158,11 @@ def test_what_one_run_leaves_the_next_does_not_see(ranks: Ranks, monkeypatch: py
     assert not run_on(ranks, head, "assert os._exit.__name__ == '_exit'") & first, "these did not let go"
 
 
+def test_a_setup_that_fails_is_told_with_its_line(ranks: Ranks) -> None:
+    with pytest.raises(WireError, match=r"rank . failed: ZeroDivisionError: .* \(line 2: half = 1 / 0\)"):
+        run_on(ranks, ["import os\nhalf = 1 / 0"], "print(half)")
+
+
 def test_frames_come_out_as_they_went_in_however_they_are_cut() -> None:
     frames = [Frame(SEND, 2, 7, b"abc"), Frame(RECV, 1, 8, expects=5), Frame(DONE, 0, 7, b"")]
     data = b"".join(map(packed, frames))

@@ -19,7 +19,8 @@ def dropout_masks(runs: Sequence[Mapping[str, Sequence[Any]]], other_seed: Seque
 
     A run has lists `alike` and `apart` of what the calls gave, and `gradients` of what `alike` was given. The last call
     of `alike` comes after one of `apart` that drew more numbers on some ranks. `other_seed` are runs with another seed.
-    Returns what a kept one has become, 1 / (1 - dropout) as the ranks made it. Raises CheckFailed with the likeliest reason.
+    Returns what a kept one has become, 1 / (1 - dropout) as rank 0 made it. Raises CheckFailed with the likeliest
+    reason.
     """
     for rank, run in enumerate(runs):
         for kind in ("alike", "apart"):

@@ -13,7 +13,8 @@ from book.grading.reference import outputs_of
 from book.grading.release import HIDDEN
 from book.wire.broker import WireError
 
-# Both leave the same remainder by every number up to 16: who looks at SEED % 8 alone has eight outputs, soon learned by heart.
+# Both leave the same remainder by every number up to 16: a check that looks at SEED % 8 alone has eight outputs, which
+# can be learned by heart.
 SEEDS = (11, 11 + 720720)
 
 

@@ -31,8 +31,11 @@ def main(path: str) -> None:
     """Serves the brokers that accept at the socket `path`, one after the other, until it is gone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    namespace = {"__name__": "__main__"}
-    run_sources(json.load(sys.stdin), namespace, "head")
+    namespace, failed = {"__name__": "__main__"}, None
+    try:
+        run_sources(json.load(sys.stdin), namespace, "head")
+    except Exception as error:
+        failed = error
     while True:
         connection = socket.socket(socket.AF_UNIX)
         try:
@@ -41,7 +44,7 @@ def main(path: str) -> None:
             return
         child = os.fork()
         if child == 0:
-            serve(connection, namespace)
+            serve(connection, namespace, failed)
             os._exit(0)
         connection.close()
         os.waitpid(child, 0)
@@ -59,13 +62,15 @@ def end_children() -> None:
         psutil.wait_procs(children, timeout=1)
 
 
-def serve(connection: socket.socket, namespace: dict) -> None:
-    """Does a broker's tasks until it is gone."""
+def serve(connection: socket.socket, namespace: dict, failed: Exception | None = None) -> None:
+    """Does a broker's tasks until it is gone; where `failed` is why the head did not run, says so instead."""
     link = Link(connection)
     while (payload := link.next_task()) is not None:
         head, data = payload.split(b"\n", 1)
         task = json.loads(head)
         try:
+            if failed is not None:
+                raise failed
             if "sources" in task:
                 run_sources(task["sources"], namespace, "source")
                 link.say(READY)
