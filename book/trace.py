@@ -9,7 +9,8 @@ where a trace came from, except to say so.
     send        rank sent chunk to peer; contributions: what was in the message
     recv        rank got chunk from peer, and op says what it did with it: "reduce" (added) or "copy" (replaced);
                 contributions: what its chunk held afterwards
-    collective  rank took part in op ("all_reduce", ...) over the ranks in group
+    collective  rank took part in op ("all_reduce", ...) over the ranks in group; unit names the part of the model that
+                it was about, where that is known
     compute     rank worked: op says on what
     memory      from here on rank holds num_bytes of what op names ("parameters", "gradients", "optimizer",
                 "activations") for the part of the model that unit names

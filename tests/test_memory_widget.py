@@ -13,7 +13,7 @@ from book.trace import Event, Trace
 from book.widgets import memory_bars, memory_player
 from book.widgets.memory_page import MemoryPlayer
 from book.widgets.memory_steps import Held, read_held
-from book.widgets.memory_words import figures, told
+from book.widgets.memory_words import begin, figures, told
 from book.widgets.units import in_bytes
 from tests.memory import recorded, run_of
 
@@ -81,6 +81,25 @@ def test_figures_and_words_of_four_ranks() -> None:
     meanings = dict((meaning, value) for value, meaning in figures(held))
     after = in_bytes(state_bytes(sum(sizes) / 8, 3, 4, StateBytes(8, 0, 16)).total, zeros=True)
     assert meanings["held after the step: parameters/4 + optimizer/4"] == after
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_shards_with_memory_of_their_own_are_shown_as_what_they_are(stage: int) -> None:
+    """They take more, and everything else is the same step."""
+    trace, sizes = run_of(stage, own_shards=True)
+    views, held = read_held(recorded(stage)), read_held(trace)
+    assert held.zero_stage == stage and held.units == views.units
+    assert [(a.op, a.unit, a.num_sent) for a in held.actions] == [(a.op, a.unit, a.num_sent) for a in views.actions]
+    assert at_last(held)["parameters"] == at_last(views)["parameters"] + sum(sizes) / 2
+    assert f", and {in_bytes(sum(sizes) / 2, zeros=True)} for a shard of its own" in begin(held)[1]
+
+
+def test_several_collectives_for_a_unit_are_one_action() -> None:
+    """As when a learner gathers parameter by parameter."""
+    trace = recorded(3)
+    parts = [replace(event, num_bytes=event.num_bytes * part) if event.unit and event.kind == "collective" else event
+             for event in trace.events for part in ((0.25, 0.75) if event.kind == "collective" else (1,))]
+    assert read_held(Trace(parts, 2, trace.clock, trace.source)) == read_held(trace)
 
 
 def test_the_data_follow_every_change() -> None:

@@ -107,7 +107,7 @@ def _operation_events(rank: int, recording: Recording, index: int, order: _Order
     times = {"start_s": operation.start_ns / 1e9, "end_s": None if end_ns is None else end_ns / 1e9, "step": step}
     if operation.kind == "collective":
         yield Event(rank, "collective", operation.op, group=operation.ranks, num_bytes=operation.num_bytes,
-                    bucket=operation.bucket, waited=waited, **times)
+                    bucket=operation.bucket, waited=waited, unit=operation.unit, **times)
         return
     for piece in _pieces(operation, partner):
         yield Event(rank, operation.kind, piece.op, peer=operation.peer, chunk=piece.chunk, num_bytes=piece.num_bytes,

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from book.cost import StateBytes
-from book.record.recorder import emit
+from book.record.recorder import about, emit
 from book.trace import STATE, Event
 
 WORK = ("forward", "backward", "update")
@@ -134,7 +134,8 @@ class _Follower:
             if method in AVERAGING:
                 self._end("backward", unit.name)
             self.look()
-            call()
+            with about(unit.name):
+                call()
             self.look()
         return run
 

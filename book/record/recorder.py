@@ -44,6 +44,7 @@ class _Thread(threading.local):
     """What holds for one thread alone."""
 
     paused = False
+    unit: str | None = None
 
 
 _thread = _Thread()
@@ -121,6 +122,16 @@ def paused() -> Iterator[None]:
         _thread.paused = before
 
 
+@contextlib.contextmanager
+def about(unit: str) -> Iterator[None]:
+    """Note of what this thread issues here that it is about `unit`, a part of the model."""
+    before, _thread.unit = _thread.unit, unit
+    try:
+        yield
+    finally:
+        _thread.unit = before
+
+
 def _get_recorder() -> _Recorder:
     global _recorder
     if _recorder is None:
@@ -165,6 +176,7 @@ class _Recorder:
                 operation.bucket, gradients = self._follower.issued(index, operation, tensors)
                 for place in gradients:
                     recording.gradients[place].bucket = operation.bucket
+            operation.unit = _thread.unit
             operation.start_ns = time.monotonic_ns()
             return index
 

@@ -37,7 +37,7 @@ class Operation:
     """One call of one rank: `kind` "send", "recv" or "collective"; `ranks` of its group are global, as is `peer`.
 
     A `withdrawn` one was refused when it was called, so it moved nothing and matches nothing. `bucket` is the bucket
-    of gradients that it carries, where that was followed and is known.
+    of gradients that it carries, where that was followed and is known, `unit` the part of the model that it is about.
     """
 
     kind: str
@@ -52,6 +52,7 @@ class Operation:
     pieces: tuple[Piece, ...] = ()
     withdrawn: bool = False
     bucket: int | None = None
+    unit: str | None = None
 
 
 @dataclass

@@ -93,12 +93,26 @@ def _read(events: Sequence[Event], world_size: int) -> Held:
             place = (event.op, event.unit)
             frees |= event.op == "parameters" and first.get(place, event.num_bytes) < event.num_bytes
             first.setdefault(place, event.num_bytes)
-    factor = world_size if frees else 1
-    units = {unit: num_bytes * factor for (what, unit), num_bytes in first.items() if what == "parameters"}
+    factor, moved = world_size if frees else 1, _moved(events)
+    units = {unit: moved.get(unit, num_bytes * factor) for (what, unit), num_bytes in first.items()
+             if what == "parameters"}
     reader = _Reader(units)
     for event, later in zip(events, _followers(events)):
         reader.read(event, later)
     return Held(world_size, units, reader.start, reader.actions, frees)
+
+
+def _moved(events: Sequence[Event]) -> dict[str, float]:
+    """The bytes of each unit that collectives name: the most that one of them, or several in a row, moved of it."""
+    moved: dict[str, float] = {}
+    last, total = None, 0.0
+    for event in events:
+        now = (event.op, event.unit) if event.kind == "collective" and event.unit is not None else None
+        if now is not None:
+            total = event.num_bytes + (total if now == last else 0.0)
+            moved[event.unit] = max(moved.get(event.unit, 0.0), total)
+        last = now
+    return moved
 
 
 def _followers(events: Sequence[Event]) -> list[Event | None]:
@@ -107,7 +121,9 @@ def _followers(events: Sequence[Event]) -> list[Event | None]:
 
 
 class _Reader:
-    """One rank's events as actions; a collective gets the unit whose bytes change, or the next one of its size."""
+    """One rank's events as actions. A collective that names no unit gets the one whose bytes change, or the next one of
+    its size; several in a row for one unit are one action.
+    """
 
     def __init__(self, units: dict[str, float]):
         self._units, self._held, self._done = units, {}, set()
@@ -121,10 +137,17 @@ class _Reader:
             self._done.clear()
             self.actions.append(Action(event.op, event.unit))
         elif event.kind == "collective" and event.op in GATHERS + REDUCES:
-            unit = self._unit_of(event, later)
+            unit = event.unit or self._unit_of(event, later)
             if unit is not None:  # others, such as the mean of a loss, are no state
                 self._done.add((event.op, unit))
-                self.actions.append(Action(event.op, unit, sent_bytes(event)))
+                self._collective(event, unit)
+
+    def _collective(self, event: Event, unit: str) -> None:
+        last = self.actions[-1] if self.actions else None
+        if event.unit and last and (last.op, last.unit) == (event.op, unit) and not last.changes:
+            last.num_sent += sent_bytes(event)
+        else:
+            self.actions.append(Action(event.op, unit, sent_bytes(event)))
 
     def _unit_of(self, event: Event, later: Event | None) -> str | None:
         what = "parameters" if event.op in GATHERS else "gradients"

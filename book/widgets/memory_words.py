@@ -18,8 +18,9 @@ def begin(held: Held) -> list[str]:
     """What is there before the first action: [words to stress, the rest]."""
     whole = _kb(sum(held.units.values()))
     parameters = sum(num_bytes for (what, _), num_bytes in held.start.items() if what == "parameters")
+    more = parameters - sum(held.units.values())
     has = (f"a {PARTS[held.world_size]} of the parameters, {_kb(parameters)} of {whole}" if held.frees
-           else f"all parameters, {whole}")
+           else f"all parameters, {whole}" + (f", and {_kb(more)} for a shard of its own" if more > 0 else ""))
     if held.zero_stage is None:
         return [f"Each rank holds {has}", "."]
     return [f"ZeRO stage {held.zero_stage}", f": the ranks shard {SHARDED[held.zero_stage]}. Each holds {has}."]
