@@ -3,10 +3,13 @@ from __future__ import annotations
 
 import compileall
 import ctypes
+import fcntl
+import io
 import json
 import os
 import platform
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -74,13 +77,22 @@ def graded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         rest = {"sent": None} if course.as_nobody else {}
         course.hand_in(attack.name, answered(course.lab, bounds=source, **rest))
     leave_note(f"lockstep-{port}")
+    locked = hold_lock(port)
     compileall.compile_dir(BOOK / "parallel", quiet=1)  # what is withheld has bytecode beside it
     before = victim.read_bytes()
     run = course.grade(timeout_s=1500)
     assert run.returncode == 0, run.stderr
     yield Graded(course, run.stdout, before, port, course.left_behind(), visitors)
+    locked.close()
     for server in servers:
         server.close()
+
+
+def hold_lock(place: int) -> io.BufferedReader:
+    """Holds a lock on a byte of a program that sandboxes see too, until the file is closed."""
+    file = open("/usr/bin/env", "rb")
+    fcntl.fcntl(file, fcntl.F_SETLK, struct.pack("@hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, place, 1, 0))
+    return file
 
 
 def leave_note(name: str) -> None:

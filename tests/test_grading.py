@@ -8,13 +8,15 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from book.grading.__main__ import main
+from book.grading.calls import seccomp_filter
 from book.grading.grade import Grader
-from book.grading.handed_in import find
+from book.grading.handed_in import find, passed_over
 from book.grading.lab import LabError, code_cells, job, marks, needed, points, read_lab
 from book.grading.lint import marked_wrongly
 from book.grading.release import in_variant, pristine, readme, released
+from book.grading.report import of_nobody, write_reports
 from book.grading.submission import read_submission
-from tests.attack_lab import attack_lab
+from tests.attack_lab import answered, attack_lab
 
 LABS = sorted((Path(__file__).resolve().parents[1] / "labs").glob("*.ipynb"))
 
@@ -160,6 +162,38 @@ def test_what_begins_with_a_dot_is_passed_over(tmp_path):
         (tmp_path / name).write_text("{}")
     assert [(e.student, e.path, e.error) for e in find(tmp_path, "lab.ipynb")] == [
         ("ada", tmp_path / "ada" / "mine.ipynb", None), ("bob", tmp_path / "bob.ipynb", None)]
+
+
+def test_no_file_is_left_out_without_a_word(tmp_path):
+    """A name in capitals is a notebook's too; what is none is told."""
+    for name in ("ADA.IPYNB", "grace.pdf", ".hidden.pdf"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert [(e.student, e.path.name) for e in find(tmp_path, "lab.ipynb")] == [("ADA", "ADA.IPYNB")]
+    assert passed_over(tmp_path) == ["grace.pdf", "link"]
+
+
+def test_pages_of_an_earlier_run_are_told(tmp_path):
+    record = {"student": "ada", "slug": "ada", "error": None, "notes": [], "exercises": {}, "points": 0, "max_points": 0}
+    (tmp_path / "students").mkdir()
+    for gone in (["ada", "grace"], ["ada"]):
+        write_reports([record | {"student": name, "slug": name} for name in gone], "lab", tmp_path)
+    assert of_nobody([record], tmp_path) == ["grace.html"]
+
+
+def test_a_copy_of_another_variant_is_told_and_its_cells_are_not_called_edited(tmp_path):
+    lab = attack_lab()
+    copy = answered(lab, **{"setup": "import random"})
+    copy.metadata["lockstep"]["variant"] = "B"
+    nbformat.write(copy, tmp_path / "b.ipynb")
+    assert read_submission(tmp_path / "b.ipynb", lab).notes == [
+        "the copy is of variant B, the source it is graded with of none"]
+
+
+def test_the_filter_of_calls_is_known_for_machines_that_it_was_written_for():
+    assert seccomp_filter("x86_64") != seccomp_filter("aarch64")
+    with pytest.raises(NotImplementedError, match="of x86_64 and aarch64 alone"):
+        seccomp_filter("sparc64")
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path):

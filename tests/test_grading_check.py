@@ -1,4 +1,5 @@
 """A student's own check and plain nbval come to the same verdict; lint finds checks that could be forged."""
+import json
 import subprocess
 import sys
 
@@ -6,11 +7,13 @@ import nbformat
 import pytest
 
 from book.grading.__main__ import main
+from book.grading.grade import Grader, grade
 from book.grading.lab import marks
 from book.grading.lint import faults
 from book.grading.release import released, with_outputs
 from tests.attack_lab import BOUNDS, TOTAL, answered, attack_lab
 
+TOTAL_POINTS = 3
 WRONG = "def chunk_bounds(length, num_chunks):\n    return [(0, length)]\n"
 
 
@@ -59,6 +62,24 @@ def test_the_file_that_came_with_the_lab_is_asked_for(tmp_path, capsys):
     nbformat.write(attack_lab(), tmp_path / "alone.ipynb")
     assert main(["check", str(tmp_path / "alone.ipynb")]) == 1
     assert "alone.expected.json is not beside alone.ipynb" in capsys.readouterr().err
+
+
+def test_a_fault_of_the_grader_is_tried_again(tmp_path, monkeypatch):
+    """The first exercise that is graded meets one; what is left in the end is the grade alone."""
+    attempt, faults = Grader.attempt, iter([OSError("gone")])
+
+    def failing(*arguments):
+        for fault in faults:
+            raise fault
+        return attempt(*arguments)
+
+    monkeypatch.setattr(Grader, "attempt", failing)
+    (tmp_path / "submissions").mkdir()
+    nbformat.write(attack_lab(), tmp_path / "lab.ipynb")
+    nbformat.write(answered(attack_lab()), tmp_path / "submissions" / "ada.ipynb")
+    (record,) = grade(tmp_path / "lab.ipynb", tmp_path / "submissions", tmp_path / "out", sandboxed=False)
+    assert record["points"] == TOTAL_POINTS and record["error"] is None and "fault" not in record
+    assert json.loads((tmp_path / "out" / "students" / "ada.json").read_text()) == record
 
 
 def test_lint_passes_a_lab_whose_checks_depend_on_the_seed(source):

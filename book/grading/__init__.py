@@ -3,8 +3,8 @@
     lab           what a lab's cells are; the notebook that grades one exercise
     release       student copies, variants
     submission    what was handed in, read as untrusted data; `handed_in` finds it in a folder
-    sandbox       bubblewrap around untrusted code, and its limits
-    kernel        a Jupyter kernel in that sandbox; `alone` and `listening` run inside
+    sandbox       bubblewrap around untrusted code, and its limits; `calls` are those of the system that it refuses
+    kernel        a Jupyter kernel in that sandbox; `listening` runs inside
     run           one job under nbval, watched from outside; `nbval_plugin` writes its verdicts
     reference     what a lab's own solutions print, and the limits that follow
     lint          whether a lab is fit to be graded

@@ -104,9 +104,10 @@ def grade(options: Any) -> int:
     from tqdm import tqdm
 
     from book.grading import sandbox
+    from book.grading.grade import FAILED
     from book.grading.grade import grade as graded
-    from book.grading.handed_in import find
-    from book.grading.report import write_reports
+    from book.grading.handed_in import find, passed_over
+    from book.grading.report import of_nobody, write_reports
 
     if options.unsafe_no_sandbox:
         print(UNSAFE, file=sys.stderr)
@@ -126,7 +127,13 @@ def grade(options: Any) -> int:
     write_reports(records, options.lab.stem, options.out)
     print(f"{len(records)} submissions; grades.csv, grades.json, index.html and a page for each student are in "
           f"{options.out}")
-    return 0
+    failed = [record["student"] for record in records if (record["error"] or "").startswith(FAILED)]
+    for names, told in ((passed_over(options.submissions), "not looked at, because they are no notebooks (.ipynb)"),
+                        (of_nobody(records, options.out), "pages of an earlier run, of nobody who is there now"),
+                        (failed, "not graded, by a fault of the grader; run the same command again")):
+        if names:
+            print(f"{told}: {', '.join(names)}", file=sys.stderr)
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -29,6 +30,7 @@ from book.grading.withheld import withheld
 from book.wire.broker import WireError, WireTimeout
 
 MAX_SEED = 10 ** 6  # labs multiply it by a thousand, and generators take 63 bits
+FAILED = "grading it failed"  # what a record's error begins with where the grader itself is at fault
 Record = dict[str, Any]
 
 
@@ -93,6 +95,7 @@ class Grader:
         kept = _read(self.out / "references.json")
         if kept is None:
             list(pool.map(self.refer, labs.points(self.lab)))
+            self._refer_wired()
             kept = {str(exercise): asdict(reference) for exercise, reference in self.references.items()}
             write_whole(self.out / "references.json", kept)
         self.references = {int(n): Reference(r["outputs"], Limits(**r["limits"])) for n, r in kept.items()}
@@ -101,6 +104,17 @@ class Grader:
         """Runs the lab's own solution of an exercise. Raises LabError when it does not pass its own checks."""
         result = self._run(labs.job(self.lab, exercise, self.seed), exercise, PATIENT)
         self.references[exercise] = Reference.of(result, exercise)
+
+    def _refer_wired(self) -> None:
+        """Tries the lab's own solutions over the wire too: where ranks can't start, no submission is to blame."""
+        with self.ranks() as ranks:
+            for exercise in self.references:
+                try:
+                    why = wired.verdict(self.lab, exercise, None, ranks)
+                except WireError as error:
+                    why = str(error)
+                if why:
+                    raise LabError(f"exercise {exercise}'s own solution does not pass over the wire: {why}")
 
     def attempt(self, exercise: int, submission: Submission, ranks: Ranks) -> Record:
         """The verdict on one exercise of a submission: points, which checks passed, and what stopped it."""
@@ -173,7 +187,7 @@ def _grade_entry(grader: Grader, entry: Entry, done: Callable[[Record], None]) -
         record["key"] = hashlib.sha256(made_of.encode()).hexdigest()
         record["notes"] = submission.notes
         kept = _read(grader.out / "students" / f"{entry.slug}.json")
-        if kept and kept.get("key") == record["key"]:
+        if kept and kept.get("key") == record["key"] and "fault" not in kept:
             done(kept)
             return kept
         with grader.ranks() as ranks:
@@ -191,16 +205,18 @@ def _noted_in(record: Record) -> Iterator[None]:
     except (SandboxError, LabError):
         raise
     except Exception as error:
-        record["error"] = f"grading it failed: {type(error).__name__}"
-        record["key"] = None  # the next run tries again
+        record["error"] = f"{FAILED}: {type(error).__name__}"
+        record["fault"] = traceback.format_exc()
 
 
 def _again(grader: Grader, entry: Entry, record: Record, done: Callable[[Record], None]) -> Record:
-    """Tries once more, alone, what a limit stopped."""
+    """Tries once more, alone, what a limit stopped; all of it, if it was the grader that failed."""
+    failed = record.pop("fault", None)
+    record["error"] = None
     with _noted_in(record), grader.ranks() as ranks:
         submission = _submission(entry, grader.lab)
         for number, exercise in record["exercises"].items():
-            if exercise.get("stopped"):
+            if failed or exercise.get("stopped"):
                 record["exercises"][number] = grader.attempt(int(number), submission, ranks) | {"tried": 2}
     return _close(grader, record, done, again=False)
 
@@ -209,7 +225,8 @@ def _close(grader: Grader, record: Record, done: Callable[[Record], None], again
     """Adds the points up; a record that is complete is written, whole or not at all."""
     record["points"] = sum(e["points"] for e in record["exercises"].values())
     record["max_points"] = sum(e["max_points"] for e in record["exercises"].values())
-    record["complete"] = not (again and any(e.get("stopped") for e in record["exercises"].values()))
+    open_yet = "fault" in record or any(e.get("stopped") for e in record["exercises"].values())
+    record["complete"] = not (again and open_yet)
     if record["complete"]:
         write_whole(grader.out / "students" / f"{record['slug']}.json", record)
         done(record)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAX_LOOKED_AT, MAX_DEPTH = 500, 3
+SUFFIX = ".ipynb"
 JOINERS = "\u200c\u200d"  # invisible, and needed to write some names
 
 
@@ -39,12 +40,19 @@ def find(folder: Path, lab_name: str) -> list[Entry]:
                 except OSError as problem:
                     path, error = None, f"the folder can't be read: {problem.strerror}"
                 found.append(Entry(printable(entry.name), slug(entry.name), path, error))
-            elif entry.name.endswith(".ipynb"):
-                name = entry.name.removesuffix(".ipynb")
+            elif entry.name.lower().endswith(SUFFIX):
+                name = entry.name[:-len(SUFFIX)]
                 found.append(Entry(printable(name), slug(name), Path(entry.path)))
     twice = {slug for slug, count in Counter(entry.slug for entry in found).items() if count > 1}
     return [Entry(e.student, slug(f"{e.student} {number}"), None, "this name is there twice, as a file and as a folder")
             if e.slug in twice else e for number, e in enumerate(found)]
+
+
+def passed_over(folder: Path) -> list[str]:
+    """The names of files that are nobody's submission, because they are no notebooks."""
+    with os.scandir(folder) as entries:
+        return sorted(printable(entry.name) for entry in entries if not entry.name.startswith(".")
+                      and not entry.is_dir(follow_symlinks=False) and not entry.name.lower().endswith(SUFFIX))
 
 
 def _notebook_in(folder: Path, lab_name: str) -> tuple[Path | None, str | None]:
@@ -61,7 +69,7 @@ def _notebook_in(folder: Path, lab_name: str) -> tuple[Path | None, str | None]:
                 if entry.is_dir(follow_symlinks=False):
                     if depth < MAX_DEPTH:
                         todo.append((Path(entry.path), depth + 1))
-                elif entry.name.endswith(".ipynb"):
+                elif entry.name.lower().endswith(SUFFIX):
                     notebooks.append(Path(entry.path))
     named = [path for path in notebooks if path.name == lab_name] or notebooks
     if len(named) == 1:

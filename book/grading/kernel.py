@@ -1,6 +1,7 @@
 """L4: a Jupyter kernel in the sandbox. Its messages go over sockets in the run's folder; there is no network inside."""
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -46,7 +47,7 @@ class SandboxProvisioner(LocalProvisioner):
         limits = sandbox.Limits(**json.loads(os.environ[LIMITS]))
         handles = self._listen(f"{inside / 'k'}-{port}" for port in manager.ports)
         python, _, _, *rest = kwargs["cmd"]
-        inner = [python, "-m", "book.grading.alone", "book.grading.listening", json.dumps(handles), *rest]
+        inner = [python, "-m", "book.grading.listening", json.dumps(handles), *rest]
         kwargs["cmd"] = sandbox.command(inner, run, limits)
         kwargs.update(cwd="/", env={"PATH": "/usr/bin:/bin"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                       pass_fds=list(handles.values()))
@@ -55,17 +56,17 @@ class SandboxProvisioner(LocalProvisioner):
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> dict[str, Any]:
         """Starts the kernel, whose sockets then are its alone."""
         info = await super().launch_kernel(cmd, **kwargs)
-        for one in self.sockets:
-            one.close()
+        for handle in self.handles:
+            os.close(handle)
         return info
 
     def _listen(self, paths: Iterable[str]) -> dict[str, int]:
         """Binds the kernel's sockets out here: inside, their folder can only be read."""
-        handles, self.sockets = {}, []
+        handles = {}
         for path in paths:
-            one = socket.socket(socket.AF_UNIX)
-            one.bind(path)
-            one.listen(16)
-            handles[path] = one.fileno()
-            self.sockets.append(one)
+            with socket.socket(socket.AF_UNIX) as one:
+                one.bind(path)
+                one.listen(16)
+                handles[path] = fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, sandbox.FILTER + 1)  # that one is taken
+        self.handles = list(handles.values())
         return handles

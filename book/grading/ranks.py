@@ -124,7 +124,7 @@ class Ranks:
         path.chmod(0o777)
         listener.listen(1)
         (parent / "head.json").write_text(json.dumps(head))
-        command = [sys.executable, "-m", "book.grading.alone", "book.wire.rank", str(path)]
+        command = [sys.executable, "-m", "book.wire.rank", str(path)]
         if self.sandboxed:
             command = [*sandbox.dying_with_us(), *sandbox.command(command, parent, OF_A_RANK)]
         with open(parent / "head.json") as sources:

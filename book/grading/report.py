@@ -30,7 +30,7 @@ def write_reports(records: Sequence[Record], lab: str, out: Path) -> None:
     which come from untrusted code, stay in students/NAME.json.)
     """
     (out / "grades.csv").write_text(grades_csv(records), encoding="utf-8")
-    private = {"key", "complete", "slug"}
+    private = {"key", "complete", "slug", "fault"}
     shared = [{key: value for key, value in record.items() if key not in private} for record in records]
     for record in shared:
         record["exercises"] = {n: {k: v for k, v in e.items() if k != "log"} for n, e in record["exercises"].items()}
@@ -40,6 +40,12 @@ def write_reports(records: Sequence[Record], lab: str, out: Path) -> None:
         page, scope = (out / "students" / f"{record['slug']}.{kind}" for kind in ("html", "gradescope.json"))
         page.write_text(student_page(record, lab), encoding="utf-8")
         scope.write_text(json.dumps(gradescope(record), indent=1), encoding="utf-8")
+
+
+def of_nobody(records: Sequence[Record], out: Path) -> list[str]:
+    """Pages of students who are no longer there: an earlier run wrote them."""
+    slugs = {record["slug"] for record in records}
+    return sorted(page.name for page in (out / "students").glob("*.html") if page.stem not in slugs)
 
 
 def grades_csv(records: Sequence[Record]) -> str:
@@ -65,7 +71,8 @@ def gradescope(record: Record) -> Record:
     """Gradescope's results.json: one test for each exercise."""
     tests = [{"name": f"Exercise {n}", "score": e["points"], "max_score": e["max_points"], "output": e["status"],
               "visibility": "visible"} for n, e in record["exercises"].items()]
-    return {"score": record["points"], "output": record["error"] or "", "stdout_visibility": "hidden", "tests": tests}
+    told = "; ".join(filter(None, [record["error"], *record["notes"]]))
+    return {"score": record["points"], "output": printable(told), "stdout_visibility": "hidden", "tests": tests}
 
 
 def overview(records: Sequence[Record], lab: str) -> str:

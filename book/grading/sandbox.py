@@ -1,5 +1,7 @@
 """L4: bubblewrap around untrusted code: no network, a read-only system, its own processes and /tmp, and limits.
 
+Calls that reach past all that are refused (see calls).
+
 What is inside sees Python, its packages and this book's package, and nothing else of the machine: no labs, no
 submissions, no home folders. As root the code runs under a user id that owns nothing.
 """
@@ -17,9 +19,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from book.grading.calls import seccomp_filter
+
 BOOK = Path(__file__).resolve().parents[1]
 HOME = "/home/student"
 FIRST_UID, NUM_UIDS = 61184, 4096  # systemd keeps this range for services' users of the moment, so nobody has them
+FILTER = 9  # the handle on which bubblewrap finds the filter of system calls
 ETC = {"passwd": "root:x:0:0::/:/bin/false\nstudent:x:1000:1000::/home/student:/bin/sh\n",
        "group": "root:x:0:\nstudent:x:1000:\n", "hosts": "127.0.0.1 localhost lab\n::1 localhost lab\n",
        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n"}
@@ -59,6 +64,7 @@ def folder_for(parent: Path, withheld: Iterable[Path] = ()) -> Path:
         (parent / name).write_text(text)
     (parent / "withheld.py").write_text(WITHHELD)
     (parent / "withheld").write_text("\n".join(map(str, withheld)))
+    (parent / "calls").write_bytes(seccomp_filter())
     if os.geteuid() == 0:
         parent.chmod(0o711)
         os.chown(inside, uid_of(parent), uid_of(parent))
@@ -78,14 +84,15 @@ def command(inner: Sequence[str], parent: Path, limits: Limits, env: Mapping[str
     bwrap, prlimit = tool("bwrap"), tool("prlimit")
     limited = [prlimit, "--core=0", f"--nproc={limits.num_processes}", f"--fsize={limits.scratch_bytes}",
                "--nofile=1024", f"--cpu={limits.cpu_s}", f"--data={limits.memory_bytes}", "--", *inner]
-    sandbox = [bwrap, *_namespaces(), *_scratch(limits), *_system(parent), *_environment(env or {}), "--",
-               *limited]
+    sandbox = [bwrap, *_namespaces(), "--seccomp", str(FILTER), *_scratch(limits), *_system(parent),
+               *_environment(env or {}), "--", *limited]
+    opened = ["/bin/sh", "-c", f'exec "$@" {FILTER}<"$0"', str(parent / "calls")]
     if os.geteuid() != 0:
-        return sandbox
+        return [*opened, *sandbox]
     uid = str(uid_of(parent))
     drop = [tool("setpriv"), f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs", "--"]
     # The inner one does not die with this one: the kernel forgets that wish where the user changes. Its processes do.
-    return [bwrap, "--dev-bind", "/", "/", "--unshare-pid", *reachable([*pythons(), BOOK]),
+    return [*opened, bwrap, "--dev-bind", "/", "/", "--unshare-pid", *reachable([*pythons(), BOOK]),
             "--die-with-parent", "--", *drop, *sandbox]
 
 
@@ -97,7 +104,10 @@ def dying_with_us() -> list[str]:
 def probe() -> None:
     """Starts a sandbox that does nothing. Raises SandboxError when that fails."""
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
-        folder_for(Path(folder))
+        try:
+            folder_for(Path(folder))
+        except NotImplementedError as error:
+            raise SandboxError(f"{error}: grade on such a machine.") from None
         nothing = command([sys.executable, "-c", ""], Path(folder), Limits())
         run = subprocess.run(nothing, capture_output=True, text=True)
     if run.returncode:

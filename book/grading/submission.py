@@ -16,6 +16,7 @@ from book.grading.release import without_solutions
 from book.grading.withheld import imports_from_book
 
 MAX_BYTES = 8 << 20
+EDITED = "was edited, which changes nothing"
 
 
 class SubmissionError(ValueError):
@@ -49,7 +50,10 @@ def read_submission(path: Path, lab: NotebookNode) -> Submission:
         _Reader(own, found).read(cells)
     except RecursionError:  # a source that is a list of lists of lists
         raise SubmissionError("the file is not a notebook") from None
-    found.notes += _imports(found, lab) + _other_variant(variant_of(notebook.get("metadata")), variant_of(lab.metadata))
+    found.notes += _imports(found, lab)
+    other = _other_variant(variant_of(notebook.get("metadata")), variant_of(lab.metadata))
+    if other:  # then its cells are others without anybody's doing
+        found.notes = other + [note for note in found.notes if not note.endswith(EDITED)]
     return found
 
 
@@ -124,7 +128,7 @@ class _Reader:
         else:
             self._close()
             if marks(self.own[mark])["kind"] != "parameters" and source.strip() != self.own[mark].source.strip():
-                self.found.notes.append(f"cell {mark} was edited, which changes nothing")
+                self.found.notes.append(f"cell {mark} {EDITED}")
 
     def _close(self) -> None:
         if self.waiting:

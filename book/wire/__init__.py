@@ -5,6 +5,6 @@
     group     the torch.distributed backend "wire": send, recv and barrier over such a socket, and no collective
     rank      the program of one rank: it runs what a broker's tasks say, for each broker in a new process
 
-A rank has no other way to the others than the broker. So the broker, which runs where a rank's program can't reach it,
-knows what was really communicated.
+A rank in a sandbox has no other way to the others than the broker (but how busy the machine is can be felt by all). So
+the broker, which runs where a rank's program can't reach it, knows what was really communicated.
 """
