@@ -45,6 +45,7 @@ def test_a_copy_keeps_every_cell_but_no_solution(path):
             assert "hide-input" not in after.metadata["tags"]
         else:
             assert "{cite}" not in after.source and "```{" not in after.source, "JupyterLab shows it as it stands"
+            assert "make lab" not in after.source, "it is that copy already"
             assert len(after.source) > 0.8 * len(before.source) or "```{bibliography}" in before.source
 
 

@@ -55,8 +55,8 @@ from book.checks.replicas import Meeting, replica_gradients
 from book.checks.sharded import sharded_training, training_hint
 from book.checks.sharded_checkpoint import continued, load_failure, parts_without_zeros, saved_once
 from book.checks.sharded_state import (
-    clipped, counted_bytes, fewest, gradients_sharded, held_in_time, nothing_behind, optimizer_sharded,
-    parameters_sharded, predicted_state, sharded_traffic,
+    clipped, counted_bytes, fewest, gradients_dropped, gradients_sharded, held_in_time, nothing_behind,
+    optimizer_sharded, parameters_sharded, predicted_state, sharded_traffic,
 )
 from book.checks.split_module import block_count, shard_shapes, split_module, split_traffic
 from book.checks.tensor import column_outputs, computed, operator, row_outputs, shapes_in_words
@@ -71,15 +71,15 @@ __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axe
            "clipped", "column_outputs", "computed", "continued", "contributions", "counted_bytes", "crossing",
            "drawn_alike", "dropout_masks", "epochs", "failure_of_replicas", "fewest", "first_losses", "first_step",
            "first_updates", "from_stage_to_stage", "global_losses", "gpipe_order", "gradients_of_replicas",
-           "gradients_sharded", "groups_by_all", "groups_of_axis", "held_in_time", "in_company", "load_failure",
-           "losses_of_replicas", "losses_of_steps", "members", "mesh_failure", "mesh_gradients", "mesh_losses",
-           "micro_batch_losses", "moved", "names_of_no_order", "neighbour_exchange", "nothing_behind", "nothing_kept",
-           "num_sent_bytes", "number", "on_grid", "one_f_one_b_order", "operator", "optimizer_sharded", "own_pipeline",
-           "parameters_sharded", "parts_on_mesh", "parts_without_zeros", "peaks_in_flight", "placements", "places",
-           "point_to_point", "predicted_pipeline", "predicted_state", "received_once", "reduce_scatter",
-           "remote_failure", "replica_gradients", "resumed", "ring_cost", "ring_traffic", "row_outputs",
-           "rows_in_calls", "rows_sent", "same_group", "same_outputs", "same_replicas", "same_state", "same_weights",
-           "sample_mean", "saved", "saved_once", "shapes_in_words", "shard_shapes", "sharded_traffic",
+           "gradients_dropped", "gradients_sharded", "groups_by_all", "groups_of_axis", "held_in_time", "in_company",
+           "load_failure", "losses_of_replicas", "losses_of_steps", "members", "mesh_failure", "mesh_gradients",
+           "mesh_losses", "micro_batch_losses", "moved", "names_of_no_order", "neighbour_exchange", "nothing_behind",
+           "nothing_kept", "num_sent_bytes", "number", "on_grid", "one_f_one_b_order", "operator", "optimizer_sharded",
+           "own_pipeline", "parameters_sharded", "parts_on_mesh", "parts_without_zeros", "peaks_in_flight",
+           "placements", "places", "point_to_point", "predicted_pipeline", "predicted_state", "received_once",
+           "reduce_scatter", "remote_failure", "replica_gradients", "resumed", "ring_cost", "ring_traffic",
+           "row_outputs", "rows_in_calls", "rows_sent", "same_group", "same_outputs", "same_replicas", "same_state",
+           "same_weights", "sample_mean", "saved", "saved_once", "shapes_in_words", "shard_shapes", "sharded_traffic",
            "sharded_training", "shares_of_replicas", "split_module", "split_traffic", "stage_gradients", "stage_parts",
            "summed_metrics", "torch_failure", "traffic_by_axis", "trained_alike", "training_hint", "vocabulary_loss",
            "vocabulary_traffic", "weights_kept", "where_stuck", "within_groups"]

@@ -131,7 +131,8 @@ def _check_moved(before: np.ndarray, after: np.ndarray) -> None:
         raise CheckFailed(f"the buffers had {before.shape[1]} elements and now have {after.shape[1]}: work in place")
     if len(before) > 1 and np.array_equal(before, after):
         raise CheckFailed("every buffer is as it was before: did you wait() for what you receive before you used it, "
-                          "and write into the chunks that you were given? (x += y does, x = x + y makes a new tensor)")
+                          "and write into the memory that you were given? (x += y and x.copy_(y) do; x = x + y and "
+                          "chunks[i] = y put another tensor in its place)")
 
 
 def _check_mean(before: np.ndarray, after: np.ndarray) -> None:

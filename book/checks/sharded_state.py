@@ -41,7 +41,7 @@ def fewest(got: Any, want: int | None, name: str) -> None:
                               "rank, and no number of ranks changes that: return None")
         return
     if got is None:
-        raise CheckFailed(f"{name}: you say that it never fits, but on {want} ranks it does")
+        raise CheckFailed(f"{name}: you say that it never fits, but on {want} rank{'s' * (want > 1)} it does")
     number(f"{name}: the fewest ranks", got, want, [
         (want - 1, "a part of a rank is a rank more: round up"),
         (want + 1, "one rank fewer would do: what just fits, fits")])
@@ -72,6 +72,17 @@ def optimizer_sharded(trace: Trace, sizes: Sizes, numbers_each: int, item_bytes:
         if rank == 0:
             kept = sum(held.values())
     return kept
+
+
+def gradients_dropped(trace: Trace, sizes: Sizes, item_bytes: int) -> None:
+    """After the last step no rank may keep a unit's whole gradients."""
+    for rank in range(trace.world_size):
+        *_, (_, held) = held_in_time(trace, rank, "gradients")
+        for unit, num_bytes in held.items():
+            if num_bytes > _share(sizes[unit], trace.world_size, item_bytes):
+                raise CheckFailed(f"rank {rank} keeps {num_bytes:.0f} bytes of gradients of {unit} after the step: "
+                                  "when the shard has its part, set p.grad = None for each parameter. Zeros in its "
+                                  "place keep the memory")
 
 
 def gradients_sharded(trace: Trace, sizes: Sizes, item_bytes: int) -> float:

@@ -19,6 +19,7 @@ UNCOMPARED = "nbval-ignore-output"
 STUB = ("# YOUR CODE HERE\n"
         "{indent}raise NotImplementedError(\"exercise {exercise}: write this function, then run the cell\")")
 EXPECTED = ".expected.json"
+_ON_THE_SITE = re.compile(r"To do the lab, run `make lab`[^\n]*\n+")
 _CITED, _SOURCES = re.compile(r"\s*\{cite\}`[^`]*`"), re.compile(r"```\{bibliography\}.*?```", re.DOTALL)
 _SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n.*?^[ \t]*### END SOLUTION[ \t]*$", re.DOTALL | re.MULTILINE)
 
@@ -73,16 +74,16 @@ def sources_in(labs: Iterable[Path]) -> list[Path]:
 def released(lab: NotebookNode, name: str = "this lab", nbgrader: bool = False) -> NotebookNode:
     """A student copy of `lab`: solutions are stubs, hidden checks are gone, checks keep the outputs to compare with.
 
-    Only answers and the seed can be edited. What only the website can show, citations, is left out. With `nbgrader`
-    cells carry that tool's metadata too. Raises LabError when a code cell has no mark, an answer has no solution, or a
-    solution stands outside an answer.
+    Only answers and the seed can be edited. What is for the website alone is left out: citations, how to get a copy.
+    With `nbgrader` cells carry that tool's metadata too. Raises LabError when a code cell has no mark, an answer has no
+    solution, or a solution stands outside an answer.
     """
     copy = deepcopy(lab)
     for number, cell in enumerate(copy.cells):
         if cell.cell_type == "code":
             _release_cell(cell, f"{name}, cell {number}", nbgrader)
         else:
-            without = _CITED.sub("", cell.source)
+            without = _CITED.sub("", _ON_THE_SITE.sub("", cell.source))
             cell.source = _SOURCES.sub("The sources are listed on the website's page of this lab.", without)
             cell.metadata.pop(KEY, None)
         cell.pop("attachments", None)
