@@ -28,16 +28,18 @@ _announced: set[tuple[str, str]] = set()  # (execution of a cell, line) of this 
 NOT_RECORDED = "this run was not recorded: pass record=True to launch"
 
 
-class LaunchError(RuntimeError):
+class _Told:
+    def _render_traceback_(self) -> list[str]:
+        # IPython prints this in place of the launcher's own frames, which would tell a reader nothing.
+        return [f"{type(self).__name__}: {self}"]
+
+
+class LaunchError(_Told, RuntimeError):
     """A launch without results: `stderr` holds what each rank wrote there, `trace` what was recorded or None."""
 
     def __init__(self, message: str, stderr: Sequence[str] = (), trace: Trace | None = None) -> None:
         super().__init__(message)
         self.stderr, self.trace = list(stderr), trace
-
-    def _render_traceback_(self) -> list[str]:
-        # IPython prints this in place of the launcher's own frames, which would tell a reader nothing.
-        return [f"{type(self).__name__}: {self}"]
 
 
 class RankError(LaunchError):
@@ -49,6 +51,10 @@ class RankError(LaunchError):
 
 class HangError(LaunchError):
     """The ranks wait for one another, or were not done in time; the message says where each of them is."""
+
+
+class Interrupted(_Told, KeyboardInterrupt):
+    """Somebody has interrupted a launch; its ranks are gone."""
 
 
 class Run:
@@ -139,6 +145,8 @@ def launch(
             environment = _environment(world_size, port, backend, env or {})
             job = pickle.dumps((environment, where.cell_sources(), record, call))
             return _results(ranks, job, backend, timeout_s, hang_s)
+    except KeyboardInterrupt:
+        raise Interrupted(f"you have stopped this run; none of its {world_size} ranks is left") from None
     finally:
         if on_line is None:
             _show(ranks)
