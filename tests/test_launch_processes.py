@@ -88,7 +88,7 @@ def test_an_interrupt_ends_the_ranks_and_the_next_launch_works():
     with pytest.raises(KeyboardInterrupt) as stopped:
         launch(wait, 2, on_line=interrupt)
     shown = stopped.value._render_traceback_()  # as a notebook shows it
-    assert shown == ["Interrupted: you have stopped this run; none of its 2 ranks is left"]
+    assert shown == ["KeyboardInterrupt: you have stopped this run; none of its 2 ranks is left"]
     wait_until_gone(running)
     assert list(launch(lambda: 1, 2)) == [1, 1]
 

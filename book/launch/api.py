@@ -28,18 +28,16 @@ _announced: set[tuple[str, str]] = set()  # (execution of a cell, line) of this 
 NOT_RECORDED = "this run was not recorded: pass record=True to launch"
 
 
-class _Told:
-    def _render_traceback_(self) -> list[str]:
-        # IPython prints this in place of the launcher's own frames, which would tell a reader nothing.
-        return [f"{type(self).__name__}: {self}"]
-
-
-class LaunchError(_Told, RuntimeError):
+class LaunchError(RuntimeError):
     """A launch without results: `stderr` holds what each rank wrote there, `trace` what was recorded or None."""
 
     def __init__(self, message: str, stderr: Sequence[str] = (), trace: Trace | None = None) -> None:
         super().__init__(message)
         self.stderr, self.trace = list(stderr), trace
+
+    def _render_traceback_(self) -> list[str]:
+        # IPython prints this in place of the launcher's own frames, which would tell a reader nothing.
+        return [f"{type(self).__name__}: {self}"]
 
 
 class RankError(LaunchError):
@@ -51,10 +49,6 @@ class RankError(LaunchError):
 
 class HangError(LaunchError):
     """The ranks wait for one another, or were not done in time; the message says where each of them is."""
-
-
-class Interrupted(_Told, KeyboardInterrupt):
-    """Somebody has interrupted a launch; its ranks are gone."""
 
 
 class Run:
@@ -146,10 +140,18 @@ def launch(
             job = pickle.dumps((environment, where.cell_sources(), record, call))
             return _results(ranks, job, backend, timeout_s, hang_s)
     except KeyboardInterrupt:
-        raise Interrupted(f"you have stopped this run; none of its {world_size} ranks is left") from None
+        raise _interrupted(world_size) from None
     finally:
         if on_line is None:
             _show(ranks)
+
+
+def _interrupted(world_size: int) -> KeyboardInterrupt:
+    """An interrupt that a notebook shows as one line, as it does a LaunchError."""
+    # No class of its own: nbval knows a cell that it has interrupted by the error's name.
+    error = KeyboardInterrupt(f"you have stopped this run; none of its {world_size} ranks is left")
+    error._render_traceback_ = lambda: [f"KeyboardInterrupt: {error}"]
+    return error
 
 
 def _backend(world_size: int) -> tuple[str, str]:
