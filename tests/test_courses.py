@@ -65,7 +65,7 @@ def test_options_that_the_pages_name_exist() -> None:
 
 def test_limits_are_those_of_the_grader() -> None:
     assert f"{Limits().memory_bytes >> 30} GiB of memory" in INSTRUCTORS
-    assert f"smaller than {MAX_BYTES >> 20} MiB" in STUDENTS
+    assert f"It may have {MAX_BYTES >> 20} MiB" in STUDENTS
     assert f"at most {NUMBERS[MAX_DEPTH]} levels down" in INSTRUCTORS
     assert reference.ALLOWANCE_S == 60 and f"a minute more than {NUMBERS[reference.TIMES_SLOWER]} times" in INSTRUCTORS
 

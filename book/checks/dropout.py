@@ -49,11 +49,11 @@ def _check_scaled(where: str, output: np.ndarray, dropout: float) -> None:
     spread = np.sqrt(dropout * (1 - dropout) / output.size)
     if not len(kept) or dropped == 0:
         raise CheckFailed(f"{where}: {'nothing' if len(kept) else 'everything'} is dropped")
+    if any(np.isin((output == 0).mean(axis=axis), (0, 1)).all() for axis in range(output.ndim)):
+        raise CheckFailed(f"{where}: whole rows are dropped or kept: draw a number for each element")
     if abs(dropped - dropout) > MANY * spread:
         raise CheckFailed(f"{where}: {dropped:.0%} are dropped, {dropout:.0%} are meant to be: p is the probability to "
                           "drop")
-    if any(np.isin((output == 0).mean(axis=axis), (0, 1)).all() for axis in range(output.ndim)):
-        raise CheckFailed(f"{where}: whole rows are dropped or kept: draw a number for each element")
     if not np.allclose(kept, 1 / (1 - dropout)):
         raise CheckFailed(f"{where}: a kept 1 becomes {kept[0]:.4g}, it should be {1 / (1 - dropout):.4g}: divide by "
                           "the probability to keep, and the mean stays what it was")

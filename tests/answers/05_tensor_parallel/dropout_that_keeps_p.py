@@ -1,5 +1,5 @@
 # exercise: 6
-# expect: 25% are meant to be: p is the probability to drop
+# expect: 20% are meant to be: p is the probability to drop
 
 class SplitDropout:
     def __init__(self, seed):

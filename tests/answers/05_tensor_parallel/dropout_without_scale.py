@@ -1,5 +1,5 @@
 # exercise: 6
-# expect: a kept 1 becomes 1, it should be 1.333
+# expect: a kept 1 becomes 1, it should be 1.252
 
 class SplitDropout:
     def __init__(self, seed):
