@@ -8,7 +8,7 @@ import struct
 import threading
 import time
 
-@RING@
+exec('''@RING@''')
 right = ring_all_reduce
 
 

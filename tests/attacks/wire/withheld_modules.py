@@ -6,7 +6,7 @@ from pathlib import Path
 
 import book.parallel
 
-@RING@
+exec('''@RING@''')
 right = ring_all_reduce
 
 
