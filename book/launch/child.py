@@ -21,12 +21,9 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
-from book.launch import peers, remote, threads, where
+from book.launch import peers, remote, stacks, threads, where
 
 FIRST_SEED = 1000
-# A rank stands still whose main thread uses no CPU time, and no other thread more than this share of a core. Each of
-# gloo's, one for every process group, takes 0.4 % just to wait, and more on a loaded machine.
-IDLE_SHARE = 0.03
 _PR_SET_PDEATHSIG = 1
 
 
@@ -214,29 +211,35 @@ class _Line:
         """Answer the launcher until it says "leave" or is gone."""
         try:
             while (question := self._control.recv()) != "leave":
-                if question == "look":
-                    self.send("looked", self._stillness.measure_s())
-                elif question == "report":
-                    _flush()
-                    self.send("reported", _report())
+                self.send(*self._reply(question))
         except (EOFError, OSError):
             os.killpg(0, signal.SIGKILL)  # and what this rank has started, which would outlive it
         self.leave.set()
 
+    def _reply(self, question: str) -> tuple[Any, ...]:
+        try:
+            if question == "look":
+                return "looked", self._stillness.measure_s()
+            _flush()
+            return "reported", _report()
+        except Exception:  # perhaps no file can be opened any more: that is not the launcher's end
+            return "looked", 0.0
+
 
 def _report() -> Report:
-    frame = sys._current_frames()[threading.main_thread().ident]
-    frames = where.stack(frame)
-    own = where.own_frame(frames)
-    place = where.place(own.f_code.co_filename, own.f_lineno)
+    """What this rank does; its frames are only read where it stands still (see stacks)."""
+    main = threading.main_thread().ident
+    if not threads.stand_still():
+        return Report("computes", where.own_place(stacks.of_threads()[main]), _recorded())
+    frames = where.stack(sys._current_frames()[main])
+    place = where.own_place(where.lines_of(frames))
     return Report(where.doing(frames), place, _recorded(), tuple(remote.served_calls()))
 
 
 class _Stillness:
     """For how long this rank has waited in one and the same communication.
 
-    The main thread's CPU clock tells one wait from the next, for a thread that is blocked uses none at all. Its frame
-    is kept by number: the object would keep alive what the frame holds, after it has returned.
+    The main thread's CPU clock tells one wait from the next, for a thread that is blocked uses none at all.
     """
 
     def __init__(self) -> None:
@@ -249,30 +252,22 @@ class _Stillness:
         """Seconds for which this rank has been seen to stand still in communication; 0.0 if it moves."""
         now_s, mark = time.monotonic(), self._current_mark()
         cpu_ns = threads.cpu_ns() if mark is not None else {}
-        if mark is None or mark != self._mark or self._works(cpu_ns, now_s - self._since_s):
+        if mark is None or mark != self._mark or threads.work(self._cpu_ns, cpu_ns, now_s - self._since_s):
             self._mark, self._since_s, self._cpu_ns = mark, now_s, cpu_ns
         return now_s - self._since_s
 
-    def _works(self, cpu_ns: dict[int, int], elapsed_s: float) -> bool:
-        """Whether one thread has used more of a core since the mark than waiting takes."""
-        own, limit_ns = threading.get_native_id(), 1e9 * IDLE_SHARE * elapsed_s + 5e6
-        return any(used - self._cpu_ns.get(thread, 0) > limit_ns for thread, used in cpu_ns.items() if thread != own)
-
     def _current_mark(self) -> tuple[Any, ...] | None:
-        frames = sys._current_frames()
-        main = threading.main_thread().ident
-        frame = frames[main]
-        if not where.communicates(frame):
-            return None
-        # A remote call may be asleep in another thread on behalf of a peer: that rank will go on by itself.
-        if any(where.sleeps(other) for thread, other in frames.items() if thread != threading.get_ident()):
-            return None
         if not hasattr(time, "pthread_getcpuclockid"):
             return None  # macOS: a hang is then told at the time limit
+        main, lines = threading.main_thread().ident, stacks.of_threads()
+        if main not in lines or not where.communicates(lines[main]):
+            return None
+        # A remote call may be asleep in another thread on behalf of a peer: that rank will go on by itself.
+        if any(where.sleeps(other) for thread, other in lines.items() if thread != threading.get_ident()):
+            return None
         if self._starves():
             return None  # on a loaded machine it only waits for its turn
-        clock = time.pthread_getcpuclockid(main)
-        return id(frame), frame.f_lasti, time.clock_gettime_ns(clock)
+        return lines[main][-1], time.clock_gettime_ns(time.pthread_getcpuclockid(main))
 
     def _starves(self) -> bool:
         """Whether a thread of this process wants a core and has had none since the last look.

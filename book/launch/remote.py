@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from types import FrameType
 
 from book.launch import where
+from book.launch.stacks import Line
 
 _WORKER = re.compile(r"On WorkerInfo\(id=\d+, name=(.+?)\):\n")
-_FRAME = re.compile(r'^  File "([^"]+)", line (\d+), in ', re.MULTILINE)
+_FRAME = re.compile(r'^  File "([^"]+)", line (\d+), in (.*)', re.MULTILINE)
 _TRACEBACK, _TRAILER = "Traceback (most recent call last):\n", "\n\nAt:\n"
 _RPC, _SERVES = "/torch/distributed/rpc/", "_run_function"
 
@@ -37,7 +38,7 @@ def remote_error(message: str) -> RemoteFailure | None:
     # Below the frames; RPC makes an escaped end of line in the source that they show a real one, so go by its name.
     name = re.escape(shown.partition("(")[0])
     error = re.search(rf"^([\w.]+\.)?{name}\b.*", text, re.MULTILINE | re.DOTALL)
-    lines = [(name, int(line)) for name, line in _FRAME.findall(text)]
+    lines = [Line(filename, int(number), function) for filename, number, function in _FRAME.findall(text)]
     return RemoteFailure(workers[-1][1], (error[0] if error else shown).strip(), tuple(where.places(lines)))
 
 
@@ -47,9 +48,8 @@ def served_calls() -> list[str]:
     for frame in sys._current_frames().values():
         inner = _called(where.stack(frame))
         if inner:
-            doing, own = where.doing(inner), where.own_frame(inner)
-            place = where.place(own.f_code.co_filename, own.f_lineno)
-            counts["is" if doing == "computes" else doing, str(place)] += 1
+            doing = where.doing(inner)
+            counts["is" if doing == "computes" else doing, str(where.own_place(where.lines_of(inner)))] += 1
     return [f"for a peer it {doing} at {place}" if count == 1 else
             f"for its peers, in {count} threads, it {doing} at {place}"
             for (doing, place), count in sorted(counts.items())]

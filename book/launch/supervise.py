@@ -8,6 +8,7 @@ import time
 from book.launch import where
 from book.launch.ranks import RankProcess, Ranks
 from book.launch.remote import remote_error
+from book.launch.stacks import of_crash
 
 START_LIMIT_S = 300.0
 SETTLE_LIMIT_S = 2.0
@@ -71,7 +72,7 @@ def ask_for_reports(ranks: Ranks) -> dict[int, str]:
     return ranks.dump(0.3)
 
 
-def describe_hang(ranks: Ranks, verdict: str, limit_s: float, stacks: dict[int, str]) -> str:
+def describe_hang(ranks: Ranks, verdict: str, limit_s: float, dumps: dict[int, str]) -> str:
     """What each rank is doing in a run that hangs or is late."""
     first = {
         "hang": f"the ranks wait for one another: nothing has moved for {limit_s:g} s",
@@ -80,7 +81,7 @@ def describe_hang(ranks: Ranks, verdict: str, limit_s: float, stacks: dict[int, 
     }[verdict]
     lines = [first]
     for member in ranks:
-        lines.append(f"  rank {member.rank} {_standing(member, stacks)}")
+        lines.append(f"  rank {member.rank} {_standing(member, dumps)}")
         if member.working and member.report:
             lines += [f"    {served}" for served in member.report.serves]
     if any(member.working and member.report and member.report.doing == "waits in new_group" for member in ranks):
@@ -88,10 +89,10 @@ def describe_hang(ranks: Ranks, verdict: str, limit_s: float, stacks: dict[int, 
     return "\n".join(lines)
 
 
-def _standing(member: RankProcess, stacks: dict[int, str]) -> str:
+def _standing(member: RankProcess, dumps: dict[int, str]) -> str:
     if member.finished:
         return "finished"
-    places = where.places_of_dump(stacks.get(member.rank, ""))
+    places = where.places(of_crash(dumps.get(member.rank, "")))
     if places:
         return f"computes at {places[-1]}"
     return f"{member.report.doing} at {member.report.place}" if member.report else "does not answer"
@@ -145,7 +146,7 @@ def _from_afar(message: str) -> list[str]:
 def _died(member: RankProcess) -> list[str]:
     code = member.exit_code
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    places = where.places_of_dump("\n".join(member.errors.kept)) if code < 0 else []
+    places = where.places(of_crash("\n".join(member.errors.kept))) if code < 0 else []
     hint = ": the machine may have run out of memory" if code == -signal.SIGKILL else ""
     place = f" at {places[-1]}" if places else ""
     misfit = MISFIT.search("\n".join(member.errors.kept)) if code == -signal.SIGABRT else None

@@ -8,11 +8,13 @@ import linecache
 import os
 import re
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
 from book.launch import pending
+from book.launch.stacks import Line
 
 # Calls into C++ that block a Python frame without one of torch.distributed's frames under it.
 BLOCKING_CALLS = {"wait", "run_backward", "backward", "synchronize", "item", "cpu", "barrier", "shutdown", "to_here"}
@@ -50,10 +52,9 @@ def remember_sources(sources: dict[str, str]) -> None:
         linecache.cache[name] = (len(text), None, text.splitlines(True), name)
 
 
-def place(filename: str, line: int) -> Place:
-    """The place that a file name and line number stand for."""
-    label = "cell" if is_cell(filename) else _label(filename)
-    return Place(label, line, linecache.getline(filename, line).strip())
+def _place(line: Line) -> Place:
+    label = "cell" if is_cell(line.filename) else _label(line.filename)
+    return Place(label, line.number, line.source)
 
 
 def _label(filename: str) -> str:
@@ -74,34 +75,34 @@ def _is_launcher(filename: str) -> bool:
     return os.path.realpath(filename).startswith(os.path.join(_BOOK, "launch") + os.sep)
 
 
-def own_lines(lines: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Keep, of (file name, line) pairs from the outermost call inwards, those that the learner wrote.
+def own_lines(lines: Sequence[Line]) -> Sequence[Line]:
+    """Keep, of lines from the outermost call inwards, those that the learner wrote.
 
     Falls back on the book's own lines, then on the innermost line, so that something is always left to show.
     """
-    learner = [entry for entry in lines if not _is_library(entry[0]) and not _is_book(entry[0])]
-    book = [entry for entry in lines if _is_book(entry[0]) and not _is_launcher(entry[0])]
+    learner = [line for line in lines if not _is_library(line.filename) and not _is_book(line.filename)]
+    book = [line for line in lines if _is_book(line.filename) and not _is_launcher(line.filename)]
     return learner or book or lines[-1:]
 
 
-def places(lines: list[tuple[str, int]]) -> list[Place]:
-    """The learner's lines among (file name, line) pairs from the outermost call inwards; see `own_lines`."""
-    return [place(*entry) for entry in own_lines(lines) if not _is_launcher(entry[0])]
+def own_place(lines: Sequence[Line]) -> Place:
+    """The innermost of the learner's lines; `lines` is not empty (see `own_lines`)."""
+    return _place(own_lines(lines)[-1])
+
+
+def places(lines: Sequence[Line]) -> list[Place]:
+    """The learner's lines, outermost first; none where only the launcher's own side was at work."""
+    return [_place(line) for line in own_lines(lines) if not _is_launcher(line.filename)]
 
 
 def places_of_traceback(traceback: TracebackType | None) -> list[Place]:
-    """The learner's lines in a traceback, outermost first; none where only the launcher's own side was at work."""
+    """The learner's lines in a traceback, as in `places`."""
     lines = []
     while traceback is not None:
-        lines.append((traceback.tb_frame.f_code.co_filename, traceback.tb_lineno))
+        code = traceback.tb_frame.f_code
+        lines.append(Line(code.co_filename, traceback.tb_lineno, code.co_name))
         traceback = traceback.tb_next
     return places(lines)
-
-
-def places_of_dump(text: str) -> list[Place]:
-    """The learner's lines in a stack that `faulthandler` wrote, outermost first; may be none, as above."""
-    lines = [(name, int(line)) for name, line in re.findall(r'File "([^"]+)", line (\d+) in', text)]
-    return places(lines[::-1])
 
 
 def stack(frame: FrameType) -> list[FrameType]:
@@ -113,24 +114,30 @@ def stack(frame: FrameType) -> list[FrameType]:
     return frames[::-1]
 
 
-def own_frame(frames: list[FrameType]) -> FrameType:
+def lines_of(frames: Sequence[FrameType]) -> list[Line]:
+    """The lines that frames are at."""
+    return [Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in frames]
+
+
+def _own_frame(frames: Sequence[FrameType]) -> FrameType:
     """The innermost frame of the learner's code (see `own_lines`)."""
-    chosen = own_lines([(frame.f_code.co_filename, frame.f_lineno) for frame in frames])[-1]
-    return next(frame for frame in reversed(frames) if (frame.f_code.co_filename, frame.f_lineno) == chosen)
+    lines = lines_of(frames)
+    own = own_lines(lines)[-1]
+    return next(frame for frame, line in zip(reversed(frames), reversed(lines)) if line == own)
 
 
-def communicates(frame: FrameType) -> bool:
-    """Whether a thread whose innermost frame this is waits for other ranks, if it waits at all."""
-    return _torch_frame(stack(frame)) is not None or _blocks(frame)
+def communicates(lines: Sequence[Line]) -> bool:
+    """Whether a thread at these lines waits for other ranks, if it waits at all."""
+    return any(_is_communication(line.filename) for line in lines) or not lines[-1].calls().isdisjoint(BLOCKING_CALLS)
 
 
-def _blocks(frame: FrameType) -> bool:
-    return pending.call_name(pending.current_call(frame)) in BLOCKING_CALLS
+def sleeps(lines: Sequence[Line]) -> bool:
+    """Whether a thread at these lines sleeps, and so will go on by itself."""
+    return "sleep" in lines[-1].calls()
 
 
-def sleeps(frame: FrameType) -> bool:
-    """Whether a thread whose innermost frame this is sleeps, and so will go on by itself."""
-    return pending.call_name(pending.current_call(frame)) == "sleep"
+def _is_communication(filename: str) -> bool:
+    return any(part in filename for part in COMMUNICATION_FILES)
 
 
 def _torch_frame(frames: list[FrameType]) -> FrameType | None:
@@ -138,21 +145,22 @@ def _torch_frame(frames: list[FrameType]) -> FrameType | None:
 
     An RRef's `rpc_sync()` enters by private functions: then it is the first one that has a name for callers.
     """
-    inside = [frame for frame in frames if any(part in frame.f_code.co_filename for part in COMMUNICATION_FILES)
-              and frame.f_code.co_name != "wrapper"]
+    inside = [frame for frame in frames
+              if _is_communication(frame.f_code.co_filename) and frame.f_code.co_name != "wrapper"]
     named = (frame for frame in inside if not re.match(r"_(?!_)", frame.f_code.co_name))
     return next(named, inside[0] if inside else None)
 
 
 def doing(frames: list[FrameType]) -> str:
     """What a thread does whose frames these are: "waits in recv from rank 1", "sleeps", "computes"."""
-    if sleeps(frames[-1]):
+    innermost = pending.call_name(pending.current_call(frames[-1]))
+    if innermost == "sleep":
         return "sleeps"
     called = _torch_frame(frames)
     if called is not None:
         return f"waits in {_operation(called)}"
-    if _blocks(frames[-1]):
-        return f"waits {pending.describe(own_frame(frames), frames[-1])}"
+    if innermost in BLOCKING_CALLS:
+        return f"waits {pending.describe(_own_frame(frames), frames[-1])}"
     return "computes"
 
 
