@@ -51,6 +51,24 @@ def hang(fn, world_size=2):
     return [line.removeprefix("  ") for line in lines]
 
 
+def crunch():
+    while True:
+        pass
+
+
+def test_a_call_that_computes_is_told_at_the_time_limit():
+    def ask():
+        if serve() == 0:
+            rpc.rpc_sync("worker1", crunch)
+        rpc.shutdown()
+
+    with pytest.raises(HangError) as caught:
+        launch(ask, 2, timeout_s=1)
+    *_, waits, serves = re.sub(r"line \d+: (while True:|pass)", "line N", str(caught.value)).splitlines()
+    assert re.fullmatch(r"  rank 1 waits in shutdown at test_launch_remote.py line \d+: rpc.shutdown\(\)", waits)
+    assert serves == "    for a peer it is at test_launch_remote.py line N"
+
+
 def test_a_call_that_is_never_answered():
     def ask():
         if serve() == 0:

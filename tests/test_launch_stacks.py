@@ -1,4 +1,5 @@
 """Stacks as faulthandler writes them: read without touching the frames of a thread that runs."""
+import os
 import sys
 import threading
 import time
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from book.launch import HangError, launch
 from book.launch.child import _Stillness
 from book.launch.stacks import Line, of_crash, of_threads, read
+from book.launch.where import doing_at, sleeps
 
 CRASH = """\
 Fatal Python error: Segmentation fault
@@ -32,7 +34,10 @@ def wait_for(event):
     event.wait()
 
 
-def test_the_lines_of_every_thread():
+@pytest.mark.parametrize("memory", [True, False])
+def test_the_lines_of_every_thread(monkeypatch, memory):
+    if not memory:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
     done = threading.Event()
     thread = threading.Thread(target=wait_for, args=[done])
     thread.start()
@@ -53,6 +58,16 @@ def test_the_main_thread_is_blamed_for_a_crash_outside_python():
     assert of_crash(CRASH.replace("Current thread", "Thread")) == (Line("main.py", 1, "<module>"),)
 
 
+def test_a_stack_of_c_code_blames_nobody():
+    told = CRASH.replace("Current thread 0x00007f22 (most", "Current thread's C stack trace (most")
+    assert of_crash(told) == (Line("main.py", 1, "<module>"),)
+
+
+def test_a_stack_is_found_behind_a_line_without_an_end():
+    told = '\r 45%|###Stack (most recent call first):\n  File "a b.py", line 3 in f\n'
+    assert of_crash(told) == (Line("a b.py", 3, "f"),)
+
+
 @pytest.mark.parametrize("text", ["", "Killed", 'a program\'s own:\n  File "x.py", line 1 in f\n'])
 def test_a_text_without_a_stack_blames_nobody(text):
     assert read(text) == [] and of_crash(text) == ()
@@ -62,6 +77,7 @@ def test_a_text_without_a_stack_blames_nobody(text):
     ("dist.isend(x, 1).wait()", {"isend", "wait"}),
     ("work.wait()  # no sleep() here", {"wait"}),
     ("print('sleep()')", {"print"}),
+    ("print(f'sleep is no call, {work.wait()} is')", {"print", "wait"}),
     ("return engine.run_backward(  # goes on below", {"run_backward"}),
     ("if ready (x) and (y):", {"ready"}),
     ("x = 1", set()),
@@ -71,6 +87,26 @@ def test_what_is_called_on_a_line(tmp_path, source, called):
     path = tmp_path / "cell.py"
     path.write_text(f"    {source}\n")
     assert Line(str(path), 1, "f").calls() - {"and"} == called
+
+
+@pytest.mark.parametrize("innermost, doing", [
+    ([], "computes"),
+    ([("torch/distributed/c10d_logger.py", "wrapper"), ("torch/distributed/distributed_c10d.py", "all_reduce")],
+     "waits in all_reduce"),
+    ([("torch/distributed/rpc/api.py", "_invoke_rpc"), ("torch/distributed/rpc/api.py", "rpc_sync")],
+     "waits in rpc_sync"),
+    ([("torch/distributed/pipelining/schedules.py", "step"), ("torch/autograd/graph.py", "backward")], "waits in step"),
+])
+def test_what_a_thread_does_that_moves(innermost, doing):
+    lines = [Line("ring.py", 1, "step"), *(Line(f"/site-packages/{file}", 1, name) for file, name in innermost)]
+    assert doing_at(lines) == doing
+
+
+def test_a_thread_that_sleeps_on_its_way(tmp_path):
+    path = tmp_path / "cell.py"
+    path.write_text("time.sleep(1)\nwork.wait(); time.sleep(1)\n")
+    assert doing_at([Line(str(path), 1, "poll")]) == "sleeps"
+    assert not sleeps([Line(str(path), 2, "poll")])  # it may wait as well, and then for a peer
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere ranks are not looked at while they run")

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -42,9 +43,9 @@ class Failure:
 class Report:
     """What a rank does at one moment ("waits in recv from rank 1"), where, and what it has recorded so far."""
     doing: str
-    place: where.Place
+    place: where.Place | None
+    serves: Sequence[str]  # what it does meanwhile for callers over RPC
     recorded: Any
-    serves: tuple[str, ...] = ()  # what it does meanwhile for callers over RPC
 
 
 def main(rank: int, control: Connection, output: Connection, errors: Connection, job: bytes) -> None:
@@ -217,23 +218,30 @@ class _Line:
         self.leave.set()
 
     def _reply(self, question: str) -> tuple[Any, ...]:
-        try:
-            if question == "look":
-                return "looked", self._stillness.measure_s()
+        if question == "report":
             _flush()
             return "reported", _report()
+        try:
+            return "looked", self._stillness.measure_s()
         except Exception:  # perhaps no file can be opened any more: that is not the launcher's end
             return "looked", 0.0
 
 
 def _report() -> Report:
-    """What this rank does; its frames are only read where it stands still (see stacks)."""
+    try:
+        return Report(*_standing(), _recorded())
+    except Exception:
+        return Report("does not say where it is", None, (), _recorded())
+
+
+def _standing() -> tuple[str, where.Place, list[str]]:
+    """What this rank does, where, and for whom; frames are only read of what stands still (see stacks)."""
     main = threading.main_thread().ident
-    if not threads.stand_still():
-        return Report("computes", where.own_place(stacks.of_threads()[main]), _recorded())
-    frames = where.stack(sys._current_frames()[main])
-    place = where.own_place(where.lines_of(frames))
-    return Report(where.doing(frames), place, _recorded(), tuple(remote.served_calls()))
+    main_stands, all_stand = threads.stand_still()
+    lines = stacks.of_threads()
+    frames = sys._current_frames() if all_stand else {main: sys._current_frames()[main]} if main_stands else {}
+    doing = where.doing(where.stack(frames[main])) if main_stands else where.doing_at(lines[main])
+    return doing, where.own_place(lines[main]), remote.served_calls(lines, frames)
 
 
 class _Stillness:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import itertools
 import re
-import sys
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
@@ -42,23 +42,27 @@ def remote_error(message: str) -> RemoteFailure | None:
     return RemoteFailure(workers[-1][1], (error[0] if error else shown).strip(), tuple(where.places(lines)))
 
 
-def served_calls() -> list[str]:
-    """What this process does for its peers at this moment: "for a peer it waits in to_here at ...", a line for each."""
+def served_calls(threads: Mapping[int, Sequence[Line]], frames: Mapping[int, FrameType]) -> list[str]:
+    """What this process does for its peers at this moment: "for a peer it waits in to_here at ...", a line for each.
+
+    `threads` has the lines of all, `frames` the innermost frames of those that stand still, for more words.
+    """
     counts: Counter[tuple[str, str]] = Counter()
-    for frame in sys._current_frames().values():
-        inner = _called(where.stack(frame))
+    for thread, lines in threads.items():
+        inner = _called(lines)
         if inner:
-            doing = where.doing(inner)
-            counts["is" if doing == "computes" else doing, str(where.own_place(where.lines_of(inner)))] += 1
+            stack = where.stack(frames[thread])[-len(inner):] if thread in frames else []
+            doing = where.doing(stack) if stack else where.doing_at(inner)
+            counts["is" if doing == "computes" else doing, str(where.own_place(inner))] += 1
     return [f"for a peer it {doing} at {place}" if count == 1 else
             f"for its peers, in {count} threads, it {doing} at {place}"
             for (doing, place), count in sorted(counts.items())]
 
 
-def _called(frames: list[FrameType]) -> list[FrameType]:
-    """The frames of the function that a peer has called; none in a thread that serves no call."""
-    names = [frame.f_code.co_name if _RPC in frame.f_code.co_filename else None for frame in frames]
+def _called(lines: Sequence[Line]) -> list[Line]:
+    """The lines of the function that a peer has called; none in a thread that serves no call."""
+    names = [line.function if _RPC in line.filename else None for line in lines]
     if _SERVES not in names:
         return []
-    rest = itertools.islice(frames, names.index(_SERVES), None)
-    return list(itertools.dropwhile(lambda frame: _RPC in frame.f_code.co_filename, rest))
+    rest = itertools.islice(lines, names.index(_SERVES), None)
+    return list(itertools.dropwhile(lambda line: _RPC in line.filename, rest))

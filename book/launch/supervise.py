@@ -95,7 +95,9 @@ def _standing(member: RankProcess, dumps: dict[int, str]) -> str:
     places = where.places(of_crash(dumps.get(member.rank, "")))
     if places:
         return f"computes at {places[-1]}"
-    return f"{member.report.doing} at {member.report.place}" if member.report else "does not answer"
+    if not member.report:
+        return "does not answer"
+    return member.report.doing + (f" at {member.report.place}" if member.report.place else "")
 
 
 def first_failure(ranks: Ranks) -> RankProcess:

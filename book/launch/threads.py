@@ -37,18 +37,19 @@ def work(before_ns: dict[int, int], after_ns: dict[int, int], elapsed_s: float) 
                for thread, used in after_ns.items() if thread != threading.get_native_id())
 
 
-def stand_still() -> bool:
-    """Whether the main thread is seen to use no CPU time for a moment, and to want none, and no other one works.
+def stand_still() -> tuple[bool, bool]:
+    """Whether the main thread is seen to use and to want no core for a moment; whether no other one works either.
 
     True where the operating system does not say.
     """
     if not os.path.isdir(_TASKS):
-        return True
-    before_ns, main = cpu_ns(), os.getpid()
+        return True, True
+    start_s, before_ns, main = time.monotonic(), cpu_ns(), os.getpid()
     time.sleep(WATCH_S)
-    after_ns = cpu_ns()
+    after_ns, elapsed_s = cpu_ns(), time.monotonic() - start_s
     wants_core, _ = queue()[main]
-    return before_ns[main] == after_ns[main] and not wants_core and not work(before_ns, after_ns, WATCH_S)
+    main_stands = before_ns[main] == after_ns[main] and not wants_core
+    return main_stands, main_stands and not work(before_ns, after_ns, elapsed_s)
 
 
 def _clock_ns(thread: int) -> int:

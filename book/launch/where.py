@@ -114,14 +114,14 @@ def stack(frame: FrameType) -> list[FrameType]:
     return frames[::-1]
 
 
-def lines_of(frames: Sequence[FrameType]) -> list[Line]:
+def _lines_of(frames: Sequence[FrameType]) -> list[Line]:
     """The lines that frames are at."""
     return [Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in frames]
 
 
 def _own_frame(frames: Sequence[FrameType]) -> FrameType:
     """The innermost frame of the learner's code (see `own_lines`)."""
-    lines = lines_of(frames)
+    lines = _lines_of(frames)
     own = own_lines(lines)[-1]
     return next(frame for frame, line in zip(reversed(frames), reversed(lines)) if line == own)
 
@@ -133,7 +133,22 @@ def communicates(lines: Sequence[Line]) -> bool:
 
 def sleeps(lines: Sequence[Line]) -> bool:
     """Whether a thread at these lines sleeps, and so will go on by itself."""
-    return "sleep" in lines[-1].calls()
+    calls = lines[-1].calls()
+    return "sleep" in calls and calls.isdisjoint(BLOCKING_CALLS)
+
+
+def doing_at(lines: Sequence[Line]) -> str:
+    """What a thread does, in fewer words than those of `doing`, for its frames may not be read: it moves."""
+    if sleeps(lines):
+        return "sleeps"
+    inside = [line.function for line in lines if _is_communication(line.filename)]
+    called = next((name for name in inside if not _is_private(name)), None)
+    return f"waits in {called}" if called else "computes"
+
+
+def _is_private(name: str) -> bool:
+    """Whether a name in torch.distributed is none that callers use."""
+    return name == "wrapper" or re.match(r"_(?!_)", name) is not None
 
 
 def _is_communication(filename: str) -> bool:
@@ -147,7 +162,7 @@ def _torch_frame(frames: list[FrameType]) -> FrameType | None:
     """
     inside = [frame for frame in frames
               if _is_communication(frame.f_code.co_filename) and frame.f_code.co_name != "wrapper"]
-    named = (frame for frame in inside if not re.match(r"_(?!_)", frame.f_code.co_name))
+    named = (frame for frame in inside if not _is_private(frame.f_code.co_name))
     return next(named, inside[0] if inside else None)
 
 
