@@ -1,6 +1,8 @@
 """The normal form, the lint and the runner for notebooks, and how they fit with a strict nbval run."""
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -271,6 +273,17 @@ def test_backend_and_device_may_differ_between_machines_and_nothing_else(tmp_pat
     nbformat.write(new_notebook(cells=cells), path)
     said = nbval(path, "--nbval-sanitize-with", str(ROOT / "nbval_sanitize.cfg")).stdout
     assert "1 failed, 2 passed" in said and "6 ranks" in said, said
+
+
+@pytest.mark.skipif(os.name != "posix", reason="zmq has sockets in folders on Linux and macOS")
+def test_no_kernel_of_the_books_notebooks_waits_for_a_port(tmp_path: Path) -> None:
+    for name in ("conftest.py", "nbval_sanitize.cfg"):
+        shutil.copy(ROOT / name, tmp_path)
+    connection = "import json\nfrom ipykernel import get_connection_file\nwith open(get_connection_file()) as file:\n" \
+                 "    found = json.load(file)\nprint(found['transport'])"
+    nbformat.write(new_notebook(cells=[ran(connection, stream("ipc\n"))]), tmp_path / "kernel.ipynb")
+    said = nbval(tmp_path / "kernel.ipynb").stdout
+    assert "1 passed" in said, said
 
 
 # The server of the built website
