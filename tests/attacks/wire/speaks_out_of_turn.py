@@ -1,5 +1,5 @@
 # exercise: 1
-# ends: over a wire that only sends and receives: a rank failed
+# ends: over a wire that only sends and receives
 
 # A right ring, and a rank that sends results while others are at work: three ranks need no fourth.
 import gc
