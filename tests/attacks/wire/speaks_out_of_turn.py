@@ -1,5 +1,5 @@
 # exercise: 1
-# ends: over a wire that only sends and receives
+# ends: over a wire that only sends and receives: a rank failed
 
 # A right ring, and a rank that sends results while others are at work: three ranks need no fourth.
 import gc
@@ -20,6 +20,8 @@ def chatter(wire):
 
 def ring_all_reduce(buffer):
     right(buffer)
+    if dist.get_backend() == "wire" and dist.get_world_size() == 3:
+        time.sleep(1)  # the fourth may get no core for a while
     if dist.get_backend() == "wire" and dist.get_rank() == 3:
         wire = [one for one in gc.get_objects() if isinstance(one, socket.socket) and one.family == socket.AF_UNIX][0]
         wire.sendall(struct.pack("!BIIQ", 6, 0, 0, 8 * len(buffer)) + buffer.numpy().tobytes())
