@@ -1,10 +1,17 @@
 """How nbval runs the book's notebooks wherever pytest is started: strictly, in this Python, 2 minutes for a cell."""
 import itertools
 import os
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+
+from tests.once import share_a_folder
+
+# jsonschema, which nbformat checks notebooks with, imports this to check IRIs. It builds a grammar for 3.5 s in each
+# pytest process, and no notebook has an IRI to check.
+sys.modules.setdefault("rfc3987_syntax", None)
 
 CELL_TIMEOUT_S = 120.0
 NBVAL_DEFAULT_TIMEOUT_S = 2000.0
@@ -12,6 +19,7 @@ NBVAL_DEFAULT_TIMEOUT_S = 2000.0
 
 def pytest_configure(config: pytest.Config) -> None:
     """Fill in the nbval options that were not given on the command line."""
+    share_a_folder(config)
     option = config.option
     if not getattr(option, "nbval", False):
         return

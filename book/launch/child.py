@@ -229,12 +229,12 @@ class _Line:
 
 def _report() -> Report:
     try:
-        return Report(*_standing(), _recorded())
+        return Report(*_whereabouts(), _recorded())
     except Exception:
         return Report("does not say where it is", None, (), _recorded())
 
 
-def _standing() -> tuple[str, where.Place, list[str]]:
+def _whereabouts() -> tuple[str, where.Place, list[str]]:
     """What this rank does, where, and for whom; frames are only read of what stands still (see stacks)."""
     main = threading.main_thread().ident
     main_stands, all_stand = threads.stand_still()
@@ -260,7 +260,7 @@ class _Stillness:
         """Seconds for which this rank has been seen to stand still in communication; 0.0 if it moves."""
         now_s, mark = time.monotonic(), self._current_mark()
         cpu_ns = threads.cpu_ns() if mark is not None else {}
-        if mark is None or mark != self._mark or threads.work(self._cpu_ns, cpu_ns, now_s - self._since_s):
+        if mark is None or mark != self._mark or threads.worked(self._cpu_ns, cpu_ns, now_s - self._since_s):
             self._mark, self._since_s, self._cpu_ns = mark, now_s, cpu_ns
         return now_s - self._since_s
 

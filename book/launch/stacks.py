@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import io
+import keyword
 import linecache
 import os
 import re
@@ -39,7 +40,7 @@ class Line(NamedTuple):
             for token in tokenize.generate_tokens(io.StringIO(self.source).readline):
                 if token.type == tokenize.STRING and "f" in token.string.partition(token.string[-1])[0].lower():
                     names.update(_CALL.findall(token.string))  # before Python 3.12 it is one token
-                if token.string == "(" and before.isidentifier():
+                if token.string == "(" and before.isidentifier() and not keyword.iskeyword(before):
                     names.add(before)
                 before = token.string
         except (tokenize.TokenError, SyntaxError):

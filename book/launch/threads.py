@@ -13,8 +13,8 @@ _TASKS = "/proc/self/task"
 _POLLER = "TP_SHM_reactor"
 # A thread that only waits uses no more than this share of a core. Each of gloo's, one for every process group, takes
 # 0.4 % for that, and more on a loaded machine.
-IDLE_SHARE, IDLE_NS = 0.03, 5e6
-WATCH_S = 0.05
+_IDLE_SHARE, _IDLE_NS = 0.03, 5e6
+_WATCH_S = 0.05
 
 
 def cpu_ns() -> dict[int, int]:
@@ -30,9 +30,9 @@ def cpu_ns() -> dict[int, int]:
     return used
 
 
-def work(before_ns: dict[int, int], after_ns: dict[int, int], elapsed_s: float) -> bool:
+def worked(before_ns: dict[int, int], after_ns: dict[int, int], elapsed_s: float) -> bool:
     """Whether a thread, other than the calling one, has used more of a core between two looks than waiting takes."""
-    limit_ns = 1e9 * IDLE_SHARE * elapsed_s + IDLE_NS
+    limit_ns = 1e9 * _IDLE_SHARE * elapsed_s + _IDLE_NS
     return any(used - before_ns.get(thread, 0) > limit_ns
                for thread, used in after_ns.items() if thread != threading.get_native_id())
 
@@ -45,11 +45,11 @@ def stand_still() -> tuple[bool, bool]:
     if not os.path.isdir(_TASKS):
         return True, True
     start_s, before_ns, main = time.monotonic(), cpu_ns(), os.getpid()
-    time.sleep(WATCH_S)
+    time.sleep(_WATCH_S)
     after_ns, elapsed_s = cpu_ns(), time.monotonic() - start_s
     wants_core, _ = queue()[main]
     main_stands = before_ns[main] == after_ns[main] and not wants_core
-    return main_stands, main_stands and not work(before_ns, after_ns, elapsed_s)
+    return main_stands, main_stands and not worked(before_ns, after_ns, elapsed_s)
 
 
 def _clock_ns(thread: int) -> int:
