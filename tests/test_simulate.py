@@ -1,4 +1,7 @@
-"""The simulator against the closed forms, and against what must hold for any link."""
+"""The simulator against the closed forms, against a second simulator, and against what must hold for any link."""
+from functools import partial
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -6,12 +9,14 @@ from hypothesis import strategies as st
 
 from book import collectives, cost
 from book.cost import Link
-from book.schedule import Schedule
+from book.schedule import OPS, Schedule
 from book.simulate import simulate
+from tests.simulate_reference import Played
 
 NAMES = ["ring_all_reduce", "ring_reduce_scatter", "ring_all_gather", "parameter_server_all_reduce",
          "tree_all_reduce", "halving_doubling_all_reduce", "broadcast", "scatter", "gather", "reduce", "all_to_all"]
 LINK = Link(latency_s=1e-5, bandwidth_bytes_per_s=1e9)
+approx = partial(pytest.approx, rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -59,6 +64,59 @@ def test_one_transfer_at_a_time_per_direction_even_with_a_straggler(name, world_
             mine = events.array("rank") == rank
             spans = sorted({*zip(events.array("start_s")[mine], events.array("end_s")[mine])})
             assert all(end <= start + 1e-15 for (_, end), (start, _) in zip(spans, spans[1:]))
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    """One of the book's collectives, or moves in no order at all."""
+    world_size = draw(st.integers(2, 6))
+    if draw(st.booleans()):
+        return getattr(collectives, draw(st.sampled_from(NAMES)))(world_size)
+    num_chunks, ranks = draw(st.integers(1, 3)), range(world_size)
+    possible = [move for move in product(range(5), ranks, ranks, range(num_chunks), OPS) if move[1] != move[2]]
+    moves = draw(st.lists(st.sampled_from(possible), max_size=25))
+    return Schedule("drawn", world_size, num_chunks, moves)
+
+
+def some(least: float, most: float) -> st.SearchStrategy[float]:
+    """Numbers of which many are equal, so that what ends at the same time is tried too, and others that are not."""
+    return st.integers(int(least) + 1, int(most)) | st.floats(least + 0.1, most)
+
+
+some_links = st.builds(Link, st.just(0.0) | some(0, 9), some(0, 9), st.just(0.0) | some(0, 9))
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), schedule=schedules(), num_bytes=st.just(0.0) | some(0, 60), link=some_links)
+def test_times_are_those_of_a_simulator_without_arrays(data, schedule, num_bytes, link):
+    rank = st.integers(0, schedule.world_size - 1)
+    slowdown = data.draw(st.dictionaries(rank, some(0, 5), max_size=3), "slowdown")
+    pairs = st.tuples(rank, rank).filter(lambda pair: pair[0] != pair[1])
+    links = data.draw(st.dictionaries(pairs, some_links, max_size=4), "links")
+    trace = simulate(schedule, num_bytes, link, slowdown=slowdown, links=links, contributions=False)
+    alike = Played(schedule.moves, num_bytes / schedule.num_chunks, link, links, slowdown)
+    assert len(trace.events) == 2 * len(schedule.moves)
+    for move, sent, received in zip(schedule.moves, trace.events[::2], trace.events[1::2], strict=True):
+        message = move.step, move.src, move.dst
+        assert (sent.kind, sent.step, sent.rank, sent.peer, sent.chunk) == ("send", *message, move.chunk)
+        assert (received.kind, received.step, received.peer, received.rank) == ("recv", *message)
+        assert received.op == move.op and received.num_bytes == sent.num_bytes == num_bytes / schedule.num_chunks
+        assert (sent.start_s, sent.end_s) == approx((alike.left_s[message], alike.arrived_s[message]))
+        assert (received.start_s, received.end_s) == approx((alike.left_s[message], alike.done_s[message]))
+
+
+def test_a_slow_sender_is_as_slow_as_a_slow_receiver():
+    message = Schedule("message", 2, 1, [(0, 0, 1, 0, "copy")])
+    for slowdown, seconds in (({}, 2), ({0: 5}, 10), ({1: 5}, 10), ({0: 5, 1: 3}, 10)):
+        assert simulate(message, 1, Link(1, 1), slowdown=slowdown).duration_s == seconds
+
+
+def test_a_rank_adds_one_message_after_the_other():
+    """Two messages come one second apart, and each takes nine seconds to add: the second waits for the first."""
+    into_one = Schedule("into_one", 3, 1, [(0, 1, 0, 0, "reduce"), (0, 2, 0, 0, "reduce")], "reduce")
+    trace = simulate(into_one, 1, Link(0, 1, reduce_s_per_byte=9))
+    assert [(e.peer, e.start_s, e.end_s) for e in trace.of_kind("recv")] == [(1, 0, 10), (2, 1, 19)]
 
 
 def test_a_straggler_holds_up_only_those_who_wait_for_it():

@@ -48,9 +48,9 @@ class _Network:
                                  f"{world_size - 1} and factors positive")
             self.slowdown[rank] = factor
         shape = (world_size, world_size) if links else (1, 1)
-        self.latency_s = np.full(shape, link.latency_s)
+        self.latency_s = np.full(shape, float(link.latency_s))
         self.s_per_byte = np.full(shape, 1 / link.bandwidth_bytes_per_s)
-        self.reduce_s_per_byte = np.full(shape, link.reduce_s_per_byte)
+        self.reduce_s_per_byte = np.full(shape, float(link.reduce_s_per_byte))
         for (src, dst), own in links.items():
             if not (0 <= src < world_size and 0 <= dst < world_size and src != dst):
                 raise ValueError(f"links: ({src}, {dst}) must name two different ranks of 0..{world_size - 1}")
