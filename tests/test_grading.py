@@ -92,6 +92,21 @@ def test_the_readme_says_what_builds_on_what(tmp_path):
         assert ours.count("also runs") == sum(len(needed(read_lab(path), n)) > 1 for n in points(read_lab(path)))
 
 
+def answering(depends):
+    """A lab whose answer cells name the exercises that they depend on: (exercise, depends) of each cell."""
+    cells = [lab("", exercise=exercise, depends=direct).cells[0] for exercise, direct in depends]
+    return new_notebook(cells=cells)
+
+
+@pytest.mark.parametrize("depends, exercises", [
+    ([(1, []), (2, [1]), (3, [2]), (4, [3])], {1: {1}, 2: {1, 2}, 3: {1, 2, 3}, 4: {1, 2, 3, 4}}),
+    ([(1, []), (2, [1]), (3, [1]), (4, [2, 3])], {3: {1, 3}, 4: {1, 2, 3, 4}}),
+    ([(1, []), (2, []), (3, [1]), (3, [2])], {3: {1, 2, 3}}),
+    ([(1, [2]), (2, [1]), (3, [])], {1: {1, 2}, 3: {3}})])
+def test_an_exercise_needs_what_the_answers_that_it_needs_depend_on(depends, exercises):
+    assert {number: needed(answering(depends), number) for number in exercises} == exercises
+
+
 def test_nbgrader_finds_its_metadata(tmp_path):
     assert main(["release", str(LABS[0]), "-o", str(tmp_path), "--nbgrader"]) == 0
     cells = list(code_cells(read_lab(tmp_path / LABS[0].name)))

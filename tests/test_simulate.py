@@ -145,6 +145,11 @@ def test_one_slow_link_can_be_given_alone():
     assert sends[0, 1] == pytest.approx(LINK.transfer_s(1e6))
 
 
+def test_a_link_keeps_its_fractions_beside_one_of_whole_numbers():
+    message = Schedule("message", 2, 1, [(0, 0, 1, 0, "reduce")])
+    assert simulate(message, 1, Link(1, 1, 0), links={(0, 1): Link(1.5, 1, 0.25)}).duration_s == 2.75
+
+
 def test_equal_moves_are_one_message():
     """Two chunks between the same ranks in one step pay the latency once."""
     link = Link(1.0, 1e9)
