@@ -1,8 +1,6 @@
 """How nbval runs the book's notebooks wherever pytest is started: strictly, in this Python, 2 minutes for a cell."""
-import itertools
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,11 @@ CELL_TIMEOUT_S = 120.0
 NBVAL_DEFAULT_TIMEOUT_S = 2000.0
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of `make test-all`."""
+    parser.addoption("--fresh-kernels", action="store_true", help="start each notebook's kernel as JupyterLab does")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Fill in the nbval options that were not given on the command line."""
     share_a_folder(config)
@@ -29,19 +32,5 @@ def pytest_configure(config: pytest.Config) -> None:
     if option.nbval_cell_timeout == NBVAL_DEFAULT_TIMEOUT_S:
         option.nbval_cell_timeout = CELL_TIMEOUT_S
     if os.name == "posix":
-        _speak_over_files(config)
-
-
-def _speak_over_files(config: pytest.Config) -> None:
-    """Have nbval speak to its kernels over sockets in a folder.
-
-    Over TCP a kernel is given ports that are free, and binds them a second later: by then the ranks of another notebook
-    may have taken one, and the kernel dies.
-    """
-    from jupyter_client.manager import KernelManager
-    from nbval import kernel
-
-    folder = tempfile.TemporaryDirectory(prefix="nbval-", dir="/tmp")  # a socket's name has room for 100 characters
-    config.add_cleanup(folder.cleanup)
-    names = (f"{folder.name}/{number}" for number in itertools.count())
-    kernel.KernelManager = lambda **options: KernelManager(transport="ipc", ip=next(names), **options)
+        from tests.kernels import use_for_nbval
+        use_for_nbval(config, forked=not option.fresh_kernels)

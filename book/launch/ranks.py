@@ -98,7 +98,7 @@ class RankProcess:
 
 
 @contextmanager
-def _without_main_module() -> Iterator[None]:
+def without_main_module() -> Iterator[None]:
     # multiprocessing would have each rank import the launching script again; cloudpickle makes that unnecessary.
     with _main_module_lock:
         main = sys.modules["__main__"]
@@ -116,7 +116,7 @@ def _context() -> Any:
 def warm_up() -> None:
     """Start the process that ranks are forked from, if it is not running yet, without waiting for it."""
     _context().set_forkserver_preload(["book.launch.preload"])
-    with _without_main_module():
+    with without_main_module():
         forkserver.ensure_running()
 
 
@@ -161,7 +161,7 @@ class Ranks:
             self._watch(errors, self._read, member.errors, None)
             member.process = _context().Process(target=child.main, args=(member.rank, *ends, job))
             try:
-                with _without_main_module():
+                with without_main_module():
                     member.process.start()
             finally:
                 for end in ends:

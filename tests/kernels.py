@@ -1,0 +1,117 @@
+"""Kernels for nbval that are forked from the process that ranks are forked from, which has loaded torch already.
+
+A fresh kernel imports torch, and then starts a server for its ranks that imports it again: 8 CPU seconds a notebook.
+A forked one does neither. `--fresh-kernels`, as in `make test-all`, starts every kernel as JupyterLab does.
+"""
+from __future__ import annotations
+
+import ctypes
+import itertools
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+import tempfile
+import uuid
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyter_client.manager import KernelManager
+from jupyter_client.provisioning import LocalProvisioner
+
+from book.launch import ranks
+
+_PR_SET_PDEATHSIG = 1
+CAN_FORK = sys.platform == "linux" and "forkserver" in multiprocessing.get_all_start_methods()
+
+
+def use_for_nbval(config: pytest.Config, forked: bool) -> None:
+    """Have nbval start its kernels here, and speak to them over sockets in a folder that is gone after the run.
+
+    Over TCP a kernel is given ports that are free, and binds them a second later: by then the ranks of another notebook
+    may have taken one, and the kernel dies.
+    """
+    from nbval import kernel
+
+    folder = tempfile.TemporaryDirectory(prefix="nbval-", dir="/tmp")  # a socket's name has room for 100 characters
+    config.add_cleanup(folder.cleanup)
+    names = (f"{folder.name}/{number}" for number in itertools.count())
+    manager = ForkedKernelManager if forked and CAN_FORK else KernelManager
+    kernel.KernelManager = lambda **options: manager(transport="ipc", ip=next(names), **options)
+
+
+class ForkedKernelManager(KernelManager):
+    """A manager whose kernels are forked, whatever the provisioner that the kernel's specification names."""
+
+    async def _async_pre_start_kernel(self, **options: Any) -> Any:
+        self.kernel_id = self.kernel_id or str(uuid.uuid4())
+        self.provisioner = ForkedProvisioner(kernel_id=self.kernel_id, kernel_spec=self.kernel_spec, parent=self)
+        return await super()._async_pre_start_kernel(**options)
+
+
+class ForkedProvisioner(LocalProvisioner):
+    """Forks a kernel where LocalProvisioner starts a command; all else is as it is there."""
+
+    async def launch_kernel(self, cmd: list[str], **options: Any) -> Any:
+        """Fork a kernel with the connection file, folder and environment that a new process would have been given."""
+        self.process = _Forked(cmd[cmd.index("-f") + 1], str(options["cwd"] or Path.cwd()), options["env"])
+        self.pid = self.pgid = self.process.pid
+        self.cwd = options["cwd"]
+        return self.connection_info
+
+
+class _Forked:
+    """A forked process with the names that subprocess.Popen has for it."""
+    stdin = stdout = stderr = None
+
+    def __init__(self, connection_file: str, folder: str, environment: dict[str, str]) -> None:
+        ranks.warm_up()
+        arguments = (connection_file, folder, environment)
+        self._process = multiprocessing.get_context("forkserver").Process(target=_run_kernel, args=arguments)
+        with ranks.without_main_module():
+            self._process.start()
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self) -> int | None:
+        self._process.join()
+        return self.poll()
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+def _run_kernel(connection_file: str, folder: str, environment: dict[str, str]) -> None:
+    """Be a kernel: the target of its process."""
+    os.setsid()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _share_the_server()
+    sys.path[0] = ""  # as `python -m ipykernel_launcher` leaves it: modules are found in the notebook's folder
+    sys.argv = ["ipykernel_launcher", "-f", connection_file]
+    runpy.run_module("ipykernel_launcher", run_name="__main__", alter_sys=True)
+
+
+def _share_the_server() -> None:
+    """Have ranks of this process forked from the server that it was forked from itself, and let that end with pytest."""
+    server = forkserver._forkserver
+    # The server runs as long as this pipe is open somewhere. pytest holds it; what ranks are handed is closed by them.
+    os.close(server._forkserver_alive_fd)
+    server._forkserver_alive_fd = os.open(os.devnull, os.O_WRONLY)
+    # CPython means a child to reuse the server, but starts another one where it is not the server's parent.
+    forkserver.ensure_running = server.ensure_running = lambda: None
