@@ -38,6 +38,14 @@ def test_additions_cost_what_the_closed_form_says(name, world_size):
     assert trace.duration_s == pytest.approx(getattr(cost, name + "_s")(world_size, 1e6, link), rel=1e-9)
 
 
+@pytest.mark.parametrize("world_size", [3, 6, 13])
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"reduce", "tree_all_reduce"}))  # theirs is a bound there
+def test_additions_cost_that_on_any_number_of_ranks(name, world_size):
+    link = Link(1e-5, 1e9, reduce_s_per_byte=3e-10)
+    trace = simulate(getattr(collectives, name)(world_size), 1e6, link)
+    assert trace.duration_s == pytest.approx(getattr(cost, name + "_s")(world_size, 1e6, link), rel=1e-9)
+
+
 def test_no_all_reduce_beats_the_lower_bounds():
     for name in (n for n in NAMES if n.endswith("all_reduce")):
         for world_size in (3, 8, 13):

@@ -40,6 +40,12 @@ def test_messages_take_time_and_share_a_wire():
     assert trace.sent_bytes().tolist() == [200, 200]
 
 
+def test_outputs_and_gradients_travel_at_the_same_time():
+    trace = simulate_pipeline(one_f_one_b(2, 2), 1, 1, link=Link(3, 1))
+    assert [(e.op, e.micro_batch, e.start_s, e.end_s) for e in trace.of_kind("send")] == [
+        ("output", 0, 1, 4), ("output", 1, 4, 7), ("gradient", 0, 6, 9), ("gradient", 1, 9, 12)]
+
+
 def test_between_stages_of_one_rank_nothing_travels():
     trace = simulate_pipeline(zero_bubble(4, 2), 1, 2, link=Link(0, 1e9), num_bytes=8)
     hops = {(e.op, e.stage) for e in trace.of_kind("send")}
