@@ -1,7 +1,7 @@
 """The command line: which target's tests find each fault, as a table.
 
-python -m tests.mutants                               every fault, with `make quick`, and where that does not find it `make test`
-python -m tests.mutants 07 links --tier quick         some of them, by parts of their names
+python -m tests.mutants                        every fault, with `make quick`, then `make test` if that does not find it
+python -m tests.mutants 07 links --tier quick  some of them, by parts of their names
 python -m tests.mutants --jobs 2 --command "{python} -m pytest -x tests/test_simulate.py" simulate
 """
 from __future__ import annotations
@@ -115,7 +115,8 @@ def _check_faultless(copy: Copy, tier: str, asked: argparse.Namespace) -> None:
         raise MutantError(f"the tests of {tier} fail without any fault, so what they find says nothing: {run.first}")
 
 
-def _in_free_copy(free: queue.SimpleQueue[Copy], patch: Path, tiers: Sequence[str], asked: argparse.Namespace) -> Verdict:
+def _in_free_copy(free: queue.SimpleQueue[Copy], patch: Path, tiers: Sequence[str],
+                  asked: argparse.Namespace) -> Verdict:
     copy = free.get()
     try:
         return _judged(copy, patch, tiers, lambda tier: _run(copy, tier, asked))

@@ -19,7 +19,7 @@ class MutantError(Exception):
 
 
 class Copy:
-    """The tracked files, as they now are, in a git repository of their own, and the environment beside them.
+    """The files that git does not ignore, as they now are, in a git repository of their own, and the environment beside them.
 
     Kernels, ranks and sandboxes find `book` through the environment, so that is copied too, to `.venv`: by hard links,
     with this checkout's paths replaced by the copy's.
@@ -27,7 +27,8 @@ class Copy:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.python = folder, folder / ".venv" / "bin" / "python"
-        for name in _output(["git", "ls-files", "-z"], ROOT).split("\0"):
+        known = _output(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], ROOT)
+        for name in known.split("\0"):
             if name and (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, folder / name)
@@ -36,8 +37,8 @@ class Copy:
             _output(["git", *words], folder)
         found = _output([str(self.python), "-c", "import book; print(book.__file__)"], Path("/"), self.environment())
         if folder not in Path(found.strip()).parents:
-            raise MutantError(f"in the copy Python imports book from {found.strip()} and not from {folder}: install the "
-                              "book in the environment with pip install -e .")
+            raise MutantError(f"in the copy Python imports book from {found.strip()} and not from {folder}: "
+                              "install the book in the environment with pip install -e .")
 
     def environment(self) -> dict[str, str]:
         """The environment variables with which commands run in the copy."""
