@@ -1,6 +1,7 @@
 """A real Chromium for tests: the network is blocked except for this machine, and everything that goes wrong is kept."""
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -49,56 +50,95 @@ class Log:
 
 
 class Browser:
-    """A running Chromium that opens pages in contexts of their own; `playwright` is the handle below it."""
+    """A running Chromium whose pages are used again, which costs a sixth of a new one."""
 
     def __init__(self, playwright: Any) -> None:
         """Start the browser that `find_browser` finds."""
         self.chromium = playwright.chromium.launch(executable_path=find_browser(), headless=True, args=ARGUMENTS)
+        self.loop = asyncio.get_running_loop()
+        self._free: dict[Any, list[Tab]] = {}
+        self._taken: list[tuple[Any, Tab]] = []
 
-    def open(self, url: str, *, width: int = 1200, height: int = 900, **context: Any) -> tuple[Any, Log]:
-        """Open `url` in a fresh context and wait for it to load; returns the page and its log.
+    def open(self, url: str, *, width: int = 1200, height: int = 900, color_scheme: str = "light",
+             reduced_motion: str = "no-preference", **context: Any) -> tuple[Any, Log]:
+        """Open `url` and wait for it to load; returns the page, nobody else's until `take_back`, and its log.
 
-        `context` goes to Playwright's `new_context`: color_scheme="dark", reduced_motion="reduce", has_touch=True.
+        `context` goes to Playwright's `new_context`: has_touch=True, java_script_enabled=False.
         """
-        page = self.chromium.new_context(viewport={"width": width, "height": height}, **context).new_page()
-        log = watch(page)
-        page.goto(url, wait_until="load")
-        return page, log
+        kind = tuple(sorted(context.items()))
+        free = self._free.setdefault(kind, [])
+        tab = free.pop() if free else Tab(self.chromium.new_context(**context).new_page())
+        self._taken.append((kind, tab))
+        tab.page.set_viewport_size({"width": width, "height": height})
+        tab.page.emulate_media(media="null", color_scheme=color_scheme, reduced_motion=reduced_motion)
+        tab.page.goto(url, wait_until="load")
+        return tab.page, tab.log
 
-    def close(self) -> None:
-        """End the browser and all its pages."""
-        self.chromium.close()
+    def take_back(self) -> None:
+        """End what runs on the pages that were opened: what is opened from now on may stand in them."""
+        for kind, tab in self._taken:
+            if tab.emptied():
+                self._free[kind].append(tab)
+        self._taken.clear()
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[Browser]:
+        """A block in which pages can be asked for something.
+
+        Playwright's event loop is suspended in a greenlet of its own, and counts as running in this thread for as long as
+        the browser lives. jupyter_client, whose calls wait on a loop of their own, can't speak to a kernel meanwhile.
+        So the loop counts as running only in here.
+        """
+        asyncio._set_running_loop(self.loop)
+        try:
+            yield self
+        finally:
+            asyncio._set_running_loop(None)
 
 
-def watch(page: Any) -> Log:
-    """Block what leaves this machine on `page` and keep what goes wrong on it."""
-    log = Log()
+class Tab:
+    """A page and the log of what it shows now."""
 
-    def route(request_route: Any) -> None:
-        url = urlparse(request_route.request.url)
-        if url.scheme in {"http", "https", "ws", "wss"} and url.hostname not in THIS_MACHINE:
-            log.outside.append(request_route.request.url)
-            request_route.abort()
-        else:
-            request_route.continue_()
+    def __init__(self, page: Any) -> None:
+        """Keep what goes wrong on `page` from now on."""
+        self.page, self.log = page, Log()
+        page.on("request", lambda request: self._asked(request.url))
+        page.on("websocket", lambda socket: self._asked(socket.url))
+        page.on("console", lambda message: self.log.errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: self.log.errors.append(f"uncaught: {error}"))
+        page.on("requestfailed", lambda request: self.log.failed.append(f"{request.url} ({request.failure})"))
+        page.on("response", lambda r: self.log.failed.append(f"{r.url} ({r.status})") if r.status >= 400 else None)
 
-    page.route("**/*", route)
-    page.on("console", lambda message: log.errors.append(message.text) if message.type == "error" else None)
-    page.on("pageerror", lambda error: log.errors.append(f"uncaught: {error}"))
-    page.on("requestfailed", lambda request: log.failed.append(f"{request.url} ({request.failure})"))
-    page.on("response", lambda r: log.failed.append(f"{r.url} ({r.status})") if r.status >= 400 else None)
-    return log
+    def _asked(self, url: str) -> None:
+        parts = urlparse(url)
+        if parts.scheme in {"http", "https", "ws", "wss"} and parts.hostname not in THIS_MACHINE:
+            self.log.outside.append(url)
+
+    def emptied(self) -> bool:
+        """Show nothing, with the pointer in a corner, and begin a new log; False if the page can't be used again."""
+        from playwright.sync_api import Error
+
+        try:
+            self.page.goto("about:blank")
+            self.page.mouse.up()
+            self.page.mouse.move(0, 0)
+        except Error:
+            return False
+        self.log = Log()
+        return True
 
 
 @contextlib.contextmanager
 def running_browser() -> Iterator[Browser]:
-    """A browser for the length of the block."""
+    """A browser for the length of the block; see `Browser.awake`."""
     find_browser()
     from playwright.sync_api import sync_playwright  # after find_browser: where it skips, Playwright may be missing too
 
     with sync_playwright() as playwright:
         browser = Browser(playwright)
+        asyncio._set_running_loop(None)
         try:
             yield browser
         finally:
-            browser.close()
+            asyncio._set_running_loop(browser.loop)
+            browser.chromium.close()

@@ -9,14 +9,21 @@ import pytest
 
 from book.authoring.serve import served
 from tests.browser import Browser, running_browser
+from tests.once import folder, once
 from tests.players import PLAYER, write_page
 from tests.website import Site, build_site
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """The website, built once for all tests."""
-    return build_site(tmp_path_factory.mktemp("site"))
+def site() -> Site:
+    """The website, built once for all tests of a run."""
+    return once("site", lambda: build_site(folder() / "site"))
+
+
+@pytest.fixture(scope="session")
+def bare_site() -> Site:
+    """The website without solutions, built once for all tests of a run."""
+    return once("bare_site", lambda: build_site(folder() / "bare_site", solutions=False))
 
 
 @pytest.fixture(scope="session")
@@ -26,11 +33,19 @@ def site_url(site: Site) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """A Chromium. It ends with its module: its event loop must not run beside nbval's kernels."""
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """A Chromium for all tests of a process, asleep: see `Browser.awake`."""
     with running_browser() as running:
         yield running
+
+
+@pytest.fixture
+def browser(chromium: Browser) -> Iterator[Browser]:
+    """The Chromium, awake as long as this test runs; then it takes back the pages that the test opened."""
+    with chromium.awake():
+        yield chromium
+        chromium.take_back()
 
 
 @pytest.fixture
