@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ CORES_A_NOTEBOOK, MOST_NOTEBOOKS = 4, 4
 def main(arguments: Sequence[str] | None = None) -> int:
     """Find the machine, run what was chosen, write the report; returns the exit status."""
     options = parse(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # then what it has started ends with it
     if options.rehearse:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     try:
@@ -70,7 +72,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--measure", action="store_true", help="measure, run no notebook")
     parser.add_argument("--only", nargs="+", metavar="WHAT", default=[],
                         help=f"notebooks whose path begins so (labs/03), or any of {', '.join(PARTS)}")
-    parser.add_argument("--rehearse", action="store_true", help="without GPUs: little of everything, on gloo and the CPU")
+    parser.add_argument("--rehearse", action="store_true", help="little of everything, on gloo and the CPU")
     parser.add_argument("--jobs", type=int, default=_num_jobs(), help="notebooks side by side (default: %(default)s)")
     parser.add_argument("--limit", type=float, default=notebooks.LIMIT_S, metavar="SECONDS",
                         help="how long one notebook may take (default: %(default)g)")

@@ -14,14 +14,14 @@ from book.launch import rank_device
 REHEARSAL = {"num_rounds": 2}
 PHASES = ("device", "group", "first all_reduce", "second all_reduce")
 NOTE = ("A launch is one call of `book.launch` in a program that has launched before, up to its results: every rank "
-        "takes its device, joins the group, and all-reduces 4 bytes twice. The second way is the same on the CPU, in "
-        "turns with the first. Medians (smallest–largest); ratios of the same round.")
-PHASE_NOTE = ("Device: CUDA's context and a first tensor. Group: `init_process_group()`. The first all_reduce makes the "
-              "communicator. Each the slowest rank's; medians over the launches.")
+        "takes its device, joins the group, and all-reduces 4 bytes twice. Gloo: the same with CPU tensors, by turns "
+        "with the first. Medians (smallest–largest); ratios of the same round.")
+PHASE_NOTE = ("Device: CUDA's context and a first tensor. Group: `init_process_group()`. The first all_reduce makes "
+              "NCCL's communicator. Each is the slowest rank's; medians over the launches.")
 
 
 def phases(backend: str | None) -> dict[str, float]:
-    """In a rank: the seconds of each phase of its start; `backend` None leaves the choice to torch, as the book does."""
+    """In a rank: the seconds of each phase of its start; with a `backend` of None torch chooses, as in the book."""
     start_s, seconds = time.perf_counter(), {}
     device = torch.device("cpu") if backend else rank_device()
     tensor = torch.ones(1, device=device)

@@ -23,7 +23,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """What this machine has: `driver`, `cuda` and `nccl` are None where there is none; `links` is nvidia-smi's table."""
+    """What this machine has: `driver`, `cuda` and `nccl` are None where there is none, `links` nvidia-smi's table."""
 
     measured_on: str
     torch: str

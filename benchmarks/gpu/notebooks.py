@@ -14,8 +14,8 @@ from benchmarks.process import ROOT
 from benchmarks.report import Table
 
 LIMIT_S = 300.0
-NOTE = ("Compared with the stored outputs; nbval_sanitize.cfg lets backend and device differ. Launches: the backend and "
-        "the numbers of ranks, as the cells print them.")
+NOTE = ("Compared with the stored outputs; nbval_sanitize.cfg lets backend and device differ. Launches: the backends "
+        "and the numbers of ranks, as the cells print them.")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class Verdict:
 
 def names() -> list[str]:
     """The book's notebooks, labs with their solutions."""
-    return [str(path.relative_to(ROOT)) for folder in ("chapters", "labs") for path in sorted((ROOT / folder).glob("*.ipynb"))]
+    paths = [path for folder in ("chapters", "labs") for path in sorted((ROOT / folder).glob("*.ipynb"))]
+    return [str(path.relative_to(ROOT)) for path in paths]
 
 
 def run_all(notebooks: Sequence[str], num_gpus: int, num_jobs: int, limit_s: float,
@@ -76,7 +77,7 @@ def check(notebook: str, num_gpus: int, limit_s: float = LIMIT_S) -> Verdict:
         noted = Path(folder, "cells.jsonl")
         noted.touch()
         ended = run_bounded("pytest", [
-            notebook, "--nbval", "-q", "--color=no", "-p", "no:cacheprovider", "-p", "no:xdist",
+            notebook, "--nbval", "--fresh-kernels", "-q", "--color=no", "-p", "no:cacheprovider", "-p", "no:xdist",
             "-p", "benchmarks.gpu.cells", "--cells-into", str(noted)], limit_s)
         notes = [json.loads(line) for line in noted.read_text("utf-8").splitlines() if line.endswith("}")]
     return judged(notebook, notes, ended, num_gpus, limit_s)

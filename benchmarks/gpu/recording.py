@@ -22,11 +22,12 @@ REHEARSAL = {"step": Size(256, 3, 32), "num_bytes": (1 << 16, 1 << 20), "num_rou
 COST_NOTE = ("A round is three launches, one after the other: DDP's step unrecorded, with `record=True`, and with "
              "`follow_backward` around it too. A time is the median step of the slowest rank. Medians over the rounds "
              "(smallest–largest); ratios of the same round.")
-COLLECTIVE_NOTE = ("One all-reduce at a time, of one bucket of DDP's. Recorded: from its `start_s` to its `end_s` in the "
-                   "trace. Own: by NCCL's events on its own stream (TORCH_NCCL_ENABLE_TIMING; in a rehearsal by the "
-                   "program). Apart: how far ranks' `end_s` of the same all-reduce differ. Medians (smallest–largest).")
-BACKWARD_NOTE = ("Recorded: from the start of the first gradient to the end of the last. Events: two CUDA events around "
-                 "the same `backward()`; they also see the loss's own gradient. One rank, no DDP.")
+COLLECTIVE_NOTE = ("One all-reduce at a time, of one bucket of DDP's. Recorded: from its `start_s` to its `end_s` in "
+                   "the trace. NCCL's own: by its events on its stream (TORCH_NCCL_ENABLE_TIMING; on the CPU by the "
+                   "program's clock). Apart: how far ranks' `end_s` of the same all-reduce differ. Medians "
+                   "(smallest–largest).")
+BACKWARD_NOTE = ("Recorded: from the start of the first gradient to the end of the last. Events: two CUDA events "
+                 "around the same `backward()`; they also see the loss's own gradient. One rank, no DDP.")
 
 
 @dataclass
@@ -57,7 +58,7 @@ class Watcher:
 
 
 def collectives(num_elements: int, num_repeats: int) -> list[float]:
-    """On one rank: recorded backward passes of a model with one weight, so one all-reduce each; a second clock's times."""
+    """On one rank: a second clock's seconds of recorded all-reduces, one for each backward pass of a single weight."""
     device = joined()
     model = DDP(nn.Linear(num_elements, 1, bias=False).to(device))
     inputs, watcher = torch.ones(1, num_elements, device=device), Watcher(device)
@@ -106,7 +107,7 @@ def measure(num_gpus: int, step: Size = Size(1024, 12, 512), num_bytes: Sequence
     found = Findings()
     cost = Table("The recorder's cost", ("ranks", "unrecorded", "recorded", "followed", "recorded / unrecorded",
                                          "followed / unrecorded"), [], COST_NOTE)
-    clocks = Table("The recorder's all-reduces", ("ranks", "size", "recorded", "own", "recorded / own", "apart"), [],
+    clocks = Table("The recorder's all-reduces", ("ranks", "size", "recorded", "NCCL's own", "ratio", "apart"), [],
                    COLLECTIVE_NOTE)
     for world_size in sorted({1, world_sizes(num_gpus)[-1]}):
         cost.rows.append(_cost_row(world_size, step, num_rounds, num_steps))

@@ -27,7 +27,7 @@ class Report:
 
     def markdown(self) -> str:
         """Title, machine, notebooks with what failed, then what was measured."""
-        parts = ["## Lockstep on GPUs" if not self.rehearsal else "## Lockstep on GPUs: a rehearsal, on gloo and the CPU",
+        parts = [f"## Lockstep on GPUs{': a rehearsal, on gloo and the CPU' if self.rehearsal else ''}",
                  self.machine.measured_on, self.machine.table().markdown(), _fenced(self.machine.links)]
         if self.verdicts:
             parts += [table(self.verdicts).markdown(), *map(_failures, self.verdicts)]
