@@ -11,6 +11,7 @@ from book import collectives, cost
 from book.cost import Link
 from book.schedule import OPS, Schedule
 from book.simulate import simulate
+from book.trace import Trace
 from tests.simulate_reference import Played
 
 NAMES = ["ring_all_reduce", "ring_reduce_scatter", "ring_all_gather", "parameter_server_all_reduce",
@@ -201,6 +202,12 @@ def test_bad_input_gets_one_clear_sentence(arguments, complaint):
 def test_a_link_that_cannot_be_is_refused(numbers):
     with pytest.raises(ValueError, match="must be positive|can't be negative"):
         Link(*numbers)
+
+
+def test_a_part_of_a_trace_takes_the_time_from_its_own_start():
+    whole = simulate(collectives.ring_all_reduce(4), 4e6, LINK)
+    last = [event for event in whole.events if event.step == 5]
+    assert Trace(last, 4, "modelled", "simulated").duration_s == pytest.approx(LINK.transfer_s(1e6))
 
 
 def test_bus_bandwidth_factors():
