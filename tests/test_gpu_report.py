@@ -12,6 +12,7 @@ from typing import Any
 
 import nbformat
 import pytest
+import torch
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from benchmarks.gpu import __main__ as command
@@ -21,6 +22,7 @@ from benchmarks.gpu.machine import Gpu, Machine
 from benchmarks.gpu.part import measured
 from benchmarks.gpu.report import Report
 from benchmarks.report import Findings
+from book.launch import api
 from tests.website import ROOT
 
 DONE = Ended(0, "", 1.0)
@@ -188,6 +190,17 @@ def test_the_report_fails_with_a_notebook_and_quotes_it(tmp_path: Path) -> None:
 def test_options_choose_what_runs(arguments: list[str], chosen: list[str] | int, parts: list[str]) -> None:
     options = command.parse(arguments)
     assert chosen in (options.chosen, len(options.chosen)) and list(options.parts) == parts
+
+
+@pytest.mark.parametrize(("hidden", "backend"), [
+    ({}, "nccl"), ({"CUDA_VISIBLE_DEVICES": "2,3"}, "nccl"), ({"CUDA_VISIBLE_DEVICES": ""}, "gloo"),
+    ({"CUDA_VISIBLE_DEVICES": 3}, "gloo"), ({"CUDA_VISIBLE_DEVICES": "1,-1,2"}, "gloo"),
+])
+def test_gpus_that_a_launch_hides_from_its_ranks_are_not_counted(monkeypatch: pytest.MonkeyPatch,
+                                                                 hidden: dict[str, Any], backend: str) -> None:
+    """What torch would answer on a machine with 4 GPUs."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert api._backend(2, hidden)[0] == backend
 
 
 def test_a_choice_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import multiprocessing
 import os
 import pickle
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -131,7 +132,7 @@ def launch(
     call = arguments.pickled(fn, args)
     _announce_first_launch()
     warm_up()  # loads torch while this process does
-    backend, reason = _backend(world_size)
+    backend, reason = _backend(world_size, env or {})
     _announce(f"{world_size} rank{'s' * (world_size > 1)} on {reason}")
     ranks = Ranks(world_size, on_line)
     try:
@@ -154,14 +155,24 @@ def _interrupted(world_size: int) -> KeyboardInterrupt:
     return error
 
 
-def _backend(world_size: int) -> tuple[str, str]:
+def _backend(world_size: int, env: Mapping[str, Any]) -> tuple[str, str]:
     """The backend that `rank_device` will lead to in the ranks, and a phrase that says why."""
-    import torch
-    num_gpus = torch.cuda.device_count()
+    num_gpus = _num_gpus(env)
     if num_gpus >= world_size:
         return "nccl", "nccl: a GPU each"
     here = f"{num_gpus} GPU{'s' * (num_gpus > 1)} here, fewer than ranks" if num_gpus else "no GPU here"
     return "gloo", f"gloo (CPU): {here}"
+
+
+def _num_gpus(env: Mapping[str, Any]) -> int:
+    """The GPUs that the ranks will see: `env` may hide some that this process sees."""
+    import torch
+    num_gpus = torch.cuda.device_count()
+    if "CUDA_VISIBLE_DEVICES" not in env:
+        return num_gpus
+    names = [name.strip() for name in str(env["CUDA_VISIBLE_DEVICES"]).split(",")]
+    visible = itertools.takewhile(lambda name: name not in ("", "-1"), names)  # CUDA ignores what comes after those
+    return min(num_gpus, len(list(visible)))
 
 
 def _check_process() -> None:
