@@ -19,7 +19,7 @@ class MutantError(Exception):
 
 
 class Copy:
-    """The files that git does not ignore, as they now are, in a repository of their own, and the environment beside them.
+    """What git does not ignore, as it now is, in a repository of its own, and the environment beside it.
 
     Kernels, ranks and sandboxes find `book` through the environment, so that is copied too, to `.venv`: by hard links,
     with this checkout's paths replaced by the copy's.
