@@ -102,7 +102,7 @@ def recorded_steps(step: Size, num_steps: int, followed: bool) -> float:
 
 
 def measure(num_gpus: int, step: Size = Size(1024, 12, 512), num_bytes: Sequence[int] = (1 << 16, 1 << 22, 1 << 26),
-            num_rounds: int = 4, num_steps: int = 20) -> Findings:
+            num_rounds: int = 3, num_steps: int = 20) -> Findings:
     """Compare on one rank and on all GPUs."""
     found = Findings()
     cost = Table("The recorder's cost", ("ranks", "unrecorded", "recorded", "followed", "recorded / unrecorded",
