@@ -13,13 +13,11 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import nbformat
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
-from book.authoring.rerun import execute
 from book.launch import HangError, LaunchError, RankError, launch, rank_device
 from book.launch.ranks import Ranks
 
@@ -97,6 +95,11 @@ def test_the_first_line_comes_before_anything_slow(monkeypatch):
 
 def test_a_cell_names_its_backend_once():
     """In a real kernel: twice in one cell is once too often, but another cell says it again."""
+    # Here, as each rank imports this module, and these take more than a second.
+    import nbformat
+
+    from book.authoring.rerun import execute
+
     cell = "from book.launch import launch\nfor size in (1, 1, 2): launch(int, size)"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for _ in range(2)])
     execute(notebook, Path(__file__), cell_timeout_s=60)

@@ -7,9 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from book.launch import RankError, launch
 
@@ -146,6 +144,10 @@ print(list(launch(ask, 2)))"""
 
 
 def test_cells_of_a_real_kernel(tmp_path):
+    # Here, as the ranks of other tests import this module, and these take more than a second.
+    import nbformat
+    from nbclient import NotebookClient
+
     cells = [nbformat.v4.new_code_cell(source) for source in (SETUP, HELLO, FAIL, HANG, REMOTE)]
     notebook = nbformat.v4.new_notebook(cells=cells)
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
