@@ -1,29 +1,57 @@
 """Widgets on static pages of their own HTML and assets, as a browser test opens them, and what can be asked of them."""
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from book.widgets.assets import ASSETS, links
 
 PLAYER = ".lockstep-player"
+WAIT_MS = 30_000
 HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Players</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>body { margin: 20px }</style>"""
-TEXTS = """() => {
-  const boxes = [], root = document.querySelector('.lockstep-player');
+# Texts of the first widget that can't be read: too small, outside the widget, or over another.
+UNREADABLE = """() => {
+  const boxes = [], found = [], root = document.querySelector('.lockstep-player'), p = root.getBoundingClientRect();
   const walk = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
   for (let node; (node = walk.nextNode());) {
     const e = node.parentElement;
     if (!node.textContent.trim() || e.closest('.lk-move, option, [hidden], ul') || e.matches('pattern')) continue;
     const range = document.createRange(); range.selectNodeContents(node);
     for (const b of e.namespaceURI.endsWith('svg') ? [e.getBoundingClientRect()] : range.getClientRects())
-      if (b.width) boxes.push([node.textContent, b.left, b.top, b.right, b.bottom, parseFloat(getComputedStyle(e).fontSize)]);
+      if (b.width) boxes.push([node.textContent, b, parseFloat(getComputedStyle(e).fontSize)]);
   }
-  const p = root.getBoundingClientRect();
-  return [boxes, [p.left, p.top, p.right, p.bottom]];
+  boxes.forEach(([text, a, size], i) => {
+    if (size < 10.5) found.push([text, 'is too small', size]);
+    if (a.left < p.left || a.right > p.right || a.top < p.top || a.bottom > p.bottom) found.push([text, 'is outside']);
+    for (const [other, b] of boxes.slice(i + 1)) {
+      const x = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+      const y = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+      // a box is a line high: letters fill its middle, so lines may touch but letters may not
+      if (x > 0.5 && y > size * 0.34) found.push([text, 'covers', other, x, y]);
+    }
+  });
+  return [boxes.length, found];
 }"""
+# Goes from stop to stop with the widget's own keys, as fast as it draws; needs reduced motion. At every few of them what
+# can't be read, and at each where the controls are.
+WALK = f"""every => {{
+  const root = document.querySelector('.lockstep-player'), places = new Set(), found = [], unreadable = {UNREADABLE};
+  const press = key => root.dispatchEvent(new KeyboardEvent('keydown', {{ key, bubbles: true }}));
+  press('Home');
+  const last = +root.dataset.steps;
+  for (let step = 0; step <= last; step++) {{
+    if (+root.dataset.step !== step) throw new Error(`at ${{root.dataset.step}}, not at stop ${{step}}`);
+    if (every && (step % Math.max(1, Math.floor(last / every)) === 0 || step === last))
+      found.push(...unreadable()[1].map(what => [step, ...what]));
+    places.add(Math.round(document.querySelector('.lk-bar').getBoundingClientRect().y));
+    press('ArrowRight');
+  }}
+  return [found, places.size];
+}}"""
 
 CONTRASTS = """([colours, grounds]) => {
   const lum = c => { const [r, g, b] = c.match(/[\\d.]+/g).map(x => (x /= 255) <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
@@ -34,8 +62,7 @@ CONTRASTS = """([colours, grounds]) => {
   const ratio = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), found = {};
   for (const c of colours) for (const ground of grounds) found[`${c} on ${ground}`] = ratio(of(c), of(ground));
   return found }"""
-FRAMES = """() => new Promise(done => { let n = 0; const start = performance.now();
-  const tick = now => now - start < 1000 ? (n++, requestAnimationFrame(tick)) : done(n); requestAnimationFrame(tick) })"""
+FRAMES = """wanted => new Promise(done => { const tick = () => (wanted-- ? requestAnimationFrame(tick) : done(true)); tick() })"""
 
 
 def html_of(shown: Any) -> str:
@@ -57,10 +84,10 @@ def state(page: Any) -> dict[str, str]:
 
 
 def until(page: Any, **wanted: Any) -> None:
-    """Wait until the first widget's data attributes have these values."""
-    for name, value in wanted.items():
-        page.wait_for_function("([n, v]) => document.querySelector('.lockstep-player').dataset[n] === v",
-                               arg=[name, str(value)], timeout=15_000)
+    """Wait until the first widget's data attributes have these values, all at once."""
+    page.wait_for_function("wanted => { const has = document.querySelector('.lockstep-player').dataset;"
+                           "            return Object.entries(wanted).every(([name, value]) => has[name] === value) }",
+                           arg={name: str(value) for name, value in wanted.items()}, timeout=WAIT_MS)
 
 
 def click(page: Any, name: str) -> None:
@@ -105,16 +132,23 @@ def figures(page: Any) -> dict[str, str]:
 
 def assert_readable(page: Any, where: str) -> None:
     """No text covers another or leaves the widget, none is too small."""
-    boxes, (left, top, right, bottom) = page.evaluate(TEXTS)
-    for text, x0, y0, x1, y1, size in boxes:
-        assert size >= 10.5, (where, text, size)
-        assert left <= x0 and x1 <= right and top <= y0 and y1 <= bottom, (where, text, "is outside")
-    for (a, ax0, ay0, ax1, ay1, size), (b, bx0, by0, bx1, by1, _) in itertools.combinations(boxes, 2):
-        # a box is a line high: letters fill its middle, so lines may touch but letters may not
-        over_x, over_y = min(ax1, bx1) - max(ax0, bx0), min(ay1, by1) - max(ay0, by0)
-        assert over_x <= 0.5 or over_y <= size * 0.34, (where, a, b, over_x, over_y)
+    num_texts, found = page.evaluate(UNREADABLE)
+    assert num_texts and not found, (where, found)
 
 
 def contrasts(page: Any, colours: Sequence[str], grounds: Sequence[str]) -> dict[str, float]:
     """The contrast of each of the first widget's colours on each ground, both by the names of their CSS variables."""
     return page.evaluate(CONTRASTS, [colours, grounds])
+
+
+def paint(page: Any, theme: str) -> None:
+    """Give the page a theme, as the website's switch does."""
+    page.evaluate("""theme => { document.documentElement.dataset.theme = theme;
+                                document.body.style.background = theme === 'dark' ? '#000' : '#fff' }""", theme)
+
+
+def axe_finds(page: Any) -> str:
+    """What axe says against the page's widgets, "" if nothing; skips where it is not installed."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    found = axe.Axe().run(page, context=PLAYER, options={"preload": False})  # it would fetch the CSS again
+    return found.generate_report() if found.violations_count else ""

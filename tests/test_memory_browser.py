@@ -12,7 +12,8 @@ from book.widgets.memory_steps import read_held
 from book.widgets.memory_words import begin, told
 from book.widgets.units import in_bytes
 from tests.memory import recorded, run_of
-from tests.players import PLAYER, assert_readable, caption, captions, contrasts, figures, press, scrub, state, until
+from tests.players import (assert_readable, axe_finds, caption, captions, contrasts, figures, paint, press, scrub, state,
+                           until)
 
 PIECES = """() => [...document.querySelectorAll(
   '.lk-stage > svg:first-child > g:first-of-type > rect[fill^="var(--r"]')].map(
@@ -149,15 +150,12 @@ def test_bars_can_be_read(show: Callable, width: int) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.full)])
 def test_bars_in_both_themes(show: Callable, theme: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
     page = show(memory_bars())
-    page.evaluate("""theme => { document.documentElement.dataset.theme = theme;
-                                document.body.style.background = theme === 'dark' ? '#000' : '#fff' }""", theme)
+    paint(page, theme)
     assert min(contrasts(page, [f"m{i}" for i in range(4)], ["bg"]).values()) >= 4.5
-    found = axe.Axe().run(page, context=PLAYER, options={"preload": False})
-    assert found.violations_count == 0, found.generate_report()
+    assert not axe_finds(page)
 
 
 def test_bars_without_javascript(show: Callable) -> None:

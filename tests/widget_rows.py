@@ -37,7 +37,6 @@ class Widget:
     many: Callable[[], tuple[Any, ...]]  # what it looks like at most; the first with a choice of "run", if it has one
     themed: str  # a selector: something with a fill that a theme changes
     moving: str  # JavaScript: what changes from frame to frame while it plays
-    num_seen: int  # how many values of that there are where motion is reduced
     tabs: tuple[str, ...]  # where the Tab key stops
     told: tuple[str, int, str]  # without JavaScript: a selector, how many there are, and some words
     contrasts: tuple[Contrast, ...]
@@ -136,31 +135,31 @@ def _steps() -> tuple[Any, ...]:
 
 WIDGETS = (
     Widget("player", lambda: play(simulated(collectives.ring_all_reduce, 4)), 6, _players,
-           themed=".lk-card rect", moving="document.querySelectorAll('.lk-mover').length", num_seen=1,
+           themed=".lk-card rect", moving="document.querySelectorAll('.lk-mover').length",
            tabs=("Ring all-reduce", *TRANSPORT, "matrix", "steps", "predict", "Bytes per link"),
            told=("li", 6, "0 → 1: chunk 0"),
            contrasts=(([f"r{rank}" for rank in range(16)], ["bg", "card", "hollow"], 3),),
            heaviest=lambda: play(simulated(collectives.ring_all_reduce, 16), view="ring"), narrowest=390, steady=False),
     Widget("timeline", lambda: bucket_timeline(recorded(SMALL), REPLAY), 5, _timelines,
-           themed=".lk-move .lk-block rect", moving=CLIP, num_seen=6,
+           themed=".lk-move .lk-block rect", moving=CLIP,
            tabs=("One backward pass, bucket by bucket", "bucket 0 of rank 0: 0 B of 100 kB", *TRANSPORT),
            told=("table", 2, "head.weight (99,600 B)"),
            contrasts=(([*(f"b{i}" for i in range(4)), "soft"], ["bg"], 4.5),
                       ([*(f"b{i}" for i in range(4)), "soft"], ["hollow"], 3)),
            heaviest=lambda: bucket_timeline(gpt(8), LATE)),
     Widget("pipeline", lambda: pipeline_player(one_f_one_b(2, 3)), 10, _pipelines,
-           themed=".lk-move .lk-block rect", moving=CLIP, num_seen=11,
+           themed=".lk-move .lk-block rect", moving=CLIP,
            tabs=("Pipeline: 1F1B, 2 stages, 3 micro-batches", *TRANSPORT),
            told=("tr", 2, "F0 F1 B0 F2 B1 B2"), contrasts=STAGES,
            heaviest=lambda: pipeline_player(one_f_one_b(8, 32))),
     Widget("game", lambda: pipeline_game(2, 2), 7, lambda: (pipeline_game(2, 2), pipeline_game(4, 8)),
-           themed=".lk-move .lk-block rect", moving=CLIP, num_seen=8,
+           themed=".lk-move .lk-block rect", moving=CLIP,
            tabs=("Place the forwards and backwards yourself", "0", "1", "F0", "F1", "B0", "B1", *TRANSPORT, "Undo",
                  "Restart"),
            told=("li", 2, "1F1B: 9 ms · bubble 33.3 %"), contrasts=STAGES,
            keys=("f", "f", "ArrowDown", *"fbfb", "ArrowUp", "b", "b")),
     Widget("shards", lambda: product("by rows"), 3, _products,
-           themed=".lk-cell > g > rect", moving="document.querySelector('.lk-move').style.visibility", num_seen=1,
+           themed=".lk-cell > g > rect", moving="document.querySelector('.lk-move').style.visibility",
            tabs=("A sharded matrix product", "X on rank 0: all 24 rows, columns 0 to 5 of 24×12, 1.15 kB.", *TRANSPORT),
            told=("li", 4, "Every rank multiplies its columns of X"),
            contrasts=((["soft", "ink", "bad"], ["bg"], 4.5),
@@ -168,13 +167,12 @@ WIDGETS = (
            heaviest=lambda: product("sequence parallel", 4)),
     Widget("layouts", lambda: layout_chart(few()), 9, lambda: (layout_chart(few()), layout_chart(many())),
            themed=".lk-point:not(.gone)", moving="document.querySelector('.lk-spot').getAttribute('transform')",
-           num_seen=10,
            tabs=("126 million parameters on 4 GPUs", *TRANSPORT, "tp", "pp", "ZeRO", "recompute", "only what fits"),
            told=("tr", 11, "pp 1 × dp 1 × tp 4, micro-batch 1, sequence parallel, full"),
            contrasts=(([*(f"r{i}" for i in (0, 1, 2, 3, 7, 8, 10)), "p2"], ["bg", "hollow"], 3),
                       (["soft", "ink"], ["bg"], 4.5)), heaviest=lambda: layout_chart(many())),
     Widget("mesh", lambda: explorer((2, 1, 2), 1, 2), 6, lambda: (explorer(), explorer((2, 1, 2), 1, 2)),
-           themed=".lk-cube.mate .lk-face", moving=AWAY, num_seen=5,
+           themed=".lk-cube.mate .lk-face", moving=AWAY,
            tabs=("A training step on a mesh of 4 ranks", "rank 0: pp 0, dp 0, tp 0, on node 0", *TRANSPORT,
                  "ranks on a node", "as recorded",
                  *(f"Move {axis} {way}" for axis in ("pp", "dp", "tp") for way in ("out", "in"))),
@@ -182,7 +180,7 @@ WIDGETS = (
            contrasts=(([*(f"x{i}" for i in range(5)), "soft", "ink"], ["bg"], 4.5), (["soft", "ink"], ["card"], 4.5)),
            heaviest=explorer),
     Widget("memory", lambda: memory_player(recorded_step(3)), 23, _steps,
-           themed=".lk-hold", moving="document.querySelector('.lk-move').style.visibility", num_seen=1,
+           themed=".lk-hold", moving="document.querySelector('.lk-move').style.visibility",
            tabs=("What each rank holds in one training step", *TRANSPORT),
            told=("li", 24, "All ranks gather block 0"),
            contrasts=(([*(f"m{i}" for i in range(4)), "soft", "focus"], ["bg"], 4.5),
