@@ -87,6 +87,9 @@ def _copy_environment(prefix: Path, folder: Path) -> None:
             file.write_bytes(content.replace(str(prefix).encode(), str(folder / ".venv").encode())
                              .replace(str(ROOT).encode(), str(folder).encode()))
             file.chmod(mode)
+    for stamp in (folder / ".venv").glob(".requirements-*"):  # the copy is as new as it gets: make must not install
+        stamp.unlink()
+        stamp.touch()
 
 
 def _link(source: str, target: str) -> str:
