@@ -3,6 +3,7 @@
 # Everything lives in .venv and _build; nothing is installed outside this folder. PYTHON, PORT and JOBS (tests side by side) may be set:
 #   make book PYTHON=/usr/bin/python3.12 PORT=9000
 # WHOLE=1 has `make graded` hand in all solutions; else those of one exercise of each lab, drawn by chance.
+# SINCE=REVISION: what `make quick` and `make changed` compare with. SEED=N: of `make sample`. SHARD=2/6: a part of `make test-all`.
 # SOLUTIONS=0 builds the website without the labs' solutions, into a folder of its own, where no older page can have them.
 
 PYTHON ?= python3
@@ -27,19 +28,36 @@ SITE_SOURCES := _config.yml _toc.yml $(wildcard *.md *.bib chapters/*.md chapter
                 $(wildcard book/authoring/*.py book/authoring/*.css book/widgets/*.js book/widgets/*.css)
 AS_ROOT      := $(if $(filter 0,$(shell id -u)),--allow-root)
 
-.PHONY: help book site test attack graded lint lab bench clean
+SINCE ?= HEAD
+SEED  ?= 0
+SHARD ?= 1/1
+# pytest ends with 5 where it has nothing to run.
+NONE_IS_FINE := || test $$? = 5
+PYTEST    := $(BIN)/python -m pytest -rfEs --dist loadscope
+NOTEBOOKS := chapters labs --nbval
+
+.PHONY: help book site quick test test-all changed sample answers browser attack graded mutants costs lint lab gpu bench clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make book    read it: build the website and serve it on this machine (no torch needed)"
-	@echo "make lab     do it: student copies of the labs, opened in JupyterLab"
-	@echo "make test    check it: package, website, browser, and every notebook run again with nbval"
-	@echo "make attack  check the grading: submissions that cheat or do harm, in a sandbox (Linux, bubblewrap)"
-	@echo "make graded  check the labs: every solution graded in the sandbox (Linux, bubblewrap)"
-	@echo "make lint    only the rules for notebooks (seconds)"
-	@echo "make site    only build the website, into $(HTML) (SOLUTIONS=0: without the labs' solutions)"
-	@echo "make bench   measure launching, the ring, the simulator and the pages on this machine"
-	@echo "make clean   remove what was built (the environment and your lab answers stay)"
+	@echo "make book      read it: build the website and serve it on this machine (no torch needed)"
+	@echo "make lab       do it: student copies of the labs, opened in JupyterLab"
+	@echo "make quick     check a change: the cheap tests, and the tests nearest to what you have edited (a minute)"
+	@echo "make test      check it: package, website, browser, and every notebook run again with nbval (10 minutes)"
+	@echo "make test-all  check everything: all answers, attacks, grading, every page in every view"
+	@echo "make changed   what test-all adds to test for the files that differ from SINCE"
+	@echo "make sample    a tenth of what test-all adds to test, drawn by SEED"
+	@echo "make answers   right and wrong answers to the labs, all of them"
+	@echo "make browser   everything that needs a browser or the website"
+	@echo "make attack    submissions that cheat or do harm, graded in a sandbox (Linux, bubblewrap)"
+	@echo "make graded    every lab's solutions graded in the sandbox (Linux, bubblewrap)"
+	@echo "make mutants   check the tests: faults put into the package on purpose, and which target finds them"
+	@echo "make costs     run everything, and keep how long each test takes"
+	@echo "make lint      only the rules for notebooks (seconds)"
+	@echo "make site      only build the website, into $(HTML) (SOLUTIONS=0: without the labs' solutions)"
+	@echo "make gpu       on a machine with GPUs: labs, chapters and measurements on NCCL, and a report"
+	@echo "make bench     measure launching, the ring, the simulator and the pages on this machine"
+	@echo "make clean     remove what was built (the environment and your lab answers stay)"
 
 book: $(SITE_STAMP)
 	@$(BIN)/python -m book.authoring serve $(HTML) --port $(PORT)
@@ -47,18 +65,49 @@ book: $(SITE_STAMP)
 site: $(SITE_STAMP)
 	@echo "The website is in $(HTML); open $(HTML)/index.html or run 'make book'."
 
+quick: $(MORE_STAMP)
+	@$(PYTEST) tests $(NOTEBOOKS) --tier quick --add-affected $(SINCE) --budget 70 -q -n $(JOBS)
+
 test: $(MORE_STAMP)
-	@echo "== Testing: the package, the website in a browser, then every notebook (some minutes)"
-	@$(BIN)/python -m pytest tests chapters labs --nbval --ignore-glob='tests/test_attack*' --ignore=tests/test_grading_labs.py \
-	  -rfEs -n $(JOBS) --dist loadscope
+	@echo "== Testing: the package, the website in a browser, then every notebook (10 minutes)"
+	@$(PYTEST) tests $(NOTEBOOKS) --tier test -n $(JOBS)
+
+test-all: $(MORE_STAMP)
+	@echo "== Testing everything (SHARD=$(SHARD))"
+	@$(PYTEST) tests $(NOTEBOOKS) --tier all --fresh-kernels --shard $(SHARD) -n $(JOBS)
+
+changed: $(MORE_STAMP)
+	@echo "== Testing what the changes since $(SINCE) affect, and test leaves out"
+	@$(PYTEST) tests $(NOTEBOOKS) --tier test --add-affected $(SINCE) --budget 1200 --added-only -n $(JOBS) $(NONE_IS_FINE)
+
+sample: $(MORE_STAMP)
+	@echo "== Testing a tenth of what test leaves out (SEED=$(SEED))"
+	@$(PYTEST) tests $(NOTEBOOKS) --tier test --add-drawn 0.1 --seed $(SEED) --added-only -n $(JOBS)
+
+answers: $(ALL_STAMP)
+	@echo "== Testing: right and wrong answers to the labs (10 minutes)"
+	@$(PYTEST) tests/test_answers.py -n $(JOBS) --dist load
+
+browser: $(ALL_STAMP)
+	@echo "== Testing: everything in a browser"
+	@$(PYTEST) tests --tier pages -n $(JOBS)
 
 attack: $(ALL_STAMP)
 	@echo "== Testing: submissions that attack the grader (a quarter of an hour)"
-	@$(BIN)/python -m pytest tests/test_attack*.py -rfEs -n $(WAITING_JOBS) --dist loadscope
+	@$(PYTEST) tests/test_attack*.py -n $(WAITING_JOBS)
 
 graded: $(ALL_STAMP)
 	@echo "== Testing: every lab's solutions, graded in the sandbox (some minutes)"
-	@$(if $(WHOLE),LOCKSTEP_WHOLE=1) $(BIN)/python -m pytest tests/test_grading_labs.py -rfEs -n $(JOBS) --dist loadscope
+	@$(if $(WHOLE),LOCKSTEP_WHOLE=1) $(PYTEST) tests/test_grading_labs.py -n $(JOBS)
+
+mutants: $(MORE_STAMP)
+	@$(BIN)/python -m tests.mutants
+
+costs: $(MORE_STAMP)
+	@$(PYTEST) tests $(NOTEBOOKS) --fresh-kernels --write-costs -n $(JOBS)
+
+gpu: $(MORE_STAMP)
+	@$(BIN)/python -m benchmarks.gpu
 
 lint: $(ALL_STAMP)
 	@$(BIN)/python -m book.authoring normalise --check chapters labs

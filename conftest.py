@@ -1,16 +1,12 @@
 """How nbval runs the book's notebooks wherever pytest is started: strictly, in this Python, 2 minutes for a cell."""
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.once import share_a_folder
 
-# jsonschema, which nbformat checks notebooks with, imports this to check IRIs. It builds a grammar for 3.5 s in each
-# pytest process, and no notebook has an IRI to check.
-sys.modules.setdefault("rfc3987_syntax", None)
-
+pytest_plugins = ["tests.tiers", "tests.costs"]
 CELL_TIMEOUT_S = 120.0
 NBVAL_DEFAULT_TIMEOUT_S = 2000.0
 

@@ -1,0 +1,119 @@
+"""A pytest plugin: which tests a run takes, by tier, by what a change affects, by lot, by shard.
+
+    quick   tests without a mark
+    test    those marked `slow` as well, and every notebook
+    all     those marked `full` as well
+
+A test that asks for a browser or for the website is slow, one that attacks or grades is full; neither needs the mark.
+`--add-affected` and `--add-drawn` add to a tier from what lies beyond it. With xdist each worker chooses for itself, so
+that the choice has to follow from the command line and the files alone.
+"""
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import costs
+from tests.affected import ROOT, changed_since, distances
+
+TIERS = {"none": 0, "quick": 1, "test": 2, "all": 3}
+WITH_PAGES = {"browser", "site", "site_url", "bare_site"}
+ALWAYS_FULL = re.compile(r"tests/test_(attacks_\w+|grading_labs)\.py")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options that choose tests."""
+    group = parser.getgroup("tiers")
+    group.addoption("--tier", choices=[*TIERS, "pages"], default="all",
+                    help="take the tests of this tier (default: all); pages: all that need a browser or the website")
+    group.addoption("--add-affected", metavar="REVISION", help="add tests that files changed since then affect")
+    group.addoption("--budget", type=float, default=float("inf"), metavar="SECONDS",
+                    help="add affected tests, nearest first, up to this estimate")
+    group.addoption("--add-drawn", type=float, default=0.0, metavar="SHARE", help="add this share of the others")
+    group.addoption("--seed", type=int, default=0, help="of --add-drawn")
+    group.addoption("--added-only", action="store_true", help="leave the tier itself out")
+    group.addoption("--shard", metavar="I/N", help="take the I-th of N parts that take about as long")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep what the options ask for, and report the rest as deselected."""
+    chosen = _added(config.option, [item for item in items if not _in_tier(item, config.option.tier)])
+    if not config.option.added_only:
+        chosen += _units(item for item in items if _in_tier(item, config.option.tier))
+    if config.option.shard:
+        number, count = map(int, config.option.shard.split("/"))
+        chosen = costs.shards(chosen, count)[number - 1]
+    kept = {id(item) for unit in chosen for item in unit}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+    items[:] = [item for item in items if id(item) in kept]
+
+
+def _added(option: Any, others: list[pytest.Item]) -> list[list[pytest.Item]]:
+    """What the options add to the tier from the other tests."""
+    units = _units(others)
+    added = _affected(units, option.add_affected, option.budget) if option.add_affected else []
+    drawn = random.Random(option.seed).sample(units, round(option.add_drawn * len(units)))
+    return added + [unit for unit in drawn if unit not in added]
+
+
+def _in_tier(item: pytest.Item, tier: str) -> bool:
+    return needs_pages(item) if tier == "pages" else level(item) <= TIERS[tier]
+
+
+def level(item: pytest.Item) -> int:
+    """The lowest tier that has this test: 1 quick, 2 test, 3 all."""
+    if item.get_closest_marker("full") or ALWAYS_FULL.match(item.nodeid):
+        return 3
+    slow = item.get_closest_marker("slow") or is_cell(item) or needs_pages(item)
+    return 2 if slow else 1
+
+
+def needs_pages(item: pytest.Item) -> bool:
+    """Whether a test asks for a browser or for the built website."""
+    return bool(WITH_PAGES & set(getattr(item, "fixturenames", ())))
+
+
+def is_cell(item: pytest.Item) -> bool:
+    """Whether this is a notebook's cell."""
+    return item.path.suffix == ".ipynb"
+
+
+def _units(items: Iterable[pytest.Item]) -> list[list[pytest.Item]]:
+    """Tests that can only run together: the cells of a notebook; any other test stands alone."""
+    units: dict[object, list[pytest.Item]] = {}
+    for item in items:
+        units.setdefault(item.path if is_cell(item) else item.nodeid, []).append(item)
+    return list(units.values())
+
+
+def _affected(units: list[list[pytest.Item]], revision: str, budget_s: float) -> list[list[pytest.Item]]:
+    """The units that changed files affect, nearest first and cheap ones before dear ones, up to the budget."""
+    near = distances(changed_since(revision))
+    ranked = sorted((distance, costs.of(unit), number) for number, unit in enumerate(units)
+                    if (distance := _distance(unit[0], near)) is not None)
+    taken, spent_s = [], 0.0
+    for _, cost_s, number in ranked:
+        if spent_s + cost_s <= budget_s:
+            taken.append(units[number])
+            spent_s += cost_s
+    return taken
+
+
+def _distance(item: pytest.Item, near: dict[str, int]) -> int | None:
+    """How near a changed file is to a test, None where it depends on none."""
+    module = str(item.path.relative_to(ROOT)) if item.path.is_relative_to(ROOT) else ""
+    found = [near[module]] if module in near else []
+    return min([*found, *(near[name] + 1 for name in _own_files(item) if name in near)], default=None)
+
+
+def _own_files(item: pytest.Item) -> list[str]:
+    """The files among a test's parameters, and the one that its class is about."""
+    parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
+    paths = [*parameters, getattr(getattr(item, "cls", None), "path", None)]
+    return [str(path.relative_to(ROOT)) for path in paths if isinstance(path, Path) and path.is_relative_to(ROOT)]
