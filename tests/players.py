@@ -65,6 +65,11 @@ CONTRASTS = """([colours, grounds]) => {
 FRAMES = """wanted => new Promise(done => { const tick = () => (wanted-- ? requestAnimationFrame(tick) : done(true)); tick() })"""
 
 
+def first(*values: Any, num: int = 1) -> list[Any]:
+    """Values of a parameter, the first `num` in `make test` and the others only in `make test-all`."""
+    return [*values[:num], *(pytest.param(value, marks=pytest.mark.full) for value in values[num:])]
+
+
 def html_of(shown: Any) -> str:
     """The HTML that a widget leaves in a stored notebook."""
     bundle = shown._repr_mimebundle_()
