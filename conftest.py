@@ -6,7 +6,7 @@ import pytest
 
 from tests.once import share_a_folder
 
-pytest_plugins = ["tests.tiers", "tests.costs"]
+pytest_plugins = ["tests.costs", "tests.tiers"]
 CELL_TIMEOUT_S = 120.0
 NBVAL_DEFAULT_TIMEOUT_S = 2000.0
 

@@ -1,0 +1,136 @@
+"""Which tests a run takes: by tier, by what a change affects, within a budget, by lot and by shard."""
+from __future__ import annotations
+
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import affected, costs
+from tests.affected import EVERYTHING, FAR, changed_since, distances
+from tests.once import once
+from tests.website import ROOT
+
+pytest_plugins = ["pytester"]
+TESTS = """
+import pytest
+def test_cheap(): pass
+@pytest.mark.slow
+def test_slow(): pass
+@pytest.mark.full
+def test_full(): pass
+@pytest.mark.parametrize("n", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.full)])
+def test_each(n): pass
+@pytest.fixture
+def browser(): pass
+def test_page(browser): pass
+"""
+NAMES = {"quick": {"test_cheap", "test_each[0]"}, "pages": {"test_page"}, "none": set()}
+NAMES["test"] = NAMES["quick"] | {"test_slow", "test_each[1]", "test_page"}
+NAMES["all"] = NAMES["test"] | {"test_full", "test_each[2]"}
+
+
+def taken(pytester: pytest.Pytester, *options: str) -> set[str]:
+    """The names of the tests of TESTS that a run with these options takes."""
+    pytester.makepyfile(test_some=TESTS)
+    pytester.makeini("[pytest]\nmarkers =\n  slow\n  full")
+    plugins = ("-p", "tests.tiers", "-p", "no:cacheprovider", "-p", "no:nbval")
+    run = pytester.inline_run(*plugins, "--collect-only", *options)
+    return {item.name for item in run.getcalls("pytest_collection_finish")[0].session.items}
+
+
+@pytest.mark.parametrize("tier", NAMES)
+def test_a_tier_takes_what_its_marks_say(pytester: pytest.Pytester, tier: str) -> None:
+    assert taken(pytester, "--tier", tier) == NAMES[tier]
+
+
+def test_a_drawn_share_comes_from_beyond_the_tier_and_follows_from_the_seed(pytester: pytest.Pytester) -> None:
+    options = ("--tier", "quick", "--add-drawn", "0.6", "--added-only", "--seed")
+    drawn = [taken(pytester, *options, str(seed)) for seed in range(6)]
+    assert all(len(names) == 3 and not names & NAMES["quick"] for names in drawn)
+    assert drawn[0] == taken(pytester, *options, "0") and len({*map(frozenset, drawn)}) > 1
+
+
+def test_shards_have_every_test_once(pytester: pytest.Pytester) -> None:
+    parts = [taken(pytester, "--shard", f"{number}/2") for number in (1, 2)]
+    assert parts[0] | parts[1] == NAMES["all"] and not parts[0] & parts[1]
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.floats(0, 50)), min_size=1, max_size=40), st.integers(1, 6))
+def test_shards_take_about_as_long_and_keep_modules_whole(tests: list[tuple[int, float]], count: int) -> None:
+    units = [[SimpleNamespace(nodeid=f"m{module}::t{n}", seconds=s)] for n, (module, s) in enumerate(tests)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(costs, "_of_test", lambda item: item.seconds)
+        parts = costs.shards(units, count)
+        times = [sum(map(costs.of, part)) for part in parts]
+        modules = [{unit[0].nodeid.split("::")[0] for unit in part} for part in parts]
+        longest = max(sum(s for module, s in tests if module == which) for which in range(9))
+    assert sorted(unit[0].nodeid for part in parts for unit in part) == sorted(unit[0].nodeid for unit in units)
+    assert sum(map(len, modules)) == len(set().union(*modules))
+    assert max(times) - min(times) <= longest + 1e-6
+
+
+def test_a_changed_module_is_nearest_to_the_tests_that_import_it() -> None:
+    near = distances(["book/simulate/collective.py"])
+    assert near["book/simulate/collective.py"] == 0
+    assert near["tests/test_simulate.py"] == 1 and near["chapters/03_ring_all_reduce.ipynb"] == 1
+    assert near["labs/01_ranks.ipynb"] > 1 and "tests/test_schedule.py" not in near
+
+
+def test_a_name_leads_past_the_package_that_hands_it_on() -> None:
+    near = distances(["book/cost/links.py"])
+    assert near["tests/test_simulate.py"] == 1 and "tests/test_wire.py" not in near
+    assert affected._leads_to("book.cost", "Link") == {"book/cost/links.py"}
+
+
+def test_a_script_affects_the_tests_of_its_widgets_alone() -> None:
+    timeline, controls = distances(["book/widgets/timeline.js"]), distances(["book/widgets/controls.js"])
+    assert timeline["tests/test_timeline_browser.py"] == 1 and "tests/test_mesh_browser.py" not in timeline
+    assert controls["tests/test_mesh_browser.py"] == controls["tests/test_player_browser.py"] == 1
+
+
+def test_a_lab_affects_its_own_notebook_alone() -> None:
+    near = distances(["labs/03_ring_all_reduce.ipynb"])
+    assert near["labs/03_ring_all_reduce.ipynb"] == 0 and "labs/01_ranks.ipynb" not in near
+
+
+@pytest.mark.parametrize("name", sorted(EVERYTHING))
+def test_what_everything_depends_on_affects_everything_from_afar(name: str) -> None:
+    assert (ROOT / name).is_file()
+    assert distances([name])["tests/test_simulate.py"] in (1, FAR)
+
+
+def test_every_pattern_of_files_that_a_test_reads_finds_some() -> None:
+    lists = {name: list(affected._read(name)) for name in affected._sources()}
+    assert not [path for paths in lists.values() for path in paths if not (ROOT / path).is_file()]
+    for name in lists:
+        text = (ROOT / name).read_text("utf-8")
+        assert "\nREADS = " not in text or lists[name], f"READS of {name} finds no file"
+
+
+def test_an_edited_file_and_a_new_one_are_changed(tmp_path, monkeypatch) -> None:
+    git = ["git", "-c", "user.name=a", "-c", "user.email=b"]
+    (tmp_path / "kept.py").write_text("1")
+    (tmp_path / "edited.py").write_text("1")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *command], cwd=tmp_path, check=True)
+    (tmp_path / "edited.py").write_text("2")
+    (tmp_path / "new.py").write_text("1")
+    monkeypatch.setattr(affected, "ROOT", tmp_path)
+    assert changed_since("HEAD") == {"edited.py", "new.py"}
+
+
+def test_what_is_made_once_is_handed_on_and_a_failure_is_tried_again() -> None:
+    made = iter([RuntimeError("no"), [1, 2]])
+
+    def make() -> list[int]:
+        value = next(made)
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    with pytest.raises(RuntimeError):
+        once("test-of-once", make)
+    assert once("test-of-once", make) == once("test-of-once", make) == [1, 2]
