@@ -1,6 +1,7 @@
 """Fixtures that several test modules share: the built website, its address, a browser, widgets in it."""
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -63,3 +64,14 @@ def show(tmp_path: Path, browser: Browser) -> Iterator[Callable[..., Any]]:
     yield open_page
     for log in logs:
         log.assert_clean()
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt while the test runs, here and in the programs that it starts.
+
+    A shell without job control starts what ends in `&` with SIGINT ignored, and every program below inherits that.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -289,6 +289,7 @@ def test_no_kernel_of_the_books_notebooks_waits_for_a_port(tmp_path: Path) -> No
 # The server of the built website
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_serve_prints_its_address_takes_a_free_port_and_ends_on_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("<p>the book</p>")
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -71,6 +71,7 @@ def test_what_a_rank_has_started_ends_with_it():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_the_ranks_and_the_next_launch_works():
     running = []
 

@@ -49,6 +49,7 @@ def test_nodes_are_numbered_by_hand_in_the_static_form(chapter):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_cell_leaves_no_process(chapter, tmp_path):
     def interrupt():
         end_s = time.monotonic() + LIMIT_S
