@@ -1,0 +1,31 @@
+"""The limits of a sandbox, as code inside finds them."""
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from book.grading import sandbox
+
+LOOK = """
+import json, os, resource
+print(json.dumps({"size": {path: os.statvfs(path).f_blocks * os.statvfs(path).f_frsize for path in PLACES},
+                  "limits": [resource.getrlimit(which)[0] for which in WHICH]}))
+"""
+PLACES = ["/dev/shm", "/tmp", "/home"]
+WHICH = [resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE, resource.RLIMIT_CPU, resource.RLIMIT_DATA, resource.RLIMIT_CORE]
+
+
+@pytest.mark.slow
+def test_what_can_be_written_to_and_used_is_limited(tmp_path: Path) -> None:
+    parent = tmp_path / "run"
+    parent.mkdir()
+    sandbox.folder_for(parent)
+    code = LOOK.replace("PLACES", repr(PLACES)).replace("WHICH", repr(WHICH))
+    limits = sandbox.Limits(cpu_s=7, memory_bytes=1 << 30, num_processes=33, scratch_bytes=1 << 20)
+    run = subprocess.run(sandbox.command([sys.executable, "-c", code], parent, limits), capture_output=True, text=True)
+    found = json.loads(run.stdout or run.stderr)
+    assert found["size"] == dict.fromkeys(PLACES, 1 << 20)
+    assert found["limits"] == [33, 1 << 20, 7, 1 << 30, 0]
