@@ -3,6 +3,7 @@ import json
 import resource
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -19,13 +20,14 @@ WHICH = [resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE, resource.RLIMIT_CPU, reso
 
 
 @pytest.mark.slow
-def test_what_can_be_written_to_and_used_is_limited(tmp_path: Path) -> None:
-    parent = tmp_path / "run"
-    parent.mkdir()
-    sandbox.folder_for(parent)
+def test_what_can_be_written_to_and_used_is_limited() -> None:
     code = LOOK.replace("PLACES", repr(PLACES)).replace("WHICH", repr(WHICH))
     limits = sandbox.Limits(cpu_s=7, memory_bytes=1 << 30, num_processes=33, scratch_bytes=1 << 20)
-    run = subprocess.run(sandbox.command([sys.executable, "-c", code], parent, limits), capture_output=True, text=True)
-    found = json.loads(run.stdout or run.stderr)
+    with tempfile.TemporaryDirectory() as folder:  # not pytest's own, which nobody else may enter
+        sandbox.folder_for(Path(folder))
+        command = sandbox.command([sys.executable, "-c", code], Path(folder), limits)
+        run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
     assert found["size"] == dict.fromkeys(PLACES, 1 << 20)
     assert found["limits"] == [33, 1 << 20, 7, 1 << 30, 0]
