@@ -104,7 +104,7 @@ class Tab:
         self.page, self.log = page, Log()
         page.on("request", lambda request: self._asked(request.url))
         page.on("websocket", lambda socket: self._asked(socket.url))
-        page.on("console", lambda message: self.log.errors.append(message.text) if message.type == "error" else None)
+        page.on("console", self._said)
         page.on("pageerror", lambda error: self.log.errors.append(f"uncaught: {error}"))
         page.on("requestfailed", lambda request: self.log.failed.append(f"{request.url} ({request.failure})"))
         page.on("response", lambda r: self.log.failed.append(f"{r.url} ({r.status})") if r.status >= 400 else None)
@@ -113,6 +113,10 @@ class Tab:
         parts = urlparse(url)
         if parts.scheme in {"http", "https", "ws", "wss"} and parts.hostname not in THIS_MACHINE:
             self.log.outside.append(url)
+
+    def _said(self, message: Any) -> None:
+        if message.type == "error" and not message.location["url"].endswith("/favicon.ico"):  # browsers ask unbidden
+            self.log.errors.append(message.text)
 
     def emptied(self) -> bool:
         """Show nothing, with the pointer in a corner, and begin a new log; False if the page can't be used again."""

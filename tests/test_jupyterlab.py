@@ -31,71 +31,77 @@ GAME = ["import ipywidgets\nimport traitlets\n\nfrom book.widgets import pipelin
 game, order = pipeline_game(2, 2), ipywidgets.Label()
 traitlets.dlink((game, "placed"), (order, "value"), lambda _: game.schedule.to_csv().replace("\\n", " / "))
 ipywidgets.VBox([game, order])"""]
-SLOW_MS, STEP_MS = 60_000, 1500
+WIDGET, CELL = ".jp-OutputArea .lockstep-player", ".jp-Notebook .jp-CodeCell"
+SLOW_MS = 60_000
+
+
+NOTEBOOKS = {"widgets": [*PLAYER, *TIMELINE, *GAME], "shards": SHARDS}
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A JupyterLab whose folder holds notebooks that never ran: player.ipynb, timeline.ipynb, shards.ipynb, game.ipynb."""
+    """A JupyterLab whose folder holds notebooks that never ran: widgets.ipynb, shards.ipynb."""
     folder = tmp_path_factory.mktemp("student")
-    for name, sources in (("player", PLAYER), ("timeline", TIMELINE), ("shards", SHARDS), ("game", GAME)):
+    for name, sources in NOTEBOOKS.items():
         cells = [new_code_cell(source) for source in sources]
         nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": KERNELSPEC}), folder / f"{name}.ipynb")
     with running_lab(folder, tmp_path_factory.mktemp("settings")) as address:
         yield address
 
 
-def run_all(lab: str, browser: Browser, name: str) -> tuple[Any, Any, Log]:
-    """Open a notebook and run its cells; returns the page, the one widget on it, and what went wrong."""
-    page, log = browser.open(notebook_address(lab, name), width=1400)
+def run_all(lab: str, browser: Browser, name: str, num_widgets: int) -> tuple[Any, Log]:
+    """Open a notebook and run its cells; returns the page and what went wrong."""
+    page, log = browser.open(notebook_address(lab, name), width=1400, height=3000)
     page.get_by_text("from book").first.wait_for(timeout=SLOW_MS)
     page.get_by_text("| Idle").wait_for(timeout=SLOW_MS)  # cells that are run before the kernel is there are dropped
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_text("Run All Cells", exact=True).click()
-    widget = page.locator(".jp-OutputArea .lockstep-player")
-    widget.wait_for(timeout=SLOW_MS)
-    assert widget.count() == 1, "one widget: the live one stands for the static page's HTML"
-    return page, widget, log
+    widgets = page.locator(WIDGET)
+    widgets.nth(num_widgets - 1).wait_for(timeout=SLOW_MS)
+    assert widgets.count() == num_widgets, "the live ones stand for the static page's HTML"
+    return page, log
 
 
-def test_the_timeline_plays_in_jupyterlab(lab: str, browser: Browser) -> None:
-    _, timeline, log = run_all(lab, browser, "timeline.ipynb")
+def test_widgets_play_in_jupyterlab(lab: str, browser: Browser) -> None:
+    """All in one notebook: what costs is JupyterLab's own start."""
+    page, log = run_all(lab, browser, "widgets.ipynb", 3)
+    player, timeline, game = (page.locator(WIDGET).nth(index) for index in range(3))
+    keys_stay_with_the_player(page, player)
     timeline.get_by_role("button", name="One step forward").click()
     timeline.locator(".lk-caption").get_by_text("the gradient of weight is ready").wait_for()
     assert timeline.locator(".lk-bucket.flying").count() == 2
+    the_game_gives_the_kernel_a_schedule(page, game)
     log.assert_clean()
 
 
-def test_a_product_of_the_readers_own_plays_in_jupyterlab(lab: str, browser: Browser) -> None:
-    _, product, log = run_all(lab, browser, "shards.ipynb")
-    product.get_by_role("button", name="One step forward").click()
-    product.locator(".lk-caption").get_by_text("Every rank multiplies its columns of X").wait_for()
-    product.locator(".lk-cell").nth(2).get_by_text("1/2 terms").wait_for()
-    log.assert_clean()
-
-
-def test_the_game_gives_the_kernel_a_schedule(lab: str, browser: Browser) -> None:
-    page, game, log = run_all(lab, browser, "game.ipynb")
-    game.focus()
-    cells = page.locator(".jp-Notebook .jp-CodeCell").count()
-    for key in ("f", "f", "ArrowDown", "f", "b"):  # "b" would insert a cell below
-        page.keyboard.press(key)
-    page.get_by_text("# placed,2,2 / 0F0,0F1 / 1F0,1B0 /").wait_for()
-    assert page.locator(".jp-Notebook .jp-CodeCell").count() == cells
-    log.assert_clean()
-
-
-def test_the_player_plays_in_jupyterlab(lab: str, browser: Browser) -> None:
-    page, player, log = run_all(lab, browser, "player.ipynb")
-    caption = player.locator(".lk-caption")
+def keys_stay_with_the_player(page: Any, player: Any) -> None:
+    """Keys that insert and delete cells in JupyterLab's command mode."""
+    caption, cells = player.locator(".lk-caption"), page.locator(CELL).count()
     player.get_by_role("button", name="One step forward").click()
     caption.get_by_text("Step 1").wait_for()
     assert "rank 0 sends" in caption.inner_text()
-    page.wait_for_timeout(STEP_MS)  # a key during a step's motion ends that step
-
-    cells = page.locator(".jp-Notebook .jp-CodeCell").count()
-    for key in ("ArrowRight", "a", "b", "d", "d"):  # in JupyterLab's command mode: insert cells, delete one
+    page.wait_for_function("at => document.querySelector(at).dataset.playing === 'false'", arg=WIDGET)
+    for key in ("ArrowRight", "a", "b", "d", "d"):
         page.keyboard.press(key)
     caption.get_by_text("Step 2").wait_for()
-    assert page.locator(".jp-Notebook .jp-CodeCell").count() == cells
+    assert page.locator(CELL).count() == cells
+
+
+def the_game_gives_the_kernel_a_schedule(page: Any, game: Any) -> None:
+    """The kernel says what it got in a label below; "b" alone would insert a cell."""
+    game.focus()
+    cells = page.locator(CELL).count()
+    for key in ("f", "f", "ArrowDown", "f", "b"):
+        page.keyboard.press(key)
+    page.get_by_text("# placed,2,2 / 0F0,0F1 / 1F0,1B0 /").wait_for()
+    assert page.locator(CELL).count() == cells
+
+
+@pytest.mark.full
+def test_a_product_of_the_readers_own_plays_in_jupyterlab(lab: str, browser: Browser) -> None:
+    page, log = run_all(lab, browser, "shards.ipynb", 1)
+    product = page.locator(WIDGET)
+    product.get_by_role("button", name="One step forward").click()
+    product.locator(".lk-caption").get_by_text("Every rank multiplies its columns of X").wait_for()
+    product.locator(".lk-cell").nth(2).get_by_text("1/2 terms").wait_for()
     log.assert_clean()

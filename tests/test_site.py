@@ -6,7 +6,7 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 from nbformat import NotebookNode
 
-from book.authoring.sphinx_ext import point_launch_buttons, to_mathml
+from book.authoring.sphinx_ext import point_launch_buttons, published, to_mathml
 from book.grading.lab import marks, read_lab
 from book.grading.release import released, release_all
 from book.widgets.assets import ALL, PARTS
 from tests.browser import Browser
-from tests.website import ROOT, Site, build_site
+from tests.players import first
+from tests.website import ROOT, Site
 
 SCREENS = {"desktop": dict(width=1280), "phone": dict(width=390, height=844, has_touch=True),
            "dark": dict(width=1280, color_scheme="dark")}
@@ -37,15 +38,12 @@ OVERFLOW = """() => [...document.querySelectorAll('body *')].filter(e => {
 }).map(e => e.tagName + '.' + e.className)"""
 
 
-def settle(page: Any) -> None:
-    """Wait until fonts are in and the page's scripts had a turn after loading."""
-    page.evaluate("document.fonts.ready.then(() => new Promise(done => setTimeout(done, 50)))")
-
-
-@pytest.fixture(scope="module")
-def bare_site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """The website without solutions."""
-    return build_site(tmp_path_factory.mktemp("bare"), solutions=False)
+# Fonts are in, and the page's scripts had a turn after loading: two frames and an idle moment.
+SETTLED = """() => document.fonts.ready.then(() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(
+  () => requestIdleCallback(() => done(document.documentElement.scrollWidth))))))"""
+# One page of each kind: the index, a chapter with a wide table, a lab, for courses, for reference, the search.
+KINDS = {"index.html", "chapters/09_planner.html", "labs/03_ring_all_reduce.html", "chapters/92_for_instructors.html",
+         "chapters/90_legacy_map.html", "search.html"}
 
 
 def plain(text: str) -> str:
@@ -109,8 +107,8 @@ def test_builds_without_a_warning(site: Site) -> None:
 
 
 def test_has_every_page_of_the_contents(site: Site) -> None:
-    wanted = {"index.html", "chapters/03_ring_all_reduce.html", "labs/03_ring_all_reduce.html"}
-    assert wanted <= set(site.pages()), site.said
+    listed = {f"{name}.html" for name in re.findall(r"- file: (\S+)", (ROOT / "_toc.yml").read_text("utf-8"))}
+    assert KINDS < {"index.html", "search.html", *listed} <= set(site.pages()), site.said
 
 
 def test_a_page_loads_what_its_widgets_need(site: Site) -> None:
@@ -132,24 +130,34 @@ def test_loads_nothing_from_elsewhere(site: Site) -> None:
     assert not any(found.values()), found
 
 
+def assert_clean(site: Site, address: str, browser: Browser, names: Iterable[str], **view: Any) -> None:
+    """No 404, no console error, no request to elsewhere, nothing wider than the screen; one page goes through them all."""
+    page, log = browser.open("about:blank", **view)
+    for name in names:
+        page.goto(f"{address}/{name}", wait_until="load")
+        width = page.evaluate(SETTLED)
+        assert not str(log), f"{name}:\n{log}"
+        assert width <= page.viewport_size["width"], f"{name} is {width} px wide: {page.evaluate(OVERFLOW)}"
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_a_page_of_each_kind_is_clean(site: Site, site_url: str, browser: Browser, screen: str) -> None:
+    assert_clean(site, site_url, browser, sorted(KINDS), **SCREENS[screen])
+
+
+def test_a_page_of_each_kind_opens_from_a_file(site: Site, browser: Browser) -> None:
+    assert_clean(site, site.folder.as_uri(), browser, sorted(KINDS))
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("screen", SCREENS)
 def test_every_page_is_clean(site: Site, site_url: str, browser: Browser, screen: str) -> None:
-    """No 404, no console error, no request to elsewhere, nothing wider than the screen."""
-    for name in site.pages():
-        page, log = browser.open(f"{site_url}/{name}", **SCREENS[screen])
-        settle(page)
-        assert not str(log), f"{name} at {screen}:\n{log}"
-        width = page.evaluate("document.documentElement.scrollWidth")
-        assert width <= page.viewport_size["width"], f"{name} is {width} px wide at {screen}: {page.evaluate(OVERFLOW)}"
-        page.context.close()
+    assert_clean(site, site_url, browser, site.pages(), **SCREENS[screen])
 
 
-def test_opens_from_a_file(site: Site, browser: Browser) -> None:
-    for name in site.pages():
-        page, log = browser.open((site.folder / name).as_uri())
-        settle(page)
-        assert not str(log), f"{name} over file://:\n{log}"
-        page.context.close()
+@pytest.mark.full
+def test_every_page_opens_from_a_file(site: Site, browser: Browser) -> None:
+    assert_clean(site, site.folder.as_uri(), browser, site.pages())
 
 
 def test_search_finds_the_chapter_with_no_network(site: Site, browser: Browser) -> None:
@@ -164,7 +172,6 @@ def test_follows_the_systems_colours(site_url: str, browser: Browser) -> None:
     for scheme in ("light", "dark"):
         page, _ = browser.open(f"{site_url}/index.html", color_scheme=scheme)
         themes[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        page.context.close()
     assert themes["light"] != themes["dark"]
 
 
@@ -209,33 +216,52 @@ def test_a_website_without_solutions_does_not_lead_to_them(monkeypatch: pytest.M
     assert config.html_theme_options == {"launch_buttons": {}}
 
 
-def test_hidden_checks_and_variants_are_nowhere(site: Site, bare_site: Site) -> None:
+@pytest.mark.parametrize("built", ["site", pytest.param("bare_site", marks=pytest.mark.full)])
+def test_hidden_checks_and_variants_are_nowhere(request: pytest.FixtureRequest, site: Site, built: str) -> None:
     """On no page, in no notebook or zip for download, not in what the search knows."""
     secret = set().union(*(kept_back(read_lab(lab)) for lab in LABS))
     assert len(secret) > 50
-    for built in (site, bare_site):
-        for path, text in files(built).items():
-            found = [line for line in secret if line in text] + re.findall(r"\bhidden-\d|remove-cell", text)
-            assert not found, f"{path}: {found}"
+    for path, text in files(request.getfixturevalue(built)).items():
+        found = [line for line in secret if line in text] + re.findall(r"\bhidden-\d|remove-cell", text)
+        assert not found, f"{path}: {found}"
 
 
 @pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)
-def test_solutions_are_where_they_are_wanted_and_nowhere_else(site: Site, bare_site: Site, path: Path) -> None:
+def test_solutions_are_on_the_page_and_not_in_the_copy(site: Site, path: Path) -> None:
+    wanted, texts = solutions(read_lab(path)), files(site)
+    page, notebook, copy = f"labs/{path.stem}.html", f"_sources/labs/{path.name}", f"student/{path.stem}.zip"
+    assert wanted and all(line in texts[page] and line in texts[notebook] for line in wanted)
+    assert not [line for line in wanted if line in texts[copy]]
+
+
+@pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)
+def test_a_lab_that_is_published_without_solutions_has_none(path: Path) -> None:
+    """What the website without solutions is built from, for each lab; the tests of that website take a second build."""
+    lab = read_lab(path)
+    answers = {marks(cell)["id"]: cell.source for cell in released(lab).cells if marks(cell).get("kind") == "answer"}
+    text = said(path.name, published(path.read_text("utf-8"), answers).encode())
+    assert "NotImplementedError" in text
+    assert not [line for line in solutions(lab) | kept_back(lab) if line in text]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)
+def test_the_website_without_solutions_has_them_nowhere(bare_site: Site, path: Path) -> None:
     """The chapters are left out: they build what labs ask for."""
-    wanted = solutions(read_lab(path))
-    page, notebook = f"labs/{path.stem}.html", f"_sources/labs/{path.name}"
-    full, bare = files(site), files(bare_site)
-    assert wanted and all(line in full[page] and line in full[notebook] for line in wanted)
-    assert "NotImplementedError" in bare[page] and "solutions are folded" not in bare[page]
-    for name, text in [*bare.items(), (f"student/{path.stem}.zip", full[f"student/{path.stem}.zip"])]:
+    wanted, texts = solutions(read_lab(path)), files(bare_site)
+    page = texts[f"labs/{path.stem}.html"]
+    assert "NotImplementedError" in page and "solutions are folded" not in page
+    for name, text in texts.items():
         if "chapters/" not in name:
             assert not [line for line in wanted if line in text], name
 
 
+@pytest.mark.full
 def test_the_website_without_solutions_is_built_without_a_warning(bare_site: Site) -> None:
     assert bare_site.status == 0 and "WARNING" not in bare_site.said, bare_site.said
 
 
+@pytest.mark.full
 def test_the_search_does_not_know_the_solutions(site: Site, bare_site: Site) -> None:
     """Names that occur in solutions alone are found on one website, and not on the other."""
     names = {lab: set(re.findall(r"\b[a-z]\w{5,}", " ".join(solutions(read_lab(lab))))) for lab in LABS}
@@ -248,18 +274,22 @@ def test_the_search_does_not_know_the_solutions(site: Site, bare_site: Site) -> 
 
 
 @pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)
+def test_the_student_copy_is_what_release_makes(site: Site, path: Path, tmp_path: Path) -> None:
+    list(release_all([path], tmp_path))
+    with zipfile.ZipFile(site.folder / "student" / f"{path.stem}.zip") as archive:
+        got = {Path(name).name: archive.read(name) for name in archive.namelist()}
+    assert got == {made.name: made.read_bytes() for made in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("path", first(*LABS), ids=lambda path: path.stem)
 def test_the_student_copy_can_be_downloaded(site: Site, browser: Browser, path: Path, tmp_path: Path) -> None:
-    """From a page in a folder, on a phone, with the keyboard; it is what `release` makes."""
-    page, log = browser.open((site.folder / "labs" / f"{path.stem}.html").as_uri(), width=390, accept_downloads=True)
+    """From a page in a folder, on a phone, with the keyboard."""
+    page, log = browser.open((site.folder / "labs" / f"{path.stem}.html").as_uri(), width=390)
     link = page.get_by_role("link", name="Download the student copy")
     assert link.bounding_box()["y"] < 400 and link.bounding_box()["height"] >= 24
     with page.expect_download() as download:
         link.press("Enter")
     download.value.save_as(tmp_path / "copy.zip")
-    list(release_all([path], tmp_path / "released"))
-    with zipfile.ZipFile(tmp_path / "copy.zip") as archive:
-        got = {Path(name).name: archive.read(name) for name in archive.namelist()}
-    assert got == {made.name: made.read_bytes() for made in (tmp_path / "released").iterdir()}
+    assert (tmp_path / "copy.zip").read_bytes() == (site.folder / "student" / f"{path.stem}.zip").read_bytes()
     log.failed = [text for text in log.failed if f"{path.stem}.zip (net::ERR_ABORTED)" not in text]  # what is downloaded
     log.assert_clean()
-    page.context.close()
