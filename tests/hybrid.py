@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -14,10 +15,16 @@ from book.mesh import Mesh
 from book.parallel import GPT, GPTConfig
 from book.parallel.hybrid import Hybrid
 from book.record import paused
+from tests.by_value import sent_by_value
+from tests.once import once
+
+sent_by_value(__name__)
 
 CONFIG = GPTConfig(vocab_size=16, context=4, num_layers=8, num_heads=8, width=16, dtype=torch.float64)
 NUM_SEQUENCES, NUM_MICRO_BATCHES, NUM_STEPS, LEARNING_RATE = 32, 4, 2, 1e-2
 LAYOUTS = [(pp, dp, 8 // pp // dp) for pp in (1, 2, 4, 8) for dp in (1, 2, 4, 8) if 8 % (pp * dp) == 0]
+KINDS = {(1, 1, 8), (1, 8, 1), (8, 1, 1), (2, 2, 2)}  # each axis alone, and all three
+MIXED = [pytest.param(layout, id=str(layout), marks=() if layout in KINDS else pytest.mark.full) for layout in LAYOUTS]
 Weights = dict[str, torch.Tensor]
 
 
@@ -83,13 +90,18 @@ def train_rank(layout: tuple[int, int, int], config: GPTConfig, num_steps: int, 
 def trained(layout: tuple[int, int, int], num_steps: int = NUM_STEPS, zero_stage: int = 0,
             dtype: torch.dtype = torch.float64) -> Run:
     """The run of eight ranks with this layout, once for all tests; recorded where it is short."""
-    return launch(train_rank, 8, layout, replace(CONFIG, dtype=dtype), num_steps, zero_stage,
-                  record=num_steps == NUM_STEPS)
+    name = f"trained-{layout}-{num_steps}-{zero_stage}-{dtype}"
+    return once(name, lambda: launch(train_rank, 8, layout, replace(CONFIG, dtype=dtype), num_steps, zero_stage,
+                                     record=num_steps == NUM_STEPS))
 
 
 @cache
 def alone(num_steps: int = NUM_STEPS, dtype: torch.dtype = torch.float64) -> tuple[list[float], Weights]:
     """Losses and last weights of one process, with the weights that rank 0 starts from and the whole batch."""
+    return once(f"alone-{num_steps}-{dtype}", lambda: _trained_alone(num_steps, dtype))
+
+
+def _trained_alone(num_steps: int, dtype: torch.dtype) -> tuple[list[float], Weights]:
     gpt = launch(partial(_rank_0_s, replace(CONFIG, dtype=dtype)), 1)[0]
     optimizer, losses = optimizer_for(dtype)(gpt.parameters()), []
     for step in range(num_steps):

@@ -9,7 +9,7 @@ from book.cost import (LayerShape, bytes_across_nodes, bytes_by_axis, flows, hyb
 from book.mesh import Mesh, MeshError
 from book.parallel import GPT
 from book.trace import Event, Trace
-from tests.hybrid import CONFIG, LAYOUTS, NUM_MICRO_BATCHES, NUM_SEQUENCES, NUM_STEPS, mesh_of, trained
+from tests.hybrid import CONFIG, MIXED, NUM_MICRO_BATCHES, NUM_SEQUENCES, NUM_STEPS, mesh_of, trained
 
 CUBE = (2, 2, 2)
 
@@ -36,12 +36,14 @@ def check(layout, zero_stage=0):
     assert found.keys() == {axis for axis, size in zip(("pp", "dp", "tp"), layout) if size > 1}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", MIXED)
 def test_every_layout_sends_what_the_formula_says_on_each_axis(layout):
     check(layout)
 
 
-@pytest.mark.parametrize("zero_stage", [1, 2, 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("zero_stage", [pytest.param(1, marks=pytest.mark.full), 2, 3])
 def test_with_sharded_state_each_micro_batch_has_its_own_traffic_from_stage_2_on(zero_stage):
     """No unit is padded: two ranks divide each one's parameters."""
     check(CUBE, zero_stage)
@@ -65,6 +67,7 @@ def test_with_one_stage_and_one_micro_batch_zero_costs_what_chapter_04_counts():
             hybrid_sent_bytes(Mesh(axes, (2, 2)), 0, layer, 2, 1, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks_per_node", "crossing"), [
     (8, set()), (4, {"pp"}), (2, {"pp", "dp"}), (1, {"pp", "dp", "tp"})])
 def test_the_innermost_axis_is_the_last_to_cross_nodes(ranks_per_node, crossing):
