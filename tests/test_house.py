@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tests.website import ROOT
 
 PACKAGE = ROOT / "book"
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
-NAMES = [str(path.relative_to(ROOT)) for path in SOURCES]
+READS = ["book/**/*.py", "*.md", "Makefile", "requirements*.txt", "constraints.txt"]
 MAX_FUNCTION_LINES, MAX_MODULE_LINES, MAX_LINE = 45, 400, 120
 RUNNERS = {"device", "launch", "record", "execute", "shards", "wire", "parallel"}
 
@@ -36,6 +37,17 @@ def part(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+def name_of(path: Path) -> str:
+    """A file's path below the repository."""
+    return str(path.relative_to(ROOT))
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    """A file as Python reads it."""
+    return ast.parse(path.read_text("utf-8"))
+
+
 def walk_what_runs(node: ast.AST) -> Iterator[ast.AST]:
     """Walk a tree without the blocks that only a type checker reads."""
     yield node
@@ -44,11 +56,12 @@ def walk_what_runs(node: ast.AST) -> Iterator[ast.AST]:
             yield from walk_what_runs(child)
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """Every module that a file imports, anywhere in it, by its full name."""
     found: set[str] = set()
     package = ".".join(path.relative_to(ROOT).parts[:-1])
-    for node in walk_what_runs(ast.parse(path.read_text("utf-8"))):
+    for node in walk_what_runs(tree(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -70,11 +83,13 @@ def test_the_map_lists_the_layers() -> None:
     assert layers()["schedule"] == 0 and layers()["collectives"] == 1 and layers()["authoring"] == 4
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=NAMES)
-def test_imports_run_downward(path: Path) -> None:
-    own = layers().get(part(path), max(layers().values()))
-    above = {name: layers()[name] for name in used_parts(path) if layers()[name] > own}
-    assert not above, f"{path.relative_to(ROOT)} is in layer {own} and imports from above: {above}"
+def test_imports_run_downward() -> None:
+    level, offences = layers(), []
+    for path in SOURCES:
+        own = level.get(part(path), max(level.values()))
+        offences += [f"{name_of(path)} is in layer {own} and imports {name} from layer {level[name]}"
+                     for name in sorted(used_parts(path)) if level[name] > own]
+    assert not offences, "\n".join(offences)
 
 
 def test_no_part_imports_itself_in_a_circle() -> None:
@@ -90,12 +105,13 @@ def test_the_map_names_every_part_and_no_other() -> None:
     assert {part(path) for path in SOURCES} - {"__init__"} == layers().keys()
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=NAMES)
-def test_only_the_runners_import_torch(path: Path) -> None:
-    torch = sorted(name for name in imports(path) if name.split(".")[0] == "torch")
-    assert part(path) in RUNNERS or not torch, f"{path.relative_to(ROOT)} imports {torch}"
+def test_only_the_runners_import_torch() -> None:
+    offences = [f"{name_of(path)} imports {name}" for path in SOURCES if part(path) not in RUNNERS
+                for name in sorted(imports(path)) if name.split(".")[0] == "torch"]
+    assert not offences, "\n".join(offences)
 
 
+@pytest.mark.slow
 def test_everything_else_works_without_torch() -> None:
     """Import all of it in a Python that refuses torch."""
     modules = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in SOURCES
@@ -115,27 +131,35 @@ def test_there_is_no_module_for_leftovers() -> None:
     assert not [name for name in tracked if Path(name).stem in {"utils", "util", "helpers", "common", "misc"}]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=NAMES)
-def test_modules_and_functions_are_small_and_told(path: Path) -> None:
-    text = path.read_text("utf-8")
-    lines = text.splitlines()
-    assert len(lines) <= MAX_MODULE_LINES
-    wide = [number for number, line in enumerate(lines, 1) if len(line) > MAX_LINE]
-    assert not wide, f"lines over {MAX_LINE} characters: {wide}"
-    tree = ast.parse(text)
-    assert ast.get_docstring(tree), "a module says what it is for"
-    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    long = {f.name: f.end_lineno - f.lineno + 1 for f in functions if f.end_lineno - f.lineno >= MAX_FUNCTION_LINES}
-    untold = [f.name for f in tree.body if isinstance(f, (ast.FunctionDef, ast.ClassDef))
-              and not f.name.startswith("_") and not ast.get_docstring(f)]
-    assert not long and not untold
+def unkempt(path: Path) -> Iterator[str]:
+    """What is too long in a file, and what lacks a docstring, a sentence at a time."""
+    lines = path.read_text("utf-8").splitlines()
+    if len(lines) > MAX_MODULE_LINES:
+        yield f"{len(lines)} lines, over {MAX_MODULE_LINES}"
+    yield from (f"line {number} has over {MAX_LINE} characters" for number, line in enumerate(lines, 1)
+                if len(line) > MAX_LINE)
+    if not ast.get_docstring(tree(path)):
+        yield "no docstring that says what the module is for"
+    for node in ast.walk(tree(path)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if node.end_lineno - node.lineno >= MAX_FUNCTION_LINES:
+                yield f"{node.name} has {node.end_lineno - node.lineno + 1} lines, over {MAX_FUNCTION_LINES}"
+    for node in tree(path).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+            if not ast.get_docstring(node):
+                yield f"{node.name} has no docstring"
+
+
+def test_modules_and_functions_are_small_and_told() -> None:
+    offences = [f"{name_of(path)}: {offence}" for path in SOURCES for offence in unkempt(path)]
+    assert not offences, "\n".join(offences)
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "index.md"])
 def test_commands_in_the_documents_exist(document: str) -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
     text = (ROOT / document).read_text("utf-8")
-    named = set(re.findall(r"(?:^|`|\s)make ([a-z]+)(?=`|\s+#|$)", text, re.M))
+    named = set(re.findall(r"(?:^|`|\s)make ([a-z-]+)(?=`|\s+#|$)", text, re.M))
     assert named and named <= targets, named - targets
     for module in set(re.findall(r"python -m (book\.\w+|benchmarks)", text)):
         assert (ROOT / module.replace(".", "/") / "__main__.py").is_file(), f"{document} names {module}"
