@@ -11,6 +11,8 @@ import pytest
 
 from book.launch import RankError, launch
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT_S = 120.0
 
@@ -143,17 +145,19 @@ def ask():
 
 print(list(launch(ask, 2)))"""
 
+AGAIN = "for size in (1, 1, 2): launch(int, size)"
+
 
 def test_cells_of_a_real_kernel(tmp_path):
     # Here, as the ranks of other tests import this module, and these take more than a second.
     import nbformat
     from nbclient import NotebookClient
 
-    cells = [nbformat.v4.new_code_cell(source) for source in (SETUP, HELLO, FAIL, HANG, REMOTE)]
+    cells = [nbformat.v4.new_code_cell(source) for source in (SETUP, HELLO, FAIL, HANG, REMOTE, AGAIN, AGAIN)]
     notebook = nbformat.v4.new_notebook(cells=cells)
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
     NotebookClient(notebook, timeout=LIMIT_S, allow_errors=True, resources={"metadata": {"path": tmp_path}}).execute()
-    setup, hello, fail, hang, remote = (cell.outputs for cell in notebook.cells)
+    setup, hello, fail, hang, remote, *again = (cell.outputs for cell in notebook.cells)
     assert setup == []
     assert {output.name for output in hello} == {"stdout"}
     assert "".join(output.text for output in hello).splitlines()[1:] == ["[rank 0] sum 1", "[rank 1] sum 1"]
@@ -165,3 +169,6 @@ def test_cells_of_a_real_kernel(tmp_path):
         "  rank 0 waits in recv from rank 1 at cell line 4: dist.recv(torch.empty(1), peer)\n"
         "  rank 1 waits in recv from rank 0 at cell line 4: dist.recv(torch.empty(1), peer)")
     assert "".join(output.text for output in remote).splitlines()[1:] == ["[9, 16]"]  # RPC finds a cell's function
+    # Twice in one cell is once too often, but another cell says it again.
+    shown = ["".join(output.text for output in outputs).splitlines() for outputs in again]
+    assert [[line.split(" on ")[0] for line in lines] for lines in shown] == [["1 rank", "2 ranks"]] * 2

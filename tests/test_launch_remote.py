@@ -11,6 +11,8 @@ from book.launch import HangError, RankError, launch
 from book.launch.remote import remote_error
 from tests.test_launch_processes import wait_until_gone
 
+pytestmark = pytest.mark.slow
+
 STILL = "the ranks wait for one another: nothing has moved for 0.5 s"
 
 
@@ -132,7 +134,8 @@ def test_a_forgotten_shutdown():
                          "rank 1 waits in shutdown at test_launch_remote.py line N: rpc.shutdown()"]
 
 
-@pytest.mark.parametrize("how", ["rpc_sync", "rref", "through another"])
+@pytest.mark.parametrize("how", [
+    "rpc_sync", pytest.param("rref", marks=pytest.mark.full), "through another"])
 def test_a_remote_error_is_told_with_its_own_line(how):
     def ask():
         if serve(3) == 0:
@@ -156,7 +159,7 @@ def test_the_text_of_an_ordinary_error_is_left_alone():
     assert remote_error("7 is refused") is None
 
 
-@pytest.mark.parametrize("end", ["raises", "dies"])
+@pytest.mark.parametrize("end", [pytest.param("raises", marks=pytest.mark.full), "dies"])
 def test_a_worker_that_fails_by_itself_is_the_cause(end):
     def one_fails():
         rank = serve()

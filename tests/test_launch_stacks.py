@@ -109,6 +109,7 @@ def test_a_thread_that_sleeps_on_its_way(tmp_path):
     assert not sleeps([Line(str(path), 2, "poll")])  # it may wait as well, and then for a peer
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere ranks are not looked at while they run")
 def test_a_rank_that_runs_is_looked_at_without_touching_its_frames():
     def be_looked_at():
@@ -129,6 +130,7 @@ def test_a_rank_that_runs_is_looked_at_without_touching_its_frames():
     assert launch(be_looked_at, 1)[0] == 20
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere all frames are read, when the launch is over")
 def test_the_frames_of_a_rank_that_computes_are_not_read_at_the_time_limit():
     def compute():

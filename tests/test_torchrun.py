@@ -12,6 +12,8 @@ import pytest
 from tests.test_chapters import cells
 from tests.test_launch_processes import LIMIT_S, PROGRAMS, wait_until_gone
 
+pytestmark = pytest.mark.slow
+
 TORCHRUN = "-m torch.distributed.run"
 LINE = re.compile(r"rank (\d) of 4, local rank (\d) of 2, node (\d), sum 4, arguments \[\]")
 
@@ -31,6 +33,7 @@ def free_port():
         return server.getsockname()[1]
 
 
+@pytest.mark.full
 def test_two_agents_form_one_group(chapter):
     agent = (f"{TORCHRUN} --nnodes=2 --nproc-per-node=2 --rdzv-id=test --rdzv-backend=c10d "
              f"--rdzv-endpoint=127.0.0.1:{free_port()}")
@@ -40,6 +43,7 @@ def test_two_agents_form_one_group(chapter):
     assert [len({node for _, _, node in ranks}) for ranks in found] == [1, 1]  # an agent's ranks are on its own node
 
 
+@pytest.mark.full
 def test_nodes_are_numbered_by_hand_in_the_static_form(chapter):
     agent = (f"{TORCHRUN} --nnodes=2 --nproc-per-node=2 --node-rank={{}} --master-addr=127.0.0.1 "
              f"--master-port={free_port()}")
