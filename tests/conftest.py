@@ -58,7 +58,7 @@ def show(tmp_path: Path, browser: Browser) -> Iterator[Callable[..., Any]]:
         page, log = browser.open(write_page(tmp_path / f"{len(logs)}.html", *shown).as_uri(), **options)
         logs.append(log)
         if wait:
-            page.wait_for_selector(PLAYER)
+            assert page.evaluate(f"!!document.querySelector('{PLAYER}')"), "the page is loaded, and no widget is on it"
         return page
 
     yield open_page

@@ -53,6 +53,7 @@ def test_a_page_that_is_used_again_is_as_new(browser: Browser, wrong: str) -> No
         log.assert_clean()
 
 
+@pytest.mark.slow
 def test_loops_of_others_run_only_while_no_test_has_the_browser(chromium: Browser, wrong: str) -> None:
     """As jupyter_client's do, in a notebook's cells between two browser tests."""
     assert asyncio.run(asyncio.sleep(0, "ran")) == "ran"

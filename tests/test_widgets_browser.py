@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from book.collectives import ring_all_reduce
+from book.widgets import play
 from tests.players import FRAMES, PLAYER, WAIT_MS, WALK, axe_finds, click, contrasts, paint, press, state, until
 from tests.widget_rows import WIDGETS, Widget
 
@@ -33,10 +35,10 @@ def hasten(page: Any) -> None:
         page.get_by_role("button", name=speed).click()
 
 
-def everywhere(*first: Any) -> Any:
-    """Each widget with each of these values, `make test` with the first."""
-    return [pytest.param(widget, value, marks=pytest.mark.full if value != first[0] else (), id=f"{value}-{widget}")
-            for value in first for widget in WIDGETS]
+def everywhere(*values: Any) -> list[Any]:
+    """Each widget with each of these values; `make test` takes the first value."""
+    return [pytest.param(widget, value, marks=pytest.mark.full if value != values[0] else (), id=f"{value}-{widget}")
+            for value in values for widget in WIDGETS]
 
 
 @each_widget
@@ -49,9 +51,13 @@ def test_transport(show: Callable, widget: Widget) -> None:
     click(page, "Back to the start")
     until(page, step=0)
     hasten(page)
+    page.evaluate(WATCH, widget.moving)
+    at_stops = {page.evaluate(widget.moving)}
     for name, step in (("One step forward", 1), ("One step forward", 2), ("One step back", 1)):
         click(page, name)
         until(page, step=step, playing="false")
+        at_stops.add(page.evaluate(widget.moving))
+    assert set(page.evaluate("[...seen]")) - at_stops, "it moved between stops"
     press(page, "End", "ArrowLeft", "ArrowLeft")
     click(page, "Play")
     until(page, step=widget.steps, playing="false")
@@ -81,26 +87,26 @@ def test_every_control_can_be_reached_by_tab(show: Callable, widget: Widget) -> 
     assert reached == [*widget.tabs, "after it"]
 
 
-@pytest.mark.parametrize("widget, upto", everywhere(2, "the end"))
-def test_reduced_motion_shows_stops_only(show: Callable, widget: Widget, upto: int | str) -> None:
-    upto, at_stops = widget.steps if upto == "the end" else upto, []
-    for motion in ("reduce", "no-preference"):
-        page = shown(show, widget, reduced_motion=motion)
-        for _ in range(0 if at_stops else widget.steps + 1):
-            at_stops.append(page.evaluate(widget.moving))
-            page.keyboard.press("ArrowRight")
-        press(page, "Home")
-        page.evaluate(WATCH, widget.moving)
-        hasten(page)
-        click(page, "Play")
-        page.wait_for_function("([at, upto]) => +document.querySelector(at).dataset.step >= upto", arg=[PLAYER, upto],
-                               timeout=WAIT_MS)
-        press(page, "Home")
-        seen = set(page.evaluate("[...seen]"))
-        if motion == "reduce":
-            assert set(at_stops[1:upto + 1]) <= seen <= set(at_stops), seen
-        else:
-            assert seen - set(at_stops), seen
+@pytest.mark.parametrize("widget, played", everywhere("two steps reduced", "all reduced", "all"))
+def test_reduced_motion_shows_stops_only(show: Callable, widget: Widget, played: str) -> None:
+    page, last = shown(show, widget, reduced_motion="reduce"), 2 if "two" in played else widget.steps
+    at_stops = []
+    for _ in range(widget.steps + 1):
+        at_stops.append(page.evaluate(widget.moving))
+        page.keyboard.press("ArrowRight")
+    page.emulate_media(reduced_motion="reduce" if "reduced" in played else "no-preference")
+    press(page, "Home")
+    page.evaluate(WATCH, widget.moving)
+    hasten(page)
+    click(page, "Play")
+    page.wait_for_function("([at, last]) => +document.querySelector(at).dataset.step >= last", arg=[PLAYER, last],
+                           timeout=WAIT_MS)
+    press(page, "Home")
+    seen = set(page.evaluate("[...seen]"))
+    if "reduced" in played:
+        assert set(at_stops[1:last + 1]) <= seen <= set(at_stops), seen
+    else:
+        assert seen - set(at_stops), seen
 
 
 @pytest.mark.parametrize("widget, width", everywhere(390, 760, 320))
@@ -144,12 +150,18 @@ def test_dark_wherever_the_page_is_dark(show: Callable, widget: Widget) -> None:
     assert by_itself.evaluate(COLOURS, widget.themed) == light
 
 
-@pytest.mark.parametrize("widget, looks", everywhere("light", "light and all", "dark and all"))
-def test_axe_finds_nothing(show: Callable, widget: Widget, looks: str) -> None:
-    page = show(*widget.many()[:None if "all" in looks else 1])
-    paint(page, looks.split()[0])
+@pytest.mark.full
+@pytest.mark.parametrize("theme", THEMES)
+@each_widget
+def test_axe_finds_nothing(show: Callable, widget: Widget, theme: str) -> None:
+    page = show(*widget.many())
+    paint(page, theme)
     press(page, *widget.keys, "End")
     assert not axe_finds(page)
+
+
+def test_axe_finds_nothing_in_one_of_each(show: Callable) -> None:
+    assert not axe_finds(show(*(widget.make() for widget in WIDGETS), play({"a": ring_all_reduce(2), "b": ring_all_reduce(3)})))
 
 
 @each_widget
@@ -178,6 +190,7 @@ def test_they_stand_beside_each_other(show: Callable) -> None:
     assert [k for k, step in enumerate(at) if step] == [len(WIDGETS) - 1]
 
 
+@pytest.mark.full
 @each_widget
 def test_frames(show: Callable, widget: Widget) -> None:
     """Frames are counted, not timed against a limit: a machine may be slow, but a widget must keep drawing."""
