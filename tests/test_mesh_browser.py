@@ -18,6 +18,15 @@ from tests.meshes import CUBE, explorer, mesh_of, recorded
 from tests.players import assert_readable, caption, captions, click, figures, first, press, state, until
 
 LEGEND = "all => all.map(e => [e.querySelector('b').textContent, ...[...e.children].slice(1).map(x => x.textContent)])"
+# Chooses how many ranks are on a node; what then stands on the cubes, the bytes that cross nodes, the nodes' names.
+CHOSEN = """per => {
+  const select = document.querySelector("select[aria-label='ranks on a node']");
+  select.value = [...select.options].find(option => option.text === per).value;
+  select.dispatchEvent(new Event('change'));
+  const texts = (selector, root = document) => [...root.querySelectorAll(selector)].map(e => e.textContent);
+  return [[...document.querySelectorAll('.lk-cube')].map(cube => texts('text', cube)),
+          document.querySelector('.lockstep-player').dataset.across, texts('.lk-name').filter(name => name.startsWith('node'))];
+}"""
 SAID = "Forward of micro-batch 0 on stage 0: 5 all-reduces along tp, 2.56 kB from each rank."
 
 
@@ -25,13 +34,6 @@ def ranks(page: Any, look: str = ".lk-cube") -> list[int]:
     """The numbers of the ranks that look so, in their order."""
     texts = page.eval_on_selector_all(f"{look} .lk-rank", "all => all.map(e => e.textContent)")
     return sorted(int(text.removeprefix("rank ")) for text in texts)
-
-
-def coordinates(page: Any) -> dict[int, tuple[int, ...]]:
-    """What stands on the cubes: each rank's coordinates, outermost axis first."""
-    texts = page.eval_on_selector_all(".lk-cube", "all => all.map(e => [...e.querySelectorAll('text')].map("
-                                      "t => t.textContent))")
-    return {int(name.removeprefix("rank ")): tuple(map(int, at.split())) for name, at, _ in texts}
 
 
 def legend(page: Any) -> dict[str, list[str]]:
@@ -83,12 +85,12 @@ def test_every_order_and_node_size_is_counted_as_the_mesh_counts_it(show: Callab
         order(page, *axes)
         assert list(legend(page)) == list(axes) == state(page)["order"].split()
         for per in sizes(mesh):
-            page.get_by_label("ranks on a node").select_option(str(per))
+            cubes, crossing, nodes = page.evaluate(CHOSEN, str(per))
             other = Mesh(axes, tuple(mesh.size(axis) for axis in axes), per)
-            assert coordinates(page) == {r: tuple(other.coordinates(r).values()) for r in range(8)}
-            assert float(state(page)["across"]) == pytest.approx(across(sent, mesh, other))
-            named = [text for text in page.eval_on_selector_all(".lk-name", "all => all.map(e => e.textContent)")]
-            assert [text for text in named if text.startswith("node")] == [f"node {i}" for i in range(other.num_nodes)]
+            assert {int(name.removeprefix("rank ")): tuple(map(int, at.split())) for name, at, _ in cubes} == {
+                r: tuple(other.coordinates(r).values()) for r in range(8)}
+            assert float(crossing) == pytest.approx(across(sent, mesh, other))
+            assert nodes == [f"node {i}" for i in range(other.num_nodes)]
     page.get_by_role("button", name="as recorded").click()
     assert state(page)["order"] == "pp dp tp" and state(page)["per"] == "4"
 
