@@ -24,6 +24,9 @@ from tests.mutants.copies import Copy, MutantError
 
 PATCHES = Path(__file__).parent
 TARGETS = {"quick": "quick", "test": "test", "all": "test-all"}  # of make, by tier
+# As in the Makefile, up to the first failure. An applied patch does not apply again: that test would find every fault.
+# Not through PYTEST_ADDOPTS, which a pytest that a test starts would take for its own.
+PYTEST = "-m pytest -rfEs --dist loadscope -x --ignore=tests/test_mutants.py"
 SURVIVES = "SURVIVES"
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.M)  # pytest's short summary
 
@@ -139,13 +142,12 @@ def _judged(copy: Copy, patch: Path, tiers: Sequence[str], run: Callable[[str], 
 def _run(copy: Copy, tier: str, asked: argparse.Namespace) -> Run:
     """The tests of a tier in a copy, up to the first that fails."""
     num_workers = max(1, (os.cpu_count() or 1) // asked.jobs)
-    command = ["make", TARGETS.get(tier, tier), f"JOBS={num_workers}"]
+    command = ["make", TARGETS.get(tier, tier), f"JOBS={num_workers}", f"PYTEST={copy.python} {PYTEST}"]
     if asked.command:
         command = [word.replace("{python}", str(copy.python)).replace("{tier}", tier)
                    for word in shlex.split(asked.command)]
     start_s = time.monotonic()
-    # A patch that is applied does not apply again: that test would find every fault.
-    status, printed = copy.run(command, asked.limit, PYTEST_ADDOPTS="-x -rfE --ignore=tests/test_mutants.py")
+    status, printed = copy.run(command, asked.limit)
     return Run(status == 0, first_failure(status, printed, asked.limit), time.monotonic() - start_s)
 
 

@@ -56,11 +56,11 @@ class Copy:
         _output(["git", "checkout", "-q", "--", "."], self.folder)
         _output(["git", "clean", "-fdqx", "-e", ".venv"], self.folder)
 
-    def run(self, command: Sequence[str], limit_s: float, **variables: str) -> tuple[int | None, str]:
+    def run(self, command: Sequence[str], limit_s: float) -> tuple[int | None, str]:
         """The exit status of a command and what it printed; None where it was not done after `limit_s` seconds."""
-        with subprocess.Popen(command, cwd=self.folder, env={**self.environment(), **variables}, text=True,
-                              errors="replace", start_new_session=True, stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        with subprocess.Popen(command, cwd=self.folder, env=self.environment(), text=True, errors="replace",
+                              start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT) as process:
             try:
                 printed, _ = process.communicate(timeout=limit_s)
                 return process.returncode, printed
