@@ -16,9 +16,9 @@ from book.cost import bus_bandwidth_bytes_per_s
 REHEARSAL = {"sizes": SIZES[::4], "num_rounds": 3}
 LARGER = (256 << 20,)
 NOTE = ("Ring: the chapter's code, `batch_isend_irecv` at each of its 2(N−1) steps. A pair is one ring and one "
-        "all_reduce of the same float32 buffer, by turns; a time is that of the slowest rank, on a GPU between "
-        "CUDA events. Medians (smallest–largest); ratios of the same pair. Bus bandwidth: of the library's median, as nccl-tests "
-        "counts it.")
+        "all_reduce of the same float32 buffer, by turns; a time is that of the slowest rank, on a GPU between CUDA "
+        "events. Medians (smallest–largest); ratios of the same pair. Bus bandwidth: of the library's median, as "
+        "nccl-tests counts it.")
 
 
 def time_pairs(ring: AllReduce, sizes: Sequence[int], num_rounds: int) -> list[dict[str, list[float]]]:
