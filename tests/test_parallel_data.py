@@ -15,6 +15,11 @@ from book.execute import execute
 from book.launch import launch, rank_device
 from book.parallel.data import BucketedDDP, broadcast_state
 from book.record import follow_backward
+from tests.by_value import sent_by_value
+
+sent_by_value(__name__)
+
+pytestmark = pytest.mark.slow
 
 
 def make_model():
@@ -49,8 +54,10 @@ def train(bucket_bytes, steps):
     return max((a - b).abs().max().item() for a, b in zip(module.parameters(), alone.parameters()))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@pytest.mark.parametrize("bucket_bytes", [1, 200, 10**9])
+@pytest.mark.parametrize("world_size", [
+    pytest.param(1, marks=pytest.mark.full), 2, 3, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize("bucket_bytes", [
+    pytest.param(1, marks=pytest.mark.full), 200, pytest.param(10**9, marks=pytest.mark.full)])
 def test_training_equals_one_process(world_size, bucket_bytes):
     assert max(launch(train, world_size, bucket_bytes, 4)) < 1e-12
 
@@ -148,7 +155,8 @@ def ddp_on(schedule):
     return module.weight.grad[0, 0].item()
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4, 5])
+@pytest.mark.parametrize("world_size", [
+    pytest.param(2, marks=pytest.mark.full), 3, *(pytest.param(n, marks=pytest.mark.full) for n in (4, 5))])
 def test_traffic_of_ddp_is_that_of_the_formulas(world_size):
     num_bytes = 240 * 8
     ring = launch(ddp_on, world_size, ring_all_reduce, record=True)

@@ -102,6 +102,7 @@ def test_a_seed_means_the_same_weights_in_every_dtype_and_under_every_default() 
     assert torch.equal(weights(elsewhere), weights(double))
 
 
+@pytest.mark.slow
 def test_without_a_seed_ranks_draw_weights_of_their_own() -> None:
     def first_weight() -> float:
         return GPT(GPTConfig(vocab_size=5)).head.weight[0, 0].item()
@@ -170,6 +171,7 @@ def loss_and_gradient_norms_split_by_heads(config: GPTConfig) -> tuple[float, li
     return loss.item(), [grad.norm().item() for grad in grads]
 
 
+@pytest.mark.slow
 def test_tensor_parallelism_splits_it_as_it_is() -> None:
     whole = GPT.seeded(SMALL, seed=1)
     loss = GPT.loss(whole(tokens(SMALL, seed=1)), tokens(SMALL, seed=2))
@@ -269,6 +271,7 @@ def test_a_sampler_deals_the_windows_to_ranks() -> None:
     assert len(dealt) == len(windows) // 16 * 16 and set(dealt) <= whole
 
 
+@pytest.mark.slow
 def test_the_story_is_learned_in_a_hundred_steps() -> None:
     characters = Characters(TEXT)
     windows = Windows(characters.encode(TEXT), 32)

@@ -26,6 +26,9 @@ from book.record.activations import held_for_backward, saved_for_backward
 from book.replay import pipeline_order
 from book.schedule import PipelineSchedule
 from book.simulate import simulate_pipeline
+from tests.by_value import sent_by_value
+
+sent_by_value(__name__)
 
 FREE = Link(0.0, 1.0)
 CONFIG = GPTConfig(vocab_size=11, context=6, num_layers=6, num_heads=2, width=8, dtype=torch.float64)
@@ -77,10 +80,12 @@ def by_the_book(schedule):
     return drawn, differences(gpt, [stage.module for stage in stages.values()], loss, inputs, targets), left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [
-    gpipe(1, 3), gpipe(3, 4), one_f_one_b(2, 5), one_f_one_b(4, 6), one_f_one_b(4, 2), interleaved(4, 4),
-    interleaved(6, 2, 3), interleaved(6, 3), interleaved(2, 2), zero_bubble(2, 3), zero_bubble(4, 5),
-    zero_bubble(6, 2)],
+    gpipe(3, 4), one_f_one_b(4, 2), interleaved(6, 2, 3), zero_bubble(4, 5),
+    *(pytest.param(schedule, marks=pytest.mark.full) for schedule in (
+        gpipe(1, 3), one_f_one_b(2, 5), one_f_one_b(4, 6), interleaved(4, 4), interleaved(6, 3), interleaved(2, 2),
+        zero_bubble(2, 3), zero_bubble(6, 2)))],
     ids=lambda schedule: f"{schedule.name}-{schedule.num_stages}-{schedule.num_micro_batches}")
 def test_a_step_equals_one_process_in_the_order_of_the_schedule(schedule):
     run = launch(by_the_book, schedule.world_size, schedule, record=True)
@@ -95,7 +100,10 @@ def test_a_step_equals_one_process_in_the_order_of_the_schedule(schedule):
         assert order.actions == schedule.actions and order.peak_in_flight() == schedule.peak_in_flight()
 
 
-@pytest.mark.parametrize("schedule", [gpipe(3, 4), one_f_one_b(3, 4), interleaved(4, 4), zero_bubble(4, 3)],
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", [
+    *(pytest.param(schedule, marks=pytest.mark.full) for schedule in (gpipe(3, 4), one_f_one_b(3, 4), interleaved(4, 4))),
+    zero_bubble(4, 3)],
                          ids=lambda schedule: schedule.name)
 def test_every_output_and_gradient_that_changes_ranks_is_one_message(schedule):
     trace = launch(by_the_book, schedule.world_size, schedule, record=True).trace
@@ -125,6 +133,7 @@ def by_torch(name, schedule):
 @pytest.mark.parametrize(("name", "schedule"), [
     ("GPipe", gpipe(3, 4)), ("1F1B", one_f_one_b(3, 4)), ("Interleaved1F1B", interleaved(4, 4)),
     ("ZBVZeroBubble", zero_bubble(4, 4))])
+@pytest.mark.full
 def test_torch_s_schedules_equal_one_process_too(name, schedule):
     run = launch(by_torch, schedule.world_size, name, schedule)
     found = [difference for _, difference in run]
@@ -142,7 +151,9 @@ def by_hand(num_micro_batches):
     return drawn, differences(gpt, [stage.module], loss, inputs, targets)
 
 
-@pytest.mark.parametrize(("num_stages", "num_micro_batches"), [(1, 2), (2, 5), (3, 4), (4, 2)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_stages", "num_micro_batches"), [
+    *(pytest.param(*sizes, marks=pytest.mark.full) for sizes in ((1, 2), (2, 5), (4, 2))), (3, 4)])
 def test_written_out_it_is_the_schedule(num_stages, num_micro_batches):
     run = launch(by_hand, num_stages, num_micro_batches, record=True)
     found = [difference for _, difference in run]
@@ -175,7 +186,8 @@ def open_sends(num_micro_batches):
     return max(most), len(begun)
 
 
-@pytest.mark.parametrize("num_micro_batches", [2, 8])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_micro_batches", [pytest.param(2, marks=pytest.mark.full), 8])
 def test_written_out_it_keeps_one_sent_tensor_each_way(num_micro_batches):
     assert list(launch(open_sends, 3, num_micro_batches)) == [(1, 0), (2, 0), (1, 0)]
 
@@ -194,6 +206,7 @@ def two_pipelines():
     return differences(gpt, [stage.module for stage in stages.values()], loss, inputs, targets)
 
 
+@pytest.mark.slow
 def test_several_pipelines_run_side_by_side():
     run = launch(two_pipelines, 4, record=True)
     assert [loss is None for loss, _, _ in run] == [True, True, False, False]
@@ -226,6 +239,7 @@ def with_dropout(schedule):
     return own, max((gradient - wanted[name]).abs().max().item() for name, gradient in own.items())
 
 
+@pytest.mark.slow
 def test_dropout_drops_the_same_forward_and_backward():
     runs = {schedule.name: launch(with_dropout, 3, schedule)
             for schedule in (gpipe(3, 4), one_f_one_b(3, 4), interleaved(6, 3), zero_bubble(6, 3))}
@@ -259,6 +273,7 @@ def what_is_held(schedule):
     return held.peak_bytes, held.num_bytes, kept.num_bytes, max(open_sends)
 
 
+@pytest.mark.slow
 def test_gpipe_holds_all_micro_batches_and_1f1b_as_many_as_there_are_stages_ahead():
     for schedule, in_flight in ((gpipe(3, 6), [6, 6, 6]), (one_f_one_b(3, 6), [3, 2, 1])):
         run = launch(what_is_held, 3, schedule)
@@ -283,6 +298,7 @@ def refused(case):
         return str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "words"), [
     ("order", "mine: this order cannot run: rank 0 waits at B0 of stage 0 for"),
     ("stages", "6 blocks can't make 7 stages"),

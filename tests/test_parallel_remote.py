@@ -78,7 +78,9 @@ def matches(driven):
     return max(apart(gradients, expected_gradients), apart(state, expected_state)) < TOLERANCE
 
 
-@pytest.mark.parametrize("world_size, num_replicas, num_micro_batches", [(2, 1, 1), (3, 1, 3), (2, 1, 8), (4, 2, 2)])
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size, num_replicas, num_micro_batches", [
+    *(pytest.param(*sizes, marks=pytest.mark.full) for sizes in ((2, 1, 1), (2, 1, 8))), (3, 1, 3), (4, 2, 2)])
 def test_training_equals_one_process(world_size, num_replicas, num_micro_batches):
     run = launch(train, world_size, num_replicas, num_micro_batches)
     drivers = [run[rank] for rank in range(num_replicas)]
@@ -90,6 +92,7 @@ def test_training_equals_one_process(world_size, num_replicas, num_micro_batches
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_a_run_is_recorded_action_by_action():
     """Threads run forwards and backwards in an order of their own, but no backward before the last forward."""
     trace = launch(train, 3, 1, 4, record=True).trace
@@ -101,6 +104,7 @@ def test_a_run_is_recorded_action_by_action():
         assert [action.kind for action in order.actions if action.rank == rank] == ["F"] * 4 + ["B"] * 4
 
 
+@pytest.mark.slow
 def test_without_gradients_nothing_goes_back():
     def evaluate():
         dist.init_process_group()
@@ -116,6 +120,7 @@ def test_without_gradients_nothing_goes_back():
     assert {event.op for event in run.trace.of_kind("compute")} == {"F"}
 
 
+@pytest.mark.slow
 def test_an_error_of_a_stage_is_told_where_it_happened():
     def too_long():
         dist.init_process_group()
@@ -129,6 +134,7 @@ def test_an_error_of_a_stage_is_told_where_it_happened():
     assert "rank 0 failed in test_parallel_remote.py" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_micro_batches_without_a_sequence_are_refused():
     def too_many():
         dist.init_process_group()
@@ -145,6 +151,7 @@ def test_a_worker_without_a_rank_is_refused():
         pass
 
 
+@pytest.mark.full
 def test_the_same_function_runs_under_torchrun():
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
     shown = subprocess.run([*torchrun, "-m", "tests.programs.rpc_replicas"], cwd=ROOT, capture_output=True, text=True,
@@ -186,6 +193,7 @@ def half_a_loss():
                 pipeline.stages[0].rpc_sync().wait_for_gradients(context_id, 0.1)
 
 
+@pytest.mark.slow
 def test_gradients_that_never_come_are_told():
     with pytest.raises(RankError, match="stage 0 has gradients of 0 of its .* after 0.1 s: is the loss made from all"):
         launch(half_a_loss, 2)

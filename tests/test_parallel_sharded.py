@@ -17,6 +17,11 @@ from book.mesh import Mesh
 from book.parallel.model import GPT, GPTConfig
 from book.parallel.sharded import Replicated, Unit, Zero1, Zero2, Zero3, units_of
 from book.record import held_state, paused
+from tests.by_value import sent_by_value
+
+sent_by_value(__name__)
+
+pytestmark = pytest.mark.slow
 
 STAGES = (Replicated, Zero1, Zero2, Zero3)
 CONFIG = GPTConfig(vocab_size=13, context=5, num_layers=2, num_heads=2, width=8, dtype=torch.float64)
@@ -76,7 +81,8 @@ def train_one(stage, num_backwards, num_steps):
     return max(worst)
 
 
-@pytest.mark.parametrize("world_size, num_backwards", [(1, 1), (2, 1), (3, 1), (4, 1), (2, 2)])
+@pytest.mark.parametrize("world_size, num_backwards", [
+    *(pytest.param(*sizes, marks=pytest.mark.full) for sizes in ((1, 1), (2, 1), (4, 1))), (3, 1), (2, 2)])
 def test_training_equals_one_process_and_ddp(world_size, num_backwards):
     for worst in launch(train, world_size, num_backwards):
         assert len(worst) == len(STAGES) and max(worst) < 1e-12
@@ -104,8 +110,9 @@ def one_step(stage):
     return held, [len(unit.flat) for unit in sharded.units]
 
 
-@pytest.fixture(scope="module", params=[(0, 3), (1, 3), (2, 3), (3, 3), (3, 2)],
-                ids=lambda p: f"stage {p[0]}, {p[1]} ranks")
+@pytest.fixture(scope="module", params=[
+    *((stage, 3) for stage in range(4)), pytest.param((3, 2), marks=pytest.mark.full)],
+    ids=lambda p: f"stage {p[0]}, {p[1]} ranks")
 def recorded(request):
     number, world_size = request.param
     return number, world_size, launch(one_step, world_size, STAGES[number], record=True)

@@ -27,11 +27,17 @@ from book.parallel.tensor import (ColumnParallelLinear, RowParallelLinear, Vocab
                                   vocab_parallel_cross_entropy)
 from book.parallel.tensor.regather import Regather
 from book.record.activations import held_for_backward, saved_for_backward
+from tests.by_value import sent_by_value
+
+sent_by_value(__name__)
 
 TEXT = load_text()
 CONFIG = GPTConfig(Characters(TEXT).vocab_size, context=8, num_layers=2, num_heads=4, width=16, dtype=torch.float64)
 WAYS = {"tensor parallel": dict(), "sequence parallel": dict(sequence_parallel=True),
         "regathered": dict(sequence_parallel=True, regather=True)}
+# The way that does all that the others do: it gathers, scatters, and gathers again for backward.
+ONE_WAY = [pytest.param(way, marks=() if way == "regathered" else pytest.mark.full) for way in WAYS]
+SIZES = [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(4, marks=pytest.mark.full)]
 NUM_SEQUENCES = 3
 
 
@@ -104,20 +110,23 @@ def check_against_one_process(ranks: list[dict[str, Any]], config: GPTConfig, nu
     assert furthest(put_together(ranks, "weights"), dict(alone.named_parameters())) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", SIZES)
 def test_training_equals_one_process(world_size: int, way: str) -> None:
     ranks = list(launch(trained_split, world_size, CONFIG, world_size, 1, WAYS[way]))
     assert len({rank["drawn"]["head.weight"].sum().item() for rank in ranks}) == world_size
     check_against_one_process(ranks, CONFIG, 1)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ONE_WAY)
 def test_accumulated_passes_equal_one_process(way: str) -> None:
     check_against_one_process(list(launch(trained_split, 2, CONFIG, 2, 3, WAYS[way])), CONFIG, 3)
 
 
-@pytest.mark.parametrize("way", ["tensor parallel", "regathered"])
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [pytest.param("tensor parallel", marks=pytest.mark.full), "regathered"])
 def test_each_group_splits_a_model_of_its_own(way: str) -> None:
     ranks = list(launch(trained_split, 4, CONFIG, 2, 1, WAYS[way]))
     assert ranks[0]["losses"] != ranks[2]["losses"]
@@ -125,6 +134,7 @@ def test_each_group_splits_a_model_of_its_own(way: str) -> None:
     check_against_one_process(ranks[2:], CONFIG, 1)
 
 
+@pytest.mark.slow
 def test_an_mlp_of_any_width_is_split() -> None:
     odd = replace(CONFIG, mlp_width=9, num_layers=1)
     ranks = list(launch(trained_split, 2, odd, 2, 1, WAYS["sequence parallel"]))
@@ -132,6 +142,7 @@ def test_an_mlp_of_any_width_is_split() -> None:
     check_against_one_process(ranks, odd, 1)
 
 
+@pytest.mark.slow
 def test_every_rank_holds_its_share() -> None:
     ranks = list(launch(trained_split, 4, CONFIG, 4, 1, {}))
     whole = {name for name, dim in ranks[0]["cut"].items() if dim is None}
@@ -156,6 +167,7 @@ def operator_both_ways(name: str) -> tuple[torch.Tensor, torch.Tensor]:
     return y.detach().cpu(), x.grad.cpu()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, forward, backward", [
     ("f", [[1, 1], [2, 2]], [[21, 21], [21, 21]]), ("g", [[3, 3], [3, 3]], [[10, 10], [11, 11]]),
     ("gather", [[1, 1, 2, 2], [1, 1, 2, 2]], [[21, 21], [21, 21]]), ("scatter", [[3], [3]], [[10, 11], [10, 11]]),
@@ -191,6 +203,7 @@ def layers_of_odd_sizes() -> list[float]:
     return [(a - b).abs().max().item() for a, b in zip([split_hidden, loss, *got], [hidden, expected, *wanted])]
 
 
+@pytest.mark.slow
 def test_layers_whose_sizes_the_ranks_do_not_divide() -> None:
     for differences in launch(layers_of_odd_sizes, 3):
         assert max(differences) < 1e-12
@@ -202,6 +215,7 @@ def blocks_of_nine() -> tuple[list[float], list[float]]:
     return mine(numbers, 0).tolist(), shard(nn.Parameter(numbers), 0).tolist()
 
 
+@pytest.mark.slow
 def test_blocks_and_shards_are_cut_in_the_same_places() -> None:
     assert list(launch(blocks_of_nine, 4)) == [(cut, cut) for cut in ([0, 1, 2], [3, 4], [5, 6], [7, 8])]
 
@@ -215,6 +229,7 @@ def large_logits(vocab_size: int) -> float:
     return vocab_parallel_cross_entropy(mine, targets, first_of_shard(vocab_size)).item()
 
 
+@pytest.mark.slow
 def test_the_loss_survives_large_logits_and_sends_the_same_for_any_vocabulary() -> None:
     runs = {size: launch(large_logits, 2, size, record=True) for size in (7, 1000)}
     for size, run in runs.items():
@@ -241,6 +256,7 @@ def logits_and_targets(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(3, 8, 7, generator=generator, dtype=torch.float64).to(dtype), targets
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype, taken_in", [(torch.float64, torch.float64), (torch.bfloat16, torch.float32)],
                          ids=["float64", "bfloat16"])
 def test_the_loss_leaves_out_what_torch_s_leaves_out_and_is_not_taken_in_16_bits(
@@ -275,8 +291,9 @@ def one_pass(ways: dict[str, bool], backward: bool = True) -> None:
         loss.backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", SIZES[1:])
 def test_traffic_is_that_of_the_formula(world_size: int, way: str) -> None:
     counted = sent(launch(one_pass, world_size, WAYS[way], record=True).trace)
     config, n, num_layers = CONFIG, NUM_SEQUENCES * 8 * CONFIG.width * 8, CONFIG.num_layers
@@ -356,6 +373,7 @@ def kept_of_dtensors() -> tuple[int, ...]:
     return saved.num_bytes, num_bytes, held.peak_bytes, held.num_bytes
 
 
+@pytest.mark.slow
 def test_of_a_dtensor_the_rank_s_part_counts() -> None:
     wanted = 3 * 8 * 4 + 3 * 3 * 4
     assert list(launch(kept_of_dtensors, 2)) == [(wanted, wanted, wanted, 0)] * 2
@@ -364,19 +382,22 @@ def test_of_a_dtensor_the_rank_s_part_counts() -> None:
 SHAPE = LayerShape(NUM_SEQUENCES, CONFIG.context, CONFIG.width, CONFIG.num_heads)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", SIZES)
 def test_a_layer_keeps_the_bytes_of_the_formula(world_size: int) -> None:
     single = replace(CONFIG, dtype=torch.float32)
     for ways in WAYS.values():
         assert set(launch(kept, world_size, single, ways)) == {gpt_activation_bytes(SHAPE, world_size, **ways)}
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_not_cut_keeps_what_one_rank_keeps_and_twice_that_in_float64() -> None:
     assert launch(kept, 1, replace(CONFIG, dtype=torch.float32), None)[0] == gpt_activation_bytes(SHAPE)
     assert launch(kept, 1, CONFIG, None)[0] == gpt_activation_bytes(SHAPE, bytes_per_number=8)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", SIZES)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_layer_like_the_paper_s_keeps_the_bytes_of_its_formula(world_size: int, way: str) -> None:
     half = replace(CONFIG, dropout=0.1, dtype=torch.bfloat16)
@@ -412,6 +433,7 @@ def gathered_for_two_layers() -> tuple[list[float], bool, bool]:
     return numbers, alike, watched() is None
 
 
+@pytest.mark.slow
 def test_layers_that_share_an_input_gather_it_once_and_let_it_go() -> None:
     run = launch(gathered_for_two_layers, 2, record=True)
     assert list(run) == [([1, 1, 2, 2], True, True)] * 2
@@ -431,6 +453,7 @@ def dropped(ways: dict[str, bool]) -> tuple[float, list[torch.Tensor], torch.Ten
     return loss.item(), whole, F.scaled_dot_product_attention(ones, ones, ones, dropout_p=0.5).cpu()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_dropout_is_alike_where_activations_are_and_differs_where_they_differ(way: str) -> None:
     one, other = launch(dropped, 2, WAYS[way])
@@ -457,7 +480,8 @@ def gradients_of_dropped(ways: dict[str, bool]) -> list[list[torch.Tensor]]:
     return seen
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ONE_WAY)
 def test_a_forward_that_is_run_again_drops_the_same(way: str) -> None:
     for plain, *recomputed in launch(gradients_of_dropped, 2, WAYS[way]):
         for again in recomputed:
@@ -472,6 +496,7 @@ def dropped_in_passes() -> list[torch.Tensor]:
     return [dropout(x).cpu(), dropout(x).cpu(), dropout.eval()(x).cpu()]
 
 
+@pytest.mark.slow
 def test_dropout_that_is_alike_is_dropout() -> None:
     one, other = launch(dropped_in_passes, 2)
     assert all(torch.equal(a, b) for a, b in zip(one, other))
@@ -479,10 +504,23 @@ def test_dropout_that_is_alike_is_dropout() -> None:
     assert one[0].unique().tolist() == pytest.approx([0, 4 / 3]) and one[0].mean().item() == pytest.approx(1, abs=0.05)
 
 
-def refused(what: str) -> str:
+REFUSALS = {
+    "heads": "4 ranks can't share 2 heads", "vocabulary": "a length of 2 can't be shared by 4 ranks",
+    "again": "split already", "pieces": "regather needs sequence_parallel=True",
+    "tokens": "dim 1 has a length of 5, which 4 ranks can't share equally", "member": "not in the group",
+    "tied": "head and token_embedding share one weight"}
+
+
+def refused() -> dict[str, str]:
+    """In a rank: what it is told in each case of `REFUSALS`."""
     device = rank_device()
     dist.init_process_group()
     others = dist.new_group([0])
+    return {what: told(what, device, others) for what in REFUSALS}
+
+
+def told(what: str, device: torch.device, others: Any) -> str:
+    """What is said to a split that cannot be; `others` is a group of rank 0 alone."""
     sizes = {"heads": dict(num_heads=2), "vocabulary": dict(vocab_size=2)}.get(what, {})
     model = GPT(replace(CONFIG, **sizes)).to(device)
     if what == "tied":
@@ -502,17 +540,13 @@ def refused(what: str) -> str:
     return "nothing"
 
 
-@pytest.mark.parametrize("what, said", [
-    ("heads", "4 ranks can't share 2 heads"), ("vocabulary", "a length of 2 can't be shared by 4 ranks"),
-    ("again", "split already"), ("pieces", "regather needs sequence_parallel=True"),
-    ("tokens", "dim 1 has a length of 5, which 4 ranks can't share equally"), ("member", "not in the group"),
-    ("tied", "head and token_embedding share one weight"),
-])
-def test_a_split_that_cannot_be_is_refused_in_words(what: str, said: str) -> None:
-    for rank, words in enumerate(launch(refused, 4, what)):
-        assert said in words or (what == "member" and rank == 0)
+@pytest.mark.slow
+def test_a_split_that_cannot_be_is_refused_in_words() -> None:
+    for rank, words in enumerate(launch(refused, 4)):
+        assert [what for what, said in REFUSALS.items() if said not in words[what]] == ([] if rank else ["member"])
 
 
+@pytest.mark.slow
 def test_a_split_model_answers_without_gradients_too() -> None:
     def answered(ways: dict[str, bool]) -> float:
         device = rank_device()
