@@ -15,12 +15,12 @@ from benchmarks.report import Findings, Table, duration, ratio
 from book.record import follow_backward
 from book.replay import Overlap, overlap
 
-NOTE = ("Four ways in turns in the same processes, each the slowest rank's, on a GPU between CUDA events: DDP, whose "
-        "buckets go while backward runs; the same pass with the same all-reduces after it; the pass alone; the all- "
-        "reduces alone. Hidden: (pass alone + all-reduces alone − DDP) / all-reduces alone, of the same round. It can "
-        "exceed its bounds: kernels that share a GPU slow each other down. Medians (smallest–largest).Each row is a "
-        "launch of its own, `follow_backward` around one backward pass after warm-up, read by `book.replay.overlap`: "
-        "the slowest rank.")
+NOTE = ("Four ways by turns in the same processes, each the slowest rank's, on a GPU between CUDA events: DDP, whose "
+        "buckets go while backward runs; the same pass with the same all-reduces after it; the pass alone; the "
+        "all-reduces alone. Hidden: (pass alone + all-reduces alone − DDP) / all-reduces alone, of the same round. It "
+        "can exceed its bounds: kernels that share a GPU slow each other down. Medians (smallest–largest).")
+RECORDED_NOTE = ("Each row is a launch of its own, `follow_backward` around one backward pass after warm-up, read by "
+                 "`book.replay.overlap`: the slowest rank.")
 
 
 @dataclass(frozen=True)
