@@ -99,6 +99,7 @@ class RankProcess:
 
 @contextmanager
 def without_main_module() -> Iterator[None]:
+    """Hide the launching script while a process starts."""
     # multiprocessing would have each rank import the launching script again; cloudpickle makes that unnecessary.
     with _main_module_lock:
         main = sys.modules["__main__"]
