@@ -19,6 +19,9 @@ from book.record import clock, follow_backward
 from book.record.buckets import OwnBuckets
 from book.record.clock import in_program_order
 from book.trace import Event, Trace
+from tests.by_value import sent_by_value
+
+sent_by_value(__name__)
 
 MIB = 2**20
 
@@ -73,6 +76,7 @@ def follow_ddp(widths: tuple[int, ...], options: dict[str, Any], hook: Callable 
     return {name: tuple(parameter.shape) for name, parameter in model.module.named_parameters()}
 
 
+@pytest.mark.slow
 def test_each_gradient_is_ready_once_and_goes_with_its_bucket() -> None:
     run = launch(follow_ddp, 2, (64,) * 5, {"bucket_cap_mb": 0.02}, record=True)
     names = [f"{layer}.{kind}" for layer in (3, 2, 1, 0) for kind in ("bias", "weight")]
@@ -85,10 +89,12 @@ def test_each_gradient_is_ready_once_and_goes_with_its_bucket() -> None:
     assert (run.trace.clock, run.trace.source) == ("measured", "recorded")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cap_mb, sizes", [
     (None, [1, 4]),  # the first closes at 1 MiB, the others at 25
-    (1, [1, 1, 1, 1, 1]), (1.5, [2, 2, 1]),  # one closes when it has reached the cap, so it may be larger
-    (25, [5]),  # given, 25 MiB is the first one's too
+    pytest.param(1, [1, 1, 1, 1, 1], marks=pytest.mark.full),
+    (1.5, [2, 2, 1]),  # one closes when it has reached the cap, so it may be larger
+    pytest.param(25, [5], marks=pytest.mark.full),  # given, 25 MiB is the first one's too
 ])
 def test_bucket_sizes_follow_the_cap(cap_mb: float | None, sizes: list[int]) -> None:
     trace = launch(follow_ddp, 2, (512,) * 6, {"bucket_cap_mb": cap_mb}, record=True).trace
@@ -97,6 +103,7 @@ def test_bucket_sizes_follow_the_cap(cap_mb: float | None, sizes: list[int]) -> 
     assert [len(names) for names in contents(trace).values()] == [2 * size for size in sizes]
 
 
+@pytest.mark.slow
 def test_a_bucket_is_sent_when_it_is_full_and_a_single_one_after_the_last_gradient() -> None:
     for cap_mb, num_later in ((0.01, [4, 2, 0]), (1, [0])):
         trace = launch(follow_ddp, 2, (64,) * 4, {"bucket_cap_mb": cap_mb}, record=True).trace
@@ -105,6 +112,7 @@ def test_a_bucket_is_sent_when_it_is_full_and_a_single_one_after_the_last_gradie
             assert [sum(end_s > event.start_s for end_s in ready) for event in all_reduces(trace, rank)] == num_later
 
 
+@pytest.mark.slow
 def test_times_are_in_program_order_and_an_all_reduce_ends_after_the_others_began() -> None:
     trace = launch(follow_ddp, 2, (64,) * 5, {"bucket_cap_mb": 0.01}, record=True).trace
     ready = gradients(trace)
@@ -115,6 +123,7 @@ def test_times_are_in_program_order_and_an_all_reduce_ends_after_the_others_bega
         assert all(event.end_s > start_s for event, start_s in zip(all_reduces(trace, rank), issued_s, strict=True))
 
 
+@pytest.mark.slow
 def test_the_first_backward_has_a_single_bucket_because_ddp_builds_the_rest_after_it() -> None:
     def first() -> None:
         model = DDP(join(64, 64, 64), bucket_cap_mb=0.01)
@@ -123,6 +132,7 @@ def test_the_first_backward_has_a_single_bucket_because_ddp_builds_the_rest_afte
     assert sent(launch(first, 2, record=True).trace) == [(0, 2 * 65 * 64 * 4)]
 
 
+@pytest.mark.slow
 def test_compression_halves_the_bytes_in_the_block_alone() -> None:
     def compressed(recorded: bool) -> tuple[list[torch.Tensor], int]:
         model = DDP(join(16, 16, 16))
@@ -142,6 +152,7 @@ def test_compression_halves_the_bytes_in_the_block_alone() -> None:
         assert hooks == 1 and not torch.equal(half, full) and torch.allclose(half, full, rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_no_sync_leaves_gradients_without_a_bucket() -> None:
     def accumulate(together: bool) -> None:
         model = DDP(join(8, 8, 8))
@@ -159,6 +170,7 @@ def test_no_sync_leaves_gradients_without_a_bucket() -> None:
     assert sent(both) == [(0, 2 * 9 * 8 * 4)]
 
 
+@pytest.mark.slow
 def test_static_graph_is_followed_alike() -> None:
     traces = [launch(follow_ddp, 2, (64,) * 4, {"bucket_cap_mb": 0.01, "static_graph": static}, record=True).trace
               for static in (False, True)]
@@ -166,6 +178,7 @@ def test_static_graph_is_followed_alike() -> None:
     assert len(sent(traces[1])) == 3
 
 
+@pytest.mark.slow
 def test_a_view_of_the_bucket_is_followed_alike() -> None:
     options = {"bucket_cap_mb": 0.01, "gradient_as_bucket_view": True}
     trace = launch(follow_ddp, 2, (64,) * 3, options, record=True).trace
@@ -182,6 +195,7 @@ class SkipsOne(nn.Module):
         return self.layers[2](self.layers[0](x))
 
 
+@pytest.mark.slow
 def test_an_unused_parameter_has_no_event_but_room_in_its_bucket() -> None:
     def skip() -> None:
         model = DDP(SkipsOne(join(8, 8, 8, 8)), find_unused_parameters=True)
@@ -208,7 +222,10 @@ def train(follows: bool, view: bool, to_none: bool) -> list[torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("view, to_none", [(False, True), (False, False), (True, True), (True, False)])
+@pytest.mark.slow
+@pytest.mark.parametrize("view, to_none", [
+    (False, True), (True, False),
+    *(pytest.param(*both, marks=pytest.mark.full) for both in ((False, False), (True, True)))])
 def test_following_changes_no_gradient_not_even_in_its_last_bit(view: bool, to_none: bool) -> None:
     # On 3 ranks dividing by 3 and multiplying by 1/3 round differently.
     plain, followed = launch(train, 3, False, view, to_none), launch(train, 3, True, view, to_none, record=True)
@@ -220,6 +237,7 @@ def test_following_changes_no_gradient_not_even_in_its_last_bit(view: bool, to_n
         assert torch.equal(one, third)
 
 
+@pytest.mark.slow
 def test_a_second_block_follows_again_and_what_is_between_stays_unmarked() -> None:
     def twice() -> None:
         model = DDP(join(8, 8))
@@ -232,6 +250,7 @@ def test_a_second_block_follows_again_and_what_is_between_stays_unmarked() -> No
     assert [bucket for bucket, _ in sent(trace)] == [0, None, 0, None]
 
 
+@pytest.mark.slow
 def test_without_a_recording_the_model_is_left_alone() -> None:
     def untouched() -> tuple[int, int]:
         model = DDP(join(8, 8))
@@ -242,6 +261,7 @@ def test_without_a_recording_the_model_is_left_alone() -> None:
     assert launch(untouched, 2)[0] == (0, 0)
 
 
+@pytest.mark.slow
 def test_hooks_are_gone_after_an_error_and_the_model_can_be_followed_again() -> None:
     def fails() -> int:
         model = DDP(join(8, 8))
@@ -277,6 +297,7 @@ def hook_without_ddp() -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program, sentence", [
     (nested, "a backward pass is being followed already: end that `with` block first"),
     (hooked_elsewhere, r"give that hook to follow_backward\(model, hook=...\)"),
@@ -286,6 +307,7 @@ def test_what_cannot_be_followed_is_refused_in_words(program: Callable, sentence
         launch(program, 2, record=True)
 
 
+@pytest.mark.slow
 def test_a_hang_shows_the_gradients_that_were_ready() -> None:
     def skips_a_bucket() -> None:
         model = Bucketed(join(8, 8, 8), num_layers=1, skip=dist.get_rank() == 1)
@@ -392,7 +414,8 @@ def names(*layers: int, order: Iterable[str] = ("bias", "weight")) -> list[str]:
     return [f"{layer}.{kind}" for layer in layers for kind in order]
 
 
-@pytest.mark.parametrize("style", ["later", "now", "tensor"])
+@pytest.mark.slow
+@pytest.mark.parametrize("style", ["later", "now", pytest.param("tensor", marks=pytest.mark.full)])
 def test_an_all_reduce_of_a_gradient_is_that_parameters(style: str) -> None:
     trace = launch(follow_own, 2, Each, style, record=True).trace
     assert contents(trace) == dict(enumerate([name] for name in names(2, 1, 0)))
@@ -403,6 +426,7 @@ def test_an_all_reduce_of_a_gradient_is_that_parameters(style: str) -> None:
     assert [event.waited for event in all_reduces(trace)] == ([6] * 6 if style == "later" else [1, 2, 3, 4, 5, 6])
 
 
+@pytest.mark.slow
 def test_a_copy_is_known_by_the_wrappers_buckets() -> None:
     trace = launch(follow_own, 2, Bucketed, 2, record=True).trace
     assert contents(trace) == {0: names(2, 1), 1: names(0)}
@@ -410,6 +434,7 @@ def test_a_copy_is_known_by_the_wrappers_buckets() -> None:
     assert all_reduces(trace)[0].start_s < gradients(trace)[-1].end_s  # backward goes on meanwhile
 
 
+@pytest.mark.slow
 def test_gradients_sent_after_backward_are_known_by_their_memory() -> None:
     trace = launch(follow_own, 2, After, "each", record=True).trace
     assert all_reduces(trace)[0].start_s > gradients(trace)[-1].end_s
@@ -419,6 +444,7 @@ def test_gradients_sent_after_backward_are_known_by_their_memory() -> None:
     assert [bucket for bucket, _ in sent(trace)] == [3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.slow
 def test_of_buckets_of_one_size_the_contents_tell() -> None:
     trace = launch(follow_own, 2, After, "layers", record=True).trace
     assert contents(trace) == {2: names(2), 1: names(1), 0: names(0)}
@@ -466,6 +492,7 @@ class Twins(nn.Module):
         return x + (self.first + self.second * 1)
 
 
+@pytest.mark.slow
 def test_of_buckets_that_nothing_tells_apart_the_first_complete_one_is_taken() -> None:
     def copies() -> None:
         join()
@@ -481,6 +508,7 @@ def test_of_buckets_that_nothing_tells_apart_the_first_complete_one_is_taken() -
     assert [bucket for bucket, _ in sent(trace)] == list(order.values()) * 2
 
 
+@pytest.mark.slow
 def test_an_all_reduce_ends_when_it_is_complete_however_late_the_program_waits() -> None:
     def waits_late() -> None:
         model = Each(join(16, 16), "later")
@@ -495,11 +523,13 @@ def test_an_all_reduce_ends_when_it_is_complete_however_late_the_program_waits()
     assert all(event.end_s < later.start_s for event in all_reduces(trace)) and len(all_reduces(trace)) == 2
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_wrapper_without_buckets_stays_unknown() -> None:
     trace = launch(follow_own, 2, After, "one copy", record=True).trace
     assert contents(trace) == {None: names(2, 1, 0)} and sent(trace) == [(None, 3 * 17 * 16 * 4)]
 
 
+@pytest.mark.slow
 def test_a_buffer_with_the_gradients_in_it_is_theirs() -> None:
     def views() -> None:
         model = join(16, 16, 16)
@@ -515,6 +545,7 @@ def test_a_buffer_with_the_gradients_in_it_is_theirs() -> None:
     assert contents(trace) == {0: names(1, 0)} and sent(trace) == [(0, 2 * 17 * 16 * 4), (None, 4)]
 
 
+@pytest.mark.slow
 def test_every_pass_of_a_wrapper_has_the_same_buckets() -> None:
     trace = launch(follow_own, 2, Each, "now", 2, record=True).trace
     assert [event.bucket for event in gradients(trace)] == list(range(6)) * 2
@@ -563,6 +594,7 @@ def follow_late(fails: bool) -> int:
     return LateMark.waited_for
 
 
+@pytest.mark.slow
 def test_a_devices_times_are_those_of_its_clock_for_every_collective() -> None:
     run = launch(follow_late, 2, False, record=True)
     for rank in range(2):
@@ -577,11 +609,13 @@ def test_a_devices_times_are_those_of_its_clock_for_every_collective() -> None:
         assert run[rank] == 1 + 2 * (2 + 5)
 
 
+@pytest.mark.slow
 def test_after_an_error_no_device_is_waited_for() -> None:
     run = launch(follow_late, 2, True, record=True)
     assert list(run) == [1, 1] and len(gradients(run.trace)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: times on its streams can't be taken")
 def test_on_a_gpu_times_are_those_of_the_streams() -> None:
     trace = launch(follow_ddp, 1, (4096,) * 5, {"bucket_cap_mb": 1}, None, 2, record=True).trace

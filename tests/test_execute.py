@@ -15,6 +15,9 @@ from book.launch import LaunchError, launch
 from book.schedule import Move, Schedule
 from book.simulate import simulate
 from book.trace import Trace
+from tests.by_value import sent_by_value
+
+sent_by_value(__name__)
 
 SIMPLE = (ring_all_reduce, ring_reduce_scatter, ring_all_gather, parameter_server_all_reduce, tree_all_reduce,
           halving_doubling_all_reduce, broadcast, scatter, gather, reduce, all_to_all)
@@ -50,13 +53,15 @@ def joined(traces: list[Trace]) -> Trace:
     return Trace(events, len(traces), "measured", "executed", name=traces[0].name)
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4, 5, 6])
+@pytest.fixture(scope="module", params=[
+    3, 6, *(pytest.param(world_size, marks=pytest.mark.full) for world_size in (2, 4, 5))])
 def runs(request: pytest.FixtureRequest) -> tuple[list[Schedule], int, list]:
     """All schedules on one number of ranks, with chunks of one size: (schedules, length, what the ranks returned)."""
     to_run, length = schedules(request.param), 60
     return to_run, length, list(launch(execute_all, request.param, to_run, length))
 
 
+@pytest.mark.slow
 def test_executed_traces_are_the_simulated_ones_but_for_times(runs):
     to_run, length, ranks = runs
     for place, schedule in enumerate(to_run):
@@ -66,6 +71,7 @@ def test_executed_traces_are_the_simulated_ones_but_for_times(runs):
         assert executed.clock == "measured" and executed.source == "executed" and executed.name == schedule.name
 
 
+@pytest.mark.slow
 def test_tensors_hold_what_one_process_computes(runs):
     to_run, length, ranks = runs
     start = torch.stack([values(rank, length) for rank in range(len(ranks))])
@@ -111,6 +117,7 @@ def the_librarys(length: int) -> dict[str, tuple[torch.Tensor, slice]]:
             "gather": (torch.cat(gathered), whole) if root else (sums[none], none)}
 
 
+@pytest.mark.slow
 def test_tensors_hold_what_torchs_own_collectives_leave(runs):
     to_run, length, ranks = runs
     for done, library in zip(ranks, launch(the_librarys, len(ranks), length)):
@@ -119,11 +126,13 @@ def test_tensors_hold_what_torchs_own_collectives_leave(runs):
             assert torch.equal(results[name][part], expected), name
 
 
+@pytest.mark.slow
 def test_a_chunk_that_does_not_fit_where_it_is_to_land_is_refused_in_one_sentence():
     with pytest.raises(LaunchError, match="puts chunk 1 of 1 elements into chunk 0 of 2: give a tensor whose"):
         launch(execute, 3, all_to_all(3), torch.ones(4))
 
 
+@pytest.mark.slow
 def test_times_are_those_of_one_clock(runs):
     _, _, ranks = runs
     trace = ranks[0][0][0]
@@ -145,6 +154,7 @@ def shapes(cases: list[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
     return [*done, square, parameter.detach()]
 
 
+@pytest.mark.slow
 def test_any_length_shape_and_dtype():
     dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.uint8, torch.complex64)
     cases = [(length, torch.float64) for length in (0, 1, 2, 3, 7, 100)] + [(7, dtype) for dtype in dtypes]
@@ -156,12 +166,14 @@ def test_any_length_shape_and_dtype():
         assert torch.equal(results[-1], torch.full((2, 2), 3.0))
 
 
+@pytest.mark.slow
 def test_without_a_tensor_only_lanes_travel():
     run = launch(execute, 3, ring_all_reduce(3))
     assert run.trace.sent_bytes().tolist() == [0, 0, 0]
     assert set(run.trace.held().values()) == {(1, 1, 1)}
 
 
+@pytest.mark.slow
 def test_a_launch_puts_the_ranks_traces_together():
     schedule = ring_all_reduce(4)
     run = launch(execute, 4, schedule, torch.arange(10.0))
@@ -182,6 +194,7 @@ def replace_move(schedule: Schedule, place: int, **changes: object) -> Schedule:
     return Schedule(schedule.name, schedule.world_size, schedule.num_chunks, moves)
 
 
+@pytest.mark.slow
 def test_a_wrong_schedule_runs_and_its_trace_shows_what_comes_of_it():
     right = ring_all_reduce(3)
     first = next(i for i, move in enumerate(right.moves) if move.step == 1 and move.dst == 2)
@@ -194,6 +207,7 @@ def test_a_wrong_schedule_runs_and_its_trace_shows_what_comes_of_it():
     assert trace.logical().events == simulate(wrong, 12, Link(1e-5, 1e9)).logical().events
 
 
+@pytest.mark.slow
 def test_a_contribution_that_comes_twice_counts_twice():
     twice = Schedule("twice", 2, 1, [Move(0, 0, 1, 0, "reduce"), Move(1, 0, 1, 0, "reduce"), Move(1, 0, 1, 0, "reduce")])
     run = launch(execute_and_return, 2, twice, torch.tensor([1.0]), torch.tensor([10.0]))
@@ -208,12 +222,14 @@ def execute_and_return(schedule: Schedule, *tensors: torch.Tensor) -> torch.Tens
     return tensor
 
 
+@pytest.mark.slow
 def test_what_is_sent_is_what_was_held_when_the_step_began():
     swap = Schedule("swap", 2, 2, [Move(0, 0, 1, 0, "copy"), Move(0, 1, 0, 0, "copy"), Move(0, 1, 0, 1, "reduce")])
     trace = launch(execute, 2, swap, torch.ones(2)).trace
     assert trace.held() == {(0, 0): (0, 1), (1, 0): (1, 0), (0, 1): (1, 1), (1, 1): (0, 1)}
 
 
+@pytest.mark.slow
 def test_a_sum_that_lands_in_another_chunk():
     crossed = Schedule("crossed", 2, 2, [Move(0, 0, 1, 0, "reduce", into=1), Move(0, 0, 1, 1, "reduce", into=0)])
     run = launch(execute_and_return, 2, crossed, torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0]))
@@ -222,12 +238,14 @@ def test_a_sum_that_lands_in_another_chunk():
     assert run.trace.logical().events == simulate(crossed, 8, Link(1e-5, 1e9)).logical().events
 
 
+@pytest.mark.slow
 def test_schedules_that_follow_each_other_have_steps_that_follow_each_other():
     trace = launch(reduce_then_gather, 3).trace
     assert trace.num_steps == 4 and set(trace.of_kind("recv").array("step").tolist()) == {0, 1, 2, 3}
     assert trace.source == "executed" and (trace.name, trace.promise) == (None, None)  # neither schedule's alone
 
 
+@pytest.mark.slow
 def test_a_trace_carries_what_its_schedule_promises():
     assert launch(execute, 3, ring_reduce_scatter(3)).trace.promise == "reduce_scatter"
 
@@ -238,12 +256,14 @@ def reduce_then_gather() -> None:
     execute(ring_all_gather(3), tensor)
 
 
+@pytest.mark.slow
 def test_recording_an_execution_does_not_count_it_twice():
     plain = launch(execute, 3, ring_all_reduce(3), torch.ones(6)).trace
     recorded = launch(execute, 3, ring_all_reduce(3), torch.ones(6), record=True).trace
     assert recorded.logical() == plain.logical()
 
 
+@pytest.mark.slow
 def test_a_schedule_for_another_number_of_ranks_is_refused_in_one_sentence():
     with pytest.raises(LaunchError, match="is a schedule for 4 ranks, but 3 are running: launch 4, or make"):
         launch(execute, 3, ring_all_reduce(4), torch.ones(4))

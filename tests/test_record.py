@@ -19,6 +19,9 @@ from book.record import lanes, watch
 from book.record.recording import Hold, Operation, Recording
 from book.record.recorder import _Recorder
 from book.trace import Event, Trace
+from tests.by_value import sent_by_value
+
+sent_by_value(__name__)
 
 
 def join() -> tuple[int, int]:
@@ -97,6 +100,7 @@ def executed() -> list[tuple]:
     return moved(launch(execute, 4, ring_all_reduce(4)).trace)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", ["isend", "recv", "batch", "unwaited send"])
 def test_a_ring_by_hand_leaves_the_trace_of_the_executed_ring(executed, style):
     run = launch(ring, 4, style, record=True)
@@ -106,6 +110,7 @@ def test_a_ring_by_hand_leaves_the_trace_of_the_executed_ring(executed, style):
     assert torch.equal(run[2], torch.ones(16))
 
 
+@pytest.mark.slow
 def test_blocking_calls_take_turns_and_so_twice_the_steps(executed):
     trace = launch(ring, 4, "blocking", record=True).trace
     assert trace.num_steps == 12
@@ -113,18 +118,22 @@ def test_blocking_calls_take_turns_and_so_twice_the_steps(executed):
     assert sorted(by_hand, key=str) == sorted(schedule, key=str)
 
 
-@pytest.mark.parametrize("form", [{"dtype": torch.bfloat16}, {"dtype": torch.int64, "block": 5}, {"block": 1000}])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [{"dtype": torch.bfloat16}, {"dtype": torch.int64, "block": 5},
+                                  pytest.param({"block": 1000}, marks=pytest.mark.full)])
 def test_lanes_of_any_dtype_and_size_say_the_same(executed, form):
     run = launch(lambda: ring(**form), 4, record=True)
     assert moved(run.trace) == executed
     assert run.trace.sent_bytes()[0] == 6 * 4 * form.get("block", 1) * torch.empty(0, dtype=form.get("dtype")).itemsize
 
 
+@pytest.mark.slow
 def test_the_same_program_leaves_the_same_trace_whatever_the_timing(executed):
     for _ in range(2):
         assert moved(launch(ring, 4, "isend", True, record=True).trace) == executed
 
 
+@pytest.mark.slow
 def test_without_a_watch_order_and_sizes_are_still_there():
     def unwatched() -> None:
         rank, size = join()
@@ -137,10 +146,12 @@ def test_without_a_watch_order_and_sizes_are_still_there():
         (1, "send", None, 0, None, 0, None), (1, "recv", None, 0, None, 0, None)]
 
 
+@pytest.mark.slow
 def test_watch_does_nothing_where_nothing_is_recorded():
     assert torch.equal(launch(ring, 2)[0], torch.ones(4))
 
 
+@pytest.mark.slow
 def test_watch_does_nothing_beside_an_execution_that_is_not_recorded():
     def both() -> None:
         execute(ring_all_reduce(2))
@@ -166,6 +177,7 @@ def wrong_ring(bug: str) -> None:
             chunks[into] += spare
 
 
+@pytest.mark.slow
 def test_a_ring_that_adds_to_the_wrong_chunk_shows_where_it_went():
     trace = launch(wrong_ring, 3, "index", record=True).trace
     assert received(trace, 0) == [(0, 0, "reduce", (1, 0, 1)), (1, 2, "reduce", (1, 0, 1))]
@@ -176,12 +188,14 @@ def test_a_ring_that_adds_to_the_wrong_chunk_shows_where_it_went():
     assert [trace.held()[0, chunk] for chunk in range(3)] == [(1, 0, 1), (1, 0, 0), (1, 0, 1)]
 
 
+@pytest.mark.slow
 def test_a_ring_that_copies_where_it_should_add_shows_what_is_lost():
     trace = launch(wrong_ring, 3, "copy", record=True).trace
     assert received(trace, 0) == [(0, 2, "copy", (0, 0, 1)), (1, 1, "copy", (0, 1, 0))]
     assert [trace.held()[2, chunk] for chunk in range(3)] == [(1, 0, 0), (0, 1, 0), (0, 0, 1)]
 
 
+@pytest.mark.slow
 def test_a_message_added_twice_counts_twice():
     trace = launch(wrong_ring, 3, "twice", record=True).trace
     assert received(trace, 0) == [(0, 2, "reduce", (1, 0, 2)), (1, 1, "reduce", (1, 4, 2))]
@@ -207,6 +221,7 @@ def exchange_halves(change: str) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change, after", [
     ("mean at once", [("recv", "reduce", 0, (1, 1)), ("hold", None, 1, (0.5, 0.5))]),
     ("mean later", [("recv", "reduce", 0, (1, 1)), ("hold", None, 2, (0.5, 0.5))]),
@@ -220,6 +235,7 @@ def test_what_a_rank_changes_by_itself_is_a_hold(change, after):
     assert [e for e in events if e[0] != "collective"] == start + after
 
 
+@pytest.mark.slow
 def test_an_unexplained_change_is_not_put_down_to_a_message():
     trace = launch(exchange_halves, 2, "noise", record=True).trace
     assert received(trace, 0) == [(0, None, None, None)]
@@ -242,6 +258,7 @@ def gather_at_root(how: str) -> None:
         buffer.copy_(torch.stack(spares).sum(0))  # forgets its own
 
 
+@pytest.mark.slow
 def test_a_chunk_changed_while_it_is_sent_is_seen_to_change():
     def hasty() -> None:
         buffer, chunks, rank, size = watched(1)
@@ -255,6 +272,7 @@ def test_a_chunk_changed_while_it_is_sent_is_seen_to_change():
     assert received(trace, 0) == [(0, 0, "reduce", (1, 1))] and len(trace.of_kind("hold")) == 2
 
 
+@pytest.mark.slow
 def test_several_messages_added_between_two_looks_are_told_apart():
     trace = launch(gather_at_root, 4, "one by one", record=True).trace
     for chunk in (0, 1):
@@ -262,12 +280,14 @@ def test_several_messages_added_between_two_looks_are_told_apart():
         assert own == [(1, "reduce", (1, 1, 0, 0)), (2, "reduce", (1, 1, 1, 0)), (3, "reduce", (1, 1, 1, 1))]
 
 
+@pytest.mark.slow
 def test_a_root_that_forgets_its_own_data_is_seen_to_replace_it():
     trace = launch(gather_at_root, 3, "sum of the others", record=True).trace
     assert trace.held()[0, 0] == (0, 1, 1)
     assert {e.op for e in trace.of_rank(0) if e.kind == "recv" and e.peer == 1} == {"copy"}
 
 
+@pytest.mark.slow
 def test_a_receive_in_flight_is_not_read_before_it_is_waited_for():
     def early() -> None:
         buffer, chunks, rank, size = watched(2)
@@ -285,6 +305,7 @@ def test_a_receive_in_flight_is_not_read_before_it_is_waited_for():
     assert [e.contributions for e in trace.of_kind("hold") if e.rank == 0] == [(1, 0), (1, 0)]
 
 
+@pytest.mark.slow
 def test_a_receive_never_waited_for_is_unknown():
     def forgetful() -> None:
         buffer, chunks, rank, size = watched(2)
@@ -297,6 +318,7 @@ def test_a_receive_never_waited_for_is_unknown():
     assert trace.held()[0, 0] == (1, 0) and trace.held()[0, 1] is None
 
 
+@pytest.mark.slow
 def test_a_chunk_is_unknown_while_it_may_still_change():
     def early() -> None:
         buffer, chunks, rank, size = watched(2)
@@ -314,6 +336,7 @@ def test_a_chunk_is_unknown_while_it_may_still_change():
     assert [(e.chunk, e.contributions) for e in trace.of_rank(0) if e.kind == "send"] == [(0, None)]
 
 
+@pytest.mark.slow
 def test_a_collective_waited_for_through_its_future_says_what_it_left():
     def reduce() -> None:
         buffer, chunks, rank, size = watched(2)
@@ -323,6 +346,7 @@ def test_a_collective_waited_for_through_its_future_says_what_it_left():
     assert set(trace.held().values()) == {(1, 1)} and {e.step for e in trace.of_kind("hold")} == {0}
 
 
+@pytest.mark.slow
 def test_another_watch_goes_on_where_the_first_one_ended():
     def twice() -> None:
         buffer, chunks, rank, size = watched(1)
@@ -338,6 +362,7 @@ def test_another_watch_goes_on_where_the_first_one_ended():
         ("hold", 1, (1, 0)), ("send", 1, (1, 0)), ("recv", 1, (1, 1))]
 
 
+@pytest.mark.slow
 def test_a_message_of_many_chunks_is_one_event_a_chunk():
     def halves() -> None:
         buffer, chunks, rank, size = watched(4)
@@ -353,6 +378,7 @@ def test_a_message_of_many_chunks_is_one_event_a_chunk():
         (0, 0, 8), (0, 1, 8), (1, 2, 8), (1, 3, 8)]
 
 
+@pytest.mark.slow
 def test_a_message_cut_in_the_wrong_place_is_unknown():
     def askew() -> None:
         buffer, chunks, rank, size = watched(2)
@@ -369,6 +395,7 @@ def test_a_message_cut_in_the_wrong_place_is_unknown():
 
 # Collectives, groups, and code that is not ours
 
+@pytest.mark.slow
 def test_a_collective_on_a_watched_buffer_says_what_it_left():
     def reduce() -> None:
         buffer, chunks, rank, size = watched(2)
@@ -384,6 +411,7 @@ COLLECTIVES = ["all_reduce", "all_gather", "all_gather", "reduce_scatter", "redu
                "all_to_all", "broadcast", "reduce", "scatter", "gather", "barrier", "all_reduce", "barrier", "all_reduce"]
 
 
+@pytest.mark.slow
 def test_what_a_rank_changed_itself_and_what_a_collective_did_are_told_apart():
     def both() -> None:
         buffer, *_ = watched(1)
@@ -420,6 +448,7 @@ def every_collective() -> None:
     both.wait()
 
 
+@pytest.mark.slow
 def test_every_collective_is_recorded_in_order():
     trace = launch(every_collective, 3, record=True).trace
     for rank in range(3):
@@ -429,6 +458,7 @@ def test_every_collective_is_recorded_in_order():
         assert [e.num_bytes for e in events][:5] == [8, 24, 24, 24, 24]
 
 
+@pytest.mark.slow
 def test_groups_are_named_by_their_global_ranks():
     def pairs() -> None:
         rank, size = join()
@@ -457,6 +487,7 @@ def train() -> list[float]:
     return [float(p.grad.sum()) for p in model.parameters()]
 
 
+@pytest.mark.slow
 def test_ddp_all_reduces_come_from_c_and_are_recorded():
     run = launch(train, 2, record=True)
     assert run[0] == run[1]
@@ -467,6 +498,7 @@ def test_ddp_all_reduces_come_from_c_and_are_recorded():
     assert steps == sorted(set(steps))
 
 
+@pytest.mark.slow
 def test_fully_sharded_training_is_recorded():
     def shard() -> None:
         from torch.distributed.fsdp import fully_shard
@@ -479,6 +511,7 @@ def test_fully_sharded_training_is_recorded():
     assert "all_gather" in ops and "reduce_scatter" in ops
 
 
+@pytest.mark.slow
 def test_the_backend_is_still_called_by_its_name():
     def name() -> str:
         dist.init_process_group("gloo")
@@ -505,6 +538,7 @@ def refused_once(watching: bool) -> list[str]:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("watching", [False, True])
 def test_a_refused_call_has_not_happened(watching):
     run = launch(refused_once, 2, watching, record=True)
@@ -517,6 +551,7 @@ def test_a_refused_call_has_not_happened(watching):
         assert {e.contributions for e in run.trace.of_kind("recv")} == {(1, 0)}
 
 
+@pytest.mark.slow
 def test_tensors_without_memory_to_look_at_are_left_alone():
     def odd() -> list[float]:
         watched(2)
@@ -530,6 +565,7 @@ def test_tensors_without_memory_to_look_at_are_left_alone():
     assert [(e.kind, e.op) for e in run.trace.events if e.kind != "hold"] == [("collective", "all_reduce")] * 2
 
 
+@pytest.mark.slow
 def test_a_peer_that_is_not_there_is_noted_as_given():
     def peers() -> list[int | None]:
         join()
@@ -542,6 +578,7 @@ def test_a_peer_that_is_not_there_is_noted_as_given():
     assert launch(peers, 3, record=True)[2] == [1, 2, 2, -1, None]
 
 
+@pytest.mark.slow
 def test_a_pause_holds_for_its_own_thread_alone():
     def two_threads() -> None:
         join()
@@ -646,6 +683,7 @@ def hang() -> None:
     dist.recv(spare, (rank + 1) % size)  # everyone waits, nobody sends
 
 
+@pytest.mark.slow
 def test_a_hang_shows_which_receives_never_got_anything():
     with pytest.raises(HangError) as caught:
         launch(hang, 2, record=True, hang_s=1)
@@ -653,11 +691,13 @@ def test_a_hang_shows_which_receives_never_got_anything():
     assert [(e.rank, e.peer, e.end_s, e.contributions) for e in waiting] == [(0, 1, None, None), (1, 0, None, None)]
 
 
+@pytest.mark.slow
 def test_a_run_that_recorded_nothing_has_an_empty_trace():
     trace = launch(join, 2, record=True).trace
     assert len(trace.events) == 0 and trace.world_size == 2
 
 
+@pytest.mark.slow
 def test_events_that_a_program_emits_are_kept():
     def emit() -> None:
         now_s = time.monotonic()
@@ -668,6 +708,7 @@ def test_events_that_a_program_emits_are_kept():
     assert min(e.start_s for e in trace.events) == 0 and trace.duration_s >= 1.5
 
 
+@pytest.mark.slow
 def test_events_of_several_origins_are_said_to_be_what_they_have_in_common():
     def mixed() -> None:
         execute(ring_all_reduce(2))
@@ -697,6 +738,7 @@ def refusals() -> dict[str, list[str]]:
     return said
 
 
+@pytest.mark.slow
 def test_a_buffer_without_lanes_is_refused():
     for words, said in launch(refusals, 2, record=True)[0].items():
         assert all(words in message for message in said), said

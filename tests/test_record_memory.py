@@ -11,6 +11,9 @@ from book.launch import launch, rank_device
 from book.parallel.model import GPT, GPTConfig
 from book.parallel.sharded import Replicated, Zero1, Zero2, Zero3
 from book.record import follow_units, held_state, holds, paused, storage_bytes, unit_action, unit_done
+from tests.by_value import sent_by_value
+
+sent_by_value(__name__)
 
 CONFIG = GPTConfig(vocab_size=13, context=5, num_layers=2, num_heads=2, width=8, dtype=torch.float64)
 STAGES = (Replicated, Zero1, Zero2, Zero3)
@@ -60,6 +63,7 @@ def by_hand():
         pass
 
 
+@pytest.mark.slow
 def test_events_of_a_program_that_says_what_it_holds():
     events = sorted(launch(by_hand, 1, record=True).trace.events, key=lambda event: event.start_s)
     assert [(e.kind, e.op, e.unit, e.num_bytes) for e in events] == [
@@ -80,7 +84,9 @@ def followed(stage):
     return [len(unit.flat) for unit in sharded.units], world_size
 
 
-@pytest.fixture(scope="module", params=range(4), ids=lambda number: f"stage {number}")
+@pytest.fixture(scope="module", params=[
+    pytest.param(0, marks=pytest.mark.full), pytest.param(1, marks=pytest.mark.full), 2, 3],
+    ids=lambda number: f"stage {number}")
 def run(request):
     return request.param, launch(followed, 2, STAGES[request.param], record=True)
 
@@ -99,6 +105,7 @@ def after(events):
     return held, most
 
 
+@pytest.mark.slow
 def test_what_is_left_after_the_step_is_the_formula(run):
     number, launched = run
     lengths, world_size = launched[0]
@@ -109,6 +116,7 @@ def test_what_is_left_after_the_step_is_the_formula(run):
     assert totals == {"parameters": formula.parameters, "gradients": 0, "optimizer": formula.optimizer}
 
 
+@pytest.mark.slow
 def test_only_stage_3_frees_parameters_and_holds_two_units_at_most(run):
     number, launched = run
     (root, *blocks), world_size = launched[0]
@@ -117,6 +125,7 @@ def test_only_stage_3_frees_parameters_and_holds_two_units_at_most(run):
     assert most == (whole / world_size + 8 * (root + max(blocks)) if number == 3 else whole)
 
 
+@pytest.mark.slow
 def test_every_unit_runs_forward_and_backward_once_and_the_update_is_last(run):
     _, launched = run
     work = [(e.op, e.unit) for e in on_rank_0(launched.trace) if e.kind == "compute"]
@@ -127,6 +136,7 @@ def test_every_unit_runs_forward_and_backward_once_and_the_update_is_last(run):
     assert work[-1] == ("update", "all")
 
 
+@pytest.mark.slow
 def test_the_order_of_a_unit_in_stage_3():
     events = on_rank_0(launch(followed, 2, Zero3, record=True).trace)
     first = [(e.op, e.unit) for e in events if e.kind != "collective" and e.unit in (None, "block 0")]

@@ -11,7 +11,10 @@ from book.pipelines import gpipe, interleaved, one_f_one_b, zero_bubble
 from book.record import follow_stages, stage_action
 from book.replay import bubble, pipeline_order, replay_pipeline
 from book.simulate import simulate_pipeline
+from tests.by_value import sent_by_value
 from tests.test_pipelines import GOLDEN
+
+sent_by_value(__name__)
 
 TORCHS = {"GPipe": gpipe, "1F1B": one_f_one_b, "Interleaved1F1B": interleaved, "ZBVZeroBubble": zero_bubble}
 
@@ -37,10 +40,13 @@ def stages_of(schedule):
             for rank in range(schedule.world_size)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size", "golden"), [
-    ("GPipe", (4, 6), "gpipe_4_6"), ("1F1B", (4, 6), "one_f_one_b_4_6"),
-    ("Interleaved1F1B", (8, 8), "interleaved_8_8"), ("ZBVZeroBubble", (8, 8), "zero_bubble_8_8"),
-    ("ZBVZeroBubble", (6, 2), "zero_bubble_6_2"), ("1F1B", (3, 5), None), ("Interleaved1F1B", (6, 4), None)])
+    ("1F1B", (4, 6), "one_f_one_b_4_6"), ("Interleaved1F1B", (8, 8), "interleaved_8_8"),
+    ("ZBVZeroBubble", (6, 2), "zero_bubble_6_2"),
+    *(pytest.param(*one, marks=pytest.mark.full) for one in (
+        ("GPipe", (4, 6), "gpipe_4_6"), ("ZBVZeroBubble", (8, 8), "zero_bubble_8_8"), ("1F1B", (3, 5), None),
+        ("Interleaved1F1B", (6, 4), None)))])
 def test_torch_executes_these_orders(name, size, golden):
     schedule = TORCHS[name](*size) if (name, size) != ("Interleaved1F1B", (6, 4)) else interleaved(6, 4, 3)
     run = launch(train, schedule.world_size, name, stages_of(schedule), schedule.num_stages,
@@ -67,6 +73,7 @@ def two_replicas():
     dist.barrier()
 
 
+@pytest.mark.slow
 def test_replicas_are_told_apart_by_their_ranks():
     trace = launch(two_replicas, 4, record=True).trace
     assert pipeline_order(trace, ranks=(0, 2)).to_csv() == "# pipeline,2,2\n0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
@@ -86,6 +93,7 @@ def too_few_ahead():
             dist.send(message, dst=1 - rank)
 
 
+@pytest.mark.slow
 def test_a_run_that_hung_shows_how_far_it_came():
     with pytest.raises(HangError) as caught:
         launch(too_few_ahead, 2, record=True, hang_s=1)
@@ -110,6 +118,7 @@ def what_raises_was_not_done():
         return str(error)
 
 
+@pytest.mark.slow
 def test_an_action_that_raises_is_left_out():
     run = launch(what_raises_was_not_done, 1, record=True)
     assert pipeline_order(run.trace).to_csv() == "# pipeline,1,1\n0B0\n"
