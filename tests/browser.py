@@ -85,9 +85,9 @@ class Browser:
     def awake(self) -> Iterator[Browser]:
         """A block in which pages can be asked for something.
 
-        Playwright's event loop is suspended in a greenlet of its own, and counts as running in this thread for as long as
-        the browser lives. jupyter_client, whose calls wait on a loop of their own, can't speak to a kernel meanwhile.
-        So the loop counts as running only in here.
+        Playwright's event loop is suspended in a greenlet, and counts as running in this thread for as long as the
+        browser lives. Python runs one loop in a thread, and jupyter_client needs one of its own to speak to a kernel.
+        So Playwright's counts as running only in here.
         """
         asyncio._set_running_loop(self.loop)
         try:

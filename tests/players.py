@@ -36,8 +36,8 @@ UNREADABLE = """() => {
   });
   return [boxes.length, found];
 }"""
-# Goes from stop to stop with the widget's own keys, as fast as it draws; needs reduced motion. At every few of them what
-# can't be read, and at each where the controls are.
+# Goes from stop to stop by keys, as fast as the widget draws; needs reduced motion. Returns what can't be read, looked for
+# at so many stops and the last, and in how many places the controls were.
 WALK = f"""every => {{
   const root = document.querySelector('.lockstep-player'), places = new Set(), found = [], unreadable = {UNREADABLE};
   const press = key => root.dispatchEvent(new KeyboardEvent('keydown', {{ key, bubbles: true }}));
@@ -62,7 +62,11 @@ CONTRASTS = """([colours, grounds]) => {
   const ratio = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), found = {};
   for (const c of colours) for (const ground of grounds) found[`${c} on ${ground}`] = ratio(of(c), of(ground));
   return found }"""
-FRAMES = """wanted => new Promise(done => { const tick = () => (wanted-- ? requestAnimationFrame(tick) : done(true)); tick() })"""
+# Waits until so many frames have been drawn.
+FRAMES = """wanted => new Promise(done => {
+  const tick = () => (wanted-- ? requestAnimationFrame(tick) : done(true));
+  tick();
+})"""
 
 
 def first(*values: Any, num: int = 1) -> list[Any]:

@@ -12,8 +12,8 @@ from book.widgets.memory_steps import read_held
 from book.widgets.memory_words import begin, told
 from book.widgets.units import in_bytes
 from tests.memory import recorded, run_of
-from tests.players import (assert_readable, axe_finds, caption, captions, contrasts, figures, first, paint, press, scrub,
-                           state, until)
+from tests.players import (assert_readable, axe_finds, caption, captions, contrasts, figures, first, paint, press,
+                           scrub, state, until)
 
 PIECES = """() => [...document.querySelectorAll(
   '.lk-stage > svg:first-child > g:first-of-type > rect[fill^="var(--r"]')].map(

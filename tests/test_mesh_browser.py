@@ -24,8 +24,9 @@ CHOSEN = """per => {
   select.value = [...select.options].find(option => option.text === per).value;
   select.dispatchEvent(new Event('change'));
   const texts = (selector, root = document) => [...root.querySelectorAll(selector)].map(e => e.textContent);
-  return [[...document.querySelectorAll('.lk-cube')].map(cube => texts('text', cube)),
-          document.querySelector('.lockstep-player').dataset.across, texts('.lk-name').filter(name => name.startsWith('node'))];
+  const cubes = [...document.querySelectorAll('.lk-cube')].map(cube => texts('text', cube));
+  const nodes = texts('.lk-name').filter(name => name.startsWith('node'));
+  return [cubes, document.querySelector('.lockstep-player').dataset.across, nodes];
 }"""
 SAID = "Forward of micro-batch 0 on stage 0: 5 all-reduces along tp, 2.56 kB from each rank."
 

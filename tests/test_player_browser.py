@@ -192,7 +192,8 @@ def test_the_race_has_one_clock(show: Callable) -> None:
 
 # Cards that cover one another, travelling bars that cover a card, and how many bars there are.
 COVERED = """() => {
-  const boxes = name => [...document.querySelectorAll(name)].map(e => [e.dataset.rank ?? 'bar', e.getBoundingClientRect()]);
+  const box = e => [e.dataset.rank ?? 'bar', e.getBoundingClientRect()];
+  const boxes = name => [...document.querySelectorAll(name)].map(box);
   const cards = boxes('.lk-card'), bars = boxes('.lk-mover'), found = [];
   [...cards, ...bars].forEach(([name, a], i) => cards.slice(i < cards.length ? i + 1 : 0).forEach(([other, b]) => {
     const x = Math.min(a.right, b.right) - Math.max(a.left, b.left);
