@@ -1,0 +1,66 @@
+"""What CI is told to run: targets that the Makefile has, every part of a run that is divided, and a website that waits
+for no test."""
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+READS = [".ci/*", ".github/*/*", ".github/*/*/*", "Makefile"]
+ROOT = Path(__file__).resolve().parents[1]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def read(path):
+    return yaml.safe_load(path.read_text())
+
+
+def steps(path):
+    """(job, step) of each step of a workflow."""
+    return [(job, step) for job in read(path)["jobs"].values() for step in job["steps"]]
+
+
+def commands():
+    """Each call of make in the workflows, in the first job of a matrix, and in .ci/run."""
+    texts = [re.sub(r"\$\{\{.*?}}", "1", step["run"]) for path in WORKFLOWS for _, step in steps(path) if "run" in step]
+    found = [line for text in texts for line in text.splitlines() if line.startswith("make ")]
+    return sorted({*found, *re.findall(r'^ +step.* (make [\w-]+)', (ROOT / ".ci/run").read_text(), re.M)})
+
+
+@pytest.mark.parametrize("command", commands())
+def test_make_has_what_ci_calls(command):
+    shown = subprocess.run([*command.split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True)
+    assert shown.returncode == 0 and shown.stdout.strip(), shown.stderr
+
+
+def test_the_scripts_of_ci_are_there_and_can_be_started():
+    called = {step["run"] for path in WORKFLOWS for _, step in steps(path) if step.get("run", "").startswith(".ci/")}
+    called |= {step["run"] for path in (ROOT / ".github/actions").glob("*/action.yml")
+               for step in read(path)["runs"]["steps"] if "run" in step}
+    assert called == {".ci/run", ".ci/install"}
+    assert all(os.access(ROOT / name, os.X_OK) for name in called)
+
+
+def test_the_parts_of_a_divided_run_make_it_whole():
+    divided = [(job, step["run"]) for path in WORKFLOWS for job, step in steps(path) if "SHARD=" in step.get("run", "")]
+    assert divided
+    for job, command in divided:
+        count = int(re.search(r"SHARD=\$\{\{ matrix\.shard }}/(\d+)", command)[1])
+        assert job["strategy"]["matrix"]["shard"] == list(range(1, count + 1))
+
+
+def test_publishing_waits_for_lint_and_website_alone():
+    jobs = read(ROOT / ".github/workflows/ci.yml")["jobs"]
+    assert jobs["publish"]["needs"] == "site" and "needs" not in jobs["site"]
+    assert [step["run"] for step in jobs["site"]["steps"] if "run" in step] == ["make lint", "make site"]
+
+
+def test_every_job_ends_and_has_no_more_rights_than_it_needs():
+    for path in WORKFLOWS:
+        workflow = read(path)
+        assert workflow["permissions"] == {"contents": "read"}, path.name
+        assert all(job["timeout-minutes"] for job in workflow["jobs"].values()), path.name
+        rights = [name for name, job in workflow["jobs"].items() if "permissions" in job]
+        assert rights == (["publish"] if path.name == "ci.yml" else [])
