@@ -1,83 +1,68 @@
-"""Which of the labs' answers stand for the others: `python -m tests.families` writes answers/families.txt.
+"""Families of answers: those whose messages the same function words, and those that are right in the same exercise.
 
-Runs every answer and notes which lines of `book.checks` and of the lab's checks it reaches, and the kind of error that a
-rank met. Then takes answers, the cheapest for what they add first, until every line that any answer reaches is reached:
-one for each branch of a message.
+A message is traced to the function of `book.checks`, of `book.launch` or of the lab's own cells with the longest string
+that is part of what the answer is expected to be told.
 """
 from __future__ import annotations
 
-import re
-import sys
-import time
-from collections.abc import Callable
+import ast
+import random
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
-from book import checks
-from book.checks import CheckFailed
-from book.launch import LaunchError
-from tests.test_answers import ANSWERS, FAMILIES, LABS, headed, named, run_lab
+from nbformat import NotebookNode
 
-CHECKS = str(Path(checks.__file__).parent)
-HEAD = """\
-# Written by `python -m tests.families`. A plus: `make test` runs this answer; the others take turns there.
-"""
-Reached = set[tuple[Any, ...]]
+import book
+
+WORDING = ("checks", "launch")  # the parts of the package that word messages
+MIN_LENGTH = 6  # a shorter string is in too many messages
+Family = tuple[object, ...]
 
 
-def reached_by(path: Path) -> tuple[Reached, float]:
-    """What running an answer reaches, and the seconds that it takes."""
-    exercise, _, body = headed(path)
-    found: Reached = set()
-    begin_s = time.perf_counter()
-    sys.settrace(_tracer(found))
-    try:
-        run_lab(LABS[path.parent.name], exercise, body, path.stem)
-    except (CheckFailed, LaunchError) as error:
-        # What is checked in a rank is not traced here: its error's first words stand for the branch.
-        in_rank = re.findall(r"^(\w+(?:Error|Failed)): ((?:\S+ ?){0,3})", str(error), re.M)
-        found |= {(path.parent.name, exercise, *words) for words in in_rank}
-        found |= {(path.parent.name, exercise, type(error).__name__)}
-    finally:
-        sys.settrace(None)
-    return found, time.perf_counter() - begin_s
+def strings(lab: NotebookNode) -> list[tuple[str, str, str]]:
+    """Every string that may be part of a message about an answer to this lab, with its file and its function."""
+    return list({*_of_package(), *_of_lab(lab)})
 
 
-def _tracer(found: Reached) -> Callable[..., Any]:
-    def each_line(frame: FrameType, event: str, _: Any) -> Callable[..., Any]:
-        if event == "line":
-            found.add((frame.f_code.co_filename, frame.f_lineno))
-        return each_line
-
-    def each_call(frame: FrameType, _event: str, _argument: Any) -> Callable[..., Any] | None:
-        return each_line if frame.f_code.co_filename.startswith(CHECKS) else None
-
-    return each_call
+def family(known: list[tuple[str, str, str]], exercise: int, expected: str) -> Family:
+    """What stands for all answers like this one: the place that words its message; the exercise where there is none."""
+    if expected == "pass":
+        return "right", exercise
+    length, *place = max((_in_common(text, expected), *place) for text, *place in known)
+    return tuple(place) if length else ("in other words", exercise)
 
 
-def cover(reached: dict[str, tuple[Reached, float]]) -> list[str]:
-    """Answers that together reach what all of them reach: each time the one that adds most for its seconds."""
-    missing = set().union(*(lines for lines, _ in reached.values()))
-    chosen = []
-    while missing:
-        best = max(reached, key=lambda name: len(reached[name][0] & missing) / (reached[name][1] + 0.1))
-        chosen.append(best)
-        missing -= reached[best][0]
-    return chosen
+def drawn(families: Iterable[tuple[Family, str]], count: int, seed: str) -> set[str]:
+    """One name from each of at most `count` families, given as pairs of a family and a name; both follow from the seed."""
+    members: dict[str, list[str]] = {}
+    for key, name in families:
+        members.setdefault(str(key), []).append(name)
+    chance = random.Random(seed)
+    kept = chance.sample(sorted(members), min(count, len(members)))
+    return {chance.choice(sorted(members[key])) for key in kept}
 
 
-def main() -> None:
-    """Run all answers, and write which of them stand for the others."""
-    reached = {}
-    for number, path in enumerate(ANSWERS, 1):
-        reached[named(path)] = reached_by(path)
-        print(f"{number} of {len(ANSWERS)}: {named(path)}", file=sys.stderr)
-    chosen = set(cover(reached))
-    FAMILIES.write_text(HEAD + "".join(f"{'+' if name in chosen else '-'} {name}\n" for name in sorted(reached)))
-    seconds = sum(reached[name][1] for name in chosen)
-    print(f"{len(chosen)} of {len(reached)} answers reach all that is reached, in about {seconds:.0f} s")
+def _in_common(text: str, expected: str) -> int:
+    return len(text) if text in expected else len(expected) if expected in text else 0
 
 
-if __name__ == "__main__":
-    main()
+@cache
+def _of_package() -> list[tuple[str, str, str]]:
+    folder = Path(book.__file__).parent
+    return [found for part in WORDING for path in sorted((folder / part).glob("*.py"))
+            for found in _strings(ast.parse(path.read_text("utf-8")), path.stem)]
+
+
+def _of_lab(lab: NotebookNode) -> Iterator[tuple[str, str, str]]:
+    for cell in lab.cells:
+        if cell.cell_type == "code":
+            yield from _strings(ast.parse(cell.source), cell.id)
+
+
+def _strings(node: ast.AST, file: str, function: str = "") -> Iterator[tuple[str, str, str]]:
+    """Every string below a node that is long enough, with its file and the function around it."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Constant) and isinstance(child.value, str) and len(child.value.strip()) >= MIN_LENGTH:
+            yield child.value.strip(), file, function
+        yield from _strings(child, file, child.name if isinstance(child, ast.FunctionDef) else function)

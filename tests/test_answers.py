@@ -4,15 +4,14 @@ A right one also prints, in every check, what the lab's own solution printed: gr
 answers/NAME/ is headed `# exercise: 3` and `# expect: pass` or `# expect: part of the message`. It replaces that
 exercise's answer cell in labs/NAME.ipynb; the other answers are the lab's own. All run in this one process.
 
-`make answers` runs all of them, `make test` those that answers/families.txt marks with a plus, one for each branch of a
-message, those that it does not know yet, and a few more, which change from commit to commit.
+`make answers` runs all of them, `make test` one of each of some families: which ones changes from commit to commit.
 """
 import contextlib
 import io
 import linecache
-import random
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import nbformat
@@ -21,12 +20,13 @@ import pytest
 from book.checks import CheckFailed
 from book.grading.lab import marks, points, shown
 from book.launch import LaunchError
+from tests.families import drawn, family, strings
 
 HERE = Path(__file__).parent
 LABS = {path.stem: nbformat.read(path, as_version=4) for path in sorted((HERE.parent / "labs").glob("*.ipynb"))}
 ANSWERS = sorted((HERE / "answers").glob("*/*.py"))
-FAMILIES = HERE / "answers" / "families.txt"
-NUM_DRAWN = 15
+# How many families of a lab `make test` runs: the answers of the last lab train on 8 ranks, and take ten times as long.
+NUM_FAMILIES = {name: 18 for name in LABS} | {"07_hybrid_3d": 8}
 
 
 def headed(path):
@@ -70,13 +70,15 @@ def stored(lab, name):
     return without_device("".join(out["text"] for out in cell.outputs if out.get("name") == "stdout"))
 
 
-def left_out():
-    """The answers that `make test` leaves out at this commit."""
-    lines = [line.split() for line in FAMILIES.read_text().splitlines() if line[0] in "+-"]
-    others = sorted(name for sign, name in lines if sign == "-")
-    return set(others) - set(random.Random(commit()).sample(others, min(NUM_DRAWN, len(others))))
+def daily(lab):
+    """The answers of a lab that `make test` runs at this commit."""
+    own = [(*headed(path)[:2], path.stem) for path in ANSWERS if path.parent.name == lab]
+    known = strings(LABS[lab])
+    families = [(family(known, exercise, expected), name) for exercise, expected, name in own]
+    return drawn(families, NUM_FAMILIES[lab], lab + commit())
 
 
+@cache
 def commit():
     """The commit that is checked out; an empty string where there is no repository."""
     return subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, text=True, capture_output=True).stdout
@@ -108,15 +110,11 @@ class LabsAnswers:
         assert {exercise for exercise, _, _ in heads} == points(LABS[self.name]).keys(), "every exercise is tried"
 
 
-def named(path):
-    """An answer's name in families.txt."""
-    return f"{path.parent.name}/{path.stem}"
-
-
 def pytest_generate_tests(metafunc):
     if "answer" in metafunc.fixturenames:
-        own, rare = [path for path in ANSWERS if path.parent.name == metafunc.cls.name], left_out()
-        metafunc.parametrize("answer", [pytest.param(path, id=path.stem, marks=[pytest.mark.full] * (named(path) in rare))
+        lab = metafunc.cls.name
+        own, taken = [path for path in ANSWERS if path.parent.name == lab], daily(lab)
+        metafunc.parametrize("answer", [pytest.param(path, id=path.stem, marks=[pytest.mark.full] * (path.stem not in taken))
                                         for path in own])
 
 

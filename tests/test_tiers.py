@@ -4,17 +4,20 @@ from __future__ import annotations
 import subprocess
 from types import SimpleNamespace
 
+import nbformat
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import affected, costs
 from tests.affected import EVERYTHING, FAR, changed_since, distances
+from tests.families import drawn, family, strings
 from tests.once import once
 from tests.website import ROOT
 
 pytest_plugins = ["pytester"]
 TESTS = """
+import nbformat
 import pytest
 def test_cheap(): pass
 @pytest.mark.slow
@@ -134,3 +137,20 @@ def test_what_is_made_once_is_handed_on_and_a_failure_is_tried_again() -> None:
     with pytest.raises(RuntimeError):
         once("test-of-once", make)
     assert once("test-of-once", make) == once("test-of-once", make) == [1, 2]
+
+
+def test_answers_to_whom_one_function_speaks_are_a_family() -> None:
+    cell = nbformat.v4.new_code_cell("def mine():\n    raise ValueError('only this lab says so')")
+    lab = strings(nbformat.v4.new_notebook(cells=[cell]))
+    told = family(lab, 1, "at rank 2 only this lab says so, alas")
+    assert told[1:] == ("mine",) and told == family(lab, 3, "only this lab says so")
+    assert family(lab, 1, "pass") == family(lab, 1, "pass") != family(lab, 2, "pass")
+    assert family(lab, 1, "zq zq zq") not in (told, family(lab, 2, "zq zq zq"))
+
+
+def test_one_of_a_family_is_drawn_and_another_seed_draws_another() -> None:
+    families = [((name[0],), name) for name in ("a1", "a2", "a3", "b1", "c1", "c2")]
+    found = [drawn(families, 2, str(seed)) for seed in range(20)]
+    assert all(len(names) == len({name[0] for name in names}) == 2 for names in found)
+    assert set().union(*found) == {name for _, name in families}
+    assert drawn(families, 9, "x") == drawn(families, 9, "x") and len(drawn(families, 9, "x")) == 3
