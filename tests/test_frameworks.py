@@ -11,6 +11,7 @@ import pytest
 from book.cost import pipeline_bubble
 from tests.website import ROOT
 
+READS = ["chapters/10_frameworks.ipynb", "requirements-frameworks.txt", "Makefile"]
 MISSING = "is not installed: python -m pip install -r requirements-frameworks.txt (make test does)"
 PAGE = "\n".join(cell.source for cell in nbformat.read(
     ROOT / "chapters" / "10_frameworks.ipynb", as_version=4).cells if cell.cell_type == "markdown")
@@ -37,6 +38,7 @@ def arguments(*calls: object) -> set[str]:
     return {name for call in calls for name in inspect.signature(call).parameters}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package, called", [("accelerate", "Accelerate"), ("lightning", "Lightning")])
 def test_the_chapter_names_the_release_that_is_installed(package: str, called: str) -> None:
     installed = pytest.importorskip(package, reason=f"{package} {MISSING}").__version__
@@ -48,6 +50,7 @@ def test_both_tables_have_a_row_for_each_thing() -> None:
     assert list(ours) == list(theirs) and len(ours) == 14 and "checkpoint" in ours
 
 
+@pytest.mark.slow
 def test_the_names_under_accelerate_are_its_own() -> None:
     accelerate = pytest.importorskip("accelerate", reason=f"accelerate {MISSING}")
     from accelerate.utils import MegatronLMPlugin
@@ -61,6 +64,7 @@ def test_the_names_under_accelerate_are_its_own() -> None:
         assert argument in arguments(plugins[plugin]), f"{plugin} has no {argument}"
 
 
+@pytest.mark.slow
 def test_the_names_under_lightning_are_its_own() -> None:
     lightning = pytest.importorskip("lightning", reason=f"lightning {MISSING}")
     from lightning.pytorch import strategies

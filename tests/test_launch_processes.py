@@ -12,6 +12,7 @@ import pytest
 from book.launch import RankError, launch
 
 pytestmark = pytest.mark.slow
+READS = ["tests/programs/*.py"]
 
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT_S = 120.0

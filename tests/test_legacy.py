@@ -71,6 +71,7 @@ def test_a_warning_that_python_would_show_once_is_seen_each_time() -> None:
     assert observe(warns).warned == observe(warns).warned != ()
 
 
+@pytest.mark.slow
 def test_ranks_give_a_list_and_say_on_stderr_what_only_cpp_warns_of(capfd: pytest.CaptureFixture[str]) -> None:
     def on_a_rank() -> int:
         import os
@@ -85,6 +86,7 @@ def test_ranks_give_a_list_and_say_on_stderr_what_only_cpp_warns_of(capfd: pytes
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_the_error_of_one_rank_and_a_hang_are_told_apart() -> None:
     def one_refuses() -> None:
         import os
@@ -100,17 +102,20 @@ def test_the_error_of_one_rank_and_a_hang_are_told_apart() -> None:
     assert observe_ranks(waits, 2).error == "HangError"
 
 
+@pytest.mark.slow
 def test_a_script_gives_what_it_printed_and_its_warnings() -> None:
     source = "import warnings; print(6 * 7); warnings.warn('it is old', FutureWarning)"
     outcome = observe(lambda: run_script("python train.py", source))
     assert outcome.value == "42" and [(w.category, w.text) for w in outcome.warned] == [("FutureWarning", "it is old")]
 
 
+@pytest.mark.slow
 def test_a_script_that_fails_says_why() -> None:
     with pytest.raises(ScriptError, match="ZeroDivisionError"):
         run_script("python train.py", "1 / 0")
 
 
+@pytest.mark.slow
 def test_a_script_that_does_not_end_is_ended_with_its_ranks(tmp_path: Any) -> None:
     """torchrun starts its ranks in sessions of their own."""
     source = f"import os, time; open('{tmp_path}/' + str(os.getpid()), 'w').close(); time.sleep(300)"

@@ -19,6 +19,7 @@ from book.simulate import simulate
 from tests.test_chapters import cells
 
 PAGE = "08_parameter_server"
+READS = ["chapters/08_parameter_server.ipynb"]
 CALLS = {"init_rpc": [rpc.init_rpc], "TensorPipeRpcBackendOptions": [rpc.TensorPipeRpcBackendOptions.__init__],
          "rpc_sync": [rpc.rpc_sync, rpc.rpc_async, rpc.remote], "shutdown": [rpc.shutdown]}
 
@@ -87,6 +88,7 @@ def test_nobody_pulls_in_the_middle_of_a_step(name: str) -> None:
     assert not pull.is_alive()
 
 
+@pytest.mark.slow
 def test_init_rpc_does_not_read_the_rank_from_the_environment() -> None:
     def join() -> None:  # in here, so that a rank need not import this module
         rpc.init_rpc(f"worker{os.environ['RANK']}", world_size=2)
@@ -95,6 +97,7 @@ def test_init_rpc_does_not_read_the_rank_from_the_environment() -> None:
         launch(join, 2)
 
 
+@pytest.mark.slow
 def test_init_rpc_does_not_read_the_world_size_from_the_environment() -> None:
     def join() -> tuple[str, str] | None:
         if os.environ["RANK"] != "0":

@@ -16,6 +16,8 @@ from tests.test_pipelines import GOLDEN
 
 sent_by_value(__name__)
 
+READS = ["tests/golden/pipelines/*"]
+
 TORCHS = {"GPipe": gpipe, "1F1B": one_f_one_b, "Interleaved1F1B": interleaved, "ZBVZeroBubble": zero_bubble}
 
 

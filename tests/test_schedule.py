@@ -12,6 +12,7 @@ from book.promise import promised_by
 from book.schedule import Move, Schedule, ScheduleError
 
 GOLDEN = Path(__file__).parent / "golden"
+READS = ["tests/golden/*.csv"]
 BY_WORLD_SIZE = [collectives.ring_all_reduce, collectives.ring_reduce_scatter, collectives.ring_all_gather,
                  collectives.parameter_server_all_reduce, collectives.tree_all_reduce,
                  collectives.halving_doubling_all_reduce, collectives.broadcast, collectives.scatter,

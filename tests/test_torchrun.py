@@ -13,6 +13,7 @@ from tests.test_chapters import cells
 from tests.test_launch_processes import LIMIT_S, PROGRAMS, wait_until_gone
 
 pytestmark = pytest.mark.slow
+READS = ["chapters/01_ranks.ipynb", "tests/programs/*.py"]
 
 TORCHRUN = "-m torch.distributed.run"
 LINE = re.compile(r"rank (\d) of 4, local rank (\d) of 2, node (\d), sum 4, arguments \[\]")

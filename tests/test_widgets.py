@@ -31,7 +31,10 @@ from book.widgets import panel, play, race
 from book.widgets.assets import ASSETS, SCRIPTS, STYLES
 from book.widgets.chunks_data import run_payload, write
 from book.widgets.chunks_run import read_run
+from tests.by_value import sent_by_value
 from tests.players import html_of
+
+sent_by_value(__name__)
 
 LINK = Link(20e-6, 1e9)
 SCHEDULES: list[Callable[[int], Schedule]] = [
@@ -102,6 +105,7 @@ def test_nothing_is_lost_in_the_payload(make: Callable[[int], Schedule], num_ran
     assert decoded(run_payload(trace)) == events_of(trace)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_wrong_and_unknown_contents_survive(data: st.DataObject) -> None:
@@ -195,6 +199,7 @@ def test_what_a_rooted_collective_sends() -> None:
     assert (on_three["total"], on_three["formula"]) == (2.0, "")  # lg N and N-1 agree there
 
 
+@pytest.mark.slow
 def test_executed_collectives_keep_each_its_own_promise() -> None:
     makes = (collectives.broadcast, collectives.all_to_all, collectives.ring_reduce_scatter)
     traces = {make.__name__: launch(execute, 4, make(4), torch.ones(10 * 4)).trace for make in makes}
@@ -257,6 +262,7 @@ def recorded(*calls: str) -> dict[str, Any]:
     return run_payload(launch(library, 4, *calls, record=True).trace)
 
 
+@pytest.mark.slow
 def test_a_librarys_collective_is_one_step_in_which_nothing_is_seen_to_travel() -> None:
     data = recorded("all_reduce")
     assert told(data) == ["Start: every rank holds only its own data.",
@@ -266,6 +272,7 @@ def test_a_librarys_collective_is_one_step_in_which_nothing_is_seen_to_travel() 
     assert data["holds"] == [[1, rank, chunk, "f"] for rank in range(4) for chunk in range(4)]
 
 
+@pytest.mark.slow
 def test_every_collective_of_a_program_is_a_step_and_none_is_judged_without_a_promise() -> None:
     data = recorded("reduce_scatter", "all_gather", "barrier", "all_reduce of a loss", "broadcast from 2")
     assert [text.split(":")[0] for text in told(data)[1:-1]] == [
@@ -280,6 +287,7 @@ def test_every_collective_of_a_program_is_a_step_and_none_is_judged_without_a_pr
         assert told(recorded("all_reduce", call))[1].endswith(f"does not tell how. Then {who} change their own chunks.")
 
 
+@pytest.mark.slow
 def test_groups_and_messages_beside_the_library() -> None:
     data = recorded("all_reduce of pairs", "message", "all_reduce")
     assert told(data)[1].startswith("Ranks 0 and 1 call all_reduce; ranks 2 and 3 call all_reduce: the library moves")
@@ -351,6 +359,7 @@ def test_every_asset_is_part_of_a_widget() -> None:
     assert set(STYLES + SCRIPTS) == own
 
 
+@pytest.mark.slow
 def test_sizes_keep_the_budget() -> None:
     assert sum((ASSETS / name).stat().st_size for name in PLAYER_ASSETS) <= MOST_ASSET_BYTES
     every_ring = play({n: collectives.ring_all_reduce(n) for n in range(2, 17)})

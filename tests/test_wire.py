@@ -111,6 +111,7 @@ def ask(broker: Broker, call: str, length: int = 4):
     return inputs, [np.frombuffer(run.results[rank]) for rank in range(3)], run.messages
 
 
+@pytest.mark.slow
 def test_messages_arrive_and_are_counted(broker: Broker) -> None:
     for call, element_bytes in (("shift(buffer)", 8), ("shift_with_isend(buffer)", 4), ("shift(buffer)", 8), ("meet_and_shift(buffer)", 8)):
         inputs, results, messages = ask(broker, call)
@@ -118,11 +119,13 @@ def test_messages_arrive_and_are_counted(broker: Broker) -> None:
         assert sorted(messages) == [(rank, (rank + 1) % 3, 4 * element_bytes) for rank in range(3)]
 
 
+@pytest.mark.slow
 def test_there_are_no_collectives(broker: Broker) -> None:
     _, results, messages = ask(broker, "refused(buffer)")
     assert not messages and [r.tolist() for r in results] == [[1.0] * 4] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call, said", [
     ("all_send_first(buffer)", "wait for one another: .*rank 1 sends to rank 2"),
     ("sizes_differ(buffer)", "rank 0 sends 32 bytes where rank 1 receives 16"),
@@ -145,6 +148,7 @@ def run_on(ranks: Ranks, head: list[str], *sources: str) -> set[int]:
     return {rank.process.pid for rank in ranks.ranks}
 
 
+@pytest.mark.slow
 def test_what_one_run_leaves_the_next_does_not_see(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name, a patched module, a thread, a process: each run is forked from ranks that have seen the head alone."""
     head = ["import os, subprocess, threading, time, torch", "kept = 1"]
@@ -158,6 +162,7 @@ def test_what_one_run_leaves_the_next_does_not_see(ranks: Ranks, monkeypatch: py
     assert not run_on(ranks, head, "assert os._exit.__name__ == '_exit'") & first, "these did not let go"
 
 
+@pytest.mark.slow
 def test_a_setup_that_fails_is_told_with_its_line(ranks: Ranks) -> None:
     with pytest.raises(WireError, match=r"rank . failed: ZeroDivisionError: .* \(line 2: half = 1 / 0\)"):
         run_on(ranks, ["import os\nhalf = 1 / 0"], "print(half)")
