@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +21,7 @@ from tests.website import ROOT
 
 NOTEBOOKS = find([ROOT / "chapters", ROOT / "labs"])
 NAMES = [str(path.relative_to(ROOT)) for path in NOTEBOOKS]
+READS = ["chapters/*.ipynb", "labs/*.ipynb", "conftest.py", "nbval_sanitize.cfg"]
 HERE = Path("untitled.ipynb")
 
 TINY_PLAYER = '''
@@ -65,9 +65,11 @@ def messages(*cells: nbformat.NotebookNode) -> str:
 
 def nbval(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run one notebook strictly in a process of its own."""
-    command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "--nbval-cell-timeout", "60", "-q",
-               "-p", "no:cacheprovider", *options, str(path)]
-    return subprocess.run(command, cwd=path.parent, text=True, capture_output=True, timeout=120)
+    # book.grading spares pytest a grammar that takes seconds to build.
+    command = [sys.executable, "-m", "pytest", "-p", "book.grading", "--nbval", "--nbval-current-env",
+               "--nbval-cell-timeout", "60", "-q", "-p", "no:cacheprovider", *options, str(path)]
+    return subprocess.run(command, cwd=path.parent, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
+                          capture_output=True, timeout=120)
 
 
 # The book's own notebooks
@@ -227,6 +229,7 @@ def test_the_first_cell_imports_by_name(source: str, said: str) -> None:
 # Running, and strict nbval on what was stored
 
 
+@pytest.mark.slow
 def test_run_stores_outputs_that_a_strict_nbval_run_repeats(tmp_path: Path) -> None:
     """A player's live bundle has a widget view, the stored one has none; everything else of it is compared."""
     path = tmp_path / "player.ipynb"
@@ -247,6 +250,7 @@ def test_run_stores_outputs_that_a_strict_nbval_run_repeats(tmp_path: Path) -> N
     assert "text/html" in changed.stdout and "[1, 9, 3]" in changed.stdout
 
 
+@pytest.mark.slow
 def test_run_leaves_a_notebook_as_it_was_when_a_cell_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "fails.ipynb"
     nbformat.write(notebook(ran("1 / 0")), path)
@@ -257,6 +261,7 @@ def test_run_leaves_a_notebook_as_it_was_when_a_cell_fails(tmp_path: Path, capsy
     assert path.read_text("utf-8") == before
 
 
+@pytest.mark.slow
 def test_run_stops_a_cell_that_takes_too_long(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "slow.ipynb"
     nbformat.write(notebook(ran("import time; time.sleep(60)")), path)
@@ -264,6 +269,7 @@ def test_run_stops_a_cell_that_takes_too_long(tmp_path: Path, capsys: pytest.Cap
     assert "longer than 1 s" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_backend_and_device_may_differ_between_machines_and_nothing_else(tmp_path: Path) -> None:
     """A notebook stored on a CPU passes on a GPU machine; one whose number of ranks differs does not."""
     path = tmp_path / "backend.ipynb"
@@ -275,20 +281,20 @@ def test_backend_and_device_may_differ_between_machines_and_nothing_else(tmp_pat
     assert "1 failed, 2 passed" in said and "6 ranks" in said, said
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="zmq has sockets in folders on Linux and macOS")
 def test_no_kernel_of_the_books_notebooks_waits_for_a_port(tmp_path: Path) -> None:
-    for name in ("conftest.py", "nbval_sanitize.cfg"):
-        shutil.copy(ROOT / name, tmp_path)
     connection = "import json\nfrom ipykernel import get_connection_file\nwith open(get_connection_file()) as file:\n" \
                  "    found = json.load(file)\nprint(found['transport'])"
     nbformat.write(new_notebook(cells=[ran(connection, stream("ipc\n"))]), tmp_path / "kernel.ipynb")
-    said = nbval(tmp_path / "kernel.ipynb").stdout
+    said = nbval(tmp_path / "kernel.ipynb", "-p", "conftest").stdout  # the root's
     assert "1 passed" in said, said
 
 
 # The server of the built website
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 def test_serve_prints_its_address_takes_a_free_port_and_ends_on_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("<p>the book</p>")

@@ -5,6 +5,7 @@ import sys
 
 import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from book.grading.__main__ import main
 from book.grading.grade import Grader, grade
@@ -12,18 +13,21 @@ from book.grading.lab import marks
 from book.grading.lint import faults
 from book.grading.release import released, with_outputs
 from tests.attack_lab import BOUNDS, TOTAL, answered, attack_lab
+from tests.once import once
 
-TOTAL_POINTS = 3
+pytestmark = pytest.mark.slow
+
 WRONG = "def chunk_bounds(length, num_chunks):\n    return [(0, length)]\n"
 
 
 @pytest.fixture(scope="module")
 def source():
-    return with_outputs(attack_lab())
+    text = once("attack_lab_with_outputs", lambda: nbformat.writes(with_outputs(attack_lab())))
+    return nbformat.reads(text, as_version=4)
 
 
 @pytest.fixture
-def student(source, tmp_path):
+def student(source, tmp_path, capsys):
     """A released lab, and a function that hands its notebook in with answers and says what both commands find."""
     nbformat.write(source, tmp_path / "source.ipynb")
     assert main(["release", str(tmp_path / "source.ipynb"), "-o", str(tmp_path / "mine")]) == 0
@@ -33,13 +37,24 @@ def student(source, tmp_path):
         notebook = answered(released(source), **answers)
         nbformat.write(notebook, copy)
         if run_all:  # as JupyterLab stores it: every cell run, errors and all
-            run = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--inplace", "--execute", "--allow-errors", str(copy)]
-            subprocess.run(run, check=True, capture_output=True)
-        plain = subprocess.run([sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", str(copy)],
-                               capture_output=True, text=True, cwd=tmp_path)
-        ours = subprocess.run([sys.executable, "-m", "book.grading", "check", str(copy)], capture_output=True, text=True)
-        return plain.returncode, ours.returncode, ours.stdout + ours.stderr
+            notebook = nbformat.read(copy, as_version=4)
+            NotebookClient(notebook, allow_errors=True, resources={"metadata": {"path": copy.parent}}).execute()
+            nbformat.write(notebook, copy)
+        # book.grading spares pytest a grammar that takes seconds to build.
+        plain = subprocess.run([sys.executable, "-m", "pytest", "-p", "book.grading", "--nbval", "-q",
+                                "-p", "no:cacheprovider", str(copy)], capture_output=True, text=True, cwd=tmp_path)
+        capsys.readouterr()
+        ours = main(["check", str(copy)])
+        return plain.returncode, ours, "".join(capsys.readouterr())
     return verdicts
+
+
+def exercise_2_alone():
+    """The lab without its first exercise: half as long to run."""
+    lab = attack_lab()
+    lab.cells = [cell for cell in lab.cells if marks(cell).get("exercise") != 1]
+    lab.metadata["lockstep"]["points"] = 1
+    return lab
 
 
 def test_right_answers_pass_both(student):
@@ -47,12 +62,13 @@ def test_right_answers_pass_both(student):
     assert (plain, ours) == (0, 0) and "3 of 3 points" in told
 
 
+@pytest.mark.full
 def test_an_empty_copy_fails_both(student):
     plain, ours, told = student()
     assert plain and ours and "0 of 3 points" in told and "exercise 1: 0 of 2 points: not answered" in told
 
 
-@pytest.mark.parametrize("run_all", [False, True])
+@pytest.mark.parametrize("run_all", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_wrong_answer_fails_both_even_when_its_outputs_are_saved(student, run_all):
     plain, ours, told = student(run_all, bounds=WRONG, sent=TOTAL)
     assert plain and ours and "1 of 3 points" in told and "the last chunk's length is" in told
@@ -65,7 +81,7 @@ def test_the_file_that_came_with_the_lab_is_asked_for(tmp_path, capsys):
 
 
 def test_a_fault_of_the_grader_is_tried_again(tmp_path, monkeypatch):
-    """The first exercise that is graded meets one; what is left in the end is the grade alone."""
+    """The exercise that is graded meets one; what is left in the end is the grade alone."""
     attempt, faults = Grader.attempt, iter([OSError("gone")])
 
     def failing(*arguments):
@@ -75,19 +91,21 @@ def test_a_fault_of_the_grader_is_tried_again(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Grader, "attempt", failing)
     (tmp_path / "submissions").mkdir()
-    nbformat.write(attack_lab(), tmp_path / "lab.ipynb")
-    nbformat.write(answered(attack_lab()), tmp_path / "submissions" / "ada.ipynb")
+    nbformat.write(exercise_2_alone(), tmp_path / "lab.ipynb")
+    nbformat.write(answered(exercise_2_alone()), tmp_path / "submissions" / "ada.ipynb")
     (record,) = grade(tmp_path / "lab.ipynb", tmp_path / "submissions", tmp_path / "out", sandboxed=False)
-    assert record["points"] == TOTAL_POINTS and record["error"] is None and "fault" not in record
+    assert record["points"] == 1 and record["error"] is None and "fault" not in record
     assert json.loads((tmp_path / "out" / "students" / "ada.json").read_text()) == record
 
 
+@pytest.mark.full
 def test_lint_passes_a_lab_whose_checks_depend_on_the_seed(source):
     assert not list(faults(source))
 
 
-@pytest.mark.parametrize("printed", ['"ok"', "SEED % 8"])
+@pytest.mark.parametrize("printed", [pytest.param('"ok"', marks=pytest.mark.full), "SEED % 8"])
 def test_lint_finds_a_check_that_could_be_forged(printed):
+    """It finds nothing else: the first exercise's checks are as they should be."""
     lab = attack_lab()
     next(c for c in lab.cells if marks(c).get("id") == "check-2").source = f"assert ring_sent(8, 2) == 8\nprint({printed})"
     assert list(faults(lab)) == [
@@ -95,6 +113,6 @@ def test_lint_finds_a_check_that_could_be_forged(printed):
 
 
 def test_lint_finds_a_solution_that_fails():
-    lab = attack_lab()
+    lab = exercise_2_alone()
     next(c for c in lab.cells if marks(c).get("id") == "sent").source = TOTAL.replace("2 *", "3 *")
     assert "own solution of exercise 2 does not pass" in " ".join(faults(lab))
