@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -13,6 +13,10 @@ from torch import Tensor
 from book.launch import launch
 from book.shards import trace_mlp, trace_product
 from book.trace import Trace
+from tests.by_value import sent_by_value
+from tests.once import once
+
+sent_by_value(__name__)
 
 
 def own(whole: Tensor, dim: int) -> Tensor:
@@ -164,12 +168,10 @@ RUNS: dict[str, tuple[Callable, Callable]] = {
     "bias once": (partial(trace_product, bias=True), bias_after_the_sum),
     "rows first": (trace_mlp, mlp_rows_first),
     "no sum backward": (partial(trace_mlp, backward=True), mlp_without_backward_sum)}
-_recorded: dict[tuple[str, int], Trace] = {}
 
 
+@cache
 def recorded(name: str, num_ranks: int = 2) -> Trace:
-    """The trace of one of `RUNS`, launched the first time that it is asked for."""
-    if (name, num_ranks) not in _recorded:
-        trace, fn = RUNS[name]
-        _recorded[name, num_ranks] = launch(trace, num_ranks, fn, record=True).trace
-    return _recorded[name, num_ranks]
+    """The trace of one of `RUNS`, launched once for all tests of a run."""
+    trace, fn = RUNS[name]
+    return once(f"shards-{name}-{num_ranks}", lambda: launch(trace, num_ranks, fn, record=True)).trace

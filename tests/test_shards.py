@@ -4,7 +4,8 @@ from __future__ import annotations
 import html
 import json
 import re
-from functools import partial
+from functools import cache, partial
+from string import ascii_uppercase
 from typing import Any
 
 import pytest
@@ -25,8 +26,11 @@ from book.shards import trace_mlp, trace_product
 from book.trace import Event, Trace
 from book.widgets import sharded_product
 from book.widgets.assets import ASSETS, PARTS
+from tests.by_value import sent_by_value
 from tests.players import html_of
 from tests.shards import RUNS, by_columns, by_rows, own, partial_sum, recorded, summed
+
+sent_by_value(__name__)
 
 MOST_CODE_BYTES, MOST_PAGE_BYTES = 14 * 1024, 30_000
 DONE, WRONG = "Done: ", "Wrong: "
@@ -73,11 +77,19 @@ def at_end(trace: Trace, name: str) -> dict[int, dict[int, list[float] | None]]:
 
 # What is read off tensors
 
+@cache
+def atlas_of(num_ranks: int) -> Any:
+    """The atlas of a product with a bias, which reading leaves as it is."""
+    return product_atlas(num_ranks, bias=True)
+
+
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_sum_of_parts_is_read_off_its_numbers(data: st.DataObject) -> None:
     n = data.draw(st.sampled_from([2, 3, 4]))
-    atlas, [x, a] = product_atlas(n, bias=True), (product_atlas(n, bias=True).given[name] for name in "XA")
+    atlas = atlas_of(n)
+    x, a = (atlas.given[name] for name in "XA")
     row, column = (data.draw(st.integers(0, n - 1)) for _ in range(2))
     # A bias is the same in every row: by itself it doesn't tell where it is.
     counts = data.draw(st.lists(st.integers(0, 4), min_size=n, max_size=n).filter(any)) + [data.draw(st.integers(0, 4))]
@@ -117,7 +129,7 @@ def test_zeros_beside_a_block_are_not_held() -> None:
 edges = st.lists(st.integers(0, 60), min_size=2, max_size=2, unique=True).map(lambda pair: tuple(sorted(pair)))
 
 
-@given(st.from_regex(r"d?[A-Z]", fullmatch=True), edges, edges, st.tuples(st.integers(1, 99), st.integers(1, 99)))
+@given(st.tuples(st.sampled_from(["", "d"]), st.sampled_from(ascii_uppercase)).map("".join), edges, edges, st.tuples(st.integers(1, 99), st.integers(1, 99)))
 def test_a_block_is_its_text(name: str, rows: tuple, columns: tuple, shape: tuple) -> None:
     block = Block(name, rows, columns, shape)
     assert Block.parse(str(block)) == block
@@ -152,6 +164,7 @@ def test_a_text_that_lists_something_else_than_blocks_is_refused() -> None:
 
 # Real runs
 
+@pytest.mark.slow
 def test_by_rows_every_rank_has_a_partial_sum_until_it_is_reduced() -> None:
     assert told(recorded("by rows", 4)) == [
         "Y = X A on 4 ranks. Every rank holds its columns of X and its rows of A.",
@@ -168,6 +181,7 @@ def test_by_rows_every_rank_has_a_partial_sum_until_it_is_reduced() -> None:
     assert [(src, dst) for _, src, dst, _ in run["steps"][1][5]] == [(s, d) for s in range(4) for d in range(4) if s != d]
 
 
+@pytest.mark.slow
 def test_by_columns_nothing_moves() -> None:
     assert told(recorded("by columns"))[1:] == [
         "Every rank multiplies all of X by its columns of A: its columns of Y, complete.",
@@ -177,6 +191,7 @@ def test_by_columns_nothing_moves() -> None:
     assert at_end(recorded("gathered"), "Y") == {0: {0: [1], 1: [1]}, 1: {0: [1], 1: [1]}}
 
 
+@pytest.mark.slow
 def test_an_mlp_needs_one_all_reduce_each_way() -> None:
     said = told(recorded("MLP, backward", 4))
     assert [text.split(":")[0] for text in said if text.startswith("All-")] == ["All-reduce of Y", "All-reduce of dX"]
@@ -187,6 +202,7 @@ def test_an_mlp_needs_one_all_reduce_each_way() -> None:
     assert set(map(str, at_end(recorded("MLP, backward", 4), "dX").values())) == {"{0: [1, 1, 1, 1]}"}
 
 
+@pytest.mark.slow
 def test_sequence_parallel_ends_with_rows() -> None:
     trace = recorded("sequence parallel", 4)
     collectives = [text.split(":")[0] for text in told(trace) if re.match("All-|Reduce-", text)]
@@ -194,6 +210,7 @@ def test_sequence_parallel_ends_with_rows() -> None:
     assert at_end(trace, "Y") == at_end(trace, "dX") == {rank: {rank: [1] * 4} for rank in range(4)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, verdict", [
     ("partial", "every rank returns a partial sum of all of Y (1 of 2 terms)."),
     ("twice", "every rank returns all of Y with every term counted twice."),
@@ -208,11 +225,13 @@ def test_a_mistake_is_shown_as_it_is(name: str, verdict: str) -> None:
     assert run_of(recorded(name))["steps"][-1][3] is True
 
 
+@pytest.mark.slow
 def test_why_rows_do_not_come_first() -> None:
     assert told(recorded("rows first"))[2].endswith(
         "something that is not made of blocks of H. GELU of a sum is not the sum of GELUs.")
 
 
+@pytest.mark.slow
 def test_the_bias_counts_as_often_as_it_was_added() -> None:
     assert at_end(recorded("bias", 4), "Y")[0] == {0: [1, 1, 1, 1, 4]}
     assert at_end(recorded("bias once", 4), "Y")[3] == {0: [1, 1, 1, 1, 1]}
@@ -222,7 +241,8 @@ def test_the_bias_counts_as_often_as_it_was_added() -> None:
     assert told(forgotten)[-1] == WRONG + "every rank returns all of Y without the bias."
 
 
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_figures_are_those_of_the_formulas(n: int) -> None:
     t, d, m, o = SIZES["T"], SIZES["D"], SIZES["M"], SIZES["O"]
     product, both = [figures(recorded(key, n)) for key in ("by rows", "MLP")]
@@ -264,12 +284,16 @@ def in_bfloat16(x: Tensor, a: Tensor) -> Tensor:
     return by_rows(x.bfloat16(), a.bfloat16())
 
 
-@pytest.mark.parametrize("fn", [waits_later, functional, as_linear, in_three_dims, in_float32, in_bfloat16])
+@pytest.mark.slow
+@pytest.mark.parametrize("fn", [
+    waits_later, functional, in_bfloat16,
+    *(pytest.param(fn, marks=pytest.mark.full) for fn in (as_linear, in_three_dims, in_float32))])
 def test_right_however_it_is_written(fn: Any) -> None:
     trace = followed(fn, 4 if fn is in_bfloat16 else 2)
     assert told(trace)[-1].startswith(DONE), told(trace)
 
 
+@pytest.mark.slow
 def test_three_ranks() -> None:
     assert at_end(followed(by_rows, 3), "Y") == {rank: {0: [1, 1, 1]} for rank in range(3)}
 
@@ -286,6 +310,7 @@ def ring(x: Tensor, a: Tensor) -> Tensor:
     return total
 
 
+@pytest.mark.slow
 def test_messages_are_told_as_well() -> None:
     said = told(followed(ring, 3))
     assert sum("Rank 0 sends Y to rank 1; it gets a partial sum of all of Y" in text for text in said) == 2
@@ -302,6 +327,7 @@ def by_torch(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return parallelize_module(model, mesh, plan, src_data_rank=None)(x)
 
 
+@pytest.mark.slow
 def test_torchs_own_split_is_followed() -> None:
     said = told(followed(by_torch, 2, partial(trace_mlp, backward=True)))
     assert said[0] == ("Y = GELU(X A) B on 2 ranks. Every rank holds all of X, its columns of A and its rows of B.")
@@ -333,11 +359,12 @@ def to_one_rank(x: Tensor, a: Tensor) -> Tensor:
     return y if dist.get_rank() else y + own(x, 1) @ own(a, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fn, verdict", [
-    (mean, "every rank returns all of Y divided by 2."),
+    pytest.param(mean, "every rank returns all of Y divided by 2.", marks=pytest.mark.full),
     (less, "rank 0 returns all of Y, complete; rank 1 returns all of Y with a term counted -1 times."),
     (same_columns, "every rank returns columns 0 to 23 of Y, complete. Parts of Y are on no rank."),
-    (strided, "every rank returns something that is not made of blocks of Y."),
+    pytest.param(strided, "every rank returns something that is not made of blocks of Y.", marks=pytest.mark.full),
     (to_one_rank, "rank 0 returns all of Y with a term counted twice; rank 1 returns a partial sum of all of Y (1 of 2 "
                   "terms)."),
 ])
@@ -349,6 +376,7 @@ def test_other_mistakes(fn: Any, verdict: str) -> None:
         assert any(text.endswith("It moves none of these matrices.") for text in said)
 
 
+@pytest.mark.slow
 def test_without_a_recording_it_only_computes() -> None:
     run = launch(trace_product, 2, by_rows)
     assert run[0].shape == (24, 48) and torch.equal(run[0], run[1])
@@ -356,6 +384,7 @@ def test_without_a_recording_it_only_computes() -> None:
         sharded_product(run.trace)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fn, trace, num_ranks, message", [
     (lambda x, a: (x, a), trace_product, 2, "return the tensor that this rank has computed of Y .*, not tuple"),
     (lambda x, a: (x @ a).detach(), partial(trace_product, backward=True), 2, "has no gradient to follow"),
@@ -382,6 +411,7 @@ def test_what_is_no_followed_product_is_refused(runs: Any, error: type[Exception
         sharded_product(runs)
 
 
+@pytest.mark.slow
 def test_a_real_run_has_the_same_page_each_time() -> None:
     pages = [html_of(sharded_product(followed(RUNS["sequence parallel"][1], 2, RUNS["sequence parallel"][0])))
              for _ in range(2)]
@@ -390,6 +420,7 @@ def test_a_real_run_has_the_same_page_each_time() -> None:
     assert live["source"] == f"recorded from 2 processes on {recorded('by rows').backend}"
 
 
+@pytest.mark.slow
 def test_runs_are_chosen_by_their_keys() -> None:
     runs = {("by rows", 2): recorded("by rows"), ("by rows", 4): recorded("by rows", 4), ("MLP", 2): recorded("MLP")}
     shown = sharded_product(runs, labels=["cut", "ranks"], select=("by rows", 4), title="Cuts")
@@ -401,6 +432,7 @@ def test_runs_are_chosen_by_their_keys() -> None:
         sharded_product(runs, select="x")
 
 
+@pytest.mark.slow
 def test_a_reader_without_javascript_gets_every_step() -> None:
     page = html_of(sharded_product({2: recorded("by rows"), 4: recorded("twice", 4)}, title="Rows"))
     assert page.count("<ol>") == 2 and page.count("<li>") == 4 + 5
@@ -408,6 +440,7 @@ def test_a_reader_without_javascript_gets_every_step() -> None:
     assert "9.22 kB sent by each rank: 2(t−1)/t·n, n = 9.22 kB, t = 2" in page
 
 
+@pytest.mark.slow
 def test_names_cannot_break_out_of_the_page() -> None:
     bad = """</div><script>alert('1')</script>"&amp;"""
     shown = sharded_product({bad: recorded("by rows"), "other": recorded("by rows")}, title=bad)
@@ -415,6 +448,7 @@ def test_names_cannot_break_out_of_the_page() -> None:
     assert data_of(shown)["title"] == bad and data_of(shown)["axes"][0]["values"][0] == bad
 
 
+@pytest.mark.slow
 def test_another_trace_can_be_set() -> None:
     shown = sharded_product(recorded("by rows"))
     shown.step = 2
@@ -424,6 +458,7 @@ def test_another_trace_can_be_set() -> None:
     assert all((ASSETS / f"{part}.js").read_text("utf-8") in shown._esm for part in PARTS["shards"])
 
 
+@pytest.mark.slow
 def test_sizes_keep_the_budget() -> None:
     assert sum((ASSETS / f"shards.{kind}").stat().st_size for kind in ("js", "css")) <= MOST_CODE_BYTES
     runs = {n: recorded("sequence parallel", n) for n in (2, 4)}
