@@ -19,6 +19,7 @@ from book.widgets.assets import ASSETS, SCRIPTS, STYLES, links
 from tests.browser import find_browser
 
 
+@pytest.mark.full
 def test_every_way_to_launch_runs() -> None:
     found = launching.measure(world_sizes=(2,), num_rounds=1)
     [table], missing = found.tables, "accelerate is not installed"
@@ -28,6 +29,7 @@ def test_every_way_to_launch_runs() -> None:
     assert len(found.claims) == 1 and all(len(row) == len(table.columns) for row in table.rows)
 
 
+@pytest.mark.slow
 def test_a_way_that_fails_is_left_out_with_its_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
     ways = {"this": launching.Way("benchmarks.programs.missing", 2),
             "that": launching.Way("benchmarks.programs.with_spawn", 2, "not_installed")}
@@ -38,6 +40,7 @@ def test_a_way_that_fails_is_left_out_with_its_complaint(monkeypatch: pytest.Mon
     assert "this with 2 ranks" in found.left_out[1] and "benchmarks.programs.missing" in found.left_out[1]
 
 
+@pytest.mark.slow
 def test_a_program_takes_all_that_it_started_with_it() -> None:
     start_child = ("import subprocess, sys; sleeper = [sys.executable, '-c', 'import time; time.sleep(60)']; "
                    "print(subprocess.Popen(sleeper, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)")
@@ -67,6 +70,7 @@ signal.pause()
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Torchrun keeps its ranks in sessions of their own, out of reach, and ends them when it is asked to end."""
     monkeypatch.setattr(process, "LIMIT_S", 2)
@@ -75,6 +79,7 @@ def test_a_program_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPat
     assert not is_running(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.slow
 def test_the_ring_is_compared_at_each_size() -> None:
     found = ring.measure(world_sizes=(2,), sizes=(1 << 10, 16 << 20), num_pairs=2)
     assert [row[:2] for row in found.tables[0].rows] == [("2", "1 KB"), ("2", "16 MB")]
@@ -118,6 +123,7 @@ def small_site(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_pages_are_weighed_and_painted(small_site: Path) -> None:
     find_browser()
     found = pages.measure(small_site, num_loads=1)
@@ -135,6 +141,7 @@ def test_the_data_of_players_is_found(small_site: Path) -> None:
     assert pages.compressed(ASSETS / "player.js") < pages.plain(ASSETS / "player.js")
 
 
+@pytest.mark.slow
 def test_without_a_website_or_a_browser_pages_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                      small_site: Path) -> None:
     with pytest.raises(Unavailable, match="make site"):
@@ -146,6 +153,7 @@ def test_without_a_website_or_a_browser_pages_say_so(tmp_path: Path, monkeypatch
     assert "Left out: player: no Chromium found" in command.run("player", quick=True).markdown()
 
 
+@pytest.mark.slow
 def test_frames_are_counted_while_the_player_plays() -> None:
     find_browser()
     found = player.measure(world_size=4, seconds=0.3)
@@ -153,6 +161,7 @@ def test_frames_are_counted_while_the_player_plays() -> None:
     assert all(float(row[2]) > 0 for row in found.tables[0].rows)
 
 
+@pytest.mark.slow
 def test_parts_are_chosen_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["simulation", "--quick"]) == 0
     said = capsys.readouterr()
