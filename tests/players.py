@@ -1,13 +1,14 @@
 """Widgets on static pages of their own HTML and assets, as a browser test opens them, and what can be asked of them."""
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from book.widgets.assets import ASSETS, links
+from book.widgets.assets import ALL, ASSETS, PARTS
 
 PLAYER = ".lockstep-player"
 WAIT_MS = 30_000
@@ -81,9 +82,12 @@ def html_of(shown: Any) -> str:
 
 
 def write_page(file: Path, *shown: Any) -> Path:
-    """A page with these widgets, which loads their assets from where they lie."""
+    """A page with these widgets, which loads what they are made of, as a page of the website does, from where it lies."""
     body = "".join(map(html_of, shown))
-    file.write_text(f"{HEAD}{links(ASSETS.as_uri())}</head><body><main>{body}</main></body></html>", "utf-8")
+    on_it = set(re.findall(r"<div data-lockstep-(\w+)=", body))
+    parts = [f"{ASSETS.as_uri()}/{part}" for part in ALL if any(part in PARTS[widget] for widget in on_it)]
+    links = "".join(f'<link rel="stylesheet" href="{part}.css"><script defer src="{part}.js"></script>' for part in parts)
+    file.write_text(f"{HEAD}{links}</head><body><main>{body}</main></body></html>", "utf-8")
     return file
 
 
