@@ -19,6 +19,9 @@ import torch.distributed as dist
 
 from book.launch import HangError, LaunchError, RankError, launch
 from book.launch.ranks import Ranks
+from tests.by_value import sent_by_value
+
+sent_by_value(__name__)
 
 pytestmark = pytest.mark.slow
 
