@@ -45,8 +45,8 @@ SETTLED = """async () => {
   await new Promise(done => requestIdleCallback(done));
   return document.documentElement.scrollWidth;
 }"""
-# One page of each kind: the index, a chapter with a wide table, a lab, for courses, for reference, the search.
-KINDS = {"index.html", "chapters/09_planner.html", "labs/03_ring_all_reduce.html", "chapters/92_for_instructors.html",
+# One page of each kind: the index, a chapter with players and formulas, a lab, for courses, for reference, the search.
+KINDS = {"index.html", "chapters/03_ring_all_reduce.html", "labs/01_ranks.html", "chapters/92_for_instructors.html",
          "chapters/90_legacy_map.html", "search.html"}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from book.collectives import ring_all_reduce
 from book.widgets import play
-from tests.players import FRAMES, PLAYER, WAIT_MS, WALK, axe_finds, click, contrasts, paint, press, state, until
+from tests.players import FRAMES, PLAYER, WAIT_MS, WALK, axe_finds, click, contrasts, first, paint, press, state, until
 from tests.widget_rows import WIDGETS, Widget
 
 each_widget = pytest.mark.parametrize("widget", WIDGETS, ids=str)
@@ -24,6 +24,7 @@ WATCH = """moving => { window.seen = new Set(); new MutationObserver(() => seen.
 def shown(show: Callable, widget: Widget, **options: Any) -> Any:
     """A page with a small one, at its start."""
     page = show(widget.make(), **options)
+    assert state(page)["playing"] == "false"
     press(page, *widget.keys, "Home")
     until(page, step=0, steps=widget.steps, playing="false")
     return page
@@ -144,10 +145,19 @@ def test_dark_wherever_the_page_is_dark(show: Callable, widget: Widget) -> None:
     assert all(a != b for a, b in zip(light, dark)), (light, dark)
     page.evaluate("delete document.documentElement.dataset.theme; document.body.dataset.jpThemeLight = 'false'")
     assert page.evaluate(COLOURS, widget.themed) == dark
-    by_itself = shown(show, widget, color_scheme="dark")
-    assert by_itself.evaluate(COLOURS, widget.themed) == dark
-    paint(by_itself, "light")
-    assert by_itself.evaluate(COLOURS, widget.themed) == light
+
+
+@pytest.mark.parametrize("widget", first(*WIDGETS), ids=str)
+def test_dark_where_the_system_is(show: Callable, widget: Widget) -> None:
+    """Where the page says nothing; what the page says goes first."""
+    light = shown(show, widget).evaluate(COLOURS, widget.themed)
+    page = shown(show, widget, color_scheme="dark")
+    dark = page.evaluate(COLOURS, widget.themed)
+    assert all(a != b for a, b in zip(light, dark)), (light, dark)
+    paint(page, "light")
+    assert page.evaluate(COLOURS, widget.themed) == light
+    paint(page, "dark")
+    assert page.evaluate(COLOURS, widget.themed) == dark
 
 
 @pytest.mark.full
