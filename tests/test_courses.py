@@ -86,6 +86,7 @@ def test_files_of_the_results_are_those_of_the_grader() -> None:
         assert name.removesuffix(".json") in sources, name
 
 
+@pytest.mark.slow
 def test_a_copy_is_made_where_only_the_website_can_be_built(tmp_path: object) -> None:
     """Without torch, and without what checks and sandboxes are made of."""
     absent = ("torch", "psutil", "nbval", "pytest", "jupyter_client", "IPython", "tqdm")
