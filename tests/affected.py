@@ -120,7 +120,7 @@ def _read(source: str) -> Iterator[str]:
     for node in ast.parse((ROOT / source).read_text("utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "READS":
             for pattern in ast.literal_eval(node.value):
-                yield from (str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
+                yield from (str(path.relative_to(ROOT)) for path in ROOT.glob(pattern) if path.is_file())
     words = Path(source).stem.split("_")
     for part in {part for widget, parts in PARTS.items() if widget in words for part in parts}:
         yield from (str((ASSETS / f"{part}{kind}").relative_to(ROOT)) for kind in (".js", ".css"))
