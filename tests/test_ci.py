@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-READS = [".ci/*", ".github/*/*", ".github/*/*/*", "Makefile"]
+READS = [".ci/*", ".github/workflows/*.yml", ".github/actions/*/action.yml", "Makefile"]
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
