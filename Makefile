@@ -66,7 +66,7 @@ site: $(SITE_STAMP)
 	@echo "The website is in $(HTML); open $(HTML)/index.html or run 'make book'."
 
 quick: $(MORE_STAMP)
-	@$(PYTEST) tests $(NOTEBOOKS) --tier quick --add-affected $(SINCE) --budget 70 -q -n $(JOBS)
+	@$(PYTEST) tests $(NOTEBOOKS) --tier quick --add-affected $(SINCE) --budget 30 -q -n $(JOBS)
 
 test: $(MORE_STAMP)
 	@echo "== Testing: the package, the website in a browser, then every notebook (10 minutes)"
