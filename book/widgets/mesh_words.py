@@ -50,7 +50,7 @@ class _Teller:
         for item in stop.items:
             made = item.made
             key = (made.stage, made.op, made.micro_batch) if made else (-1, "", -1)
-            same[*key, item.event.num_bytes].append(item.event)
+            same[(*key, item.event.num_bytes)].append(item.event)
         for (stage, kind, micro_batch, num_bytes), events in sorted(same.items()):
             ranks = sorted({event.rank for event in events})
             size = in_bytes(num_bytes or 0, zeros=True)
