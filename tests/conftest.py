@@ -7,12 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from book.authoring.serve import served
 from tests.browser import Browser, running_browser
 from tests.once import folder, once
 from tests.players import PLAYER, write_page
 from tests.website import Site, build_site
+
+# No test asserts a time, and hypothesis fails an example that takes over 200 ms.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
