@@ -1,15 +1,13 @@
-"""Stacks as faulthandler writes them: read without touching the frames of a thread that runs."""
-import os
+"""Stacks of this process, whatever its threads do meanwhile, and those that faulthandler writes."""
+import gc
+import subprocess
 import sys
 import threading
 import time
 
 import pytest
-import torch
-import torch.distributed as dist
 
 from book.launch import HangError, launch
-from book.launch.child import _Stillness
 from book.launch.stacks import Line, of_crash, of_threads, read
 from book.launch.where import doing_at, sleeps
 
@@ -34,10 +32,7 @@ def wait_for(event):
     event.wait()
 
 
-@pytest.mark.parametrize("memory", [True, False])
-def test_the_lines_of_every_thread(monkeypatch, memory):
-    if not memory:
-        monkeypatch.delattr(os, "memfd_create", raising=False)
+def test_the_lines_of_every_thread():
     done = threading.Event()
     thread = threading.Thread(target=wait_for, args=[done])
     thread.start()
@@ -109,32 +104,60 @@ def test_a_thread_that_sleeps_on_its_way(tmp_path):
     assert not sleeps([Line(str(path), 2, "poll")])  # it may wait as well, and then for a peer
 
 
+CHURN = """\
+import ctypes, sys, threading, time
+from book.launch.stacks import of_threads
+
+START = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda _: None)
+LIBC = ctypes.CDLL(None)
+
+def start_threads_of_c():
+    thread = ctypes.c_ulong()
+    while True:
+        LIBC.pthread_create(ctypes.byref(thread), None, START, None)
+        LIBC.pthread_join(thread, None)
+
+def go_deep_and_back(depth):
+    return go_deep_and_back(depth - 1) if depth else time.sleep(1e-3)
+
+def move():
+    while True:
+        go_deep_and_back(30)
+
+for target in (start_threads_of_c, start_threads_of_c, move):
+    threading.Thread(target=target, daemon=True).start()
+end_s, deepest = time.monotonic() + 3, 0
+while time.monotonic() < end_s:
+    deepest = max(deepest, *map(len, of_threads().values()))
+    time.sleep(1e-4)
+print(deepest, flush=True)
+__import__("os")._exit(0)
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere ranks are not looked at while they run")
-def test_a_rank_that_runs_is_looked_at_without_touching_its_frames():
-    def be_looked_at():
-        dist.init_process_group()
-        sys._current_frames = None
-        stillness, found_s = _Stillness(), []
+@pytest.mark.skipif(sys.platform != "linux", reason="it starts threads of Linux's C library")
+def test_stacks_are_read_while_threads_of_c_come_and_go():
+    ended = subprocess.run([sys.executable, "-c", CHURN], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert 30 < int(ended.stdout) < 60
 
-        def look():
-            for _ in range(20):
-                found_s.append(stillness.measure_s())
 
-        looker = threading.Thread(target=look)
-        looker.start()
-        while looker.is_alive():
-            dist.all_reduce(torch.ones(1))
-        return len(found_s)
-
-    assert launch(be_looked_at, 1)[0] == 20
+def test_reading_stacks_leaves_the_garbage_collector_as_it_was():
+    gc.disable()
+    try:
+        of_threads()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    of_threads()
+    assert gc.isenabled()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere all frames are read, when the launch is over")
-def test_the_frames_of_a_rank_that_computes_are_not_read_at_the_time_limit():
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads are not seen to run")
+def test_a_rank_that_computes_says_where_at_the_time_limit():
     def compute():
-        sys._current_frames = None
         while True:
             pass
 

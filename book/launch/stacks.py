@@ -1,25 +1,30 @@
-"""L2: the stacks of threads as `faulthandler` writes them: of this process now, or of one that has crashed.
+"""L2: the stacks of threads: of this process now, or, as `faulthandler` has written them, of one that has crashed.
 
-No frame object of a thread that runs may be touched from another thread: CPython 3.11.7 was seen to follow `f_back`
-into memory that was no longer a frame's, and to crash. faulthandler makes no frame objects.
+Two ways to read the stacks of threads that run have crashed CPython 3.11.7. `faulthandler.dump_traceback` goes through
+all threads while one that C++ has started may be half entered in their list. A loop in Python that follows `f_back`
+can lose the GIL on its way, and the frame after it may be gone. `of_threads` therefore asks `sys._current_frames`,
+which takes the list's lock, and follows all frames in one call of C, during which no other thread runs Python.
 """
 from __future__ import annotations
 
-import faulthandler
+import gc
 import io
 import keyword
 import linecache
-import os
 import re
-import tempfile
+import sys
 import tokenize
-from typing import BinaryIO, NamedTuple
+from collections.abc import Iterator
+from itertools import accumulate, chain, islice, repeat, takewhile, tee
+from operator import attrgetter
+from typing import NamedTuple
 
 # What was printed before on the same line may have had no end.
 _HEAD = re.compile(r"(Current thread|Thread|Stack)(?: 0x([0-9a-f]+))?(?: \[.*\])? \(most recent call first\):$")
 _LINE = re.compile(r' +File "([^"]+)", line (\d+) in (.+)')
 _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 _CALL = re.compile(r"(\w+)\s*\(")
+_WHERE = attrgetter("f_code.co_filename", "f_lineno", "f_code.co_name")
 
 
 class Line(NamedTuple):
@@ -56,17 +61,26 @@ class Stack(NamedTuple):
 
 
 def of_threads() -> dict[int, tuple[Line, ...]]:
-    """The lines of the 100 newest threads that run Python, by `threading.get_ident()`."""
-    with _file_in_memory() as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        file.seek(0)
-        text = file.read().decode(errors="replace")
-    return {stack.ident: stack.lines for stack in read(text)}
+    """The lines of every thread that runs Python, by `threading.get_ident()`."""
+    stacks, collects = _stacks(), gc.isenabled()
+    gc.disable()  # before Python 3.12 any allocation may start a collection, and that runs Python
+    try:
+        found = list(stacks)
+    finally:
+        if collects:
+            gc.enable()
+    return {ident: tuple(Line(*line) for line in lines[::-1]) for ident, lines in found}
 
 
-def _file_in_memory() -> BinaryIO:
-    """An empty file; on disk where Python was built without memory files."""
-    return os.fdopen(os.memfd_create("stacks"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
+def _stacks() -> Iterator[tuple[int, tuple[tuple[str, int, str], ...]]]:
+    """Each thread and its (file, line, function)s from the innermost out; nothing is read before `list` asks.
+
+    There is no lambda and no generator in it: between two of their bytecodes another thread could run.
+    """
+    idents, frames = tee(islice(iter(sys._current_frames, None), 1))
+    outwards = map(chain, zip(chain.from_iterable(map(dict.values, frames))), repeat(repeat("f_back")))
+    outwards = map(takewhile, repeat(bool), map(accumulate, outwards, repeat(getattr)))  # frame, its f_back, its f_back
+    return zip(chain.from_iterable(idents), map(tuple, map(map, repeat(_WHERE), outwards)))
 
 
 def of_crash(text: str) -> tuple[Line, ...]:
