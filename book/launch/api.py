@@ -37,7 +37,7 @@ class LaunchError(RuntimeError):
         self.stderr, self.trace = list(stderr), trace
 
     def _render_traceback_(self) -> list[str]:
-        # IPython prints this in place of the launcher's own frames, which would tell a reader nothing.
+        # IPython prints this instead of the launcher's own frames, which do not help a reader.
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -49,11 +49,11 @@ class RankError(LaunchError):
 
 
 class HangError(LaunchError):
-    """The ranks wait for one another, or were not done in time; the message says where each of them is."""
+    """The ranks wait for one another, or ran out of time; the message says where each of them is."""
 
 
 class Run:
-    """What a launch brought: results by rank (`run[r]`, `len(run)`, iteration), `backend`, `stderr` and `trace`."""
+    """The outcome of a launch: results by rank (`run[r]`, `len(run)`, iteration), `backend`, `stderr` and `trace`."""
 
     def __init__(self, results: list[Any], backend: str, stderr: list[str], recorded: list[Any]) -> None:
         self.backend, self.stderr = backend, stderr
@@ -86,10 +86,10 @@ class Run:
 def rank_device() -> torch.device:
     """Put this rank on its device, and return that: its own GPU where there is one for every rank, else the CPU.
 
-    It does more than tell: the GPU becomes this process's current CUDA device; where the CPU is chosen, all GPUs are
-    hidden from this process (`CUDA_VISIBLE_DEVICES=""`). So call it before `dist.init_process_group()`, whose default
-    backend follows from it: NCCL with a GPU each, gloo on the CPU. Decided from `LOCAL_WORLD_SIZE` and the number of
-    GPUs, so it is the same under `launch` and torchrun. Raises `LaunchError` outside a rank.
+    Side effects: the GPU becomes this process's current CUDA device; if the CPU is chosen, all GPUs are hidden from
+    this process (`CUDA_VISIBLE_DEVICES=""`). Call it before `dist.init_process_group()`, whose default backend follows
+    from it: NCCL with a GPU each, gloo on the CPU. The choice depends on `LOCAL_WORLD_SIZE` and the number of GPUs, so
+    it is the same under `launch` and torchrun. Raises `LaunchError` outside a rank.
     """
     import torch
     if "LOCAL_WORLD_SIZE" not in os.environ:
@@ -156,7 +156,7 @@ def _interrupted(world_size: int) -> KeyboardInterrupt:
 
 
 def _backend(world_size: int, env: Mapping[str, Any]) -> tuple[str, str]:
-    """The backend that `rank_device` will lead to in the ranks, and a phrase that says why."""
+    """The backend that the ranks will use after `rank_device`, and a phrase that says why."""
     num_gpus = _num_gpus(env)
     if num_gpus >= world_size:
         return "nccl", "nccl: a GPU each"
@@ -183,9 +183,9 @@ def _check_process() -> None:
 
 
 def _announce(line: str) -> None:
-    """Print a line, unless this notebook cell has shown it before: a loop of launches is no reason to repeat it."""
+    """Print a line once per execution of a notebook cell, even if the cell launches in a loop."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    # The request tells executions apart: they need not be counted, and nbval's are not.
+    # Tell executions apart by their request: nbval's executions have no execution count.
     request = shell.get_parent().get("header", {}).get("msg_id") if hasattr(shell, "get_parent") else None
     if request and (request, line) in _announced:
         return
@@ -203,10 +203,10 @@ def _announce_first_launch() -> None:
 
 @contextmanager
 def _hosted_store(world_size: int) -> Iterator[int]:
-    """The port of the store through which the ranks find one another, hosted here and open to this machine alone.
+    """The port of the store through which the ranks find one another; it listens on 127.0.0.1 only.
 
-    The store serves for as long as the object lives. Only this frame holds it, and lets go: the frames of a launch
-    live on in the traceback of a kept error.
+    The store serves for as long as the object lives. Only this frame holds a reference and deletes it: other frames of
+    a launch may stay alive in the traceback of a kept error.
     """
     import torch.distributed as dist
     listener = socket.create_server(("127.0.0.1", 0), backlog=max(128, world_size))
@@ -255,7 +255,7 @@ def _results(ranks: Ranks, job: bytes, backend: str, timeout_s: float, hang_s: f
 
 
 def _rank_error(ranks: Ranks, backend: str) -> RankError:
-    # Chosen before anyone is asked: to be asked can itself end a rank, which then would look like the cause.
+    # Choose before asking for reports: asking can kill a rank, which would then look like the cause.
     first = supervise.first_failure(ranks)
     message = supervise.describe_failure(ranks, first)
     supervise.ask_for_reports(ranks)
@@ -274,7 +274,7 @@ def _hang_error(ranks: Ranks, verdict: str, limit_s: float, backend: str) -> Han
 
 
 def _unpickled(exception: bytes | None) -> BaseException | None:
-    """A rank's exception; some classes cannot be rebuilt from their pickle, and then the text has to do."""
+    """A rank's exception; None if its class cannot be unpickled here."""
     try:
         return pickle.loads(exception) if exception else None
     except Exception:
@@ -282,7 +282,7 @@ def _unpickled(exception: bytes | None) -> BaseException | None:
 
 
 def _partial_trace(ranks: Ranks, backend: str) -> Trace | None:
-    """What was recorded up to a failure; None where there is nothing that makes a trace."""
+    """What was recorded before a failure; None if that does not make a trace."""
     recorded = [member.recording() for member in ranks]
     if all(payload is None for payload in recorded):
         return None

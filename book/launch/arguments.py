@@ -1,4 +1,4 @@
-"""L2: what a launch is asked to run: arguments that cannot work are refused in one sentence, the rest is pickled."""
+"""L2: check the arguments of a launch, with one clear sentence for those that cannot work, and pickle the call."""
 from __future__ import annotations
 
 import importlib
@@ -60,7 +60,7 @@ def _takes_two(function: Any) -> bool:
     try:
         inspect.signature(function).bind(0, "")
     except ValueError:
-        return True  # some built-in functions do not tell
+        return True  # some built-in functions have no signature
     except TypeError:
         return False
     return True
@@ -70,7 +70,7 @@ def _check_arguments(fn: Callable[..., Any], args: tuple) -> None:
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
-        return  # some built-in functions do not tell
+        return  # some built-in functions have no signature
     try:
         signature.bind(*args)
     except TypeError as error:
@@ -80,19 +80,19 @@ def _check_arguments(fn: Callable[..., Any], args: tuple) -> None:
 
 
 def pickled(fn: Callable[..., Any], args: tuple) -> bytes:
-    """The call, pickled by value; raises TypeError that names what cannot travel to another process."""
+    """The call, pickled by value; raises TypeError that names what cannot be pickled."""
     try:
         return _dumps((fn, args))
     except Exception as error:
-        culprit = next((name for name, value in _parts(fn, args) if not _travels(value)), "the function")
+        culprit = next((name for name, value in _parts(fn, args) if not _can_be_pickled(value)), "the function")
         raise TypeError(f"{culprit} cannot be sent to the ranks ({error}): create it inside the function") from None
 
 
 def _dumps(value: Any) -> bytes:
-    """`value` by cloudpickle, and any module by its name.
+    """Pickle `value` with cloudpickle, and modules by name.
 
-    Cloudpickle sends a function's submodules along, as far as it can guess them: with `dist` and a variable `config`
-    that is torch.distributed.config, a module of a type of its own, which it can't pickle.
+    Cloudpickle guesses which submodules a function uses, and pickles them too. A function that uses `dist` and a
+    variable `config` gets torch.distributed.config, a module of its own type, which cloudpickle cannot pickle.
     """
     import cloudpickle
 
@@ -108,7 +108,7 @@ def _dumps(value: Any) -> bytes:
 
 
 def _parts(fn: Callable[..., Any], args: tuple) -> Iterator[tuple[str, Any]]:
-    """What a call carries with it, by the name that a reader knows it by."""
+    """The objects that a call sends to the ranks, with the names that a reader knows them by."""
     for position, value in enumerate(args, start=1):
         yield f"argument {position}", value
     if inspect.isfunction(fn):
@@ -117,7 +117,7 @@ def _parts(fn: Callable[..., Any], args: tuple) -> Iterator[tuple[str, Any]]:
             yield f"{name!r}, which {fn.__name__} uses,", value
 
 
-def _travels(value: Any) -> bool:
+def _can_be_pickled(value: Any) -> bool:
     try:
         _dumps(value)
     except Exception:

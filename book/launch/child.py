@@ -1,7 +1,7 @@
-"""L2: the rank's side of `launch`: what runs in each rank process, from its first line to its last.
+"""L2: the rank's side of `launch`: what runs in each rank process, from start to exit.
 
-A rank and its launcher talk over one duplex pipe. The launcher asks ("look", "report", "leave"); a thread of the
-rank answers, so that a rank that waits for its peers can still say where.
+A rank and its launcher share one duplex pipe. The launcher asks ("look", "report", "leave") and a thread of the
+rank answers, so that a rank that waits for its peers can still say where it waits.
 """
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank does at one moment ("waits in recv from rank 1"), where, and what it has recorded so far."""
+    """What a rank is doing ("waits in recv from rank 1"), where, and what it has recorded so far."""
     doing: str
     place: where.Place | None
-    serves: Sequence[str]  # what it does meanwhile for callers over RPC
+    serves: Sequence[str]  # what it does at the same time for callers over RPC
     recorded: Any
 
 
@@ -59,18 +59,18 @@ def main(rank: int, control: Connection, output: Connection, errors: Connection,
     except BaseException as error:
         _flush()
         line.send("failed", _failure(error), _recorded())
-    # A rank that left early would show its peers a reset connection in place of what really happened.
+    # If a rank exited early, its peers would report a reset connection instead of the real error.
     line.leave.wait()
     _flush()
     os._exit(0)
 
 
 def _leave_with_parent() -> None:
-    """See to it that this process dies when the process that launched it dies, however that happens."""
+    """Make this process die when its launcher dies, however that happens."""
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Every rank inherits the pipe that keeps the fork server alive: with it closed here, the server ends with the
-    # notebook, and the ranks, by the signal asked for below, with the server.
+    # Every rank inherits the pipe that keeps the fork server alive. With it closed here, the server exits with the
+    # notebook, and the ranks with the server, by the signal requested below.
     server = forkserver._forkserver
     if server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)
@@ -80,7 +80,7 @@ def _leave_with_parent() -> None:
 
 
 def _redirect(output: Connection, errors: Connection) -> None:
-    """Send all that this process prints, C++ included, line by line to the launcher."""
+    """Send everything this process prints, C++ included, to the launcher line by line."""
     for number, connection in ((1, output), (2, errors)):
         os.dup2(connection.fileno(), number)
         connection.close()
@@ -93,7 +93,7 @@ def _redirect(output: Connection, errors: Connection) -> None:
 
 
 def _flush() -> None:
-    """Hand over what was printed without an end of line, and what C's own buffers hold."""
+    """Flush Python's and C's output buffers."""
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)
@@ -126,19 +126,19 @@ def _run(rank: int, job: bytes, line: _Line) -> bytes:
 
 
 def _stand_in_for_main(function: Any) -> None:
-    """Make what the launching cell or script defines be found under `__main__` here too.
+    """Make the names that the launching cell or script defines available in this process's `__main__`.
 
-    RPC pickles a function by its name, for the peer to look up in its own `__main__`.
+    RPC pickles a function by name, and the peer looks it up in its own `__main__`.
     """
     if getattr(function, "__module__", None) == "__main__":
         vars(sys.modules["__main__"]).update(getattr(function, "__globals__", {}))
 
 
 def _prepare_torch(rank: int) -> None:
-    """One thread per rank, and random numbers that differ from rank to rank in the same way every time.
+    """Set one thread per rank, and a random seed that differs between ranks and is the same in every run.
 
-    Ranks are forked from one process and would all inherit its state: then a forgotten broadcast of initial
-    parameters would not show.
+    Ranks are forked from one process. With its random state, a forgotten broadcast of the initial parameters would
+    go unnoticed.
     """
     import numpy
     import torch
@@ -150,7 +150,7 @@ def _prepare_torch(rank: int) -> None:
 
 
 def _dumps(value: Any) -> bytes:
-    """Pickle by value; what lies on a GPU arrives on the CPU, so that no result touches the launcher's GPU."""
+    """Pickle by value; GPU tensors are moved to the CPU, so that results do not use the launcher's GPU."""
     import cloudpickle
     import torch
 
@@ -169,7 +169,7 @@ def _dumps(value: Any) -> bytes:
 
 
 def _recorded() -> Any:
-    """What the recorder of this rank holds; None where nothing was recorded or it cannot be had."""
+    """This rank's recording so far; None if it is not recorded or the recording cannot be read."""
     recorder = sys.modules.get("book.record")
     if recorder is None:
         return None
@@ -209,12 +209,12 @@ class _Line:
             self._control.send_bytes(message)
 
     def answer(self) -> None:
-        """Answer the launcher until it says "leave" or is gone."""
+        """Answer the launcher until it says "leave" or dies."""
         try:
             while (question := self._control.recv()) != "leave":
                 self.send(*self._reply(question))
         except (EOFError, OSError):
-            os.killpg(0, signal.SIGKILL)  # and what this rank has started, which would outlive it
+            os.killpg(0, signal.SIGKILL)  # this rank and every process that it has started
         self.leave.set()
 
     def _reply(self, question: str) -> tuple[Any, ...]:
@@ -223,7 +223,7 @@ class _Line:
             return "reported", _report()
         try:
             return "looked", self._stillness.measure_s()
-        except Exception:  # perhaps no file can be opened any more: that is not the launcher's end
+        except Exception:  # no file descriptor may be left; the launcher is still there
             return "looked", 0.0
 
 
@@ -235,7 +235,7 @@ def _report() -> Report:
 
 
 def _whereabouts() -> tuple[str, where.Place, list[str]]:
-    """What this rank does, where, and for whom; frames are only read of what stands still (see stacks)."""
+    """What this rank does, where, and for which callers; reads only frames of threads that stand still (see stacks)."""
     main = threading.main_thread().ident
     main_stands, all_stand = threads.stand_still()
     lines = stacks.of_threads()
@@ -245,9 +245,9 @@ def _whereabouts() -> tuple[str, where.Place, list[str]]:
 
 
 class _Stillness:
-    """For how long this rank has waited in one and the same communication.
+    """How long this rank has waited in the same communication call.
 
-    The main thread's CPU clock tells one wait from the next, for a thread that is blocked uses none at all.
+    The main thread's CPU clock tells one wait from the next: a blocked thread uses no CPU time.
     """
 
     def __init__(self) -> None:
@@ -257,7 +257,7 @@ class _Stillness:
         self._queue: dict[int, tuple[bool, int]] = {}
 
     def measure_s(self) -> float:
-        """Seconds for which this rank has been seen to stand still in communication; 0.0 if it moves."""
+        """Seconds since this rank last made progress, if it waits in communication; 0.0 if it makes progress."""
         now_s, mark = time.monotonic(), self._current_mark()
         cpu_ns = threads.cpu_ns() if mark is not None else {}
         if mark is None or mark != self._mark or threads.worked(self._cpu_ns, cpu_ns, now_s - self._since_s):
@@ -266,22 +266,22 @@ class _Stillness:
 
     def _current_mark(self) -> tuple[Any, ...] | None:
         if not hasattr(time, "pthread_getcpuclockid"):
-            return None  # macOS: a hang is then told at the time limit
+            return None  # macOS: a hang is then reported at the time limit
         main, lines = threading.main_thread().ident, stacks.of_threads()
         if main not in lines or not where.communicates(lines[main]):
             return None
-        # A remote call may be asleep in another thread on behalf of a peer: that rank will go on by itself.
+        # Another thread may be asleep in a remote call for a peer. It will wake up and continue.
         if any(where.sleeps(other) for thread, other in lines.items() if thread != threading.get_ident()):
             return None
         if self._starves():
-            return None  # on a loaded machine it only waits for its turn
+            return None  # a thread is waiting for a core on a loaded machine
         return lines[main][-1], time.clock_gettime_ns(time.pthread_getcpuclockid(main))
 
     def _starves(self) -> bool:
-        """Whether a thread of this process wants a core and has had none since the last look.
+        """Whether a thread of this process is runnable and has not run since the last look.
 
-        To want one alone is no sign of work: gloo's threads wake up 100 times a second, and on a loaded machine they
-        queue for a core most of the time.
+        Being runnable is not enough: gloo's threads wake up 100 times a second, and on a loaded machine they queue for
+        a core most of the time.
         """
         before, self._queue = self._queue, threads.queue()
         return any(runnable and before.get(thread, (False, turns))[1] == turns

@@ -1,9 +1,9 @@
-"""L2: refuse a peer that does not exist, or that is the rank itself, where a rank names it.
+"""L2: refuse a peer that does not exist, or that is the rank itself, in the call that names it.
 
-gloo does not check the peers of sends and receives: it reads past the end of its list, and what follows is undefined.
-The rank crashes, waits for ever or spins, differently from run to run. NCCL refuses such a peer, as torch itself does
-in every group but the default one. A rank that sends to itself gets an error of gloo's sockets from `isend`; torch's
-`send` refuses it, and NCCL can do it.
+gloo does not check the peers of sends and receives. It reads past the end of its list, and the behaviour is undefined:
+the rank crashes, waits forever or spins, differently from run to run. NCCL refuses such a peer, and so does torch in
+every group except the default one. A rank that sends to itself gets a socket error of gloo from `isend`; torch's `send`
+refuses it, and NCCL supports it.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TO_ITSELF = {"isend": "sends to itself", "irecv": "receives from itself"}
 
 
 def refuse_missing() -> None:
-    """Have every operation of this process that names a peer outside the world raise ValueError."""
+    """Make operations of this process raise ValueError if they name a peer outside the world."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
     resolve = distributed_c10d.get_group_rank  # what every operation with a peer passes its number through
@@ -30,7 +30,7 @@ def refuse_missing() -> None:
 
 
 def refuse_itself() -> None:
-    """Have `isend` and `irecv` of this process raise ValueError for its own rank, unless NCCL may do the work."""
+    """Make `isend` and `irecv` of this process raise ValueError for its own rank, except on NCCL."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
     resolve = distributed_c10d._canonicalize_group_rank  # what a peer passes through, named in the group or the world

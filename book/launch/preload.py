@@ -1,7 +1,7 @@
-"""L2: imported first, and only, by the server process that ranks are forked from: loads what ranks will need.
+"""L2: loads what ranks need; only the server process that ranks are forked from imports this module.
 
-A rank forked from a process that already holds torch starts in milliseconds instead of seconds. Launching itself
-never imports this module.
+A rank forked from a process that has already imported torch starts in milliseconds instead of seconds. The launching
+process never imports this module.
 """
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ MODULES = (
 
 
 def preload() -> None:
-    """Import `MODULES` silently; one that is missing is skipped, and shows where a rank asks for it."""
-    # An interrupt of the notebook reaches this process too: the imports must not die of it half-way.
+    """Import `MODULES` silently; a missing one is skipped, and its ImportError is raised in the rank that uses it."""
+    # An interrupt of the notebook reaches this process too, and must not end it during the imports.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _silence()
     launcher = os.getppid()
@@ -42,7 +42,7 @@ def preload() -> None:
 
 
 def _silence() -> None:
-    # A warning that some package prints while it is imported would land in the cell that launched first.
+    # A warning that a package prints on import would appear in the first cell that launches.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)

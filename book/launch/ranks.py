@@ -19,14 +19,14 @@ from typing import Any
 
 from book.launch import child
 
-# What is kept of a rank's output: a rank that prints without end must not fill the memory of the notebook.
+# How much of a rank's output is kept: an endless loop of prints must not fill the notebook's memory.
 MAX_KEPT_BYTES = 1 << 22
 LISTEN_LIMIT_S = 0.2
 _main_module_lock = threading.Lock()
 
 
 class Lines:
-    """The lines that a rank wrote to one of its streams; past `MAX_KEPT_BYTES` they are only counted."""
+    """The lines that a rank wrote to one stream; after `MAX_KEPT_BYTES` further lines are counted, not kept."""
 
     def __init__(self) -> None:
         self.kept: list[str] = []
@@ -34,7 +34,7 @@ class Lines:
         self._partial = bytearray()
 
     def feed(self, data: bytes) -> list[str]:
-        """Take in what was read, b"" for the end of the stream; returns the lines that are now complete."""
+        """Add bytes that were read, b"" at the end of the stream; returns the lines that are now complete."""
         self._partial += data
         if b"\n" not in data and data:
             return []
@@ -55,13 +55,13 @@ class Lines:
             self._num_dropped += 1
 
     def shown(self) -> list[str]:
-        """The lines to show, the last of them saying how many were not kept."""
+        """The lines to show; if some were dropped, a last line says how many."""
         return self.kept + ([f"... and more: {self._num_dropped} lines not kept"] if self._num_dropped else [])
 
 
 @dataclass
 class RankProcess:
-    """One rank process and all that is known of it."""
+    """One rank process and everything known about it."""
     rank: int
     process: Any = None
     control: Connection | None = None
@@ -91,7 +91,7 @@ class RankProcess:
         return not self.finished and not self.failed
 
     def recording(self) -> Any:
-        """What this rank's recorder held when it returned, failed or was last asked; None if there is nothing."""
+        """This rank's recording when it returned, failed or was last asked; None if there is none."""
         if self.result is not None:
             return pickle.loads(self.result)[1]
         return self.recorded if self.recorded is not None else getattr(self.report, "recorded", None)
@@ -100,7 +100,7 @@ class RankProcess:
 @contextmanager
 def without_main_module() -> Iterator[None]:
     """Hide the launching script while a process starts."""
-    # multiprocessing would have each rank import the launching script again; cloudpickle makes that unnecessary.
+    # multiprocessing would import the launching script in every rank. cloudpickle makes that unnecessary.
     with _main_module_lock:
         main = sys.modules["__main__"]
         sys.modules["__main__"] = types.ModuleType("__main__")
@@ -146,7 +146,7 @@ class Ranks:
         for member in self._all:
             if member.control is not None:
                 member.control.close()
-            # A reader may keep the error, and with it this object: then nothing of the system must hang on it.
+            # A user may keep the error, and with it this object. Close all system resources now.
             if member.process is not None and (member.process.pid is None or member.process.exitcode is not None):
                 member.process.close()
 
@@ -173,17 +173,17 @@ class Ranks:
         self._selector.register(connection, selectors.EVENT_READ, (heard, args))
 
     def listen(self, wait_s: float) -> None:
-        """Take in whatever the ranks say, waiting at most `wait_s` for the first word."""
+        """Handle all messages and output of the ranks; waits at most `wait_s` for the first."""
         end_s = time.monotonic() + wait_s + LISTEN_LIMIT_S
         while (ready := self._selector.select(wait_s)) and time.monotonic() < end_s:
             wait_s = 0.0
-            # A rank's death is taken in last, after what it still had to say.
+            # Handle a rank's exit last, after its remaining messages.
             for key, _ in sorted(ready, key=lambda item: item[0].data[0] == self._bury):
                 heard, args = key.data
                 heard(key, *args)
 
     def ask(self, question: str) -> None:
-        """Put a question ("look", "report", "leave") to every rank that is alive."""
+        """Send a question ("look", "report", "leave") to every live rank."""
         for member in self._all:
             if member.exit_code is None:
                 try:
@@ -192,9 +192,9 @@ class Ranks:
                     continue
 
     def look(self) -> None:
-        """Ask the ranks for how long they have stood still, once all have answered the last time.
+        """Ask the ranks how long they have stood still, unless an answer to the last question is missing.
 
-        A rank whose C code holds the GIL cannot answer: further questions would only fill its pipe.
+        A rank whose C code holds the GIL cannot answer, and more questions would fill its pipe.
         """
         if all(member.still_s is not None for member in self._all if member.working):
             for member in self._all:
@@ -203,9 +203,9 @@ class Ranks:
             self.ask("look")
 
     def stand_still(self, limit_s: float) -> bool:
-        """Whether every rank still at work has answered that it has stood still for `limit_s`, and none left since.
+        """Whether every working rank has stood still for `limit_s`, and none has returned or died in that time.
 
-        A rank that returns may just have released one that has not woken up yet.
+        A rank that returns may have released another rank that has not woken up yet.
         """
         calm = self._looked_s - self._changed_s >= limit_s
         return calm and all((member.still_s or 0.0) >= limit_s for member in self._all if member.working)
@@ -246,11 +246,11 @@ class Ranks:
         self._selector.unregister(key.fileobj)
         member.process.join()
         member.exit_code = member.process.exitcode
-        _kill_group(member.process.pid)  # at once: later its number may be another's
+        _kill_group(member.process.pid)  # at once: the kernel may reuse its process id
         self._changed_s = time.monotonic()
 
     def dismiss(self, limit_s: float) -> None:
-        """Let ranks that are done leave, and take in their last words."""
+        """Let finished ranks exit, and read the rest of their output."""
         self.ask("leave")
         end_s = time.monotonic() + limit_s
         while any(member.exit_code is None for member in self._all) and time.monotonic() < end_s:
@@ -259,7 +259,7 @@ class Ranks:
 
     def dump(self, wait_s: float) -> dict[int, str]:
         """Stacks, written by `faulthandler`, of the ranks that have not reported: those whose C code holds the GIL."""
-        # Before it has entered, a rank may not have set up faulthandler yet, and would die of the signal.
+        # Before a rank has entered its function, its signal handler may be missing: the signal would kill it.
         silent = [member for member in self._all if member.working and member.entered and member.report is None]
         before = {member.rank: len(member.errors.kept) for member in silent}
         for member in silent:
@@ -275,11 +275,11 @@ class Ranks:
         return stacks
 
     def _kill(self) -> None:
-        """End every rank, however its function ended, with whatever it has started."""
+        """Kill every rank that is alive and every process that it has started."""
         living = [member for member in self._all if getattr(member.process, "pid", None) and member.exit_code is None]
         for member in living:
             _kill_group(member.process.pid)
-            # It may not lead its group yet.
+            # It may not be the leader of its process group yet.
             with suppress(ProcessLookupError):
                 os.kill(member.process.pid, signal.SIGKILL)
         for member in living:
@@ -288,6 +288,6 @@ class Ranks:
 
 def _kill_group(leader: int) -> None:
     """Kill what is left of the process group that a rank leads."""
-    # macOS refuses where all members have ended and wait to be collected.
+    # macOS raises PermissionError if all members are zombies.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)

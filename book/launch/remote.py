@@ -1,7 +1,7 @@
 """L2: remote procedure calls in words: an error that came from another worker, the calls that a rank serves.
 
-RPC runs what its peers call in threads of its own, and hands an error over as one long text: the name of the worker,
-its traceback with every line of torch's, and the same again for each worker that it passed through.
+RPC runs its peers' calls in its own threads, and returns an error as one long text: the name of the worker, its
+traceback with all of torch's frames, and the same again for each worker on the way back.
 """
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _RPC, _SERVES = "/torch/distributed/rpc/", "_run_function"
 
 @dataclass(frozen=True)
 class RemoteFailure:
-    """An error that a call brought back: the worker that raised it, its name and text, the learner's lines there."""
+    """An error returned by a remote call: the worker that raised it, its name and text, the learner's lines there."""
     worker: str
     error: str
     places: tuple[where.Place, ...]
 
 
 def remote_error(message: str) -> RemoteFailure | None:
-    """The error at the root of what RPC made of it; None for the text of any other error."""
+    """The original error in the text of an RPC error; None for the text of any other error."""
     workers = list(_WORKER.finditer(message))
     if not workers or _TRACEBACK not in message[workers[-1].end():]:
         return None
     shown, _, text = message[workers[-1].end():].partition(_TRAILER)[0].rpartition(_TRACEBACK)
-    # Below the frames; RPC makes an escaped end of line in the source that they show a real one, so go by its name.
+    # RPC turns an escaped newline in a frame's source into a real one, so find the error below the frames by its name.
     name = re.escape(shown.partition("(")[0])
     error = re.search(rf"^([\w.]+\.)?{name}\b.*", text, re.MULTILINE | re.DOTALL)
     lines = [Line(filename, int(number), function) for filename, number, function in _FRAME.findall(text)]
@@ -43,9 +43,9 @@ def remote_error(message: str) -> RemoteFailure | None:
 
 
 def served_calls(threads: Mapping[int, Sequence[Line]], frames: Mapping[int, FrameType]) -> list[str]:
-    """What this process does for its peers at this moment: "for a peer it waits in to_here at ...", a line for each.
+    """What this process is doing for its peers: "for a peer it waits in to_here at ...", one line for each call.
 
-    `threads` has the lines of all, `frames` the innermost frames of those that stand still, for more words.
+    `threads` holds the lines of all threads, `frames` the innermost frames of those that stand still, for more detail.
     """
     counts: Counter[tuple[str, str]] = Counter()
     for thread, lines in threads.items():

@@ -1,4 +1,4 @@
-"""L2: decide how a launch ended, and put it into words that are the same in every run."""
+"""L2: decide how a launch ended, and describe it in a message that is the same in every run."""
 from __future__ import annotations
 
 import re
@@ -15,10 +15,10 @@ SETTLE_LIMIT_S = 2.0
 SETTLE_S = 0.3
 LEAVE_LIMIT_S = 5.0
 REPORT_LIMIT_S = 2.0
-# What a rank reports when a peer has gone: an effect of the failure that is looked for, not its cause.
+# Errors of a rank whose peer has died: an effect of the failure that we look for, not its cause.
 VICTIM = re.compile(r"connection.{0,12}(closed|reset|refused)|broken pipe|socket closed|originated at tensorpipe",
                     re.IGNORECASE)
-# What gloo prints before it aborts: bytes sent, bytes there is room for.
+# What gloo prints before it aborts: bytes of the message, bytes of the tensor.
 MISFIT = re.compile(r"(\d+) vs (\d+)\. Received data size doesn't match expected size")
 _VARYING = (
     (re.compile(r"\[?(\d+\.\d+\.\d+\.\d+|\[[0-9a-f:]*::[0-9a-f:.]*|localhost)\]?:\d+"), "<address>"),
@@ -28,7 +28,7 @@ _VARYING = (
 
 
 def supervise(ranks: Ranks, timeout_s: float, hang_s: float) -> str:
-    """Listen to the ranks until it is clear how the launch ends: "done", "failed", "hang", "late" or "not started"."""
+    """Listen to the ranks until the launch is "done", "failed", "hang", "late" or "not started"; returns which."""
     tick_s = max(0.02, min(0.5, hang_s / 6))
     deadline_s, entered = time.monotonic() + START_LIMIT_S, False
     next_look_s = 0.0
@@ -52,9 +52,9 @@ def supervise(ranks: Ranks, timeout_s: float, hang_s: float) -> str:
 
 
 def _settle(ranks: Ranks) -> None:
-    """After a first failure, give the other ranks time to fail by themselves or to come to a stop.
+    """After the first failure, give the other ranks time to fail too or to stop moving.
 
-    Which failure is shown must not depend on which message was the faster one.
+    The failure that is shown must not depend on which message arrived first.
     """
     end_s = time.monotonic() + SETTLE_LIMIT_S
     while time.monotonic() < end_s and not ranks.stand_still(SETTLE_S):
@@ -64,7 +64,7 @@ def _settle(ranks: Ranks) -> None:
 
 
 def ask_for_reports(ranks: Ranks) -> dict[int, str]:
-    """Have every living rank say where it is; returns the stacks of those that only their C code could show."""
+    """Ask every live rank where it is; returns stack dumps of those that cannot answer: their C code holds the GIL."""
     ranks.ask("report")
     end_s = time.monotonic() + REPORT_LIMIT_S
     while any(member.working and member.report is None for member in ranks) and time.monotonic() < end_s:
@@ -73,7 +73,7 @@ def ask_for_reports(ranks: Ranks) -> dict[int, str]:
 
 
 def describe_hang(ranks: Ranks, verdict: str, limit_s: float, dumps: dict[int, str]) -> str:
-    """What each rank is doing in a run that hangs or is late."""
+    """What each rank is doing in a run that hangs or has run out of time."""
     first = {
         "hang": f"the ranks wait for one another: nothing has moved for {limit_s:g} s",
         "late": f"not done after {limit_s:g} s",
@@ -101,10 +101,10 @@ def _standing(member: RankProcess, dumps: dict[int, str]) -> str:
 
 
 def first_failure(ranks: Ranks) -> RankProcess:
-    """The rank whose failure caused the others: the earliest that is no mere victim, the lowest of several alike."""
+    """The rank with the earliest root cause; among ranks that failed in the same way, the lowest."""
     failed = [member for member in ranks if member.failed]
     causes = [member for member in failed if not _is_victim(member)] or failed
-    # A death has no time of its own; it is always a cause.
+    # A rank that died reports no time. Treat its death as a cause.
     first = min(causes, key=lambda member: (member.failure.time_s if member.failure else 0.0, member.rank))
     return min((member for member in causes if _kind(member) == _kind(first)), key=lambda member: member.rank)
 
@@ -119,7 +119,7 @@ def _kind(member: RankProcess) -> tuple[object, ...]:
 
 
 def describe_failure(ranks: Ranks, first: RankProcess) -> str:
-    """The first failure with the learner's own line, and which ranks failed in the same way."""
+    """The root cause with the learner's own line, and the ranks that failed in the same way."""
     lines = _raised(first) if first.failure else _died(first)
     alike = [member.rank for member in ranks if member.failed and member is not first and _kind(member) == _kind(first)]
     if alike:
@@ -134,11 +134,11 @@ def _raised(member: RankProcess) -> list[str]:
     place = f" in {last}" if last else "" if member.entered else " before its function started"
     head = f"rank {member.rank} failed{place}"
     error = f"{failure.name}: {steady(failure.message)}" if failure.message else failure.name
-    return [head, *(_from_afar(failure.message) or [error]), *(f"called from {place}" for place in reversed(callers))]
+    return [head, *(_remote(failure.message) or [error]), *(f"called from {place}" for place in reversed(callers))]
 
 
-def _from_afar(message: str) -> list[str]:
-    """The lines that tell of an error which a call over RPC brought back; none for any other."""
+def _remote(message: str) -> list[str]:
+    """The lines for an error that an RPC call returned; none for any other error."""
     remote = remote_error(message)
     if remote is None:
         return []
@@ -161,7 +161,7 @@ def _died(member: RankProcess) -> list[str]:
 
 
 def steady(text: str) -> str:
-    """An error's text without what changes from run to run: addresses, ports, C++ stacks."""
+    """An error's text without the parts that change from run to run: addresses, ports, C++ stacks."""
     for pattern, replacement in _VARYING:
         text = pattern.sub(replacement, text)
     return text.strip()

@@ -8,17 +8,17 @@ import time
 # The kernel's name for the CPU clock of one thread: its id, inverted, above these three bits (per thread, precise).
 _THREAD_CLOCK = 0b110
 _TASKS = "/proc/self/task"
-# Looks for messages of RPC without end and without a pause: that it is busy does not say that anything moves, and it
-# leaves its core only when another thread takes it.
+# This RPC thread polls for messages in a busy loop. That it uses CPU does not mean that anything progresses, and it
+# only gives up its core when another thread preempts it.
 _POLLER = "TP_SHM_reactor"
-# A thread that only waits uses no more than this share of a core. Each of gloo's, one for every process group, takes
-# 0.4 % for that, and more on a loaded machine.
+# A waiting thread uses at most this share of a core. Each of gloo's threads, one per process group, uses 0.4 % while it
+# waits, and more on a loaded machine.
 _IDLE_SHARE, _IDLE_NS = 0.03, 5e6
 _WATCH_S = 0.05
 
 
 def cpu_ns() -> dict[int, int]:
-    """CPU time used so far by each thread whose work means something, in nanoseconds by thread id."""
+    """CPU time used so far by each thread except the RPC poller, in nanoseconds by thread id."""
     used = {}
     for thread in map(int, os.listdir(_TASKS)):
         try:
@@ -31,16 +31,16 @@ def cpu_ns() -> dict[int, int]:
 
 
 def worked(before_ns: dict[int, int], after_ns: dict[int, int], elapsed_s: float) -> bool:
-    """Whether a thread, other than the calling one, has used more of a core between two looks than waiting takes."""
+    """Whether any thread except the caller has used more CPU time between two looks than waiting needs."""
     limit_ns = 1e9 * _IDLE_SHARE * elapsed_s + _IDLE_NS
     return any(used - before_ns.get(thread, 0) > limit_ns
                for thread, used in after_ns.items() if thread != threading.get_native_id())
 
 
 def stand_still() -> tuple[bool, bool]:
-    """Whether the main thread is seen to use and to want no core for a moment; whether no other one works either.
+    """Whether the main thread is idle for a moment, and whether all other threads are idle too.
 
-    True where the operating system does not say.
+    (True, True) where the operating system does not say.
     """
     if not os.path.isdir(_TASKS):
         return True, True
@@ -57,7 +57,7 @@ def _clock_ns(thread: int) -> int:
 
 
 def queue() -> dict[int, tuple[bool, int]]:
-    """By thread id: whether it runs or would if it had a core, and a number that grows when it has had one."""
+    """By thread id: whether the thread is runnable, and a number that grows whenever it has run."""
     found = {}
     for thread in map(int, os.listdir(_TASKS)):
         try:

@@ -78,7 +78,7 @@ def _is_launcher(filename: str) -> bool:
 def own_lines(lines: Sequence[Line]) -> Sequence[Line]:
     """Keep, of lines from the outermost call inwards, those that the learner wrote.
 
-    Falls back on the book's own lines, then on the innermost line, so that something is always left to show.
+    Falls back to the book's own lines, then to the innermost line, so that there is always a line to show.
     """
     learner = [line for line in lines if not _is_library(line.filename) and not _is_book(line.filename)]
     book = [line for line in lines if _is_book(line.filename) and not _is_launcher(line.filename)]
@@ -132,13 +132,13 @@ def communicates(lines: Sequence[Line]) -> bool:
 
 
 def sleeps(lines: Sequence[Line]) -> bool:
-    """Whether a thread at these lines sleeps, and so will go on by itself."""
+    """Whether a thread at these lines sleeps, and will continue by itself."""
     calls = lines[-1].calls()
     return "sleep" in calls and calls.isdisjoint(BLOCKING_CALLS)
 
 
 def doing_at(lines: Sequence[Line]) -> str:
-    """What a thread does, in fewer words than those of `doing`, for its frames may not be read: it moves."""
+    """What a running thread does, in less detail than `doing`: its frames may not be read."""
     if sleeps(lines):
         return "sleeps"
     inside = [line.function for line in lines if _is_communication(line.filename)]
@@ -147,7 +147,7 @@ def doing_at(lines: Sequence[Line]) -> str:
 
 
 def _is_private(name: str) -> bool:
-    """Whether a name in torch.distributed is none that callers use."""
+    """Whether a name in torch.distributed is internal."""
     return name == "wrapper" or re.match(r"_(?!_)", name) is not None
 
 
@@ -156,9 +156,9 @@ def _is_communication(filename: str) -> bool:
 
 
 def _torch_frame(frames: list[FrameType]) -> FrameType | None:
-    """The outermost frame in torch.distributed: what the learner called, not what that is made of.
+    """The outermost frame in torch.distributed: the function that the learner called.
 
-    An RRef's `rpc_sync()` enters by private functions: then it is the first one that has a name for callers.
+    An RRef's `rpc_sync()` enters through private functions; in that case it is the first public one.
     """
     inside = [frame for frame in frames
               if _is_communication(frame.f_code.co_filename) and frame.f_code.co_name != "wrapper"]
@@ -167,7 +167,7 @@ def _torch_frame(frames: list[FrameType]) -> FrameType | None:
 
 
 def doing(frames: list[FrameType]) -> str:
-    """What a thread does whose frames these are: "waits in recv from rank 1", "sleeps", "computes"."""
+    """What the thread with these frames does: "waits in recv from rank 1", "sleeps", "computes"."""
     innermost = pending.call_name(pending.current_call(frames[-1]))
     if innermost == "sleep":
         return "sleeps"
