@@ -9,7 +9,7 @@
 PYTHON ?= python3
 PORT   ?= 8000
 JOBS   ?= 2
-# Many attacks do nothing but wait for a limit: one more at a time.
+# Attacks, and grading as a whole, wait for limits and sandboxes much of the time: one more at a time.
 WAITING_JOBS ?= $(shell echo $$(( $(JOBS) * 3 / 2 )))
 BIN    := .venv/bin
 
@@ -74,7 +74,7 @@ test: $(MORE_STAMP)
 
 test-all: $(MORE_STAMP)
 	@echo "== Testing everything (SHARD=$(SHARD))"
-	@$(PYTEST) tests $(NOTEBOOKS) --tier all --fresh-kernels --shard $(SHARD) -n $(JOBS)
+	@$(PYTEST) tests $(NOTEBOOKS) --tier all --fresh-kernels --shard $(SHARD) -n $(WAITING_JOBS)
 
 changed: $(MORE_STAMP)
 	@echo "== Testing what the changes since $(SINCE) affect, and test leaves out"

@@ -51,7 +51,7 @@ def distances(changed: Iterable[str]) -> dict[str, int]:
 def _sources() -> list[str]:
     """Every Python file and notebook whose imports are read."""
     paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")
-             if "answers" not in path.parts and "attacks" not in path.parts]
+             if "attacks" not in path.parts]
     paths += [path for folder in ("chapters", "labs") for path in (ROOT / folder).glob("*.ipynb")]
     return sorted(str(path.relative_to(ROOT)) for path in paths)
 

@@ -1,8 +1,8 @@
 """Answers that learners really give: every wrong one fails with its own message, every right one passes.
 
-A right one also prints, in every check, what the lab's own solution printed: grading compares just that. A file in
-answers/NAME/ is headed `# exercise: 3` and `# expect: pass` or `# expect: part of the message`. It replaces that
-exercise's answer cell in labs/NAME.ipynb; the other answers are the lab's own. All run in this one process.
+A right one also prints, in every check, what the lab's own solution printed: grading compares just that. An answer (see
+tests/answers) replaces that exercise's answer cell in its lab; the other answers are the lab's own. All run in this one
+process.
 
 `make answers` runs all of them, `make test` one of each of some families: which ones changes from commit to commit.
 """
@@ -14,26 +14,17 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from book.checks import CheckFailed
 from book.grading.lab import marks, points, shown
 from book.launch import LaunchError
+from tests.answers import LABS, PASS, answers, apply, read
 from tests.families import drawn, family, strings
 
 HERE = Path(__file__).parent
-LABS = {path.stem: nbformat.read(path, as_version=4) for path in sorted((HERE.parent / "labs").glob("*.ipynb"))}
-ANSWERS = sorted((HERE / "answers").glob("*/*.py"))
 # How many families of a lab `make test` runs: the answers of the last lab train on 8 ranks, and take ten times as long.
-NUM_FAMILIES = {name: 18 for name in LABS} | {"07_hybrid_3d": 8}
-
-
-def headed(path):
-    """The exercise number, what to expect, and the code of an answer file."""
-    head, _, body = path.read_text().partition("\n\n")
-    fields = dict(line.removeprefix("# ").split(": ", 1) for line in head.splitlines())
-    return int(fields["exercise"]), fields["expect"], body
+NUM_FAMILIES = {name: 18 for name in LABS} | {"07_hybrid_3d": 5}
 
 
 def run_lab(lab, exercise, answer, name):
@@ -72,9 +63,8 @@ def stored(lab, name):
 
 def daily(lab):
     """The answers of a lab that `make test` runs at this commit."""
-    own = [(*headed(path)[:2], path.stem) for path in ANSWERS if path.parent.name == lab]
     known = strings(LABS[lab])
-    families = [(family(known, exercise, expected), name) for exercise, expected, name in own]
+    families = [(family(known, answer.exercise, answer.expected), answer.name) for answer in answers(lab)]
     return drawn(families, NUM_FAMILIES[lab], lab + commit())
 
 
@@ -91,33 +81,55 @@ class LabsAnswers:
 
     @pytest.mark.slow
     def test_answer(self, answer):
-        exercise, expected, body = headed(answer)
         lab = LABS[self.name]
-        if expected == "pass":
-            printed = run_lab(lab, exercise, body, answer.stem)
+        if answer.expected == PASS:
+            printed = run_lab(lab, answer.exercise, answer.source, answer.name)
             assert printed and printed == {name: stored(lab, name) for name in printed}
             return
         with pytest.raises((CheckFailed, LaunchError)) as caught:
-            run_lab(lab, exercise, body, answer.stem)
-        assert expected in str(caught.value)
+            run_lab(lab, answer.exercise, answer.source, answer.name)
+        assert answer.expected in str(caught.value)
 
     def test_there_are_enough_answers(self):
-        heads = [headed(p) for p in ANSWERS if p.parent.name == self.name]
-        expectations = [expected for _, expected, _ in heads]
-        wrong = [e for e in expectations if e != "pass"]
-        assert len(wrong) >= 12 and len(expectations) - len(wrong) >= 4
-        assert len({(e, x) for x, e, _ in heads if e != "pass"}) == len(wrong), "each has a message of its own"
-        assert {exercise for exercise, _, _ in heads} == points(LABS[self.name]).keys(), "every exercise is tried"
+        wrong = [answer for answer in answers(self.name) if answer.expected != PASS]
+        assert len(wrong) >= 12 and len(answers(self.name)) - len(wrong) >= 4
+        assert len({(answer.exercise, answer.expected) for answer in wrong}) == len(wrong), "each has a message of its own"
+        assert {answer.exercise for answer in answers(self.name)} == points(LABS[self.name]).keys(), "every exercise is tried"
 
 
 def pytest_generate_tests(metafunc):
     if "answer" in metafunc.fixturenames:
         lab = metafunc.cls.name
-        own, taken = [path for path in ANSWERS if path.parent.name == lab], daily(lab)
-        metafunc.parametrize("answer", [pytest.param(path, id=path.stem, marks=[pytest.mark.full] * (path.stem not in taken))
-                                        for path in own])
+        taken = daily(lab)
+        metafunc.parametrize("answer", [pytest.param(one, id=one.name, marks=[pytest.mark.full] * (one.name not in taken))
+                                        for one in answers(lab)])
 
 
 for _name in LABS:
     _own = {"name": _name, "path": HERE.parent / "labs" / f"{_name}.ipynb"}
     globals()[f"TestLab{_name}"] = type(f"TestLab{_name}", (LabsAnswers,), _own)
+
+
+PATCH = ["-    return a", "+    return b", "@@", " def second():", "+    tell()"]
+SOURCE = "def first():\n    return a\ndef second():\n    return c"
+
+
+def test_a_patch_replaces_each_of_its_places():
+    assert apply(PATCH, SOURCE) == "def first():\n    return b\ndef second():\n    tell()\n    return c"
+
+
+@pytest.mark.parametrize("source, times", [(SOURCE.replace("a", "b"), 0), (SOURCE.replace("c", "a"), 2)])
+def test_a_patch_whose_place_is_not_unique_is_refused(source, times):
+    with pytest.raises(ValueError, match=f"holds this {times} times, not once:\n    return a"):
+        apply(PATCH, source)
+
+
+def test_the_answers_of_a_file_are_read():
+    text = "one: a message: with a colon\n-a\n+\n+b\n\ntwo on one: pass\n+c\n"
+    assert list(read(text)) == [("one", "", "a message: with a colon", ["-a", "+", "+b"]), ("two", "one", "pass", ["+c"])]
+
+
+@pytest.mark.parametrize("head", ["one", "one pass", "one two: pass", "one: "])
+def test_an_answer_without_a_name_and_a_message_is_refused(head):
+    with pytest.raises(ValueError, match="must read 'name: expected message'"):
+        list(read(f"{head}\n-a"))

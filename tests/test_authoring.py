@@ -281,7 +281,7 @@ def test_backend_and_device_may_differ_between_machines_and_nothing_else(tmp_pat
     assert "1 failed, 2 passed" in said and "6 ranks" in said, said
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(os.name != "posix", reason="zmq has sockets in folders on Linux and macOS")
 def test_no_kernel_of_the_books_notebooks_waits_for_a_port(tmp_path: Path) -> None:
     connection = "import json\nfrom ipykernel import get_connection_file\nwith open(get_connection_file()) as file:\n" \

@@ -106,7 +106,7 @@ def test_a_limit_ends_a_program() -> None:
     assert ended.status is None and ended.num_left == 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_command_rehearses_a_part_and_writes_its_report(tmp_path: Path) -> None:
     """As a program of its own: it hides the machine's GPUs from itself."""
     program = subprocess.run([sys.executable, "-m", "benchmarks.gpu", "--rehearse", "--only", "launching", "--out",

@@ -51,6 +51,7 @@ def test_a_notebook_finds_what_it_finds_in_a_fresh_kernel(folder: Path, options:
     assert not psutil.pid_exists(int((folder / "pid").read_text())), "the kernel has ended with the run"
 
 
+@pytest.mark.full
 def test_an_output_that_differs_fails_in_a_forked_kernel_too(folder: Path) -> None:
     path = folder / "beside.py"
     path.write_text("NAME = 'another one'\n")

@@ -10,10 +10,10 @@ import pytest
 from book.grading.lab import checks, code_cells, marks, needed
 from book.grading.ranks import Ranks
 from book.grading.wired import WIRED, received_once, ring, rows_sent, verdict
-from tests.test_answers import ANSWERS, LABS, headed
+from tests.answers import LABS, PASS, Answer, answers
 
 
-READS = ["labs/*.ipynb", "tests/answers/*/*.py"]
+READS = ["labs/*.ipynb", "tests/answers/*/*.diff"]
 
 
 def in_every_run(name: str, exercise: int) -> bool:
@@ -22,12 +22,11 @@ def in_every_run(name: str, exercise: int) -> bool:
 
 
 def wired_answers() -> Iterator:
-    for path in ANSWERS:
-        exercise, expected, body = headed(path)
-        lab = LABS[path.parent.name]
-        if expected == "pass" and any(marks(cell).get("wire") for cell in checks(lab, exercise)):
-            chosen = in_every_run(path.parent.name, exercise) and path.stem == "right_ring_with_padding"
-            yield pytest.param(path.parent.name, exercise, body, id=path.stem, marks=() if chosen else pytest.mark.full)
+    for name, lab in LABS.items():
+        for answer in answers(name):
+            if answer.expected == PASS and any(marks(cell).get("wire") for cell in checks(lab, answer.exercise)):
+                chosen = in_every_run(name, answer.exercise) and answer.name == "right_ring_with_padding"
+                yield pytest.param(answer, id=answer.name, marks=() if chosen else pytest.mark.full)
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +37,12 @@ def ranks() -> Iterator[Mapping[str, Ranks]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, exercise, answer", list(wired_answers()))
-def test_a_right_answer_passes_over_the_wire(ranks: Mapping[str, Ranks], name: str, exercise: int, answer: str) -> None:
-    lab = LABS[name]
-    answers = {marks(cell)["id"]: [answer if marks(cell)["exercise"] == exercise else cell.source]
+@pytest.mark.parametrize("answer", list(wired_answers()))
+def test_a_right_answer_passes_over_the_wire(ranks: Mapping[str, Ranks], answer: Answer) -> None:
+    lab = LABS[answer.lab]
+    sources = {marks(cell)["id"]: [answer.source if marks(cell)["exercise"] == answer.exercise else cell.source]
                for cell in code_cells(lab) if marks(cell)["kind"] == "answer"}
-    assert verdict(lab, exercise, answers, ranks[name]) is None
+    assert verdict(lab, answer.exercise, sources, ranks[answer.lab]) is None
 
 
 @pytest.mark.slow

@@ -113,7 +113,7 @@ def _distance(item: pytest.Item, near: dict[str, int]) -> int | None:
 
 
 def _own_files(item: pytest.Item) -> list[str]:
-    """The files among a test's parameters, and the one that its class is about."""
+    """The files that its parameters are, or are read from, and the one that its class is about."""
     parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
-    paths = [*parameters, getattr(getattr(item, "cls", None), "path", None)]
+    paths = [getattr(one, "path", one) for one in (*parameters, getattr(item, "cls", None))]
     return [str(path.relative_to(ROOT)) for path in paths if isinstance(path, Path) and path.is_relative_to(ROOT)]

@@ -1,0 +1,82 @@
+"""Answers as learners give them, each kept as a patch of the solution that the lab holds.
+
+A file exercise_N.diff below the name of a lab holds the answers to one exercise. Each begins with a line
+`name: part of the message that it must get`, or `name: pass`. Its patch follows: lines that begin with "-" are replaced
+by those that begin with "+"; lines that begin with a space are kept, and say where. A line "@@" begins another place.
+`name on other: ...` is a patch of the answer called `other` instead. An empty line ends an answer.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import nbformat
+
+from book.grading.lab import marks
+
+HERE = Path(__file__).parent
+LABS = {path.stem: nbformat.read(path, as_version=4) for path in sorted((HERE.parents[1] / "labs").glob("*.ipynb"))}
+PASS = "pass"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer to an exercise of a lab, its whole code, what a check must say of it, and the file that holds it."""
+    lab: str
+    exercise: int
+    name: str
+    expected: str
+    source: str
+    path: Path
+
+
+@cache
+def answers(lab: str) -> list[Answer]:
+    """All kept answers to a lab, by exercise and name."""
+    found = []
+    for path in sorted((HERE / lab).glob("exercise_*.diff")):
+        exercise = int(path.stem.removeprefix("exercise_"))
+        written = {name: (base, expected, patch) for name, base, expected, patch in read(path.read_text("utf-8"))}
+
+        def source(name: str) -> str:
+            base, _, patch = written[name]
+            return apply(patch, source(base) if base else solution(lab, exercise))
+
+        found += [Answer(lab, exercise, name, written[name][1], source(name), path) for name in sorted(written)]
+    return found
+
+
+def solution(lab: str, exercise: int) -> str:
+    """The lab's own answer to an exercise, without the marks around it."""
+    (found,) = [cell.source for cell in LABS[lab].cells if cell.cell_type == "code"
+                and (marks(cell)["kind"], marks(cell).get("exercise")) == ("answer", exercise)]
+    return "\n".join(line for line in found.split("\n") if not line.strip().startswith("### "))
+
+
+def read(text: str) -> Iterator[tuple[str, str, str, list[str]]]:
+    """The (name, name of the answer that it changes or "", expected message, lines of the patch) of each answer."""
+    for block in filter(None, text.strip("\n").split("\n\n")):
+        head, *patch = block.split("\n")
+        names, _, expected = head.partition(": ")
+        name, _, base = names.partition(" on ")
+        if not expected or not name.isidentifier():
+            raise ValueError(f"{head!r} must read 'name: expected message' or 'name on other: expected message'")
+        yield name, base, expected, patch
+
+
+def apply(patch: list[str], source: str) -> str:
+    """The source with each place of a patch replaced; raises ValueError where a place is not there exactly once."""
+    lines = source.split("\n")
+    replaced = []
+    for place in "\n".join(patch).split("\n@@\n"):
+        changes = place.split("\n")
+        old, new = ([change[1:] for change in changes if change[:1] in kinds] for kinds in ("- ", "+ "))
+        starts = [start for start in range(len(lines)) if lines[start:start + len(old)] == old]
+        if len(starts) != 1:
+            raise ValueError(f"the source holds this {len(starts)} times, not once:\n" + "\n".join(old))
+        replaced.append((starts[0], len(old), new))
+    for start, count, new in sorted(replaced, reverse=True):
+        lines[start:start + count] = new
+    return "\n".join(lines)
