@@ -11,7 +11,7 @@ without circles.
                       forward or backward of which micro-batch a rank runs next
         trace         Event, Trace: what happened, when, on which rank
         mesh          Mesh: ranks on axes such as (pp, dp, tp), their groups, and the nodes that they sit on
-    L1  collectives   ring_all_reduce and its rivals, as schedules
+    L1  collectives   ring_all_reduce and its rivals, as schedules; COLLECTIVES: what each promises and costs
         pipelines     gpipe, one_f_one_b and their rivals, as schedules
         cost          latency-bandwidth links and the closed forms they lead to; bytes sent and bytes held
     L2  simulate      schedule + link -> trace, without starting a process

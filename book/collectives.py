@@ -4,40 +4,95 @@ Every function returns a `Schedule` whose promise `check()` verifies. Buffers ar
 ranks (halving-doubling: as many as the largest power of two that fits), so that the same buffer can be watched under
 each algorithm. Steps count rounds: in one step a rank sends at most one message and receives at most one. The root,
 where there is one, is rank 0.
+
+`COLLECTIVES`, at the end, has a record of each: what it promises, what it costs, where it was published.
 """
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from book.columns import Columns, concatenate
+from book.cost import links
 from book.promise import ROOT
-from book.schedule import OPS, Move, Schedule, check_counts
+from book.schedule import OPS, Move, Schedule, ScheduleError, check_counts
+
+
+def _any_world_size(world_size: int) -> list[tuple[int, ...]]:
+    return [(world_size,)]
+
+
+def _always(world_size: int) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective of the book: the function that schedules it, its promise, its closed forms, its source.
+
+    `promise` names an entry of `book.promise.PROMISES`. `sizes` returns, for a number of ranks, every tuple of
+    arguments with which `schedule` makes one for that many: [(8,)] for most, [(2, 4), (4, 2)] and so on for nodes of
+    ranks, [] where the collective is not defined. `time_s(*arguments, num_bytes, link)` is the time in seconds on equal
+    links, `sent_bytes(*arguments, num_bytes)` what the busiest rank sends in bytes; None where the book has no closed
+    form. On a world size where `exact` is false, `time_s` is an upper bound if adding takes time. `source` is a key of
+    references.bib, None for what is too plain to have one. `phases` are what the two halves of an all-reduce promise,
+    the one that adds and the one that copies.
+    """
+
+    schedule: Callable[..., Schedule]
+    promise: str
+    time_s: Callable[..., float] | None = None
+    source: str | None = None
+    sent_bytes: Callable[..., float] | None = None
+    sizes: Callable[[int], list[tuple[int, ...]]] = _any_world_size
+    exact: Callable[[int], bool] = _always
+    phases: tuple[str, str] = ("reduce_scatter", "all_gather")
+
+    @property
+    def name(self) -> str:
+        """The name of the function that schedules it."""
+        return self.schedule.__name__
+
+    def schedules(self, world_size: int) -> list[Schedule]:
+        """Every schedule of it on `world_size` ranks, one for each entry of `sizes`.
+
+        Raises ScheduleError where a schedule promises something else than the record.
+        """
+        check_counts(world_size=world_size)
+        made = [self.schedule(*arguments) for arguments in self.sizes(world_size)]
+        for schedule in made:
+            if schedule.promise != self.promise:
+                raise ScheduleError(f"{self.name}: its record promises {self.promise!r} and its schedule "
+                                    f"{schedule.promise!r}: state the same promise in both")
+        return made
 
 
 def broadcast(world_size: int) -> Schedule:
     """A binomial tree: ceil(lg N) steps of the whole buffer, and each doubles the ranks that have it (Thakur 2005)."""
     check_counts(world_size=world_size)
-    return Schedule("broadcast", world_size, world_size, _one_after_the_other(*_tree_down(world_size)))
+    return Schedule("broadcast", world_size, world_size, _one_after_the_other(*_tree_down(world_size)), "broadcast")
 
 
 def reduce(world_size: int) -> Schedule:
     """The binomial tree upwards: ceil(lg N) steps, each adds one half of the sums to the other (Thakur 2005)."""
     check_counts(world_size=world_size)
-    return Schedule("reduce", world_size, world_size, _one_after_the_other(*_tree_up(world_size)))
+    return Schedule("reduce", world_size, world_size, _one_after_the_other(*_tree_up(world_size)), "reduce")
 
 
 def scatter(world_size: int) -> Schedule:
     """N-1 steps of one chunk: the root sends rank r its chunk r, one rank after the other."""
     check_counts(world_size=world_size)
     others = np.arange(1, world_size)
-    return Schedule("scatter", world_size, world_size, _moves(others - 1, ROOT, others, others, "copy"))
+    return Schedule("scatter", world_size, world_size, _moves(others - 1, ROOT, others, others, "copy"), "scatter")
 
 
 def gather(world_size: int) -> Schedule:
     """N-1 steps of one chunk: rank r sends the root its chunk r, one rank after the other."""
     check_counts(world_size=world_size)
     others = np.arange(1, world_size)
-    return Schedule("gather", world_size, world_size, _moves(others - 1, others, ROOT, others, "copy"))
+    return Schedule("gather", world_size, world_size, _moves(others - 1, others, ROOT, others, "copy"), "gather")
 
 
 def all_to_all(world_size: int) -> Schedule:
@@ -55,7 +110,7 @@ def all_to_all(world_size: int) -> Schedule:
     meet = partner < world_size  # on an odd N there is no such rank
     src, dst = rank[meet], partner[meet]
     moves = _moves(step[meet], src, dst, dst, "copy")
-    return Schedule("all_to_all", world_size, world_size, moves.replace(into=moves.array("src")))
+    return Schedule("all_to_all", world_size, world_size, moves.replace(into=moves.array("src")), "all_to_all")
 
 
 def ring_reduce_scatter(world_size: int) -> Schedule:
@@ -64,20 +119,20 @@ def ring_reduce_scatter(world_size: int) -> Schedule:
     In step s rank r sends chunk r-s to its right-hand neighbour, which adds it to its own.
     """
     check_counts(world_size=world_size)
-    return Schedule("ring_reduce_scatter", world_size, world_size, _ring_moves(world_size, "reduce"))
+    return Schedule("ring_reduce_scatter", world_size, world_size, _ring_moves(world_size, "reduce"), "reduce_scatter")
 
 
 def ring_all_gather(world_size: int) -> Schedule:
     """N-1 steps that carry chunk r+1 of rank r to every rank: in step s rank r passes on chunk r+1-s."""
     check_counts(world_size=world_size)
-    return Schedule("ring_all_gather", world_size, world_size, _ring_moves(world_size, "copy"))
+    return Schedule("ring_all_gather", world_size, world_size, _ring_moves(world_size, "copy"), "all_gather")
 
 
 def ring_all_reduce(world_size: int) -> Schedule:
     """A ring reduce-scatter, then a ring all-gather: 2(N-1) steps of one chunk (Patarasuk and Yuan 2009)."""
     check_counts(world_size=world_size)
     moves = _one_after_the_other(_ring_moves(world_size, "reduce"), _ring_moves(world_size, "copy"))
-    return Schedule("ring_all_reduce", world_size, world_size, moves)
+    return Schedule("ring_all_reduce", world_size, world_size, moves, "all_reduce")
 
 
 def parameter_server_all_reduce(world_size: int) -> Schedule:
@@ -87,14 +142,15 @@ def parameter_server_all_reduce(world_size: int) -> Schedule:
     step = others[:, None] - 1
     to_root = _moves(step, others[:, None], ROOT, chunks, "reduce")
     from_root = _moves(step, ROOT, others[:, None], chunks, "copy")
-    return Schedule("parameter_server_all_reduce", world_size, world_size, _one_after_the_other(to_root, from_root))
+    moves = _one_after_the_other(to_root, from_root)
+    return Schedule("parameter_server_all_reduce", world_size, world_size, moves, "all_reduce")
 
 
 def tree_all_reduce(world_size: int) -> Schedule:
     """A binomial tree up to rank 0 and down again: 2 ceil(lg N) steps of the whole buffer (Thakur 2005)."""
     check_counts(world_size=world_size)
     moves = _one_after_the_other(*_tree_up(world_size), *_tree_down(world_size))
-    return Schedule("tree_all_reduce", world_size, world_size, moves)
+    return Schedule("tree_all_reduce", world_size, world_size, moves, "all_reduce")
 
 
 def halving_doubling_all_reduce(world_size: int) -> Schedule:
@@ -114,7 +170,7 @@ def halving_doubling_all_reduce(world_size: int) -> Schedule:
     fold = [_moves(0, extra, extra - num_core, chunks, "reduce")] if len(extra) else []
     unfold = [_moves(0, extra - num_core, extra, chunks, "copy")] if len(extra) else []
     moves = _one_after_the_other(*fold, *halving, *doubling, *unfold)
-    return Schedule("halving_doubling_all_reduce", world_size, num_core, moves)
+    return Schedule("halving_doubling_all_reduce", world_size, num_core, moves, "all_reduce")
 
 
 def hierarchical_all_reduce(num_nodes: int, ranks_per_node: int) -> Schedule:
@@ -129,7 +185,8 @@ def hierarchical_all_reduce(num_nodes: int, ranks_per_node: int) -> Schedule:
               _across_nodes(num_nodes, ranks_per_node, "reduce"),
               _across_nodes(num_nodes, ranks_per_node, "copy"),
               _inside_nodes(num_nodes, ranks_per_node, "copy")]
-    return Schedule("hierarchical_all_reduce", world_size, world_size, _one_after_the_other(*phases))
+    moves = _one_after_the_other(*phases)
+    return Schedule("hierarchical_all_reduce", world_size, world_size, moves, "all_reduce")
 
 
 def _tree_edges(world_size: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -197,3 +254,29 @@ def _one_after_the_other(*phases: Columns) -> Columns:
             first = int(shifted[-1].array("step")[-1]) + 1
     return concatenate(shifted) if shifted else _moves(0, 0, 0, np.zeros(0, dtype=np.int32), "copy")
 
+
+def _nodes(world_size: int) -> list[tuple[int, ...]]:
+    return [(num_nodes, world_size // num_nodes) for num_nodes in range(1, world_size + 1)
+            if world_size % num_nodes == 0]
+
+
+def _power_of_two(world_size: int) -> bool:
+    return world_size & (world_size - 1) == 0
+
+
+COLLECTIVES = {collective.name: collective for collective in (
+    Collective(ring_all_reduce, "all_reduce", links.ring_all_reduce_s, "patarasuk2009", links.ring_sent_bytes),
+    Collective(ring_reduce_scatter, "reduce_scatter", links.ring_reduce_scatter_s, "patarasuk2009"),
+    Collective(ring_all_gather, "all_gather", links.ring_all_gather_s, "thakur2005"),
+    Collective(parameter_server_all_reduce, "all_reduce", links.parameter_server_all_reduce_s,
+               sent_bytes=links.root_sent_bytes, phases=("reduce", "broadcast")),
+    Collective(tree_all_reduce, "all_reduce", links.tree_all_reduce_s, "thakur2005", exact=_power_of_two,
+               phases=("reduce", "broadcast")),
+    Collective(halving_doubling_all_reduce, "all_reduce", links.halving_doubling_all_reduce_s, "rabenseifner2004"),
+    Collective(hierarchical_all_reduce, "all_reduce", links.hierarchical_all_reduce_s, sizes=_nodes),
+    Collective(broadcast, "broadcast", links.broadcast_s, "thakur2005"),
+    Collective(scatter, "scatter", links.scatter_s),
+    Collective(gather, "gather", links.gather_s),
+    Collective(reduce, "reduce", links.reduce_s, "thakur2005", exact=_power_of_two),
+    Collective(all_to_all, "all_to_all", links.all_to_all_s, "thakur2005"),
+)}

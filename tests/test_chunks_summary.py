@@ -7,6 +7,7 @@ from book import collectives
 from book.schedule import Schedule
 from book.trace import Event, Trace
 from book.widgets.chunks_run import as_trace, read_run
+from book.widgets.chunks_data import run_payload
 from book.widgets.chunks_summary import MOST_NAMES, phases
 
 RANKS = (0, 1)
@@ -31,8 +32,23 @@ def test_a_step_adds_only_if_most_of_its_chunks_are_added(ops, digit):
 
 def test_phases_of_schedules():
     assert phases(read_run(as_trace(collectives.ring_all_reduce(4)))) == ("000111", [])
-    swap = Schedule("swap", 2, 2, [(0, 0, 1, 0, "reduce"), (0, 1, 0, 1, "copy"), (1, 1, 0, 0, "copy")])
+    swap = Schedule("swap", 2, 2, [(0, 0, 1, 0, "reduce"), (0, 1, 0, 1, "copy"), (1, 1, 0, 0, "copy")], "all_reduce")
     assert phases(read_run(as_trace(swap))) == ("11", [])
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 8])
+def test_an_all_reduce_of_the_book_has_the_phases_of_its_record(num_ranks):
+    for make in (collectives.tree_all_reduce, collectives.parameter_server_all_reduce):
+        assert run_payload(as_trace(make(num_ranks)))["names"] == ["reduce", "broadcast", ""]
+    for make in (collectives.ring_all_reduce, collectives.halving_doubling_all_reduce):
+        assert run_payload(as_trace(make(num_ranks)))["names"] == ["reduce-scatter", "all-gather", ""]
+
+
+def test_the_phases_of_any_other_all_reduce_are_those_that_its_ranks_look_like():
+    for make, names in ((collectives.tree_all_reduce, ["reduce", "broadcast", ""]),
+                        (collectives.halving_doubling_all_reduce, ["reduce-scatter", "all-gather", ""])):
+        other = Schedule("other", 8, 8, make(8).moves, "all_reduce")
+        assert run_payload(as_trace(other))["names"] == names
 
 
 def test_a_collective_is_a_phase_of_its_own():

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from book.collectives import (all_to_all, broadcast, gather, halving_doubling_all_reduce, hierarchical_all_reduce,
-                              parameter_server_all_reduce, reduce, ring_all_gather, ring_all_reduce,
-                              ring_reduce_scatter, scatter, tree_all_reduce)
+from book.collectives import (COLLECTIVES, all_to_all, ring_all_gather, ring_all_reduce, ring_reduce_scatter,
+                              tree_all_reduce)
 from book.cost import Link
 from book.execute import execute
 from book.launch import LaunchError, launch
@@ -19,15 +18,12 @@ from tests.by_value import sent_by_value
 
 sent_by_value(__name__)
 
-SIMPLE = (ring_all_reduce, ring_reduce_scatter, ring_all_gather, parameter_server_all_reduce, tree_all_reduce,
-          halving_doubling_all_reduce, broadcast, scatter, gather, reduce, all_to_all)
-NODES = {4: [(2, 2)], 6: [(2, 3), (3, 2)]}
 ITEM_BYTES = 8
 
 
 def schedules(world_size: int) -> list[Schedule]:
     """Every collective of the book, on `world_size` ranks."""
-    return [make(world_size) for make in SIMPLE] + [hierarchical_all_reduce(*n) for n in NODES.get(world_size, ())]
+    return [schedule for collective in COLLECTIVES.values() for schedule in collective.schedules(world_size)]
 
 
 def values(rank: int, length: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -191,7 +187,7 @@ def replace_move(schedule: Schedule, place: int, **changes: object) -> Schedule:
     """The schedule with one move changed."""
     moves = list(schedule.moves)
     moves[place] = replace(moves[place], **changes)
-    return Schedule(schedule.name, schedule.world_size, schedule.num_chunks, moves)
+    return Schedule(schedule.name, schedule.world_size, schedule.num_chunks, moves, schedule.promise)
 
 
 @pytest.mark.slow
@@ -209,7 +205,8 @@ def test_a_wrong_schedule_runs_and_its_trace_shows_what_comes_of_it():
 
 @pytest.mark.slow
 def test_a_contribution_that_comes_twice_counts_twice():
-    twice = Schedule("twice", 2, 1, [Move(0, 0, 1, 0, "reduce"), Move(1, 0, 1, 0, "reduce"), Move(1, 0, 1, 0, "reduce")])
+    moves = [Move(0, 0, 1, 0, "reduce"), Move(1, 0, 1, 0, "reduce"), Move(1, 0, 1, 0, "reduce")]
+    twice = Schedule("twice", 2, 1, moves, "all_reduce")
     run = launch(execute_and_return, 2, twice, torch.tensor([1.0]), torch.tensor([10.0]))
     assert run.trace.held()[1, 0] == (3, 1) and run[1].tolist() == [13.0]
 
@@ -224,14 +221,16 @@ def execute_and_return(schedule: Schedule, *tensors: torch.Tensor) -> torch.Tens
 
 @pytest.mark.slow
 def test_what_is_sent_is_what_was_held_when_the_step_began():
-    swap = Schedule("swap", 2, 2, [Move(0, 0, 1, 0, "copy"), Move(0, 1, 0, 0, "copy"), Move(0, 1, 0, 1, "reduce")])
+    moves = [Move(0, 0, 1, 0, "copy"), Move(0, 1, 0, 0, "copy"), Move(0, 1, 0, 1, "reduce")]
+    swap = Schedule("swap", 2, 2, moves, "all_reduce")
     trace = launch(execute, 2, swap, torch.ones(2)).trace
     assert trace.held() == {(0, 0): (0, 1), (1, 0): (1, 0), (0, 1): (1, 1), (1, 1): (0, 1)}
 
 
 @pytest.mark.slow
 def test_a_sum_that_lands_in_another_chunk():
-    crossed = Schedule("crossed", 2, 2, [Move(0, 0, 1, 0, "reduce", into=1), Move(0, 0, 1, 1, "reduce", into=0)])
+    moves = [Move(0, 0, 1, 0, "reduce", into=1), Move(0, 0, 1, 1, "reduce", into=0)]
+    crossed = Schedule("crossed", 2, 2, moves, "all_reduce")
     run = launch(execute_and_return, 2, crossed, torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0]))
     assert run[1].tolist() == [12.0, 21.0]
     assert run.trace.held() == {(0, 0): (1, 0), (0, 1): (1, 0), (1, 0): (1, 1), (1, 1): (1, 1)}

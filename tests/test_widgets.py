@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from book import collectives
+from book.collectives import COLLECTIVES
 from book.cost import Link
 from book.execute import execute
 from book.launch import launch
@@ -37,11 +38,6 @@ from tests.players import html_of
 sent_by_value(__name__)
 
 LINK = Link(20e-6, 1e9)
-SCHEDULES: list[Callable[[int], Schedule]] = [
-    collectives.ring_all_reduce, collectives.ring_reduce_scatter, collectives.ring_all_gather,
-    collectives.parameter_server_all_reduce, collectives.tree_all_reduce, collectives.halving_doubling_all_reduce,
-    collectives.broadcast, collectives.scatter, collectives.gather, collectives.reduce, collectives.all_to_all,
-]
 PLAYER_ASSETS = ("controls.js", "player.js", "controls.css", "player.css")
 MOST_ASSET_BYTES, MOST_PAGE_BYTES = 42 * 1024, 30 * 1024
 
@@ -98,11 +94,12 @@ def decoded(data: dict[str, Any]) -> dict[tuple, list]:
     return {key: sorted(values, key=repr) for key, values in found.items()}
 
 
-@pytest.mark.parametrize("make", SCHEDULES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 8, 13, 16])
-def test_nothing_is_lost_in_the_payload(make: Callable[[int], Schedule], num_ranks: int) -> None:
-    trace = simulated(make(num_ranks))
-    assert decoded(run_payload(trace)) == events_of(trace)
+def test_nothing_is_lost_in_the_payload(name: str, num_ranks: int) -> None:
+    for schedule in COLLECTIVES[name].schedules(num_ranks):
+        trace = simulated(schedule)
+        assert decoded(run_payload(trace)) == events_of(trace)
 
 
 @pytest.mark.slow
@@ -136,33 +133,33 @@ def test_masks_read_back(bits: list[int]) -> None:
     assert contents(write(tuple(bits)), len(bits)) == tuple(bits)
 
 
-@pytest.mark.parametrize("make", SCHEDULES, ids=lambda make: make.__name__)
-def test_right_runs_end_right(make: Callable[[int], Schedule]) -> None:
-    assert run_payload(simulated(make(8)))["ok"] is True
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_right_runs_end_right(name: str) -> None:
+    assert all(run_payload(simulated(schedule))["ok"] is True for schedule in COLLECTIVES[name].schedules(8))
 
 
 def test_wrong_runs_say_what_is_wrong() -> None:
     ring = collectives.ring_all_reduce(4)
-    adds = Schedule(ring.name, 4, 4, [replace(move, op="reduce") for move in ring.moves])
+    adds = Schedule(ring.name, 4, 4, [replace(move, op="reduce") for move in ring.moves], ring.promise)
     verdict = run_payload(simulated(adds))["verdict"]
     assert verdict.startswith("Wrong at the end: 4 of 16 chunks are complete. Rank 0's chunk 0 counts too often: "
                               "rank 0 (2 times)")
-    copies = Schedule(ring.name, 4, 4, [replace(move, op="copy") for move in ring.moves])
+    copies = Schedule(ring.name, 4, 4, [replace(move, op="copy") for move in ring.moves], ring.promise)
     assert "lacks the contribution of ranks" in run_payload(simulated(copies))["verdict"]
 
 
-@pytest.mark.parametrize("make", SCHEDULES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
-def test_goals_are_what_the_schedule_promises(make: Callable[[int], Schedule], num_ranks: int) -> None:
-    schedule = make(num_ranks)
-    promise, size = PROMISES[schedule.promise], (num_ranks, schedule.num_chunks)
-    data = run_payload(simulated(schedule))
-    lines = [line.split("/") for line in data.get("goals", [write((1,) * num_ranks)])]
-    for rank, chunk in np.ndindex(size):
-        line = lines[rank % len(lines)]
-        text = line[chunk % len(line)]
-        goal = contents(text, num_ranks) if text != "-" else None
-        assert goal == (tuple(promise.goal(*size)[rank, chunk]) if promise.where(*size)[rank, chunk] else None)
+def test_goals_are_what_the_schedule_promises(name: str, num_ranks: int) -> None:
+    for schedule in COLLECTIVES[name].schedules(num_ranks):
+        promise, size = PROMISES[COLLECTIVES[name].promise], (num_ranks, schedule.num_chunks)
+        data = run_payload(simulated(schedule))
+        lines = [line.split("/") for line in data.get("goals", [write((1,) * num_ranks)])]
+        for rank, chunk in np.ndindex(size):
+            line = lines[rank % len(lines)]
+            text = line[chunk % len(line)]
+            goal = contents(text, num_ranks) if text != "-" else None
+            assert goal == (tuple(promise.goal(*size)[rank, chunk]) if promise.where(*size)[rank, chunk] else None)
 
 
 def told(data: dict[str, Any]) -> list[str]:
@@ -170,8 +167,14 @@ def told(data: dict[str, Any]) -> list[str]:
     return [data["begin"], *(data["rests"][place] for place in data["says"]), data["verdict"]]
 
 
+def payloads(num_ranks: int) -> dict[str, dict[str, Any]]:
+    """What the player is given of each collective of the book that is made for a number of ranks alone."""
+    alone = [c for c in COLLECTIVES.values() if c.sizes(num_ranks) == [(num_ranks,)]]
+    return {c.name: run_payload(simulated(c.schedule(num_ranks))) for c in alone}
+
+
 def test_rooted_collectives_in_words() -> None:
-    said = {make.__name__: told(run_payload(simulated(make(4)))) for make in SCHEDULES}
+    said = {name: told(data) for name, data in payloads(4).items()}
     nothing = ", which held nothing there. Every other link is idle."
     assert said["broadcast"] == ["Start: only rank 0 holds data.", nothing, ", which held nothing there. Two links "
                                  "carry four chunks each at once.", "Done: every rank holds rank 0's data."]
@@ -186,7 +189,7 @@ def test_rooted_collectives_in_words() -> None:
 
 
 def test_what_a_rooted_collective_sends() -> None:
-    data = {make.__name__: run_payload(simulated(make(8))) for make in SCHEDULES}
+    data = payloads(8)
     figures = {name: (run["total"], run["who"], run["formula"].replace("\u00a0", " ")) for name, run in data.items()}
     assert figures["broadcast"] == (3.0, 0, ": ⌈lg N⌉ · n")
     assert figures["scatter"] == (0.875, 0, ": (N−1)/N · n")
@@ -326,11 +329,12 @@ def test_figures_agree_with_the_formulas() -> None:
 
 
 def test_shapes() -> None:
-    kinds = {make.__name__: run_payload(simulated(make(8)))["shape"]["kind"] for make in SCHEDULES}
-    assert kinds == {"ring_all_reduce": "ring", "ring_reduce_scatter": "ring", "ring_all_gather": "ring",
-                     "parameter_server_all_reduce": "tree", "tree_all_reduce": "tree",
-                     "halving_doubling_all_reduce": "mesh", "broadcast": "tree", "scatter": "tree", "gather": "tree",
-                     "reduce": "tree", "all_to_all": "mesh"}
+    kinds = {"ring_all_reduce": "ring", "ring_reduce_scatter": "ring", "ring_all_gather": "ring",
+             "parameter_server_all_reduce": "tree", "tree_all_reduce": "tree",
+             "halving_doubling_all_reduce": "mesh", "broadcast": "tree", "scatter": "tree", "gather": "tree",
+             "reduce": "tree", "all_to_all": "mesh"}
+    data = payloads(8)
+    assert {name: data[name]["shape"]["kind"] for name in kinds} == kinds
 
 
 def test_html_is_the_same_every_time_and_has_no_measured_time() -> None:

@@ -99,6 +99,15 @@ def ring_all_reduce_s(world_size: int, num_bytes: float, link: Link) -> float:
     return ring_reduce_scatter_s(world_size, num_bytes, link) + ring_all_gather_s(world_size, num_bytes, link)
 
 
+def hierarchical_all_reduce_s(num_nodes: int, ranks_per_node: int, num_bytes: float, link: Link) -> float:
+    """2(k+g-2) alpha + 2(p-1)/p n beta + (p-1)/p n gamma for k nodes of g ranks, p = k g, on equal links.
+
+    A ring all-reduce of the buffer inside each node, and between its two halves one of n/g bytes across nodes.
+    """
+    inside_s = ring_all_reduce_s(ranks_per_node, num_bytes, link)
+    return inside_s + ring_all_reduce_s(num_nodes, num_bytes / ranks_per_node, link)
+
+
 def parameter_server_all_reduce_s(world_size: int, num_bytes: float, link: Link) -> float:
     """2(p-1)(alpha + n beta): both phases go through the root's one link, one message after the other.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from book.collectives import COLLECTIVES
 from book.promise import PROMISES, Promise, variants
 from book.schedule import contents_fault
 from book.trace import Trace
@@ -68,6 +69,9 @@ def phase_names(name: str | None, promise: str, shape: dict[str, Any]) -> list[s
     """What the phases that add and that replace are called, and the one of which neither is known."""
     if promise in ("broadcast", "scatter", "gather", "reduce", "all_to_all"):
         return [spelled(promise), spelled(promise), ""]
+    if name in COLLECTIVES:
+        return [*map(spelled, COLLECTIVES[name].phases), ""]
+    # A schedule that is not the book's has no record: what it looks like, and what it is called, have to do.
     to_one = shape["kind"] == "tree" or any(word in (name or "") for word in ("server", "tree"))
     return ["reduce", "broadcast", ""] if to_one else ["reduce-scatter", "all-gather", ""]
 
