@@ -3,7 +3,7 @@
 Contents are counts of shape (R, C, K): how often rank k's data is in chunk c of rank r (K = R). Counts tell whose data
 a chunk holds, but not which of that rank's chunks it was: `source_chunk` says which it must be. Where one rank is
 special, the root, it is rank 0, if no other is named; where chunks belong to ranks, chunk c belongs to rank c (c mod N,
-if there are more chunks than ranks). A new collective with a promise of its own is one more entry of `_promises`.
+if there are more chunks than ranks). A new kind of promise is one more entry of `_promises`.
 """
 from __future__ import annotations
 
@@ -114,9 +114,3 @@ def variants(name: str, world_size: int) -> Iterator[Promise]:
         yield _promises(ROOT, _on_their_ranks)[name]
     elif name in ("broadcast", "scatter", "gather", "reduce"):
         yield from (_promises(root, _after_a_ring)[name] for root in range(1, world_size))
-
-
-def promised_by(name: str) -> str:
-    """The promise that a schedule's name ends with ("ring_all_gather": "all_gather"); "all_reduce" if it has none."""
-    fitting = [promise for promise in PROMISES if f"_{name}".endswith(f"_{promise}")]
-    return max(fitting, key=len, default="all_reduce")  # the longest: "all_gather" ends with "gather" too

@@ -8,7 +8,8 @@ from book.launch import launch
 from book.schedule import Schedule
 
 # Chunk 0 of rank 0 takes 1e16 and -1e16 from rank 1, and between the two 1 from rank 2, which 1e16 swallows.
-BETWEEN = Schedule("between", 3, 2, [(0, 1, 0, 0, "reduce"), (0, 2, 0, 0, "reduce"), (0, 1, 0, 1, "reduce", 0)])
+BETWEEN = Schedule("between", 3, 2, [(0, 1, 0, 0, "reduce"), (0, 2, 0, 0, "reduce"), (0, 1, 0, 1, "reduce", 0)],
+                   "all_reduce")
 DATA = [[0.0, 0.0], [1e16, -1e16], [1.0, 0.0]]
 
 

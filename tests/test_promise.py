@@ -8,9 +8,9 @@ from book.schedule import Schedule, ScheduleError
 
 def exchanged(*pairs):
     """An all-to-all of two ranks, step by step: a chunk of rank 0 and a chunk of rank 1 change places."""
-    return Schedule("own_all_to_all", 2, 2 * len(pairs), [
+    return Schedule("exchanged", 2, 2 * len(pairs), [
         move for step, (ours, theirs) in enumerate(pairs)
-        for move in ((step, 0, 1, ours, "copy", theirs), (step, 1, 0, theirs, "copy", ours))])
+        for move in ((step, 0, 1, ours, "copy", theirs), (step, 1, 0, theirs, "copy", ours))], "all_to_all")
 
 
 def test_an_all_to_all_exchanges_every_block_by_itself():

@@ -61,7 +61,7 @@ def simulated(make: Callable[[int], Schedule], num_ranks: int, **options: Any) -
 def wrong_ring() -> Schedule:
     """A ring that adds where it should replace."""
     ring = collectives.ring_all_reduce(4)
-    return Schedule(ring.name, 4, 4, [replace(move, op="reduce") for move in ring.moves])
+    return Schedule(ring.name, 4, 4, [replace(move, op="reduce") for move in ring.moves], ring.promise)
 
 
 def _players() -> tuple[Any, ...]:

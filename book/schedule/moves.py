@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from book.columns import ABSENT, Columns, ColumnError, count, word
-from book.promise import PROMISES, promised_by
+from book.promise import PROMISES
 
 OPS = ("reduce", "copy")
 
@@ -54,9 +54,10 @@ class Schedule:
     `moves` is any iterable of `Move` (or of tuples in its order), kept as NumPy columns ordered by step; moves of one
     step keep the order they were given in. `promise` names an entry of `book.promise.PROMISES`, which says what is held
     at the start and must be at the end: "all_reduce" (every rank holds every chunk with every contribution once),
-    "reduce_scatter" (rank r holds chunk r+1 so), "broadcast" (every rank holds rank 0's data) and so on. By default it
-    is read off the end of `name`, and is "all_reduce" otherwise.
-    Raises ScheduleError when a move names a step, rank, chunk or op that cannot be.
+    "reduce_scatter" (rank r holds chunk r+1 so), "broadcast" (every rank holds rank 0's data) and so on. It has to be
+    stated: a name promises nothing.
+    Raises ScheduleError when the promise is missing or unknown, or a move names a step, rank, chunk or op that cannot
+    be.
     """
 
     def __init__(self, name: str, world_size: int, num_chunks: int, moves: Iterable[Move], promise: str | None = None):
@@ -64,9 +65,7 @@ class Schedule:
             raise ScheduleError(f"a schedule's name is letters, digits and underscores, not {name!r}")
         check_counts(world_size=world_size, num_chunks=num_chunks)
         self.name, self.world_size, self.num_chunks = name, int(world_size), int(num_chunks)
-        self.promise = promise or promised_by(name)
-        if self.promise not in PROMISES:
-            raise ScheduleError(f"unknown promise {self.promise!r}: use one of {', '.join(PROMISES)}")
+        self.promise = _stated(name, promise)
         try:
             self.moves: Columns = _by_step(_plain(Columns.from_rows(Move, moves)))
         except ColumnError as error:
@@ -238,6 +237,16 @@ def check_counts(**counts: int) -> None:
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
             raise ScheduleError(f"{name} must be a whole number of at least 1, not {value!r}")
+
+
+def _stated(name: str, promise: str | None) -> str:
+    """The promise, if it is one."""
+    if promise is None:
+        raise ScheduleError(f'{name}: state what this schedule promises, as in Schedule(..., promise="all_reduce"): '
+                            f"one of {', '.join(PROMISES)}")
+    if promise not in PROMISES:
+        raise ScheduleError(f"unknown promise {promise!r}: use one of {', '.join(PROMISES)}")
+    return promise
 
 
 def contents_fault(held: np.ndarray, wanted: np.ndarray) -> str:
