@@ -1,4 +1,4 @@
-"""Grading: what the sandbox costs over bare nbval on a lab of 4 ranks, and how many submissions are graded in an hour."""
+"""Grading: what the sandbox costs over bare nbval on a lab of 4 ranks, and how many submissions an hour are graded."""
 from __future__ import annotations
 
 import os
@@ -19,9 +19,10 @@ from book.grading.run import run
 QUICK = {"num_rounds": 1, "num_submissions": 2}
 LAB, EXERCISE = ROOT / "labs" / "03_ring_all_reduce.ipynb", 3
 PROMISED_OVERHEAD = 1.5
-NOTE = ("The job is exercise 3 of the ring lab with its checks, up to 5 ranks: the start of nbval and its kernel, importing "
-        "torch, and the runs. Ratios of the same round: median (smallest–largest). Every second submission has a mistake in "
-        "exercise 3. In exercises 1, 2, 3 and 6 the ranks run once more, each in a sandbox of its own.")
+NOTE = ("The job is exercise 3 of the ring lab with its checks, up to 5 ranks: the start of nbval and its kernel, "
+        "importing torch, and the runs. Ratios of the same round: median (smallest–largest). Every second "
+        "submission has a mistake in exercise 3. In exercises 1, 2, 3 and 6 the ranks run once more, each in a sandbox "
+        "of its own.")
 
 
 def measure(num_rounds: int = 5, num_submissions: int = 20) -> Findings:
@@ -33,8 +34,8 @@ def measure(num_rounds: int = 5, num_submissions: int = 20) -> Findings:
     lab, found = read_lab(LAB), Findings()
     rounds = [[time_job(job(lab, EXERCISE, 11), sandboxed) for sandboxed in (False, True)] for _ in range(num_rounds)]
     ratios = [inside / bare for bare, inside in rounds]
-    found.claims.append(Claim(f"the sandbox takes at most {PROMISED_OVERHEAD} times as long as bare nbval on a lab of 4 "
-                              "ranks", f"{ratio(ratios)} times", statistics.median(ratios) <= PROMISED_OVERHEAD))
+    found.claims.append(Claim(f"the sandbox takes at most {PROMISED_OVERHEAD} times as long as bare nbval on a lab of "
+                              "4 ranks", f"{ratio(ratios)} times", statistics.median(ratios) <= PROMISED_OVERHEAD))
     bare, inside = (statistics.median(times) for times in zip(*rounds))
     num_jobs = os.cpu_count() or 1
     seconds = time_grading(lab, num_submissions, num_jobs)

@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def count(page: Any, seconds: float) -> Frames:
     busy_s = _busy_s(devtools)
     at_ms = page.evaluate(COUNT_FRAMES, seconds)
     busy_s = _busy_s(devtools) - busy_s
-    lengths = sorted(after - before for before, after in zip(at_ms, at_ms[1:]))
+    lengths = sorted(after - before for before, after in pairwise(at_ms))
     longest_ms = lengths[int(0.99 * len(lengths))]
     return Frames(len(lengths) / (at_ms[-1] - at_ms[0]) * 1e3, longest_ms / 1e3, busy_s / len(lengths))
 

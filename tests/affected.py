@@ -27,14 +27,15 @@ FAR = 99
 def changed_since(revision: str) -> set[str]:
     """The files that differ from a revision, as they lie here, and those that git does not know yet."""
     commands = (["git", "diff", "--name-only", revision, "--"], ["git", "ls-files", "--others", "--exclude-standard"])
-    found = [subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True).stdout for command in commands]
+    found = [subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True).stdout
+             for command in commands]
     return {line for said in found for line in said.splitlines()}
 
 
 def distances(changed: Iterable[str]) -> dict[str, int]:
     """How many imports lie between each file and the nearest changed one; 0 for the changed ones themselves."""
     users = _users()
-    found = {name: 0 for name in changed}
+    found = dict.fromkeys(changed, 0)
     queue = deque(found)
     while queue:
         name = queue.popleft()

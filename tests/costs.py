@@ -113,7 +113,8 @@ def main() -> None:
                               f"{number}/{count}"]
         pytest.main(command, plugins=[collected])
         minutes = of(collected.items) / NUM_WORKERS / 60
-        print(f"shard {number} of {count}: {len(collected.items)} tests, about {minutes:.1f} min on {NUM_WORKERS} workers")
+        print(f"shard {number} of {count}: {len(collected.items)} tests, "
+              f"about {minutes:.1f} min on {NUM_WORKERS} workers")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def family(known: list[tuple[str, str, str]], exercise: int, expected: str) -> F
 
 
 def drawn(families: Iterable[tuple[Family, str]], count: int, seed: str) -> set[str]:
-    """One name from each of at most `count` families, given as pairs of a family and a name; both follow from the seed."""
+    """One name from each of at most `count` families, given as pairs of family and name; both follow from the seed."""
     members: dict[str, list[str]] = {}
     for key, name in families:
         members.setdefault(str(key), []).append(name)

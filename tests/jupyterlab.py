@@ -41,5 +41,5 @@ def read_address(server: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def notebook_address(address: str, name: str) -> str:
-    """The address of the notebook `name` in the folder of a running JupyterLab, with no other notebook open beside it."""
+    """The address of the notebook `name` in the folder of a running JupyterLab, with no other notebook open beside."""
     return address.replace("/lab?", f"/lab/tree/{name}?reset&")

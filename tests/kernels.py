@@ -108,7 +108,7 @@ def _run_kernel(connection_file: str, folder: str, environment: dict[str, str]) 
 
 
 def _share_the_server() -> None:
-    """Have ranks of this process forked from the server that it was forked from itself, and let that end with pytest."""
+    """Have ranks of this process forked from the server that it was forked from, and let that end with pytest."""
     server = forkserver._forkserver
     # The server runs as long as this pipe is open somewhere. pytest holds it; what ranks are handed is closed by them.
     os.close(server._forkserver_alive_fd)

@@ -37,8 +37,8 @@ UNREADABLE = """() => {
   });
   return [boxes.length, found];
 }"""
-# Goes from stop to stop by keys, as fast as the widget draws; needs reduced motion. Returns what can't be read, looked for
-# at so many stops and the last, and in how many places the controls were.
+# Goes from stop to stop by keys, as fast as the widget draws; needs reduced motion. Returns what can't be read, looked
+# for at so many stops and the last, and in how many places the controls were.
 WALK = f"""every => {{
   const root = document.querySelector('.lockstep-player'), places = new Set(), found = [], unreadable = {UNREADABLE};
   const press = key => root.dispatchEvent(new KeyboardEvent('keydown', {{ key, bubbles: true }}));
@@ -55,7 +55,8 @@ WALK = f"""every => {{
 }}"""
 
 CONTRASTS = """([colours, grounds]) => {
-  const lum = c => { const [r, g, b] = c.match(/[\\d.]+/g).map(x => (x /= 255) <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+  const linear = x => (x /= 255) <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4;
+  const lum = c => { const [r, g, b] = c.match(/[\\d.]+/g).map(linear);
     return 0.2126 * r + 0.7152 * g + 0.0722 * b };
   const probe = document.createElement('i');
   document.querySelector('.lockstep-player').append(probe);
@@ -82,11 +83,12 @@ def html_of(shown: Any) -> str:
 
 
 def write_page(file: Path, *shown: Any) -> Path:
-    """A page with these widgets, which loads what they are made of, as a page of the website does, from where it lies."""
+    """A page with these widgets, which loads what they are made of, as a page of the website does, from its folder."""
     body = "".join(map(html_of, shown))
     on_it = set(re.findall(r"<div data-lockstep-(\w+)=", body))
     parts = [f"{ASSETS.as_uri()}/{part}" for part in ALL if any(part in PARTS[widget] for widget in on_it)]
-    links = "".join(f'<link rel="stylesheet" href="{part}.css"><script defer src="{part}.js"></script>' for part in parts)
+    links = "".join(f'<link rel="stylesheet" href="{part}.css"><script defer src="{part}.js"></script>'
+                    for part in parts)
     file.write_text(f"{HEAD}{links}</head><body><main>{body}</main></body></html>", "utf-8")
     return file
 

@@ -24,7 +24,7 @@ from tests.families import drawn, family, strings
 
 HERE = Path(__file__).parent
 # How many families of a lab `make test` runs: the answers of the last lab train on 8 ranks, and take ten times as long.
-NUM_FAMILIES = {name: 18 for name in LABS} | {"07_hybrid_3d": 5}
+NUM_FAMILIES = dict.fromkeys(LABS, 18) | {"07_hybrid_3d": 5}
 
 
 def run_lab(lab, exercise, answer, name):

@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ def join(*widths: int) -> nn.Sequential:
     device = rank_device()
     dist.init_process_group()
     torch.manual_seed(7)
-    return nn.Sequential(*[nn.Linear(a, b) for a, b in zip(widths, widths[1:])]).to(device)
+    return nn.Sequential(*[nn.Linear(a, b) for a, b in pairwise(widths)]).to(device)
 
 
 def backward(model: nn.Module) -> None:
@@ -621,7 +622,7 @@ def test_on_a_gpu_times_are_those_of_the_streams() -> None:
     trace = launch(follow_ddp, 1, (4096,) * 5, {"bucket_cap_mb": 1}, None, 2, record=True).trace
     ready = gradients(trace)
     assert trace.backend == "nccl" and len(ready) == 16
-    assert all(a.end_s < b.end_s for a, b in zip(ready, ready[1:]))
+    assert all(a.end_s < b.end_s for a, b in pairwise(ready))
     for event in all_reduces(trace):
         assert event.end_s > event.start_s > max(g.end_s for g in ready if g.bucket == event.bucket
                                                  and g.end_s < event.start_s)

@@ -131,7 +131,8 @@ def test_pages_are_weighed_and_painted(small_site: Path) -> None:
     assert weights.rows[-1][:2] == ("largest data of a player in `chapters/one.html`", "2")
     [row] = loaded.rows
     num_bytes = sum(file.stat().st_size for file in small_site.rglob("*") if file.is_file())
-    assert row[:3] == ("`chapters/one.html`", str(1 + len(STYLES + SCRIPTS)), f"{num_bytes / 1000:.1f} KB") and row[-1].endswith("s")
+    assert row[:3] == ("`chapters/one.html`", str(1 + len(STYLES + SCRIPTS)), f"{num_bytes / 1000:.1f} KB")
+    assert row[-1].endswith("s")
     assert len(found.claims) == 2 + len(pages.CODE_BUDGETS_BYTES)
 
 

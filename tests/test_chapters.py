@@ -53,11 +53,13 @@ SHOWN = [("02_data_parallel", data, name) for name in ("BucketedDDP", "broadcast
 SHOWN += [("04_sharded_data_parallel", sharded, name) for name in (
     "Unit", "units_of", "Replicated", "Zero1", "Zero2", "Zero3")]
 SHOWN += [("05_tensor_parallel", tensor, name) for name in (
-    "mine", "by_columns", "by_rows", "IdentityThenAllReduce", "AllReduceThenIdentity", "identity_then_all_reduce", "all_reduce_then_identity", "shard",
+    "mine", "by_columns", "by_rows", "IdentityThenAllReduce", "AllReduceThenIdentity", "identity_then_all_reduce",
+    "all_reduce_then_identity", "shard",
     "AllGatherThenReduceScatter", "ReduceScatterThenAllGather", "ColumnParallelLinear", "RowParallelLinear",
     "first_of_shard", "VocabParallelEmbedding", "vocab_parallel_cross_entropy")]
 
-SHOWN += [("06_pipeline_parallel", pipeline, name) for name in ("Stage", "SplitStage", "run_one_f_one_b", "run_pipeline")]
+SHOWN += [("06_pipeline_parallel", pipeline, name) for name in (
+    "Stage", "SplitStage", "run_one_f_one_b", "run_pipeline")]
 SHOWN += [("07_hybrid_3d", hybrid, name) for name in ("axis_groups", "average_gradients", "clip_gradients", "Hybrid")]
 
 

@@ -60,7 +60,7 @@ def test_no_other_gradient_passes(seed):
     (gradients(lambda rank, name: np.repeat([1 / 4, 0], 4)), "is in no rank's gradient"),
     (gradients(lambda rank, name: np.repeat(np.eye(2)[MESH.coordinates(rank)["dp"]] / 4, 4)), "average over them"),
     ([None] * 8, "has made no step"),
-    ([{name: None for name in own} for own in gradients()], "no gradient for any parameter"),
+    ([dict.fromkeys(own) for own in gradients()], "no gradient for any parameter"),
 ])
 def test_a_wrong_gradient_is_told_what_it_is(found, complaint):
     with pytest.raises(CheckFailed, match=complaint):

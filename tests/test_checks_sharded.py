@@ -193,7 +193,8 @@ def test_gradients_that_stay_are_told():
 
 
 def test_gradients_that_are_there_after_the_step_are_told():
-    checks.gradients_dropped(recorded(("gradients", "block 1", 10), ("update",), ("gradients", "block 1", 5)), BLOCKS, 8)
+    dropped = recorded(("gradients", "block 1", 10), ("update",), ("gradients", "block 1", 5))
+    checks.gradients_dropped(dropped, BLOCKS, 8)
     with pytest.raises(CheckFailed, match="rank 0 keeps 80 bytes of gradients of block 1 after the step"):
         checks.gradients_dropped(recorded(("gradients", "block 1", 10), ("update",)), BLOCKS, 8)
 

@@ -98,9 +98,9 @@ def test_torch_still_says_what_is_explained():
                 lambda: linear(torch.ones(7, 12), torch.ones(4, 12), torch.ones(8)), lambda: None + table,
                 lambda: linear(None, table), lambda: table.view(4, 6), lambda: table.unflatten(1, (4, 6)),
                 lambda: table.gather(1, torch.full((2, 1), 7)), lambda: table[:, 7]):
-        with pytest.raises((RuntimeError, IndexError, TypeError), match=": (what comes in has 3 numbers in a row, what it is multiplied with takes 2|"
-                                 "3 numbers meet 4|the bias has 8 numbers, your outputs 4|a rank holds a part|a number "
-                                 "was|something here is None)"):
+        with pytest.raises((RuntimeError, IndexError, TypeError), match=(
+                ": (what comes in has 3 numbers in a row, what it is multiplied with takes 2|3 numbers meet 4|the bias "
+                "has 8 numbers, your outputs 4|a rank holds a part|a number was|something here is None)")):
             with checks.shapes_in_words():
                 act()
 

@@ -91,7 +91,8 @@ def test_none_counts_as_zeros_and_is_expected_where_no_rank_has_a_gradient():
 
 
 SINGLE = [[{"weight": RNG.normal(size=(4, 5))} for _ in range(3)] for _ in range(2)]  # 2 ranks, 3 micro-batches
-ONE = Trace([Event(r, "collective", op="all_reduce", start_s=0.0, end_s=1.0) for r in (0, 1)], 2, "measured", "recorded")
+ONE = Trace([Event(r, "collective", op="all_reduce", start_s=0.0, end_s=1.0) for r in (0, 1)], 2, "measured",
+            "recorded")
 
 
 def summed(weights):
@@ -215,9 +216,10 @@ def test_wrong_steps_are_named(weights, complaint):
 def test_losses_of_another_kind_are_told():
     windows, expected = np.array([1.0, 2.0, 6.0]), [3.0, 2.5]
     assert checks.global_losses([expected] * 2, windows, expected) == 2.5
-    for losses, complaint in (([[3.75, 2.5]] * 2, "mean of the ranks' means"), ([[6.0, 2.5]] * 2, "summed over the ranks"),
-                              ([[2.0, 2.5]] * 2, "the mean over all windows"), ([expected, None], "rank 1 reports 0 losses"),
-                              ([[3.0, 2.6]] * 2, "the loss of step 1 is 2.6"), ([expected, [3.0, 2.4]], "report different")):
+    for losses, complaint in (
+            ([[3.75, 2.5]] * 2, "mean of the ranks' means"), ([[6.0, 2.5]] * 2, "summed over the ranks"),
+            ([[2.0, 2.5]] * 2, "the mean over all windows"), ([expected, None], "rank 1 reports 0 losses"),
+            ([[3.0, 2.6]] * 2, "the loss of step 1 is 2.6"), ([expected, [3.0, 2.4]], "report different")):
         with pytest.raises(CheckFailed, match=complaint):
             checks.global_losses(losses, windows, expected)
 

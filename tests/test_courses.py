@@ -32,7 +32,8 @@ def table(text: str, first: str) -> list[list[str]]:
 
 def test_the_plan_has_every_lab_with_its_points() -> None:
     plan = {re.search(r"labs/(\w+)\.ipynb", row[2])[1]: row for row in table(INSTRUCTORS, "Weeks") if "labs/" in row[2]}
-    assert list(plan) == [path.stem for path in LABS] and INSTRUCTORS.startswith(f"# For instructors\n\n{NUMBERS[len(LABS)]}")
+    assert list(plan) == [path.stem for path in LABS]
+    assert INSTRUCTORS.startswith(f"# For instructors\n\n{NUMBERS[len(LABS)]}")
     for path in LABS:
         worth = points(read_lab(path))
         assert plan[path.stem][3] == " + ".join(map(str, worth.values())), path.stem
@@ -54,13 +55,15 @@ def test_every_command_can_be_read_by_the_parser(name: str) -> None:
     assert commands or name == "CONTRIBUTING.md"
     for command in commands:
         options = parser().parse_args(shlex.split(command))
-        for path in getattr(options, "labs", []) + [getattr(options, "lab", ROOT)]:
+        for path in [*getattr(options, "labs", []), getattr(options, "lab", ROOT)]:
             assert (ROOT / path).exists(), command
 
 
 def test_options_that_the_pages_name_exist() -> None:
-    known = {flag for verb in parser()._subparsers._group_actions[0].choices.values() for flag in verb._option_string_actions}
-    named = {flag for text in (INSTRUCTORS, STUDENTS) for flag in re.findall(r"(?<=[`\s])--?[a-z][a-z-]*(?=[`\s])", text)}
+    verbs = parser()._subparsers._group_actions[0].choices.values()
+    known = {flag for verb in verbs for flag in verb._option_string_actions}
+    named = {flag for text in (INSTRUCTORS, STUDENTS)
+             for flag in re.findall(r"(?<=[`\s])--?[a-z][a-z-]*(?=[`\s])", text)}
     assert {"--variant", "--source", "-j", "--exercise"} <= named <= known | {"--nbval", "-m"}, named - known
 
 
@@ -72,7 +75,8 @@ def test_limits_are_those_of_the_grader() -> None:
 
 
 def test_messages_are_those_of_the_grader() -> None:
-    sources = " ".join(re.sub(r'"\s*\n\s*f?"', "", path.read_text("utf-8")) for path in (ROOT / "book/grading").glob("*.py"))
+    sources = " ".join(re.sub(r'"\s*\n\s*f?"', "", path.read_text("utf-8"))
+                       for path in (ROOT / "book/grading").glob("*.py"))
     for message, _ in table(STUDENTS, "message"):
         for piece in filter(None, map(str.strip, re.split(r"…|, |: | (?=that your)", message))):
             assert piece in sources, message

@@ -5,9 +5,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from book.collectives import ring_all_reduce
 from book.device import message_backends, message_device
 from book.execute import execute
-from book.collectives import ring_all_reduce
 from book.launch import launch, rank_device
 from book.record import lanes
 

@@ -205,8 +205,8 @@ def test_a_wrong_schedule_runs_and_its_trace_shows_what_comes_of_it():
 
 @pytest.mark.slow
 def test_a_contribution_that_comes_twice_counts_twice():
-    moves = [Move(0, 0, 1, 0, "reduce"), Move(1, 0, 1, 0, "reduce"), Move(1, 0, 1, 0, "reduce")]
-    twice = Schedule("twice", 2, 1, moves, "all_reduce")
+    again = Move(1, 0, 1, 0, "reduce")
+    twice = Schedule("twice", 2, 1, [Move(0, 0, 1, 0, "reduce"), again, again], "all_reduce")
     run = launch(execute_and_return, 2, twice, torch.tensor([1.0]), torch.tensor([10.0]))
     assert run.trace.held()[1, 0] == (3, 1) and run[1].tolist() == [13.0]
 

@@ -112,7 +112,8 @@ def test_nbgrader_finds_its_metadata(tmp_path):
     cells = list(code_cells(read_lab(tmp_path / LABS[0].name)))
     for cell in cells:
         theirs, kind = cell.metadata["nbgrader"], marks(cell)["kind"]
-        assert (theirs["solution"], theirs["grade"], theirs["locked"]) == (kind == "answer", kind == "check", kind != "answer")
+        flags = (theirs["solution"], theirs["grade"], theirs["locked"])
+        assert flags == (kind == "answer", kind == "check", kind != "answer")
         assert theirs.get("points") == (marks(cell)["points"] if kind == "check" else None)
     assert len({cell.metadata["nbgrader"]["grade_id"] for cell in cells}) == len(cells)
 
@@ -190,7 +191,8 @@ def test_no_file_is_left_out_without_a_word(tmp_path):
 
 
 def test_pages_of_an_earlier_run_are_told(tmp_path):
-    record = {"student": "ada", "slug": "ada", "error": None, "notes": [], "exercises": {}, "points": 0, "max_points": 0}
+    record = {"student": "ada", "slug": "ada", "error": None, "notes": [], "exercises": {}, "points": 0,
+              "max_points": 0}
     (tmp_path / "students").mkdir()
     for gone in (["ada", "grace"], ["ada"]):
         write_reports([record | {"student": name, "slug": name} for name in gone], "lab", tmp_path)
@@ -199,7 +201,7 @@ def test_pages_of_an_earlier_run_are_told(tmp_path):
 
 def test_a_copy_of_another_variant_is_told_and_its_cells_are_not_called_edited(tmp_path):
     lab = attack_lab()
-    copy = answered(lab, **{"setup": "import random"})
+    copy = answered(lab, setup="import random")
     copy.metadata["lockstep"]["variant"] = "B"
     nbformat.write(copy, tmp_path / "b.ipynb")
     assert read_submission(tmp_path / "b.ipynb", lab).notes == [
@@ -244,7 +246,8 @@ def faults_of(wrong, **metadata):
 @pytest.mark.parametrize("wrong, words", [
     ({"check-1": {"points": "2"}}, "a whole number"), ({"hidden-1": {"points": 2}}, "is hidden and has points"),
     ({"check-2": {"id": "check-1"}}, "that another cell has"), ({"seed": {"kind": "seed"}}, "needs an id and a kind"),
-    ({"hidden-1": {"wire": "pigeon"}}, "'pigeon', which is none of"), ({"sent": {"depends": "1"}}, "no list of numbers"),
+    ({"hidden-1": {"wire": "pigeon"}}, "'pigeon', which is none of"),
+    ({"sent": {"depends": "1"}}, "no list of numbers"),
     ({"sent": {"depends": [1], "exercise": None}}, "needs the number of its exercise"),
     ({"check-1": {"hidden": True, "points": 0}}, "needs the tag remove-cell"),
     ({"hidden-2": {"hidden": False}}, "exercise 2 needs a hidden check"),

@@ -107,7 +107,8 @@ def test_lint_passes_a_lab_whose_checks_depend_on_the_seed(source):
 def test_lint_finds_a_check_that_could_be_forged(printed):
     """It finds nothing else: the first exercise's checks are as they should be."""
     lab = attack_lab()
-    next(c for c in lab.cells if marks(c).get("id") == "check-2").source = f"assert ring_sent(8, 2) == 8\nprint({printed})"
+    cell = next(c for c in lab.cells if marks(c).get("id") == "check-2")
+    cell.source = f"assert ring_sent(8, 2) == 8\nprint({printed})"
     assert list(faults(lab)) == [
         "check check-2 prints the same with other seeds: print a number that depends on all of SEED"]
 

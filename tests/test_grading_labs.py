@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import nbformat
-import pytest
 
 from book.grading.grade import grade
 from book.grading.lab import checks, code_cells, expect, job, marks, needed, points, read_lab

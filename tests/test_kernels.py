@@ -27,8 +27,8 @@ CELLS = {
 
 
 def nbval(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", "--rootdir", ROOT, "--nbval", "-q", *options,
-               "-p", "conftest", folder / "a.ipynb"]
+    command = [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", "--rootdir", ROOT, "--nbval", "-q",
+               *options, "-p", "conftest", folder / "a.ipynb"]
     return subprocess.run(list(map(str, command)), cwd=ROOT, text=True, capture_output=True, timeout=240)
 
 
@@ -38,13 +38,15 @@ def folder(tmp_path: Path) -> Path:
     cells = []
     for number, (source, text) in enumerate(CELLS.items(), 1):
         outputs = [new_output("stream", name="stdout", text=text)] if text else []
-        cells.append(new_code_cell(source.replace("FOLDER", repr(str(tmp_path))), execution_count=number, outputs=outputs))
+        source = source.replace("FOLDER", repr(str(tmp_path)))
+        cells.append(new_code_cell(source, execution_count=number, outputs=outputs))
     nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": KERNELSPEC}), tmp_path / "a.ipynb")
     (tmp_path / "beside.py").write_text("NAME = 'a module beside the notebook'\n")
     return tmp_path
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(("--fresh-kernels",), marks=pytest.mark.full)], ids=["forked", "fresh"])
+@pytest.mark.parametrize("options", [(), pytest.param(("--fresh-kernels",), marks=pytest.mark.full)],
+                         ids=["forked", "fresh"])
 def test_a_notebook_finds_what_it_finds_in_a_fresh_kernel(folder: Path, options: tuple[str, ...]) -> None:
     run = nbval(folder, *options)
     assert run.returncode == 0, run.stdout

@@ -108,7 +108,8 @@ def test_a_method_called_where_no_thread_is_left_to_say_what_it_belongs_to():
             rpc.wait_all(calls)
         rpc.shutdown()
 
-    assert hang(ask)[0] == "rank 0 waits in rpc_sync to worker1 at test_launch_remote.py line N: keeper.rpc_sync().keep()"
+    place = "test_launch_remote.py line N"
+    assert hang(ask)[0] == f"rank 0 waits in rpc_sync to worker1 at {place}: keeper.rpc_sync().keep()"
 
 
 def test_calls_that_leave_no_thread_for_the_answer():

@@ -78,7 +78,7 @@ def test_figures_and_words_of_four_ranks() -> None:
     assert f"Reduce-scatter of block 0: {keeps}" in texts
     assert f"Block 0 is freed: each rank keeps its quarter, {shard}." in texts
     assert texts[-1].startswith("The gradients are dropped") and texts[-1].endswith("The step is over.")
-    meanings = dict((meaning, value) for value, meaning in figures(held))
+    meanings = {meaning: value for value, meaning in figures(held)}
     after = in_bytes(state_bytes(sum(sizes) / 8, 3, 4, StateBytes(8, 0, 16)).total, zeros=True)
     assert meanings["held after the step: parameters/4 + optimizer/4"] == after
 

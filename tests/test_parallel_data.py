@@ -111,7 +111,7 @@ def followed(wrap):
     dist.init_process_group()
     parallel = wrap(make_model().double().to(device))
     x, y = (t.double().to(device) for t in batch(8))
-    for step in range(3):
+    for _ in range(3):
         parallel.zero_grad()
         loss = F.mse_loss(parallel(x), y)
         with follow_backward(parallel):
@@ -129,7 +129,8 @@ def last_sent(trace):
 @pytest.mark.parametrize("bucket_bytes", [1, 300])
 def test_sends_the_bytes_of_torch_s_own_in_the_same_order(bucket_bytes):
     ours = launch(followed, 2, partial(BucketedDDP, bucket_bytes=bucket_bytes), record=True).trace
-    torchs = launch(followed, 2, partial(DistributedDataParallel, bucket_cap_mb=bucket_bytes / 2**20), record=True).trace
+    wrap = partial(DistributedDataParallel, bucket_cap_mb=bucket_bytes / 2**20)
+    torchs = launch(followed, 2, wrap, record=True).trace
     assert sum(size for _, size in last_sent(ours)) == sum(size for _, size in last_sent(torchs))
     assert [bucket for bucket, _ in last_sent(ours)] == list(range(len(last_sent(ours))))
 

@@ -102,7 +102,8 @@ def test_a_step_equals_one_process_in_the_order_of_the_schedule(schedule):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", [
-    *(pytest.param(schedule, marks=pytest.mark.full) for schedule in (gpipe(3, 4), one_f_one_b(3, 4), interleaved(4, 4))),
+    *(pytest.param(schedule, marks=pytest.mark.full)
+      for schedule in (gpipe(3, 4), one_f_one_b(3, 4), interleaved(4, 4))),
     zero_bubble(4, 3)],
                          ids=lambda schedule: schedule.name)
 def test_every_output_and_gradient_that_changes_ranks_is_one_message(schedule):

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
-from torch.distributed import rpc
 from torch.distributed.optim import DistributedOptimizer
 
 from book.launch import RankError, launch, rank_device

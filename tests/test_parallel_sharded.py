@@ -1,7 +1,6 @@
 """ZeRO by hand on real ranks with different seeds: equal to one process and to DDP; its traffic and its memory."""
 from __future__ import annotations
 
-import copy
 from functools import partial
 
 import pytest
@@ -194,7 +193,8 @@ def partly_one(stage):
     sharded = stage(Partly(rank).to(rank_device()), partial(torch.optim.SGD, lr=0.1))
     alone = Partly(0).to(rank_device())
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
-    x = torch.randn(4, 3, CONFIG.width, dtype=CONFIG.dtype, generator=torch.Generator().manual_seed(1)).to(rank_device())
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(4, 3, CONFIG.width, dtype=CONFIG.dtype, generator=generator).to(rank_device())
     for use_spare in (False, True, False):
         sharded(x.chunk(2)[rank], use_spare).square().mean().backward()
         sharded.step()

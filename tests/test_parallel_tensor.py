@@ -463,7 +463,7 @@ def test_dropout_is_alike_where_activations_are_and_differs_where_they_differ(wa
 
 
 def gradients_of_dropped(ways: dict[str, bool]) -> list[list[torch.Tensor]]:
-    """In a rank: gradients of a model with dropout, from the same random state; the second time blocks are recomputed."""
+    """In a rank: gradients of a model with dropout, from the same random state; the second time recomputed."""
     device = rank_device()
     dist.init_process_group()
     model = split_gpt(GPT(replace(CONFIG, dropout=0.5)).to(device), **ways)

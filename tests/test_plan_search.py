@@ -24,7 +24,7 @@ def possible(pp, dp, tp, micro, stages, zero, parallel, recompute):
         return False
     if stages > 1 and (pp == 1 or BATCH // (dp * micro) % pp):
         return False
-    return (dp > 1 or not zero) and (tp > 1 and MODEL.num_tokens % tp == 0 or not parallel)
+    return (dp > 1 or not zero) and ((tp > 1 and MODEL.num_tokens % tp == 0) or not parallel)
 
 
 def test_every_layout_is_there_once():
@@ -78,7 +78,7 @@ def test_the_best_in_words(found):
     assert text.startswith(f"{layout}.") and f"{best.step_s:.2f} s" in text
     assert f"{best.memory_bytes / 1e9:.1f} of 72.0 GB" in text
     assert f"{best.matmul_s / best.step_s:.1%}" in text and f"{best.tp_bytes / 1e9:.1f} GB along tp" in text
-    other = [position for position in found.ranked if found.layouts[int(position)].tp != layout.tp][0]
+    other = next(position for position in found.ranked if found.layouts[int(position)].tp != layout.tp)
     assert f"With another tp: {found.estimates[int(other)].step_s / best.step_s - 1:+.1%}" in text
 
 

@@ -102,8 +102,8 @@ def test_a_librarys_collective_changes_the_bars_and_nothing_travels(show: Callab
     assert page.evaluate(FRAMES, 6) and page.locator(".lk-mover").count() == 0
     until(page, step=2, playing="false")
     assert page.inner_text(".lk-caption") == (
-        "Step 2: All 4 ranks call all_reduce: the library moves the data, and does not tell how. Then all 4 ranks change "
-        "their own chunks. Done: every rank holds every chunk complete.")
+        "Step 2: All 4 ranks call all_reduce: the library moves the data, and does not tell how. Then all 4 ranks "
+        "change their own chunks. Done: every rank holds every chunk complete.")
     shown = figures(page)
     assert (shown["chunks complete"], shown["busiest link"]) == ("8 / 8", "?")
     assert not page.locator(".lk-bytes").is_visible()

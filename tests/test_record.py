@@ -14,10 +14,10 @@ import torch.distributed as dist
 from book import record
 from book.collectives import ring_all_reduce
 from book.execute import execute
-from book.launch import HangError, LaunchError, launch
+from book.launch import HangError, launch
 from book.record import lanes, watch
-from book.record.recording import Hold, Operation, Recording
 from book.record.recorder import _Recorder
+from book.record.recording import Hold, Operation, Recording
 from book.trace import Event, Trace
 from tests.by_value import sent_by_value
 
@@ -408,7 +408,8 @@ def test_a_collective_on_a_watched_buffer_says_what_it_left():
 
 
 COLLECTIVES = ["all_reduce", "all_gather", "all_gather", "reduce_scatter", "reduce_scatter", "all_to_all",
-               "all_to_all", "broadcast", "reduce", "scatter", "gather", "barrier", "all_reduce", "barrier", "all_reduce"]
+               "all_to_all", "broadcast", "reduce", "scatter", "gather", "barrier", "all_reduce", "barrier",
+                "all_reduce"]
 
 
 @pytest.mark.slow

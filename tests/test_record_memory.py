@@ -130,7 +130,8 @@ def test_every_unit_runs_forward_and_backward_once_and_the_update_is_last(run):
     _, launched = run
     work = [(e.op, e.unit) for e in on_rank_0(launched.trace) if e.kind == "compute"]
     units = ["root", "block 0", "block 1"]
-    assert sorted(work) == sorted([(op, unit) for op in ("forward", "backward") for unit in units] + [("update", "all")])
+    passes = [(op, unit) for op in ("forward", "backward") for unit in units]
+    assert sorted(work) == sorted([*passes, ("update", "all")])
     assert [unit for op, unit in work if op == "forward"] == units
     assert [unit for op, unit in work if op == "backward"] == ["root", "block 1", "block 0"]
     assert work[-1] == ("update", "all")

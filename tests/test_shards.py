@@ -92,7 +92,8 @@ def test_any_sum_of_parts_is_read_off_its_numbers(data: st.DataObject) -> None:
     x, a = (atlas.given[name] for name in "XA")
     row, column = (data.draw(st.integers(0, n - 1)) for _ in range(2))
     # A bias is the same in every row: by itself it doesn't tell where it is.
-    counts = data.draw(st.lists(st.integers(0, 4), min_size=n, max_size=n).filter(any)) + [data.draw(st.integers(0, 4))]
+    counts = data.draw(st.lists(st.integers(0, 4), min_size=n, max_size=n).filter(any))
+    counts = [*counts, data.draw(st.integers(0, 4))]
     factor = data.draw(st.sampled_from([1, 1 / n]))
     rows, columns = x.chunk(n)[row], a.chunk(n, 1)[column]
     parts = [p @ q for p, q in zip(rows.chunk(n, 1), columns.chunk(n, 0))]
@@ -129,7 +130,8 @@ def test_zeros_beside_a_block_are_not_held() -> None:
 edges = st.lists(st.integers(0, 60), min_size=2, max_size=2, unique=True).map(lambda pair: tuple(sorted(pair)))
 
 
-@given(st.tuples(st.sampled_from(["", "d"]), st.sampled_from(ascii_uppercase)).map("".join), edges, edges, st.tuples(st.integers(1, 99), st.integers(1, 99)))
+@given(st.tuples(st.sampled_from(["", "d"]), st.sampled_from(ascii_uppercase)).map("".join), edges, edges,
+       st.tuples(st.integers(1, 99), st.integers(1, 99)))
 def test_a_block_is_its_text(name: str, rows: tuple, columns: tuple, shape: tuple) -> None:
     block = Block(name, rows, columns, shape)
     assert Block.parse(str(block)) == block
@@ -178,7 +180,8 @@ def test_by_rows_every_rank_has_a_partial_sum_until_it_is_reduced() -> None:
     ones = [[int(k == r) for k in range(4)] for r in range(4)]
     assert [step[4] for step in run["steps"]] == [
         [[r, 2, 0, ones[r]] for r in range(4)], *[[[r, 2, 0, [1] * 4] for r in range(4)]] * 2]
-    assert [(src, dst) for _, src, dst, _ in run["steps"][1][5]] == [(s, d) for s in range(4) for d in range(4) if s != d]
+    sent = [(src, dst) for _, src, dst, _ in run["steps"][1][5]]
+    assert sent == [(s, d) for s in range(4) for d in range(4) if s != d]
 
 
 @pytest.mark.slow
@@ -197,8 +200,8 @@ def test_an_mlp_needs_one_all_reduce_each_way() -> None:
     assert [text.split(":")[0] for text in said if text.startswith("All-")] == ["All-reduce of Y", "All-reduce of dX"]
     assert "Every rank applies GELU to its columns of P: its columns of H. Nothing moves." in said
     assert "Every rank begins its backward with all of dY, the loss's gradient of what it returned." in said
-    assert said[-1] == ("Done: every rank ends with all of dX, its columns of dA and its rows of dB, complete. Together "
-                        "they have all of dX, dA and dB.")
+    assert said[-1] == ("Done: every rank ends with all of dX, its columns of dA and its rows of dB, complete. "
+                        "Together they have all of dX, dA and dB.")
     assert set(map(str, at_end(recorded("MLP, backward", 4), "dX").values())) == {"{0: [1, 1, 1, 1]}"}
 
 
@@ -426,7 +429,8 @@ def test_runs_are_chosen_by_their_keys() -> None:
     shown = sharded_product(runs, labels=["cut", "ranks"], select=("by rows", 4), title="Cuts")
     data = data_of(shown)
     assert [axis["values"] for axis in data["axes"]] == [["by rows", "MLP"], ["2", "4"]]
-    assert data["runs"][0]["n"] == 4 and str(shown).startswith("Cuts: sharded product of 3 runs (by rows, 2, by rows, 4")
+    assert data["runs"][0]["n"] == 4
+    assert str(shown).startswith("Cuts: sharded product of 3 runs (by rows, 2, by rows, 4")
     assert str(sharded_product(recorded("MLP"))) == "A sharded MLP: sharded product, 2 ranks, recorded"
     with pytest.raises(ValueError, match="select can't be 'x'"):
         sharded_product(runs, select="x")

@@ -56,8 +56,9 @@ def test_blocks_have_the_colour_of_their_part(show: Callable) -> None:
     page.keyboard.press("ArrowRight")
     assert fills(page, 2) == fills(page, 5) == ["var(--r0)", "var(--r1)"]
     assert labels(page, 1)[2] == "2/2 terms" and page.locator(".lk-cell text.done").count() == 2
-    boxes = page.eval_on_selector_all(".lk-cell", "all => all.slice(0, 2).map(g => [g.querySelector('.lk-hull'), "
-                                      "g.querySelector(':scope > g > rect')].map(r => r.getBBox()).map(b => [b.width, b.height]))")
+    boxes = page.eval_on_selector_all(".lk-cell", """all => all.slice(0, 2).map(
+        g => [g.querySelector('.lk-hull'), g.querySelector(':scope > g > rect')]
+            .map(r => r.getBBox()).map(b => [b.width, b.height]))""")
     for (width, height), axis in zip([pair[1] for pair in boxes], (0, 1)):
         hull = boxes[axis][0]
         assert (width, height)[axis] < 0.5 * hull[axis], "half of X's columns, half of A's rows"

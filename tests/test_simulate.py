@@ -1,6 +1,6 @@
 """The simulator against the closed forms, against a second simulator, and against what must hold for any link."""
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ def test_one_transfer_at_a_time_per_direction_even_with_a_straggler(data, world_
         for rank in range(world_size):
             mine = events.array("rank") == rank
             spans = sorted({*zip(events.array("start_s")[mine], events.array("end_s")[mine])})
-            assert all(end <= start + 1e-15 for (_, end), (start, _) in zip(spans, spans[1:]))
+            assert all(end <= start + 1e-15 for (_, end), (start, _) in pairwise(spans))
 
 
 def all_schedules(world_size: int, promise: str | None = None) -> list[Schedule]:

@@ -1,4 +1,6 @@
 """Simulated pipelines: times worked out by hand, messages on links, slow ranks, and what can't be."""
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,7 +69,7 @@ def test_nothing_starts_before_what_it_needs_and_slower_is_later(make, size, fac
             assert e.start_s >= ends[e.stage + 1, e.micro_batch, "I"]
     for rank in range(schedule.world_size):
         own = spans(trace, rank)
-        assert all(before[2] <= after[1] for before, after in zip(own, own[1:]))
+        assert all(before[2] <= after[1] for before, after in pairwise(own))
     slow = simulate_pipeline(schedule, 1, 2, link=link, num_bytes=50, slowdown={0: factor})
     assert slow.duration_s > trace.duration_s
 

@@ -17,7 +17,7 @@ from nbformat import NotebookNode
 
 from book.authoring.sphinx_ext import point_launch_buttons, published, to_mathml
 from book.grading.lab import marks, read_lab
-from book.grading.release import released, release_all
+from book.grading.release import release_all, released
 from book.widgets.assets import ALL, PARTS
 from tests.browser import Browser
 from tests.players import first

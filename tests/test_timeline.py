@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -111,7 +112,7 @@ def test_what_is_exposed_adds_up_to_the_figure(drawn: tuple[Trace, Replay]) -> N
     assert any(abs(sum_s - found.exposed_s) <= rounding_s for sum_s in sums_s)
     for own in spans:
         assert all(start < end for start, end in own)
-        assert all(before[1] < after[0] for before, after in zip(own, own[1:]))
+        assert all(before[1] < after[0] for before, after in pairwise(own))
 
 
 def test_ranks_that_do_the_same_are_written_once() -> None:

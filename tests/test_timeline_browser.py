@@ -73,7 +73,7 @@ def test_one_rank_has_nothing_to_hide(show: Callable) -> None:
 def test_buckets_fill_wait_fly_and_are_averaged(show: Callable) -> None:
     page = show(bucket_timeline(recorded(SMALL), LATE), reduced_motion="reduce")
     seen: dict[int, list[tuple[str, str]]] = {0: [], 1: []}
-    for step in range(int(state(page)["steps"]) + 1):
+    for _ in range(int(state(page)["steps"]) + 1):
         for rank, found in seen.items():
             now = bucket(page, rank, 0)
             found.extend([now] if now not in found else [])

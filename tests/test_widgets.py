@@ -31,7 +31,6 @@ from book.trace import Event, Trace
 from book.widgets import panel, play, race
 from book.widgets.assets import ASSETS, SCRIPTS, STYLES
 from book.widgets.chunks_data import run_payload, write
-from book.widgets.chunks_run import read_run
 from tests.by_value import sent_by_value
 from tests.players import html_of
 
@@ -424,7 +423,8 @@ class TestLive:
         pytest.importorskip("anywidget")
 
     def test_traits(self) -> None:
-        player = play(Trace(simulated(collectives.ring_all_reduce(4)).events, 4, "modelled", "executed", backend="gloo"))
+        events = simulated(collectives.ring_all_reduce(4)).events
+        player = play(Trace(events, 4, "modelled", "executed", backend="gloo"))
         assert json.loads(player.payload)["runs"][0]["source"] == "executed on 4 ranks · gloo · n = 400 MB"
         player.step, player.error = 3, "old"
         player.trace = collectives.ring_all_reduce(2)

@@ -113,7 +113,8 @@ def ask(broker: Broker, call: str, length: int = 4):
 
 @pytest.mark.slow
 def test_messages_arrive_and_are_counted(broker: Broker) -> None:
-    for call, element_bytes in (("shift(buffer)", 8), ("shift_with_isend(buffer)", 4), ("shift(buffer)", 8), ("meet_and_shift(buffer)", 8)):
+    for call, element_bytes in (("shift(buffer)", 8), ("shift_with_isend(buffer)", 4), ("shift(buffer)", 8),
+                                ("meet_and_shift(buffer)", 8)):
         inputs, results, messages = ask(broker, call)
         assert [r.tolist() for r in results] == [inputs[rank - 1].tolist() for rank in range(3)]
         assert sorted(messages) == [(rank, (rank + 1) % 3, 4 * element_bytes) for rank in range(3)]
@@ -154,9 +155,11 @@ def test_what_one_run_leaves_the_next_does_not_see(ranks: Ranks, monkeypatch: py
     head = ["import os, subprocess, threading, time, torch", "kept = 1"]
     before = {rank.process.pid for rank in ranks.ranks}
     first = run_on(ranks, head, "torch.add = None", "kept = 2",
-                   "threading.Thread(target=time.sleep, args=(600,)).start()", "subprocess.Popen(['sleep', '600.0625'])")
+                   "threading.Thread(target=time.sleep, args=(600,)).start()",
+                   "subprocess.Popen(['sleep', '600.0625'])")
     assert not first & before, "another head needs other ranks"
-    assert run_on(ranks, head, "assert kept == 1 and torch.add is not None", "os._exit = lambda _: time.sleep(600)") == first
+    checked = "assert kept == 1 and torch.add is not None"
+    assert run_on(ranks, head, checked, "os._exit = lambda _: time.sleep(600)") == first
     assert not [one for one in psutil.process_iter(["cmdline"]) if "600.0625" in (one.info["cmdline"] or [])]
     monkeypatch.setattr("book.grading.ranks.NEXT_S", 1)
     assert not run_on(ranks, head, "assert os._exit.__name__ == '_exit'") & first, "these did not let go"

@@ -7,6 +7,7 @@ equally long.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -123,7 +124,7 @@ def _chunks(buffers: np.ndarray) -> list[slice]:
     """The chunks of a buffer as `tensor_split` and `array_split` cut them."""
     num_chunks, length = buffers.shape
     edges = np.cumsum([0] + [len(part) for part in np.array_split(np.arange(length), num_chunks)])
-    return [slice(a, b) for a, b in zip(edges, edges[1:])]
+    return [slice(a, b) for a, b in pairwise(edges)]
 
 
 def _check_moved(before: np.ndarray, after: np.ndarray) -> None:

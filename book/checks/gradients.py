@@ -122,7 +122,7 @@ def _why_not_averaged(own: Mapping[str, np.ndarray], after: Sequence[Gradients],
                 "parameter takes part with zeros, and gets the mean like the others")
     faults = [(rank, name) for rank, name in faults if after[rank][name] is not None]
     kept = [name for name, rows in own.items() if all(
-        agree(g[name], row, rows) or g[name] is None and not row.any() for g, row in zip(after, rows))]
+        agree(g[name], row, rows) or (g[name] is None and not row.any()) for g, row in zip(after, rows))]
     if kept and set(kept) <= {name for _, name in faults}:
         return _why_kept(kept, len(own))
     several = any(rows.any(axis=1).sum() > 1 for rows in own.values())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -121,7 +122,7 @@ def operator(name: str, runs: Sequence[Mapping[str, Any]], forward: str, backwar
             got = held(rank, f"{name}, {way}: the {result}", run[result], before[rank].shape)
             want = sum(before) if wanted == "sum" else before[rank]
             same(f"{name}, {way}, rank {rank}", got, want, np.stack(before),
-                 lambda rank=rank, got=got: _why_not_operator(way, wanted, rank, before, got))
+                 partial(_why_not_operator, way, wanted, rank, before, got))
             total += np.abs(got).sum() * (rank == 0)
         for rank, run in enumerate(runs):
             if not identical(run[f"{given}_after"], before[rank]):

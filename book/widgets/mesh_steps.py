@@ -176,7 +176,7 @@ class _Schedule:
     def _message(self, rank: int, sent: list[Item], fresh: Counter, resting: set[int]) -> bool:
         """Whether this rank could send or take its next message; one that took what came just now rests."""
         item = self._left[rank][0] if self._left[rank] else None
-        if item is None or item.kind not in ("send", "recv") or item.kind == "send" and rank in resting:
+        if item is None or item.kind not in ("send", "recv") or (item.kind == "send" and rank in resting):
             return False
         pair = (rank, item.event.peer) if item.kind == "send" else (item.event.peer, rank)
         if item.kind == "send":
