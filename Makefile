@@ -21,6 +21,7 @@ HTML      := $(SITE)_build/html
 BOOK_STAMP  := .venv/.requirements-book
 ALL_STAMP   := .venv/.requirements-all
 MORE_STAMP  := .venv/.requirements-frameworks
+CHECK_STAMP := .venv/.requirements-check
 SITE_STAMP  := $(SITE)_build/.site
 
 SITE_SOURCES := _config.yml _toc.yml $(wildcard *.md *.bib chapters/*.md chapters/*.ipynb labs/*.ipynb) \
@@ -36,12 +37,13 @@ NONE_IS_FINE := || test $$? = 5
 PYTEST    := $(BIN)/python -m pytest -rfEs --dist loadscope
 NOTEBOOKS := chapters labs --nbval
 
-.PHONY: help book site quick test test-all changed sample answers browser attack graded mutants costs lint lab gpu bench clean
+.PHONY: help book site check quick test test-all changed sample answers browser attack graded mutants costs lint lab gpu bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make book      read it: build the website and serve it on this machine (no torch needed)"
 	@echo "make lab       do it: student copies of the labs, opened in JupyterLab"
+	@echo "make check     what ruff finds in the code (seconds, no torch needed)"
 	@echo "make quick     check a change: the cheap tests, and the tests nearest to what you have edited (a minute)"
 	@echo "make test      check it: package, website, browser, and every notebook run again with nbval (a quarter of an hour)"
 	@echo "make test-all  check everything: all answers, attacks, grading, every page in every view"
@@ -64,6 +66,9 @@ book: $(SITE_STAMP)
 
 site: $(SITE_STAMP)
 	@echo "The website is in $(HTML); open $(HTML)/index.html or run 'make book'."
+
+check: $(CHECK_STAMP)
+	@$(BIN)/ruff check
 
 quick: $(MORE_STAMP)
 	@$(PYTEST) tests $(NOTEBOOKS) --tier quick --add-affected $(SINCE) --budget 30 -q -n $(JOBS)
@@ -145,6 +150,11 @@ $(ALL_STAMP): requirements.txt requirements-book.txt constraints.txt pyproject.t
 $(MORE_STAMP): requirements-frameworks.txt $(ALL_STAMP)
 	@echo "== Installing the frameworks that chapter 10 runs"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-frameworks.txt
+	@touch $@
+
+$(CHECK_STAMP): requirements-check.txt constraints.txt | $(BIN)/python
+	@echo "== Installing what checks the code (seconds)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-check.txt
 	@touch $@
 
 $(SITE_STAMP): $(BOOK_STAMP) $(SITE_SOURCES)

@@ -26,7 +26,7 @@ def commands():
     """Each call of make in the workflows, in the first job of a matrix, and in .ci/run."""
     texts = [re.sub(r"\$\{\{.*?}}", "1", step["run"]) for path in WORKFLOWS for _, step in steps(path) if "run" in step]
     found = [line for text in texts for line in text.splitlines() if line.startswith("make ")]
-    return sorted({*found, *re.findall(r'^ +step.* (make [\w-]+)', (ROOT / ".ci/run").read_text(), re.M)})
+    return sorted({*found, *re.findall(r'^ *step.* (make [\w-]+)', (ROOT / ".ci/run").read_text(), re.M)})
 
 
 @pytest.mark.parametrize("command", commands())
