@@ -39,17 +39,18 @@ def vector(**kwargs: Any) -> Any:
     return field(metadata={"column": "vector"}, **kwargs)
 
 
-class Columns(Sequence):
+class Columns(Sequence[Any]):
     """An immutable sequence of `row_type` on NumPy columns.
 
     `arrays` maps a field's name to its array; a missing field is None in every row. `vocabularies` maps the name of
     a `word` field to the tuple of values that its array holds positions in.
     """
 
-    def __init__(self, row_type: type, arrays: Mapping[str, np.ndarray], vocabularies: Mapping[str, tuple] = {}):
+    def __init__(self, row_type: type, arrays: Mapping[str, np.ndarray],
+                 vocabularies: Mapping[str, tuple[Any, ...]] = {}):
         self.row_type, self.vocabularies = row_type, dict(vocabularies)
         self._arrays = dict(arrays)
-        self._fields: tuple[Field, ...] = fields(row_type)
+        self._fields: tuple[Field[Any], ...] = fields(row_type)
         lengths = {len(array) for array in self._arrays.values()}
         if len(lengths) > 1:
             raise ValueError(f"columns of {row_type.__name__} differ in length: {sorted(lengths)}")
@@ -124,7 +125,7 @@ class Columns(Sequence):
         kept = {name: array for name, array in merged.items() if array is not None}
         return Columns(self.row_type, kept, self.vocabularies)
 
-    def _value(self, f: Field, i: int) -> Any:
+    def _value(self, f: Field[Any], i: int) -> Any:
         if f.name not in self._arrays:
             return None
         raw, kind = self._arrays[f.name][i], f.metadata["column"]
@@ -149,7 +150,8 @@ def concatenate(parts: Sequence[Columns]) -> Columns:
     return Columns(row_type, arrays, vocabularies)
 
 
-def _aligned(part: Columns, f: Field, parts: Sequence[Columns], vocabularies: Mapping[str, tuple]) -> np.ndarray:
+def _aligned(part: Columns, f: Field[Any], parts: Sequence[Columns],
+             vocabularies: Mapping[str, tuple[Any, ...]]) -> np.ndarray:
     if not part.has(f.name):
         model = next(p.array(f.name) for p in parts if p.has(f.name))
         empty = np.nan if model.dtype.kind == "f" else ABSENT
@@ -169,7 +171,7 @@ def _row(row_type: type, row: Any) -> Any:
         raise ColumnError(f"{row!r} is not a {row_type.__name__}: give ({names})") from error
 
 
-def _encode(f: Field, values: list[Any]) -> tuple[np.ndarray, tuple | None]:
+def _encode(f: Field[Any], values: list[Any]) -> tuple[np.ndarray, tuple[Any, ...] | None]:
     kind = f.metadata["column"]
     if kind == "word":
         vocabulary = tuple(dict.fromkeys(v for v in values if v is not None))

@@ -90,7 +90,7 @@ def observe_ranks(fn: Callable[[], Any], world_size: int) -> Outcome:
 
 def _on_stderr(text: str) -> list[Warned]:
     """The warnings in what a process wrote to stderr, by Python or by C++."""
-    return [Warned(*match.groups()) for match in map(ON_STDERR.search, ANSI.sub("", text).splitlines()) if match]
+    return [Warned(match[1], match[2]) for match in map(ON_STDERR.search, ANSI.sub("", text).splitlines()) if match]
 
 
 def run_script(command: str, source: str = "", limit_s: float = 100) -> str:

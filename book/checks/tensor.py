@@ -79,7 +79,7 @@ def column_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: An
                               "part of the weight gives, and nobody gathers them")
         got = held(rank, f"the output of {name}", output, (len(whole), size))
         same(f"{name}, rank {rank}", got, whole[:, rank * size:][:, :size], whole,
-             lambda rank=rank, got=got: _why_not_columns(rank, got, whole, bias))
+             partial(_why_not_columns, rank, got, whole, bias))
     return magnitude(whole)
 
 
@@ -96,15 +96,15 @@ def row_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: Any,
     rows = np.stack([part.ravel() for part in [*parts, np.broadcast_to(bias, whole.shape)]])
     got = [held(rank, f"the output of {name}", output, whole.shape) for rank, output in enumerate(outputs)]
     wrong = [rank for rank in range(num_ranks) if not agree(got[rank], whole)]
-    if not wrong:
-        return magnitude(whole)
-    if all_but_rank_0(wrong, num_ranks):
+    if wrong and all_but_rank_0(wrong, num_ranks):
         raise CheckFailed(f"{name}: only rank 0 holds the whole output: every rank must end with it; all_reduce gives "
                           "the sum to all, reduce to one, and the bias too belongs to all")
-    rank, odd = wrong[0], got[wrong[0]]
-    factors = multiples(rows, odd)
-    same(f"{name}, rank {rank}", odd, whole, whole, lambda: _why_no_sum(odd, x, weight, bias, num_ranks)
-         if factors is None else _why_not_rows(rank, factors[:-1].reshape(num_ranks, num_ranks), factors[-1]))
+    if wrong:
+        rank, odd = wrong[0], got[wrong[0]]
+        factors = multiples(rows, odd)
+        same(f"{name}, rank {rank}", odd, whole, whole, lambda: _why_no_sum(odd, x, weight, bias, num_ranks)
+             if factors is None else _why_not_rows(rank, factors[:-1].reshape(num_ranks, num_ranks), factors[-1]))
+    return magnitude(whole)
 
 
 def operator(name: str, runs: Sequence[Mapping[str, Any]], forward: str, backward: str) -> float:
@@ -120,7 +120,7 @@ def operator(name: str, runs: Sequence[Mapping[str, Any]], forward: str, backwar
         before = [dense(run[given]) for run in runs]
         for rank, run in enumerate(runs):
             got = held(rank, f"{name}, {way}: the {result}", run[result], before[rank].shape)
-            want = sum(before) if wanted == "sum" else before[rank]
+            want = np.sum(before, axis=0) if wanted == "sum" else before[rank]
             same(f"{name}, {way}, rank {rank}", got, want, np.stack(before),
                  partial(_why_not_operator, way, wanted, rank, before, got))
             total += np.abs(got).sum() * (rank == 0)

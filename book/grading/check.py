@@ -82,7 +82,7 @@ def _first_failure(result: Result) -> str | None:
     if result.why:
         return result.why
     failed = next((cell for cell in result.cells if not cell["ok"]), None)
-    if all(cell["ok"] for cell in result.cells if cell["kind"] == "check"):
+    if failed is None or all(cell["ok"] for cell in result.cells if cell["kind"] == "check"):
         return None
     told = _COLOUR.sub("", failed["traceback"]).strip() or _COLOUR.sub("", failed["message"]).strip()
     lines = [line for line in told.splitlines() if line.strip()]

@@ -58,8 +58,8 @@ class Grader:
         grader._lock()
         out.chmod(0o700)  # the seed is in there, and everybody's work
         state = out / "run.json"
-        fresh = {"lab": path.stem, "sha256": grader.sha256, "seed": secrets.randbelow(MAX_SEED) + 1,
-                 "name": secrets.token_hex(4)}
+        fresh: dict[str, Any] = {"lab": path.stem, "sha256": grader.sha256, "seed": secrets.randbelow(MAX_SEED) + 1,
+                                 "name": secrets.token_hex(4)}
         kept = _read(state) or fresh
         if kept["sha256"] != grader.sha256:
             raise LabError(f"{out} holds a run of another lab, or of this one before it was changed: name another "

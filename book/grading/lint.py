@@ -74,9 +74,10 @@ def _unfit_exercises(lab: NotebookNode) -> Iterator[str]:
     stated = lab.metadata.get(KEY, {}).get("points")
     if stated != total:
         yield f"the notebook's metadata say {stated} points, and its checks add up to {total}"
-    answers, checks, hidden = ({marks(c).get("exercise") for c in code_cells(lab) if wanted(marks(c))} for wanted in (
-        lambda mark: mark.get("kind") == "answer", lambda mark: mark.get("kind") == "check",
-        lambda mark: mark.get("kind") == "check" and mark.get("hidden")))
+    marked = [marks(c) for c in code_cells(lab)]
+    answers = {mark.get("exercise") for mark in marked if mark.get("kind") == "answer"}
+    checks = {mark.get("exercise") for mark in marked if mark.get("kind") == "check"}
+    hidden = {mark.get("exercise") for mark in marked if mark.get("kind") == "check" and mark.get("hidden")}
     for exercise in sorted(answers ^ checks, key=str):
         yield f"exercise {exercise} needs both an answer and a check"
     for exercise in sorted(answers & checks - hidden, key=str):

@@ -29,9 +29,9 @@ class WireMemory(WireTimeout):
 @dataclass
 class _Rank:
     """A rank's process and the socket at which it comes for each exercise: who speaks there is known."""
-    process: subprocess.Popen
+    process: subprocess.Popen[bytes]
     listener: socket.socket
-    folder: tempfile.TemporaryDirectory
+    folder: tempfile.TemporaryDirectory[str]
 
     def accept(self, limit_s: int) -> socket.socket | None:
         """The rank's next connection; None when there is none in time."""
@@ -94,10 +94,11 @@ class Ranks:
             connections = []
         new = [self._start() for _ in range(world_size - len(self.ranks))]
         connections += [rank.accept(START_S) for rank in new]
-        if None in connections:
+        made = [connection for connection in connections if connection is not None]
+        if len(made) < len(connections):
             self.end()
             raise WireTimeout("a rank did not start")
-        return connections
+        return made
 
     def check(self) -> None:
         """Raises WireMemory when the ranks that were connected last were ended because they used too much."""

@@ -41,7 +41,9 @@ def outputs_of(lab: NotebookNode, exercise: int, seed: int | None = None) -> dic
 def printed(result: Result, exercise: int) -> dict[str, list[dict[str, Any]]]:
     """The outputs of a job's checks, by their ids. Raises LabError when a cell of it failed."""
     failed = next((cell for cell in result.cells if not cell["ok"]), None)
-    if result.why or failed:
-        told = result.why or f"cell {failed['id']}: {failed['message']}\n{failed['traceback']}"
+    told = result.why
+    if failed and not told:
+        told = f"cell {failed['id']}: {failed['message']}\n{failed['traceback']}"
+    if told:
         raise LabError(f"the lab's own solution of exercise {exercise} does not pass: {told}")
     return {cell["id"]: cell["outputs"] for cell in result.cells if cell["kind"] == "check"}

@@ -69,7 +69,8 @@ class _Job:
         self.folder, self.limits, self.sandboxed = folder, limits, sandboxed
         self.result_file, self.log_file = folder / "result.json", folder / "log"
         self.started = time.monotonic()
-        self.seen, self.gone_since, self.peak_bytes = False, None, 0
+        self.seen, self.peak_bytes = False, 0
+        self.gone_since: float | None = None
 
     def run(self) -> Result:
         with open(self.log_file, "w") as log:
@@ -108,7 +109,7 @@ class _Job:
         run = {kernel.RUN: str(self.folder), kernel.LIMITS: json.dumps(asdict(self.limits))}
         return {**kept, **added, **private, **run}
 
-    def _watch(self, process: subprocess.Popen) -> str | None:
+    def _watch(self, process: subprocess.Popen[bytes]) -> str | None:
         """Waits for nbval to end; returns the limit that was broken, if one was."""
         while process.poll() is None:
             why = self._broken(process)
@@ -117,7 +118,7 @@ class _Job:
             time.sleep(POLL_S)
         return None
 
-    def _broken(self, process: subprocess.Popen) -> str | None:
+    def _broken(self, process: subprocess.Popen[bytes]) -> str | None:
         children = descendants(process.pid)
         used = sum(map(memory_of, children))
         self.peak_bytes = max(self.peak_bytes, used)
@@ -148,7 +149,7 @@ class _Job:
         return result
 
 
-def end(process: subprocess.Popen) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     """Ends a process and all that it started. What is in the sandbox dies with the sandbox."""
     children = descendants(process.pid)
     for one in [process, *children]:

@@ -12,7 +12,7 @@ from typing import Any
 MAX_RANKS = 64
 
 
-def check_call(fn: Any, world_size: Any, args: tuple, allow_many_ranks: bool) -> None:
+def check_call(fn: Any, world_size: Any, args: tuple[Any, ...], allow_many_ranks: bool) -> None:
     """Raise TypeError or ValueError for a call that cannot work, in words that say what to do."""
     if not callable(fn):
         raise TypeError(f"launch needs a function to run on the ranks, not {fn!r}: launch(fn, world_size, *args)")
@@ -66,7 +66,7 @@ def _takes_two(function: Any) -> bool:
     return True
 
 
-def _check_arguments(fn: Callable[..., Any], args: tuple) -> None:
+def _check_arguments(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
@@ -79,7 +79,7 @@ def _check_arguments(fn: Callable[..., Any], args: tuple) -> None:
                         "launch(fn, world_size, *args) passes exactly args") from None
 
 
-def pickled(fn: Callable[..., Any], args: tuple) -> bytes:
+def pickled(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     """The call, pickled by value; raises TypeError that names what cannot be pickled."""
     try:
         return _dumps((fn, args))
@@ -107,7 +107,7 @@ def _dumps(value: Any) -> bytes:
     return file.getvalue()
 
 
-def _parts(fn: Callable[..., Any], args: tuple) -> Iterator[tuple[str, Any]]:
+def _parts(fn: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
     """The objects that a call sends to the ranks, with the names that a reader knows them by."""
     for position, value in enumerate(args, start=1):
         yield f"argument {position}", value

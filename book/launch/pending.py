@@ -43,10 +43,9 @@ def _segment(frame: FrameType) -> str | None:
     """Exactly the expression being evaluated (Python 3.11 and later know its columns)."""
     if sys.version_info < (3, 11):
         return None
-    positions = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-    if None in positions:
+    first, last, start, end = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    if first is None or last is None or start is None or end is None:
         return None
-    first, last, start, end = positions
     lines = [linecache.getline(frame.f_code.co_filename, number).encode() for number in range(first, last + 1)]
     lines[-1] = lines[-1][:end]
     lines[0] = lines[0][start:]
@@ -116,7 +115,8 @@ def _element(node: ast.expr | None, index: Any) -> ast.Call | None:
     if not isinstance(node, (ast.List, ast.Tuple)) or not isinstance(index, int):
         return None
     inside = -len(node.elts) <= index < len(node.elts)
-    return node.elts[index] if inside and isinstance(node.elts[index], ast.Call) else None
+    element = node.elts[index] if inside else None
+    return element if isinstance(element, ast.Call) else None
 
 
 def _assigned(name: str, frame: FrameType) -> ast.expr | None:

@@ -105,7 +105,7 @@ def places_of_traceback(traceback: TracebackType | None) -> list[Place]:
     return places(lines)
 
 
-def stack(frame: FrameType) -> list[FrameType]:
+def stack(frame: FrameType | None) -> list[FrameType]:
     """Frames from the outermost call to `frame`."""
     frames = []
     while frame is not None:

@@ -48,14 +48,15 @@ class Atlas:
 
     def shape(self, matrix: str) -> tuple[int, int]:
         """Rows and columns of a matrix."""
-        return tuple(SIZES[dim] for dim in self.play[matrix].dims)
+        dims = self.play[matrix].dims
+        return SIZES[dims[0]], SIZES[dims[1]]
 
     def block(self, matrix: str, rows: tuple[int, int], columns: tuple[int, int]) -> Block:
         """A block from the first up to, not including, the last part of each dimension."""
         height, width = self.shape(matrix)
-        scaled = [tuple(edge * size // self.num_parts for edge in edges)
-                  for edges, size in ((rows, height), (columns, width))]
-        return Block(matrix, scaled[0], scaled[1], (height, width))
+        (top, bottom), (left, right) = ([edge * size // self.num_parts for edge in edges]
+                                        for edges, size in ((rows, height), (columns, width)))
+        return Block(matrix, (top, bottom), (left, right), (height, width))
 
     def find(self, tensor: torch.Tensor) -> Find | None:
         """What a tensor of rows (..., columns) holds, the right way round or transposed; None if it is unknown."""

@@ -69,7 +69,8 @@ class _Sender:
     """What the one communication hook of a DDP model does: a model takes a single one, for life."""
 
     def __init__(self, group: dist.ProcessGroup):
-        self.group, self.hook = group, _average
+        self.group = group
+        self.hook: Hook = _average
         self.follower: _Follower | None = None
 
     @contextlib.contextmanager
@@ -155,7 +156,8 @@ class _Follower:
         if operation.kind != "collective":
             return None, []
         self._clock.note("operations", index, "start_ns", self._clock.stamp())
-        number, parameters = None, []
+        number: int | None = None
+        parameters: list[str] = []
         if self._bucket and self._bucket[0] == threading.get_ident():
             _, number, parameters = self._bucket
         elif self._own and operation.op == "all_reduce":

@@ -158,7 +158,7 @@ class RecordingGroup(ProcessGroup):
             work = self._inner._end_coalescing(device)
         return self._wrapped(work, batch)
 
-    def _call(self, kind: str, op: str | None, method: str, args: tuple, *, peer: int | None = None,
+    def _call(self, kind: str, op: str | None, method: str, args: tuple[Any, ...], *, peer: int | None = None,
               tag: int = 0, keywords: dict[str, Any] | None = None) -> Work | None:
         issue = partial(getattr(self._inner, method), **(keywords or {}))
         tensors = list(tensors_in(args))

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from book.record.recording import Gradient, Hold, Operation, Origin, Piece, Recording
 from book.trace import Event, Trace
@@ -57,7 +58,8 @@ def _less(time_s: float | None, zero: float) -> float | None:
 
 def _events(rank: int, recording: Recording, order: _Order) -> Iterator[Event]:
     """The events of one rank in program order: holds and gradients before the operation that was issued after them."""
-    own, of_operation = defaultdict(list), defaultdict(list)  # own changes by position, a collective's by operation
+    own: defaultdict[int, list[Hold]] = defaultdict(list)  # by position
+    of_operation: defaultdict[int, list[Hold]] = defaultdict(list)  # those that a collective made
     for hold in recording.holds:
         place = own[hold.position] if hold.operation is None else of_operation[hold.operation]
         place.append(hold)
@@ -104,14 +106,15 @@ def _operation_events(rank: int, recording: Recording, index: int, order: _Order
     end_ns = operation.end_ns
     if end_ns is None and operation.kind == "send" and partner is not None:
         end_ns = partner.end_ns  # never waited for, but by then it had arrived
-    times = {"start_s": operation.start_ns / 1e9, "end_s": None if end_ns is None else end_ns / 1e9, "step": step}
+    start_s, end_s = operation.start_ns / 1e9, None if end_ns is None else end_ns / 1e9
     if operation.kind == "collective":
         yield Event(rank, "collective", operation.op, group=operation.ranks, num_bytes=operation.num_bytes,
-                    bucket=operation.bucket, waited=waited, unit=operation.unit, **times)
+                    bucket=operation.bucket, waited=waited, unit=operation.unit, start_s=start_s, end_s=end_s,
+                    step=step)
         return
     for piece in _pieces(operation, partner):
         yield Event(rank, operation.kind, piece.op, peer=operation.peer, chunk=piece.chunk, num_bytes=piece.num_bytes,
-                    contributions=piece.contributions, **times)
+                    contributions=piece.contributions, start_s=start_s, end_s=end_s, step=step)
 
 
 def _pieces(operation: Operation, partner: Operation | None) -> Iterator[Piece]:
@@ -167,7 +170,7 @@ class _Order:
 
     def _match_messages(self) -> None:
         """The k-th send from one rank to another with one tag goes with the k-th receive: backends keep the order."""
-        ends: dict[tuple, dict[str, list[tuple[int, int]]]] = defaultdict(lambda: {"send": [], "recv": []})
+        ends: dict[tuple[Any, ...], dict[str, list[tuple[int, int]]]] = defaultdict(lambda: {"send": [], "recv": []})
         for rank, index, operation in self._operations():
             if operation.kind in ("send", "recv"):
                 src, dst = (rank, operation.peer) if operation.kind == "send" else (operation.peer, rank)

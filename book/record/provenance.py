@@ -164,7 +164,7 @@ class _Reader:
         """What the messages were added to (zeros: they replaced it), which they are, and how often each was added."""
         nothing = np.zeros_like(after)
         for chosen in _choices(messages):
-            total = sum(m.contributions for m in chosen)
+            total = sum((m.contributions for m in chosen), nothing)
             for base in (nothing, before):
                 if total.any() and np.isfinite(total).all() and self._watch.same(after, base + total):
                     return base, chosen, 1

@@ -125,7 +125,8 @@ class PipelineSchedule:
         Raises ScheduleError where no rank can go on: for each of them what it waits for.
         """
         queues = [self.of_rank(rank) for rank in range(self.world_size)]
-        at, done, moved = [0] * self.world_size, set(), True
+        at, moved = [0] * self.world_size, True
+        done: set[Work] = set()
         while moved:
             moved = False
             for rank, queue in enumerate(queues):

@@ -169,7 +169,7 @@ class Schedule:
         try:
             name, world_size, num_chunks, promise = head.removeprefix("# ").split(",")
             rows = csv.DictReader(io.StringIO(body))
-            moves = [Move(*(int(row[k]) for k in ("step", "src", "dst", "chunk")), row["op"],
+            moves = [Move(int(row["step"]), int(row["src"]), int(row["dst"]), int(row["chunk"]), row["op"],
                           int(row["into"]) if row.get("into") else None) for row in rows]
             return cls(name, int(world_size), int(num_chunks), moves, promise)
         except (KeyError, TypeError, ValueError) as error:
@@ -206,7 +206,9 @@ class Schedule:
                 raise ScheduleError(f"{self.name}: move {bad[0]} has {name} {column[bad[0]]}, it must be {allowed}")
         for op in sorted({str(move) for move in self._ops()} - set(OPS)):
             raise ScheduleError(f"{self.name}: op must be 'reduce' or 'copy', not {op!r}")
-        to_self = np.flatnonzero(self.moves.array("src") == self.moves.array("dst")) if len(self.moves) else ()
+        if not len(self.moves):
+            return
+        to_self = np.flatnonzero(self.moves.array("src") == self.moves.array("dst"))
         if len(to_self):
             raise ScheduleError(f"{self.name}: {self.moves[to_self[0]]} goes from a rank to itself")
 

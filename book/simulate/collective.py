@@ -81,7 +81,7 @@ class _Clocks:
 def _run(schedule: Schedule, chunk_bytes: float, network: _Network) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """When each move leaves, has arrived, and has been added, seconds, shape (moves,)."""
     num_moves = len(schedule.moves)
-    src, dst = (schedule.moves.array(name) for name in ("src", "dst")) if num_moves else (None, None)
+    src, dst = (schedule.moves.array(name) for name in ("src", "dst")) if num_moves else np.zeros((2, 0), dtype=int)
     adds = schedule.moves.mask("op", "reduce")
     times = np.zeros((3, num_moves))
     clocks = _Clocks(*np.zeros((4, schedule.world_size)))
@@ -91,7 +91,7 @@ def _run(schedule: Schedule, chunk_bytes: float, network: _Network) -> tuple[np.
         added = np.bincount(message, weights=adds[rows]) * chunk_bytes
         step_times = _step(src[rows[first]], dst[rows[first]], sizes, added, clocks, network)
         times[:, rows] = step_times[:, message]
-    return tuple(times)
+    return times[0], times[1], times[2]
 
 
 def _step(src: np.ndarray, dst: np.ndarray, sizes: np.ndarray, added: np.ndarray, clocks: _Clocks,
@@ -156,10 +156,10 @@ def _holds(schedule: Schedule, chunk_bytes: float) -> Columns:
     held = schedule.start()
     rank, chunk = (index.ravel().astype(np.int32) for index in np.indices(held.shape[:2]))
     zeros = np.zeros(len(rank))
-    arrays = {"rank": rank, "chunk": chunk, "kind": np.zeros(len(rank), dtype=np.int16),
-              "step": np.zeros(len(rank), dtype=np.int32), "num_bytes": zeros + chunk_bytes,
-              "start_s": zeros, "end_s": zeros,
-              "contributions": held.reshape(len(rank), -1).astype(np.float32)}
+    arrays: dict[str, np.ndarray] = {
+        "rank": rank, "chunk": chunk, "kind": np.zeros(len(rank), dtype=np.int16),
+        "step": np.zeros(len(rank), dtype=np.int32), "num_bytes": zeros + chunk_bytes, "start_s": zeros, "end_s": zeros,
+        "contributions": held.reshape(len(rank), -1).astype(np.float32)}
     return Columns(Event, arrays, {"kind": ("hold",)})
 
 

@@ -1,7 +1,7 @@
 """L3: several runs in one widget: what a reader chooses them by."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Data = dict[str, Any]
@@ -25,12 +25,12 @@ def arranged(runs: Mapping[Any, Data], labels: Sequence[str] | None, select: Any
     return {"axes": axes if len(runs) > 1 else [], "runs": placed}
 
 
-def names_of(runs: Mapping[Any, Any]) -> list[str]:
+def names_of(runs: Iterable[Any]) -> list[str]:
     """The runs' keys as text."""
     return [", ".join(map(str, key)) if isinstance(key, tuple) else str(key) for key in runs]
 
 
-def _keys(runs: Mapping[Any, Any], labels: Sequence[str] | None) -> list[tuple]:
+def _keys(runs: Mapping[Any, Any], labels: Sequence[str] | None) -> list[tuple[Any, ...]]:
     keys = [key if isinstance(key, tuple) else (key,) for key in runs]
     if len({len(key) for key in keys}) > 1:
         raise ValueError("the keys of the runs to choose from must be tuples of one length, or no tuples at all")

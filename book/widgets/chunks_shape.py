@@ -27,7 +27,8 @@ def _tree(edges: set[Pair], world_size: int) -> dict[str, Any] | None:
         near[a].append(b)
         near[b].append(a)
     root = max(range(world_size), key=lambda rank: (len(near[rank]), -rank))
-    depth, slot = {root: 0}, {}
+    depth = {root: 0}
+    slot: dict[int, float] = {}
     order = _depth_first(near, root, depth)
     leaves = 0
     for rank in reversed(order):  # children come before their parents here

@@ -1,6 +1,7 @@
 """L3: what can be said of a run as a whole: where it comes from, its phases, what it sends, whether it ends right."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -17,7 +18,8 @@ from book.widgets.units import in_bytes
 MADE = {"simulated": "simulated", "executed": "executed on {} ranks", "recorded": "recorded from your run · {} ranks",
         "instrumented": "instrumented · {} ranks"}
 MOST_NAMES = 7  # of collectives as phases: a phase is written as one digit
-SENT = {  # what the busiest rank sends, in buffers, by what the run promises; (N-1)/N for any other
+# What the busiest rank sends, in buffers, by what the run promises; (N-1)/N for any other.
+SENT: dict[str, tuple[str, Callable[[int], float]]] = {
     "all_reduce": ("2(N−1)/N", lambda p: 2 * (p - 1) / p),
     "broadcast": ("⌈lg N⌉", lambda p: (p - 1).bit_length()),
     "gather": ("1/N", lambda p: 1 / p),
@@ -53,7 +55,8 @@ def phases(run: Run) -> tuple[str, list[str]]:
 
     From 3 on, a digit is a place in the list of collectives that is returned with them.
     """
-    digits, names = [], []
+    digits: list[str] = []
+    names: list[str] = []
     for step in range(run.num_steps):
         ops = [t.op for t in run.transfers if t.leaves == step]
         called = sorted({op for call in run.calls if call.step == step for op in call.ops.values()})

@@ -1,7 +1,7 @@
 """L3: a followed training step in words, and its figures beside the formulas."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from book.cost import sharded_sent_bytes
 from book.trace import STATE
@@ -36,7 +36,7 @@ def told(held: Held) -> Iterator[list[str]]:
         yield [stress, rest + (" The step is over." if k == last == len(held.actions) - 1 else "")]
 
 
-def _told(held: Held, action: Action, state: dict) -> tuple[str, str]:
+def _told(held: Held, action: Action, state: Mapping[tuple[str, str], float]) -> tuple[str, str]:
     unit, part = action.unit, PARTS[held.world_size]
     grown = {what: sum(b - state.get((w, u), 0) for (w, u), b in action.changes if w == what) for what in STATE}
     if action.op == "all_gather":

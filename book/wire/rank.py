@@ -17,6 +17,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 import psutil
 import torch
@@ -62,7 +63,7 @@ def end_children() -> None:
         psutil.wait_procs(children, timeout=1)
 
 
-def serve(connection: socket.socket, namespace: dict, failed: Exception | None = None) -> None:
+def serve(connection: socket.socket, namespace: dict[str, Any], failed: Exception | None = None) -> None:
     """Does a broker's tasks until it is gone; where `failed` is why the head did not run, says so instead."""
     link = Link(connection)
     while (payload := link.next_task()) is not None:
@@ -81,7 +82,7 @@ def serve(connection: socket.socket, namespace: dict, failed: Exception | None =
             link.say(FAIL, payload=f"{type(error).__name__}: {error} (line {last.lineno}: {last.line})".encode())
 
 
-def run_sources(sources: Sequence[str], namespace: dict, called: str) -> None:
+def run_sources(sources: Sequence[str], namespace: dict[str, Any], called: str) -> None:
     """Runs sources in a namespace, so that an error can show its line."""
     for number, source in enumerate(sources):
         name = f"<{called} {number}>"
@@ -89,7 +90,7 @@ def run_sources(sources: Sequence[str], namespace: dict, called: str) -> None:
         exec(compile(source, name, "exec"), namespace)
 
 
-def run_call(link: Link, task: dict, data: bytes, namespace: dict) -> bytes:
+def run_call(link: Link, task: dict[str, Any], data: bytes, namespace: dict[str, Any]) -> bytes:
     """Runs a task's call and returns the bytes of its `buffer`."""
     join(link, task["rank"], task["world_size"])
     buffer = torch.frombuffer(bytearray(data), dtype=torch.float64)

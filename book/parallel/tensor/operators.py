@@ -5,12 +5,12 @@ then backward. A group of None is all ranks.
 """
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 
-Group = dist.ProcessGroup | None
+Group: TypeAlias = dist.ProcessGroup | None
 
 
 class IdentityThenAllReduce(torch.autograd.Function):
