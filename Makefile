@@ -43,7 +43,7 @@ NOTEBOOKS := chapters labs --nbval
 help:
 	@echo "make book      read it: build the website and serve it on this machine (no torch needed)"
 	@echo "make lab       do it: student copies of the labs, opened in JupyterLab"
-	@echo "make check     what ruff finds in the code (seconds, no torch needed)"
+	@echo "make check     what ruff and mypy find in the code (seconds, no torch needed)"
 	@echo "make quick     check a change: the cheap tests, and the tests nearest to what you have edited (a minute)"
 	@echo "make test      check it: package, website, browser, and every notebook run again with nbval (a quarter of an hour)"
 	@echo "make test-all  check everything: all answers, attacks, grading, every page in every view"
@@ -69,6 +69,7 @@ site: $(SITE_STAMP)
 
 check: $(CHECK_STAMP)
 	@$(BIN)/ruff check
+	@$(BIN)/mypy
 
 quick: $(MORE_STAMP)
 	@$(PYTEST) tests $(NOTEBOOKS) --tier quick --add-affected $(SINCE) --budget 30 -q -n $(JOBS)
