@@ -10,13 +10,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 import book
 from tests.website import ROOT
 
 PACKAGE = ROOT / "book"
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
-READS = ["book/**/*.py", "*.md", "Makefile", "requirements*.txt", "constraints.txt"]
+READS = ["book/**/*.py", "*.md", "Makefile", "requirements*.txt", "constraints.txt", "pyproject.toml", "CITATION.cff"]
 MAX_FUNCTION_LINES, MAX_MODULE_LINES, MAX_LINE = 45, 400, 120
 RUNNERS = {"device", "launch", "record", "execute", "shards", "wire", "parallel"}
 
@@ -173,9 +174,15 @@ def test_help_lists_every_target() -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    for document in ("README.md", "CONTRIBUTING.md"):
+    for document in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md"):
         for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text("utf-8")):
             assert (ROOT / target).exists(), f"{document} links to {target}"
+
+
+def test_the_citation_is_of_this_version() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert f'\nversion = "{cited["version"]}"\n' in (ROOT / "pyproject.toml").read_text("utf-8")
+    assert cited["license"] == ["MIT", "CC-BY-4.0"] and {"cff-version", "message", "title", "authors"} <= cited.keys()
 
 
 def test_every_requirement_is_pinned() -> None:
