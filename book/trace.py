@@ -23,7 +23,7 @@ a chunk, and op is "output" or "gradient".
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -70,6 +70,13 @@ class Event:
     bucket: int | None = count(default=None)
     waited: int | None = count(default=None)
     unit: str | None = word(default=None)
+
+    @property
+    def times_s(self) -> tuple[float, float]:
+        """When it began and ended; TraceError where one of them is not known."""
+        if self.start_s is None or self.end_s is None:
+            raise TraceError(f"this {self.kind} of rank {self.rank} has no start or no end")
+        return self.start_s, self.end_s
 
 
 class Trace:
@@ -175,8 +182,7 @@ class Trace:
                 raise KeyError("format")
             columns: dict[str, list[Any]] = data.pop("events")
             rows = [dict(zip(columns, values)) for values in zip(*columns.values(), strict=True)]
-            events = [Event(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for row in rows]
-            return cls(events, **data)
+            return cls([_event(row) for row in rows], **data)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise TraceError(f"this is not a trace's JSON (write one with to_json): {error}") from error
 
@@ -192,7 +198,9 @@ class Trace:
 
     def _slice(self, event: Event) -> dict[str, Any]:
         start = event.start_s * 1e6 if event.start_s is not None else event.step or 0
-        length = (event.end_s - event.start_s) * 1e6 if None not in (event.start_s, event.end_s) else 1
+        length: float = 1
+        if event.start_s is not None and event.end_s is not None:
+            length = (event.end_s - event.start_s) * 1e6
         what = " ".join([event.kind if event.kind in ("send", "recv") else event.op or event.kind]
                         + ([f"chunk {event.chunk}"] if event.chunk is not None else []))
         known = {f.name: getattr(event, f.name) for f in fields(Event)}
@@ -220,6 +228,11 @@ class Trace:
             return self.events.array(name)
         places = np.array([KINDS.index(k) if k in KINDS else len(KINDS) for k in self.events.vocabularies["kind"]])
         return places[self.events.array("kind")]
+
+
+def _event(row: Mapping[str, Any]) -> Event:
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    return Event(**values)
 
 
 def _check_choice(name: str, value: str | None, choices: tuple[str | None, ...]) -> None:

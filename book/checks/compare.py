@@ -76,7 +76,8 @@ def times(got: Any, want: Any) -> float:
     return float(want @ got / (want @ want)) if want.any() else float("nan")
 
 
-def first_wrong(losses: Sequence[float], want: Sequence[float], tolerance: float = TOLERANCE) -> int | None:
+def first_wrong(losses: Sequence[float] | np.ndarray, want: Sequence[float],
+                tolerance: float = TOLERANCE) -> int | None:
     """The first step whose loss is not that in `want`, to a `tolerance` that is a share of it; None if all are."""
     wrong = np.flatnonzero(~np.isclose(losses, want, rtol=tolerance, atol=0))
     return int(wrong[0]) if len(wrong) else None

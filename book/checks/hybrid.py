@@ -80,7 +80,7 @@ def mesh_gradients(found: Sequence[Gradients | None], single: Sequence[Gradients
 
     Returns the sum of the absolute values of the whole gradient. Raises CheckFailed with the likeliest reason.
     """
-    _check_there(found)
+    found = _all_there(found)
     mean = {name: np.mean([dense(own[name]) for own in single], axis=0) for name in layout}
     scale = whole(mean)
     for rank in reversed(range(len(found))):  # the last stage's mistakes are nearest to the loss
@@ -200,19 +200,21 @@ class _Step:
 
     def _added(self, rank: int, name: str, axes: tuple[str, ...]) -> np.ndarray | None:
         """What the ranks along these axes have of a parameter before anything is averaged, added up."""
-        shares, total = np.array_split(np.arange(len(self.single)), self.mesh.size("dp")), 0.0
+        shares = np.array_split(np.arange(len(self.single)), self.mesh.size("dp"))
+        total = np.zeros(flat(self.found[rank][name]).size)
         for other in self.mesh.group_of(rank, *axes):
             if name not in self.found[other]:
                 return None
             mean = np.mean([dense(self.single[b][name]) for b in shares[self.mesh.coordinates(other)["dp"]]], axis=0)
             part = cut(mean, name, other, self.mesh, self.layout)
-            if part.size != flat(self.found[rank][name]).size:
+            if part.size != total.size:
                 return None
             total = total + part.ravel()
         return total
 
 
-def _check_there(found: Sequence[Gradients | None]) -> None:
+def _all_there(found: Sequence[Gradients | None]) -> list[Gradients]:
+    there = []
     for rank, own in enumerate(found):
         if own is None:
             raise CheckFailed(f"rank {rank}'s optimizer has made no step: step() ends with self.optimizer.step()")
@@ -221,6 +223,8 @@ def _check_there(found: Sequence[Gradients | None]) -> None:
             what = "any parameter" if len(absent) == len(own) else absent[0]
             raise CheckFailed(f"rank {rank} has no gradient for {what} when the optimizer steps: does the pipeline run "
                               "before, and is nothing cleared after it?")
+        there.append(own)
+    return there
 
 
 def _why_part(got: np.ndarray, name: str, rank: int, drawn: Sequence[State], mesh: Mesh, layout: Cuts) -> str:

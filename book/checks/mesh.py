@@ -139,7 +139,7 @@ def _with_sizes_by_place(messages: Sequence[Message], mesh: Mesh, order: Sequenc
         place, number = mesh.coordinates(rank), 0
         for axis in order:
             number = number * sizes[axis] + place[axis]
-        return number // mesh.ranks_per_node
+        return number // (mesh.ranks_per_node or mesh.world_size)
 
     for axis, src, dst, num_bytes in messages:
         crossed[axis] += num_bytes * (node_of(src) != node_of(dst))

@@ -125,8 +125,10 @@ def where_stuck(trace: Trace | None, num_stages: int, num_micro_batches: int) ->
 
     A rank that begins an action leaves an event with the `op` "begin F" or "begin B".
     """
-    begun = {rank: [] for rank in range(num_stages)}
-    for event in trace.of_kind("compute") if trace is not None else ():
+    if trace is None:
+        return ""
+    begun: dict[int, list[tuple[str, int | None]]] = {rank: [] for rank in range(num_stages)}
+    for event in trace.of_kind("compute"):
         kind = (event.op or "").removeprefix("begin ")
         if event.op != kind:
             begun[event.rank].append((kind, event.micro_batch))
@@ -143,7 +145,7 @@ def where_stuck(trace: Trace | None, num_stages: int, num_micro_batches: int) ->
     return "; ".join(said)
 
 
-def _in_the_middle(trace: Trace, rank: int, last: tuple[str, int]) -> bool:
+def _in_the_middle(trace: Trace, rank: int, last: tuple[str, int | None]) -> bool:
     """Whether a rank has begun its last action and not done it."""
     return last not in {(event.op, event.micro_batch) for event in trace.of_kind("compute") if event.rank == rank}
 
@@ -180,6 +182,7 @@ def _whole_numbers(name: str, got: Any, length: int) -> list[int]:
     values = got.tolist() if hasattr(got, "tolist") else got
     if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != length:
         raise CheckFailed(f"{name} must be a list with a number for each of {length} ranks, not {got!r}")
-    if any(isinstance(value, bool) or not isinstance(value, Real) or value != int(value) for value in values):
+    if any(isinstance(value, bool) or not isinstance(value, Real) or not float(value).is_integer()
+           for value in values):
         raise CheckFailed(f"{name} must hold whole numbers, not {values!r}")
     return [int(value) for value in values]

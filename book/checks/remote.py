@@ -196,7 +196,7 @@ def losses_of_replicas(got: Sequence[Any], losses: Sequence[float], num_replicas
         if loss is None:
             raise CheckFailed(f"the last stage of replica {replica} returned no loss")
         mean = float(np.mean(losses))
-        shares = [losses[replica::num_replicas], np.array_split(losses, num_replicas)[replica]]
+        shares = [np.array(losses[replica::num_replicas]), np.array_split(losses, num_replicas)[replica]]
         own = "it is that of the replica's own share: the loss of the whole batch takes an all-reduce"
         number(f"the loss of the batch on replica {replica}", loss, mean, [
             (mean * num_replicas, "it is the sum over the replicas: take the mean"),

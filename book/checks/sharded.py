@@ -209,7 +209,7 @@ def _why_weights(got: np.ndarray, before: np.ndarray, after: np.ndarray, own: np
               "to be gathered"),
         _Kind(not got[wrong].any(), "zeros stand there: have the parameters' numbers been brought back, and is the "
                                     "padding left out?"),
-        _Kind((_nearest(np.append(after, 0), got) >= 0).all(),
+        _Kind(bool((_nearest(np.append(after, 0), got) >= 0).all()),
               "they are right numbers in wrong places. What all_gather brings is in the order of ranks, and the "
               "padding stands at its end and belongs to no parameter"))
     for kind in kinds:

@@ -255,7 +255,7 @@ def _check_phase(where: str, events: Sequence[Event], num: int, num_bytes: int) 
                           "together?")
     for event in events:
         if event.num_bytes != num_bytes:
-            raise CheckFailed(f"{where}: an all-reduce of {short(event.num_bytes)} bytes, {short(num_bytes)} are "
+            raise CheckFailed(f"{where}: an all-reduce of {short(event.num_bytes or 0)} bytes, {short(num_bytes)} are "
                               "enough: send the sum itself, in its own dtype, and nothing beside it")
 
 

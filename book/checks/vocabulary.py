@@ -61,7 +61,7 @@ def _check_loss(rank: int, loss: Any, want: np.ndarray, logits: np.ndarray, targ
     if loss is not None and not shape and not np.isfinite(dense(loss)):
         raise CheckFailed(f"rank {rank}'s loss is {dense(loss)}: {_why_infinite(float(dense(loss)), logits)}")
     got = held(rank, "the loss", loss, ())
-    same(f"rank {rank}'s loss is {short(float(got))}, of one process {short(want)}", got, want, want,
+    same(f"rank {rank}'s loss is {short(float(got))}, of one process {short(float(want))}", got, want, want,
          lambda: _why_loss(rank, float(got), logits, targets, num_ranks))
 
 

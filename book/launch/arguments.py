@@ -18,6 +18,7 @@ def check_call(fn: Any, world_size: Any, args: tuple[Any, ...], allow_many_ranks
         raise TypeError(f"launch needs a function to run on the ranks, not {fn!r}: launch(fn, world_size, *args)")
     if isinstance(world_size, bool) or not isinstance(world_size, Integral):
         raise TypeError(f"world_size is a number of processes, not {world_size!r}: pass a whole number, such as 4")
+    world_size = int(world_size)
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1, not {world_size}")
     if world_size > MAX_RANKS and not allow_many_ranks:
@@ -31,7 +32,7 @@ def check_options(timeout_s: Any, hang_s: Any, on_line: Any, env: Any) -> None:
     for name, value in (("timeout_s", timeout_s), ("hang_s", hang_s)):
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError(f"{name} is a number of seconds, not {value!r}: pass a number, such as 10")
-        if not value > 0:
+        if not float(value) > 0:
             raise ValueError(f"{name} must be more than 0 seconds, not {value}")
     if on_line is not None and not _takes_two(on_line):
         raise TypeError(f"on_line must be a function of a rank and a line, not {on_line!r}: "

@@ -185,7 +185,7 @@ class Ranks:
     def ask(self, question: str) -> None:
         """Send a question ("look", "report", "leave") to every live rank."""
         for member in self._all:
-            if member.exit_code is None:
+            if member.exit_code is None and member.control is not None:
                 try:
                     member.control.send(question)
                 except OSError:
@@ -211,6 +211,7 @@ class Ranks:
         return calm and all((member.still_s or 0.0) >= limit_s for member in self._all if member.working)
 
     def _hear(self, key: selectors.SelectorKey, member: RankProcess) -> None:
+        assert member.control is not None  # this is what was heard
         try:
             kind, *content = pickle.loads(member.control.recv_bytes())
         except (EOFError, OSError):

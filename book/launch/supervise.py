@@ -6,6 +6,7 @@ import signal
 import time
 
 from book.launch import where
+from book.launch.child import Failure
 from book.launch.ranks import RankProcess, Ranks
 from book.launch.remote import remote_error
 from book.launch.stacks import of_crash
@@ -120,7 +121,7 @@ def _kind(member: RankProcess) -> tuple[object, ...]:
 
 def describe_failure(ranks: Ranks, first: RankProcess) -> str:
     """The root cause with the learner's own line, and the ranks that failed in the same way."""
-    lines = _raised(first) if first.failure else _died(first)
+    lines = _raised(first, first.failure) if first.failure else _died(first)
     alike = [member.rank for member in ranks if member.failed and member is not first and _kind(member) == _kind(first)]
     if alike:
         numbers = ", ".join(map(str, alike))
@@ -128,8 +129,7 @@ def describe_failure(ranks: Ranks, first: RankProcess) -> str:
     return "\n".join(lines)
 
 
-def _raised(member: RankProcess) -> list[str]:
-    failure = member.failure
+def _raised(member: RankProcess, failure: Failure) -> list[str]:
     *callers, last = (member.entered and failure.places) or [None]
     place = f" in {last}" if last else "" if member.entered else " before its function started"
     head = f"rank {member.rank} failed{place}"
@@ -146,7 +146,7 @@ def _remote(message: str) -> list[str]:
 
 
 def _died(member: RankProcess) -> list[str]:
-    code = member.exit_code
+    code = member.exit_code or 0
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     places = where.places(of_crash("\n".join(member.errors.kept))) if code < 0 else []
     hint = ": the machine may have run out of memory" if code == -signal.SIGKILL else ""

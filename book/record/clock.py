@@ -59,10 +59,13 @@ class Clock:
 
     def corrections(self) -> Iterator[tuple[str, int, str, int]]:
         """Place and nanoseconds of all that was noted, the arguments of `retime`; waits for the device to get there."""
-        noted = list(self._noted.items())
-        for _, stamp in noted:
-            stamp.event.synchronize()
-        passed = [self._zero.time_ns + round(self._zero.event.elapsed_time(stamp.event) * 1e6) for _, stamp in noted]
+        noted = [(place, stamp.event) for place, stamp in self._noted.items() if stamp.event]
+        zero = self._zero.event
+        if zero is None:
+            return
+        for _, event in noted:
+            event.synchronize()
+        passed = [self._zero.time_ns + round(zero.elapsed_time(event) * 1e6) for _, event in noted]
         yield from in_program_order([(*place, time_ns) for (place, _), time_ns in zip(noted, passed)])
 
 

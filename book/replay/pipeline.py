@@ -50,8 +50,9 @@ def bubble(trace: Trace) -> Bubble:
         raise ValueError(NOTHING)
     if any(None in (event.start_s, event.end_s) for event in actions):
         raise ValueError(f"a {trace.clock} clock has no times to find idle ones in: simulate or replay the pipeline")
-    step_s = max(event.end_s for event in actions) - min(event.start_s for event in actions)
-    busy_s = np.bincount([event.rank for event in actions], [event.end_s - event.start_s for event in actions],
+    times = [event.times_s for event in actions]
+    step_s = max(end_s for _, end_s in times) - min(start_s for start_s, _ in times)
+    busy_s = np.bincount([event.rank for event in actions], [end_s - start_s for start_s, end_s in times],
                          minlength=trace.world_size)
     return Bubble(step_s, tuple(busy_s.tolist()))
 
@@ -64,7 +65,7 @@ def pipeline_order(trace: Trace, step: int = 0, ranks: Sequence[int] | None = No
     that failed has an order that is not complete. Raises ValueError for a trace without actions, or without that step.
     """
     chosen = list(range(trace.world_size)) if ranks is None else list(ranks)
-    actions = [Action(place, event.stage, event.micro_batch, event.op)
+    actions = [_action(place, event)
                for place, rank in enumerate(chosen) for event in _step(trace, rank, step)]
     if not actions:
         raise ValueError(NOTHING if not any(True for _ in _actions(trace)) else
@@ -92,12 +93,18 @@ def _actions(trace: Trace) -> Iterator[Event]:
         yield from (event for event in computed if event.op in KINDS and None not in (event.stage, event.micro_batch))
 
 
+def _action(place: int, event: Event) -> Action:
+    assert event.stage is not None and event.micro_batch is not None and event.op is not None  # as _actions chooses
+    return Action(place, event.stage, event.micro_batch, event.op)
+
+
 def _step(trace: Trace, rank: int, wanted: int) -> list[Event]:
     """The actions of one rank in one training step, in the order in which they began."""
     own = [event for event in _actions(trace) if event.rank == rank]
     if trace.clock != "logical":
-        own.sort(key=lambda event: event.start_s)
-    step, seen, found = 0, set(), []
+        own.sort(key=lambda event: event.start_s or 0.0)
+    step, found = 0, []
+    seen: set[tuple[int | None, int | None, str | None]] = set()
     for event in own:
         what = event.stage, event.micro_batch, event.op
         if what in seen:

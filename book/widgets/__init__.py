@@ -254,7 +254,7 @@ def _live(shown: Page) -> Any:
     return LIVE[shown.widget](shown)
 
 
-def _mapping(what: Any) -> dict[Any, Playable]:
+def _mapping(what: Any) -> dict[Any, Any]:
     if isinstance(what, Mapping):
         traces = dict(what)
     elif isinstance(what, Sequence) and not isinstance(what, str):

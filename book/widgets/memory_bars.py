@@ -66,9 +66,10 @@ class MemoryBars(Page):
                 f"<table>{''.join(rows)}</table>")
 
     def _size(self) -> str:
-        precision = list(PRECISIONS)[self._chosen["precision"]]
+        precision = list(PRECISIONS)[int(self._chosen["precision"])]
         billions = self._chosen["parameters"] / 1e9
-        return f"{billions:g} billion parameters, {counted(self._chosen['ranks'], 'rank')}, {precision}, by formula"
+        ranks = counted(int(self._chosen["ranks"]), "rank")
+        return f"{billions:g} billion parameters, {ranks}, {precision}, by formula"
 
 
 def _row(cell: str, texts: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ def mesh_payload(trace: Trace, mesh: Mesh, step: Step) -> dict[str, Any]:
     sent = step_flows(trace, mesh, step)
     names = [*mesh.axes, *sorted({name for name, _, _ in sent} - set(mesh.axes))]
     per = mesh.ranks_per_node or mesh.world_size
-    known: dict[tuple, int] = {}
+    known: dict[tuple[Any, ...], int] = {}
     stops = [[stop.kind, said, _work(stop), _sent(stop, mesh, names, known)]
              for stop, said in zip(step.stops, told(step, mesh))]
     return {"axes": list(mesh.axes), "shape": list(mesh.shape), "per": per, "sizes": sizes(mesh), "names": names,
@@ -73,13 +73,13 @@ def short(num_bytes: float) -> float:
 
 
 def _work(stop: Stop) -> list[list[Any]]:
-    ranks: dict[tuple[str, int], list[int]] = defaultdict(list)
+    ranks: dict[tuple[str | None, int | None], list[int]] = defaultdict(list)
     for item in stop.items if stop.kind == "work" else ():
         ranks[item.event.op, item.event.micro_batch].append(item.event.rank)
     return [[*what, who] for what, who in ranks.items()]
 
 
-def _sent(stop: Stop, mesh: Mesh, names: list[str], known: dict[tuple, int]) -> list[Any]:
+def _sent(stop: Stop, mesh: Mesh, names: list[str], known: dict[tuple[Any, ...], int]) -> list[Any]:
     """What travels at a stop, by axis and label; most of it has been sent before and is `known`."""
     if stop.kind == "stuck":
         return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from book.cost import axis_name, sent_bytes
 from book.mesh import Mesh
@@ -35,7 +36,7 @@ class _Teller:
 
     def work(self, stop: Stop) -> Iterator[Said]:
         """An action of a stage is one sentence, however many ranks the stage has."""
-        same: dict[tuple, list[Item]] = defaultdict(list)
+        same: dict[tuple[Any, ...], list[Item]] = defaultdict(list)
         for item in stop.items:
             same[item.event.stage, item.event.op, item.event.micro_batch].append(item)
         for (stage, kind, micro_batch), items in sorted(same.items()):
@@ -46,7 +47,7 @@ class _Teller:
 
     def messages(self, stop: Stop) -> Iterator[Said]:
         """Results that go from one stage to the next are one sentence, and so are others of the same size."""
-        same: dict[tuple, list[Event]] = defaultdict(list)
+        same: dict[tuple[Any, ...], list[Event]] = defaultdict(list)
         for item in stop.items:
             made = item.made
             key = (made.stage, made.op, made.micro_batch) if made else (-1, "", -1)
@@ -67,7 +68,7 @@ class _Teller:
 
     def collectives(self, stop: Stop) -> Iterator[Said]:
         """Collectives between actions, axis by axis."""
-        same: dict[tuple, list[Event]] = defaultdict(list)
+        same: dict[tuple[Any, ...], list[Event]] = defaultdict(list)
         for item in stop.items:
             same[item.event.op, axis_name(item.event, self._mesh)].append(item.event)
         for (op, axis), events in same.items():
@@ -84,14 +85,14 @@ class _Teller:
             if item.kind == "recv":
                 rest = f" for a message from rank @{event.peer} that never came."
             elif item.kind == "collective":
-                rest = f" in {spelled(event.op)} with {_names(sorted(event.group), self._mesh.world_size)}."
+                rest = f" in {spelled(event.op or '')} with {_names(sorted(event.group or ()), self._mesh.world_size)}."
             else:
-                rest = f" in the {KINDS.get(event.op, 'step')} of micro-batch {event.micro_batch}."
+                rest = f" in the {KINDS.get(event.op or '', 'step')} of micro-batch {event.micro_batch}."
             yield f"Rank @{event.rank} waits", rest
 
     def _inside(self, items: list[Item]) -> str:
         """The collectives inside actions of one kind: "5 all-reduces along tp, 2.56 kB from each rank"."""
-        same: dict[tuple, list[Event]] = defaultdict(list)
+        same: dict[tuple[Any, ...], list[Event]] = defaultdict(list)
         for item in items:
             for event in item.inner:
                 same[event.op, axis_name(event, self._mesh)].append(event)

@@ -193,7 +193,7 @@ class _Clock:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> _Clock:
-        times = {time_s for event in events for time_s in (event.start_s, event.end_s)}
+        times = {time_s for event in events for time_s in event.times_s}
         step_s = max(times) - min(times)
         parts = [Fraction((time_s - min(times)) / step_s).limit_denominator(MOST_TICKS) for time_s in times]
         ticks = math.lcm(*(part.denominator for part in parts))
@@ -270,7 +270,7 @@ def _agree(share: float, formula: float) -> bool:
 
 
 def _lengths(events: Sequence[Event], clock: _Clock) -> dict[str, int] | list[int]:
-    lengths = [clock.tick(event.end_s - event.start_s) for event in events]
+    lengths = [clock.tick(end_s - begun_s) for begun_s, end_s in (event.times_s for event in events)]
     by_kind = {str(event.op): length for event, length in zip(events, lengths)}
     return by_kind if all(by_kind[str(e.op)] == length for e, length in zip(events, lengths)) else lengths
 
@@ -279,10 +279,11 @@ def _gaps(events: Sequence[Event], clock: _Clock, start_s: float) -> list[list[i
     """Where the drawn times, which lengths in ticks add up to, are behind the true ones."""
     gaps, now = [], 0
     for i, event in enumerate(events):
-        at = clock.tick(event.start_s - start_s)
+        begun_s, end_s = event.times_s
+        at = clock.tick(begun_s - start_s)
         if at != now:
             gaps.append([i, at - now])
-        now = at + clock.tick(event.end_s - event.start_s)
+        now = at + clock.tick(end_s - begun_s)
     return gaps
 
 

@@ -27,7 +27,7 @@ class PipelinePlayer(Page):
                  labels: Sequence[str] | None = None, select: Any = None, step: int = 0,
                  ranks: Sequence[int] | None = None):
         self._durations, self._view = durations, view
-        self._which = {"step": step, "ranks": ranks}
+        self._which: dict[str, Any] = {"step": step, "ranks": ranks}
         self.runs: dict[Any, Pipeline] = {key: read_pipeline(what, durations, **self._which)
                                           for key, what in runs.items()}
         if view == "race":  # of one model: where it is cut into more stages, each is shorter

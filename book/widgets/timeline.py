@@ -95,7 +95,7 @@ def read_backward(trace: Trace) -> Backward:
     if most > MOST_GRADIENTS:
         raise ValueError(f"the bucket timeline shows up to {MOST_GRADIENTS} gradients a rank, and this trace has "
                          f"{most}: follow one backward pass of a smaller model")
-    start_s = min(event.start_s for program in programs for event in program)
+    start_s = min(event.times_s[0] for program in programs for event in program)
     run = Backward(trace.world_size, start_s, found.step_s)
     for program in programs:
         _read_program(run, program)
@@ -129,8 +129,8 @@ def _read_program(run: Backward, program: Sequence[Event]) -> None:
             seen.clear()
         seen.add(event.op)
         bucket = number_of_pass, NO_BUCKET if event.bucket is None else event.bucket
-        full_s[bucket] = event.end_s
-        gradients.append(Gradient(event.op or "?", event.num_bytes, run.index(bucket), _span(run, event)))
+        full_s[bucket] = event.times_s[1]
+        gradients.append(Gradient(event.op or "?", event.num_bytes or 0.0, run.index(bucket), _span(run, event)))
     run.gradients.append(gradients)
     for event in program:
         if event.kind == "collective":
@@ -142,12 +142,13 @@ def _carried(event: Event, full_s: dict[tuple[int, int], float]) -> tuple[int, i
     """Which pass's bucket an all-reduce carries: of those with its number, the last that was full when it began."""
     number = NO_BUCKET if event.bucket is None else event.bucket
     same = [bucket for bucket in full_s if bucket[1] == number]
-    full = [bucket for bucket in same if full_s[bucket] <= event.start_s]
+    full = [bucket for bucket in same if full_s[bucket] <= event.times_s[0]]
     return max(full or same[:1] or [(0, number)])
 
 
 def _span(run: Backward, event: Event) -> Span:
-    return run.tick(event.start_s), run.tick(event.end_s)
+    start_s, end_s = event.times_s
+    return run.tick(start_s), run.tick(end_s)
 
 
 def _without(spans: Iterable[Span], others: Iterable[Span]) -> list[Span]:
