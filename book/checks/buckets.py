@@ -16,7 +16,7 @@ def bucket_layout(buckets: Sequence[Sequence[str]], sizes: Mapping[str, int], bu
     Returns the number of buckets.
     """
     held = [name for bucket in buckets for name in bucket]
-    wanted = list(reversed(sizes))
+    wanted = list(sizes)[::-1]
     absent, frozen = [n for n in sizes if n not in held], [n for n in held if n not in sizes]
     if frozen:
         raise CheckFailed(f"{frozen[0]} is frozen, so it never gets a gradient, and its bucket would never be full")
@@ -41,10 +41,10 @@ def bucket_traffic(own: Trace, reference: Trace, num_buckets: int) -> tuple[int,
     was ready, and none be waited for at once: some of the communication must run beside backward when it is replayed.
     Returns how many all-reduces a rank issued, and their bytes.
     """
-    sent, wanted = _all_reduces(own, 0), sum(event.num_bytes for event in _all_reduces(reference, 0))
+    sent, wanted = _all_reduces(own, 0), sum(event.num_bytes or 0 for event in _all_reduces(reference, 0))
     if not sent:
         raise CheckFailed("no all-reduce was issued after the first gradient was ready: does finish() belong to you?")
-    num_bytes, num_gradients = sum(event.num_bytes for event in sent), len(_gradients(own, 0))
+    num_bytes, num_gradients = sum(event.num_bytes or 0 for event in sent), len(_gradients(own, 0))
     if len(sent) == num_gradients > num_buckets:
         raise CheckFailed(f"one all-reduce for each of {num_gradients} gradients: each pays the latency; send a "
                           "bucket's gradients together, in one flat buffer")
@@ -98,8 +98,8 @@ def _check_size(place: int, sizes: Sequence[int], bucket_bytes: float, last: boo
 
 
 def _check_overlap(rank: int, sent: Sequence[Event], ready: Sequence[Event]) -> None:
-    end_s, needed = max(event.end_s for event in ready), len(sent) - 1
-    early = sum(event.start_s < end_s for event in sent)
+    end_s, needed = max(event.times_s[1] for event in ready), len(sent) - 1
+    early = sum(event.start_s is not None and event.start_s < end_s for event in sent)
     if needed and not early:
         raise CheckFailed(f"rank {rank} issued all its all-reduces after the last gradient was ready: nothing runs "
                           "beside backward; start a bucket's all-reduce in the hook of its last gradient")
@@ -125,5 +125,5 @@ def _gradients(trace: Trace, rank: int) -> list[Event]:
 
 def _all_reduces(trace: Trace, rank: int) -> list[Event]:
     """The all-reduces of one rank from its first followed gradient on."""
-    first_s = min((event.end_s for event in _gradients(trace, rank)), default=float("inf"))
-    return [event for event in trace.of_rank(rank) if event.op == "all_reduce" and event.start_s > first_s]
+    first_s = min((event.times_s[1] for event in _gradients(trace, rank)), default=float("inf"))
+    return [event for event in trace.of_rank(rank) if event.op == "all_reduce" and (event.start_s or 0.0) > first_s]

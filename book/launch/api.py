@@ -150,7 +150,7 @@ def launch(
 def _interrupted(world_size: int) -> KeyboardInterrupt:
     """An interrupt that a notebook shows as one line, as it does a LaunchError."""
     # No class of its own: nbval knows a cell that it has interrupted by the error's name.
-    error = KeyboardInterrupt(f"you have stopped this run; none of its {world_size} ranks is left")
+    error: Any = KeyboardInterrupt(f"you have stopped this run; none of its {world_size} ranks is left")
     error._render_traceback_ = lambda: [f"KeyboardInterrupt: {error}"]
     return error
 
@@ -184,7 +184,7 @@ def _check_process() -> None:
 
 def _announce(line: str) -> None:
     """Print a line once per execution of a notebook cell, even if the cell launches in a loop."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     # Tell executions apart by their request: nbval's executions have no execution count.
     request = shell.get_parent().get("header", {}).get("msg_id") if hasattr(shell, "get_parent") else None
     if request and (request, line) in _announced:
@@ -247,7 +247,7 @@ def _results(ranks: Ranks, job: bytes, backend: str, timeout_s: float, hang_s: f
         raise _hang_error(ranks, verdict, limit_s, backend)
     ranks.dismiss(supervise.LEAVE_LIMIT_S)
     try:
-        results, recorded = zip(*(pickle.loads(member.result) for member in ranks))
+        results, recorded = zip(*(pickle.loads(member.result or b"") for member in ranks))
     except Exception as error:
         raise LaunchError(f"a rank's result cannot be rebuilt here ({type(error).__name__}: {error}): "
                           "return numbers, strings, lists, dicts or tensors") from error

@@ -58,11 +58,11 @@ class Replay:
 
     def gradient_s(self, event: Event) -> float:
         """Seconds that a gradient takes on its rank."""
-        return self.backward_s_per_byte * event.num_bytes * self.slowdown.get(event.rank, 1.0)
+        return self.backward_s_per_byte * (event.num_bytes or 0.0) * self.slowdown.get(event.rank, 1.0)
 
     def all_reduce_s(self, event: Event) -> float:
         """Seconds that an all-reduce takes once it has started."""
-        return ring_all_reduce_s(len(event.group), event.num_bytes, self.link)
+        return ring_all_reduce_s(len(event.group or ()), event.num_bytes or 0.0, self.link)
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ def overlap(trace: Trace) -> Overlap:
     events = [event for program in programs for event in program]
     if any(event.end_s is None for event in events):
         raise ValueError("an all-reduce of this backward pass did not end, so it has no overlap")
-    slowest = max(filter(None, programs), key=lambda program: (max(event.end_s for event in program),
+    slowest = max(filter(None, programs), key=lambda program: (max(event.times_s[1] for event in program),
                                                                _length(_intervals(program, "compute"))))
     computing, communicating = _intervals(slowest, "compute"), _intervals(slowest, "collective")
     communication_s, hidden_s = _length(communicating), _length(_both(computing, communicating))
-    step_s = max(event.end_s for event in events) - min(event.start_s for event in events)
+    step_s = max(event.times_s[1] for event in events) - min(event.times_s[0] for event in events)
     return Overlap(_length(computing), communication_s, hidden_s, communication_s - hidden_s, step_s)
 
 
@@ -104,7 +104,8 @@ def followed(trace: Trace) -> list[list[Event]]:
     A gradient's place is when it was ready, an all-reduce's when it was issued. Raises ValueError when there are none.
     """
     programs: list[list[Event]] = [[] for _ in range(trace.world_size)]
-    for event in sorted((event for event in trace.events if _moment(event) is not None), key=_moment):
+    placed = [(moment, event) for event in trace.events if (moment := _moment(event)) is not None]
+    for _, event in sorted(placed, key=lambda item: item[0]):
         programs[event.rank].append(event)
     programs = [list(_of_backward(program)) for program in programs]
     if not any(event.kind == "compute" for program in programs for event in program):
@@ -126,7 +127,8 @@ def _moment(event: Event) -> tuple[float, bool] | None:
 
 def _of_backward(program: Sequence[Event]) -> Iterator[Event]:
     """The gradients of one rank, and the all-reduces with a bucket, or after a gradient of the pass that has none."""
-    unknown, seen = False, set()
+    unknown = False
+    seen: set[str | None] = set()
     for event in program:
         if event.kind == "compute":
             if event.op in seen:  # a new pass: what came of the one before says nothing of this one
@@ -149,7 +151,7 @@ def _check_all_reduces(programs: Sequence[Sequence[Event]]) -> None:
     for program in programs:
         for event in program:
             if event.kind == "collective":
-                calls[event.group][event.rank].append(event)
+                calls[event.group or ()][event.rank].append(event)
     for group, by_rank in calls.items():
         for rank in group:
             ours, theirs = by_rank[group[0]], by_rank[rank]
@@ -208,12 +210,13 @@ class _Ranks:
         rank = event.rank
         again = event.op in self._seen[rank]
         awaited = [run for sent, run in self._issued[rank] if again or self._has_waited(sent)]
-        if any(run.end_s is None for run in awaited):
+        ends_s = [run.end_s for run in awaited if run.end_s is not None]
+        if len(ends_s) < len(awaited):
             return False
         if again:
             self._seen[rank].clear()
         self._seen[rank].add(event.op)
-        start_s = max([self._clock_s[rank], *(run.end_s for run in awaited)])
+        start_s = max([self._clock_s[rank], *ends_s])
         self._clock_s[rank] = start_s + self._replay.gradient_s(event)
         self._num_ready[rank] += 1
         self._gradients.append(replace(event, step=None, start_s=start_s, end_s=self._clock_s[rank]))
@@ -224,15 +227,16 @@ class _Ranks:
         return sent.waited is not None and sent.waited <= self._num_ready[sent.rank]
 
     def _issue(self, event: Event) -> None:
-        channel, rank = self._channels[event.group], event.rank
+        group, rank = event.group or (), event.rank
+        channel = self._channels[group]
         number = sum(sent.group == event.group for sent, _ in self._issued[rank])
         if number == len(channel):
             channel.append(_AllReduce())
         run = channel[number]
         run.issued_s[rank] = self._clock_s[rank]
         self._issued[rank].append((event, run))
-        if len(run.issued_s) == len(event.group):
-            before_s = channel[number - 1].end_s if number else 0.0
+        if len(run.issued_s) == len(group):
+            before_s = (channel[number - 1].end_s if number else None) or 0.0
             run.start_s = max([before_s, *run.issued_s.values()])
             run.end_s = run.start_s + self._replay.all_reduce_s(event)
 
@@ -240,7 +244,7 @@ class _Ranks:
 def _intervals(program: Sequence[Event], kind: str) -> list[Interval]:
     """When events of a kind ran, as intervals that don't touch, in order."""
     merged: list[Interval] = []
-    for start_s, end_s in sorted((event.start_s, event.end_s) for event in program if event.kind == kind):
+    for start_s, end_s in sorted(event.times_s for event in program if event.kind == kind):
         if merged and start_s <= merged[-1][1]:
             start_s, end_s = merged[-1][0], max(merged.pop()[1], end_s)
         merged.append((start_s, end_s))

@@ -129,14 +129,15 @@ def _digits(number: int, width: int) -> str:
 
 def _write_times(run: Run, trace: Trace) -> dict[str, Any]:
     """Per step [start, end] if all transfers share it, else a pair per transfer, in ticks of the run's duration."""
-    if trace.clock != "modelled" or not trace.duration_s or any(t.start_s is None for t in run.transfers):
+    times = [(t.start_s, t.end_s) for t in run.transfers if t.start_s is not None and t.end_s is not None]
+    if trace.clock != "modelled" or not trace.duration_s or len(times) < len(run.transfers):
         return {}
     if {t.leaves for t in run.transfers} != set(range(run.num_steps)):
         return {}
-    origin, duration = min(t.start_s for t in run.transfers), trace.duration_s
-    lines = [[] for _ in range(run.num_steps)]
-    for t in run.transfers:
-        lines[t.leaves].append(tuple(round((s - origin) / duration * TICKS) for s in (t.start_s, t.end_s)))
+    origin, duration = min(start_s for start_s, _ in times), trace.duration_s
+    lines: list[list[tuple[int, ...]]] = [[] for _ in range(run.num_steps)]
+    for t, span in zip(run.transfers, times):
+        lines[t.leaves].append(tuple(round((s - origin) / duration * TICKS) for s in span))
     flat = [line[0] if len(set(line)) == 1 else [tick for pair in line for tick in pair] for line in lines]
     return {"duration_s": float(f"{duration:.6g}"), "times": [list(line) for line in flat]}
 
