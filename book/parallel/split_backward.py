@@ -25,7 +25,8 @@ class SplitBackward:
         if not x.requires_grad:
             self.later.append(partial(y.backward, gradient))
             return
-        fed, arrived = _fed_on_the_way(y, x), {}
+        fed = _fed_on_the_way(y, x)
+        arrived: dict[Node, tuple[torch.Tensor | None, ...]] = {}
         hooks = [node.register_prehook(partial(arrived.__setitem__, node)) for node in fed]
         (self.input_gradient,) = torch.autograd.grad(y, x, gradient, retain_graph=True)
         for hook in hooks:
@@ -49,7 +50,9 @@ def _backward_from(node: Node, gradients: tuple[torch.Tensor | None, ...], weigh
 def _fed_on_the_way(y: torch.Tensor, x: torch.Tensor) -> dict[Node, list[torch.Tensor]]:
     """The nodes on the way from `y` to `x` that weights feed, with those weights: there the halves part."""
     end = get_gradient_edge(x).node
-    on_the_way, beside, fed = {end}, {}, {}
+    on_the_way = {end}
+    beside: dict[Node, list[torch.Tensor]] = {}
+    fed: dict[Node, list[torch.Tensor]] = {}
     for node in _children_first(y.grad_fn):
         children = [child for child, _ in node.next_functions if child is not None]
         weights = list({weight: None for child in children if child not in on_the_way for weight in beside[child]})

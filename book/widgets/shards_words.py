@@ -80,8 +80,9 @@ def part(play: Play, tiles: Iterable[Place], all_ranks: Sequence[State], name: s
         return f"all of {name}"
     if rows != everything and columns != everything:
         return f"{'its' if its else 'one'} block of {name}"
-    lines, at, size = ("columns", columns, play.shapes[name][1]) if rows == everything else (
-        "rows", rows, play.shapes[name][0])
+    lines, at, size = "rows", rows, play.shapes[name][0]
+    if rows == everything:
+        lines, at, size = "columns", columns, play.shapes[name][1]
     if its:
         return f"its {lines} of {name}"
     first, last = (edge * size // play.world_size for edge in (min(at), max(at) + 1))
@@ -90,8 +91,8 @@ def part(play: Play, tiles: Iterable[Place], all_ranks: Sequence[State], name: s
 
 def fault(play: Play, tiles: Mapping[Place, Contents]) -> str:
     """What is wrong with blocks, or still missing in them, in words that follow their name; empty if nothing is."""
-    held = list(tiles.values())
-    if any(contents is None for contents in held):
+    held = [contents for contents in tiles.values() if contents is not None]
+    if len(held) < len(tiles):
         return "unknown"
     parts, biases = [contents[:-1] for contents in held], [contents[-1] for contents in held]
     summed = bool(play.matrices[next(iter(tiles))[0]].summed)
@@ -184,7 +185,8 @@ def _message(play: Play, step: Step, action: Action, held: State) -> tuple[str, 
 
 
 def _collective(play: Play, step: Step, held: list[State]) -> Said:
-    op = next(iter(step.actions.values())).event.op
+    event = next(iter(step.actions.values())).event
+    op = (event.op if event else None) or "collective"
     names = dict.fromkeys(block.matrix for action in step.actions.values() for block in action.blocks)
     what = spelled(op).capitalize() + (f" of {join(names)}" if names else "")
     if op == "barrier":
