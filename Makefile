@@ -58,7 +58,7 @@ help:
 	@echo "make lint      only the rules for notebooks (seconds)"
 	@echo "make site      only build the website, into $(HTML) (SOLUTIONS=0: without the labs' solutions)"
 	@echo "make gpu       on a machine with GPUs: labs, chapters and measurements on NCCL, and a report"
-	@echo "make bench     measure launching, the ring, the simulator and the pages on this machine"
+	@echo "make bench     measure launching, the ring, the simulator, the pages and grading here, and write the page of measurements"
 	@echo "make clean     remove what was built (the environment and your lab answers stay)"
 
 book: $(SITE_STAMP)
@@ -125,7 +125,7 @@ lab: $(ALL_STAMP)
 	@$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --notebook-dir=. --LabApp.default_url=/lab/tree/student --log-level=WARN $(AS_ROOT)
 
 bench: $(MORE_STAMP) $(SITE_STAMP)
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/python -m benchmarks --keep
 
 clean:
 	rm -rf _build .hypothesis

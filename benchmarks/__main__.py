@@ -1,45 +1,55 @@
-"""Run the benchmarks: `python -m benchmarks [PART ...] [--quick] [--readme]`."""
+"""Run the benchmarks: `python -m benchmarks [PART ...] [--quick] [--keep]`."""
 from __future__ import annotations
 
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 
-from benchmarks import grading, launching, pages, planning, player, ring, simulation
+from benchmarks import grading, kept, launching, pages, planning, player, ring, simulation, weights
 from benchmarks.machine import measured_on
-from benchmarks.process import ROOT
-from benchmarks.report import Findings, Unavailable, document, put_into
+from benchmarks.report import Findings, Unavailable, document
 
 PARTS: dict[str, ModuleType] = {"launch": launching, "ring": ring, "simulation": simulation, "planning": planning,
-                                "pages": pages, "player": player, "grading": grading}
+                                "weights": weights, "pages": pages, "player": player, "grading": grading}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print Markdown, and say on stderr what is going on; returns the exit status."""
     options = parse(arguments)
-    findings = [run(name, options.quick) for name in PARTS if name in (options.parts or PARTS)]
-    text = document(measured_on(), findings)
-    print(text)
-    if options.readme:
-        put_into(ROOT / "README.md", text)
-        print("== Kept in README.md", file=sys.stderr)
+    where = measured_on()
+    found = {name: run(name, options.quick) for name in PARTS if name in (options.parts or PARTS)}
+    print(document(where, list(found.values())))
+    if options.keep:
+        keep(where, found)
     return 0
 
 
+def keep(where: str, found: Mapping[str, Findings]) -> None:
+    """Keep what was measured, and write the book's page anew; a part that can't run here leaves what was kept of it."""
+    kept.write({**kept.read(), **{name: kept.Kept(where, part) for name, part in found.items() if part.tables}})
+    kept.PAGE.write_text(page(), "utf-8")
+    print(f"== Kept in {kept.DATA.name}; {kept.PAGE.name} is written anew, and `make book` shows it", file=sys.stderr)
+
+
+def page() -> str:
+    """The book's page of what is kept; the first line of its module says what a part measures."""
+    return kept.page(kept.read(), {name: part.__doc__.partition("\n")[0] for name, part in PARTS.items()})
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line; what is kept in the README has to be a whole run."""
+    """Read the command line; what is kept has to be measured with all repeats."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure this book on this machine.")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of: {', '.join(PARTS)} (all, if none is given)")
     parser.add_argument("--quick", action="store_true", help="fewer repeats, for a first look")
-    parser.add_argument("--readme", action="store_true", help="keep the result in README.md, between its markers")
+    parser.add_argument("--keep", action="store_true", help="keep the result, and write the page of measurements")
     options = parser.parse_args(arguments)
     unknown = [name for name in options.parts if name not in PARTS]
     if unknown:
         parser.error(f"there is no part {unknown[0]!r}: use any of {', '.join(PARTS)}")
-    if options.readme and (options.parts or options.quick):
-        parser.error("--readme keeps a whole run: leave out the parts and --quick")
+    if options.keep and options.quick:
+        parser.error("--keep keeps what was measured with all repeats: leave out --quick")
     return options
 
 

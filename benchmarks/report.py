@@ -4,9 +4,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-
-BEGIN, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
 
 
 class Unavailable(Exception):
@@ -23,11 +20,14 @@ class Table:
     note: str = ""
 
     def markdown(self) -> str:
-        """The table as Markdown, the first column to the left and the others to the right."""
+        """Its title, its grid, its note."""
+        return "\n\n".join(filter(None, [f"**{self.title}**", self.grid(), self.note]))
+
+    def grid(self) -> str:
+        """The cells as Markdown, the first column to the left and the others to the right."""
         rule = [":--", *["--:"] * (len(self.columns) - 1)]
         lines = [f"| {' | '.join(row)} |" for row in (self.columns, *self.rows)]
-        table = "\n".join([lines[0], f"|{'|'.join(rule)}|", *lines[1:]])
-        return "\n\n".join(filter(None, [f"**{self.title}**", table, self.note]))
+        return "\n".join([lines[0], f"|{'|'.join(rule)}|", *lines[1:]])
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,6 @@ def document(measured_on: str, findings: Sequence[Findings]) -> str:
     claims = [claim for found in findings for claim in found.claims]
     parts = [measured_on, *([claims_table(claims).markdown()] if claims else []), *(f.markdown() for f in findings)]
     return "\n\n".join(filter(None, parts))
-
-
-def put_into(readme: Path, text: str) -> None:
-    """Replace what stands between the markers of `readme`; raises ValueError where it does not have both."""
-    before, begin, rest = readme.read_text("utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"{readme.name} has no place for the table: put {BEGIN} and {END} where it should stand")
-    readme.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", "utf-8")
 
 
 def ratio(values: Sequence[float]) -> str:

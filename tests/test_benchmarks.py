@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -10,13 +11,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import launching, pages, planning, player, process, ring, simulation
+from benchmarks import kept, launching, pages, planning, player, process, ring, simulation, weights
 from benchmarks.machine import measured_on
-from benchmarks.report import BEGIN, END, Claim, Findings, Table, Unavailable, document, put_into
+from benchmarks.report import Claim, Findings, Table, Unavailable, document
 from book.collectives import ring_all_reduce
 from book.widgets import play
 from book.widgets.assets import ASSETS, SCRIPTS, STYLES, links
 from tests.browser import find_browser
+
+READS = ["benchmarks/measured.json", "chapters/94_measurements.md", "chapters/03_ring_all_reduce.ipynb"]
+FOUND = Findings([Table("One & two", ("a", "b"), [("1", "2")], "A note.")], [Claim("this", "3", False)], ["that: why"])
 
 
 @pytest.mark.full
@@ -127,19 +131,21 @@ def small_site(tmp_path: Path) -> Path:
 def test_pages_are_weighed_and_painted(small_site: Path) -> None:
     find_browser()
     found = pages.measure(small_site, num_loads=1)
-    weights, loaded = found.tables
-    assert weights.rows[-1][:2] == ("largest data of a player in `chapters/one.html`", "2")
-    [row] = loaded.rows
+    [row] = found.tables[0].rows
     num_bytes = sum(file.stat().st_size for file in small_site.rglob("*") if file.is_file())
     assert row[:3] == ("`chapters/one.html`", str(1 + len(STYLES + SCRIPTS)), f"{num_bytes / 1000:.1f} KB")
     assert row[-1].endswith("s")
-    assert len(found.claims) == 2 + len(pages.CODE_BUDGETS_BYTES)
+    assert len(found.claims) == 1
 
 
 def test_the_data_of_players_is_found(small_site: Path) -> None:
-    data = pages.payloads(small_site / "chapters" / "one.html")
+    data = weights.payloads(small_site / "chapters" / "one.html")
     assert [json.loads(text)["runs"][0]["n"] for text in data] == [4, 2]
-    assert pages.compressed(ASSETS / "player.js") < pages.plain(ASSETS / "player.js")
+    found = weights.measure(small_site)
+    assert found.tables[0].rows[-1][:3] == ("largest data of a player in `chapters/one.html`", "2",
+                                            f"{len(data[0]) / 1000:.1f} KB")
+    assert len(found.claims) == 1 + len(weights.CODE_BUDGETS_BYTES) and all(claim.kept for claim in found.claims)
+    assert weights.compressed(ASSETS / "player.js") < weights.plain(ASSETS / "player.js")
 
 
 @pytest.mark.slow
@@ -170,31 +176,59 @@ def test_parts_are_chosen_and_printed(capsys: pytest.CaptureFixture[str]) -> Non
     assert "Measuring: simulation" in said.err and "ring by hand" not in said.out
 
 
-@pytest.mark.parametrize(("arguments", "advice"), [("rings", "use any of"), ("ring --readme", "leave out the parts"),
-                                                   ("--quick --readme", "leave out the parts")])
+@pytest.mark.parametrize(("arguments", "advice"), [("rings", "use any of"), ("--quick --keep", "leave out --quick")])
 def test_wrong_arguments_are_refused(arguments: str, advice: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.main(arguments.split())
     assert advice in capsys.readouterr().err
 
 
-def test_a_run_is_kept_between_the_readmes_markers(tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", "utf-8")
-    findings = Findings([Table("Title", ("a", "b"), [("1", "2")])], [Claim("this", "3", False)], ["that: why"])
-    for _ in range(2):
-        put_into(readme, document("Measured.", [findings]))
-    text = readme.read_text("utf-8")
-    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert text.count("| 1 | 2 |") == 1 and "| this | 3 | **no** |" in text and "Left out: that: why" in text
-    readme.write_text("no markers", "utf-8")
-    with pytest.raises(ValueError, match="no place for the table"):
-        put_into(readme, "text")
+def test_a_run_is_printed_with_its_claims() -> None:
+    text = document("Measured.", [FOUND])
+    assert text.startswith("Measured.\n\n**What is promised**") and "| this | 3 | **no** |" in text
+    assert "**One & two**\n\n| a | b |\n|:--|--:|\n| 1 | 2 |\n\nA note.\n\nLeft out: that: why" in text
 
 
-def test_the_readme_has_a_place_for_the_table() -> None:
-    text = (process.ROOT / "README.md").read_text("utf-8")
-    assert text.index(BEGIN) < text.index(END)
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which this test's measurements are kept, those of two parts to begin with."""
+    monkeypatch.setattr(kept, "DATA", tmp_path / "measured.json")
+    monkeypatch.setattr(kept, "PAGE", tmp_path / "page.md")
+    before = kept.Kept("Measured before.", FOUND, "All was smaller.")
+    kept.write({"grading": before, "ring": before})
+    return tmp_path
+
+
+def test_what_is_kept_is_read_as_it_was(elsewhere: Path) -> None:
+    assert kept.read() == dict.fromkeys(("grading", "ring"), kept.Kept("Measured before.", FOUND, "All was smaller."))
+
+
+def test_a_part_that_was_measured_takes_the_place_of_what_was_kept(elsewhere: Path) -> None:
+    command.keep("Measured now.", {"ring": FOUND, "grading": Findings(left_out=["grading: no bubblewrap"])})
+    parts = kept.read()
+    assert parts["ring"] == kept.Kept("Measured now.", FOUND) and parts["grading"].measured_on == "Measured before."
+    text = (elsewhere / "page.md").read_text("utf-8")
+    assert text.count("| this | 3 | **no** | [ring](#one--two) |") == 1
+    assert text.index("Measured now.") < text.index("Measured before.")
+    assert "Measured before. All was smaller. Command: `.venv/bin/python -m benchmarks grading`." in text
+    assert text.count("| 1 | 2 |\n\nA note.\n\nLeft out: that: why") == 2
+
+
+def test_the_page_of_measurements_says_what_is_kept() -> None:
+    """Each part with its numbers and promises, where, when, and by which command."""
+    text, parts = kept.PAGE.read_text("utf-8"), kept.read()
+    assert text == command.page(), "chapters/94_measurements.md is not what benchmarks/measured.json says"
+    assert parts.keys() <= command.PARTS.keys() and {"launch", "ring", "weights", "grading"} <= parts.keys()
+    for name, part in parts.items():
+        assert re.match(r"Measured on \d{4}-\d\d-\d\d with \d+ cores of .*, Python .*, torch .*\.$", part.measured_on)
+        assert part.found.tables and part.found.claims and f"-m benchmarks {name}`" in text
+
+
+@pytest.mark.slow
+def test_measuring_a_part_keeps_it_only_when_told_to(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["planning", "--quick"]) == 0 and "planning" not in kept.read()
+    assert command.main(["planning", "--keep"]) == 0 and "Kept in measured.json" in capsys.readouterr().err
+    assert kept.read()["planning"].measured_on == measured_on()
 
 
 def test_the_machine_is_described_without_its_name() -> None:
