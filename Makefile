@@ -37,7 +37,7 @@ NONE_IS_FINE := || test $$? = 5
 PYTEST    := $(BIN)/python -m pytest -rfEs --dist loadscope
 NOTEBOOKS := chapters labs --nbval
 
-.PHONY: help book site check quick test test-all changed sample answers browser attack graded mutants costs lint lab gpu bench clean
+.PHONY: help book site check quick test test-all changed sample answers browser attack graded mutants costs lint lab gpu bench picture clean
 .DEFAULT_GOAL := help
 
 help:
@@ -59,6 +59,7 @@ help:
 	@echo "make site      only build the website, into $(HTML) (SOLUTIONS=0: without the labs' solutions)"
 	@echo "make gpu       on a machine with GPUs: labs, chapters and measurements on NCCL, and a report"
 	@echo "make bench     measure launching, the ring, the simulator, the pages and grading here, and write the page of measurements"
+	@echo "make picture   draw the README's picture again, from what chapter 3 stores"
 	@echo "make clean     remove what was built (the environment and your lab answers stay)"
 
 book: $(SITE_STAMP)
@@ -126,6 +127,9 @@ lab: $(ALL_STAMP)
 
 bench: $(MORE_STAMP) $(SITE_STAMP)
 	@$(BIN)/python -m benchmarks --keep
+
+picture: $(BOOK_STAMP)
+	@$(BIN)/python -m book.authoring picture
 
 clean:
 	rm -rf _build .hypothesis

@@ -18,7 +18,7 @@ from tests.website import ROOT
 PACKAGE = ROOT / "book"
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
 READS = ["book/**/*.py", "*.md", "Makefile", "requirements*.txt", "constraints.txt", "pyproject.toml", "CITATION.cff"]
-MAX_FUNCTION_LINES, MAX_MODULE_LINES, MAX_LINE = 45, 400, 120
+MAX_FUNCTION_LINES, MAX_MODULE_LINES, MAX_LINE, MAX_README_LINES = 45, 400, 120, 90
 RUNNERS = {"device", "launch", "record", "execute", "shards", "wire", "parallel"}
 
 
@@ -183,6 +183,18 @@ def test_the_citation_is_of_this_version() -> None:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
     assert f'\nversion = "{cited["version"]}"\n' in (ROOT / "pyproject.toml").read_text("utf-8")
     assert cited["license"] == ["MIT", "CC-BY-4.0"] and {"cff-version", "message", "title", "authors"} <= cited.keys()
+
+
+def test_the_readme_is_two_screens_with_one_picture() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert len(text.splitlines()) <= MAX_README_LINES and len(re.findall(r"!\[[^\]]+\]\(", text)) == 1
+
+
+def test_how_long_make_test_takes_is_said_alike_everywhere() -> None:
+    told = re.compile(r"make test\b.*?(an? (?:\w+ )*hour|\d+ minutes)")
+    said = {name: told.findall((ROOT / name).read_text("utf-8"))
+            for name in ("README.md", "CONTRIBUTING.md", "Makefile")}
+    assert all(said.values()) and len({time for times in said.values() for time in times}) == 1, said
 
 
 def test_every_requirement_is_pinned() -> None:

@@ -1,4 +1,4 @@
-"""The command line: python -m book.authoring run | normalise | lint | serve."""
+"""The command line: python -m book.authoring run | normalise | lint | serve | picture."""
 from __future__ import annotations
 
 import argparse
@@ -14,6 +14,11 @@ def main(arguments: list[str] | None = None) -> int:
         from book.authoring.serve import serve  # the website's environment has no notebook tools to import
 
         return serve(options.folder, options.port)
+    if options.command == "picture":
+        from book.authoring.picture import PICTURE, draw
+
+        PICTURE.write_text(draw(), encoding="utf-8")
+        return 0
     from book.authoring.notebooks import NotebookError, find
 
     try:
@@ -39,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="serve the built website on 127.0.0.1")
     serve.add_argument("folder", type=Path)
     serve.add_argument("--port", type=int, default=8000, help="the port to try first (any free one if it is taken)")
+    commands.add_parser("picture", help="draw the README's picture from what chapter 3 stores")
     return result
 
 
