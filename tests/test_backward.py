@@ -46,7 +46,7 @@ def gradients(trace: Trace, rank: int = 0) -> list[Event]:
 
 
 def all_reduces(trace: Trace, rank: int = 0) -> list[Event]:
-    """The rank's all-reduces from its first followed gradient on, as they were issued."""
+    """The rank's all-reduces from its first followed gradient on, in issue order."""
     first_s = gradients(trace, rank)[0].end_s
     own = [event for event in trace.of_rank(rank) if event.op == "all_reduce" and event.start_s > first_s]
     return sorted(own, key=lambda event: event.start_s)
@@ -57,7 +57,7 @@ def sent(trace: Trace, rank: int = 0) -> list[tuple[int | None, float]]:
 
 
 def contents(trace: Trace, rank: int = 0) -> dict[int | None, list[str]]:
-    """Which gradients went in which bucket, in the order they became ready."""
+    """The gradients in each bucket, in the order they became ready."""
     found: dict[int | None, list[str]] = {}
     for event in gradients(trace, rank):
         found.setdefault(event.bucket, []).append(event.op)
@@ -134,7 +134,7 @@ def test_the_first_backward_has_a_single_bucket_because_ddp_builds_the_rest_afte
 
 
 @pytest.mark.slow
-def test_compression_halves_the_bytes_in_the_block_alone() -> None:
+def test_compression_halves_the_bytes_only_in_the_block() -> None:
     def compressed(recorded: bool) -> tuple[list[torch.Tensor], int]:
         model = DDP(join(16, 16, 16))
         backward(model)
@@ -172,7 +172,7 @@ def test_no_sync_leaves_gradients_without_a_bucket() -> None:
 
 
 @pytest.mark.slow
-def test_static_graph_is_followed_alike() -> None:
+def test_static_graph_is_followed_the_same_way() -> None:
     traces = [launch(follow_ddp, 2, (64,) * 4, {"bucket_cap_mb": 0.01, "static_graph": static}, record=True).trace
               for static in (False, True)]
     assert contents(traces[0]) == contents(traces[1]) and sent(traces[0]) == sent(traces[1])
@@ -180,7 +180,7 @@ def test_static_graph_is_followed_alike() -> None:
 
 
 @pytest.mark.slow
-def test_a_view_of_the_bucket_is_followed_alike() -> None:
+def test_a_view_of_the_bucket_is_followed_the_same_way() -> None:
     options = {"bucket_cap_mb": 0.01, "gradient_as_bucket_view": True}
     trace = launch(follow_ddp, 2, (64,) * 3, options, record=True).trace
     assert contents(trace) == {0: ["1.bias", "1.weight"], 1: ["0.bias", "0.weight"]}
@@ -197,7 +197,7 @@ class SkipsOne(nn.Module):
 
 
 @pytest.mark.slow
-def test_an_unused_parameter_has_no_event_but_room_in_its_bucket() -> None:
+def test_an_unused_parameter_has_no_event_but_takes_room_in_its_bucket() -> None:
     def skip() -> None:
         model = DDP(SkipsOne(join(8, 8, 8, 8)), find_unused_parameters=True)
         for _ in range(2):
@@ -206,7 +206,7 @@ def test_an_unused_parameter_has_no_event_but_room_in_its_bucket() -> None:
             backward(model)
     trace = launch(skip, 2, record=True).trace
     assert contents(trace) == {0: ["layers.2.bias", "layers.2.weight", "layers.0.bias", "layers.0.weight"]}
-    # DDP also asks which parameters any rank has used: a number for each, which is nobody's gradient.
+    # DDP also all-reduces which parameters any rank has used, one number for each: these are not gradients.
     assert sorted(sent(trace), key=str) == [(0, 3 * 9 * 8 * 4), (None, 6 * 4)]
 
 
@@ -303,7 +303,7 @@ def hook_without_ddp() -> None:
     (nested, "a backward pass is being followed already: end that `with` block first"),
     (hooked_elsewhere, r"give that hook to follow_backward\(model, hook=...\)"),
     (hook_without_ddp, "wrap the model in DDP, or leave hook= out")])
-def test_what_cannot_be_followed_is_refused_in_words(program: Callable, sentence: str) -> None:
+def test_what_cannot_be_followed_raises_a_clear_error(program: Callable, sentence: str) -> None:
     with pytest.raises(RankError, match=sentence):
         launch(program, 2, record=True)
 
@@ -423,12 +423,12 @@ def test_an_all_reduce_of_a_gradient_is_that_parameters(style: str) -> None:
     assert sent(trace) == list(enumerate([16 * 4, 16 * 16 * 4] * 3))
     for ready, carries in zip(gradients(trace), all_reduces(trace), strict=True):
         assert ready.end_s < carries.start_s
-    # Whoever waits in the hook has waited before the next gradient is ready: that is how a replay knows.
+    # A wait in the hook comes before the next gradient is ready: that is how a replay recognizes it.
     assert [event.waited for event in all_reduces(trace)] == ([6] * 6 if style == "later" else [1, 2, 3, 4, 5, 6])
 
 
 @pytest.mark.slow
-def test_a_copy_is_known_by_the_wrappers_buckets() -> None:
+def test_a_copy_is_identified_by_the_wrappers_buckets() -> None:
     trace = launch(follow_own, 2, Bucketed, 2, record=True).trace
     assert contents(trace) == {0: names(2, 1), 1: names(0)}
     assert sent(trace) == [(0, 2 * 17 * 16 * 4), (1, 17 * 16 * 4)]
@@ -436,24 +436,24 @@ def test_a_copy_is_known_by_the_wrappers_buckets() -> None:
 
 
 @pytest.mark.slow
-def test_gradients_sent_after_backward_are_known_by_their_memory() -> None:
+def test_gradients_sent_after_backward_are_identified_by_address() -> None:
     trace = launch(follow_own, 2, After, "each", record=True).trace
     assert all_reduces(trace)[0].start_s > gradients(trace)[-1].end_s
-    # Numbers that follow those of `buckets`, of which none is what was sent, in the order of the all-reduces.
+    # None of `buckets` matches what was sent, so the numbers continue after them, in the order of the all-reduces.
     assert contents(trace) == {8: ["2.bias"], 7: ["2.weight"], 6: ["1.bias"], 5: ["1.weight"], 4: ["0.bias"],
                                3: ["0.weight"]}
     assert [bucket for bucket, _ in sent(trace)] == [3, 4, 5, 6, 7, 8]
 
 
 @pytest.mark.slow
-def test_of_buckets_of_one_size_the_contents_tell() -> None:
+def test_buckets_of_equal_size_are_told_apart_by_contents() -> None:
     trace = launch(follow_own, 2, After, "layers", record=True).trace
     assert contents(trace) == {2: names(2), 1: names(1), 0: names(0)}
-    # On a GPU contents are not looked at, and the buckets are taken in the order in which they were complete.
+    # On a GPU contents are not compared, and the buckets are taken in the order in which they were complete.
     assert [bucket for bucket, _ in sent(trace)] == ([0, 1, 2] if trace.backend == "gloo" else [2, 1, 0])
 
 
-def test_contents_are_not_looked_at_on_another_device() -> None:
+def test_contents_are_compared_only_on_the_cpu() -> None:
     model = nn.Module()
     model.early, model.late = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
     model.buckets = [[model.late], [model.early]]
@@ -467,7 +467,7 @@ def test_contents_are_not_looked_at_on_another_device() -> None:
 @pytest.mark.parametrize("dtype, size", [(torch.float64, 1e-200), (torch.float32, 1e-30), (torch.float32, 1e30),
                                          (torch.float16, 1e-2), (torch.bfloat16, 1.0)])
 @pytest.mark.parametrize("factor", [1.0, 1 / 3, -2.0])
-def test_contents_tell_however_small_they_are(dtype: torch.dtype, size: float, factor: float) -> None:
+def test_contents_are_recognized_however_small_they_are(dtype: torch.dtype, size: float, factor: float) -> None:
     model = nn.Linear(5, 5).to(dtype)
     model.buckets = [[model.weight], [model.weight, model.bias], [nn.Parameter(torch.ones(25))]]
     model.other = nn.Parameter(torch.ones(25, dtype=dtype))
@@ -494,7 +494,7 @@ class Twins(nn.Module):
 
 
 @pytest.mark.slow
-def test_of_buckets_that_nothing_tells_apart_the_first_complete_one_is_taken() -> None:
+def test_of_identical_buckets_the_first_complete_one_is_taken() -> None:
     def copies() -> None:
         join()
         model = Twins().to(message_device())
@@ -531,7 +531,7 @@ def test_a_copy_of_a_wrapper_without_buckets_stays_unknown() -> None:
 
 
 @pytest.mark.slow
-def test_a_buffer_with_the_gradients_in_it_is_theirs() -> None:
+def test_an_all_reduced_buffer_carries_the_gradients_in_it() -> None:
     def views() -> None:
         model = join(16, 16, 16)
         buffer = torch.zeros(2 * 17 * 16, device=next(model.parameters()).device)
@@ -555,7 +555,7 @@ def test_every_pass_of_a_wrapper_has_the_same_buckets() -> None:
 
 # Times on a GPU
 
-def test_marks_of_one_tick_keep_the_order_of_the_program() -> None:
+def test_events_within_one_tick_keep_program_order() -> None:
     noted = [("gradients", 0, "start_ns", 100), ("gradients", 0, "end_ns", 500), ("operations", 3, "start_ns", 500),
              ("operations", 3, "end_ns", 400), ("gradients", 1, "end_ns", 499)]
     assert [time_ns for *_, time_ns in in_program_order(noted)] == [100, 500, 501, 501, 502]
@@ -565,7 +565,7 @@ LAG_S = 1000.0
 
 
 class LateMark:
-    """What a mark on a GPU would be whose clock is `LAG_S` ahead of the program from its second mark on."""
+    """Stands in for an event on a GPU whose clock is `LAG_S` ahead of the program from the second event on."""
 
     waited_for = 0
 
@@ -596,7 +596,7 @@ def follow_late(fails: bool) -> int:
 
 
 @pytest.mark.slow
-def test_a_devices_times_are_those_of_its_clock_for_every_collective() -> None:
+def test_times_on_a_device_are_those_of_its_clock_for_every_collective() -> None:
     run = launch(follow_late, 2, False, record=True)
     for rank in range(2):
         own = [event for event in run.trace.of_rank(rank) if event.kind == "collective"]
@@ -604,7 +604,7 @@ def test_a_devices_times_are_those_of_its_clock_for_every_collective() -> None:
         assert all(0 <= event.end_s - event.start_s < LAG_S / 2 for event in own)
         ready = gradients(run.trace, rank)
         assert [event.bucket for event in ready] == [0, 1]
-        # All of it on the device's clock, so that what the program did in order is in order.
+        # All times are on the device's clock, so what the program did in order is in order.
         moments = [ready[0].end_s, own[0].start_s, ready[1].end_s, *(event.start_s for event in own[1:])]
         assert moments == sorted(moments) and max(moments) < LAG_S / 2
         assert run[rank] == 1 + 2 * (2 + 5)

@@ -1,4 +1,4 @@
-"""Which bucket of a module's own a copy of gradients is taken for."""
+"""Which of a module's own buckets a copy of gradients is identified as."""
 import pytest
 import torch
 from torch import nn
@@ -8,7 +8,7 @@ from book.record.buckets import OwnBuckets
 
 @pytest.fixture
 def model():
-    """Three layers of one size, each with a bucket of its own; the first two have the same gradient."""
+    """Three layers of equal size, each with its own bucket; the first two have the same gradient."""
     made = nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(3))
     made.buckets = [[layer.weight] for layer in made]
     for layer, value in zip(made, (0.0, 0.0, 1.0)):
@@ -22,13 +22,13 @@ def carried(model, copy, *order):
     return OwnBuckets(model, model.parameters()).carried([torch.tensor(copy)], ready)[0]
 
 
-def test_of_buckets_that_nothing_tells_apart_the_first_to_be_complete_is_taken(model):
+def test_of_indistinguishable_buckets_the_first_complete_one_is_taken(model):
     assert carried(model, [0.0] * 4, 1, 0) == 1
     assert carried(model, [0.0] * 4, 0, 1) == 0
     assert carried(model, [0.0] * 4, 2, 1, 0) == 2
 
 
-def test_contents_come_before_the_order(model):
+def test_contents_take_precedence_over_order(model):
     assert carried(model, [0.5] * 4, 1, 0, 2) == 2
 
 

@@ -1,8 +1,8 @@
-"""What is read off the looks at a buffer, on one rank and without a process group."""
+"""What snapshots of a buffer show, on one rank and without a process group."""
 import pytest
 import torch
 
-from book.record.looks import Watch
+from book.record.snapshots import Watch
 from book.record.provenance import read
 from book.record.recording import Operation
 
@@ -16,7 +16,7 @@ class Program:
         self.position = 0
 
     def receive(self, *lanes):
-        """A receive that is waited for at once; returns a copy of what has come."""
+        """Receive and wait at once; returns a copy of the message."""
         operation, index = Operation("recv", None, "0", (0, 1), 1, 0, 8.0, start_ns=0, end_ns=1), len(self.operations)
         self.operations.append(operation)
         self.watch.issued(index, operation, [self.spare], self.position)
@@ -26,7 +26,7 @@ class Program:
         return self.spare.clone()
 
     def pieces(self):
-        """Of each receive what was done with it, and what the chunk then held."""
+        """For each receive, what was done with it and what the chunk held afterwards."""
         found, _ = read(self.watch, self.operations, self.position)
         return [(piece.op, piece.contributions) for index in sorted(found) for piece in found[index]]
 

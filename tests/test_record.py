@@ -40,12 +40,12 @@ def watched(num_chunks: int | None = None, **form: object) -> tuple[torch.Tensor
 
 
 def moved(trace: Trace) -> list[tuple]:
-    """All that a trace says but times and sizes, in its logical order."""
+    """Everything in a trace except times and sizes, in logical order."""
     return [(e.rank, e.kind, e.op, e.peer, e.chunk, e.step, e.contributions) for e in trace.logical().events]
 
 
 def received(trace: Trace, rank: int) -> list[tuple]:
-    """What one rank received: (step, chunk, op, contributions), in order of steps."""
+    """What one rank received: (step, chunk, op, contributions), ordered by step."""
     own = trace.logical().of_rank(rank)
     return [(e.step, e.chunk, e.op, e.contributions) for e in own if e.kind == "recv"]
 
@@ -111,7 +111,7 @@ def test_a_ring_by_hand_leaves_the_trace_of_the_executed_ring(executed, style):
 
 
 @pytest.mark.slow
-def test_blocking_calls_take_turns_and_so_twice_the_steps(executed):
+def test_blocking_calls_take_turns_and_double_the_steps(executed):
     trace = launch(ring, 4, "blocking", record=True).trace
     assert trace.num_steps == 12
     by_hand, schedule = ([row[:5] + row[6:] for row in sorted(rows, key=str)] for rows in (moved(trace), executed))
@@ -121,7 +121,7 @@ def test_blocking_calls_take_turns_and_so_twice_the_steps(executed):
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [{"dtype": torch.bfloat16}, {"dtype": torch.int64, "block": 5},
                                   pytest.param({"block": 1000}, marks=pytest.mark.full)])
-def test_lanes_of_any_dtype_and_size_say_the_same(executed, form):
+def test_lanes_of_any_dtype_and_size_give_the_same_trace(executed, form):
     run = launch(lambda: ring(**form), 4, record=True)
     assert moved(run.trace) == executed
     assert run.trace.sent_bytes()[0] == 6 * 4 * form.get("block", 1) * torch.empty(0, dtype=form.get("dtype")).itemsize
@@ -134,7 +134,7 @@ def test_the_same_program_leaves_the_same_trace_whatever_the_timing(executed):
 
 
 @pytest.mark.slow
-def test_without_a_watch_order_and_sizes_are_still_there():
+def test_without_a_watch_order_and_sizes_are_still_recorded():
     def unwatched() -> None:
         rank, size = join()
         a, b = torch.ones(3), torch.empty(3)
@@ -147,12 +147,12 @@ def test_without_a_watch_order_and_sizes_are_still_there():
 
 
 @pytest.mark.slow
-def test_watch_does_nothing_where_nothing_is_recorded():
+def test_watch_without_a_recording_does_nothing():
     assert torch.equal(launch(ring, 2)[0], torch.ones(4))
 
 
 @pytest.mark.slow
-def test_watch_does_nothing_beside_an_execution_that_is_not_recorded():
+def test_watch_after_an_execution_that_is_not_recorded_does_nothing():
     def both() -> None:
         execute(ring_all_reduce(2))
         watched()
@@ -236,7 +236,7 @@ def test_what_a_rank_changes_by_itself_is_a_hold(change, after):
 
 
 @pytest.mark.slow
-def test_an_unexplained_change_is_not_put_down_to_a_message():
+def test_an_unexplained_change_is_not_attributed_to_a_message():
     trace = launch(exchange_halves, 2, "noise", record=True).trace
     assert received(trace, 0) == [(0, None, None, None)]
     assert trace.held()[0, 0] == pytest.approx((1, 0.3), rel=1e-6)
@@ -273,7 +273,7 @@ def test_a_chunk_changed_while_it_is_sent_is_seen_to_change():
 
 
 @pytest.mark.slow
-def test_several_messages_added_between_two_looks_are_told_apart():
+def test_several_messages_added_between_two_snapshots_are_told_apart():
     trace = launch(gather_at_root, 4, "one by one", record=True).trace
     for chunk in (0, 1):
         own = [(e.peer, e.op, e.contributions) for e in trace.of_rank(0) if e.kind == "recv" and e.chunk == chunk]
@@ -347,7 +347,7 @@ def test_a_collective_waited_for_through_its_future_says_what_it_left():
 
 
 @pytest.mark.slow
-def test_another_watch_goes_on_where_the_first_one_ended():
+def test_a_second_watch_continues_where_the_first_one_ended():
     def twice() -> None:
         buffer, chunks, rank, size = watched(1)
         dist.all_reduce(buffer)
@@ -363,7 +363,7 @@ def test_another_watch_goes_on_where_the_first_one_ended():
 
 
 @pytest.mark.slow
-def test_a_message_of_many_chunks_is_one_event_a_chunk():
+def test_a_message_of_many_chunks_is_one_event_per_chunk():
     def halves() -> None:
         buffer, chunks, rank, size = watched(4)
         own, other = (buffer[4:], buffer[:4]) if rank else (buffer[:4], buffer[4:])
@@ -413,7 +413,7 @@ COLLECTIVES = ["all_reduce", "all_gather", "all_gather", "reduce_scatter", "redu
 
 
 @pytest.mark.slow
-def test_what_a_rank_changed_itself_and_what_a_collective_did_are_told_apart():
+def test_a_ranks_own_changes_and_a_collectives_are_told_apart():
     def both() -> None:
         buffer, *_ = watched(1)
         buffer *= 2
@@ -489,7 +489,7 @@ def train() -> list[float]:
 
 
 @pytest.mark.slow
-def test_ddp_all_reduces_come_from_c_and_are_recorded():
+def test_all_reduces_that_ddp_issues_from_c_are_recorded():
     run = launch(train, 2, record=True)
     assert run[0] == run[1]
     reduces = [e for e in run.trace.of_rank(0) if e.op == "all_reduce"]
@@ -513,7 +513,7 @@ def test_fully_sharded_training_is_recorded():
 
 
 @pytest.mark.slow
-def test_the_backend_is_still_called_by_its_name():
+def test_get_backend_still_returns_the_backends_name():
     def name() -> str:
         dist.init_process_group("gloo")
         return dist.get_backend()
@@ -541,7 +541,7 @@ def refused_once(watching: bool) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("watching", [False, True])
-def test_a_refused_call_has_not_happened(watching):
+def test_a_refused_call_counts_as_never_made(watching):
     run = launch(refused_once, 2, watching, record=True)
     assert "contiguous" in run[0][0] and "invalid tensor size" in run[1][0]
     moves = [(e.rank, e.kind, e.peer, e.step) for e in run.trace.logical().events if e.kind != "hold"]
@@ -553,7 +553,7 @@ def test_a_refused_call_has_not_happened(watching):
 
 
 @pytest.mark.slow
-def test_tensors_without_memory_to_look_at_are_left_alone():
+def test_tensors_without_readable_memory_are_left_alone():
     def odd() -> list[float]:
         watched(2)
         whole = torch.eye(2).to_sparse()
@@ -567,7 +567,7 @@ def test_tensors_without_memory_to_look_at_are_left_alone():
 
 
 @pytest.mark.slow
-def test_a_peer_that_is_not_there_is_noted_as_given():
+def test_a_peer_outside_the_group_is_recorded_as_given():
     def peers() -> list[int | None]:
         join()
         pair = dist.new_group([2, 1])
@@ -580,7 +580,7 @@ def test_a_peer_that_is_not_there_is_noted_as_given():
 
 
 @pytest.mark.slow
-def test_a_pause_holds_for_its_own_thread_alone():
+def test_a_pause_affects_only_its_own_thread():
     def two_threads() -> None:
         join()
         x, y = torch.ones(1), torch.ones(2)
@@ -594,7 +594,7 @@ def test_a_pause_holds_for_its_own_thread_alone():
     assert [(e.rank, e.num_bytes) for e in events] == [(0, 8), (1, 8)]
 
 
-def test_a_completion_waits_its_turn_and_may_come_at_once():
+def test_a_completion_waits_for_the_lock_and_may_come_at_once():
     recorder = _Recorder()
     indices = [recorder.issued(call("collective", op="all_reduce", end_ns=None), []) for _ in range(2)]
     futures = [torch.futures.Future(), torch.futures.Future()]
@@ -602,7 +602,7 @@ def test_a_completion_waits_its_turn_and_may_come_at_once():
     recorder.completes(indices[0], futures[0])  # calls back before it returns
     recorder.completes(indices[1], futures[1])
     backend = threading.Thread(target=futures[1].set_result, args=(None,))
-    with recorder._lock:  # as while another thread puts a copy of the recording in its place
+    with recorder._lock:  # as while another thread replaces the recording with a copy
         backend.start()
         backend.join(0.1)
         assert recorder.recording.operations[1].end_ns is None
@@ -617,7 +617,7 @@ def call(kind: str, peer: int | None = None, op: str | None = None, end_ns: int 
 
 
 def in_turn(*operations: Operation) -> Recording:
-    """A program that waits for each operation before it issues the next; for one without an end it waits for ever."""
+    """A program that waits for each operation before it issues the next; one without an end is never waited for."""
     log = [entry for index, operation in enumerate(operations)
            for entry in ([("issue", index)] if operation.end_ns is None else [("issue", index), ("wait", index)])]
     return Recording(list(operations), log)
@@ -634,12 +634,12 @@ def test_a_message_comes_after_all_that_either_end_had_waited_for():
                                      (1, "recv", 0), (1, "recv", 1), (1, "send", 2)]
 
 
-def test_sends_that_cross_in_buffers_still_have_steps():
+def test_buffered_sends_that_cross_still_have_steps():
     both = [in_turn(call("send", 1 - rank), call("recv", 1 - rank)) for rank in range(2)]
     assert steps(*both) == [(0, "send", 0), (0, "recv", 0), (1, "send", 0), (1, "recv", 0)]
 
 
-def test_collectives_that_do_not_match_stand_side_by_side():
+def test_mismatched_collectives_get_the_same_step():
     trace = record.assemble([in_turn(call("collective", op="all_reduce", end_ns=None)),
                              in_turn(call("collective", op="broadcast", end_ns=None))])
     assert [(e.op, e.step, e.end_s) for e in trace.events] == [("all_reduce", 0, None), ("broadcast", 0, None)]
@@ -652,7 +652,7 @@ def test_a_withdrawn_operation_matches_nothing():
 
 
 class Counted(list):
-    """A list that counts how often it is gone through."""
+    """A list that counts how often it is iterated over."""
 
     times = 0
 
@@ -661,7 +661,7 @@ class Counted(list):
         return super().__iter__()
 
 
-def test_holds_are_gone_through_once_however_long_the_log():
+def test_holds_are_iterated_over_once_however_long_the_log():
     recording = in_turn(*[call("collective", op="all_reduce") for _ in range(50)])
     recording.holds = Counted(Hold(0, (1.0, 1.0), index, 0, index) for index in range(50))
     trace = record.assemble([recording, None])
@@ -710,7 +710,7 @@ def test_events_that_a_program_emits_are_kept():
 
 
 @pytest.mark.slow
-def test_events_of_several_origins_are_said_to_be_what_they_have_in_common():
+def test_a_trace_of_several_origins_says_what_they_have_in_common():
     def mixed() -> None:
         execute(ring_all_reduce(2))
         record.emit(Event(dist.get_rank(), "compute", "forward", start_s=0.0, end_s=1.0))

@@ -19,7 +19,7 @@ CONFIG = GPTConfig(vocab_size=13, context=5, num_layers=2, num_heads=2, width=8,
 STAGES = (Replicated, Zero1, Zero2, Zero3)
 
 
-def test_memory_that_tensors_share_counts_once_and_given_back_not_at_all():
+def test_shared_memory_counts_once_and_freed_memory_not_at_all():
     flat = torch.zeros(10)
     assert storage_bytes([flat, flat[:3], flat[3:].view(7, 1)]) == 40
     flat.untyped_storage().resize_(0)
@@ -39,12 +39,12 @@ def test_state_of_a_model_and_its_optimizer():
 @pytest.mark.parametrize("call, words", [
     (lambda: holds("weights", "root", 1), "holds one of parameters"),
     (lambda: unit_done("eating", "root", 0.0), "work is one of forward")])
-def test_a_word_that_is_none_is_refused(call, words):
+def test_an_unknown_word_is_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()
 
 
-def test_a_word_that_is_none_is_refused_before_the_block_runs():
+def test_an_unknown_word_is_refused_before_the_block_runs():
     ran = []
     with pytest.raises(ValueError, match="work is one of forward"), unit_action("eating", "root"):
         ran.append(True)

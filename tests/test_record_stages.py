@@ -96,7 +96,7 @@ def too_few_ahead():
 
 
 @pytest.mark.slow
-def test_a_run_that_hung_shows_how_far_it_came():
+def test_a_run_that_hung_shows_how_far_it_got():
     with pytest.raises(HangError) as caught:
         launch(too_few_ahead, 2, record=True, hang_s=1)
     order = pipeline_order(caught.value.trace)

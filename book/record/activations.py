@@ -12,16 +12,16 @@ from torch.distributed.tensor import DTensor
 
 
 class saved_for_backward(saved_tensors_hooks):  # noqa: N801 (a context manager, named as torch names its own)
-    """Counts what is kept for backward from the forwards inside: `with saved_for_backward(parameters) as kept: ...`.
+    """Counts what forward passes in the block keep for backward: `with saved_for_backward(parameters) as kept: ...`.
 
-    `kept.num_bytes` is their sum. A storage counts once, however many tensors share it; of a DTensor, this rank's part.
-    `parameters`, which stay in memory anyway, do not count, and nor does anything else that is listed there.
+    `kept.num_bytes` is the total. A storage counts once, however many tensors share it; of a DTensor, only this rank's
+    part counts. `parameters`, which stay in memory anyway, and any other tensors listed there do not count.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor] = ()) -> None:
         super().__init__(self._keep, lambda tensor: tensor)
         self._left_out = {_storage(tensor).data_ptr() for tensor in parameters}
-        self._storages: dict[int, torch.UntypedStorage] = {}  # held, so that no address is used twice
+        self._storages: dict[int, torch.UntypedStorage] = {}  # kept alive so that no address is reused
 
     def __enter__(self) -> saved_for_backward:
         super().__enter__()
@@ -43,10 +43,10 @@ class saved_for_backward(saved_tensors_hooks):  # noqa: N801 (a context manager,
 
 
 class held_for_backward(saved_tensors_hooks):  # noqa: N801
-    """Follows what is kept for backward while it is kept: `with held_for_backward(parameters) as held: ...`.
+    """Tracks what is currently kept for backward: `with held_for_backward(parameters) as held: ...`.
 
-    `held.num_bytes` is what forwards inside have kept and no backward has freed, `held.peak_bytes` the most that it has
-    been. Storages and `parameters` count as in `saved_for_backward`.
+    `held.num_bytes` is what forwards inside have kept and no backward has freed yet, `held.peak_bytes` its maximum so
+    far. Storages and `parameters` count as in `saved_for_backward`.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor] = ()) -> None:
@@ -78,10 +78,10 @@ class held_for_backward(saved_tensors_hooks):  # noqa: N801
 
 
 class _Kept:
-    """A tensor in autograd's keeping."""
+    """A tensor that autograd has saved."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor.detach()  # a node that keeps its own output would hold itself for ever
+        self.tensor = tensor.detach()  # a node that saves its own output would keep itself alive forever
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:

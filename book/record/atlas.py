@@ -1,10 +1,11 @@
-"""L2: which block of which matrix a tensor holds, and which parts of a sum are in it, read off its numbers.
+"""L2: which block of which matrix a tensor holds, and which parts of a sum are in it, recognized by its values.
 
-A product Y = X A sums over the columns of X and the rows of A. Cut that dimension in N parts, and Y is the sum of N
-partial products: part j from columns j of X and rows j of A. Their numbers are random, so a tensor that holds any sum
-of them tells which, and how often each: it is the one solution of more equations than unknowns. A tensor that no
-such sum explains stays unknown. This works behind a GELU too: the second product of an MLP is compared with the
-partial products of what the GELU gave. Half of a dtype's digits must fit: random numbers meet by chance in none.
+A product Y = X A sums over the columns of X and the rows of A. Cut that dimension into N parts, and Y is the sum of N
+partial products: part j from columns j of X and rows j of A. The values are random, so any tensor that is a sum of
+partial products reveals which are in it, and how often each: they are the unique solution of an overdetermined linear
+system. A tensor that no such sum explains stays unknown. This works after a GELU too: the second product of an MLP is
+compared with the partial products of the GELU's output. Half of the dtype's digits must match: random numbers never
+agree that far by chance.
 
 Shapes: dimensions T, D, M, O as in book.blocks, each cut in N parts; L lanes, one per part and one for a bias.
 """
@@ -26,16 +27,16 @@ Contents = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Find:
-    """A tensor that is part of `matrix`: what its blocks hold, by row and column of blocks."""
+    """A tensor that is part of `matrix`: the contents of its blocks, by block row and block column."""
 
     matrix: str
     contents: Mapping[tuple[int, int], Contents]
 
 
 class Atlas:
-    """All matrices of a play for N ranks: those that are given, the same for all ranks, and those computed from them.
+    """All matrices of a play for N ranks: the given ones, the same on all ranks, and those computed from them.
 
-    `given` holds X, A, B, dY and, where there is one, the bias, in float64.
+    `given` holds X, A, B, dY and the bias, if there is one, in float64.
     """
 
     def __init__(self, play: tuple[Matrix, ...], num_parts: int, bias: bool = False):
@@ -52,14 +53,14 @@ class Atlas:
         return SIZES[dims[0]], SIZES[dims[1]]
 
     def block(self, matrix: str, rows: tuple[int, int], columns: tuple[int, int]) -> Block:
-        """A block from the first up to, not including, the last part of each dimension."""
+        """The block that spans the given half-open range of parts in each dimension."""
         height, width = self.shape(matrix)
         (top, bottom), (left, right) = ([edge * size // self.num_parts for edge in edges]
                                         for edges, size in ((rows, height), (columns, width)))
         return Block(matrix, (top, bottom), (left, right), (height, width))
 
     def find(self, tensor: torch.Tensor) -> Find | None:
-        """What a tensor of rows (..., columns) holds, the right way round or transposed; None if it is unknown."""
+        """What a tensor of shape (..., columns) holds, as it is or transposed; None if unknown."""
         if tensor.ndim < 2 or not tensor.is_floating_point() or not tensor.numel():
             return None
         values = tensor.detach().to("cpu", torch.float64).reshape(-1, tensor.shape[-1]).numpy()
@@ -73,7 +74,7 @@ class Atlas:
 
 
 class _Page:
-    """One matrix: the numbers that its blocks would have for each lane alone."""
+    """One matrix: the values that its blocks would have from each lane alone."""
 
     def __init__(self, lanes: list[torch.Tensor], num_parts: int):
         whole = np.stack([lane.numpy() for lane in lanes], axis=-1)  # (rows, columns, L)
@@ -83,9 +84,9 @@ class _Page:
         self._solve = np.linalg.pinv(self._basis)
 
     def read(self, values: np.ndarray, close: float) -> dict[tuple[int, int], Contents] | None:
-        """What each block of the matrix holds that `values` has; None where that is not this matrix's.
+        """Contents of each block found in `values`; None if `values` is not part of this matrix.
 
-        `close` is how far off the numbers may be, as a share of a block's norm.
+        `close` is the tolerance, relative to a block's norm.
         """
         if any(given % size or given > size * self._num_parts for given, size in zip(values.shape, self._size)):
             return None
@@ -104,7 +105,7 @@ class _Page:
 
     def _placed(self, shape: tuple[int, int], best: np.ndarray, full: np.ndarray,
                 counts: np.ndarray) -> dict[tuple[int, int], Contents] | None:
-        """Contents by block if the blocks lie beside each other as they do in the matrix; zeros lie anywhere."""
+        """Contents by block if the blocks are arranged as they are in the matrix; zero blocks fit anywhere."""
         height, width = shape[0] // self._size[0], shape[1] // self._size[1]
         rows, columns = np.divmod(best, self._num_parts)
         down, right = np.divmod(np.arange(len(best)), width)
@@ -136,7 +137,7 @@ def _draw(play: tuple[Matrix, ...], bias: bool) -> dict[str, torch.Tensor]:
 
 def _parts(play: tuple[Matrix, ...], given: Mapping[str, torch.Tensor],
            num_parts: int) -> dict[str, list[torch.Tensor]]:
-    """Each matrix as the sum of its partial products, in the order of its summed dimension; one part if it has none."""
+    """The partial products that make up each matrix, in order of its summed dimension; one if nothing is summed."""
     whole = dict(given)
     parts = {matrix.name: [whole[matrix.name]] for matrix in play if not matrix.recipe}
     for matrix in play:

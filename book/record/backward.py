@@ -1,8 +1,8 @@
-"""L2: follow a backward pass: which gradient was ready when, and which bucket's all-reduce took it.
+"""L2: follow a backward pass: when each gradient was ready, and which bucket's all-reduce carried it.
 
 The recorder sees all-reduces, but not what is in them. `follow_backward` adds when each gradient became ready, from
 hooks on the parameters, and whose gradients an all-reduce carries: for torch's DDP from a communication hook, which is
-told what its bucket holds, for any other module by where the tensor lies in memory (see buckets).
+told what its bucket holds; for any other module from the tensor's address in memory (see buckets).
 """
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ Hook = Callable[[dist.ProcessGroup, dist.GradBucket], torch.futures.Future[torch
 
 @contextlib.contextmanager
 def follow_backward(model: nn.Module, hook: Hook | None = None) -> Iterator[None]:
-    """Record the backward passes of `model` in this block: when each gradient is ready and which bucket takes it.
+    """Record the backward passes of `model` in this block: when each gradient is ready and which bucket carries it.
 
     The trace gets, in program order, a compute event for each gradient (`op` is the parameter's name in the wrapped
-    module, `start_s` when the gradient before was ready or backward began; where forward ran before the block, the
-    first one's is the block's start), and the rank's all-reduces get their `bucket`. Follow DDP from its second
-    backward on, with static_graph=True from its third: before that its buckets are others.
+    module; `start_s` is when the previous gradient was ready or backward began; if forward ran before the block, the
+    first gradient's `start_s` is the block's start), and the rank's all-reduces get their `bucket`. Follow DDP from its
+    second backward on, or from its third with static_graph=True: before that it uses different buckets.
 
-    `hook(group, bucket)`, for DDP alone, sends the buckets in this block, such as torch's `fp16_compress_hook`; one
-    with a state of its own goes in a lambda: `lambda _, bucket: powerSGD_hook(state, bucket)`. Without it and outside
-    the block they are averaged, to the last bit as ever, but for one case: with gradient_as_bucket_view=True DDP
-    divides gradients that were there before this pass (zero_grad(set_to_none=False), no_sync) by N, where a hook's are
-    all multiplied by 1/N, which may round differently. A DDP that was recorded or given a `hook` keeps the
+    `hook(group, bucket)`, for DDP only, sends the buckets in this block, such as torch's `fp16_compress_hook`; wrap one
+    that takes its own state in a lambda: `lambda _, bucket: powerSGD_hook(state, bucket)`. Without `hook`, and outside
+    the block, buckets are averaged bit for bit as DDP does, with one exception: with gradient_as_bucket_view=True DDP
+    divides gradients that were there before this pass (zero_grad(set_to_none=False), no_sync) by N, where a hook
+    multiplies all of them by 1/N, which may round differently. A DDP that was recorded or given a `hook` keeps the
     communication hook that does this: copy.deepcopy and register_comm_hook fail on it from then on, so copy it before.
 
-    Another module's all-reduce is known by the gradients in its memory, or, for a copy, by the module's `buckets`
-    (lists of parameters); otherwise its bucket stays None, as does that of a gradient that no all-reduce has taken.
-    Without a recording nothing is noted and `hook` still sends, so the same function runs under torchrun. On a GPU
+    Another module's all-reduce is identified by the gradients in its memory, or, for a copy, by the module's `buckets`
+    (lists of parameters); otherwise its bucket stays None, as does that of a gradient that no all-reduce has carried.
+    Without a recording nothing is recorded and `hook` still sends, so the same function runs under torchrun. On a GPU,
     times are those of its streams, unless the block raises. Raises ValueError for a DDP that has another communication
     hook, or a `hook` without DDP.
     """
     if hook and not isinstance(model, DDP):
-        raise ValueError("hook= is what torch's DDP sends its buckets by: wrap the model in DDP, or leave hook= out")
+        raise ValueError("hook= works only with torch's DDP: wrap the model in DDP, or leave hook= out")
     recording = recorder.current()
     sender = _sender(model) if isinstance(model, DDP) and (recording or hook) else None
     follower = _Follower(model, recording, sender) if recording else None
@@ -66,7 +66,7 @@ def follow_backward(model: nn.Module, hook: Hook | None = None) -> Iterator[None
 
 
 class _Sender:
-    """What the one communication hook of a DDP model does: a model takes a single one, for life."""
+    """What a DDP model's communication hook does: a model takes only one, and it can't be replaced."""
 
     def __init__(self, group: dist.ProcessGroup):
         self.group = group
@@ -75,7 +75,7 @@ class _Sender:
 
     @contextlib.contextmanager
     def sending(self, hook: Hook | None, follower: _Follower | None) -> Iterator[None]:
-        """Send by `hook` in this block, and tell `follower`."""
+        """Send with `hook` in this block, and notify `follower`."""
         before = self.hook
         self.hook, self.follower = hook or before, follower
         try:
@@ -94,37 +94,38 @@ def _sender(model: DDP) -> _Sender:
         sender = _Sender(model.process_group)
         try:
             model.register_comm_hook(sender, _send)
-        except RuntimeError as error:  # one of C++'s own, which only the reducer knows of
+        except RuntimeError as error:  # a built-in C++ hook, which only the reducer knows about
             raise ValueError(HOOKED) from error
         _senders[model] = sender
     return _senders[model]
 
 
-# DDP wants the argument to be called bucket, and refuses an annotation that is text, as those of this module are.
+# DDP requires the argument to be called bucket, and rejects string annotations, which all in this module are.
 def _send(sender, bucket):  # type: ignore[no-untyped-def]
     with sender.follower.bucket(bucket) if sender.follower else contextlib.nullcontext():
         return sender.hook(sender.group, bucket)
 
 
 def _average(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """What DDP does without a hook: it multiplies by 1/N, where torch's allreduce_hook divides by N.
+    """Average as DDP does without a hook: multiply by 1/N, where torch's allreduce_hook divides by N.
 
-    The same to the last bit but for gradients that lie in the bucket from an earlier pass (gradient_as_bucket_view=True
-    and not set to None), which DDP divides: a hook is not told which those are.
+    Identical to the last bit except for gradients left in the bucket by an earlier pass (gradient_as_bucket_view=True
+    and not set to None), which DDP divides: a hook can't tell which those are.
     """
     total = bucket.buffer().mul_(1 / group.size())
     return dist.all_reduce(total, group=group, async_op=True).get_future().then(lambda future: future.value()[0])
 
 
 class _Follower:
-    """Notes the gradients of one model as they become ready, and tells the recorder who is in an all-reduce."""
+    """Records the gradients of one model as they become ready, and tells the recorder which an all-reduce carries."""
 
     def __init__(self, model: nn.Module, recording: recorder._Recorder, sender: _Sender | None):
         self._model, self._recording = model, recording
         self._names = _names(model)
         self._own = None if sender else OwnBuckets(model, self._names)
-        self._unsent: dict[nn.Parameter, int] = {}  # where the gradients that nothing took yet are in the recording
-        self._bucket: tuple[int, int, list[nn.Parameter]] | None = None  # that DDP is sending: thread, index, whose
+        self._unsent: dict[nn.Parameter, int] = {}  # position in the recording of gradients not yet sent
+        # The bucket that DDP is sending: thread, index, parameters.
+        self._bucket: tuple[int, int, list[nn.Parameter]] | None = None
         self._clock = Clock(next(iter(self._names), torch.empty(0)).device)
         self._since = self._clock.stamp()
         self._handles: list[Any] = []
@@ -140,11 +141,11 @@ class _Follower:
             for parameter in self._names:
                 self._handles.append(_hook_first(parameter, partial(self._ready, parameter)))
             yield
-            self._correct_times()  # not after an error: it waits for the device, which may never get there
+            self._correct_times()  # not after an error: it waits for the device, which may never finish
 
     @contextlib.contextmanager
     def bucket(self, bucket: dist.GradBucket) -> Iterator[None]:
-        """What this thread issues in this block carries `bucket`."""
+        """Operations that this thread issues in this block carry `bucket`."""
         self._bucket = threading.get_ident(), bucket.index(), bucket.parameters()
         try:
             yield
@@ -152,7 +153,7 @@ class _Follower:
             self._bucket = None
 
     def issued(self, index: int, operation: Operation, tensors: Sequence[torch.Tensor]) -> tuple[int | None, list[int]]:
-        """The bucket that an operation carries, and where the gradients that it takes are in the recording."""
+        """The bucket that an operation carries, and the positions of its gradients in the recording."""
         if operation.kind != "collective":
             return None, []
         self._clock.note("operations", index, "start_ns", self._clock.stamp())
@@ -166,7 +167,7 @@ class _Follower:
         return number, [place for place in taken if place is not None]
 
     def completed(self, index: int) -> None:
-        """Note on the device's clock that an operation has completed."""
+        """Record on the device's clock that an operation has completed."""
         self._clock.note("operations", index, "end_ns", self._clock.stamp())
 
     def _remove_hooks(self) -> None:
@@ -200,18 +201,18 @@ class _Follower:
 
 
 def _names(model: nn.Module) -> dict[nn.Parameter, str]:
-    """The parameters that get gradients, by their names in the module that `model` wraps as its `module`."""
+    """The parameters that get gradients, with their names in the module that `model` wraps as its `module`."""
     named = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
     wrapped = all(name.startswith("module.") for name in named.values())
     return {parameter: name.removeprefix("module.") if wrapped else name for parameter, name in named.items()}
 
 
 def _hook_first(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:
-    """Call `hook` with the parameter's gradients before its other hooks, which may send them; returns its handle."""
+    """Register `hook` to run before the parameter's other hooks, which may send the gradient; returns its handle."""
     handle = parameter.register_hook(hook)
     hooks = parameter._backward_hooks
     others = [(number, other) for number, other in hooks.items() if number != handle.id]
-    for number, other in others:  # to the end of the dict itself, which is what C++ goes by
+    for number, other in others:  # move them to the end of the dict itself, whose order C++ follows
         del hooks[number]
         hooks[number] = other
     return handle

@@ -1,8 +1,8 @@
 """L2: whose gradients an all-reduce carries, in a module that sends them in its own way.
 
-Known for certain is a tensor that lies where gradients lie. A copy of several gradients is known by the module's own
-`buckets`, lists of parameters. What neither tells stays unknown. Contents are compared on the CPU alone: on a GPU it
-would hold up the program until the device has got there.
+A tensor that shares memory with gradients is identified with certainty. A copy of several gradients is identified by
+the module's own `buckets`, lists of parameters. Anything else stays unknown. Contents are compared on the CPU only: on
+a GPU that would block the program until the device has caught up.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class OwnBuckets:
     def arrives(self, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
         """A gradient is about to become `parameter.grad`, or to be added to it; a hook may send it before that.
 
-        Only a weak reference is kept: with any other, autograd would copy the gradient instead of handing it over.
+        Only a weak reference is kept: with a strong one autograd would copy the gradient instead of handing it over.
         """
         self._arriving = parameter, ref(gradient)
 
@@ -32,8 +32,8 @@ class OwnBuckets:
                 ready: Mapping[nn.Parameter, int]) -> tuple[int | None, list[nn.Parameter]]:
         """The number of the bucket that an all-reduce of `tensors` carries and its parameters; (None, []) if unknown.
 
-        A bucket's number is its place in the module's `buckets`, or follows those in the order of their first
-        all-reduces. `ready` says of the parameters whose gradients are ready and not sent in which order that was.
+        A bucket's number is its index in the module's `buckets`; unlisted ones are numbered after those, in the order
+        of their first all-reduce. `ready` maps parameters whose gradients are ready and unsent to their order.
         """
         inside = [parameter for parameter in self._parameters if any(self._lies_in(parameter, t) for t in tensors)]
         if inside:
@@ -49,7 +49,7 @@ class OwnBuckets:
         return self._numbers.setdefault(parameters, len(listed) + len(self._numbers))
 
     def _listed(self) -> list[list[nn.Parameter]]:
-        """The module's `buckets`, read anew each time: it may rebuild them. Empty if they are anything else."""
+        """The module's `buckets`, read again each time because it may rebuild them; empty if not lists of lists."""
         listed = getattr(self._model, "buckets", None)
         known = set(self._parameters)
         if not isinstance(listed, (list, tuple)) or not all(isinstance(bucket, (list, tuple)) for bucket in listed):
@@ -60,7 +60,7 @@ class OwnBuckets:
     def _copied(self, copy: torch.Tensor, ready: Mapping[nn.Parameter, int]) -> tuple[int | None, list[nn.Parameter]]:
         """The complete bucket of the copy's size; of several the one with its contents, or else the first complete.
 
-        Not on the CPU, where contents are not looked at, it is always the first complete.
+        On devices other than the CPU contents are not compared, so it is always the first complete one.
         """
         complete = [(max(ready[parameter] for parameter in bucket), number, bucket)
                     for number, bucket in enumerate(self._listed())
@@ -84,7 +84,7 @@ class OwnBuckets:
 
 
 def _memory(tensor: torch.Tensor | None) -> range | None:
-    """Where the elements of a tensor lie; None if it has none, or is sparse."""
+    """The addresses of a tensor's elements; None if it has none, or is sparse."""
     if tensor is None or tensor.layout is not torch.strided or not tensor.numel():
         return None
     return range(tensor.data_ptr(), tensor.data_ptr() + _num_bytes(tensor))
@@ -95,10 +95,10 @@ def _num_bytes(tensor: torch.Tensor) -> int:
 
 
 def _holds(copy: torch.Tensor, bucket: Sequence[nn.Parameter]) -> bool:
-    """Whether `copy` is the gradients of `bucket` end to end, each as it is or all by one factor, such as 1/N."""
+    """Whether `copy` is the gradients of `bucket` end to end, unscaled or all scaled by one factor, such as 1/N."""
     gradients = [parameter.grad for parameter in bucket]
     if any(gradient is None or gradient.dtype != copy.dtype for gradient in gradients):
         return False
     flat, own = torch.cat([gradient.reshape(-1) for gradient in gradients]), copy.detach().reshape(-1)
     largest, rounding = flat.abs().argmax(), 8 * torch.finfo(copy.dtype).eps
-    return torch.allclose(own / own[largest], flat / flat[largest], rtol=rounding, atol=rounding)  # False of 0 / 0
+    return torch.allclose(own / own[largest], flat / flat[largest], rtol=rounding, atol=rounding)  # 0 / 0 gives False

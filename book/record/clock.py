@@ -1,6 +1,6 @@
-"""L2: moments on a device's clock, for a program that runs ahead of its device.
+"""L2: times on a device's clock, for a program that runs ahead of its device.
 
-Where there is no GPU the program's own times are the ones, and nothing here has anything to correct.
+Without a GPU the program's own times are right, and nothing needs correcting.
 """
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 import torch
 
-Place = tuple[str, int, str]  # a time in the recording: its rows, the row's index, the time's name
+Place = tuple[str, int, str]  # of a time in the recording: its rows, the row's index, the time's name
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """A moment: when the program passed it, and the mark that it left in a GPU's work (None: that is all there is)."""
+    """A moment: when the program reached it, and the event it recorded on the GPU's stream (None without a GPU)."""
 
     time_ns: int
     event: torch.cuda.Event | None = None
 
 
 def now(device: torch.device) -> Stamp:
-    """This moment, for work on `device`: on a GPU the current stream is marked as well. Not run without a GPU."""
+    """This moment, for work on `device`: on a GPU an event is recorded on the current stream too."""
     if device.type != "cuda":
         return Stamp(time.monotonic_ns())
     event = torch.cuda.Event(enable_timing=True)
@@ -31,10 +31,10 @@ def now(device: torch.device) -> Stamp:
 
 
 class Clock:
-    """Moments on one device, and, once it has done its work, what they were on CLOCK_MONOTONIC.
+    """Moments on one device, converted to CLOCK_MONOTONIC once the device has finished its work.
 
-    A GPU's marks are timed from one that the program waited for at the start, so ranks agree to within that wait
-    (tens of microseconds). NCCL's completions are marked on the streams that torch gives a future's callbacks.
+    A GPU's events are timed relative to one that the program waited for at the start, so ranks agree to within that
+    wait (tens of microseconds). NCCL's completions are recorded on the streams that torch gives a future's callbacks.
     """
 
     def __init__(self, device: torch.device):
@@ -50,15 +50,15 @@ class Clock:
         return now(self._device)
 
     def note(self, rows: str, index: int, name: str, stamp: Stamp) -> None:
-        """Remember what the time `name` of a row of the recording should be, where the program's own is not it.
+        """Remember the device's moment for the time `name` of a row in the recording; does nothing without a GPU.
 
-        The first stamp for a time counts: a completion may be told of more than once.
+        Only the first stamp for a time counts: a completion may be reported more than once.
         """
         if stamp.event:
             self._noted.setdefault((rows, index, name), stamp)
 
     def corrections(self) -> Iterator[tuple[str, int, str, int]]:
-        """Place and nanoseconds of all that was noted, the arguments of `retime`; waits for the device to get there."""
+        """Place and nanoseconds of each noted time, as `retime` takes them; waits until the device has reached them."""
         noted = [(place, stamp.event) for place, stamp in self._noted.items() if stamp.event]
         zero = self._zero.event
         if zero is None:
@@ -70,10 +70,11 @@ class Clock:
 
 
 def in_program_order(times: Sequence[tuple[str, int, str, int]]) -> Iterator[tuple[str, int, str, int]]:
-    """Device times (rows, index, name, time) in the order noted, none of a program's own steps before the last one.
+    """Device times (rows, index, name, time) in the order noted, adjusted so that the program's steps never go back.
 
-    A GPU's clock ticks every half microsecond, so that two marks may have one time; what comes later in the program is
-    then a nanosecond later. An operation ends no earlier than it starts; otherwise ends are not in the program's order.
+    A GPU's clock ticks every half microsecond, so two events may have the same time; what comes later in the program
+    is then put a nanosecond later. An operation never ends before it starts; apart from that, ends of operations may
+    be in any order.
     """
     latest, started = 0, {}
     for rows, index, name, time_ns in times:

@@ -1,4 +1,4 @@
-"""L2: a process group that notes what passes through it.
+"""L2: a process group that records the operations that pass through it.
 
 It sees what patching `dist.*` functions misses: DDP's all-reduces come from C++, FSDP's from inside torch.
 """
@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup, Work, distributed_c10d
 
 from book.record.recording import Operation
 
-# Names of torch's process group methods, by the operation that they are variants of.
+# Names of torch's process group methods, grouped by the operation that they are variants of.
 COLLECTIVES = {
     "all_reduce": ("allreduce", "allreduce_coalesced"),
     "all_gather": ("allgather", "_allgather_base", "all_gather_single", "allgather_coalesced",
@@ -32,40 +32,40 @@ COLLECTIVES = {
 
 
 class Recorder(Protocol):
-    """Who is told of operations, from any thread."""
+    """What is notified of operations; called from any thread."""
 
     @property
     def paused(self) -> bool:
         """Whether operations of the calling thread are left out."""
 
     def issued(self, operation: Operation, tensors: Sequence[torch.Tensor]) -> int:
-        """Note a call that is about to be made; returns its position in the recording."""
+        """Record a call that is about to be made; returns its position in the recording."""
 
     def withdrawn(self, index: int) -> None:
-        """Note that a call was refused: it is as if it had not been made."""
+        """Record that the backend refused a call: it counts as never made."""
 
     def waited(self, index: int, source_rank: Callable[[], int] | None = None) -> None:
-        """Note that the program has waited for an operation; `source_rank()` of its group is where it came from."""
+        """Record that the program has waited for an operation; `source_rank()` gives the sender's rank in its group."""
 
     def completes(self, index: int, future: torch.futures.Future) -> None:
-        """Note when `future` completes: nobody may wait for this operation itself."""
+        """Record when `future` completes: perhaps nobody waits for the operation itself."""
 
     def follows(self, index: int) -> bool:
-        """Whether to note when this operation completes, whoever waits for it."""
+        """Whether to record when this operation completes, whoever waits for it."""
 
 
 def install(recorder: Recorder) -> None:
-    """Have every process group that this process creates from here on tell `recorder` of its operations.
+    """Make every process group that this process creates from here on report its operations to `recorder`.
 
     Torch looks its class up by this name whenever it makes a group, whatever the backend, so `get_backend()`, debug
-    wrappers and groups of several backends stay as they are.
+    wrappers and groups with several backends keep working.
     """
     RecordingGroup.recorder = recorder
     distributed_c10d.ProcessGroup = RecordingGroup
 
 
 class RecordedWork(Work):
-    """A request that notes when the program has waited for it: when it completed by itself is a matter of chance."""
+    """A request that records when the program has waited for it: when it completed by itself is nondeterministic."""
 
     def __init__(self, recorder: Recorder, work: Work, indices: Sequence[int]):
         super().__init__()
@@ -91,7 +91,7 @@ class RecordedWork(Work):
         self._note()
 
     def get_future(self) -> torch.futures.Future:
-        """The backend's future; who waits for that instead of this leaves only the time of completion."""
+        """The backend's future; for a program that waits on it, only the time of completion is recorded."""
         future = self._work.get_future()
         for index in self._indices:
             self._recorder.completes(index, future)
@@ -102,21 +102,21 @@ class RecordedWork(Work):
             self._recorder.waited(index, self._work._source_rank)
 
 
-def _handed_on(method: str) -> Callable[..., Any]:
+def _delegated(method: str) -> Callable[..., Any]:
     return lambda self, *args: getattr(self._work, method)(*args)
 
 
 for _method in ("is_success", "exception", "source_rank", "_source_rank", "result", "get_future_result",
                 "_get_op_type", "_get_duration"):
     if hasattr(Work, _method):
-        setattr(RecordedWork, _method, _handed_on(_method))
+        setattr(RecordedWork, _method, _delegated(_method))
 
 
 class RecordingGroup(ProcessGroup):
-    """A process group that notes every operation and leaves the work to a plain one with the same backends.
+    """A process group that records every operation and leaves the work to a plain group with the same backends.
 
     Torch builds it in place of its own class and then gives it backends (gloo, NCCL, one per device, with debug
-    wrappers): both groups get them, so whatever is not recorded works as ever.
+    wrappers): both groups get them, so whatever is not recorded works as usual.
     """
 
     recorder: Recorder
@@ -125,7 +125,7 @@ class RecordingGroup(ProcessGroup):
         super().__init__(rank, size)
         self._inner = ProcessGroup(store, rank, size)
         self._ranks: tuple[int, ...] = ()
-        # One for all threads, as the backend has it: what another one issues meanwhile is coalesced too.
+        # Shared by all threads, as in the backend: what another thread issues meanwhile is coalesced too.
         self._batch: list[int] | None = None
 
     def _register_backend(self, *args: Any) -> None:
@@ -176,12 +176,12 @@ class RecordingGroup(ProcessGroup):
         return work
 
     def _global_rank(self, peer: int | None) -> int | None:
-        """A peer that the group does not have stays as it was given: what to say to that is the backend's matter."""
+        """A peer outside the group is left as given: the backend reports the error."""
         return self._ranks[peer] if peer is not None and 0 <= peer < len(self._ranks) else peer
 
     @contextlib.contextmanager
     def _withdrawing(self, indices: Iterable[int]) -> Iterator[None]:
-        """Take operations back if the backend refuses them; the program may catch that and go on."""
+        """Withdraw operations if the backend refuses them; the program may catch the error and go on."""
         try:
             yield
         except Exception:

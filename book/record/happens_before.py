@@ -1,9 +1,9 @@
-"""L2: what the ranks' recorders saw, put together as one trace.
+"""L2: what the ranks' recorders saw, combined into one trace.
 
 A rank's recorder knows the order of its own program: when it issued an operation and when it waited for it. A send
-and the receive that takes it are one message; the ranks' calls of one collective are one operation. An operation
-comes one step after the latest of those that some rank taking part had waited for before it called this one (Lamport,
-"Time, Clocks, and the Ordering of Events", 1978), so steps depend on the program and never on timing.
+and its matching receive are one message; the ranks' calls of one collective are one operation. An operation comes one
+step after the latest operation that any participating rank had waited for before it called this one (Lamport, "Time,
+Clocks, and the Ordering of Events", 1978), so steps depend on the program and never on timing.
 """
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Node = int  # position in the list of messages and collectives
 
 
 def assemble(recordings: Sequence[Recording | None], backend: str | None = None) -> Trace:
-    """One trace from the recordings of ranks 0, 1, ...; None stands for a rank that left nothing.
+    """One trace from the recordings of ranks 0, 1, ...; None stands for a rank without a recording.
 
-    Events come step by step, rank by rank, in program order; times start at 0. Where all events were emitted, the
-    trace's source, name and promise are what they were emitted with, if that is the same for all.
+    Events are sorted by step, then rank, then program order; times start at 0. If all events were emitted, the trace's
+    source, name and promise are those they were emitted with, where these are the same for all.
     """
     known = [recording or Recording() for recording in recordings]
     order = _Order(known)
@@ -58,8 +58,8 @@ def _less(time_s: float | None, zero: float) -> float | None:
 
 def _events(rank: int, recording: Recording, order: _Order) -> Iterator[Event]:
     """The events of one rank in program order: holds and gradients before the operation that was issued after them."""
-    own: defaultdict[int, list[Hold]] = defaultdict(list)  # by position
-    of_operation: defaultdict[int, list[Hold]] = defaultdict(list)  # those that a collective made
+    own: defaultdict[int, list[Hold]] = defaultdict(list)  # the rank's own changes, by position
+    of_operation: defaultdict[int, list[Hold]] = defaultdict(list)  # a collective's, by operation
     for hold in recording.holds:
         place = own[hold.position] if hold.operation is None else of_operation[hold.operation]
         place.append(hold)
@@ -82,7 +82,7 @@ def _events(rank: int, recording: Recording, order: _Order) -> Iterator[Event]:
 
 
 def _waited(recording: Recording) -> dict[int, int]:
-    """How many gradients were ready when the program had waited for an operation; empty where none is followed."""
+    """How many gradients were ready once the program had waited for each operation; empty if none were followed."""
     positions = [gradient.position for gradient in recording.gradients]  # in order: see ready
     return {index: bisect_right(positions, position) for position, (what, index) in enumerate(recording.log)
             if what == "wait" and positions}
@@ -105,7 +105,7 @@ def _operation_events(rank: int, recording: Recording, index: int, order: _Order
     partner = order.partner(rank, index)
     end_ns = operation.end_ns
     if end_ns is None and operation.kind == "send" and partner is not None:
-        end_ns = partner.end_ns  # never waited for, but by then it had arrived
+        end_ns = partner.end_ns  # this send was never waited for, but had arrived when its receive ended
     start_s, end_s = operation.start_ns / 1e9, None if end_ns is None else end_ns / 1e9
     if operation.kind == "collective":
         yield Event(rank, "collective", operation.op, group=operation.ranks, num_bytes=operation.num_bytes,
@@ -118,7 +118,7 @@ def _operation_events(rank: int, recording: Recording, index: int, order: _Order
 
 
 def _pieces(operation: Operation, partner: Operation | None) -> Iterator[Piece]:
-    """The operation's pieces; where several chunks of the sender held what was sent, it is the one it landed in."""
+    """The operation's pieces; if several of the sender's chunks held what was sent, with the chunk it landed in."""
     pieces = operation.pieces or (Piece(None, None, operation.num_bytes, None),)
     landed = partner.pieces if partner is not None and len(partner.pieces) == len(pieces) else ()
     for place, piece in enumerate(pieces):
@@ -128,7 +128,7 @@ def _pieces(operation: Operation, partner: Operation | None) -> Iterator[Piece]:
 
 
 class _Order:
-    """Happens-before over all ranks: which operations are one, the step of each, and every rank's step as it goes on.
+    """Happens-before over all ranks: which calls are one operation, its step, and each rank's step along its log.
 
     `ready[rank][position]` is the step that an operation issued at that entry of the rank's log would have, as far as
     this rank can tell.
@@ -150,7 +150,7 @@ class _Order:
         return self._level[self._node[rank, index]]
 
     def partner(self, rank: int, index: int) -> Operation | None:
-        """The other end of a message, None where it never came or the operation is a collective."""
+        """The other end of a message; None if it was never called or the operation is a collective."""
         others = [member for member in self._members[self._node[rank, index]] if member != (rank, index)]
         if len(others) != 1 or self._recordings[rank].operations[index].kind == "collective":
             return None
@@ -169,7 +169,7 @@ class _Order:
         return node
 
     def _match_messages(self) -> None:
-        """The k-th send from one rank to another with one tag goes with the k-th receive: backends keep the order."""
+        """Match the k-th send between two ranks with one tag to the k-th such receive: backends keep the order."""
         ends: dict[tuple[Any, ...], dict[str, list[tuple[int, int]]]] = defaultdict(lambda: {"send": [], "recv": []})
         for rank, index, operation in self._operations():
             if operation.kind in ("send", "recv"):
@@ -183,7 +183,7 @@ class _Order:
                 self._add([alone])
 
     def _match_collectives(self) -> None:
-        """The k-th collective of a group on one rank goes with the k-th on the others, even where they differ."""
+        """Match the k-th collective of a group on one rank to the k-th on the others, even if they differ."""
         calls: dict[tuple[str, tuple[int, ...]], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for rank, index, operation in self._operations():
             if operation.kind == "collective":
@@ -195,7 +195,7 @@ class _Order:
             self._earlier.update(zip(nodes[1:], nodes))
 
     def _walk(self) -> None:
-        """Follow all logs side by side; a wait needs the level of what it waits for, so all its members' calls."""
+        """Advance through all logs in parallel; a wait needs its operation's level, so the calls of all its members."""
         at = [0] * len(self._recordings)
         while any(at[rank] < len(recording.log) for rank, recording in enumerate(self._recordings)):
             moved = [self._advance(rank, at) for rank in range(len(at))]
@@ -221,14 +221,14 @@ class _Order:
 
     def _issue(self, node: Node, ready: int) -> None:
         if not self._missing[node]:
-            return  # settled without this end: see _settle_blocked
+            return  # its level was fixed without this end: see _settle_blocked
         self._level[node] = max(self._level[node], ready)
         self._missing[node] -= 1
         if not self._missing[node] and node in self._earlier:
             self._level[node] = max(self._level[node], self._level[self._earlier[node]] + 1)
 
     def _settle_blocked(self, at: list[int]) -> None:
-        """Waits that returned before the other end was called (two buffered sends that cross): take what is known."""
+        """Fix the level, as known so far, of waits that returned before the other end was called (crossing sends)."""
         for rank, recording in enumerate(self._recordings):
             if at[rank] < len(recording.log):
                 self._missing[self._node[rank, recording.log[at[rank]][1]]] = 0

@@ -1,4 +1,4 @@
-"""L2: follow the state of training: which part of a model a rank works on, and what it holds of it from then on.
+"""L2: follow the state of training: which part of a model a rank works on, and what it holds of each part.
 
 The recorder sees what is gathered and scattered; what a rank keeps, frees and computes is measured here.
 """
@@ -23,9 +23,9 @@ METHODS = (*AVERAGING, "all_gather", "free")
 
 
 def holds(what: str, unit: str, num_bytes: float) -> None:
-    """Record that from here on this rank holds `num_bytes` of a unit's "parameters", "gradients" or the like.
+    """Record that from here on this rank holds `num_bytes` of a unit's "parameters", "gradients" or other STATE.
 
-    `unit` names the part of the model. Raises ValueError for what is none of STATE.
+    `unit` names the part of the model. Raises ValueError if `what` is not in STATE.
     """
     if what not in STATE:
         raise ValueError(f"a rank holds one of {', '.join(STATE)}, not {what!r}")
@@ -37,7 +37,7 @@ def holds(what: str, unit: str, num_bytes: float) -> None:
 def unit_action(work: str, unit: str) -> Iterator[None]:
     """Record what runs in this block as the "forward", "backward" or "update" of a unit.
 
-    What raises is left out: it was not done. Raises ValueError for other work, before the block runs.
+    Nothing is recorded if the block raises. Raises ValueError for other work, before the block runs.
     """
     _check_work(work)
     start_s = time.monotonic()
@@ -46,7 +46,7 @@ def unit_action(work: str, unit: str) -> Iterator[None]:
 
 
 def unit_done(work: str, unit: str, start_s: float) -> None:
-    """Record work on a unit that is no block of code and ends now; `start_s` is `time.monotonic()` at its start."""
+    """Record work that is not a block of code and ends now; `start_s` is `time.monotonic()` at its start."""
     _check_work(work)
     emit(Event(dist.get_rank(), "compute", work, unit=unit, start_s=start_s, end_s=time.monotonic()))
 
@@ -57,10 +57,10 @@ def _check_work(work: str) -> None:
 
 
 def held_state(parameters: Iterable[torch.Tensor], optimizer: torch.optim.Optimizer | None = None) -> StateBytes:
-    """The bytes that these parameters, their gradients and the optimizer's state for them really take on this rank.
+    """The bytes that these parameters, their gradients and the optimizer's state for them actually take on this rank.
 
-    Memory is counted once, however many tensors are views of it, and not at all where it was given back; of a DTensor
-    the local part counts. The optimizer's scalars, such as Adam's step number, are left out.
+    Memory is counted once, however many tensors are views of it, and freed memory not at all; of a DTensor the local
+    part counts. The optimizer's scalars, such as Adam's step number, are left out.
     """
     parameters = list(parameters)
     states = [optimizer.state.get(p, {}) for p in parameters] if optimizer else []
@@ -70,8 +70,8 @@ def held_state(parameters: Iterable[torch.Tensor], optimizer: torch.optim.Optimi
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """The bytes of memory behind these tensors: views of the same memory count once, all of it."""
-    # A DTensor is known by its method: importing its class would take longer than most programs that are recorded.
+    """The bytes of memory behind these tensors: each storage counts once, and in full."""
+    # A DTensor is recognized by its method: importing its class would take longer than most recorded programs.
     local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach() for tensor in tensors]
     storages = {storage.data_ptr(): storage.nbytes() for storage in (t.untyped_storage() for t in local)}
     return sum(storages.values())
@@ -80,7 +80,7 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
 class Unit(Protocol):
     """A part of a model whose state is gathered, averaged and freed together (see book.parallel.sharded).
 
-    Of its methods, those that METHODS names are followed.
+    Its methods named in METHODS are followed.
     """
 
     name: str
@@ -95,7 +95,7 @@ def follow_units(units: Sequence[Unit], optimizer: torch.optim.Optimizer) -> Non
     Every number of bytes is measured: before and after each collective of a unit, after each forward and backward,
     after the optimizer's step and after its `zero_grad`.
     """
-    _Follower(units, optimizer).look()
+    _Follower(units, optimizer).measure()
 
 
 class _Follower:
@@ -107,10 +107,10 @@ class _Follower:
             self._follow(unit)
         optimizer.register_step_pre_hook(lambda *_: self._begin("update", "all"))
         optimizer.register_step_post_hook(lambda *_: self._end("update", "all"))
-        optimizer.zero_grad = self._then_looking(optimizer.zero_grad)
+        optimizer.zero_grad = self._measuring_after(optimizer.zero_grad)
 
-    def look(self, *_: Any) -> None:
-        """Record what this rank holds of each unit, where that is not what it held."""
+    def measure(self, *_: Any) -> None:
+        """Record what this rank holds of each unit, where that has changed."""
         for unit in self.units:
             held = held_state([*unit.parameters, unit.shard], self.optimizer)
             for what in ("parameters", "gradients", "optimizer"):
@@ -122,27 +122,27 @@ class _Follower:
     def _follow(self, unit: Unit) -> None:
         for method in METHODS:
             if hasattr(unit, method):
-                setattr(unit, method, self._looking(unit, method, getattr(unit, method)))
+                setattr(unit, method, self._measuring(unit, method, getattr(unit, method)))
         unit.module.register_forward_pre_hook(lambda *_: self._begin("forward", unit.name))
         unit.module.register_forward_hook(lambda *_: self._end("forward", unit.name), prepend=True)
         unit.module.register_full_backward_pre_hook(lambda *_: self._begin("backward", unit.name))
         for p in unit.parameters:
             p.register_post_accumulate_grad_hook(lambda _: self._gradient_ready(unit))
 
-    def _looking(self, unit: Unit, method: str, call: Callable[[], None]) -> Callable[[], None]:
+    def _measuring(self, unit: Unit, method: str, call: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:
             if method in AVERAGING:
                 self._end("backward", unit.name)
-            self.look()
+            self.measure()
             with about(unit.name):
                 call()
-            self.look()
+            self.measure()
         return run
 
-    def _then_looking(self, call: Callable[..., None]) -> Callable[..., None]:
+    def _measuring_after(self, call: Callable[..., None]) -> Callable[..., None]:
         def run(*arguments: Any, **options: Any) -> None:
             call(*arguments, **options)
-            self.look()
+            self.measure()
         return run
 
     def _gradient_ready(self, unit: Unit) -> None:
@@ -154,6 +154,6 @@ class _Follower:
 
     def _end(self, work: str, unit: str) -> None:
         start_s = self.began.pop((work, unit), None)
-        if start_s is not None:  # a unit's last gradient and the averaging both end its backward
+        if start_s is not None:  # whichever comes first, a unit's last gradient or the averaging, ends its backward
             unit_done(work, unit, start_s)
-            self.look()
+            self.measure()

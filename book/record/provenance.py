@@ -1,12 +1,12 @@
-"""L2: read off the looks at a watched buffer what messages did to it.
+"""L2: work out from snapshots of a watched buffer what messages did to it.
 
-What happened follows from the looks and from the messages alone, never from a schedule that was expected:
+What happened is inferred from the snapshots and the messages alone, never from an expected schedule:
 
 - a receive straight into the buffer replaced the chunks that it covers ("copy");
-- a chunk that holds a received message, or the sum of several, was replaced by it; one that holds what it held before
-  and a message was added to ("reduce"). Where it held nothing before, both are true, and "copy" is said;
-- also when it was divided by the number of ranks in the same breath: then a hold follows that shows the mean;
-- any other change the rank made by itself: a hold. What can't be decoded is None.
+- a chunk that equals a received message, or the sum of several, was replaced by it ("copy"); one that equals its old
+  contents plus messages was added to ("reduce"). If it held nothing before, both are true, and it counts as "copy";
+- the same holds if the result was also divided by the number of ranks: then a hold follows that shows the mean;
+- any other change was made by the rank itself: a hold. What can't be decoded is None.
 
 Shapes: C chunks, K lanes (one per rank).
 """
@@ -18,109 +18,109 @@ from itertools import combinations
 
 import numpy as np
 
-from book.record.looks import Look, Watch
 from book.record.recording import Hold, Operation, Piece
+from book.record.snapshots import Snapshot, Watch
 
-MOST_COMBINED = 8  # up to so many waiting messages every combination of them is tried, beyond only one, two and all
+MOST_COMBINED = 8  # up to this many waiting messages all combinations are tried, beyond it only one, two or all
 
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A chunk of a message that has been received somewhere else and has not been seen in the buffer yet."""
+    """A chunk of a message that was received outside the buffer and has not been seen in it yet."""
 
     index: int
     place: int
     num_places: int
     contributions: np.ndarray
-    fresh: bool = True  # its memory has not been received into again
+    fresh: bool = True  # nothing else has been received into its memory since
 
 
 def read(watch: Watch, operations: Sequence[Operation],
          position: int) -> tuple[dict[int, tuple[Piece, ...]], list[Hold]]:
     """What each operation did to the watched buffer, by its index, and what the rank changed by itself, up to now.
 
-    `position` is the length of the rank's log. Changes nothing, so that it can be asked again later.
+    `position` is the length of the rank's log. Has no side effects, so it can be called again later.
     """
     completed = {index for index in watch.pending if operations[index].end_ns is not None}
     end = watch.end(position, completed)
-    return _Reader(watch, operations).read([*watch.looks, end], completed, watch.pending.keys() - completed)
+    return _Reader(watch, operations).read([*watch.snapshots, end], completed, watch.pending.keys() - completed)
 
 
 class _Reader:
-    """Goes through the looks of one watch in program order."""
+    """Goes through the snapshots of one watch in program order."""
 
     def __init__(self, watch: Watch, operations: Sequence[Operation]):
         self._watch, self._operations = watch, operations
-        self._known = watch.decode(watch.looks[0].lanes)
+        self._known = watch.decode(watch.snapshots[0].lanes)
         self._waiting: list[_Waiting] = []
         self._pieces: dict[int, list[Piece]] = {index: [] for index in watch.spans}
         self._holds: list[Hold] = []
 
-    def read(self, looks: list[Look], completed: Iterable[int],
+    def read(self, snapshots: list[Snapshot], completed: Iterable[int],
              lost: Iterable[int]) -> tuple[dict[int, tuple[Piece, ...]], list[Hold]]:
-        """`completed` operations on the buffer are done but were not waited for; `lost` may be under way for ever."""
+        """`completed` operations on the buffer are done but were not waited for; `lost` ones may never complete."""
         for chunk in range(self._watch.num_chunks):
-            self._hold(chunk, self._known[chunk], looks[0])
-        for look in looks[1:-1]:
-            writes = look.what == "wait" and self._operations[look.index].kind != "send"
-            spans = self._watch.spans[look.index] if writes else ()
-            self._take(look, {span.chunk: look.index for span in spans})
-        self._take(looks[-1], {span.chunk: index for index in completed for span in self._watch.spans[index]})
+            self._hold(chunk, self._known[chunk], snapshots[0])
+        for snapshot in snapshots[1:-1]:
+            writes = snapshot.what == "wait" and self._operations[snapshot.index].kind != "send"
+            spans = self._watch.spans[snapshot.index] if writes else ()
+            self._take(snapshot, {span.chunk: snapshot.index for span in spans})
+        self._take(snapshots[-1], {span.chunk: index for index in completed for span in self._watch.spans[index]})
         for index in lost:
-            self._lose(index, looks[-1])
+            self._lose(index, snapshots[-1])
         for message in self._waiting:
             self._forget(message)
         return {index: tuple(pieces) for index, pieces in self._pieces.items()}, self._holds
 
-    def _take(self, look: Look, landed: Mapping[int, int]) -> None:
-        """Go on to a look; `landed` are the chunks that an operation wrote to by itself, and which operation."""
-        now = self._watch.decode(look.lanes)
-        busy = sorted(look.in_flight)
+    def _take(self, snapshot: Snapshot, landed: Mapping[int, int]) -> None:
+        """Advance to the next snapshot; `landed` maps each chunk that an operation wrote directly to that operation."""
+        now = self._watch.decode(snapshot.lanes)
+        busy = sorted(snapshot.in_flight)
         now[busy] = self._known[busy]
         for chunk in np.flatnonzero(self._watch.differ(now, self._known).any(axis=1)).tolist():
             if chunk not in landed:
-                self._explain(chunk, now[chunk], look)
+                self._explain(chunk, now[chunk], snapshot)
             elif self._operations[landed[chunk]].kind == "collective":
-                self._hold(chunk, now[chunk], look, landed[chunk])
+                self._hold(chunk, now[chunk], snapshot, landed[chunk])
         self._known = now
-        kind = self._operations[look.index].kind if look.index >= 0 else None
-        if kind == "recv" and look.what == "wait":
-            self._received(look)
+        kind = self._operations[snapshot.index].kind if snapshot.index >= 0 else None
+        if kind == "recv" and snapshot.what == "wait":
+            self._received(snapshot)
         elif kind == "recv":
-            self._reuse_memory(look.index)
-        elif kind == "send" and look.what == "issue":
-            self._pieces[look.index] = list(self._sent_from_buffer(look)) or list(self._sent(look))
+            self._reuse_memory(snapshot.index)
+        elif kind == "send" and snapshot.what == "issue":
+            self._pieces[snapshot.index] = list(self._sent_from_buffer(snapshot)) or list(self._sent(snapshot))
 
-    def _lose(self, index: int, look: Look) -> None:
-        """Nobody waited for it: what its chunks hold now is unknown."""
+    def _lose(self, index: int, snapshot: Snapshot) -> None:
+        """Mark the operation's chunks as unknown, since nobody waited for it."""
         unknown = np.full(self._watch.num_lanes, np.nan)
         for span in self._watch.spans[index]:
             if self._operations[index].kind == "recv":
                 self._pieces[index].append(Piece(span.chunk, "copy", span.num_bytes, None))
             else:
-                self._hold(span.chunk, unknown, look, index)
+                self._hold(span.chunk, unknown, snapshot, index)
 
-    def _sent_from_buffer(self, look: Look) -> Iterator[Piece]:
-        """A part of a chunk is not all lanes, and a chunk under way to here is not settled: both are unknown."""
-        for span in self._watch.spans[look.index]:
-            known = span.whole and span.chunk not in look.in_flight
+    def _sent_from_buffer(self, snapshot: Snapshot) -> Iterator[Piece]:
+        """Pieces sent straight from the buffer; unknown if only part of a chunk, or of a chunk being received into."""
+        for span in self._watch.spans[snapshot.index]:
+            known = span.whole and span.chunk not in snapshot.in_flight
             yield Piece(span.chunk, None, span.num_bytes, _contributions(self._known[span.chunk]) if known else None)
 
-    def _received(self, look: Look) -> None:
-        for span in self._watch.spans[look.index]:
+    def _received(self, snapshot: Snapshot) -> None:
+        for span in self._watch.spans[snapshot.index]:
             held = _contributions(self._known[span.chunk])
-            self._pieces[look.index].append(Piece(span.chunk, "copy", span.num_bytes, held))
-        if look.message is not None:
-            lanes = self._watch.decode(look.message)
-            self._waiting += [_Waiting(look.index, place, len(lanes), lanes[place]) for place in range(len(lanes))]
+            self._pieces[snapshot.index].append(Piece(span.chunk, "copy", span.num_bytes, held))
+        if snapshot.message is not None:
+            lanes = self._watch.decode(snapshot.message)
+            self._waiting += [_Waiting(snapshot.index, place, len(lanes), lanes[place]) for place in range(len(lanes))]
 
-    def _sent(self, look: Look) -> Iterator[Piece]:
-        """The chunks of a message from outside the buffer: which they are is told by what they hold."""
-        if look.message is None:
+    def _sent(self, snapshot: Snapshot) -> Iterator[Piece]:
+        """The chunks of a message from outside the buffer, identified by their contents."""
+        if snapshot.message is None:
             return
-        lanes = self._watch.decode(look.message)
-        num_bytes = self._operations[look.index].num_bytes / len(lanes)
-        settled = [chunk for chunk in range(self._watch.num_chunks) if chunk not in look.in_flight]
+        lanes = self._watch.decode(snapshot.message)
+        num_bytes = self._operations[snapshot.index].num_bytes / len(lanes)
+        settled = [chunk for chunk in range(self._watch.num_chunks) if chunk not in snapshot.in_flight]
         for place, held in enumerate(lanes):
             alike = [c for c in settled if held.any() and np.isfinite(held).all()
                      and self._watch.same(self._known[c], held)]
@@ -129,7 +129,7 @@ class _Reader:
             yield Piece(alike[0] if len(alike) == 1 else None, None, num_bytes, _contributions(held), tuple(alike))
 
     def _reuse_memory(self, index: int) -> None:
-        """A message whose memory is received into again was used or forgotten; once more, and no copy is expected."""
+        """Age messages whose memory is received into again: no longer fresh the first time, forgotten the second."""
         own, kept = self._watch.memory[index], []
         for message in self._waiting:
             if not _overlap(own, self._watch.memory[message.index]):
@@ -144,10 +144,10 @@ class _Reader:
         num_bytes = self._operations[message.index].num_bytes / message.num_places
         self._pieces[message.index].append(Piece(None, None, num_bytes, None))
 
-    def _hold(self, chunk: int, values: np.ndarray, look: Look, operation: int | None = None) -> None:
-        self._holds.append(Hold(chunk, _contributions(values), look.position, look.time_ns, operation))
+    def _hold(self, chunk: int, values: np.ndarray, snapshot: Snapshot, operation: int | None = None) -> None:
+        self._holds.append(Hold(chunk, _contributions(values), snapshot.position, snapshot.time_ns, operation))
 
-    def _explain(self, chunk: int, after: np.ndarray, look: Look) -> None:
+    def _explain(self, chunk: int, after: np.ndarray, snapshot: Snapshot) -> None:
         fitting = [m for m in self._waiting if m.num_places != self._watch.num_chunks or m.place == chunk]
         for messages in ([m for m in fitting if m.fresh], fitting):
             for divisor in (1, self._watch.num_lanes):
@@ -155,13 +155,13 @@ class _Reader:
                 if found:
                     self._apply(chunk, *found)
                     if divisor > 1:
-                        self._hold(chunk, after, look)
+                        self._hold(chunk, after, snapshot)
                     return
-        self._hold(chunk, after, look)
+        self._hold(chunk, after, snapshot)
 
     def _cause(self, before: np.ndarray, after: np.ndarray,
                messages: list[_Waiting]) -> tuple[np.ndarray, tuple[_Waiting, ...], int] | None:
-        """What the messages were added to (zeros: they replaced it), which they are, and how often each was added."""
+        """What the messages were added to (zeros if they replaced it), which messages, and how often each was added."""
         nothing = np.zeros_like(after)
         for chosen in _choices(messages):
             total = sum((m.contributions for m in chosen), nothing)
@@ -184,7 +184,7 @@ class _Reader:
 
 
 def _choices(messages: list[_Waiting]) -> Iterator[tuple[_Waiting, ...]]:
-    """Combinations of messages that may have gone into a chunk together, few before many, at most one of each kind."""
+    """Combinations of messages that may have gone into a chunk together, fewest first, one chunk of each message."""
     sizes = range(1, len(messages) + 1) if len(messages) <= MOST_COMBINED else (1, len(messages), 2)
     for size in sizes:
         for chosen in combinations(messages, size):

@@ -1,12 +1,11 @@
 """L2: record what a torch.distributed program does, whatever issues its operations.
 
-`start()` makes every process group that is created afterwards one that notes each operation (see group),
-with the times of CLOCK_MONOTONIC, which all ranks of a machine share. `watch(buffer, num_chunks)` adds what was in the
-messages (see looks and provenance). `collect()` hands over what a rank saw; `assemble` (see happens_before) makes the
-trace.
+After `start()` every process group that is created records each operation (see group), with times of CLOCK_MONOTONIC,
+which all ranks of a machine share. `watch(buffer, num_chunks)` adds what was in the messages (see snapshots and
+provenance). `collect()` returns what a rank saw; `assemble` (see happens_before) makes the trace.
 
-On a GPU a wait orders the stream and returns at once, so end times are those of the program, not of the wire (but see
-backward).
+On a GPU a wait orders the stream and returns at once, so end times are those of the program, not of the transfer (but
+see backward).
 """
 from __future__ import annotations
 
@@ -22,26 +21,26 @@ import torch.distributed as dist
 
 from book.device import message_device
 from book.record.group import install
-from book.record.looks import Watch, WatchError
 from book.record.provenance import read
 from book.record.recording import Gradient, Operation, Origin, Recording
+from book.record.snapshots import Watch, WatchError
 from book.trace import Event
 
 _recorder: _Recorder | None = None
 
 
 class Follower(Protocol):
-    """Who follows a backward pass; called under the recorder's lock, so it must not call back."""
+    """What follows a backward pass; called under the recorder's lock, so it must not call the recorder."""
 
     def issued(self, index: int, operation: Operation, tensors: Sequence[torch.Tensor]) -> tuple[int | None, list[int]]:
         """The bucket that an operation carries and the positions of the gradients in it; (None, []) if unknown."""
 
     def completed(self, index: int) -> None:
-        """An operation has completed; called by the thread that notes it, perhaps more than once."""
+        """An operation has completed; called by the thread that notices it, perhaps more than once."""
 
 
 class _Thread(threading.local):
-    """What holds for one thread alone."""
+    """State of a single thread."""
 
     paused = False
     unit: str | None = None
@@ -58,7 +57,7 @@ def start() -> None:
 
 
 def collect() -> Recording | None:
-    """What this rank has done so far, small and picklable; None when nothing was to be recorded.
+    """What this rank has done so far, small and picklable; None if nothing was recorded.
 
     May be called from another thread while the program hangs, and more than once.
     """
@@ -72,11 +71,11 @@ def current() -> _Recorder | None:
 
 def emit(*events: Event, source: str = "instrumented", name: str | None = None, num_steps: int = 0,
          promise: str | None = None) -> None:
-    """Add events that the program itself knows of; times in seconds of `time.monotonic()`.
+    """Add events that the program itself creates; times in seconds of `time.monotonic()`.
 
-    For code that moves data past process groups (threads, RPC) and for `execute`, whose `source` is "executed". Steps
-    of events that are emitted later count from `num_steps` on, where that is given. The trace of a launch has the
-    `name` and `promise` (see book.promise) where all that was emitted had the same.
+    For code that moves data without process groups (threads, RPC) and for `execute`, whose `source` is "executed".
+    `num_steps` is added to the steps of all events emitted later. A launch's trace gets the `name` and `promise` (see
+    book.promise) if they were the same in all calls.
     """
     _get_recorder().emit(events, Origin(source, name, promise), num_steps)
 
@@ -84,8 +83,8 @@ def emit(*events: Event, source: str = "instrumented", name: str | None = None, 
 def watch(buffer: torch.Tensor, num_chunks: int) -> None:
     """Follow the chunks of `buffer`: from here on the trace says what each of them holds, and what messages held.
 
-    `buffer` is contiguous and made as by `lanes(num_chunks)`; raises WatchError when it is not. Watching another
-    buffer ends the first one's watch. Without a recording it does nothing, so the same function runs under torchrun.
+    `buffer` is contiguous and laid out as by `lanes(num_chunks)`; raises WatchError if it is not. Watching another
+    buffer ends the first watch. Without a recording this does nothing, so the same function runs under torchrun.
     """
     recorder = current()
     if recorder:
@@ -96,8 +95,8 @@ def lanes(num_chunks: int, world_size: int | None = None, block: int = 1, dtype:
           device: torch.device | str | None = None) -> torch.Tensor:
     """A buffer whose contents say whose data is in it: this rank's lane of every chunk is 1, the others 0.
 
-    Shape (num_chunks * world_size * block,): per chunk one lane of `block` elements for each rank, so that any sum is
-    the list of how often each rank is in it. `world_size` and the device are the default group's if not given.
+    Shape (num_chunks * world_size * block,): per chunk one lane of `block` elements for each rank, so that the lanes of
+    any sum count how often each rank is in it. `world_size` and the device default to those of the default group.
     """
     if not dist.is_initialized():
         raise WatchError("lanes() fills this rank's lane: call dist.init_process_group() first")
@@ -111,9 +110,9 @@ def lanes(num_chunks: int, world_size: int | None = None, block: int = 1, dtype:
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """Leave operations of this thread out of the recording, for code that emits its own events about them.
+    """Leave this thread's operations out of the recording, for code that emits its own events about them.
 
-    Those that other threads issue meanwhile are recorded.
+    Operations that other threads issue meanwhile are recorded.
     """
     before, _thread.paused = _thread.paused, True
     try:
@@ -124,7 +123,7 @@ def paused() -> Iterator[None]:
 
 @contextlib.contextmanager
 def about(unit: str) -> Iterator[None]:
-    """Note of what this thread issues here that it is about `unit`, a part of the model."""
+    """Label the operations that this thread issues in this block with `unit`, a part of the model."""
     before, _thread.unit = _thread.unit, unit
     try:
         yield
@@ -140,20 +139,20 @@ def _get_recorder() -> _Recorder:
 
 
 class _Recorder:
-    """One process's recording; any thread may issue operations, and backends complete them in threads of their own.
+    """One process's recording; any thread may issue operations, and backends complete them in their own threads.
 
-    One lock guards all of it, and nothing that may call back is done under it.
+    One lock guards all of it, and nothing that may call back runs while it is held.
     """
 
     def __init__(self) -> None:
         self.recording = Recording()
-        self.started = False  # without a start it only keeps what is emitted
+        self.started = False  # until `start`, it only keeps emitted events
         self._lock = threading.Lock()
         self._waited: set[int] = set()
         self._watch: Watch | None = None
-        self._arriving: dict[int, Sequence[torch.Tensor]] = {}  # what receives in flight will fill, under a watch
+        self._arriving: dict[int, Sequence[torch.Tensor]] = {}  # targets of receives in flight, while watching
         self._futures: dict[int, torch.futures.Future] = {}
-        self._num_steps = 0  # of what has been emitted
+        self._num_steps = 0  # sum over all calls of `emit`
         self._follower: Follower | None = None
 
     @property
@@ -162,7 +161,7 @@ class _Recorder:
         return _thread.paused
 
     def issued(self, operation: Operation, tensors: Sequence[torch.Tensor]) -> int:
-        """Note a call that is about to be made; returns its position in the recording."""
+        """Record a call that is about to be made; returns its position in the recording."""
         with self._lock:
             recording = self.recording
             index, position = len(recording.operations), len(recording.log)
@@ -181,7 +180,7 @@ class _Recorder:
             return index
 
     def withdrawn(self, index: int) -> None:
-        """Note that a call was refused: its entry stays, for positions count on it, but tells nothing."""
+        """Record that the backend refused a call: its entry stays, since positions depend on it, but is ignored."""
         with self._lock:
             self.recording.operations[index].withdrawn = True
             self._arriving.pop(index, None)
@@ -189,10 +188,10 @@ class _Recorder:
                 self._watch.withdrawn(index)
 
     def waited(self, index: int, source_rank: Callable[[], int] | None = None) -> None:
-        """Note that the program has waited for an operation; only the first wait counts.
+        """Record that the program has waited for an operation; only the first wait counts.
 
-        When it ended is when it completed, where that is known. `source_rank()`, in the operation's group, is asked
-        where a message from anyone came from.
+        Its end is when it completed, if known, else now. For a receive from any source, `source_rank()` gives the
+        sender's rank in the operation's group.
         """
         now_ns = time.monotonic_ns()
         with self._lock:
@@ -209,31 +208,31 @@ class _Recorder:
                 self._watch.waited(index, operation, tensors, position)
 
     def completes(self, index: int, future: torch.futures.Future) -> None:
-        """Have the completion noted by the backend's thread, or at the end if that has not come round to it."""
+        """Have the backend's thread record the completion; `collect` records it if that thread has not yet."""
         with self._lock:
             self._futures[index] = future
-        future.add_done_callback(lambda _: self._completed(index))  # calls at once if it is done: not under the lock
+        future.add_done_callback(lambda _: self._completed(index))  # if done, it is called at once: don't hold the lock
 
     def follows(self, index: int) -> bool:
-        """Whether to note when this operation completes, whoever waits for it: collectives of a followed backward."""
+        """Whether to record when this operation completes, whoever waits for it: for collectives while following."""
         return self._follower is not None and self.recording.operations[index].kind == "collective"
 
     def follow(self, follower: Follower | None) -> None:
-        """Have `follower` asked about each operation from here on; None ends that."""
+        """Ask `follower` about each operation from here on; None ends that."""
         with self._lock:
             if follower and self._follower:
                 raise RuntimeError("a backward pass is being followed already: end that `with` block first")
             self._follower = follower
 
     def ready(self, name: str, num_bytes: int, start_ns: int, end_ns: int) -> int:
-        """Note that a gradient is ready; returns its position among the recording's gradients."""
+        """Record that a gradient is ready; returns its position among the recording's gradients."""
         with self._lock:
             gradients = self.recording.gradients
             gradients.append(Gradient(name, num_bytes, len(self.recording.log), start_ns, end_ns))
             return len(gradients) - 1
 
     def retime(self, rows: str, index: int, name: str, time_ns: int) -> None:
-        """Correct a time: of the "gradients" or "operations", the one at `index`, its "start_ns" or "end_ns"."""
+        """Correct the "start_ns" or "end_ns" (`name`) of entry `index` in "gradients" or "operations" (`rows`)."""
         with self._lock:
             setattr(getattr(self.recording, rows)[index], name, time_ns)
 
@@ -243,7 +242,7 @@ class _Recorder:
 
     def _note_completion(self, index: int) -> None:
         operation = self.recording.operations[index]
-        if self._follower:  # also of one that was waited for: on a GPU that says nothing of its end
+        if self._follower:  # even if it was waited for: on a GPU a wait may return before the operation ends
             self._follower.completed(index)
         operation.end_ns = operation.end_ns or time.monotonic_ns()
         self._futures.pop(index, None)
@@ -268,7 +267,7 @@ class _Recorder:
             return self._read()
 
     def _read(self) -> Recording:
-        """A copy of the recording, with what the watched buffer tells."""
+        """A copy of the recording, with what the watched buffer shows."""
         recording = self.recording
         for index, future in list(self._futures.items()):
             if future.done():

@@ -8,9 +8,9 @@ from book.trace import Event
 
 @dataclass(frozen=True)
 class Piece:
-    """What became of one chunk of a message: which chunk, "reduce" or "copy" (a receiver's), and its contributions.
+    """One chunk of a message: which chunk, "reduce" or "copy" (on the receiver), and its contributions.
 
-    `candidates` are the chunks that held just what was sent, where more than one did and only the receiver's end can
+    `candidates` are the sender's chunks that held exactly what was sent; if there are several, only the receiver can
     tell which it was.
     """
 
@@ -23,7 +23,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Hold:
-    """What a chunk held once its rank had changed it, before log entry `position` or by collective `operation`."""
+    """What a chunk held after its rank, before log entry `position`, or collective `operation` had changed it."""
 
     chunk: int
     contributions: tuple[float, ...] | None
@@ -34,10 +34,10 @@ class Hold:
 
 @dataclass
 class Operation:
-    """One call of one rank: `kind` "send", "recv" or "collective"; `ranks` of its group are global, as is `peer`.
+    """One call of one rank: `kind` is "send", "recv" or "collective"; `ranks`, its group's, and `peer` are global.
 
     A `withdrawn` one was refused when it was called, so it moved nothing and matches nothing. `bucket` is the bucket
-    of gradients that it carries, where that was followed and is known, `unit` the part of the model that it is about.
+    of gradients that it carries, if followed and known, `unit` the part of the model that it belongs to.
     """
 
     kind: str
@@ -59,7 +59,7 @@ class Operation:
 class Gradient:
     """The gradient of parameter `name` in a followed backward pass, ready at `end_ns` and before log entry `position`.
 
-    `start_ns` is when the one before was ready, or backward began. `bucket` is the one that an all-reduce took it in.
+    `start_ns` is when the previous one was ready, or backward began. `bucket` is the bucket it was all-reduced in.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where emitted events come from; `name` and `promise` are those of a schedule that was moved."""
+    """Where emitted events come from; `name` and `promise` are those of an executed schedule."""
 
     source: str
     name: str | None = None
@@ -83,7 +83,7 @@ class Origin:
 class Recording:
     """All that one rank's recorder saw: `log` is its program order, ("issue" | "wait", position in `operations`).
 
-    `emitted` are events that the program made itself, their times in seconds of CLOCK_MONOTONIC, from `origins`.
+    `emitted` are events that the program created itself, with times in seconds of CLOCK_MONOTONIC, from `origins`.
     """
 
     operations: list[Operation] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """L2: follow a pipeline: which forward or backward of which micro-batch a rank ran, and when.
 
-The recorder sees what travels between stages, but not what a rank computes. `stage_action` adds that where the program
-itself runs its stages, `follow_stages` where torch.distributed.pipelining does.
+The recorder sees what travels between stages, but not what a rank computes. `stage_action` adds that when the program
+runs its stages itself, `follow_stages` when torch.distributed.pipelining does.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # importing it takes longer than most programs that are recor
 def stage_action(kind: str, stage: int, micro_batch: int) -> Iterator[None]:
     """Record what runs in this block as the `kind` ("F", "B", "I" or "W") of a micro-batch on a stage.
 
-    An action that raises is left out: it was not done. Raises ValueError for another kind.
+    Nothing is recorded if the block raises. Raises ValueError for another kind.
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
@@ -35,7 +35,7 @@ def stage_action(kind: str, stage: int, micro_batch: int) -> Iterator[None]:
 
 
 def action_done(kind: str, stage: int, micro_batch: int, start_s: float) -> None:
-    """Record an action that is no block of code and ends now; `start_s` is when `time.monotonic()` saw it begin."""
+    """Record an action that is not a block of code and ends now; `start_s` is `time.monotonic()` at its start."""
     emit(Event(_rank(), "compute", kind, stage=stage, micro_batch=micro_batch, start_s=start_s,
                end_s=time.monotonic()))
 
@@ -44,7 +44,7 @@ def action_done(kind: str, stage: int, micro_batch: int, start_s: float) -> None
 def follow_stages(*stages: PipelineStage) -> Iterator[None]:
     """Record every forward and backward that a schedule of torch.distributed.pipelining runs on `stages` in this block.
 
-    Torch's backward of a micro-batch is a B, or an I and later a W where its schedule splits it.
+    Torch's backward of a micro-batch is a B, or an I and later a W if its schedule splits it.
     """
     with contextlib.ExitStack() as stack:
         for stage in stages:
@@ -71,5 +71,5 @@ def _followed(stage: PipelineStage, method: Callable[..., Any], kind_of: Callabl
 
 
 def _rank() -> int:
-    """This process's rank; a program that uses RPC alone has a worker's number."""
+    """This process's rank; in a program that uses only RPC, its worker id."""
     return dist.get_rank() if dist.is_initialized() else rpc.get_worker_info().id

@@ -1,14 +1,14 @@
-"""L2: what a rank's program does with the blocks of some matrices, seen operation by operation.
+"""L2: what a rank's program does with the blocks of some matrices, operation by operation.
 
-A `Watcher` sees every operation that torch dispatches in its block: forward, backward, collectives. What a tensor holds
-it reads off the numbers (see atlas), never from what was expected: so a missing all-reduce shows as a partial sum,
-one too many as a sum that counts twice. Its events, beside those of the recorder, are by the time at which they start
+A `Watcher` sees every operation that torch dispatches in its block: forward, backward, collectives. It recognizes what
+a tensor holds by its values (see atlas), never by what is expected: so a missing all-reduce shows as a partial sum, an
+extra one as a sum that counts twice. Its events, in addition to the recorder's, are ordered by start time:
 
-    compute  what it did with blocks, as a BlockOp of book.blocks
+    compute  what the program did with blocks, as a BlockOp of book.blocks
     hold     a block that the rank has from then on, "Y[0:12, 0:24] of 24x48", and how often each of the N parts of
-             its sum, then the bias, is in it; None where its numbers are not explained
+             its sum, then the bias, is in it; None if its values are unexplained
 
-A given block is held from where it is first used: only what is used must be there.
+A given block counts as held from its first use: only blocks that are used must be there.
 """
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from book.trace import Event
 MULTIPLY = ("mm", "addmm", "bmm", "baddbmm")
 ELEMENTWISE = {"gelu": ("P", "H"), "gelu_backward": ("dH", "dP")}  # from which matrix to which
 COLLECTIVES = ("c10d", "_c10d_functional")  # torch's namespaces
-WAITS = ("wait_tensor", "_wrap_tensor_autograd")  # what a functional collective is followed by
-UNWRAPPED = ("DTensor", "AsyncCollectiveTensor")  # these call themselves with the tensors inside them
+WAITS = ("wait_tensor", "_wrap_tensor_autograd")  # follow a functional collective
+UNWRAPPED = ("DTensor", "AsyncCollectiveTensor")  # dispatch again with the tensors inside them
 
 
 def around(atlas: Atlas, found: Find) -> Block:
-    """The smallest block around all that was found of a matrix."""
+    """The smallest block around everything that was found of a matrix."""
     rows, columns = zip(*found.contents)
     return atlas.block(found.matrix, (min(rows), max(rows) + 1), (min(columns), max(columns) + 1))
 
 
 class Watcher(TorchDispatchMode):
-    """Sees each operation of a rank's program, forward and backward, and keeps what it tells of the matrices."""
+    """Sees each operation of a rank's program, forward and backward, and records what it does with the matrices."""
 
     def __init__(self, atlas: Atlas, given: Iterable[str]):
         super().__init__()
         self.events: list[Event] = []
         self._atlas, self._rank = atlas, dist.get_rank()
         self._held: dict[tuple[str, int, int], Contents | None] = {}
-        self._sent: list[tuple[float, torch.Tensor, Block | None]] = []  # what collectives under way may have changed
-        self._unknown: dict[int, tuple[torch.Tensor, Block]] = {}  # by memory: whose numbers nothing explains
+        self._sent: list[tuple[float, torch.Tensor, Block | None]] = []  # may have been changed by pending collectives
+        self._unknown: dict[int, tuple[torch.Tensor, Block]] = {}  # tensors with unexplained values, by address
         shapes = {name: tuple(atlas.given[name].reshape(-1, atlas.given[name].shape[-1]).shape) for name in given}
         blocks = [Block(name, (0, height), (0, width), (height, width)) for name, (height, width) in shapes.items()]
         self._did(BlockOp("given", tuple(blocks)))
@@ -61,8 +61,8 @@ class Watcher(TorchDispatchMode):
             return func(*args, **kwargs)
         name, inputs = func.__name__.partition(".")[0], _plain([args, kwargs])
         if name == "copy_" and _memory(inputs[0]) in {_memory(tensor) for _, tensor, _ in self._sent}:
-            return func(*args, **kwargs)  # how a backend fills what its collective gives
-        if name in WAITS:  # before it there is no telling what a functional collective has left
+            return func(*args, **kwargs)  # a backend filling its collective's output
+        if name in WAITS:  # a functional collective's output is undefined before this
             result = func(*args, **kwargs)
             self._arrived(inputs if name == "wait_tensor" else [])
             return result
@@ -79,7 +79,7 @@ class Watcher(TorchDispatchMode):
         return result
 
     def ends_with(self, tensor: torch.Tensor, matrix: str, how: str) -> None:
-        """Note what came of the program: the block of `matrix` that it gives, as it is now, and `how`."""
+        """Record the program's result: the block of `matrix` that `tensor` is, as it is now, and `how`."""
         (tensor,) = _plain([tensor.trigger_wait() if hasattr(tensor, "trigger_wait") else tensor])
         self._arrived([tensor])
         self._did(BlockOp(how))
@@ -89,7 +89,7 @@ class Watcher(TorchDispatchMode):
 
     def _product(self, factors: list[torch.Tensor], places: list[Block | None], result: torch.Tensor,
                  start_s: float) -> None:
-        """A product of two known factors, or one that gives a known matrix."""
+        """Record a product of two known factors, or one whose result is part of a known matrix."""
         places = self._with_guess(factors, places)
         into = self._into(places)
         if not any(places) and self._atlas.find(result) is None:
@@ -101,20 +101,20 @@ class Watcher(TorchDispatchMode):
         self._hold(result, into)
 
     def _changed(self, name: str, places: list[Block | None], result: torch.Tensor, start_s: float) -> None:
-        """Any other operation: told where it gives a block that the rank did not hold so."""
+        """Record any other operation if its result is a block that the rank did not hold before in this form."""
         found, place = self._atlas.find(result), next(filter(None, places), None)
         if found is None and (place is None or result.shape[-2:] != place.size):
             return
         source, target = ELEMENTWISE.get(name, ("", ""))
         into = replace(place, matrix=target) if place and place.matrix == source else place
         if found is None and place.matrix != source and not name.endswith("_"):
-            self._unknown[_memory(result)] = result, into  # something on the way to a result
+            self._unknown[_memory(result)] = result, into  # an intermediate result
         elif found is None or self._is_new(found):
             self._did(BlockOp("apply", _known([place]), name), start_s)
             self._hold(result, into)
 
     def _collective(self, func: Any, args: tuple, kwargs: Any) -> Any:
-        """What goes in is read before the call, what comes out when it is next used: by then it is there."""
+        """Record a collective: inputs are read before the call, outputs when they are next used and so complete."""
         named = dict(zip((argument.name for argument in func._schema.arguments), args)) | kwargs
         filled = "output" if not func.__name__.startswith("recv") else "tensors"
         inputs = _plain(value for key, value in named.items() if not key.startswith(filled))
@@ -123,14 +123,14 @@ class Watcher(TorchDispatchMode):
             self._use(tensor, place)
         self._did(BlockOp("sends", _known(places)))
         result = func(*args, **kwargs)
-        now_s = time.monotonic()  # after the start of the recorded operation, which these belong to
+        now_s = time.monotonic()  # after the start of the recorded operation that these belong to
         self.events[first:] = [replace(event, start_s=now_s, end_s=now_s) for event in self.events[first:]]
         known = {_memory(tensor): place for tensor, place in zip(inputs, places)}
         self._sent += [(now_s, tensor, known.get(_memory(tensor))) for tensor in _plain([args, kwargs, result])]
         return result
 
     def _arrived(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Look at what collectives have left in the memory that is used now."""
+        """Read what collectives have left in the memory that is used now."""
         used = [_span(tensor) for tensor in tensors]
         waiting, self._sent = self._sent, []
         for time_s, tensor, place in waiting:
@@ -143,7 +143,7 @@ class Watcher(TorchDispatchMode):
     # Where a tensor is, and what it holds
 
     def _place(self, tensor: torch.Tensor) -> Block | None:
-        """The block that a tensor is, by its numbers, or by where it came from if they are unknown."""
+        """The block that a tensor is, by its values, or by where it came from if they are unknown."""
         found = self._atlas.find(tensor)
         if found:
             return around(self._atlas, found)
@@ -151,7 +151,7 @@ class Watcher(TorchDispatchMode):
         return place if kept is not None and kept.numel() == tensor.numel() else None
 
     def _into(self, places: list[Block | None]) -> Block | None:
-        """The block of which matrix a product of these two blocks is, None if of none."""
+        """The block that the product of these two blocks is; None if it is not part of any matrix."""
         if None in places or len(places) < 2:
             return None
         names = {place.matrix for place in places}
@@ -164,7 +164,7 @@ class Watcher(TorchDispatchMode):
         return None
 
     def _with_guess(self, factors: list[torch.Tensor], places: list[Block | None]) -> list[Block | None]:
-        """Where one factor is a block and the other one's numbers are no block's, the other must be meant to be one."""
+        """The factors' places; if only one is known, the other is guessed to be the block that belongs with it."""
         if places.count(None) != 1:
             return places
         known = next(filter(None, places)).matrix
@@ -173,7 +173,7 @@ class Watcher(TorchDispatchMode):
         return [place or self._guess(factor, other) for factor, place in zip(factors, places)]
 
     def _guess(self, tensor: torch.Tensor, matrix: str) -> Block | None:
-        """Where a result should be that nothing explains: all of the matrix, or this rank's share."""
+        """Where an unexplained result should be: per dimension all of the matrix if it fits, else this rank's part."""
         if matrix not in self._atlas.play:
             return None
         whole = self._atlas.shape(matrix)
@@ -184,7 +184,7 @@ class Watcher(TorchDispatchMode):
         return self._atlas.block(matrix, *spans)
 
     def _use(self, tensor: torch.Tensor, place: Block | None) -> None:
-        """A given block that is used must have been there."""
+        """Record that a given block is held, since it is used."""
         if place and not self._atlas.play[place.matrix].recipe:
             self._hold(tensor, place)
 
@@ -195,7 +195,7 @@ class Watcher(TorchDispatchMode):
 
     def _hold(self, tensor: torch.Tensor, place: Block | None, time_s: float | None = None,
               again: bool = False) -> None:
-        """Note the blocks of a tensor that the rank did not hold so before, or all of them."""
+        """Record the blocks of a tensor that the rank did not hold before in this form, or with `again` all of them."""
         found = self._atlas.find(tensor)
         if found:
             self._unknown.pop(_memory(tensor), None)
@@ -234,7 +234,7 @@ def _known(places: Iterable[Block | None]) -> tuple[Block, ...]:
 
 
 def _plain(values: Iterable[Any]) -> list[torch.Tensor]:
-    """The tensors in `values`; of one that stands for another, as while a collective is under way, that other."""
+    """The tensors in `values`; a wrapper, as while a collective is pending, is replaced by the tensor inside it."""
     tensors = list(tensors_in(values))
     while any(map(is_traceable_wrapper_subclass, tensors)):
         tensors = [getattr(tensor, tensor.__tensor_flatten__()[0][0]) if is_traceable_wrapper_subclass(tensor)

@@ -1,8 +1,9 @@
-"""L2: looks at a watched buffer while a program runs.
+"""L2: snapshots of a watched buffer while a program runs.
 
 A watched buffer has `num_chunks` chunks of `world_size` lanes each; rank r's data starts as ones in lane r. Whenever
-the program issues an operation or has waited for one, its lanes are noted, and those of what is sent or has come. What
-they tell is worked out afterwards (see provenance): a look is one pass over the buffer, and on a GPU waits for nothing.
+the program issues an operation or has waited for one, the buffer's lanes are saved, and those of the message sent or
+received. What they mean is worked out afterwards (see provenance): a snapshot is one pass over the buffer, and on a GPU
+never waits for the device.
 
 Shapes: C chunks, K lanes (one per rank), B elements a lane. Tensors are used through their methods only.
 """
@@ -24,7 +25,7 @@ Extremes = tuple["Tensor", "Tensor"]  # a lane's smallest and largest element: e
 
 
 class WatchError(ValueError):
-    """A buffer that can't be watched: it is not made of lanes."""
+    """A buffer that can't be watched because it is not made of lanes."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Look:
-    """The lanes at one entry of the log: which operation it issued or waited for, and what that one's message held."""
+class Snapshot:
+    """The lanes at one entry of the log: which operation was issued or waited for, and what its message held."""
 
     position: int
     time_ns: int
@@ -52,8 +53,8 @@ class Look:
 class Watch:
     """Follows one buffer; `resolution` is the relative precision of its dtype (0 for integers).
 
-    The buffer must be real, contiguous, cut evenly into `num_chunks` chunks of `num_lanes` lanes, and hold in each
-    chunk at most one rank's contribution, once; raises WatchError otherwise.
+    The buffer must be real and contiguous, divide evenly into `num_chunks` chunks of `num_lanes` lanes, and hold at
+    most one rank's contribution, once, in each chunk; raises WatchError otherwise.
     """
 
     def __init__(self, buffer: Tensor, num_chunks: int, num_lanes: int, resolution: float, position: int):
@@ -68,16 +69,16 @@ class Watch:
         self.pending: dict[int, frozenset[int]] = {}
         self.spans: dict[int, tuple[Span, ...]] = {}
         self.memory: dict[int, range] = {}
-        self.looks = [self._look("start", position)]
+        self.snapshots = [self._snapshot("start", position)]
         self._check_start()
 
     def issued(self, index: int, operation: Operation, tensors: Sequence[Tensor], position: int) -> None:
-        """Look before an operation starts: what it sends is what the buffer, or its own tensor, holds now."""
+        """Take a snapshot before an operation starts: it sends what the buffer, or its own tensor, holds now."""
         spans = tuple(span for tensor in tensors for span in self._spans(tensor))
         message = None
         if operation.kind == "send" and not spans:
             message = self._extremes(tensors[0])
-        self.looks.append(self._look("issue", position, index, message))
+        self.snapshots.append(self._snapshot("issue", position, index, message))
         self.spans[index] = spans
         if operation.kind != "send":
             self.pending[index] = frozenset(span.chunk for span in spans)
@@ -85,27 +86,30 @@ class Watch:
             self.memory[index] = _memory(tensors[0])
 
     def withdrawn(self, index: int) -> None:
-        """Forget an operation that was refused, and what its look saw of its message."""
+        """Forget an operation that the backend refused, and its message in the snapshot."""
         self.pending.pop(index, None)
         self.spans.pop(index, None)
         self.memory.pop(index, None)
-        self.looks = [replace(look, index=-1, message=None) if look.index == index else look for look in self.looks]
+        self.snapshots = [replace(snapshot, index=-1, message=None) if snapshot.index == index else snapshot
+                          for snapshot in self.snapshots]
 
     def waited(self, index: int, operation: Operation, tensors: Sequence[Tensor], position: int) -> None:
-        """Look when an operation has been waited for."""
+        """Take a snapshot after an operation has been waited for."""
         self.pending.pop(index, None)
         message = None
         if operation.kind == "recv" and not self.spans.get(index):
             message = self._extremes(tensors[0])
-        self.looks.append(self._look("wait", position, index, message))
+        self.snapshots.append(self._snapshot("wait", position, index, message))
 
-    def end(self, position: int, completed: Collection[int]) -> Look:
-        """What the buffer holds now; `completed` operations are done, though nobody waited for them."""
+    def end(self, position: int, completed: Collection[int]) -> Snapshot:
+        """A snapshot of the buffer as it is now; `completed` operations are done, though nobody waited for them."""
         in_flight = (chunks for index, chunks in self.pending.items() if index not in completed)
-        return replace(self._look("end", position), in_flight=frozenset().union(*in_flight))
+        return replace(self._snapshot("end", position), in_flight=frozenset().union(*in_flight))
 
     def decode(self, extremes: Extremes) -> np.ndarray:
-        """Lane values of shape (..., K), NaN where a lane is not uniform; within the dtype's resolution whole is whole.
+        """Lane values of shape (..., K), NaN where a lane is not uniform; near-integers are rounded.
+
+        Near means within the dtype's resolution.
         """
         low, high = (side.double().cpu().numpy() for side in extremes)
         values = np.where(low == high, low, np.nan)
@@ -114,26 +118,26 @@ class Watch:
         return np.where(np.abs(values - whole) <= 4 * self.resolution * np.maximum(1, np.abs(whole)), whole, values)
 
     def same(self, a: np.ndarray, b: np.ndarray) -> bool:
-        """Whether two chunks hold the same, as far as the dtype can tell."""
+        """Whether two chunks are equal within the dtype's resolution."""
         return not self.differ(a, b).any()
 
     def differ(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """In which lanes two chunks, or each of many, differ: booleans of the same shape."""
+        """Elementwise, which lanes of two chunks, or of two arrays of chunks, differ: booleans of the same shape."""
         near = np.abs(a - b) <= 4 * self.resolution * (1 + np.abs(b))
         return ~(near | (np.isnan(a) & np.isnan(b)))
 
     def _check_start(self) -> None:
-        start = self.decode(self.looks[0].lanes)
+        start = self.decode(self.snapshots[0].lanes)
         if not (np.isin(start, (0, 1)).all() and (start.sum(axis=1) <= 1).all()):
             raise WatchError("can't watch this buffer: each chunk must start with 1 in one rank's lane and 0 in the "
                              f"others; make it with lanes({self.num_chunks}) and watch it before it is communicated")
 
-    def _look(self, what: str, position: int, index: int = -1, message: Extremes | None = None) -> Look:
+    def _snapshot(self, what: str, position: int, index: int = -1, message: Extremes | None = None) -> Snapshot:
         in_flight = frozenset().union(*self.pending.values())
-        return Look(position, time.monotonic_ns(), _extremes(self._lanes), in_flight, what, index, message)
+        return Snapshot(position, time.monotonic_ns(), _extremes(self._lanes), in_flight, what, index, message)
 
     def _extremes(self, tensor: Tensor) -> Extremes | None:
-        """The lanes of a tensor outside the buffer, (chunks, K); None when it isn't as long as some whole chunks."""
+        """The lanes of a tensor outside the buffer, (chunks, K); None unless it is a whole number of chunks long."""
         num_places, rest = divmod(tensor.numel(), self._lanes[0].numel())
         if rest or not 0 < num_places <= self.num_chunks or tensor.is_complex():
             return None
@@ -160,6 +164,6 @@ def _extremes(lanes: Tensor) -> Extremes:
 
 def _memory(tensor: Tensor) -> range:
     if tensor.is_sparse:
-        return range(0)  # in several places, none of them a part of a buffer
+        return range(0)  # stored in several places, none of them part of a buffer
     start = tensor.data_ptr()
     return range(start, start + tensor.numel() * tensor.element_size())
