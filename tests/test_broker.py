@@ -1,4 +1,4 @@
-"""The broker, spoken to by a test in the place of ranks' processes."""
+"""The broker, with the test playing the part of the ranks' processes."""
 from __future__ import annotations
 
 import socket
@@ -14,7 +14,7 @@ Ends = tuple[Broker, list[socket.socket]]
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
-    """A broker, and the ends of its connections at which ranks would be."""
+    """A broker, and the ends of its connections that ranks would have."""
     pairs = [socket.socketpair() for _ in range(2)]
     yield Broker([own for own, _ in pairs]), [other for _, other in pairs]
     for end in (end for pair in pairs for end in pair):
@@ -26,7 +26,7 @@ def run(broker: Broker) -> WireRun:
 
 
 @pytest.mark.parametrize("left", [Frame(SEND, 1, 1, b"data"), Frame(RECV, 1, 1, expects=4)])
-def test_a_rank_that_returns_with_half_a_transfer_is_told(ends: Ends, left: Frame) -> None:
+def test_a_rank_that_returns_with_half_a_transfer_is_reported(ends: Ends, left: Frame) -> None:
     broker, (first, second) = ends
     first.sendall(packed(left) + packed(Frame(RESULT, payload=b"0")))
     second.sendall(packed(Frame(RESULT, payload=b"1")))
@@ -34,7 +34,7 @@ def test_a_rank_that_returns_with_half_a_transfer_is_told(ends: Ends, left: Fram
         run(broker)
 
 
-def test_whole_transfers_are_noted_and_results_come_back(ends: Ends) -> None:
+def test_completed_transfers_are_recorded_and_results_come_back(ends: Ends) -> None:
     broker, (first, second) = ends
     first.sendall(packed(Frame(SEND, 1, 1, b"data")) + packed(Frame(RESULT, payload=b"0")))
     second.sendall(packed(Frame(RECV, 0, 1, expects=4)) + packed(Frame(RESULT, payload=b"1")))

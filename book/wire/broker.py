@@ -1,4 +1,4 @@
-"""L2: forwards what ranks send one another, notes who sent how much to whom, finds out when nothing moves."""
+"""L2: forwards what ranks send one another, records who sent how much to whom, detects when nothing moves."""
 from __future__ import annotations
 
 import json
@@ -13,20 +13,20 @@ from typing import Any
 from book.wire.frames import BARRIER, DONE, FAIL, READY, RECV, RESULT, SEND, TASK, Frame, Unpacker, packed
 
 MAX_MESSAGES = 100_000
-MAX_WAITING, MAX_WAITING_BYTES = 10_000, 256 << 20  # frames that wait for their other half; bytes that wait at all
+MAX_WAITING, MAX_WAITING_BYTES = 10_000, 256 << 20  # unmatched frames; bytes unmatched or not yet read by a rank
 
 
 class WireError(RuntimeError):
-    """A run over the broker that did not end well; the message is one sentence about what the ranks did."""
+    """A run over the broker that failed; the message is one sentence about what the ranks did."""
 
 
 class WireTimeout(WireError):
-    """Nothing moved, or not fast enough, or a rank's process ended: it may be the machine's fault."""
+    """Nothing moved, or not fast enough, or a rank's process ended: the machine may be to blame."""
 
 
 @dataclass
 class WireRun:
-    """What ranks gave back, and all their messages (src, dst, bytes) in the order in which they arrived."""
+    """What the ranks returned, and all their messages (src, dst, bytes) in the order in which they were delivered."""
     results: dict[int, bytes] = field(default_factory=dict)
     messages: list[tuple[int, int, int]] = field(default_factory=list)
 
@@ -39,7 +39,7 @@ class _Rank:
         connection.setblocking(False)
         self.unpacker, self.outgoing, self.ready = Unpacker(), bytearray(), False
 
-    def say(self, frame: Frame) -> None:
+    def queue(self, frame: Frame) -> None:
         """Queues a frame; it goes out when the rank reads."""
         self.outgoing += packed(frame)
 
@@ -51,9 +51,9 @@ class _Rank:
 
 
 class Broker:
-    """Stands between ranks, each on a connected socket, the number of a socket being that of its rank.
+    """Forwards messages between ranks, each on a connected socket; socket i belongs to rank i.
 
-    A send ends when its receiver has taken it, as with gloo: ranks that all send first and receive then hang.
+    A send completes when its receiver has received it, as with gloo: if all ranks send before they receive, they hang.
     """
 
     def __init__(self, connections: Sequence[socket.socket]) -> None:
@@ -63,22 +63,22 @@ class Broker:
             self.selector.register(rank.connection, selectors.EVENT_READ, rank)
 
     def start(self, sources: Sequence[str], timeout_s: float) -> None:
-        """Has every rank run `sources`, which define what later tasks call. Raises WireError when one fails."""
+        """Runs `sources` on every rank: they define what later tasks call. Raises WireError if a rank fails."""
         self._begin(len(self.ranks))
         for rank in self.ranks:
-            rank.say(Frame(TASK, payload=json.dumps({"sources": list(sources)}).encode() + b"\n"))
+            rank.queue(Frame(TASK, payload=json.dumps({"sources": list(sources)}).encode() + b"\n"))
         self._serve(timeout_s, timeout_s, lambda: all(rank.ready for rank in self.ranks))
 
     def run(self, tasks: Sequence[Mapping[str, Any]], inputs: Sequence[bytes], timeout_s: float,
             hang_s: float) -> WireRun:
-        """Gives the first ranks a task each, with its input, and forwards their messages until all have a result.
+        """Gives each of the first ranks a task with its input, and forwards their messages until all have a result.
 
-        Raises WireError when a rank fails, sizes don't agree, nothing has moved for `hang_s` seconds, or `timeout_s`
-        are over.
+        Raises WireError if a rank fails, sizes don't match, nothing has moved for `hang_s` seconds, or `timeout_s`
+        seconds have passed.
         """
         self._begin(len(tasks))
         for rank, task, data in zip(self.ranks, tasks, inputs):
-            rank.say(Frame(TASK, payload=json.dumps(dict(task)).encode() + b"\n" + data))
+            rank.queue(Frame(TASK, payload=json.dumps(dict(task)).encode() + b"\n" + data))
         self._serve(timeout_s, hang_s, lambda: len(self.done.results) == self.world_size)
         left = sum(map(len, [*self.sends.values(), *self.recvs.values()]))
         if left:
@@ -112,7 +112,7 @@ class Broker:
             if events & selectors.EVENT_WRITE:
                 rank.write()
             data = rank.connection.recv(1 << 20) if events & selectors.EVENT_READ else None
-        except OSError:  # a pipe that broke, a connection that was reset
+        except OSError:  # broken pipe or connection reset
             data = b""
         if data is None:
             return
@@ -130,33 +130,33 @@ class Broker:
         if frame.kind == READY:
             rank.ready = True
         elif rank.number >= self.world_size:
-            raise WireError(f"rank {rank.number} has no part in this run, and speaks")
+            raise WireError(f"rank {rank.number} is not part of this run but sent a message")
         elif frame.kind == FAIL:
             raise WireError(f"rank {rank.number} failed: {frame.payload.decode('utf-8', 'replace')[:500]}")
         elif frame.kind == RESULT:
             self.done.results.setdefault(rank.number, frame.payload)
         elif frame.kind == BARRIER:
-            self._meet(rank, frame)
+            self._reach_barrier(rank, frame)
         elif frame.kind not in (SEND, RECV) or frame.peer >= self.world_size or frame.peer == rank.number:
-            raise WireError(f"rank {rank.number} sends to or receives from rank {frame.peer}, which can't be")
+            raise WireError(f"rank {rank.number} can't send to or receive from rank {frame.peer}")
         else:
             pair = (rank.number, frame.peer) if frame.kind == SEND else (frame.peer, rank.number)
             (self.sends if frame.kind == SEND else self.recvs).setdefault(pair, deque()).append(frame)
             self._count(1, len(frame.payload))
             self._forward(pair)
 
-    def _meet(self, rank: _Rank, frame: Frame) -> None:
-        """Lets all go on that wait at a barrier when everybody is there."""
+    def _reach_barrier(self, rank: _Rank, frame: Frame) -> None:
+        """Releases the barrier once all ranks have reached it."""
         if rank.number in self.at_barrier:
-            raise WireError(f"rank {rank.number} comes to a barrier while it waits at one")
+            raise WireError(f"rank {rank.number} reaches a barrier while it waits at one")
         self.at_barrier[rank.number] = frame
         if len(self.at_barrier) == self.world_size:
             for number, waiting in self.at_barrier.items():
-                self.ranks[number].say(Frame(DONE, request=waiting.request))
+                self.ranks[number].queue(Frame(DONE, request=waiting.request))
             self.at_barrier = {}
 
     def _count(self, num_frames: int, num_bytes: int) -> None:
-        """Keeps account of what waits here: for its other half, or for a rank that does not read."""
+        """Updates the totals of unmatched frames; raises WireError if too much is waiting, unread bytes included."""
         self.num_waiting += num_frames
         self.waiting_bytes += num_bytes
         unread = sum(len(rank.outgoing) for rank in self.ranks)
@@ -164,7 +164,7 @@ class Broker:
             raise WireError("the ranks send far more than the task needs")
 
     def _forward(self, pair: tuple[int, int]) -> None:
-        """Lets a send and a receive that wait for one another meet."""
+        """Matches a waiting send of this pair with a waiting receive, if there are both."""
         sends, recvs = self.sends.get(pair), self.recvs.get(pair)
         if not sends or not recvs:
             return
@@ -176,8 +176,8 @@ class Broker:
         self.done.messages.append((src, dst, len(send.payload)))
         if len(self.done.messages) > MAX_MESSAGES:
             raise WireError("the ranks send far more messages than the task needs")
-        self.ranks[src].say(Frame(DONE, request=send.request))
-        self.ranks[dst].say(Frame(DONE, request=recv.request, payload=send.payload))
+        self.ranks[src].queue(Frame(DONE, request=send.request))
+        self.ranks[dst].queue(Frame(DONE, request=recv.request, payload=send.payload))
 
     def _waiting(self) -> str:
         told = [f"rank {src} sends to rank {dst}" for (src, dst), queue in self.sends.items() if queue]

@@ -1,21 +1,20 @@
-"""L2: messages between a rank and the broker: a head of fixed size, then the bytes."""
+"""L2: messages between a rank and the broker: a header of fixed size, then the payload."""
 from __future__ import annotations
 
 import socket
 import struct
 from typing import NamedTuple
 
-# Who says what: the broker TASK and DONE, a rank READY, SEND, RECV, BARRIER, RESULT and FAIL.
+# The broker sends TASK and DONE, a rank READY, SEND, RECV, BARRIER, RESULT and FAIL.
 TASK, DONE, READY, SEND, RECV, RESULT, FAIL, BARRIER = range(1, 9)
 _HEAD = struct.Struct("!BIIQ")
 MAX_BYTES = 64 << 20
 
 
 class Frame(NamedTuple):
-    """One message: its kind, the other rank, the number of the request it belongs to, its bytes.
+    """One message: its kind, the other rank, the number of the request it belongs to, its payload.
 
-    RECV carries in `request`'s place the request, in `peer`'s the source, and as bytes nothing: what is expected is
-    told by `expects`, the count in the head.
+    RECV has no payload: its `peer` is the source, and `expects`, the count in the header, is how many bytes it expects.
     """
     kind: int
     peer: int = 0
@@ -31,19 +30,19 @@ def packed(frame: Frame) -> bytes:
 
 
 class Unpacker:
-    """Takes bytes as they come and gives the frames that are complete."""
+    """Takes bytes as they arrive and returns the frames that are complete."""
 
     def __init__(self) -> None:
         self.buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that `data` completes. Raises ValueError for a kind or a size that can't be."""
+        """The frames that `data` completes. Raises ValueError for an invalid kind or size."""
         self.buffer += data
         found = []
         while len(self.buffer) >= _HEAD.size:
             kind, peer, request, count = _HEAD.unpack_from(self.buffer)
             if not TASK <= kind <= BARRIER or count > MAX_BYTES:
-                raise ValueError("a rank sent what is no message")
+                raise ValueError("a rank sent an invalid message")
             size = _HEAD.size + (0 if kind == RECV else count)
             if len(self.buffer) < size:
                 break
@@ -53,8 +52,8 @@ class Unpacker:
 
 
 def receive(connection: socket.socket, unpacker: Unpacker) -> list[Frame]:
-    """Waits for bytes and gives the frames they complete. Raises EOFError when the other end is gone."""
+    """Waits for bytes and returns the frames they complete. Raises EOFError if the other end has closed."""
     data = connection.recv(1 << 16)
     if not data:
-        raise EOFError("the broker is gone")
+        raise EOFError("lost connection to the broker")
     return unpacker.feed(data)

@@ -14,7 +14,7 @@ from book.wire.frames import BARRIER, DONE, RECV, SEND, TASK, Frame, Unpacker, p
 
 
 class Link:
-    """A rank's end of the socket: says frames, and lets those who wait for an answer have it."""
+    """A rank's end of the socket: sends frames, and hands answers to the threads waiting for them."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection, self.lock = connection, threading.Lock()
@@ -22,10 +22,10 @@ class Link:
         self.arrived = threading.Condition()
         self.answers: dict[int, bytes] = {}
         self.tasks: list[bytes] = []
-        self.gone = False
+        self.closed = False
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def say(self, kind: int, peer: int = 0, payload: bytes = b"", expects: int = 0) -> int:
+    def send(self, kind: int, peer: int = 0, payload: bytes = b"", expects: int = 0) -> int:
         """Sends a frame to the broker and returns the number of its request."""
         number = next(self.numbers)
         with self.lock:
@@ -33,11 +33,11 @@ class Link:
         return number
 
     def wait(self, number: int) -> bytes:
-        """Waits until the request is done and returns what was received. Raises EOFError when the broker is gone."""
+        """Waits until the request is done and returns what was received. Raises EOFError if the connection is lost."""
         with self.arrived:
-            self.arrived.wait_for(lambda: number in self.answers or self.gone)
+            self.arrived.wait_for(lambda: number in self.answers or self.closed)
             if number not in self.answers:
-                raise EOFError("the broker is gone")
+                raise EOFError("lost connection to the broker")
             return self.answers.pop(number)
 
     def done(self, number: int) -> bool:
@@ -46,9 +46,9 @@ class Link:
             return number in self.answers
 
     def next_task(self) -> bytes | None:
-        """Waits for the next task; None when there will be none."""
+        """Waits for the next task; None if the connection closes first."""
         with self.arrived:
-            self.arrived.wait_for(lambda: self.tasks or self.gone)
+            self.arrived.wait_for(lambda: self.tasks or self.closed)
             return self.tasks.pop(0) if self.tasks else None
 
     def _listen(self) -> None:
@@ -64,7 +64,7 @@ class Link:
                         self.arrived.notify_all()
         except (OSError, EOFError):
             with self.arrived:
-                self.gone = True
+                self.closed = True
                 self.arrived.notify_all()
 
 
@@ -91,14 +91,14 @@ class _Request(dist.Work):
 
 def _refused(name: str) -> Any:
     def refuse(*args: Any, **kwargs: Any) -> None:
-        raise RuntimeError(f"{name} is not there: these ranks can send and receive, and nothing else")
+        raise RuntimeError(f"{name} is not available: these ranks can only send and receive")
     return refuse
 
 
 class WireGroup(dist.ProcessGroup):
-    """A process group of ranks that can send and receive, and wait for all; its collectives raise RuntimeError.
+    """A process group of ranks that can send, receive and wait at a barrier; its collectives raise RuntimeError.
 
-    Messages of a pair arrive in the order in which they were sent; tags are not looked at.
+    Messages between two ranks arrive in the order in which they were sent; tags are ignored.
     """
 
     def __init__(self, link: Link, rank: int, world_size: int) -> None:
@@ -110,17 +110,17 @@ class WireGroup(dist.ProcessGroup):
         return "wire"
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> _Request:
-        """Starts to send one tensor to a rank."""
+        """Starts sending one tensor to a rank."""
         data = tensors[0].detach().contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes()
-        return _Request(self.link, self.link.say(SEND, peer, data), None)
+        return _Request(self.link, self.link.send(SEND, peer, data), None)
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> _Request:
-        """Starts to receive one tensor from a rank; it is filled when the request is waited for."""
-        return _Request(self.link, self.link.say(RECV, peer, expects=tensors[0].nbytes), tensors[0])
+        """Starts receiving one tensor from a rank; it is filled when the request is waited for."""
+        return _Request(self.link, self.link.send(RECV, peer, expects=tensors[0].nbytes), tensors[0])
 
     def barrier(self, opts: Any = None) -> _Request:
-        """Starts to wait until every rank has come here. It carries no data."""
-        return _Request(self.link, self.link.say(BARRIER), None)
+        """Starts waiting until every rank has reached the barrier. It carries no data."""
+        return _Request(self.link, self.link.send(BARRIER), None)
 
 
 for _name in ("allgather", "allgather_coalesced", "_allgather_base", "allreduce", "allreduce_coalesced", "alltoall",
@@ -130,7 +130,7 @@ for _name in ("allgather", "allgather_coalesced", "_allgather_base", "allreduce"
 
 
 def join(link: Link, rank: int, world_size: int) -> None:
-    """Makes the ranks of the broker's task torch.distributed's world; a world that was there is left first.
+    """Initializes torch.distributed with the ranks of the broker's task; an existing default group is destroyed first.
 
     A process has one link for all its tasks.
     """

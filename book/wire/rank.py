@@ -1,11 +1,11 @@
 """L2: the program of one rank: python -m book.wire.rank SOCKET < HEAD. It runs what the broker's tasks say.
 
 HEAD is JSON, a list of sources that are run first. Then the rank connects to the socket, and serves each connection in
-a process of its own, forked from there: what one run does to it the next does not see (what it writes to disk stays).
+a newly forked process, so that one run can't affect the next (except through files on disk).
 
 The first task of a connection has `sources`, run one after the other in one namespace. Each later one has `call`,
-`rank`, `world_size` and whatever else the call uses, and an input: an array of float64 called `buffer`, which the call
-leaves as its result.
+`rank`, `world_size` and whatever else the call uses, and an input: an array of float64 called `buffer`, in which the
+call leaves its result.
 """
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ import torch
 from book.wire.frames import FAIL, READY, RESULT
 from book.wire.group import Link, join
 
-_SET_CHILD_SUBREAPER = 36  # of Linux's prctl: orphans of this process's children become its own
+_SET_CHILD_SUBREAPER = 36  # for Linux's prctl: orphaned descendants become children of this process
 
 
 def main(path: str) -> None:
-    """Serves the brokers that accept at the socket `path`, one after the other, until it is gone."""
+    """Serves the brokers that accept at the socket `path`, one after the other, until it no longer accepts."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     namespace, failed = {"__name__": "__main__"}, None
@@ -53,7 +53,7 @@ def main(path: str) -> None:
 
 
 def end_children() -> None:
-    """Ends what a run has left behind: its orphans are children of this process, which has asked for them."""
+    """Kills what a run has left behind: its orphans are children of this process, which is their subreaper."""
     while children := psutil.Process().children(recursive=True):
         for one in children:
             try:
@@ -64,7 +64,7 @@ def end_children() -> None:
 
 
 def serve(connection: socket.socket, namespace: dict[str, Any], failed: Exception | None = None) -> None:
-    """Does a broker's tasks until it is gone; where `failed` is why the head did not run, says so instead."""
+    """Runs a broker's tasks until the connection closes; if the head `failed`, reports that instead."""
     link = Link(connection)
     while (payload := link.next_task()) is not None:
         head, data = payload.split(b"\n", 1)
@@ -74,16 +74,16 @@ def serve(connection: socket.socket, namespace: dict[str, Any], failed: Exceptio
                 raise failed
             if "sources" in task:
                 run_sources(task["sources"], namespace, "source")
-                link.say(READY)
+                link.send(READY)
             else:
-                link.say(RESULT, payload=run_call(link, task, data, namespace))
-        except BaseException as error:  # SystemExit too: the broker must learn that there will be no result
+                link.send(RESULT, payload=run_call(link, task, data, namespace))
+        except BaseException as error:  # SystemExit too: the broker must know that there will be no result
             last = traceback.extract_tb(error.__traceback__)[-1]
-            link.say(FAIL, payload=f"{type(error).__name__}: {error} (line {last.lineno}: {last.line})".encode())
+            link.send(FAIL, payload=f"{type(error).__name__}: {error} (line {last.lineno}: {last.line})".encode())
 
 
 def run_sources(sources: Sequence[str], namespace: dict[str, Any], called: str) -> None:
-    """Runs sources in a namespace, so that an error can show its line."""
+    """Runs sources in a namespace, registered with linecache so that a traceback can show their lines."""
     for number, source in enumerate(sources):
         name = f"<{called} {number}>"
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
@@ -94,7 +94,7 @@ def run_call(link: Link, task: dict[str, Any], data: bytes, namespace: dict[str,
     """Runs a task's call and returns the bytes of its `buffer`."""
     join(link, task["rank"], task["world_size"])
     buffer = torch.frombuffer(bytearray(data), dtype=torch.float64)
-    local = {**namespace, **task, "buffer": buffer, "torch": torch}  # its names are not those of the sources
+    local = {**namespace, **task, "buffer": buffer, "torch": torch}  # a copy of the sources' names
     run_sources([task["call"]], local, "call")
     return local["buffer"].detach().contiguous().double().numpy().tobytes()
 
