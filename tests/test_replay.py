@@ -24,7 +24,7 @@ Program = list[tuple[str, int, bool]]  # ("ready", bytes, _) | ("send", bytes, w
 
 
 def recorded(program: Program, world_size: int = 2, pace_s: tuple[float, ...] = (1.0,), **changes: object) -> Trace:
-    """What a recorder would have noted of `program`: a thing every `pace_s` of the rank, none of them modelled."""
+    """What a recorder would have recorded of `program`: one event every `pace_s` of the rank, which no model uses."""
     events = []
     for rank in range(world_size):
         bucket, num_ready, own = 0, 0, []
@@ -43,7 +43,7 @@ def recorded(program: Program, world_size: int = 2, pace_s: tuple[float, ...] = 
 
 
 def buckets(*sizes: int, num_gradients: int = 2, waits: bool = False) -> Program:
-    """Buckets of `sizes` bytes, each of equal gradients and sent when it is full."""
+    """Buckets of `sizes` bytes, each made of equal gradients and sent when full."""
     return [thing for size in sizes
             for thing in [("ready", size // num_gradients, False)] * num_gradients + [("send", size, waits)]]
 
@@ -98,13 +98,13 @@ def test_a_straggler_holds_up_every_all_reduce() -> None:
     assert overlap(slow).hidden_s == pytest.approx(24e-6)
 
 
-def test_who_waits_in_the_hook_overlaps_nothing() -> None:
+def test_waiting_in_the_hook_overlaps_nothing() -> None:
     trace = REPLAY(recorded(buckets(4000, 4000, waits=True)))
     assert ends(trace) == pytest.approx([4e-6, 8e-6, 36e-6, 40e-6])
     assert overlap(trace).hidden_s == 0 and overlap(trace).step_s == pytest.approx(64e-6)
 
 
-def test_groups_have_a_stream_each() -> None:
+def test_each_group_has_its_own_stream() -> None:
     events = []
     for rank, group in enumerate([(0, 1), (0, 1), (2, 3), (2, 3)]):
         events += [Event(rank, "compute", "w", num_bytes=1000 * (rank + 1), start_s=0.0, end_s=1.0, bucket=0),
@@ -113,7 +113,7 @@ def test_groups_have_a_stream_each() -> None:
     assert [runs(trace, rank)[0] for rank in range(4)] == pytest.approx([4e-6, 4e-6, 8e-6, 8e-6])
 
 
-def test_a_new_pass_starts_when_the_buckets_of_the_one_before_are_back() -> None:
+def test_a_new_pass_waits_for_the_buckets_of_the_previous_one() -> None:
     once = buckets(4000, num_gradients=1)
     events = []
     for number in range(2):
@@ -125,7 +125,7 @@ def test_a_new_pass_starts_when_the_buckets_of_the_one_before_are_back() -> None
     assert overlap(trace).exposed_s == pytest.approx(48e-6)
 
 
-def test_an_unknown_all_reduce_counts_where_gradients_went_unknown() -> None:
+def test_an_unknown_all_reduce_counts_if_gradients_were_sent_unknown() -> None:
     known = recorded([*buckets(4000), ("send", 4, False)])
     loss = [replace(event, bucket=None) if event.num_bytes == 4 else event for event in known.events]
     assert [event.num_bytes for event in all_reduces(REPLAY(Trace(loss, 2, "measured", "recorded")))] == [4000]
@@ -134,7 +134,7 @@ def test_an_unknown_all_reduce_counts_where_gradients_went_unknown() -> None:
     assert overlap(REPLAY(unknown)) == overlap(REPLAY(recorded(buckets(4000))))
 
 
-def test_an_all_reduce_after_a_pass_that_was_not_sent_is_not_taken_for_its_gradients() -> None:
+def test_an_all_reduce_after_an_unsent_pass_does_not_carry_its_gradients() -> None:
     events = []
     for rank in range(2):
         events += [Event(rank, "compute", "w", num_bytes=4000, start_s=number, end_s=number + 0.5, bucket=bucket)
@@ -170,7 +170,7 @@ def test_ranks_that_send_differently_are_refused() -> None:
         REPLAY(Trace(events, 2, "measured", "recorded"))
 
 
-def test_buckets_that_go_another_way_are_refused() -> None:
+def test_buckets_not_sent_by_all_reduce_are_refused() -> None:
     gathered = [replace(event, op="all_gather") if event.kind == "collective" else event
                 for event in recorded(buckets(4000)).events]
     with pytest.raises(ValueError, match="rank 0 sends bucket 0 by all_gather: only all-reduces can be replayed"):
@@ -201,7 +201,7 @@ def test_an_all_reduce_that_never_ended_has_a_replay_but_no_overlap() -> None:
 @pytest.mark.parametrize("arguments, complaint", [
     ((-1.0, LINK), "can't be negative"), ((float("nan"), LINK), "can't be negative"),
     ((1.0, LINK, {0: 0.0}), "positive factor")])
-def test_a_model_that_cannot_be_is_refused(arguments: tuple, complaint: str) -> None:
+def test_an_invalid_model_is_refused(arguments: tuple, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         Replay(*arguments)
 
@@ -222,7 +222,7 @@ models = st.builds(Replay, st.floats(1e-12, 1e-6), st.builds(Link, st.floats(0, 
 
 @settings(max_examples=60, deadline=None)
 @given(programs(), st.integers(1, 4), models)
-def test_a_replay_keeps_the_order_and_the_books(program: Program, world_size: int, model: Replay) -> None:
+def test_a_replay_keeps_the_order_and_adds_up(program: Program, world_size: int, model: Replay) -> None:
     trace = model(recorded(program, world_size, pace_s=(1.0, 0.3)))
     for rank in range(world_size):
         ready, carried = gradients(trace, rank), all_reduces(trace, rank)
@@ -253,7 +253,7 @@ def test_nothing_gets_slower_with_faster_links_or_ranks(program: Program, model:
 
 @settings(max_examples=30, deadline=None)
 @given(programs(), models)
-def test_measured_times_leave_no_trace_but_the_order(program: Program, model: Replay) -> None:
+def test_measured_times_affect_only_the_order(program: Program, model: Replay) -> None:
     assert model(recorded(program, 3, (1.0, 0.1))) == model(recorded(program, 3, (7.0, 0.4, 2.0)))
 
 
@@ -270,7 +270,7 @@ def test_two_runs_of_one_program_have_one_replay() -> None:
 
 
 def test_wrappers_differ_in_what_they_hide() -> None:
-    """Waiting in hooks, or sending after backward, hides nothing, whenever the ranks' cores got round to it."""
+    """Waiting in hooks, or sending after backward, hides nothing, whatever the timing of the ranks' cores."""
     found = {}
     for wrapper, style in ((Each, "now"), (Each, "later"), (After, "each"), (After, "one copy"), (Bucketed, 1)):
         found[wrapper, style] = overlap(REPLAY(launch(follow_own, 2, wrapper, style, record=True).trace))
@@ -295,7 +295,7 @@ class Checkpoints(Each):
         dist.barrier(group=self.group)
 
 
-def test_a_wait_for_something_else_leaves_the_overlap() -> None:
+def test_a_wait_for_something_else_keeps_the_overlap() -> None:
     def follow(style: str) -> None:
         layers = join(16, 16, 16, 16)
         model = Checkpoints(layers, dist.new_group()) if style == "barriers" else Each(layers, style)
@@ -307,13 +307,13 @@ def test_a_wait_for_something_else_leaves_the_overlap() -> None:
     assert overlap(now).hidden_s == pytest.approx(0, abs=1e-12)
 
 
-def test_buckets_of_ones_own_have_the_replay_of_torchs() -> None:
+def test_own_buckets_replay_like_torchs() -> None:
     own = launch(follow_own, 2, Bucketed, 1, record=True).trace
     torchs = launch(follow_ddp, 2, (16,) * 4, {"bucket_cap_mb": 0.001}, record=True).trace
     assert REPLAY(own) == REPLAY(torchs) and len(all_reduces(REPLAY(own))) == 3
 
 
-def test_an_overlap_can_be_taken_of_a_recorded_trace() -> None:
+def test_a_recorded_trace_has_an_overlap_too() -> None:
     trace = launch(follow_ddp, 2, (64,) * 5, {"bucket_cap_mb": 0.02}, record=True).trace
     found = overlap(trace)
     assert isinstance(found, Overlap) and found.hidden_s + found.exposed_s == pytest.approx(found.communication_s)

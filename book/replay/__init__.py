@@ -1,4 +1,4 @@
-"""L2: recorded runs replayed: the order that was recorded, with durations from a model.
+"""L2: replays of recorded runs: the recorded order, with durations from a model.
 
     backward    Replay, overlap: a backward pass and its all-reduces
     pipeline    pipeline_order, replay_pipeline, bubble: forwards and backwards of stages

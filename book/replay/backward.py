@@ -1,8 +1,8 @@
-"""L2: a followed backward pass replayed: the order that was recorded, with durations from a model.
+"""L2: replay a followed backward pass: the recorded order, with durations from a model.
 
-Ranks that share a few cores take times that say nothing of machines with a GPU each: computing and communicating slow
-each other down. What does hold is the order: which gradients were ready when a bucket was sent, and what the program
-waited for. A replay keeps that and takes how long each thing lasts from `Replay`.
+Times measured on ranks that share a few cores say nothing about ranks with a GPU each: computation and communication
+slow each other down. The order is still valid: which gradients were ready when a bucket was sent, and what the program
+waited for. A replay keeps the order and takes the durations from `Replay`.
 """
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Replay:
-    """How long a backward pass takes: call it with a recorded trace for the same events on a modelled clock.
+    """How long a backward pass takes: call it with a recorded trace to get the same events on a modelled clock.
 
-    A gradient takes `backward_s_per_byte` for each of its bytes after the one before (a matrix costs as many operations
-    per element, whatever its shape), times the rank's factor in `slowdown`. An all-reduce starts when every rank of its
-    group has issued it and the one before in that group is done, as on one communication stream, and takes the time of
-    a ring on `link` (cost.ring_all_reduce_s). A gradient waits for all-reduces that the program had waited for (an
-    event's `waited`; a wait for a future is not seen), and a new pass over the same parameters for all before it. Not
-    modelled: the forward pass, activations, copies into buckets and out of them, the optimizer, and groups that share a
-    link.
+    A gradient starts after the previous one and takes `backward_s_per_byte` per byte (a matrix costs the same number of
+    operations per element, whatever its shape), times the rank's factor in `slowdown`. An all-reduce starts when every
+    rank of its group has issued it and the group's previous one is done, as on one communication stream, and takes the
+    time of a ring on `link` (cost.ring_all_reduce_s). A gradient waits for the all-reduces that the program had waited
+    for (an event's `waited`; a wait for a future is not seen), and a new pass over the same parameters waits for all
+    earlier ones. Not modelled: the forward pass, activations, copies into and out of buckets, the optimizer, and groups
+    that share a link.
     """
 
     backward_s_per_byte: float
@@ -39,15 +39,15 @@ class Replay:
             raise ValueError(f"backward_s_per_byte can't be negative: {self.backward_s_per_byte}")
         for rank, factor in self.slowdown.items():
             if not factor > 0:
-                raise ValueError(f"slowdown is a positive factor on a rank's time, not {factor} for rank {rank}")
+                raise ValueError(f"slowdown must be a positive factor on a rank's time, not {factor} for rank {rank}")
 
     def __call__(self, trace: Trace) -> Trace:
         """The followed gradients and their all-reduces, in the order of `trace`, with modelled times from 0 s.
 
-        An all-reduce in which the recorder knows no bucket is kept where gradients were ready that have none either.
-        Events have neither step nor `waited`: programs that send the same buckets at the same places have one replay.
-        Raises ValueError for a trace that was not measured or has no followed backward pass, and for all-reduces that
-        differ between the ranks of a group.
+        An all-reduce without a known bucket is kept if gradients without a bucket were ready before it. Events have
+        neither step nor `waited`: programs that send the same buckets at the same places have equal replays. Raises
+        ValueError for a trace that was not measured or has no followed backward pass, and for all-reduces that differ
+        between the ranks of a group.
         """
         if trace.clock != "measured":
             raise ValueError(f"this trace has a {trace.clock} clock: replay the trace that was recorded, run.trace")
@@ -69,8 +69,9 @@ class Replay:
 class Overlap:
     """How much of the communication was hidden behind the backward pass, in seconds, on the slowest rank.
 
-    `backward_s` its gradients took, `communication_s` some all-reduce ran; of that `hidden_s` while gradients were
-    computed and `exposed_s` while none was. `step_s` is from the start to the end of all of it, on any rank.
+    `backward_s` is how long gradients were computed, `communication_s` how long some all-reduce ran: `hidden_s` of it
+    while gradients were computed, `exposed_s` while none were. `step_s` is from the first start to the last end over
+    all ranks.
     """
 
     backward_s: float
@@ -81,10 +82,10 @@ class Overlap:
 
 
 def overlap(trace: Trace) -> Overlap:
-    """What a replayed trace, or a recorded one where measured times mean something, says of overlap.
+    """The overlap in a replayed trace, or in a recorded one whose measured times are meaningful.
 
-    The slowest rank is the one that ends last; of several, the one that computes longest. Raises ValueError for a
-    trace without a followed backward pass, or with one that did not end.
+    The slowest rank is the one that ends last; ties go to the one that computes longest. Raises ValueError for a trace
+    without a followed backward pass, or with one that did not end.
     """
     programs = followed(trace)
     events = [event for program in programs for event in program]
@@ -101,7 +102,8 @@ def overlap(trace: Trace) -> Overlap:
 def followed(trace: Trace) -> list[list[Event]]:
     """For each rank its followed gradients and the all-reduces that may carry them, in program order.
 
-    A gradient's place is when it was ready, an all-reduce's when it was issued. Raises ValueError when there are none.
+    Gradients are ordered by when they were ready, all-reduces by when they were issued. Raises ValueError if no
+    gradient was followed.
     """
     programs: list[list[Event]] = [[] for _ in range(trace.world_size)]
     placed = [(moment, event) for event in trace.events if (moment := _moment(event)) is not None]
@@ -117,7 +119,7 @@ def followed(trace: Trace) -> list[list[Event]]:
 
 
 def _moment(event: Event) -> tuple[float, bool] | None:
-    """When the program was at this event, None if it is neither a gradient nor a collective, or has no time."""
+    """When the program reached this event; None if it is neither a gradient nor a collective, or has no time."""
     if event.kind == "compute" and event.num_bytes is not None and event.end_s is not None:
         return event.end_s, False
     if event.kind == "collective" and event.start_s is not None:
@@ -126,12 +128,12 @@ def _moment(event: Event) -> tuple[float, bool] | None:
 
 
 def _of_backward(program: Sequence[Event]) -> Iterator[Event]:
-    """The gradients of one rank, and the all-reduces with a bucket, or after a gradient of the pass that has none."""
+    """One rank's gradients, and its all-reduces that have a bucket or follow a gradient of this pass that has none."""
     unknown = False
     seen: set[str | None] = set()
     for event in program:
         if event.kind == "compute":
-            if event.op in seen:  # a new pass: what came of the one before says nothing of this one
+            if event.op in seen:  # a new pass: the previous one has no bearing on it
                 unknown = False
                 seen.clear()
             seen.add(event.op)
@@ -174,7 +176,7 @@ class _AllReduce:
 
 
 class _Ranks:
-    """The ranks' programs side by side, each going on until it waits for an all-reduce that others must issue."""
+    """Runs the ranks' programs side by side, each until it waits for an all-reduce that others must issue."""
 
     def __init__(self, replay: Replay, programs: Sequence[Sequence[Event]]):
         self._replay, self._programs = replay, programs
@@ -186,7 +188,7 @@ class _Ranks:
         self._gradients: list[Event] = []
 
     def run(self) -> list[Event]:
-        """All events with their times, by start, then rank."""
+        """All events with their times, sorted by start, end and rank."""
         while any(self._at[rank] < len(program) for rank, program in enumerate(self._programs)):
             if not any([self._advance(rank) for rank in range(len(self._programs))]):
                 raise ValueError("in this order each rank waits for an all-reduce that another has yet to issue")
@@ -206,7 +208,7 @@ class _Ranks:
         return self._at[rank] > start
 
     def _compute(self, event: Event) -> bool:
-        """Place a gradient after the one before and what the program waited for; False if that has yet to come."""
+        """Place a gradient after the previous one and what the program waited for; False if that is still unknown."""
         rank = event.rank
         again = event.op in self._seen[rank]
         awaited = [run for sent, run in self._issued[rank] if again or self._has_waited(sent)]
@@ -242,7 +244,7 @@ class _Ranks:
 
 
 def _intervals(program: Sequence[Event], kind: str) -> list[Interval]:
-    """When events of a kind ran, as intervals that don't touch, in order."""
+    """When events of a kind ran, as disjoint intervals in order."""
     merged: list[Interval] = []
     for start_s, end_s in sorted(event.times_s for event in program if event.kind == kind):
         if merged and start_s <= merged[-1][1]:

@@ -1,6 +1,6 @@
 """L2: a recorded pipeline: the order in which its ranks ran their actions, and how much of the time they were idle.
 
-Ranks that share a few cores slow one another down, so how long a forward took there says nothing. The order holds.
+Ranks that share a few cores slow one another down, so their measured durations say nothing. The order is still valid.
 """
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ NOTHING = ("this trace has no forwards and backwards of stages: run them inside 
 
 @dataclass(frozen=True)
 class Bubble:
-    """How much of a pipeline's time is lost: `share` of the time of all ranks together, from 0 to 1.
+    """How much of a pipeline's time is lost: `share` is the idle part of all ranks' time together, from 0 to 1.
 
-    `step_s` is from the first action's start to the last one's end, `busy_s` what each rank computes in it, `idle_s`
-    the rest.
+    `step_s` is from the first action's start to the last one's end, `busy_s` how long each rank computes in it,
+    `idle_s` the rest.
     """
 
     step_s: float
@@ -41,9 +41,9 @@ class Bubble:
 
 
 def bubble(trace: Trace) -> Bubble:
-    """The idle time of a simulated or replayed pipeline, or of one recorded where each rank has a machine of its own.
+    """The idle time of a simulated or replayed pipeline, or of one recorded with a machine per rank.
 
-    Raises ValueError for a trace without actions, or with one that has no time.
+    Raises ValueError for a trace without actions, or with actions that have no time.
     """
     actions = list(_actions(trace))
     if not actions:
@@ -60,9 +60,9 @@ def bubble(trace: Trace) -> Bubble:
 def pipeline_order(trace: Trace, step: int = 0, ranks: Sequence[int] | None = None) -> PipelineSchedule:
     """The order in which the ranks of a recorded pipeline ran their actions, as a schedule.
 
-    `step` says which training step, where there are several: a new one begins where a rank does again what it has done.
-    `ranks` are those of one pipeline, where several replicas ran; they become ranks 0, 1, ... of the schedule. A run
-    that failed has an order that is not complete. Raises ValueError for a trace without actions, or without that step.
+    `step` selects one of several training steps: a new one begins when a rank repeats an action. `ranks` are those of
+    one pipeline if several replicas ran; they become ranks 0, 1, ... of the schedule. A failed run has an incomplete
+    order. Raises ValueError for a trace without actions, or without that step.
     """
     chosen = list(range(trace.world_size)) if ranks is None else list(ranks)
     actions = [_action(place, event)
@@ -80,7 +80,8 @@ def replay_pipeline(trace: Trace, forward_s: float, backward_s: float, weight_s:
                     ranks: Sequence[int] | None = None) -> Trace:
     """The recorded order of a pipeline, with durations as `simulate_pipeline` takes them, from 0 s.
 
-    The same program has the same replay, whatever it took. Raises what `pipeline_order` and `simulate_pipeline` raise.
+    The same program always has the same replay, whatever its measured times. Raises what `pipeline_order` and
+    `simulate_pipeline` raise.
     """
     order = pipeline_order(trace, step, ranks)
     modelled = simulate_pipeline(order, forward_s, backward_s, weight_s, link, num_bytes=num_bytes)
@@ -99,7 +100,7 @@ def _action(place: int, event: Event) -> Action:
 
 
 def _step(trace: Trace, rank: int, wanted: int) -> list[Event]:
-    """The actions of one rank in one training step, in the order in which they began."""
+    """The actions of one rank in one training step, in the order in which they started."""
     own = [event for event in _actions(trace) if event.rank == rank]
     if trace.clock != "logical":
         own.sort(key=lambda event: event.start_s or 0.0)
