@@ -39,7 +39,7 @@ if socket.gethostname() != "lab" or open("/proc/1/comm").read() != "bwrap\\n":
 '''
 SETUP = "import random\n\nfrom book import checks"
 BOUNDS = '''def chunk_bounds(length, num_chunks):
-    """The (start, stop) of each chunk, the first ones longer by one."""
+    """The (start, stop) of each chunk; the first ones are longer by one."""
     ### BEGIN SOLUTION
     size, longer = divmod(length, num_chunks)
     starts = [chunk * size + min(chunk, longer) for chunk in range(num_chunks + 1)]
@@ -148,7 +148,7 @@ def _cell(source: str, **mark: Any) -> NotebookNode:
 
 
 def answered(lab: NotebookNode, **answers: str | None) -> NotebookNode:
-    """A copy of a lab as it is handed in, with other sources in the answer cells that are named, or without them."""
+    """A copy of a lab as handed in, with the named answer cells replaced by other sources, or removed."""
     copy = nbformat.from_dict(json.loads(nbformat.writes(lab)))
     kept = [cell for cell in copy.cells if not marks(cell).get("hidden")]
     copy.cells = [cell for cell in kept if answers.get(marks(cell).get("id"), "") is not None]
@@ -159,14 +159,14 @@ def answered(lab: NotebookNode, **answers: str | None) -> NotebookNode:
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack's name, the exercise whose answer it stands in, the beginning of the status it ends with, its code."""
+    """An attack's name, the exercise it is an answer to, the prefix of its final status, its code."""
     name: str
     exercise: int
     ends: str
     code: str
 
     def source(self, **values: Any) -> str:
-        """The code for an answer cell, behind a fuse, with the values that it names filled in."""
+        """The code for an answer cell, behind a fuse, with named values filled in."""
         code = self.code
         for name, value in values.items():
             code = code.replace(f"@{name.upper()}@", str(value))
@@ -214,7 +214,7 @@ class Course:
         return ["bwrap", "--dev-bind", "/", "/", *seen, "--die-with-parent", "--", *drop, *grade]
 
     def grade(self, *options: str, timeout_s: float = 900) -> subprocess.CompletedProcess:
-        """Grades, from a folder of its own, and returns what was printed."""
+        """Grades, in its own working folder, and returns what was printed."""
         return subprocess.run(self.command("-j", "2", *options), capture_output=True, text=True, timeout=timeout_s,
                               cwd="/", env=self.environment())
 
@@ -224,7 +224,7 @@ class Course:
 
     @cached_property
     def temporary(self) -> Path:
-        """The folder, of a short path, in which the run makes its temporary ones: what stays there was left behind."""
+        """The run's temporary folder, with a short path: whatever remains in it was left behind."""
         folder = Path(tempfile.mkdtemp(prefix="lt-", dir="/tmp"))
         folder.chmod(0o777)
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
@@ -246,7 +246,7 @@ class Course:
         return json.loads((self.folder / "results" / "students" / f"{name}.json").read_text())
 
     def left_behind(self) -> tuple[list[Path], list[str]]:
-        """Temporary folders and processes of the run that are still there."""
+        """Temporary folders and processes that the run left behind."""
         processes = []
         for process in psutil.process_iter(["cmdline"]):
             line = " ".join(process.info["cmdline"] or [])

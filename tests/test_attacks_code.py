@@ -1,4 +1,4 @@
-"""Submissions that forge, look around and reach out, in one run with an honest one: none gets what it did not earn."""
+"""Submissions that forge, snoop and reach out, graded together with an honest one: none gets points it did not earn."""
 from __future__ import annotations
 
 import compileall
@@ -35,7 +35,7 @@ sys.exit(ctypes.CDLL(None).syscall(int(sys.argv[1]), 10, -3, b"user", sys.argv[2
 
 @dataclass
 class Graded:
-    """A course that was graded, what was left of it, who came to the servers outside."""
+    """A graded course, what the run left behind, and who connected to the servers outside."""
     course: Course
     printed: str
     victim: bytes
@@ -45,7 +45,7 @@ class Graded:
 
 
 def listen(family: int, address: object, visitors: list[str]) -> socket.socket:
-    """A server that notes who comes."""
+    """A server that records connections."""
     server = socket.socket(family)
     server.bind(address)
     server.listen()
@@ -64,7 +64,7 @@ def listen(family: int, address: object, visitors: list[str]) -> socket.socket:
 
 @pytest.fixture(scope="module", params=USERS)
 def graded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graded]:
-    """All of them graded, as this user and as nobody; then they hand in exercise 1 alone, which is what differs."""
+    """All attacks graded, as this user and as nobody, who hands in only exercise 1: results differ only there."""
     course = Course(tmp_path_factory.mktemp("code"), attack_lab(), request.param == "nobody")
     victim, visitors = course.hand_in("victim", answered(course.lab)), []
     servers = [listen(socket.AF_INET, ("", 0), visitors)]
@@ -89,14 +89,14 @@ def graded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def hold_lock(place: int) -> io.BufferedReader:
-    """Holds a lock on a byte of a program that sandboxes see too, until the file is closed."""
+    """Holds a lock on a byte of a program that is visible in sandboxes too, until the file is closed."""
     file = open("/usr/bin/env", "rb")
     fcntl.fcntl(file, fcntl.F_SETLK, struct.pack("@hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, place, 1, 0))
     return file
 
 
 def leave_note(name: str) -> None:
-    """Puts a key into the session keyring, which every process started from here has too."""
+    """Puts a key into the session keyring, which every process started from here shares."""
     ctypes.CDLL(None).syscall(ADD_KEY, b"user", name.encode(), b"note", 4, -3)
 
 
@@ -111,7 +111,7 @@ def host() -> str:
 
 
 @pytest.mark.parametrize("attack", CASES)
-def test_it_gets_what_it_has_earned(graded: Graded, attack) -> None:
+def test_an_attack_gets_only_what_it_earned(graded: Graded, attack) -> None:
     record = graded.course.record(attack.name)
     earned, second = (0, "not answered") if graded.course.as_nobody else (1, "passed")
     assert record["points"] == earned and record["max_points"] == 3
@@ -139,7 +139,7 @@ def test_nothing_is_left_and_nothing_was_added(graded: Graded) -> None:
         "run.json", "references.json", "grades.csv", "grades.json", "index.html", "students"}
 
 
-def test_nobody_came_to_the_servers_outside(graded: Graded) -> None:
+def test_nothing_connected_to_servers_outside(graded: Graded) -> None:
     assert not graded.visitors
     socket.create_connection(("127.0.0.1", graded.port)).close()
     end_s = time.monotonic() + 30

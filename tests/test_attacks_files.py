@@ -1,4 +1,4 @@
-"""What is handed in is data: files that are no notebooks, cells that claim things, names that mean things elsewhere."""
+"""Submissions are only data: files that are not notebooks, cells with false claims, names with meaning elsewhere."""
 from __future__ import annotations
 
 import json
@@ -21,7 +21,7 @@ NOT_UTF8 = os.fsdecode(b"caf\xe9")
 
 
 def cheat(course: Course, name: str, **changes: Any) -> None:
-    """Hands in a wrong exercise 1 whose check cell was changed; exercise 2 is left out."""
+    """Hands in a wrong exercise 1 with a changed check cell, and no exercise 2."""
     notebook = answered(course.lab, bounds=NOTHING, sent=None)
     for cell in code_cells(notebook):
         if marks(cell)["id"] == changes.get("cell", "check-1"):
@@ -33,7 +33,7 @@ def cheat(course: Course, name: str, **changes: Any) -> None:
 
 
 def cheats(course: Course) -> dict[str, int]:
-    """Notebooks whose cells claim what the lab does not say. Returns the points of each: what the answers deserve."""
+    """Notebooks whose cells make false claims about the lab. Returns the points that the answers of each deserve."""
     said = [new_output("stream", name="stdout", text="anything\n")]
     cheat(course, "edited", source="print('bounds: yes')", outputs=said, count=1)
     cheat(course, "tagged", tags=["raises-exception", "nbval-skip", "nbval-ignore-output", "skip"], count=1)
@@ -57,7 +57,7 @@ def cheats(course: Course) -> dict[str, int]:
 
 
 def files(course: Course) -> dict[str, str]:
-    """Files that are no notebooks. Returns what is said of each."""
+    """Files that are not notebooks. Returns the message for each."""
     folder, said = course.folder / "submissions", {}
 
     def put(name: str, text: str | bytes, error: str) -> None:
@@ -83,7 +83,7 @@ def files(course: Course) -> dict[str, str]:
 
 
 def strange(course: Course) -> list[str]:
-    """Notebooks that can be read and hold strange things; none has a right answer. Returns their names."""
+    """Notebooks that can be read but have odd contents; none has a right answer. Returns their names."""
     mark = {"lockstep": {"id": "bounds"}}
     cells = {"nan": [{"cell_type": "code", "metadata": mark, "source": [float("nan")], "execution_count": 1e999}],
              "types": [1, None, "code", [], {}, {"cell_type": 7}, {"cell_type": "code", "metadata": 3, "source": None},
@@ -100,7 +100,7 @@ def strange(course: Course) -> list[str]:
 
 
 def neighbours(course: Course) -> None:
-    """A right submission in a folder full of things that a program started there would run."""
+    """A right submission in a folder full of files that a program started there would run."""
     folder = course.folder / "submissions" / "neighbours"
     folder.mkdir()
     course.hand_in("neighbours/lab", answered(course.lab))
@@ -111,7 +111,7 @@ def neighbours(course: Course) -> None:
 
 @dataclass
 class Graded:
-    """The course, and what its submissions should come to."""
+    """The course, and the expected results of its submissions."""
     course: Course
     printed: str
     points: dict[str, int]
@@ -148,25 +148,25 @@ def test_cells_get_what_their_answers_deserve(graded: Graded) -> None:
     assert records["twice"]["notes"] == ["cell bounds is there twice", "answer cell sent is missing"]
 
 
-def test_what_is_no_notebook_is_told_in_a_sentence(graded: Graded) -> None:
+def test_a_file_that_is_not_a_notebook_is_explained_in_a_sentence(graded: Graded) -> None:
     for name, error in graded.errors.items():
         record = graded.course.record(name)
         assert record["points"] == 0 and record["error"].startswith(error), name
     assert "root:" not in json.dumps(graded.course.record("lost"))
 
 
-def test_what_can_be_read_is_graded(graded: Graded) -> None:
+def test_readable_notebooks_are_graded(graded: Graded) -> None:
     for name in graded.strange:
         record = graded.course.record(name)
         assert record["points"] == 0 and record["error"] is None, name
 
 
-def test_the_honest_keep_everything(graded: Graded) -> None:
+def test_honest_submissions_keep_all_points(graded: Graded) -> None:
     assert graded.course.record("victim")["points"] == graded.course.record("neighbours")["points"] == 3
     assert not (graded.course.folder / "was-run").exists()
 
 
-def test_names_mean_nothing_in_the_reports(graded: Graded) -> None:
+def test_names_are_inert_in_the_reports(graded: Graded) -> None:
     results = graded.course.folder / "results"
     table, page = (results / "grades.csv").read_text("utf-8"), (results / "index.html").read_text("utf-8")
     assert not [line for line in table.splitlines() if line.lstrip('"')[:1] in tuple("=+-@\t|%")]

@@ -1,4 +1,4 @@
-"""Submissions that kill, hang, flood and fill, each graded at the same time as an honest one, which notices nothing."""
+"""Submissions that kill, hang, flood and fill, each graded at the same time as an honest one, which is unaffected."""
 from __future__ import annotations
 
 import json
@@ -14,7 +14,7 @@ LIMITS = {"memory_bytes": 1 << 30, "scratch_bytes": 64 << 20, "num_processes": 6
 
 @pytest.fixture(scope="class")
 def graded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Course:
-    """A run whose references the others start from: they need not be made each time."""
+    """A run whose references the others reuse, so that they are made only once."""
     course = Course(tmp_path_factory.mktemp("base"), attack_lab(), request.cls.as_nobody)
     course.hand_in("victim", answered(course.lab))
     run = course.grade()
@@ -24,7 +24,7 @@ def graded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize("attack", HARMFUL, ids=lambda attack: attack.name)
 class Harm:
-    """Two jobs run side by side: the victim's first is there while the attack is."""
+    """Two jobs run side by side: the victim's first runs during the attack."""
     as_nobody = False
 
     def test_the_victim_keeps_everything(self, graded: Course, attack: Attack, tmp_path: Path) -> None:

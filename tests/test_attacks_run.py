@@ -1,4 +1,4 @@
-"""A grading run that is killed goes on; without a sandbox there is none, unless the instructor says so aloud."""
+"""A killed grading run can be resumed; without a sandbox nothing runs unless the instructor explicitly asks for it."""
 from __future__ import annotations
 
 import subprocess
@@ -13,7 +13,7 @@ LIMIT_S = 600
 
 
 def wait_for(happened, limit_s: float = LIMIT_S) -> None:
-    """Waits until something is so."""
+    """Waits until a condition holds."""
     end_s = time.monotonic() + limit_s
     while not happened():
         assert time.monotonic() < end_s
@@ -21,7 +21,7 @@ def wait_for(happened, limit_s: float = LIMIT_S) -> None:
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_a_run_that_was_killed_goes_on(user: str, tmp_path: Path) -> None:
+def test_a_killed_run_is_resumed(user: str, tmp_path: Path) -> None:
     course = Course(tmp_path, attack_lab(), user == "nobody")
     for name in ("ann", "bob", "cem"):
         course.hand_in(name, answered(course.lab, bounds=None))
@@ -56,8 +56,8 @@ def test_without_bubblewrap_nothing_is_run(tmp_path: Path) -> None:
     assert not list((course.folder / "results").iterdir()) and course.left_behind() == ([], [])
 
 
-def test_without_a_sandbox_an_attack_finds_what_it_looks_for(tmp_path: Path) -> None:
-    """It works where the instructor wants it, it is told aloud, and what fails in the sandbox can succeed there."""
+def test_without_a_sandbox_an_attack_succeeds(tmp_path: Path) -> None:
+    """Grading works if the instructor asks for it, with a warning, and attacks that the sandbox stops can succeed."""
     course = Course(tmp_path, attack_lab())
     course.hand_in("victim", answered(course.lab))
     attack = next(one for one in attacks("reach") if one.name == "gradebook")

@@ -1,4 +1,4 @@
-"""Exercises on real ranks: a ring that is none, ranks that forge, wait and leave, each beside an honest submission."""
+"""Exercises on real ranks: fake rings, and ranks that forge, wait and leave, each next to an honest submission."""
 from __future__ import annotations
 
 import json
@@ -30,21 +30,21 @@ def over_the_wire(tmp_path_factory: pytest.TempPathFactory) -> Course:
 
 
 @pytest.mark.parametrize("attack", OVER_THE_WIRE, ids=lambda attack: attack.name)
-def test_what_is_no_ring_gets_nothing(over_the_wire: Course, attack: Attack) -> None:
+def test_anything_but_a_ring_gets_no_points(over_the_wire: Course, attack: Attack) -> None:
     exercise = over_the_wire.record(attack.name)["exercises"]["1"]
     assert exercise["points"] == 0 and exercise["status"].startswith(attack.ends), exercise
     assert BLOWN not in json.dumps(exercise)
     assert [check["passed"] for check in exercise["checks"]] == [True]  # to gloo's ranks it looks right
 
 
-def test_a_ring_keeps_everything(over_the_wire: Course) -> None:
+def test_an_honest_ring_keeps_all_points(over_the_wire: Course) -> None:
     assert over_the_wire.record("victim")["points"] == 3
     assert over_the_wire.left_behind() == ([], [])
 
 
 @pytest.mark.skipif("nobody" not in USERS, reason="these tests are not run by root")
-def test_ranks_of_a_user_without_rights_are_held_too(tmp_path: Path) -> None:
-    """Their sandboxes are made in another way: what most could do harm is tried again."""
+def test_an_unprivileged_users_ranks_are_contained_too(tmp_path: Path) -> None:
+    """Their sandboxes are built differently, so the most harmful attacks are repeated."""
     tried = [attack for attack in OVER_THE_WIRE if attack.name in ("another_way", "memory")]
     course = graded(tmp_path, tried, as_nobody=True)
     ended = {attack.name: course.record(attack.name)["exercises"]["1"] for attack in tried}
@@ -54,7 +54,7 @@ def test_ranks_of_a_user_without_rights_are_held_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_ranks_that_wait_for_ever_stop_nobody_else(user: str, tmp_path) -> None:
+def test_ranks_that_wait_forever_stop_nobody_else(user: str, tmp_path) -> None:
     course = Course(tmp_path, torch_lab("mean", MEAN), user == "nobody")
     course.hand_in("victim", answered(course.lab))
     course.hand_in("attacker", answered(course.lab, answer=WAITS))

@@ -1,4 +1,4 @@
-"""Student copies: no solution and no hidden check is left, work is never overwritten, a badly marked lab is refused."""
+"""Student copies have no solution or hidden check, work is never overwritten, a badly marked lab is refused."""
 import json
 import re
 from pathlib import Path
@@ -10,11 +10,11 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from book.grading.__main__ import main
 from book.grading.calls import seccomp_filter
 from book.grading.grade import Grader
-from book.grading.handed_in import find, passed_over
+from book.grading.handed_in import find, skipped
 from book.grading.lab import LabError, code_cells, job, marks, needed, points, read_lab
 from book.grading.lint import marked_wrongly
 from book.grading.release import in_variant, pristine, readme, released
-from book.grading.report import of_nobody, write_reports
+from book.grading.report import stale_pages, write_reports
 from book.grading.submission import read_submission
 from tests.attack_lab import answered, attack_lab
 
@@ -51,7 +51,7 @@ def test_a_copy_keeps_every_cell_but_no_solution(path):
 
 @pytest.mark.parametrize("path", LABS, ids=lambda p: p.stem)
 def test_nothing_that_is_released_holds_a_solution_or_a_hidden_check(path, tmp_path):
-    """Neither in sources nor in outputs, metadata or attachments: the whole text of the files is searched."""
+    """Not in sources, outputs, metadata or attachments: the whole text of the files is searched."""
     source = read_lab(path)
     assert main(["release", str(path), "-o", str(tmp_path)]) == 0
     text = "".join(file.read_text() for file in tmp_path.iterdir())
@@ -68,7 +68,7 @@ def test_nothing_that_is_released_holds_a_solution_or_a_hidden_check(path, tmp_p
 
 
 @pytest.mark.parametrize("path", LABS, ids=lambda p: p.stem)
-def test_every_lab_is_marked_as_an_assignment(path):
+def test_every_lab_is_marked_up_as_an_assignment(path):
     source = read_lab(path)
     assert not list(marked_wrongly(source))
     assert all(worth > 0 for worth in points(source).values())
@@ -82,7 +82,7 @@ def test_a_release_is_the_same_byte_for_byte(tmp_path):
     assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
 
 
-def test_the_readme_says_what_builds_on_what(tmp_path):
+def test_the_readme_says_which_exercises_build_on_others(tmp_path):
     assert main(["release", *map(str, LABS), "-o", str(tmp_path)]) == 0
     told = (tmp_path / "README.md").read_text()
     for path in LABS:
@@ -103,7 +103,7 @@ def answering(depends):
     ([(1, []), (2, [1]), (3, [1]), (4, [2, 3])], {3: {1, 3}, 4: {1, 2, 3, 4}}),
     ([(1, []), (2, []), (3, [1]), (3, [2])], {3: {1, 2, 3}}),
     ([(1, [2]), (2, [1]), (3, [])], {1: {1, 2}, 3: {3}})])
-def test_an_exercise_needs_what_the_answers_that_it_needs_depend_on(depends, exercises):
+def test_dependencies_of_exercises_are_transitive(depends, exercises):
     assert {number: needed(answering(depends), number) for number in exercises} == exercises
 
 
@@ -118,7 +118,7 @@ def test_nbgrader_finds_its_metadata(tmp_path):
     assert len({cell.metadata["nbgrader"]["grade_id"] for cell in cells}) == len(cells)
 
 
-def test_the_stub_stands_where_the_solution_stood():
+def test_the_stub_replaces_the_solution_in_place():
     copy = released(lab("def f(x):\n    y = 1\n    ### BEGIN SOLUTION\n    return x + y\n    ### END SOLUTION"))
     assert copy.cells[0].source == (
         "def f(x):\n    y = 1\n    # YOUR CODE HERE\n"
@@ -133,7 +133,7 @@ def test_a_badly_marked_lab_is_refused(notebook):
         released(notebook)
 
 
-def test_work_is_kept_unless_told_otherwise(tmp_path, capsys):
+def test_existing_work_is_kept_unless_forced(tmp_path, capsys):
     assert main(["release", str(LABS[0]), "-o", str(tmp_path)]) == 0
     copy = tmp_path / LABS[0].name
     copy.write_text("my work")
@@ -143,12 +143,12 @@ def test_work_is_kept_unless_told_otherwise(tmp_path, capsys):
     assert "NotImplementedError" in copy.read_text()
 
 
-def test_a_folder_without_labs_is_told(tmp_path, capsys):
+def test_a_folder_without_labs_is_reported(tmp_path, capsys):
     assert main(["release", str(tmp_path), "-o", str(tmp_path / "out")]) == 1
     assert "no notebooks in" in capsys.readouterr().err
 
 
-def test_what_is_no_notebook_is_told(tmp_path, capsys):
+def test_a_file_that_is_not_a_notebook_is_reported(tmp_path, capsys):
     (tmp_path / "lab.ipynb").write_text("[]")
     assert main(["release", str(tmp_path), "-o", str(tmp_path / "out")]) == 1
     assert "can't be read as a notebook" in capsys.readouterr().err
@@ -172,7 +172,7 @@ def test_a_variant_changes_the_cells_that_have_it_and_no_others(tmp_path):
         in_variant(source, "C")
 
 
-def test_what_begins_with_a_dot_is_passed_over(tmp_path):
+def test_dotfiles_are_skipped(tmp_path):
     """macOS puts ._lab.ipynb into archives, Jupyter its checkpoints."""
     for name in ("ada/mine.ipynb", "ada/._mine.ipynb", "ada/.ipynb_checkpoints/mine.ipynb", "._bob.ipynb", "bob.ipynb"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -181,25 +181,25 @@ def test_what_begins_with_a_dot_is_passed_over(tmp_path):
         ("ada", tmp_path / "ada" / "mine.ipynb", None), ("bob", tmp_path / "bob.ipynb", None)]
 
 
-def test_no_file_is_left_out_without_a_word(tmp_path):
-    """A name in capitals is a notebook's too; what is none is told."""
+def test_no_file_is_skipped_silently(tmp_path):
+    """An upper-case suffix is a notebook too; files that are not notebooks are reported."""
     for name in ("ADA.IPYNB", "grace.pdf", ".hidden.pdf"):
         (tmp_path / name).write_text("{}")
     (tmp_path / "link").symlink_to(tmp_path)
     assert [(e.student, e.path.name) for e in find(tmp_path, "lab.ipynb")] == [("ADA", "ADA.IPYNB")]
-    assert passed_over(tmp_path) == ["grace.pdf", "link"]
+    assert skipped(tmp_path) == ["grace.pdf", "link"]
 
 
-def test_pages_of_an_earlier_run_are_told(tmp_path):
+def test_pages_of_an_earlier_run_are_reported(tmp_path):
     record = {"student": "ada", "slug": "ada", "error": None, "notes": [], "exercises": {}, "points": 0,
               "max_points": 0}
     (tmp_path / "students").mkdir()
     for gone in (["ada", "grace"], ["ada"]):
         write_reports([record | {"student": name, "slug": name} for name in gone], "lab", tmp_path)
-    assert of_nobody([record], tmp_path) == ["grace.html"]
+    assert stale_pages([record], tmp_path) == ["grace.html"]
 
 
-def test_a_copy_of_another_variant_is_told_and_its_cells_are_not_called_edited(tmp_path):
+def test_a_copy_of_another_variant_is_reported_and_its_cells_are_not_called_edited(tmp_path):
     lab = attack_lab()
     copy = answered(lab, setup="import random")
     copy.metadata["lockstep"]["variant"] = "B"
@@ -208,16 +208,16 @@ def test_a_copy_of_another_variant_is_told_and_its_cells_are_not_called_edited(t
         "the copy is of variant B, the source it is graded with of none"]
 
 
-def test_the_filter_of_calls_is_known_for_machines_that_it_was_written_for():
+def test_the_system_call_filter_exists_for_supported_architectures():
     assert seccomp_filter("x86_64") != seccomp_filter("aarch64")
-    with pytest.raises(NotImplementedError, match="of x86_64 and aarch64 alone"):
+    with pytest.raises(NotImplementedError, match="only the system calls of x86_64 and aarch64"):
         seccomp_filter("sparc64")
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path):
     nbformat.write(attack_lab(), tmp_path / "lab.ipynb")
     first = Grader.start(tmp_path / "lab.ipynb", tmp_path / "out")
-    with pytest.raises(LabError, match="another run is at work"):
+    with pytest.raises(LabError, match="another run is using"):
         Grader.start(tmp_path / "lab.ipynb", tmp_path / "out")
     first.close()
     Grader.start(tmp_path / "lab.ipynb", tmp_path / "out").close()
@@ -235,7 +235,7 @@ def test_a_job_has_the_answers_that_its_exercise_needs():
 
 
 def faults_of(wrong, **metadata):
-    """What is said of the small lab with other marks in some of its cells, and other metadata."""
+    """What lint says about the small lab with changed marks in some cells and changed metadata."""
     source = attack_lab()
     source.metadata["lockstep"].update(metadata)
     for cell in code_cells(source):
@@ -246,24 +246,24 @@ def faults_of(wrong, **metadata):
 @pytest.mark.parametrize("wrong, words", [
     ({"check-1": {"points": "2"}}, "a whole number"), ({"hidden-1": {"points": 2}}, "is hidden and has points"),
     ({"check-2": {"id": "check-1"}}, "that another cell has"), ({"seed": {"kind": "seed"}}, "needs an id and a kind"),
-    ({"hidden-1": {"wire": "pigeon"}}, "'pigeon', which is none of"),
-    ({"sent": {"depends": "1"}}, "no list of numbers"),
+    ({"hidden-1": {"wire": "pigeon"}}, "'pigeon', which is not one of"),
+    ({"sent": {"depends": "1"}}, "not a list of numbers"),
     ({"sent": {"depends": [1], "exercise": None}}, "needs the number of its exercise"),
     ({"check-1": {"hidden": True, "points": 0}}, "needs the tag remove-cell"),
     ({"hidden-2": {"hidden": False}}, "exercise 2 needs a hidden check"),
     ({"bounds": {"depends": [2]}}, "depends on exercise 2, which does not come before it"),
     ({"check-2": {"points": 7}}, "say 3 points, and its checks add up to 9")])
-def test_marks_that_are_wrong_are_told(wrong, words):
+def test_wrong_marks_are_reported(wrong, words):
     assert words in faults_of(wrong)
 
 
-def test_what_is_opened_must_exist():
+def test_opened_modules_must_exist():
     assert "open book.parallel.nothing to [1]" in faults_of({}, open={"book.parallel.nothing": [1]})
     assert "open book.parallel.data to [9]" in faults_of({}, open={"book.parallel.data": [9]})
     assert not faults_of({}, open={"book.parallel.data": [2]}) and not faults_of({})
 
 
-def test_the_pristine_copy_is_code_alone():
+def test_the_pristine_copy_has_only_code():
     copy = pristine(released(attack_lab()))
     assert {cell.cell_type for cell in copy.cells} == {"code"}
     nbformat.validate(copy)

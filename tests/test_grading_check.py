@@ -1,4 +1,4 @@
-"""A student's own check and plain nbval come to the same verdict; lint finds checks that could be forged."""
+"""A student's own check and plain nbval reach the same verdict; lint finds checks that could be forged."""
 import json
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def source():
 
 @pytest.fixture
 def student(source, tmp_path, capsys):
-    """A released lab, and a function that hands its notebook in with answers and says what both commands find."""
+    """A released lab, and a function that fills in answers and returns what both commands find."""
     nbformat.write(source, tmp_path / "source.ipynb")
     assert main(["release", str(tmp_path / "source.ipynb"), "-o", str(tmp_path / "mine")]) == 0
     copy = tmp_path / "mine" / "source.ipynb"
@@ -74,14 +74,14 @@ def test_a_wrong_answer_fails_both_even_when_its_outputs_are_saved(student, run_
     assert plain and ours and "1 of 3 points" in told and "the last chunk's length is" in told
 
 
-def test_the_file_that_came_with_the_lab_is_asked_for(tmp_path, capsys):
+def test_a_missing_expected_file_is_asked_for(tmp_path, capsys):
     nbformat.write(attack_lab(), tmp_path / "alone.ipynb")
     assert main(["check", str(tmp_path / "alone.ipynb")]) == 1
     assert "alone.expected.json is not beside alone.ipynb" in capsys.readouterr().err
 
 
-def test_a_fault_of_the_grader_is_tried_again(tmp_path, monkeypatch):
-    """The exercise that is graded meets one; what is left in the end is the grade alone."""
+def test_grading_is_retried_after_a_grader_error(tmp_path, monkeypatch):
+    """Grading fails once; in the end only the grade is left."""
     attempt, faults = Grader.attempt, iter([OSError("gone")])
 
     def failing(*arguments):
@@ -105,7 +105,7 @@ def test_lint_passes_a_lab_whose_checks_depend_on_the_seed(source):
 
 @pytest.mark.parametrize("printed", [pytest.param('"ok"', marks=pytest.mark.full), "SEED % 8"])
 def test_lint_finds_a_check_that_could_be_forged(printed):
-    """It finds nothing else: the first exercise's checks are as they should be."""
+    """It finds nothing else, since the first exercise's checks are fine."""
     lab = attack_lab()
     cell = next(c for c in lab.cells if marks(c).get("id") == "check-2")
     cell.source = f"assert ring_sent(8, 2) == 8\nprint({printed})"

@@ -1,4 +1,4 @@
-"""Every lab: its solutions score full marks in the sandbox, an untouched copy nothing, and a variant wants its own."""
+"""Every lab: its solutions score full marks in the sandbox, an untouched copy none, and variants need their own."""
 import json
 import os
 import random
@@ -24,7 +24,7 @@ class LabGraded:
     path: Path
 
     def test_the_solutions_score_full_marks_and_the_released_copy_none(self, tmp_path, monkeypatch):
-        """All solutions run once, for the references; then those that are handed in, all of them if WHOLE says so.
+        """All solutions run once for the references, then those that are handed in: all of them if WHOLE says so.
 
         The secret seed is one that a check which looks at little of it can't tell from the lab's own.
         """
@@ -46,8 +46,8 @@ class LabGraded:
                 outputs = printed[str(marks(cell)["exercise"])]["outputs"][marks(cell)["id"]]
                 assert text(outputs) and text(outputs) != text(cell.outputs), marks(cell)["id"]
 
-    def test_a_published_solution_does_not_fit_the_variant(self):
-        """Where a variant has an answer of its own, that one passes; the published one fails in the public check."""
+    def test_a_published_solution_fails_the_variant(self):
+        """If a variant has its own answer, that one passes, and the published one fails in the public check."""
         lab, variant = read_lab(self.path), in_variant(read_lab(self.path), "B")
         published = answers(lab)
         changed = {marks(cell)["exercise"] for cell in code_cells(variant)
@@ -67,7 +67,7 @@ def own_seed(lab: nbformat.NotebookNode) -> int:
 
 
 def solutions(lab: nbformat.NotebookNode, exercises: set[int]) -> nbformat.NotebookNode:
-    """What a student hands in who has solved these exercises as the lab does, and has not touched the others."""
+    """The submission of a student who solved these exercises as the lab does, and did not touch the others."""
     copy = released(lab)
     own = {marks(cell)["id"]: cell.source for cell in code_cells(lab) if marks(cell).get("exercise") in exercises}
     for cell in code_cells(copy):
@@ -77,7 +77,7 @@ def solutions(lab: nbformat.NotebookNode, exercises: set[int]) -> nbformat.Noteb
 
 
 def text(outputs: list[dict]) -> str:
-    """What was printed, without the line that says what ranks run on."""
+    """What was printed, without the line that says what the ranks run on."""
     told = "".join(out["text"] for out in outputs if out.get("name") == "stdout")
     return "".join(line for line in told.splitlines(keepends=True) if not re.match(r"\d+ ranks? on ", line))
 

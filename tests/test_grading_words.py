@@ -22,12 +22,12 @@ def solution(source):
     return f"### BEGIN SOLUTION\n{source}\n### END SOLUTION"
 
 
-def test_what_stands_between_two_solutions_is_the_learners_too():
+def test_code_between_two_solutions_belongs_to_the_learner_too():
     lab = new_notebook(cells=[cell(f"{solution('x = 1')}\ny = x\n{solution('z = y')}\nprint(z)", "a", "answer")])
     assert released(lab).cells[0].source == f"{STUB}\ny = x\n{STUB}\nprint(z)"
 
 
-def test_a_learners_own_cells_go_with_the_answer_that_they_stand_beside(tmp_path):
+def test_a_learners_own_cells_belong_to_the_adjacent_answer(tmp_path):
     lab = new_notebook(cells=[cell(solution("x = 1"), "a", "answer"), cell("print(x)", "check-a", "check", points=1),
                               cell(solution("y = 2"), "b", "answer")])
     own = [new_code_cell(source) for source in ("before", "after", "behind the check", "last")]
@@ -40,7 +40,7 @@ def test_a_learners_own_cells_go_with_the_answer_that_they_stand_beside(tmp_path
 
 
 @pytest.mark.parametrize("first", "=+-@|%")
-def test_a_name_is_no_formula(first):
+def test_a_students_name_is_never_a_formula(first):
     record = {"student": f"{first}1+1", "error": None, "notes": [], "points": 0, "max_points": 3,
               "exercises": {"1": {"points": 0}}}
     _, row = csv.reader(io.StringIO(grades_csv([record])))

@@ -1,4 +1,4 @@
-"""The limits of a sandbox, as code inside finds them."""
+"""A sandbox's limits, as seen from inside."""
 import json
 import resource
 import subprocess
@@ -20,7 +20,7 @@ WHICH = [resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE, resource.RLIMIT_CPU, reso
 
 
 @pytest.mark.slow
-def test_what_can_be_written_to_and_used_is_limited() -> None:
+def test_writes_and_resources_are_limited() -> None:
     code = LOOK.replace("PLACES", repr(PLACES)).replace("WHICH", repr(WHICH))
     limits = sandbox.Limits(cpu_s=7, memory_bytes=1 << 30, num_processes=33, scratch_bytes=1 << 20)
     with tempfile.TemporaryDirectory() as folder:  # not pytest's own, which nobody else may enter

@@ -1,4 +1,4 @@
-"""Exercises over a wire: every right answer passes there too, and traffic that is not what was asked for is refused."""
+"""Exercises over a wire: every right answer passes there too, and traffic other than what was asked for is refused."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ READS = ["labs/*.ipynb", "tests/answers/*/*.diff"]
 
 
 def in_every_run(name: str, exercise: int) -> bool:
-    """Whether `make test` tries it: ranks of one lab take long to start, those of all labs several times as long."""
+    """Whether `make test` runs it: one lab's ranks are slow to start, those of all labs several times slower."""
     return (name, exercise) == ("03_ring_all_reduce", 3)
 
 
@@ -51,7 +51,7 @@ def test_a_right_answer_passes_over_the_wire(ranks: Mapping[str, Ranks], answer:
     for name, lab in LABS.items() for cell in code_cells(lab) if marks(cell).get("wire")
     for exercise in [marks(cell)["exercise"]]])
 def test_an_answer_that_does_nothing_is_refused(ranks: Mapping[str, Ranks], name: str, exercise: int) -> None:
-    """What has to be there in the end is never there in the beginning."""
+    """The result is never already there at the start."""
     lab = LABS[name]
     stubs = {marks(cell)["id"]: ["def " + cell.source.split("def ")[1].split(":\n")[0] + ":\n    pass"]
              for cell in code_cells(lab) if marks(cell).get("kind") == "answer"
@@ -59,7 +59,7 @@ def test_an_answer_that_does_nothing_is_refused(ranks: Mapping[str, Ranks], name
     assert "does not hold what it should" in verdict(lab, exercise, stubs, ranks[name])
 
 
-def test_every_wire_is_asked_for_by_a_lab() -> None:
+def test_every_wire_is_used_by_a_lab() -> None:
     asked = {marks(cell)["wire"] for lab in LABS.values() for cell in code_cells(lab) if marks(cell).get("wire")}
     assert asked == set(WIRED)
 
@@ -69,7 +69,7 @@ def round_of(size: int, way: int, num_bytes: int) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("size", [3, 4, 5])
-def test_a_ring_is_one_way_round_in_rounds_of_a_chunk(size: int) -> None:
+def test_a_ring_sends_one_chunk_per_round_in_one_direction(size: int) -> None:
     case, chunk = {"world_size": size, "length": 10 * size}, 80
     for way in (1, -1):
         assert ring(round_of(size, way, chunk) * (size - 1), case, size - 1) is None
@@ -80,7 +80,7 @@ def test_a_ring_is_one_way_round_in_rounds_of_a_chunk(size: int) -> None:
     assert "larger than a chunk" in ring(round_of(size, 1, chunk + 8) * (size - 1), case, size - 1)
 
 
-def test_copies_and_rows_are_counted_by_who_gets_and_gives_them() -> None:
+def test_copies_are_counted_by_receiver_and_rows_by_sender() -> None:
     case = {"world_size": 3, "length": 6, "root": 1}
     assert received_once([(1, 0, 48), (0, 2, 24), (1, 2, 24)], case) is None
     assert received_once([(1, 0, 48), (1, 2, 40)], case) and received_once([(1, 0, 48), (1, 2, 56)], case)
@@ -91,7 +91,7 @@ def test_copies_and_rows_are_counted_by_who_gets_and_gives_them() -> None:
 
 
 @pytest.mark.parametrize("wired", WIRED.values(), ids=WIRED)
-def test_what_must_be_held_is_not_what_was_given(wired) -> None:
+def test_the_expected_result_is_not_the_input(wired) -> None:
     for case in wired.cases:
         inputs = [np.arange(1.0, case["length"] + 1) * 10 ** rank for rank in range(case["world_size"])]
         wants = wired.want(inputs, case)

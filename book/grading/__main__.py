@@ -18,7 +18,7 @@ UNSAFE = """
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command and returns the exit status: 0, or 1 when something was found or refused."""
+    """Runs the command and returns the exit status: 0, or 1 if something was found or refused."""
     options = parser().parse_args(arguments)
     try:
         return options.run(options)
@@ -37,11 +37,11 @@ def parser() -> argparse.ArgumentParser:
     verb = verbs.add_parser("release", help="make student copies: no solutions, no hidden checks")
     verb.add_argument("labs", nargs="+", type=Path, help="lab notebooks, or folders of them")
     verb.add_argument("-o", "--out", type=Path, required=True, help="folder for the copies")
-    verb.add_argument("--variant", help="the tasks as the lab's metadata have them under this name")
+    verb.add_argument("--variant", help="release this variant of the lab, as named in its metadata")
     verb.add_argument("--source", type=Path, metavar="FOLDER",
                       help="with --variant: write the variant's own source there, to grade with")
     verb.add_argument("--nbgrader", action="store_true", help="add nbgrader's metadata to the copies' cells")
-    verb.add_argument("--force", action="store_true", help="replace copies that are there, with any work in them")
+    verb.add_argument("--force", action="store_true", help="replace existing copies, with any work in them")
     verb.set_defaults(run=release)
     verb = verbs.add_parser("check", help="for students: run every check of your notebook")
     verb.add_argument("notebook", type=Path, help="your notebook, with its .expected.json beside it")
@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument("submissions", type=Path,
                       help="folder with NAME.ipynb, or a folder NAME with a notebook, for each student")
     verb.add_argument("-o", "--out", type=Path, required=True,
-                      help="folder for the results; a run that was killed goes on there")
+                      help="folder for the results; an interrupted run continues there")
     verb.add_argument("-j", "--jobs", type=int, default=1, help="submissions graded side by side (default 1)")
     verb.add_argument("--unsafe-no-sandbox", action="store_true",
                       help="run submissions as yourself, with your files and network")
@@ -106,8 +106,8 @@ def grade(options: Any) -> int:
     from book.grading import sandbox
     from book.grading.grade import FAILED
     from book.grading.grade import grade as graded
-    from book.grading.handed_in import find, passed_over
-    from book.grading.report import of_nobody, write_reports
+    from book.grading.handed_in import find, skipped
+    from book.grading.report import stale_pages, write_reports
 
     if options.unsafe_no_sandbox:
         print(UNSAFE, file=sys.stderr)
@@ -128,9 +128,9 @@ def grade(options: Any) -> int:
     print(f"{len(records)} submissions; grades.csv, grades.json, index.html and a page for each student are in "
           f"{options.out}")
     failed = [record["student"] for record in records if (record["error"] or "").startswith(FAILED)]
-    for names, told in ((passed_over(options.submissions), "not looked at, because they are no notebooks (.ipynb)"),
-                        (of_nobody(records, options.out), "pages of an earlier run, of nobody who is there now"),
-                        (failed, "not graded, by a fault of the grader; run the same command again")):
+    for names, told in ((skipped(options.submissions), "skipped, because they are not notebooks (.ipynb)"),
+                        (stale_pages(records, options.out), "pages of an earlier run, without a submission now"),
+                        (failed, "not graded because the grader failed; run the same command again")):
         if names:
             print(f"{told}: {', '.join(names)}", file=sys.stderr)
     return int(bool(failed))

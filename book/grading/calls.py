@@ -1,8 +1,8 @@
-"""L4: system calls that reach past a sandbox's walls, and the seccomp filter that refuses them.
+"""L4: system calls that reach out of a sandbox, and the seccomp filter that refuses them.
 
-Namespaces hide files, processes and networks. The kernel has other places where two sandboxes meet: locks, leases and
-watches on files that both can read, keyrings, sockets of no network. What goes through them is exact and needs no
-clock: a wire beside the wire. The numbers are those of Linux's tables of system calls; see seccomp(2).
+Namespaces hide files, processes and networks. But sandboxes share other kernel objects: locks, leases and watches on
+files that both can read, keyrings, sockets that belong to no network. These are reliable channels that need no timing,
+and the broker would not see them. The numbers are those of Linux's system call tables; see seccomp(2).
 """
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from typing import NamedTuple
 
 
 class _Calls(NamedTuple):
-    """A machine's architecture, as the kernel's audit calls it, and the numbers of its system calls."""
+    """A machine's architecture, by its number in the kernel's audit interface, and its system call numbers."""
     architecture: int
     refused: Sequence[int]
     fcntl: int
     socket: int
 
 
-# Refused whole: flock; inotify_init, inotify_init1, fanotify_init; add_key, request_key, keyctl; io_uring_setup, which
-# would open sockets without asking.
+# Refused altogether: flock; inotify_init, inotify_init1, fanotify_init; add_key, request_key, keyctl; io_uring_setup,
+# which would open sockets without the socket call.
 _CALLS = {"x86_64": _Calls(0xC000003E, (73, 253, 294, 300, 248, 249, 250, 425), fcntl=72, socket=41),
           "aarch64": _Calls(0xC00000B7, (32, 26, 262, 217, 218, 219, 425), fcntl=25, socket=198)}
-# Of fcntl what concerns a process itself: its handles, whom they signal, a pipe's size, the seals on memory.
+# Allowed fcntl commands: those on a process's own handles, whom they signal, a pipe's size, the seals on memory.
 _FOR_ONESELF = (0, 1030, 1, 2, 3, 4, 8, 9, 15, 16, 1031, 1032, 1033, 1034)
 _FAMILIES = (1, 2, 10, 16)  # Unix, IPv4, IPv6, netlink: a network namespace holds all of them
-_OTHER_NUMBERS = 0x40000000  # x86's x32: the same calls once more
+_OTHER_NUMBERS = 0x40000000  # x86's x32 ABI: the same calls under other numbers
 
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # instructions of Linux's socket filters
-_NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24  # where they find a call and the low half of its arguments
+_NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24  # offsets of a call and of the low halves of its arguments
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
 
 
 def seccomp_filter(machine: str | None = None) -> bytes:
-    """A filter that answers such calls with EPERM, as bubblewrap reads it.
+    """A filter that answers such calls with EPERM, in the form that bubblewrap reads.
 
-    Raises NotImplementedError for a machine whose calls are not known here.
+    Raises NotImplementedError for an unsupported architecture.
     """
     calls = _CALLS.get(machine or platform.machine())
     if calls is None:
-        raise NotImplementedError(f"the sandbox knows the system calls of {' and '.join(_CALLS)} alone")
+        raise NotImplementedError(f"the sandbox knows only the system calls of {' and '.join(_CALLS)}")
     program = [_step(_LOAD, _ARCHITECTURE), _step(_EQUAL, calls.architecture, 1, 0), _step(_RETURN, _REFUSE),
                _step(_LOAD, _NUMBER), _step(_AT_LEAST, _OTHER_NUMBERS, 0, 1), _step(_RETURN, _REFUSE)]
     for number in calls.refused:
@@ -52,7 +52,7 @@ def seccomp_filter(machine: str | None = None) -> bytes:
 
 
 def _only(number: int, argument: int, allowed: Sequence[int]) -> list[bytes]:
-    """Instructions that let a call pass with these values of an argument alone."""
+    """Instructions that allow a call only with these values of an argument."""
     inner = [_step(_LOAD, argument)]
     for value in allowed:
         inner += [_step(_EQUAL, value, 0, 1), _step(_RETURN, _ALLOW)]
@@ -61,5 +61,5 @@ def _only(number: int, argument: int, allowed: Sequence[int]) -> list[bytes]:
 
 
 def _step(code: int, value: int, if_so: int = 0, if_not: int = 0) -> bytes:
-    """One instruction; a comparison says how many to pass over."""
+    """One instruction; a comparison says how many instructions to skip."""
     return struct.pack("HBBI", code, if_so, if_not, value)

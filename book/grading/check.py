@@ -23,7 +23,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check of one exercise came to: its points, and a message when it failed."""
+    """The result of checking one exercise: its points, and a message if it failed."""
     exercise: int
     points: int
     max_points: int
@@ -34,15 +34,15 @@ def check(notebook: Path, exercises: list[int] | None = None,
           begins: Callable[[int], None] = lambda exercise: None) -> Iterator[Verdict]:
     """Yields a verdict for each exercise of a student's notebook, or for those named.
 
-    `begins` is called with the number of each exercise before it is run, which takes a while. Raises LabError when
-    there is no notebook, no such exercise, or no file beside it with what the checks must print.
+    `begins` is called with the number of each exercise before it is run, which takes a while. Raises LabError if there
+    is no notebook, no such exercise, or no file beside the notebook with what the checks must print.
     """
     if not notebook.exists():
         raise LabError(f"there is no notebook {notebook}")
     expected = notebook.with_suffix(EXPECTED)
     if not expected.exists():
         raise LabError(f"{expected.name} is not beside {notebook.name}: it came with the lab, and holds what its "
-                       "checks must print. Has the notebook another name now? Then give it its old one")
+                       "checks must print. If you renamed the notebook, rename it back")
     lab = labs.read_lab(expected)
     submission = read_submission(notebook, lab)
     unknown = set(exercises or []) - labs.points(lab).keys()

@@ -1,4 +1,4 @@
-"""L4: a folder of submissions -> points. Secret seed, sandbox, one kernel an exercise; what is done survives a kill."""
+"""L4: a folder of submissions -> points. Secret seed, sandbox, one kernel per exercise; killed runs can be resumed."""
 from __future__ import annotations
 
 import fcntl
@@ -30,7 +30,7 @@ from book.grading.withheld import withheld
 from book.wire.broker import WireError, WireTimeout
 
 MAX_SEED = 10 ** 6  # labs multiply it by a thousand, and generators take 63 bits
-FAILED = "grading it failed"  # what a record's error begins with where the grader itself is at fault
+FAILED = "grading it failed"  # prefix of a record's error if the grader itself failed
 Record = dict[str, Any]
 
 
@@ -43,20 +43,20 @@ class Grader:
     seed: int = 0
     name: str = ""
     sha256: str = ""
-    handle: int = -1  # of the folder, which is locked
+    handle: int = -1  # of the folder, which is kept locked
     references: dict[int, Reference] = field(default_factory=dict)
 
     @classmethod
     def start(cls, path: Path, out: Path, sandboxed: bool = True) -> Grader:
-        """Begins a run into the folder `out`, or goes on with the one that is there.
+        """Starts a run in the folder `out`, or resumes the one that is there.
 
-        Raises LabError when `out` holds a run of another lab, or of this one in another state, or one that is at work.
+        Raises LabError if `out` holds a run of another lab, of another version of this lab, or one in progress.
         """
         grader = cls(labs.read_lab(path), out, sandboxed)
         grader.sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
         (out / "students").mkdir(parents=True, exist_ok=True)
         grader._lock()
-        out.chmod(0o700)  # the seed is in there, and everybody's work
+        out.chmod(0o700)  # it holds the seed and everybody's work
         state = out / "run.json"
         fresh: dict[str, Any] = {"lab": path.stem, "sha256": grader.sha256, "seed": secrets.randbelow(MAX_SEED) + 1,
                                  "name": secrets.token_hex(4)}
@@ -71,19 +71,19 @@ class Grader:
         return grader
 
     def _lock(self) -> None:
-        """Keeps other runs out of the folder until this process ends."""
+        """Locks the folder until `close` or the end of this process."""
         self.handle = os.open(self.out, os.O_RDONLY)
         try:
             fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise LabError(f"another run is at work in {self.out}: wait for it, or name another folder") from None
+            raise LabError(f"another run is using {self.out}: wait for it to end, or name another folder") from None
 
     def close(self) -> None:
-        """Lets other runs into the folder."""
+        """Releases the lock on the folder."""
         os.close(self.handle)
 
     def prefix(self) -> str:
-        """How the names of this run's temporary folders begin."""
+        """The prefix of this run's temporary folders."""
         return f"lockstep-{self.name}-"
 
     def ranks(self) -> Ranks:
@@ -91,7 +91,7 @@ class Grader:
         return Ranks(self.sandboxed, self.prefix())
 
     def refer_all(self, pool: ThreadPoolExecutor) -> None:
-        """Makes the references, or reads those of the run that goes on. Raises LabError when a solution fails."""
+        """Makes the references, or reads those of the run being resumed. Raises LabError if a solution fails."""
         kept = _read(self.out / "references.json")
         if kept is None:
             list(pool.map(self.refer, labs.points(self.lab)))
@@ -101,12 +101,12 @@ class Grader:
         self.references = {int(n): Reference(r["outputs"], Limits(**r["limits"])) for n, r in kept.items()}
 
     def refer(self, exercise: int) -> None:
-        """Runs the lab's own solution of an exercise. Raises LabError when it does not pass its own checks."""
+        """Runs the lab's own solution of an exercise. Raises LabError if it does not pass its own checks."""
         result = self._run(labs.job(self.lab, exercise, self.seed), exercise, PATIENT)
         self.references[exercise] = Reference.of(result, exercise)
 
     def _refer_wired(self) -> None:
-        """Tries the lab's own solutions over the wire too: where ranks can't start, no submission is to blame."""
+        """Runs the lab's own solutions over the wire too: if ranks can't start, no submission is to blame."""
         with self.ranks() as ranks:
             for exercise in self.references:
                 try:
@@ -141,7 +141,7 @@ class Grader:
         return record
 
     def _wired(self, exercise: int, submission: Submission, ranks: Ranks) -> Record:
-        """What the exercise's wire changes in its record."""
+        """The changes to an exercise's record from running it over the wire."""
         try:
             why = wired.verdict(self.lab, exercise, submission.answers, ranks)
         except WireMemory as error:
@@ -161,12 +161,12 @@ def grade(lab: Path, folder: Path, out: Path, num_jobs: int = 1, sandboxed: bool
           done: Callable[[Record], None] = lambda record: None) -> list[Record]:
     """Grades all submissions in `folder`, several at a time, and returns a record for each, sorted by name.
 
-    `done` is called with each record as it is complete. What a limit stopped is tried once more at the end, alone: a
-    neighbour may have starved it. Raises LabError for a lab that is not in order.
+    `done` is called with each record once it is complete. Exercises stopped by a limit are retried once at the end, one
+    at a time: others may have starved them of resources. Raises LabError for an invalid lab.
     """
     entries = find(folder, lab.name)
     if not entries:
-        raise LabError(f"there are no submissions in {folder}: put there a notebook, or a folder with one, for each "
+        raise LabError(f"there are no submissions in {folder}: put a notebook, or a folder with one, there for each "
                        "student")
     with closing(Grader.start(lab, out, sandboxed)) as grader:
         with ThreadPoolExecutor(num_jobs) as pool:
@@ -177,7 +177,7 @@ def grade(lab: Path, folder: Path, out: Path, num_jobs: int = 1, sandboxed: bool
 
 
 def _grade_entry(grader: Grader, entry: Entry, done: Callable[[Record], None]) -> Record:
-    """One submission's record: the one on disk if it is of this very submission, else a new one."""
+    """One submission's record: the one on disk if it is for exactly this submission, else a new one."""
     record: Record = {"student": entry.student, "slug": entry.slug, "key": None, "error": entry.error, "notes": [],
                       "exercises": {str(n): {"points": 0, "max_points": p, "status": "not graded", "checks": []}
                                     for n, p in labs.points(grader.lab).items()}}
@@ -197,7 +197,7 @@ def _grade_entry(grader: Grader, entry: Entry, done: Callable[[Record], None]) -
 
 @contextmanager
 def _noted_in(record: Record) -> Iterator[None]:
-    """What goes wrong with one submission is noted in its record: it must not end the run for the others."""
+    """Notes an error in the submission's record, so that it does not end the run for the others."""
     try:
         yield
     except SubmissionError as error:
@@ -210,7 +210,7 @@ def _noted_in(record: Record) -> Iterator[None]:
 
 
 def _again(grader: Grader, entry: Entry, record: Record, done: Callable[[Record], None]) -> Record:
-    """Tries once more, alone, what a limit stopped; all of it, if it was the grader that failed."""
+    """Retries on its own whatever a limit stopped, or every exercise if the grader failed."""
     failed = record.pop("fault", None)
     record["error"] = None
     with _noted_in(record), grader.ranks() as ranks:
@@ -222,7 +222,7 @@ def _again(grader: Grader, entry: Entry, record: Record, done: Callable[[Record]
 
 
 def _close(grader: Grader, record: Record, done: Callable[[Record], None], again: bool) -> Record:
-    """Adds the points up; a record that is complete is written, whole or not at all."""
+    """Adds up the points; a complete record is written to disk atomically."""
     record["points"] = sum(e["points"] for e in record["exercises"].values())
     record["max_points"] = sum(e["max_points"] for e in record["exercises"].values())
     open_yet = "fault" in record or any(e.get("stopped") for e in record["exercises"].values())
@@ -240,7 +240,7 @@ def _submission(entry: Entry, lab: NotebookNode) -> Submission:
 
 
 def _read(path: Path) -> Any:
-    """What `write_whole` wrote there; None when there is nothing."""
+    """What `write_whole` wrote there; None if there is nothing."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
@@ -248,19 +248,19 @@ def _read(path: Path) -> Any:
 
 
 def _killed(result: Result) -> str | None:
-    """Whether a rank died of a signal, which also happens to right programs on a machine that is short of something."""
+    """A reason if a rank was killed by a signal, which also happens to correct programs if the machine runs short."""
     killed = any("was killed by SIG" in cell["traceback"] for cell in result.cells if not cell["ok"])
     return "a rank was killed" if killed else None
 
 
 def _log(result: Result) -> str:
-    """What an instructor may want to read of a job that did not pass. It comes from untrusted code."""
+    """What an instructor may want to read about a job that did not pass. It comes from untrusted code."""
     told: Iterable[str] = (f"{c['id']}: {c['message']}\n{c['traceback']}" for c in result.cells if not c["ok"])
     return "\n".join(told)[:8000] or ("" if not result.why else result.log)
 
 
 def write_whole(path: Path, value: Any) -> None:
-    """Writes JSON so that the file is either the old one or the new one, readable by its owner alone."""
+    """Writes JSON atomically, readable only by its owner."""
     part = path.with_suffix(".part")
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(value, file, indent=1)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 MAX_LOOKED_AT, MAX_DEPTH = 500, 3
 SUFFIX = ".ipynb"
-JOINERS = "\u200c\u200d"  # invisible, and needed to write some names
+JOINERS = "\u200c\u200d"  # invisible, but needed in some names
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A student's place in the folder: a name that can be shown, one that can name a file, the notebook or an error."""
+    """A student's entry in the folder: a displayable name, a name safe for files, the notebook or an error."""
     student: str
     slug: str
     path: Path | None
@@ -26,8 +26,8 @@ class Entry:
 def find(folder: Path, lab_name: str) -> list[Entry]:
     """The submissions in `folder`: a notebook NAME.ipynb, or a folder NAME with one notebook in it, for each student.
 
-    In a folder, the notebook called `lab_name` is taken, at most three levels down; no link is followed. Sorted by
-    name.
+    If a folder has several notebooks, the one called `lab_name` is taken; at most three levels are searched, and links
+    are not followed. Sorted by name.
     """
     found = []
     with os.scandir(folder) as entries:
@@ -48,8 +48,8 @@ def find(folder: Path, lab_name: str) -> list[Entry]:
             if e.slug in twice else e for number, e in enumerate(found)]
 
 
-def passed_over(folder: Path) -> list[str]:
-    """The names of files that are nobody's submission, because they are no notebooks."""
+def skipped(folder: Path) -> list[str]:
+    """The names of files that are skipped because they are not notebooks."""
     with os.scandir(folder) as entries:
         return sorted(printable(entry.name) for entry in entries if not entry.name.startswith(".")
                       and not entry.is_dir(follow_symlinks=False) and not entry.name.lower().endswith(SUFFIX))
@@ -78,12 +78,12 @@ def _notebook_in(folder: Path, lab_name: str) -> tuple[Path | None, str | None]:
 
 
 def printable(text: str) -> str:
-    """Text that can be shown: control characters, marks of direction and broken ones become a replacement character."""
+    """Displayable text: control, text-direction and invalid characters become a replacement character."""
     return "".join(c if c in JOINERS or not unicodedata.category(c).startswith("C") else "\ufffd" for c in text)
 
 
 def slug(name: str) -> str:
-    """A file's name for a student, different for different names."""
+    """A file name for a student, different for different names."""
     plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:60]
     digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:8]
     return plain if plain == name else f"{plain}-{digest}"

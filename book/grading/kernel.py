@@ -1,4 +1,4 @@
-"""L4: a Jupyter kernel in the sandbox. Its messages go over sockets in the run's folder; there is no network inside."""
+"""L4: a Jupyter kernel in the sandbox. Its messages go over sockets in the run's folder; the sandbox has no network."""
 from __future__ import annotations
 
 import fcntl
@@ -36,7 +36,7 @@ class SandboxProvisioner(LocalProvisioner):
     """Starts a kernel in the sandbox of the run that LOCKSTEP_RUN names."""
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
-        """Puts the connection into the run's folder, and bubblewrap before the kernel's command."""
+        """Puts the connection file into the run's folder, and wraps the kernel's command in bubblewrap."""
         run, manager = Path(os.environ[RUN]), self.parent
         inside = run / "inside"
         manager.transport, manager.ip = "ipc", str(inside / "k")
@@ -54,19 +54,19 @@ class SandboxProvisioner(LocalProvisioner):
         return kwargs
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> dict[str, Any]:
-        """Starts the kernel, whose sockets then are its alone."""
+        """Starts the kernel, then closes this process's handles on its sockets."""
         info = await super().launch_kernel(cmd, **kwargs)
         for handle in self.handles:
             os.close(handle)
         return info
 
     def _listen(self, paths: Iterable[str]) -> dict[str, int]:
-        """Binds the kernel's sockets out here: inside, their folder can only be read."""
+        """Binds the kernel's sockets outside the sandbox: inside, their folder is read-only."""
         handles = {}
         for path in paths:
             with socket.socket(socket.AF_UNIX) as one:
                 one.bind(path)
                 one.listen(16)
-                handles[path] = fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, sandbox.FILTER + 1)  # that one is taken
+                handles[path] = fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, sandbox.FILTER + 1)  # FILTER is taken
         self.handles = list(handles.values())
         return handles

@@ -12,13 +12,13 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 KEY = "lockstep"  # where a cell's metadata say its id, kind, exercise and points
 KINDS = ("setup", "parameters", "answer", "check")
-SHOWN = ("play-", "panel-", "measure-", "deadlock-")  # setup cells that only show something have ids that begin so
+SHOWN = ("play-", "panel-", "measure-", "deadlock-")  # id prefixes of setup cells that only show something
 
-Answers = Mapping[str, Sequence[str]]  # by the id of the answer cell: the sources of what a learner wrote there
+Answers = Mapping[str, Sequence[str]]  # by the id of the answer cell: the sources that a learner wrote there
 
 
 class LabError(ValueError):
-    """A lab whose cells are not marked as a lab's cells must be, or that can't be run."""
+    """A lab whose cells are not marked up correctly, or that can't be run."""
 
 
 def read_lab(path: Path) -> NotebookNode:
@@ -35,7 +35,7 @@ def marks(cell: NotebookNode) -> dict[str, Any]:
 
 
 def variant_of(metadata: Any) -> str | None:
-    """The name of the variant that a notebook's metadata, from whomever they come, say it is; None for none."""
+    """The variant named in a notebook's metadata, which may be untrusted; None if there is none."""
     found = metadata.get(KEY) if isinstance(metadata, dict) else None
     variant = found.get("variant") if isinstance(found, dict) else None
     return variant if isinstance(variant, str) else None
@@ -64,7 +64,7 @@ def points(lab: NotebookNode) -> dict[int, int]:
 
 
 def needed(lab: NotebookNode, exercise: int) -> set[int]:
-    """The exercises whose answers an exercise runs: its own, those its answer's `depends` names, and theirs."""
+    """The exercises whose answers an exercise runs: its own, those its answer's `depends` names, and theirs in turn."""
     direct: dict[int, set[int]] = {}
     for cell in code_cells(lab):
         if marks(cell).get("kind") == "answer":
@@ -80,8 +80,8 @@ def job(lab: NotebookNode, exercise: int, seed: int | None = None,
         answers: Answers | None = None) -> NotebookNode:
     """The notebook that grades one exercise: the lab's setup, the answers that the exercise needs, its checks.
 
-    `answers` None stands for the lab's own solutions; `seed` None leaves the lab's. No cell has outputs. What a learner
-    wrote carries the kind "learner".
+    `answers` None stands for the lab's own solutions; `seed` None keeps the lab's. No cell has outputs. Cells that a
+    learner wrote get the kind "learner".
     """
     wanted, cells = needed(lab, exercise), []
     for cell in code_cells(lab):
@@ -96,12 +96,12 @@ def job(lab: NotebookNode, exercise: int, seed: int | None = None,
         elif mark["kind"] == "setup" and not shown(cell):
             cells.append(_cell(cell.source, mark))
     while cells and marks(cells[-1])["kind"] != "check":
-        cells.pop()  # setup for later exercises
+        cells.pop()  # setup of later exercises
     return new_notebook(cells=cells, metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
 
 
 def expect(notebook: NotebookNode, outputs: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Stores in a notebook's checks what they must print: nbval compares with that."""
+    """Stores in a notebook's checks what they must print, for nbval to compare with."""
     for cell in notebook.cells:
         if marks(cell).get("kind") == "check":
             cell.outputs = [nbformat.from_dict(dict(out)) for out in outputs[marks(cell)["id"]]]
@@ -109,14 +109,14 @@ def expect(notebook: NotebookNode, outputs: Mapping[str, Sequence[Mapping[str, A
 
 
 def with_seed(source: str, seed: int | None) -> str:
-    """The source of the parameters cell with another seed; its other lines stay."""
+    """The source of the parameters cell with another seed; its other lines are kept."""
     if seed is None:
         return source
     return "\n".join(f"SEED = {seed}" if line.startswith("SEED =") else line for line in source.splitlines())
 
 
 def _cell(source: str, mark: Mapping[str, Any]) -> NotebookNode:
-    # A lone surrogate, which JSON can carry, could not be written to the job's file.
+    # A lone surrogate, which JSON allows, could not be written to the job's file.
     cell = new_code_cell(source.encode("utf-8", "replace").decode("utf-8"))
     cell.metadata[KEY] = deepcopy(dict(mark))
     return cell

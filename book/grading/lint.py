@@ -13,13 +13,13 @@ from book.grading.reference import outputs_of
 from book.grading.release import HIDDEN
 from book.wire.broker import WireError
 
-# Both leave the same remainder by every number up to 16: a check that looks at SEED % 8 alone has eight outputs, which
-# can be learned by heart.
+# Congruent modulo every number up to 16: a check that uses only SEED % 8, say, has eight outputs, which can be
+# hard-coded.
 SEEDS = (11, 11 + 720720)
 
 
 def faults(lab: NotebookNode) -> Iterator[str]:
-    """What is wrong with a lab as an assignment, a sentence at a time: first what can be read, then what must be run.
+    """What is wrong with a lab as an assignment, one sentence each: first what can be read, then what must be run.
 
     The lab's solutions run with two seeds. A check that prints the same with both could be forged by printing it, so
     the seeds differ by a number with many divisors.
@@ -34,7 +34,7 @@ def faults(lab: NotebookNode) -> Iterator[str]:
 
 
 def _solved_wrongly(lab: NotebookNode, exercise: int, ranks: Ranks) -> Iterator[str]:
-    """What an exercise's own solution shows to be wrong."""
+    """What is wrong according to a run of the exercise's own solution."""
     try:
         first, second = (outputs_of(lab, exercise, seed) for seed in SEEDS)
         for name in first:
@@ -69,7 +69,7 @@ def _marked_wrongly(lab: NotebookNode) -> Iterator[str]:
 
 
 def _unfit_exercises(lab: NotebookNode) -> Iterator[str]:
-    """What is wrong with how the cells go together."""
+    """What is wrong with how the cells fit together."""
     total = sum(marks(c).get("points", 0) for c in code_cells(lab) if marks(c).get("kind") == "check")
     stated = lab.metadata.get(KEY, {}).get("points")
     if stated != total:
@@ -81,7 +81,7 @@ def _unfit_exercises(lab: NotebookNode) -> Iterator[str]:
     for exercise in sorted(answers ^ checks, key=str):
         yield f"exercise {exercise} needs both an answer and a check"
     for exercise in sorted(answers & checks - hidden, key=str):
-        yield f"exercise {exercise} needs a hidden check: a learner who knows the public ones can write for them alone"
+        yield f"exercise {exercise} needs a hidden check: a learner can write code that passes only the public ones"
     for cell in code_cells(lab):
         for other in marks(cell).get("depends", []):
             if other not in answers or other >= marks(cell)["exercise"]:
@@ -94,17 +94,17 @@ def _unfit_exercises(lab: NotebookNode) -> Iterator[str]:
 def _of_kind(mark: dict[str, Any], where: str, source: str, tags: Sequence[str]) -> Iterator[str]:
     depends = mark.get("depends", [])
     if not isinstance(depends, list) or not all(isinstance(other, int) for other in depends):
-        yield f"{where} has a depends that is no list of numbers"
+        yield f"{where} has a depends that is not a list of numbers"
     if mark["kind"] in ("answer", "check") and not isinstance(mark.get("exercise"), int):
         yield f"{where} needs the number of its exercise"
     if mark["kind"] == "check":
         if not isinstance(mark.get("points"), int) or mark["points"] < 0:
             yield f"{where} needs points, a whole number"
         elif mark.get("hidden") and mark["points"]:
-            yield f"{where} is hidden and has points: students are told what public checks give"
+            yield f"{where} is hidden and has points: only public checks may have points, which students are told"
         if mark.get("hidden") and HIDDEN not in tags:
-            yield f"{where} is hidden and needs the tag {HIDDEN}: else the website shows it"
+            yield f"{where} is hidden and needs the tag {HIDDEN}: otherwise the website shows it"
         if mark.get("wire") is not None and mark["wire"] not in wired.WIRED:
-            yield f"{where} names the wire {mark['wire']!r}, which is none of {', '.join(wired.WIRED)}"
+            yield f"{where} names the wire {mark['wire']!r}, which is not one of {', '.join(wired.WIRED)}"
     if mark["kind"] == "parameters" and not any(line.startswith("SEED =") for line in source.splitlines()):
-        yield f"{where} must set SEED in a line of its own"
+        yield f"{where} must set SEED on a line of its own"

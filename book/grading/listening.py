@@ -1,6 +1,7 @@
-"""L4: inside the sandbox: a kernel on sockets that were bound outside, so that it needs no folder it could write to.
+"""L4: inside the sandbox: a kernel on sockets that were bound outside, so that it needs no writable folder.
 
-python -m book.grading.listening HANDLES -f CONNECTION_FILE, where HANDLES is JSON: by each socket's path, its handle.
+python -m book.grading.listening HANDLES -f CONNECTION_FILE, where HANDLES is JSON that maps each socket's path to its
+handle.
 """
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import zmq
 
 
 def main() -> None:
-    """Runs ipykernel; where it binds a path that is among the handles, it listens on that handle."""
+    """Runs ipykernel; when it binds a path that is among the handles, it listens on that handle."""
     handles = json.loads(sys.argv.pop(1))
     bind = zmq.Socket.bind
 

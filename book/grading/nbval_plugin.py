@@ -1,6 +1,6 @@
 """A pytest plugin for nbval: cells are named by their ids, only checks are compared, verdicts go into a file.
 
-It runs in pytest's process, outside the sandbox: what the file says does not come from a submission.
+It runs in pytest's process, outside the sandbox, so a submission can't write the verdicts.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def mark(item: Any) -> dict[str, Any]:
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Compare the outputs of checks alone, and let no comment in a learner's cell change how it is taken."""
+    """Compare only the outputs of checks, and ignore nbval's marker comments in a learner's cells."""
     for item in items:
         kind = mark(item).get("kind")
         if kind != "check":
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: Any, call: Any) -> Any:
-    """Note how a cell ended. Only a plain pass counts: not skipped, not expected to fail, not passed in spite of it."""
+    """Record how a cell ended. Only a plain pass counts, not a skip, an expected failure or an unexpected pass."""
     report = (yield).get_result()
     if report.when == "call" or (report.when == "setup" and not report.passed):
         ok = report.when == "call" and report.outcome == "passed" and not hasattr(report, "wasxfail")
@@ -50,7 +50,7 @@ def outputs(item: Any) -> list[dict[str, Any]]:
 
 
 def pytest_sessionfinish(session: Any, exitstatus: int) -> None:
-    """Write all verdicts at once: a file that is there is complete."""
+    """Write all verdicts atomically: if the file exists, it is complete."""
     path = os.environ[RESULT]
     with open(path + ".part", "w") as file:
         json.dump({"cells": found, "exit": int(exitstatus)}, file)

@@ -1,4 +1,4 @@
-"""L4: ranks on a wire: each in a sandbox of its own, with one socket; they serve one exercise after another."""
+"""L4: ranks on a wire: each in its own sandbox, with one socket; they serve one exercise after another."""
 from __future__ import annotations
 
 import json
@@ -19,22 +19,22 @@ from book.wire.broker import WireTimeout
 
 START_S, NEXT_S = 120, 10  # how long a rank may take to start, and to be ready for the next exercise
 WATCH_S = 0.5
-OF_A_RANK = Limits(memory_bytes=2 << 30, num_processes=64)  # of each process; they are added up too
+OF_A_RANK = Limits(memory_bytes=2 << 30, num_processes=64)  # per process; their total is limited too
 
 
 class WireMemory(WireTimeout):
-    """The ranks' processes together use more memory than a job may."""
+    """The ranks' processes together use more memory than a job is allowed."""
 
 
 @dataclass
 class _Rank:
-    """A rank's process and the socket at which it comes for each exercise: who speaks there is known."""
+    """A rank's process and the socket at which it connects for each exercise, so it is known who connects."""
     process: subprocess.Popen[bytes]
     listener: socket.socket
     folder: tempfile.TemporaryDirectory[str]
 
     def accept(self, limit_s: int) -> socket.socket | None:
-        """The rank's next connection; None when there is none in time."""
+        """The rank's next connection; None if there is none within `limit_s` seconds."""
         self.listener.settimeout(1)
         for _ in range(limit_s):
             try:
@@ -45,17 +45,17 @@ class _Rank:
         return None
 
     def end(self) -> None:
-        """Ends the process and those forked from it; its folder is gone then too."""
+        """Ends the process and those forked from it, and removes its folder."""
         end(self.process)
         self.listener.close()
         self.folder.cleanup()
 
 
 class Ranks:
-    """The ranks of one submission's exercises, started when they are first asked for, gone when the context ends.
+    """The ranks for one submission's exercises, started when first needed and ended with the context.
 
-    Importing torch and running a lab's setup is most of what a rank does. So each does it once, and gives every
-    exercise a process that is forked from there.
+    Importing torch and running a lab's setup is most of a rank's work. So each rank does it once, and runs every
+    exercise in a process forked from there.
     """
 
     def __init__(self, sandboxed: bool = True, prefix: str = "lockstep-") -> None:
@@ -75,21 +75,21 @@ class Ranks:
         self.end()
 
     def end(self) -> None:
-        """Ends all ranks; new ones start when they are asked for."""
+        """Ends all ranks; new ones are started when needed."""
         while self.ranks:
             self.ranks.pop().end()
 
     def connect(self, world_size: int, head: Sequence[str], withheld: Sequence[Path]) -> list[socket.socket]:
-        """Connections to ranks that have run the sources in `head`, where those modules of the book do nothing.
+        """Connections to ranks that have run the sources in `head`, with the `withheld` modules of the book disabled.
 
-        Raises WireTimeout when one does not start.
+        Raises WireTimeout if one does not start.
         """
         self.too_large = False
         if self.made_for != (made_for := (tuple(head), tuple(withheld))):
             self.end()
             self.made_for = made_for
         connections = [rank.accept(NEXT_S) for rank in self.ranks[:world_size]]
-        if None in connections:  # what an exercise before this one left there does not let go
+        if None in connections:  # an earlier exercise still keeps a rank busy
             self.end()
             connections = []
         new = [self._start() for _ in range(world_size - len(self.ranks))]
@@ -101,12 +101,12 @@ class Ranks:
         return made
 
     def check(self) -> None:
-        """Raises WireMemory when the ranks that were connected last were ended because they used too much."""
+        """Raises WireMemory if the ranks connected last were ended because they used too much memory."""
         if self.too_large:
             raise WireMemory("the ranks use too much memory")
 
     def _watch(self) -> None:
-        """Ends ranks that use too much, at work or idle: each process has a limit, and can start others."""
+        """Ends ranks that use too much memory, busy or idle: limits are per process, and processes can start others."""
         while not self.over.wait(WATCH_S):
             ranks = list(self.ranks)
             processes = [process for rank in ranks for process in descendants(rank.process.pid)]

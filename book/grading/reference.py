@@ -1,4 +1,4 @@
-"""L4: what a lab's own solutions do: the outputs that others' are compared with, and how long others may take."""
+"""L4: runs of a lab's own solutions: the outputs that submissions are compared with, and how long they may take."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from book.grading.lab import LabError
 from book.grading.run import Result, run
 from book.grading.sandbox import Limits
 
-PATIENT = Limits(cell_s=300, wall_s=900)  # for code whose time nobody knows, and nobody need be protected from
+PATIENT = Limits(cell_s=300, wall_s=900)  # for trusted code that takes an unknown time
 ALLOWANCE_S, TIMES_SLOWER = 60, 4  # a submission may take this much longer than the lab's own solution
 
 
 @dataclass
 class Reference:
-    """What the lab's own solution of an exercise printed in its checks, by their ids, and others' limits."""
+    """What the lab's own solution of an exercise printed, by check id, and the limits for submissions."""
     outputs: dict[str, list[dict[str, Any]]]
     limits: Limits
 
     @classmethod
     def of(cls, result: Result, exercise: int) -> Reference:
-        """The reference that a run of the solution makes. Raises LabError when it did not pass its own checks."""
+        """The reference from a run of the solution. Raises LabError if it did not pass its own checks."""
         outputs = printed(result, exercise)
         slowest = max(cell["seconds"] for cell in result.cells)
         return cls(outputs, Limits(cell_s=ALLOWANCE_S / 2 + TIMES_SLOWER * slowest,
@@ -31,15 +31,15 @@ class Reference:
 
 
 def outputs_of(lab: NotebookNode, exercise: int, seed: int | None = None) -> dict[str, list[dict[str, Any]]]:
-    """What the checks of an exercise print with the lab's own solution, by their ids, run on this machine as it is.
+    """What the checks of an exercise print with the lab's own solution, by check id, run without a sandbox.
 
-    Raises LabError when the solution does not pass.
+    Raises LabError if the solution does not pass.
     """
     return printed(run(labs.job(lab, exercise, seed), PATIENT, sandboxed=False), exercise)
 
 
 def printed(result: Result, exercise: int) -> dict[str, list[dict[str, Any]]]:
-    """The outputs of a job's checks, by their ids. Raises LabError when a cell of it failed."""
+    """The outputs of a job's checks, by check id. Raises LabError if any cell failed."""
     failed = next((cell for cell in result.cells if not cell["ok"]), None)
     told = result.why
     if failed and not told:

@@ -14,7 +14,7 @@ from nbformat import NotebookNode
 from book.grading.lab import KEY, KINDS, LabError, expect, marks, needed, points, read_lab, variant_of
 
 FOLDED = "hide-input"  # folds a solution on the website
-HIDDEN = "remove-cell"  # keeps a hidden check off it
+HIDDEN = "remove-cell"  # keeps a hidden check off the website
 UNCOMPARED = "nbval-ignore-output"
 STUB = ("# YOUR CODE HERE\n"
         "{indent}raise NotImplementedError(\"exercise {exercise}: write this function, then run the cell\")")
@@ -28,8 +28,8 @@ def release_all(labs: Iterable[Path], out: Path, force: bool = False, variant: s
                 sources_out: Path | None = None, nbgrader: bool = False) -> Iterator[str]:
     """Writes a student copy of each lab into `out`, with what its checks must print, yielding a line about each.
 
-    A variant's own source, to grade with, goes into `sources_out`. A copy that is already there is kept, with the work
-    in it, unless `force`. The same labs make the same files, byte for byte. Raises LabError for a folder without labs,
+    A variant's own source, to grade with, goes into `sources_out`. An existing copy is kept, with the work in it,
+    unless `force`. The same labs always give the same files, byte for byte. Raises LabError for a folder without labs,
     or a lab that `released` or `in_variant` refuses.
     """
     if sources_out and variant is None:
@@ -40,7 +40,7 @@ def release_all(labs: Iterable[Path], out: Path, force: bool = False, variant: s
         notebook = released(lab, source.name, nbgrader)
         out.mkdir(parents=True, exist_ok=True)
         kept, expected = copy.exists() and not force, copy.with_suffix(EXPECTED)
-        if not (kept and expected.exists()):  # what is there belongs to the copy that is there
+        if not (kept and expected.exists()):  # an existing file belongs to the kept copy
             write_notebook(pristine(notebook), expected)
         if kept:
             yield f"kept  {copy} (your work; delete or rename it to start over)"
@@ -48,7 +48,7 @@ def release_all(labs: Iterable[Path], out: Path, force: bool = False, variant: s
         write_notebook(notebook, copy)
         yield f"wrote {copy}"
     told = {copy.name: read_lab(copy.with_suffix(EXPECTED)) for copy in sorted(out.glob("*.ipynb"))
-            if copy.with_suffix(EXPECTED).exists()}  # those of earlier calls, too
+            if copy.with_suffix(EXPECTED).exists()}  # including those of earlier calls
     (out / "README.md").write_text(readme(told), encoding="utf-8")
 
 
@@ -64,7 +64,7 @@ def _in_variant(lab: NotebookNode, variant: str | None, name: str, sources_out: 
 
 
 def sources_in(labs: Iterable[Path]) -> list[Path]:
-    """The notebooks that are meant by files and folders. Raises LabError when there are none."""
+    """The notebooks given as files, and those in given folders. Raises LabError if there are none."""
     sources = [path for lab in labs for path in (sorted(lab.glob("*.ipynb")) if lab.is_dir() else [lab])]
     if not sources:
         raise LabError(f"no notebooks in {', '.join(map(str, labs))}")
@@ -72,11 +72,11 @@ def sources_in(labs: Iterable[Path]) -> list[Path]:
 
 
 def released(lab: NotebookNode, name: str = "this lab", nbgrader: bool = False) -> NotebookNode:
-    """A student copy of `lab`: solutions are stubs, hidden checks are gone, checks keep the outputs to compare with.
+    """A student copy of `lab`: solutions become stubs, hidden checks are removed, checks keep their outputs to compare.
 
-    Only answers and the seed can be edited. What is for the website alone is left out: citations, how to get a copy.
-    With `nbgrader` cells carry that tool's metadata too. Raises LabError when a code cell has no mark, an answer has no
-    solution, or a solution stands outside an answer.
+    Only answers and the seed can be edited. What only the website needs is left out: citations, how to get a copy. With
+    `nbgrader`, cells carry that tool's metadata too. Raises LabError if a code cell has no mark, an answer has no
+    solution, or a solution is outside an answer.
     """
     copy = deepcopy(lab)
     for number, cell in enumerate(copy.cells):
@@ -95,17 +95,17 @@ def released(lab: NotebookNode, name: str = "this lab", nbgrader: bool = False) 
 
 
 def pristine(notebook: NotebookNode) -> NotebookNode:
-    """The code cells of a released lab: what answers are put into when a student checks the copy."""
+    """The code cells of a released lab, into which answers are put when a student checks the copy."""
     copy = deepcopy(notebook)
     copy.cells = [cell for cell in copy.cells if cell.cell_type == "code"]
     return copy
 
 
 def in_variant(lab: NotebookNode, variant: str, name: str = "this lab") -> NotebookNode:
-    """The lab with the cells that its metadata keep for this variant, and without outputs.
+    """The lab with the cells that its metadata define for this variant, and without outputs.
 
-    A cell's `variants` has for a variant's name the cell's source there, or that and the marks that differ. Raises
-    LabError when no cell has the variant.
+    A cell's `variants` maps a variant's name to the cell's source there, or to a dict of the source and the marks that
+    differ. Raises LabError if no cell has the variant.
     """
     copy, found, known = deepcopy(lab), False, set()
     for cell in copy.cells:
@@ -125,7 +125,7 @@ def in_variant(lab: NotebookNode, variant: str, name: str = "this lab") -> Noteb
 
 
 def with_outputs(lab: NotebookNode) -> NotebookNode:
-    """The lab with what its checks print when its own solutions are run. Raises LabError when one does not pass."""
+    """The lab with the outputs that its own solutions give in its checks. Raises LabError if one does not pass."""
     from book.grading.reference import outputs_of  # starts kernels, which the website's environment can't
 
     copy = deepcopy(lab)
@@ -135,13 +135,13 @@ def with_outputs(lab: NotebookNode) -> NotebookNode:
 
 
 def write_notebook(notebook: NotebookNode, path: Path) -> None:
-    """Writes a notebook so that the same one always makes the same bytes."""
+    """Writes a notebook so that equal notebooks give equal bytes."""
     text = json.dumps(json.loads(nbformat.writes(notebook)), indent=1, sort_keys=True, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
 
 
 def without_solutions(source: str, exercise: Any) -> tuple[str, int]:
-    """An answer's source with a stub in the place of each solution, and how many there were."""
+    """An answer's source with each solution replaced by a stub, and how many there were."""
     return _SOLUTION.subn(lambda m: m[1] + STUB.format(indent=m[1], exercise=exercise), source)
 
 
@@ -167,7 +167,7 @@ def _release_cell(cell: NotebookNode, where: str, nbgrader: bool) -> None:
 
 
 def nbgrader_marks(cell: NotebookNode) -> dict[str, Any]:
-    """The metadata, schema 3, that nbgrader gives such a cell: an answer, a test with points, or a locked one."""
+    """The metadata (schema 3) that nbgrader gives such a cell: an answer, a test with points, or a locked cell."""
     kind = marks(cell)["kind"]
     found = {"schema_version": 3, "grade_id": marks(cell)["id"], "grade": kind == "check", "solution": kind == "answer",
              "locked": kind != "answer", "task": False}
@@ -175,7 +175,7 @@ def nbgrader_marks(cell: NotebookNode) -> dict[str, Any]:
 
 
 def readme(labs: Mapping[str, NotebookNode]) -> str:
-    """What a student reads first, for labs by their file's name."""
+    """The student's README for these labs, keyed by file name."""
     listed = "\n".join(_builds_on(name, lab) for name, lab in labs.items())
     first = next(iter(labs))
     return f"""# Labs

@@ -1,4 +1,4 @@
-"""L4: what a grading run is written down as: CSV, JSON, Gradescope's results.json, and pages that can be read."""
+"""L4: the reports of a grading run: CSV, JSON, Gradescope's results.json, and HTML pages."""
 from __future__ import annotations
 
 import csv
@@ -26,7 +26,7 @@ td.n, th.n { text-align: right; white-space: nowrap; }
 def write_reports(records: Sequence[Record], lab: str, out: Path) -> None:
     """Writes grades.csv, grades.json, index.html, and for each student NAME.html and NAME.gradescope.json.
 
-    Reports hold verdicts alone: no message of a submission's code, no hidden source, no expected value. (The logs,
+    Reports hold only verdicts: no message from a submission's code, no hidden source, no expected value. (The logs,
     which come from untrusted code, stay in students/NAME.json.)
     """
     (out / "grades.csv").write_text(grades_csv(records), encoding="utf-8")
@@ -42,14 +42,14 @@ def write_reports(records: Sequence[Record], lab: str, out: Path) -> None:
         scope.write_text(json.dumps(gradescope(record), indent=1), encoding="utf-8")
 
 
-def of_nobody(records: Sequence[Record], out: Path) -> list[str]:
-    """Pages of students who are no longer there: an earlier run wrote them."""
+def stale_pages(records: Sequence[Record], out: Path) -> list[str]:
+    """Pages that an earlier run wrote for students without a submission now."""
     slugs = {record["slug"] for record in records}
     return sorted(page.name for page in (out / "students").glob("*.html") if page.stem not in slugs)
 
 
 def grades_csv(records: Sequence[Record]) -> str:
-    """One line a student: points of each exercise, their sum, and what an instructor should look at."""
+    """One line per student: points of each exercise, their sum, and what an instructor should look at."""
     numbers = list(records[0]["exercises"]) if records else []
     text = io.StringIO()
     writer = csv.writer(text)
@@ -62,7 +62,7 @@ def grades_csv(records: Sequence[Record]) -> str:
 
 
 def no_formula(text: str) -> str:
-    """Text that a spreadsheet takes as text."""
+    """Text that no spreadsheet will read as a formula."""
     text = printable(text)
     return "'" + text if text[:1] in "=+-@\t\r|%" and text else text
 

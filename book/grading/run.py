@@ -1,4 +1,4 @@
-"""L4: one job: a notebook run by ordinary nbval, whose kernel is in a sandbox and watched from outside."""
+"""L4: one job: a notebook run by plain nbval, with its kernel in a sandbox and watched from outside."""
 from __future__ import annotations
 
 import json
@@ -21,18 +21,18 @@ from book.grading import kernel, sandbox
 from book.grading.nbval_plugin import RESULT
 from book.grading.sandbox import Limits
 
-# On another machine ranks have another device, which `launch` tells in a line of its own.
+# The ranks' device differs between machines; `launch` prints it on its own line.
 SANITIZE = "[launch]\nregex: \\d+ ranks? on \\w+ \\([^\\n]*\nreplace: RANKS\n"
 POLL_S = 0.2
 MAX_LOG_BYTES = 32 << 20
-MAX_NBVAL_BYTES = 2 << 30  # what it holds is what a submission has shown
+MAX_NBVAL_BYTES = 2 << 30  # nbval keeps everything that a submission outputs
 KERNEL_GONE_S, RESULT_GONE_S = 8, 60  # how long nbval may take to notice, and to report
 LIMIT_WORDS = ("Timeout of", "Kernel dead", "Kernel died", "Timed out", "wasn't able to")
 
 
 @dataclass
 class Result:
-    """How a job ended: a verdict for each cell that was run, and `why` it was stopped, if it was."""
+    """How a job ended: a verdict for each cell that was run, and `why` it was stopped, if so."""
     cells: list[dict[str, Any]] = field(default_factory=list)
     why: str | None = None
     wall_s: float = 0.0
@@ -48,8 +48,8 @@ def run(notebook: NotebookNode, limits: Limits = Limits(), sandboxed: bool = Tru
         prefix: str = "lockstep-") -> Result:
     """Runs a job's notebook under nbval and compares the outputs of its checks with those stored in it.
 
-    The job has a folder of its own in the system's temporary folder, gone afterwards, as are all its processes. Raises
-    SandboxError when there is no sandbox to be had.
+    The job has its own folder in the system's temporary folder; it is removed afterwards, and all its processes are
+    ended. Raises SandboxError if no sandbox is available.
     """
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     try:
@@ -63,7 +63,7 @@ def run(notebook: NotebookNode, limits: Limits = Limits(), sandboxed: bool = Tru
 
 
 class _Job:
-    """nbval's process, what it started, and whether they keep within the limits."""
+    """nbval's process, what it started, and whether they stay within the limits."""
 
     def __init__(self, folder: Path, limits: Limits, sandboxed: bool) -> None:
         self.folder, self.limits, self.sandboxed = folder, limits, sandboxed
@@ -94,7 +94,7 @@ class _Job:
                   "--nbval-kernel-startup-timeout", "60", "job.ipynb"]
         if not self.sandboxed:
             return pytest
-        # nbval dies with the grader, and the sandbox with nbval; outputs without end cost it its memory, not ours.
+        # nbval dies with the grader, and the sandbox with nbval; endless output exhausts nbval's memory, not ours.
         return [*sandbox.dying_with_us(), sandbox.tool("prlimit"), f"--as={8 << 30}", "--", *pytest]
 
     def _environment(self) -> dict[str, str]:
@@ -110,15 +110,15 @@ class _Job:
         return {**kept, **added, **private, **run}
 
     def _watch(self, process: subprocess.Popen[bytes]) -> str | None:
-        """Waits for nbval to end; returns the limit that was broken, if one was."""
+        """Waits for nbval to end; returns the limit that was exceeded, if any."""
         while process.poll() is None:
-            why = self._broken(process)
+            why = self._exceeded(process)
             if why:
                 return why
             time.sleep(POLL_S)
         return None
 
-    def _broken(self, process: subprocess.Popen[bytes]) -> str | None:
+    def _exceeded(self, process: subprocess.Popen[bytes]) -> str | None:
         children = descendants(process.pid)
         used = sum(map(memory_of, children))
         self.peak_bytes = max(self.peak_bytes, used)
@@ -131,7 +131,7 @@ class _Job:
         return "the kernel died" if self._kernel_gone(children) else None
 
     def _kernel_gone(self, children: list[psutil.Process]) -> bool:
-        """Whether nbval's kernel is gone for longer than nbval needs to notice it."""
+        """Whether nbval's kernel has been gone for longer than nbval needs to notice."""
         if children:
             self.seen, self.gone_since = True, None
         elif self.seen:
@@ -150,19 +150,19 @@ class _Job:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process and all that it started. What is in the sandbox dies with the sandbox."""
+    """Kills a process and all its descendants. Processes in the sandbox die with the sandbox."""
     children = descendants(process.pid)
     for one in [process, *children]:
         try:
             one.kill()
         except (OSError, psutil.Error):
-            pass  # it has ended by itself
+            pass  # it has already ended
     process.wait()
     psutil.wait_procs(children, timeout=10)
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """The processes that a process has started, and those that they have."""
+    """The processes that a process has started, and those that they have started in turn."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.Error:
@@ -170,7 +170,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def memory_of(process: psutil.Process) -> int:
-    """The bytes of a process, shared ones by its share; without leave to look, what of it is in memory."""
+    """A process's memory in bytes, with shared pages divided among their users; its RSS if that can't be read."""
     try:
         with open(f"/proc/{process.pid}/smaps_rollup") as file:
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
@@ -182,7 +182,7 @@ def memory_of(process: psutil.Process) -> int:
 
 
 def _resident(pid: int) -> int:
-    """The bytes of memory that a process has."""
+    """A process's resident memory in bytes."""
     try:
         return psutil.Process(pid).memory_info().rss
     except psutil.Error:

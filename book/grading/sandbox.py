@@ -1,9 +1,9 @@
 """L4: bubblewrap around untrusted code: no network, a read-only system, its own processes and /tmp, and limits.
 
-Calls that reach past all that are refused (see calls).
+System calls that reach out of the sandbox are refused (see calls).
 
-What is inside sees Python, its packages and this book's package, and nothing else of the machine: no labs, no
-submissions, no home folders. As root the code runs under a user id that owns nothing.
+Code inside sees Python, its packages and this book's package, and nothing else of the machine: no labs, no submissions,
+no home folders. If the grader is root, the code runs under a user id that owns nothing.
 """
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from book.grading.calls import seccomp_filter
 
 BOOK = Path(__file__).resolve().parents[1]
 HOME = "/home/student"
-FIRST_UID, NUM_UIDS = 61184, 4096  # systemd keeps this range for services' users of the moment, so nobody has them
-FILTER = 9  # the handle on which bubblewrap finds the filter of system calls
+FIRST_UID, NUM_UIDS = 61184, 4096  # systemd reserves this range for services' dynamic users: nobody else has them
+FILTER = 9  # the handle from which bubblewrap reads the system call filter
 ETC = {"passwd": "root:x:0:0::/:/bin/false\nstudent:x:1000:1000::/home/student:/bin/sh\n",
        "group": "root:x:0:\nstudent:x:1000:\n", "hosts": "127.0.0.1 localhost lab\n::1 localhost lab\n",
        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n"}
-# A module whose names can be imported and do nothing: the chapters' solutions, where an exercise asks for them.
+# Replaces modules with the chapters' solutions to an exercise: its names can be imported, but raise when called.
 WITHHELD = '''def __getattr__(name):
     if name.startswith("__"):
         raise AttributeError(name)
     def withheld(*args, **kwargs):
-        raise RuntimeError(name + " of the book is not there when an exercise is graded: use your own")
+        raise RuntimeError(name + " of the book is not available when an exercise is graded: use your own")
     return withheld
 '''
 
@@ -44,7 +44,7 @@ class SandboxError(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What the code of one job may use: seconds for a cell and for all, bytes, processes and threads."""
+    """What the code of one job may use: seconds per cell and in all, bytes, processes and threads."""
     cell_s: float = 60
     wall_s: float = 150
     cpu_s: int = 300
@@ -54,9 +54,9 @@ class Limits:
 
 
 def folder_for(parent: Path, withheld: Iterable[Path] = ()) -> Path:
-    """Makes a run's folder `parent`/inside: the only one that a sandbox and those outside see. It holds sockets.
+    """Makes a run's folder `parent`/inside, for sockets: the only one visible both inside and outside the sandbox.
 
-    Beside it stand the files that a sandbox sees in /etc and in the place of withheld modules.
+    Next to it are the files that a sandbox sees in /etc and in place of withheld modules.
     """
     inside = parent / "inside"
     inside.mkdir(mode=0o700)
@@ -72,14 +72,14 @@ def folder_for(parent: Path, withheld: Iterable[Path] = ()) -> Path:
 
 
 def uid_of(parent: Path) -> int:
-    """The user id of a run's processes when the grader is root: its own, because processes are counted by user."""
+    """The user id of a run's processes if the grader is root: one per run, because process limits count by user."""
     return FIRST_UID + zlib.crc32(str(parent).encode()) % NUM_UIDS
 
 
 def command(inner: Sequence[str], parent: Path, limits: Limits, env: Mapping[str, str] | None = None) -> list[str]:
     """The command that runs `inner` in a sandbox whose folder `folder_for` made.
 
-    Raises SandboxError when bubblewrap, setpriv or prlimit is not installed.
+    Raises SandboxError if bubblewrap, setpriv or prlimit is not installed.
     """
     bwrap, prlimit = tool("bwrap"), tool("prlimit")
     limited = [prlimit, "--core=0", f"--nproc={limits.num_processes}", f"--fsize={limits.scratch_bytes}",
@@ -91,33 +91,34 @@ def command(inner: Sequence[str], parent: Path, limits: Limits, env: Mapping[str
         return [*opened, *sandbox]
     uid = str(uid_of(parent))
     drop = [tool("setpriv"), f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--no-new-privs", "--"]
-    # The inner one does not die with this one: the kernel forgets that wish where the user changes. Its processes do.
+    # The inner bwrap's --die-with-parent is lost when setpriv changes the user, but the outer pid namespace ends with
+    # the outer bwrap, and all processes with it.
     return [*opened, bwrap, "--dev-bind", "/", "/", "--unshare-pid", *reachable([*pythons(), BOOK]),
             "--die-with-parent", "--", *drop, *sandbox]
 
 
 def dying_with_us() -> list[str]:
-    """What to put before a command so that it is killed when the thread that starts it ends, however that ends."""
+    """A command prefix that gets the command killed when the thread that started it ends, for whatever reason."""
     return [tool("setpriv"), "--pdeathsig", "KILL", "--"]
 
 
 def probe() -> None:
-    """Starts a sandbox that does nothing. Raises SandboxError when that fails."""
+    """Starts a sandbox that does nothing. Raises SandboxError if that fails."""
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         try:
             folder_for(Path(folder))
         except NotImplementedError as error:
-            raise SandboxError(f"{error}: grade on such a machine.") from None
+            raise SandboxError(f"{error}: grade on a machine with one of these.") from None
         nothing = command([sys.executable, "-c", ""], Path(folder), Limits())
         run = subprocess.run(nothing, capture_output=True, text=True)
     if run.returncode:
         raise SandboxError(f"bubblewrap can't make a sandbox here ({run.stderr.strip() or run.returncode}). It needs "
-                           "user namespaces: on Ubuntu 24.04 allow them for bwrap with an AppArmor profile, in a "
-                           "container start it with the right to make them. Or grade on another machine.")
+                           "user namespaces: on Ubuntu 24.04 allow them for bwrap with an AppArmor profile; start a "
+                           "container with permission to create them. Or grade on another machine.")
 
 
 def tool(name: str) -> str:
-    """The path of a program that the sandbox needs. Raises SandboxError when it is not installed."""
+    """The path of a program that the sandbox needs. Raises SandboxError if it is not installed."""
     found = shutil.which(name)
     if not found:
         package = "bubblewrap" if name == "bwrap" else "util-linux"
@@ -138,7 +139,7 @@ def pythons() -> list[Path]:
 
 
 def _system(parent: Path) -> list[str]:
-    """What of the machine is seen, read-only, the run's folder included."""
+    """The parts of the machine that are visible, read-only, including the run's folder."""
     args = ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib64"):
         link = Path("/", name)
@@ -149,7 +150,7 @@ def _system(parent: Path) -> list[str]:
     for folder in [*pythons(), BOOK]:
         args += ["--ro-bind", str(folder), str(folder)]
     for cache in (BOOK / "parallel").rglob("__pycache__"):
-        args += ["--tmpfs", str(cache)]  # what is withheld could be read from its bytecode
+        args += ["--tmpfs", str(cache)]  # withheld modules could be recovered from their bytecode
     for module in filter(None, (parent / "withheld").read_text().splitlines()):
         args += ["--ro-bind", str(parent / "withheld.py"), module]
     inside = str(parent / "inside")
@@ -157,14 +158,14 @@ def _system(parent: Path) -> list[str]:
 
 
 def _scratch(limits: Limits) -> list[str]:
-    """Folders that can be written to, in memory and of limited size. They come first: a book may be in one's home."""
+    """Writable folders, in memory and of limited size. They are mounted first: the book may be in a home folder."""
     size = ["--size", str(limits.scratch_bytes)]
     own = [word for place in ("/dev/shm", "/tmp", "/home") for word in (*size, "--tmpfs", place)]
     return ["--proc", "/proc", "--dev", "/dev", *own, "--dir", HOME, *_gpus()]
 
 
 def _gpus() -> list[str]:
-    """NVIDIA's devices, where there are any, with the description of the machine that NCCL reads.
+    """NVIDIA's devices, if any, with /sys, from which NCCL reads the machine's topology.
 
     Written from the documentation of bubblewrap and of NVIDIA's container toolkit; it has not been run on GPUs.
     """
@@ -181,7 +182,7 @@ def _environment(env: Mapping[str, str]) -> list[str]:
 
 
 def reachable(paths: Iterable[Path], bind: str = "--ro-bind") -> list[str]:
-    """For root, who passes where others can't: let each closed folder on the way to `paths` hold nothing but them."""
+    """For root: replace folders above `paths` that other users can't enter with empty ones that hold only `paths`."""
     closed: dict[Path, list[Path]] = {}
     for path in paths:
         shut = [p for p in reversed(path.parents) if not stat.S_IMODE(p.stat().st_mode) & stat.S_IXOTH]

@@ -1,4 +1,4 @@
-"""L4: a submission is untrusted data: its answer cells are taken out by id, and nothing else of it is believed."""
+"""L4: a submission is untrusted data: its answer cells are extracted by id, and nothing else in it is trusted."""
 from __future__ import annotations
 
 import hashlib
@@ -25,7 +25,7 @@ class SubmissionError(ValueError):
 
 @dataclass
 class Submission:
-    """What was handed in: the sources of each answer by its cell's id, and what an instructor may want to know."""
+    """A submission: the sources of each answer by cell id, and notes for the instructor."""
     answers: dict[str, list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     sha256: str = ""
@@ -34,8 +34,8 @@ class Submission:
 def read_submission(path: Path, lab: NotebookNode) -> Submission:
     """The answers in the notebook at `path`, for a lab.
 
-    Cells that a learner added belong to the answer above them, or below them if there is none, up to the next cell of
-    the lab's own. Raises SubmissionError for what is no regular file, too large, or no notebook.
+    Cells that a learner added belong to the answer above them, or below them if there is none, up to the lab's next
+    cell. Raises SubmissionError for a file that is not regular, too large, or not a notebook.
     """
     raw = _read_regular(path)
     try:
@@ -52,13 +52,13 @@ def read_submission(path: Path, lab: NotebookNode) -> Submission:
         raise SubmissionError("the file is not a notebook") from None
     found.notes += _imports(found, lab)
     other = _other_variant(variant_of(notebook.get("metadata")), variant_of(lab.metadata))
-    if other:  # then its cells are others without anybody's doing
+    if other:  # its cells differ anyway, without having been edited
         found.notes = other + [note for note in found.notes if not note.endswith(EDITED)]
     return found
 
 
 def answered(lab: NotebookNode, exercise: int, submission: Submission) -> bool:
-    """Whether a submission has anything in an exercise's answer cells but what the released copy had there."""
+    """Whether a submission has anything in an exercise's answer cells beyond what the released copy had."""
     for cell in code_cells(lab):
         if marks(cell)["kind"] == "answer" and marks(cell)["exercise"] == exercise:
             stub = without_solutions(cell.source, exercise)[0]
@@ -69,7 +69,7 @@ def answered(lab: NotebookNode, exercise: int, submission: Submission) -> bool:
 
 
 def _read_regular(path: Path) -> bytes:
-    """The bytes of a regular file of bearable size, without following a link or waiting at a pipe."""
+    """The bytes of a regular file of acceptable size, without following a link or blocking on a pipe."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -84,21 +84,21 @@ def _read_regular(path: Path) -> bytes:
 
 
 def _imports(found: Submission, lab: NotebookNode) -> list[str]:
-    """A note on modules of the book that answers import and the lab does not."""
+    """A note on modules of the book that answers import but the lab does not."""
     names = set().union(*(imports_from_book(source) for sources in found.answers.values() for source in sources))
     given = set().union(*(imports_from_book(c.source) for c in code_cells(lab) if marks(c)["kind"] == "setup"))
     return ["answers import from the book: " + ", ".join(sorted(names - given))] if names - given else []
 
 
 def _other_variant(theirs: str | None, ours: str | None) -> list[str]:
-    """A note for who grades variant B with the source of A."""
+    """A note in case variant B, say, is graded with the source of variant A."""
     told = "no variant" if theirs is None else f"variant {theirs[:20]}"
     graded = "of none" if ours is None else f"of variant {ours}"
     return [f"the copy is of {told}, the source it is graded with {graded}"] if theirs != ours else []
 
 
 class _Reader:
-    """Walks over a submission's cells and keeps the answers."""
+    """Goes through a submission's cells and keeps the answers."""
 
     def __init__(self, own: dict[str, NotebookNode], found: Submission) -> None:
         self.own, self.found = own, found
@@ -142,7 +142,7 @@ def _source(cell: dict[str, Any]) -> str:
 
 
 def _mark(cell: dict[str, Any]) -> str | None:
-    """The id that a cell claims to have."""
+    """The id that a cell claims."""
     metadata = cell.get("metadata")
     mark = metadata.get(KEY) if isinstance(metadata, dict) else None
     name = mark.get("id") if isinstance(mark, dict) else None

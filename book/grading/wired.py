@@ -1,7 +1,7 @@
-"""L4: exercises whose ranks can only send and receive: graded by what the broker, outside the sandboxes, has counted.
+"""L4: exercises whose ranks can only send and receive, graded by what the broker, outside the sandboxes, has counted.
 
-Each rank has its own numbers. What it must hold in the end, and who may send how much to whom, is decided here; no
-expected value is ever inside.
+Each rank gets its own input. What it must hold at the end, and who may send how much to whom, is decided here; no
+expected value ever enters a sandbox.
 """
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Message = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Wired:
-    """An exercise over the broker: what each rank calls, on which worlds, what it must hold, how it may get there.
+    """An exercise over the broker: what each rank calls, in which cases, what it must hold, which messages are allowed.
 
-    `call` leaves its result in `buffer`; it may use what the case has. `want` gives each rank's result, NaN where it
-    may hold anything. `traffic` gives what is wrong with the messages, or None.
+    `call` leaves its result in `buffer`; it may use the case's names. `want` returns each rank's expected result, NaN
+    where any value is allowed. `traffic` returns what is wrong with the messages, or None.
     """
     call: str
     cases: Sequence[Mapping[str, int]]
@@ -40,10 +40,10 @@ class Wired:
 
 
 def verdict(lab: NotebookNode, exercise: int, answers: Answers | None, ranks: Ranks) -> str | None:
-    """Why an exercise's answers do not do what its `wire` mark asks for; None when they do, or there is no such mark.
+    """Why an exercise's answers do not do what its `wire` mark asks for; None if they do, or there is no such mark.
 
-    `answers` None stands for the lab's own solutions. Raises WireError when a rank fails, WireTimeout when ranks wait
-    for one another or take too long; what a rank said is untrusted.
+    `answers` None stands for the lab's own solutions. Raises WireError if a rank fails, WireTimeout if ranks wait for
+    one another or take too long; any text from a rank is untrusted.
     """
     names = [marks(cell)["wire"] for cell in labs.checks(lab, exercise) if marks(cell).get("wire")]
     if not names:
@@ -55,14 +55,14 @@ def verdict(lab: NotebookNode, exercise: int, answers: Answers | None, ranks: Ra
     try:
         return next(filter(None, (_run(WIRED[name], *sources, ranks, without) for name in names)), None)
     except WireError:
-        ranks.end()  # who knows what they are at
+        ranks.end()  # their state is unknown
         ranks.check()
         raise
 
 
 def _run(wired: Wired, head: Sequence[str], sources: Sequence[str], ranks: Ranks,
          without: Sequence[Path]) -> str | None:
-    rng = np.random.default_rng()  # nobody needs to know these numbers again
+    rng = np.random.default_rng()  # unseeded: these numbers never have to be reproduced
     connections = ranks.connect(max(case["world_size"] for case in wired.cases), head, without)
     with ExitStack() as stack:
         for connection in connections:
@@ -85,7 +85,7 @@ def _wrong(wired: Wired, case: Mapping[str, int], inputs: Arrays, run: WireRun) 
         try:
             got = np.frombuffer(run.results[rank])
         except ValueError:
-            return f"rank {rank}'s result is no array of numbers"
+            return f"rank {rank}'s result is not an array of numbers"
         if got.shape != want.shape or not np.array_equal(got[~np.isnan(want)], want[~np.isnan(want)]):
             return f"rank {rank} does not hold what it should"
     return wired.traffic(run.messages, case)
@@ -93,14 +93,14 @@ def _wrong(wired: Wired, case: Mapping[str, int], inputs: Arrays, run: WireRun) 
 
 def ring(messages: Sequence[Message], case: Mapping[str, int], rounds: int, ways: Sequence[int] = (1, -1),
          num_chunks: int | None = None) -> str | None:
-    """A ring's traffic: everybody sends to one neighbour, all the same way round, at most a chunk in each round.
+    """A ring's traffic: every rank sends to one neighbour, all in the same direction, at most a chunk in each round.
 
-    `num_chunks` is how many a buffer has: None for one a rank.
+    `num_chunks` is how many chunks a buffer has; None means one per rank.
     """
     size, length = case["world_size"], case["length"]
     steps = {(dst - src) % size for src, dst, _ in messages}
     if messages and steps not in [{way % size} for way in ways]:
-        return "messages go to others than one neighbour"
+        return "messages go to ranks other than one neighbour"
     counts = Counter(src for src, _, _ in messages)
     if any(counts[rank] != rounds for rank in range(size)):
         wrong = next(counts[rank] for rank in range(size) if counts[rank] != rounds)
@@ -123,7 +123,7 @@ def reduced_chunk(inputs: Arrays, case: Mapping[str, int]) -> Arrays:
 
 
 def gathered_chunks(inputs: Arrays, case: Mapping[str, int]) -> Arrays:
-    """After a ring's all-gather everybody has chunk r + 1 of rank r, for all r."""
+    """After a ring's all-gather every rank has chunk r + 1 of rank r, for all r."""
     parts = np.array_split(np.arange(case["length"]), case["world_size"])
     whole = np.empty(case["length"])
     for rank, x in enumerate(inputs):
@@ -138,12 +138,12 @@ def from_the_left(inputs: Arrays, case: Mapping[str, int]) -> Arrays:
 
 
 def copies_of_root(inputs: Arrays, case: Mapping[str, int]) -> Arrays:
-    """After a broadcast everybody has the root's."""
+    """After a broadcast every rank has the root's buffer."""
     return [inputs[case["root"]]] * case["world_size"]
 
 
 def received_once(messages: Sequence[Message], case: Mapping[str, int]) -> str | None:
-    """Everybody but the root receives one copy, whole or in parts; the root receives less than one."""
+    """Every rank but the root receives one copy, whole or in parts; the root receives less than one."""
     got = Counter()
     for _, dst, num_bytes in messages:
         got[dst] += num_bytes
@@ -153,18 +153,18 @@ def received_once(messages: Sequence[Message], case: Mapping[str, int]) -> str |
 
 
 def rows_of_all(inputs: Arrays, case: Mapping[str, int]) -> Arrays:
-    """After an all-gather everybody has everybody's, one row after the other."""
+    """After an all-gather every rank has all ranks' rows, one after the other."""
     return [np.concatenate(inputs)] * case["world_size"]
 
 
 def transposed(inputs: Arrays, case: Mapping[str, int]) -> Arrays:
-    """After an all-to-all row s of rank d is what row d of rank s was."""
+    """After an all-to-all row s of rank d is the former row d of rank s."""
     rows = [x.reshape(case["world_size"], -1) for x in inputs]
     return [np.concatenate([row[rank] for row in rows]) for rank in range(case["world_size"])]
 
 
 def rows_sent(messages: Sequence[Message], case: Mapping[str, int]) -> str | None:
-    """Everybody sends its rows for the others, at most twice as much: rows may be passed on."""
+    """Every rank sends its rows for the others, and at most twice as much in all: rows may be forwarded."""
     sent, others = Counter(), case["length"] // case["world_size"] * (case["world_size"] - 1) * 8
     for src, _, num_bytes in messages:
         sent[src] += num_bytes
@@ -190,7 +190,7 @@ WIRED: dict[str, Wired] = {
                         {"world_size": 5, "length": 7, "root": 4}), copies_of_root, received_once),
     "all_gather": Wired("out = buffer.new_zeros(world_size, length)\nall_gather(out, buffer)\nbuffer = out.flatten()",
                         ({"world_size": 4, "length": 6}, {"world_size": 3, "length": 5}), rows_of_all,
-                        lambda messages, case: None),  # any way of sends and receives will do
+                        lambda messages, case: None),  # any sends and receives are allowed
     "all_to_all": Wired("incoming = torch.zeros(world_size, length // world_size).double()\n"
                         "all_to_all(incoming, buffer.view(world_size, -1))\nbuffer = incoming.flatten()",
                         ({"world_size": 4, "length": 24}, {"world_size": 3, "length": 15}), transposed, rows_sent),

@@ -10,14 +10,14 @@ from book.grading.lab import KEY, code_cells, marks
 from book.grading.sandbox import BOOK
 
 PACKAGE = "book.parallel"
-MAX_CHARS = 200_000  # a tree takes a thousand times a source's memory
+MAX_CHARS = 200_000  # a syntax tree takes a thousand times its source's memory
 ALWAYS_OPEN = {"__init__", "model", "text", "checked"}
 
 
 def withheld(lab: NotebookNode, exercise: int) -> list[Path]:
-    """The files of `book.parallel` whose names do nothing when this exercise is graded.
+    """The files of `book.parallel` that are disabled when this exercise is graded.
 
-    A module stays open when a setup or check cell says `from book.parallel.NAME import …`, or something open needs it,
+    A module stays open if a setup or check cell says `from book.parallel.NAME import …`, or an open module imports it,
     or the notebook's metadata name it in `open`: {"book.parallel.NAME": [exercise, …]}.
     """
     modules: dict[str, list[Path]] = {}
@@ -38,13 +38,13 @@ def withheld(lab: NotebookNode, exercise: int) -> list[Path]:
 
 
 def exists(module: str) -> bool:
-    """Whether `book.parallel` has this module, whose full name is given."""
+    """Whether `book.parallel` has the module of this full name."""
     place = BOOK.parent.joinpath(*module.split("."))
     return module.startswith(PACKAGE + ".") and (place.is_dir() or place.with_suffix(".py").is_file())
 
 
 def imports_from_book(source: str) -> set[str]:
-    """The modules of the book that a learner's source imports, as far as its import statements say."""
+    """The modules of the book that a source's import statements name."""
     if len(source) > MAX_CHARS:
         return set()
     try:

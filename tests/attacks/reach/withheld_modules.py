@@ -14,7 +14,7 @@ try:
     book.parallel.sharded.anything()
     found.append("called")
 except RuntimeError as error:
-    assert "is not there when an exercise is graded" in str(error)
+    assert "is not available when an exercise is graded" in str(error)
 
 
 def chunk_bounds(length, num_chunks):

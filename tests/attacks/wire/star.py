@@ -1,5 +1,5 @@
 # exercise: 1
-# ends: over a wire that only sends and receives, with 4 ranks: messages go to others than one neighbour
+# ends: over a wire that only sends and receives, with 4 ranks: messages go to ranks other than one neighbour
 
 # The right sum, all of it through rank 0.
 def ring_all_reduce(buffer):
