@@ -32,7 +32,7 @@ def batch(num_examples):
 
 
 def train(bucket_bytes, steps):
-    """Returns how far this rank's weights are from those of one process after some steps of SGD, in float64."""
+    """How far this rank's weights are from those of one process after some steps of SGD, in float64."""
     device = rank_device()
     dist.init_process_group()
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -63,7 +63,7 @@ def test_training_equals_one_process(world_size, bucket_bytes):
 
 
 def refused(how):
-    """What `BucketedDDP` says to a backward that it can't average."""
+    """The error that `BucketedDDP` raises for a backward that it can't average."""
     device = rank_device()
     dist.init_process_group()
     parallel = BucketedDDP(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]).to(device), bucket_bytes=0)
@@ -82,7 +82,7 @@ def refused(how):
 
 
 @pytest.mark.parametrize("how, words", [("unused", "got no gradient"), ("twice", "finish() after each backward")])
-def test_a_backward_that_cannot_be_averaged_is_refused(how, words):
+def test_a_backward_that_cannot_be_averaged_raises_an_error(how, words):
     for said in launch(refused, 2, how):
         assert words in said
 
@@ -127,7 +127,7 @@ def last_sent(trace):
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 300])
-def test_sends_the_bytes_of_torch_s_own_in_the_same_order(bucket_bytes):
+def test_sends_the_same_bytes_as_torchs_ddp_in_the_same_order(bucket_bytes):
     ours = launch(followed, 2, partial(BucketedDDP, bucket_bytes=bucket_bytes), record=True).trace
     wrap = partial(DistributedDataParallel, bucket_cap_mb=bucket_bytes / 2**20)
     torchs = launch(followed, 2, wrap, record=True).trace
@@ -158,7 +158,7 @@ def ddp_on(schedule):
 
 @pytest.mark.parametrize("world_size", [
     pytest.param(2, marks=pytest.mark.full), 3, *(pytest.param(n, marks=pytest.mark.full) for n in (4, 5))])
-def test_traffic_of_ddp_is_that_of_the_formulas(world_size):
+def test_ddp_traffic_matches_the_formulas(world_size):
     num_bytes = 240 * 8
     ring = launch(ddp_on, world_size, ring_all_reduce, record=True)
     star = launch(ddp_on, world_size, parameter_server_all_reduce, record=True)

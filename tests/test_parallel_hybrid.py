@@ -27,7 +27,7 @@ CUBE = (2, 2, 2)
 
 
 def apart(layout, num_steps=NUM_STEPS, zero_stage=0, dtype=torch.float64):
-    """The largest differences from one process: of a step's loss, of a weight at the end; and how many weights."""
+    """The largest differences from one process, of a step's loss and of a final weight, and the number of weights."""
     run, (losses, weights) = trained(layout, num_steps, zero_stage, dtype), alone(num_steps, dtype)
     found, names = [], set()
     for rank, part in enumerate(run):
@@ -44,7 +44,7 @@ def apart(layout, num_steps=NUM_STEPS, zero_stage=0, dtype=torch.float64):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", MIXED)
-def test_every_layout_of_eight_trains_as_one_process(layout):
+def test_every_layout_of_eight_trains_like_one_process(layout):
     loss, weight, names = apart(layout)
     assert loss < 1e-12 and weight < 1e-12
     assert names == {name for name, _ in GPT(CONFIG).named_parameters()}
@@ -55,9 +55,9 @@ def test_there_are_ten_layouts_of_eight():
 
 
 @pytest.mark.full
-def test_twenty_steps_in_32_bits_stay_with_one_process_and_in_two_gigabytes():
+def test_twenty_steps_in_float32_match_one_process_within_two_gigabytes():
     loss, weight, _ = apart(CUBE, 20, dtype=torch.float32)
-    # Sums are taken in another order, and each kind of CPU rounds them differently: 1.6e-5 on one of them.
+    # Sums are computed in a different order, and CPU types round them differently: 1.6e-5 on one of them.
     assert loss < 1e-4 and weight < 1e-4
     assert sum(part.pss_kb for part in trained(CUBE, 20, 0, torch.float32)) < 2e6
 
@@ -87,7 +87,7 @@ def clipped(layout):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [CUBE, pytest.param((1, 2, 4), marks=pytest.mark.full)], ids=str)
-def test_clipping_counts_every_number_of_the_model_once(layout):
+def test_clipping_counts_every_gradient_of_the_model_once(layout):
     gpt = launch(partial(GPT, CONFIG), 1)[0]
     GPT.loss(gpt(batch(0)[0]), batch(0)[1]).backward()
     run = launch(clipped, 8, layout)
@@ -138,7 +138,7 @@ def by_torch(num_steps):
 
 
 @pytest.mark.full
-def test_torch_s_own_parts_on_one_device_mesh_equal_one_process_too():
+def test_torchs_own_combination_on_one_device_mesh_equals_one_process_too():
     run, (losses, _) = launch(by_torch, 8, NUM_STEPS), alone()
     mesh = mesh_of(CUBE)
     ranks = [mesh.rank_at(pp=1, dp=replica, tp=0) for replica in range(2)]
@@ -156,14 +156,14 @@ def refused(layout, config):
 @pytest.mark.parametrize(("layout", "error", "words"), [
     ((1, 2, 1), ValueError, "6 sequences can't be shared by 2 replicas"), ((2, 2, 1), MeshError, "has 4 ranks")],
     ids=str)
-def test_what_can_t_be_shared_out_is_refused(layout, error, words):
+def test_what_cannot_be_divided_is_refused(layout, error, words):
     with pytest.raises(RankError, match=words) as caught:
         launch(refused, 2, layout, copy.deepcopy(CONFIG))
     assert isinstance(caught.value.__cause__, error)
 
 
-def test_a_mesh_of_other_axes_and_another_stage_of_zero_are_refused_before_anything_is_sent():
-    """There is no process group here, so what sends something raises another error."""
+def test_other_axes_and_invalid_zero_stages_are_refused_before_anything_is_sent():
+    """There is no process group here, so anything that sends raises a different error."""
     for axes in (("pp", "dp"), ("pp", "dp", "cp"), ("pp", "dp", "tp", "cp")):
         with pytest.raises(MeshError, match="needs a mesh of pp, dp, tp"):
             Hybrid(GPT(CONFIG), Mesh(axes, (1,) * len(axes)), NUM_MICRO_BATCHES, make_optimizer=adamw)
@@ -183,7 +183,7 @@ def clipped_without_gradients(zero_stage):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("zero_stage", [0, pytest.param(2, marks=pytest.mark.full), 3])
-def test_gradients_that_are_not_there_are_not_clipped(zero_stage):
+def test_clipping_without_gradients_raises_an_error(zero_stage):
     with pytest.raises(RankError, match="no parameter has a gradient") as caught:
         launch(clipped_without_gradients, 2, zero_stage)
     assert isinstance(caught.value.__cause__, ValueError)

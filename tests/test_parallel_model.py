@@ -25,7 +25,7 @@ TEXT = load_text()
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Threads share out kernels this small at a loss, and a heavy one where other processes hold the cores."""
+    """Use one thread: more slow down kernels this small, and much so when other processes occupy the cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -103,7 +103,7 @@ def test_a_seed_means_the_same_weights_in_every_dtype_and_under_every_default() 
 
 
 @pytest.mark.slow
-def test_without_a_seed_ranks_draw_weights_of_their_own() -> None:
+def test_without_a_seed_ranks_draw_different_weights() -> None:
     def first_weight() -> float:
         return GPT(GPTConfig(vocab_size=5)).head.weight[0, 0].item()
 
@@ -137,8 +137,8 @@ def test_loss_is_the_mean_over_all_predictions() -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 2, 3])
-def test_a_step_in_two_pieces_is_a_step_of_the_whole(cut: int) -> None:
-    """As on two pipeline stages: activations cross a boundary that autograd does not see, their gradient comes back."""
+def test_a_step_in_two_pieces_equals_a_whole_step(cut: int) -> None:
+    """As on two pipeline stages: activations cross a boundary invisible to autograd, and their gradient comes back."""
     whole, pieces = GPT.seeded(SMALL, seed=1), GPT.seeded(SMALL, seed=1)
     inputs, targets = tokens(SMALL, seed=1), tokens(SMALL, seed=2)
     GPT.loss(whole(inputs), targets).backward()
@@ -172,7 +172,7 @@ def loss_and_gradient_norms_split_by_heads(config: GPTConfig) -> tuple[float, li
 
 
 @pytest.mark.slow
-def test_tensor_parallelism_splits_it_as_it_is() -> None:
+def test_tensor_parallelism_splits_the_model_unmodified() -> None:
     whole = GPT.seeded(SMALL, seed=1)
     loss = GPT.loss(whole(tokens(SMALL, seed=1)), tokens(SMALL, seed=2))
     loss.backward()
@@ -186,7 +186,7 @@ def test_tensor_parallelism_splits_it_as_it_is() -> None:
     (dict(mlp_width=0), "mlp_width is 0"), (dict(width=9), "multiple of num_heads"),
     (dict(dropout=1.0), "dropout is 1.0"), (dict(dtype=torch.int64), "torch.int64"),
 ])
-def test_sizes_that_make_no_model_are_refused(wrong: dict, said: str) -> None:
+def test_invalid_sizes_are_refused(wrong: dict, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         replace(SMALL, **wrong)
 
@@ -196,37 +196,37 @@ def test_a_sequence_longer_than_the_context_is_refused() -> None:
         GPT(SMALL)(tokens(SMALL, num_tokens=9))
 
 
-def test_the_config_travels_to_ranks_and_widens_its_mlp_with_itself() -> None:
+def test_the_config_can_be_pickled_and_its_mlp_scales_with_its_width() -> None:
     assert pickle.loads(pickle.dumps(SMALL)) == SMALL
     assert replace(SMALL, width=16).mlp_features == 64 and replace(SMALL, mlp_width=5).mlp_features == 5
 
 
-def test_the_text_is_plain_and_of_the_size_that_labs_count_on() -> None:
+def test_the_text_is_ascii_and_has_the_size_that_labs_rely_on() -> None:
     assert 6_000 <= len(TEXT) <= 9_000 and TEXT.isascii() and TEXT.endswith(".\n")
     assert set("".join(filter(lambda c: not c.isalpha(), TEXT))) == set("\n \"',.?")
 
 
 @given(st.text(alphabet=sorted(set(TEXT))))
-def test_characters_come_back_as_they_were(text: str) -> None:
+def test_encoded_characters_decode_to_the_same_text(text: str) -> None:
     characters = Characters(TEXT)
     encoded = characters.encode(text)
     assert encoded.dtype == torch.int64 and encoded.shape == (len(text),)
     assert characters.decode(encoded) == text == characters.decode(encoded.tolist())
 
 
-def test_tokens_number_the_alphabet_in_its_order() -> None:
+def test_tokens_number_the_alphabet_in_order() -> None:
     characters = Characters("banana")
     assert (characters.alphabet, characters.vocab_size) == ("abn", 3)
     assert characters.encode("nab").tolist() == [2, 0, 1]
 
 
-def test_what_is_no_token_is_refused() -> None:
+def test_invalid_tokens_are_refused() -> None:
     characters = Characters("banana")
     with pytest.raises(ValueError, match="no token for 'X', 'c'"):
         characters.encode("bancX")
-    with pytest.raises(ValueError, match="3 is no token: they are numbered from 0 to 2"):
+    with pytest.raises(ValueError, match="3 is not a token: they are numbered from 0 to 2"):
         characters.decode([0, 3])
-    with pytest.raises(ValueError, match="-1 is no token"):
+    with pytest.raises(ValueError, match="-1 is not a token"):
         characters.decode([-1])
     with pytest.raises(ValueError, match="one row at a time"):
         characters.decode([[0, 1]])
@@ -235,7 +235,7 @@ def test_what_is_no_token_is_refused() -> None:
 
 
 @given(st.integers(2, 60), st.integers(1, 12))
-def test_windows_cover_the_text_without_overlap_and_targets_are_one_on(num_tokens: int, context: int) -> None:
+def test_windows_cover_the_text_without_overlap_and_targets_are_shifted_by_one(num_tokens: int, context: int) -> None:
     row = torch.arange(num_tokens)
     if num_tokens <= context:
         with pytest.raises(ValueError, match=f"at least {context + 1} tokens"):
@@ -248,7 +248,7 @@ def test_windows_cover_the_text_without_overlap_and_targets_are_one_on(num_token
     assert all(len(inputs) == context and torch.equal(targets, inputs + 1) for inputs, targets in windows)
 
 
-def test_windows_are_indexed_as_a_list_is() -> None:
+def test_windows_are_indexed_like_a_list() -> None:
     windows = Windows(torch.arange(10), 3)
     assert windows[-1][0].tolist() == windows[2][0].tolist() == [6, 7, 8]
     with pytest.raises(IndexError):
@@ -259,7 +259,7 @@ def test_windows_are_indexed_as_a_list_is() -> None:
         Windows(torch.arange(10), 0)
 
 
-def test_a_sampler_deals_the_windows_to_ranks() -> None:
+def test_a_sampler_distributes_the_windows_over_ranks() -> None:
     windows = Windows(Characters(TEXT).encode(TEXT), 32)
     dealt = []
     for rank in range(4):

@@ -36,7 +36,7 @@ SIZE, TOLERANCE = 2, 1e-12  # sequences in a micro-batch
 
 
 def micro_batches(number, device):
-    """As many inputs as targets, the same on every rank."""
+    """Inputs and targets, the same on every rank."""
     generator = torch.Generator().manual_seed(5)
     return torch.randint(CONFIG.vocab_size, (2, number, SIZE, CONFIG.context), generator=generator).to(device)
 
@@ -54,7 +54,7 @@ def like(device):
 
 
 def differences(gpt, parts, loss, inputs, targets):
-    """How far the loss (None: not here) and the parts' gradients are from those of one process with the whole batch."""
+    """How far the loss (None on other ranks) and the gradients are from those of one process with the whole batch."""
     alone = copy.deepcopy(gpt)
     wanted = GPT.loss(alone(inputs.flatten(0, 1)), targets.flatten(0, 1))
     wanted.backward()
@@ -65,7 +65,7 @@ def differences(gpt, parts, loss, inputs, targets):
 
 
 def by_the_book(schedule):
-    """One step of `schedule`, twice over: the second adds nothing but its own gradients."""
+    """Two equal steps of `schedule`: the second adds only its own gradients."""
     device = rank_device()
     dist.init_process_group()
     gpt, drawn = a_model(device)
@@ -106,7 +106,7 @@ def test_a_step_equals_one_process_in_the_order_of_the_schedule(schedule):
       for schedule in (gpipe(3, 4), one_f_one_b(3, 4), interleaved(4, 4))),
     zero_bubble(4, 3)],
                          ids=lambda schedule: schedule.name)
-def test_every_output_and_gradient_that_changes_ranks_is_one_message(schedule):
+def test_every_output_and_gradient_between_ranks_is_one_message(schedule):
     trace = launch(by_the_book, schedule.world_size, schedule, record=True).trace
     num_bytes = SIZE * CONFIG.context * CONFIG.width * 8
     between = sum(schedule.rank_of(stage) != schedule.rank_of(stage + 1) for stage in range(schedule.num_stages - 1))
@@ -135,7 +135,7 @@ def by_torch(name, schedule):
     ("GPipe", gpipe(3, 4)), ("1F1B", one_f_one_b(3, 4)), ("Interleaved1F1B", interleaved(4, 4)),
     ("ZBVZeroBubble", zero_bubble(4, 4))])
 @pytest.mark.full
-def test_torch_s_schedules_equal_one_process_too(name, schedule):
+def test_torchs_schedules_equal_one_process_too(name, schedule):
     run = launch(by_torch, schedule.world_size, name, schedule)
     found = [difference for _, difference in run]
     assert [loss for loss, _, _ in found if loss is not None] == [pytest.approx(0, abs=TOLERANCE)]
@@ -155,7 +155,7 @@ def by_hand(num_micro_batches):
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_stages", "num_micro_batches"), [
     *(pytest.param(*sizes, marks=pytest.mark.full) for sizes in ((1, 2), (2, 5), (4, 2))), (3, 4)])
-def test_written_out_it_is_the_schedule(num_stages, num_micro_batches):
+def test_1f1b_written_out_follows_the_schedule(num_stages, num_micro_batches):
     run = launch(by_hand, num_stages, num_micro_batches, record=True)
     found = [difference for _, difference in run]
     assert [loss for loss, _, _ in found if loss is not None] == [pytest.approx(0, abs=TOLERANCE)]
@@ -164,7 +164,7 @@ def test_written_out_it_is_the_schedule(num_stages, num_micro_batches):
 
 
 def open_sends(num_micro_batches):
-    """The most sends that 1F1B written out has begun and not waited for, and those at its end."""
+    """The most sends that 1F1B written out has started but not waited for, and how many are left at its end."""
     device = rank_device()
     dist.init_process_group()
     gpt, _ = a_model(device)
@@ -189,7 +189,7 @@ def open_sends(num_micro_batches):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_micro_batches", [pytest.param(2, marks=pytest.mark.full), 8])
-def test_written_out_it_keeps_one_sent_tensor_each_way(num_micro_batches):
+def test_1f1b_written_out_keeps_one_sent_tensor_each_way(num_micro_batches):
     assert list(launch(open_sends, 3, num_micro_batches)) == [(1, 0), (2, 0), (1, 0)]
 
 
@@ -217,7 +217,7 @@ def test_several_pipelines_run_side_by_side():
 
 
 def with_dropout(schedule):
-    """Every rank drops from a seed of its own; one process does the same, with the generators of all ranks in turn."""
+    """Every rank draws dropout from its own seed; one process does the same, with all ranks' generators in turn."""
     dist.init_process_group("gloo")
     gpt, _ = a_model(torch.device("cpu"), replace(CONFIG, dropout=0.3))
     inputs, targets = micro_batches(schedule.num_micro_batches, torch.device("cpu"))
@@ -250,7 +250,7 @@ def test_dropout_drops_the_same_forward_and_backward():
 
 
 def what_is_held(schedule):
-    """At the most, at the end, and of one micro-batch on one stage; how many sends were open at the most."""
+    """Bytes held: the peak, at the end, and for one micro-batch on one stage; and the most sends open at once."""
     device = rank_device()
     dist.init_process_group()
     gpt, _ = a_model(device)
@@ -275,16 +275,16 @@ def what_is_held(schedule):
 
 
 @pytest.mark.slow
-def test_gpipe_holds_all_micro_batches_and_1f1b_as_many_as_there_are_stages_ahead():
+def test_gpipe_holds_all_micro_batches_and_1f1b_one_for_each_stage_from_here_on():
     for schedule, in_flight in ((gpipe(3, 6), [6, 6, 6]), (one_f_one_b(3, 6), [3, 2, 1])):
         run = launch(what_is_held, 3, schedule)
         assert [round(peak / one, 6) for peak, _, one, _ in run] == in_flight
         assert [left for _, left, _, _ in run] == [0, 0, 0]
-    assert max(sends for _, _, _, sends in run) <= 4  # and not all 12: what has arrived is let go
+    assert max(sends for _, _, _, sends in run) <= 4  # not all 12: what has arrived is released
 
 
 def refused(case):
-    """What rank 0 is told, alone: nothing is sent before."""
+    """The error on rank 0, which runs alone: nothing is sent before it."""
     dist.init_process_group("gloo")
     cpu = torch.device("cpu")
     schedule, (inputs, targets) = one_f_one_b(1, 3), micro_batches(3, cpu)
@@ -303,11 +303,11 @@ def refused(case):
 @pytest.mark.parametrize(("case", "words"), [
     ("order", "mine: this order cannot run: rank 0 waits at B0 of stage 0 for"),
     ("stages", "6 blocks can't make 7 stages"),
-    ("inputs", "stage 0 needs inputs for 3 micro-batches, and got 2: give"),
-    ("targets", "stage 0 needs targets for 3 micro-batches, and got 0: give"),
+    ("inputs", "stage 0 needs inputs for 3 micro-batches, but got 2: give"),
+    ("targets", "stage 0 needs targets for 3 micro-batches, but got 0: give"),
     ("shape", r"stage 0 gives torch.float64 of the shape \(2, 6, 8\), and the others wait for torch.float64 of the "
               r"shape \(1, 6, 8\): ")])
-def test_what_cannot_run_is_refused_in_words(case, words):
+def test_what_cannot_run_raises_a_clear_error(case, words):
     assert re.match(words, launch(refused, 1, case)[0])
 
 
@@ -323,7 +323,7 @@ def multiplied(run):
     return done, counted.get_total_flops()
 
 
-def test_a_split_backward_multiplies_as_much_as_a_whole_one_and_gives_the_same():
+def test_a_split_backward_costs_the_same_products_and_gives_the_same_result():
     stage, x = a_stage()
     y, forward = multiplied(lambda: stage(x))
     _, whole = multiplied(lambda: y.square().mean().backward())
@@ -340,7 +340,7 @@ def test_a_split_backward_multiplies_as_much_as_a_whole_one_and_gives_the_same()
     assert all(torch.equal(p.grad, gradient) for p, gradient in zip(stage.parameters(), wanted))
 
 
-def test_a_split_backward_lets_go_of_the_forward_at_its_end():
+def test_a_split_backward_releases_the_forward_when_done():
     stage, x = a_stage()
     with held_for_backward(stage.parameters()) as held:
         loss = stage(x).square().mean()
@@ -353,7 +353,7 @@ def test_a_split_backward_lets_go_of_the_forward_at_its_end():
         assert whole > held.num_bytes == 0
 
 
-def test_weights_of_weights_are_found_and_one_used_twice_is_refused():
+def test_weights_computed_from_weights_are_found_and_one_used_twice_is_refused():
     x = torch.randn(3, 4, requires_grad=True)
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
     split = SplitBackward(x, normed(x).sum())

@@ -26,7 +26,7 @@ def batch():
 
 
 def train(num_replicas, num_micro_batches):
-    """On a driver: what its pipeline held before and after, the losses, the last gradients; stage outermost."""
+    """On a driver: its pipeline's state before and after, the losses, the last gradients, by stage."""
     rank_device()
     dist.init_process_group()
     num_stages = dist.get_world_size() // num_replicas
@@ -93,7 +93,7 @@ def test_training_equals_one_process(world_size, num_replicas, num_micro_batches
 
 @pytest.mark.slow
 def test_a_run_is_recorded_action_by_action():
-    """Threads run forwards and backwards in an order of their own, but no backward before the last forward."""
+    """Threads run forwards and backwards in any order, but no backward before the last forward."""
     trace = launch(train, 3, 1, 4, record=True).trace
     actions = [event for event in trace.of_kind("compute") if event.stage is not None]
     assert Counter((e.rank, e.stage, e.op, e.micro_batch) for e in actions) == Counter(
@@ -104,7 +104,7 @@ def test_a_run_is_recorded_action_by_action():
 
 
 @pytest.mark.slow
-def test_without_gradients_nothing_goes_back():
+def test_without_gradients_no_backward_runs():
     def evaluate():
         dist.init_process_group()
         with rpc_worker() as rank:
@@ -120,7 +120,7 @@ def test_without_gradients_nothing_goes_back():
 
 
 @pytest.mark.slow
-def test_an_error_of_a_stage_is_told_where_it_happened():
+def test_an_error_in_a_stage_is_reported_with_its_place():
     def too_long():
         dist.init_process_group()
         with rpc_worker() as rank:
@@ -141,7 +141,7 @@ def test_micro_batches_without_a_sequence_are_refused():
             if rank == 0:
                 RemotePipeline(["worker1"], CONFIG)(batch()[0], BATCH + 1)
 
-    with pytest.raises(RankError, match="8 sequences can't make 9 micro-batches: each needs one at least"):
+    with pytest.raises(RankError, match="8 sequences can't make 9 micro-batches: each needs at least one"):
         launch(too_many, 2)
 
 
@@ -159,7 +159,7 @@ def test_the_same_function_runs_under_torchrun():
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
-def test_stages_together_are_the_model(num_stages):
+def test_stages_together_make_up_the_model(num_stages):
     inputs, _ = batch()
     stages = [GPTStage(GPT.seeded(CONFIG, 3), stage, num_stages) for stage in range(num_stages)]
     whole, x = GPT.seeded(CONFIG, 3), inputs
@@ -174,13 +174,13 @@ def test_stages_together_are_the_model(num_stages):
 @pytest.mark.parametrize("stage, num_stages, words", [
     (0, 5, "4 blocks can't make 5 stages"), (0, 0, "4 blocks can't make 0 stages"),
     (2, 2, "no stage 2: stages are 0 to 1")])
-def test_a_cut_that_cannot_be_made_is_refused(stage, num_stages, words):
+def test_an_impossible_cut_is_refused(stage, num_stages, words):
     with pytest.raises(ValueError, match=words):
         GPTStage(GPT(CONFIG), stage, num_stages)
 
 
 def half_a_loss():
-    """A loss that the pipeline has no part in."""
+    """A loss that does not depend on the pipeline."""
     rank_device()
     dist.init_process_group()
     with rpc_worker() as rank:
@@ -193,6 +193,6 @@ def half_a_loss():
 
 
 @pytest.mark.slow
-def test_gradients_that_never_come_are_told():
-    with pytest.raises(RankError, match="stage 0 has gradients of 0 of its .* after 0.1 s: is the loss made from all"):
+def test_missing_gradients_are_reported():
+    with pytest.raises(RankError, match="stage 0 has gradients of 0 of its .* after 0.1 s: does the loss use all"):
         launch(half_a_loss, 2)

@@ -39,7 +39,7 @@ def model(seed):
 
 
 def backward(run, inputs, targets, num_backwards=1):
-    """Forward and backward in equal parts, whose gradients add up to those of all."""
+    """Forward and backward in equal parts, whose gradients add up to those of the whole batch."""
     losses = []
     for x, y in zip(inputs.chunk(num_backwards), targets.chunk(num_backwards)):
         loss = GPT.loss(run(x), y) / num_backwards
@@ -53,7 +53,7 @@ def difference(state, other):
 
 
 def train(num_backwards=1, num_steps=3):
-    """For each stage how far weights and losses are from those of one process and of DDP, the most of all steps."""
+    """For each stage, how far weights and losses are at most from those of one process and of DDP over all steps."""
     dist.init_process_group()
     return [train_one(stage, num_backwards, num_steps) for stage in STAGES]
 
@@ -88,7 +88,7 @@ def test_training_equals_one_process_and_ddp(world_size, num_backwards):
 
 
 def one_step(stage):
-    """What a rank holds of its model between two steps, and, of a stage that frees, after forward and backward."""
+    """What a rank holds of its model between two steps, and, for a stage that frees, after forward and backward."""
     dist.init_process_group()
     rank, world_size = dist.get_rank(), dist.get_world_size()
     with paused():
@@ -270,14 +270,14 @@ def recomputed_outside():
     return difference(sharded.state_dict(), alone.state_dict())
 
 
-def test_zero3_with_recomputation_is_one_process_and_gathers_no_more():
+def test_zero3_with_recomputation_equals_one_process_and_gathers_no_more():
     run = launch(recomputed, 2, record=True)
     assert max(run) < 1e-12
     gathers = [event for event in run.trace.of_rank(0) if event.op == "all_gather"]
     assert len(gathers) == 2 * (1 + CONFIG.num_layers)
 
 
-def test_zero3_with_recomputation_around_a_unit_is_one_process():
+def test_zero3_with_recomputation_around_a_unit_equals_one_process():
     assert max(launch(recomputed_outside, 2)) < 1e-12
 
 
@@ -302,7 +302,7 @@ def said_by(what):
 @pytest.mark.parametrize("what, words", [
     ("dtypes", "root has parameters of several dtypes"), ("frozen", "block 0 has frozen parameters"),
     ("sharded state", "the parameters are in shards")])
-def test_what_cannot_be_is_refused_in_words(what, words):
+def test_invalid_input_raises_a_clear_error(what, words):
     for said in launch(said_by, 2, what):
         assert words in said
 

@@ -35,7 +35,7 @@ TEXT = load_text()
 CONFIG = GPTConfig(Characters(TEXT).vocab_size, context=8, num_layers=2, num_heads=4, width=16, dtype=torch.float64)
 WAYS = {"tensor parallel": dict(), "sequence parallel": dict(sequence_parallel=True),
         "regathered": dict(sequence_parallel=True, regather=True)}
-# The way that does all that the others do: it gathers, scatters, and gathers again for backward.
+# This one does everything that the others do: it gathers, scatters, and gathers again for backward.
 ONE_WAY = [pytest.param(way, marks=() if way == "regathered" else pytest.mark.full) for way in WAYS]
 SIZES = [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(4, marks=pytest.mark.full)]
 NUM_SEQUENCES = 3
@@ -70,7 +70,7 @@ def train(model: GPT, num_passes: int = 1, num_steps: int = 2) -> tuple[list[flo
 
 
 def trained_split(config: GPTConfig, group_size: int, num_passes: int, ways: dict[str, bool]) -> dict[str, Any]:
-    """In a rank: what became of a model that the ranks drew differently and cut over groups of this size."""
+    """In a rank: the result of training a model that ranks drew differently and split over groups of this size."""
     device = rank_device()
     dist.init_process_group()
     groups = [dist.new_group(range(first, first + group_size)) for first in range(0, dist.get_world_size(), group_size)]
@@ -85,7 +85,7 @@ def trained_split(config: GPTConfig, group_size: int, num_passes: int, ways: dic
 
 
 def put_together(ranks: list[dict[str, Any]], what: str) -> dict[str, torch.Tensor]:
-    """Whole tensors from the ranks' pieces; where a tensor is not cut, all ranks must hold the same."""
+    """Whole tensors from the ranks' pieces; tensors that are not split must be equal on all ranks."""
     whole = {}
     for name, dim in ranks[0]["cut"].items():
         pieces = [rank[what][name] for rank in ranks]
@@ -127,7 +127,7 @@ def test_accumulated_passes_equal_one_process(way: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [pytest.param("tensor parallel", marks=pytest.mark.full), "regathered"])
-def test_each_group_splits_a_model_of_its_own(way: str) -> None:
+def test_each_group_splits_its_own_model(way: str) -> None:
     ranks = list(launch(trained_split, 4, CONFIG, 2, 1, WAYS[way]))
     assert ranks[0]["losses"] != ranks[2]["losses"]
     check_against_one_process(ranks[:2], CONFIG, 1)
@@ -154,7 +154,7 @@ def test_every_rank_holds_its_share() -> None:
 
 
 def operator_both_ways(name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """In a rank: what an operator gives for rows of 1 + rank, and backward for a gradient of 10 + rank."""
+    """In a rank: an operator's output for rows of 1 + rank, and its backward for a gradient of 10 + rank."""
     device = rank_device()
     dist.init_process_group()
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
@@ -204,7 +204,7 @@ def layers_of_odd_sizes() -> list[float]:
 
 
 @pytest.mark.slow
-def test_layers_whose_sizes_the_ranks_do_not_divide() -> None:
+def test_layer_sizes_need_not_be_multiples_of_the_ranks() -> None:
     for differences in launch(layers_of_odd_sizes, 3):
         assert max(differences) < 1e-12
 
@@ -216,7 +216,7 @@ def blocks_of_nine() -> tuple[list[float], list[float]]:
 
 
 @pytest.mark.slow
-def test_blocks_and_shards_are_cut_in_the_same_places() -> None:
+def test_blocks_and_shards_are_cut_in_the_same_positions() -> None:
     assert list(launch(blocks_of_nine, 4)) == [(cut, cut) for cut in ([0, 1, 2], [3, 4], [5, 6], [7, 8])]
 
 
@@ -259,7 +259,7 @@ def logits_and_targets(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype, taken_in", [(torch.float64, torch.float64), (torch.bfloat16, torch.float32)],
                          ids=["float64", "bfloat16"])
-def test_the_loss_leaves_out_what_torch_s_leaves_out_and_is_not_taken_in_16_bits(
+def test_the_loss_ignores_the_targets_that_torchs_ignores_and_is_not_computed_in_16_bits(
         dtype: torch.dtype, taken_in: torch.dtype) -> None:
     whole, targets = logits_and_targets(dtype)
     whole.requires_grad_()
@@ -294,7 +294,7 @@ def one_pass(ways: dict[str, bool], backward: bool = True) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("world_size", SIZES[1:])
-def test_traffic_is_that_of_the_formula(world_size: int, way: str) -> None:
+def test_traffic_matches_the_formula(world_size: int, way: str) -> None:
     counted = sent(launch(one_pass, world_size, WAYS[way], record=True).trace)
     config, n, num_layers = CONFIG, NUM_SEQUENCES * 8 * CONFIG.width * 8, CONFIG.num_layers
     token_bytes = NUM_SEQUENCES * 8 * 8
@@ -374,7 +374,7 @@ def kept_of_dtensors() -> tuple[int, ...]:
 
 
 @pytest.mark.slow
-def test_of_a_dtensor_the_rank_s_part_counts() -> None:
+def test_only_the_ranks_part_of_a_dtensor_counts() -> None:
     wanted = 3 * 8 * 4 + 3 * 3 * 4
     assert list(launch(kept_of_dtensors, 2)) == [(wanted, wanted, wanted, 0)] * 2
 
@@ -391,7 +391,7 @@ def test_a_layer_keeps_the_bytes_of_the_formula(world_size: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_layer_that_is_not_cut_keeps_what_one_rank_keeps_and_twice_that_in_float64() -> None:
+def test_a_layer_that_is_not_split_keeps_what_one_rank_keeps_and_twice_that_in_float64() -> None:
     assert launch(kept, 1, replace(CONFIG, dtype=torch.float32), None)[0] == gpt_activation_bytes(SHAPE)
     assert launch(kept, 1, CONFIG, None)[0] == gpt_activation_bytes(SHAPE, bytes_per_number=8)
 
@@ -399,7 +399,7 @@ def test_a_layer_that_is_not_cut_keeps_what_one_rank_keeps_and_twice_that_in_flo
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", SIZES)
 @pytest.mark.parametrize("way", WAYS)
-def test_a_layer_like_the_paper_s_keeps_the_bytes_of_its_formula(world_size: int, way: str) -> None:
+def test_a_layer_like_the_papers_keeps_the_bytes_of_its_formula(world_size: int, way: str) -> None:
     half = replace(CONFIG, dropout=0.1, dtype=torch.bfloat16)
     statistics = 4 * NUM_SEQUENCES * half.context * 2 // (world_size if WAYS[way] else 1)  # not in the formula
     wanted = activation_bytes(SHAPE, world_size, **WAYS[way]) + statistics
@@ -434,7 +434,7 @@ def gathered_for_two_layers() -> tuple[list[float], bool, bool]:
 
 
 @pytest.mark.slow
-def test_layers_that_share_an_input_gather_it_once_and_let_it_go() -> None:
+def test_layers_that_share_an_input_gather_it_once_and_free_it() -> None:
     run = launch(gathered_for_two_layers, 2, record=True)
     assert list(run) == [([1, 1, 2, 2], True, True)] * 2
     assert sent(run.trace) == Counter({("all_gather", 16): 1})
@@ -455,7 +455,7 @@ def dropped(ways: dict[str, bool]) -> tuple[float, list[torch.Tensor], torch.Ten
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-def test_dropout_is_alike_where_activations_are_and_differs_where_they_differ(way: str) -> None:
+def test_dropout_is_the_same_exactly_where_activations_are(way: str) -> None:
     one, other = launch(dropped, 2, WAYS[way])
     assert one[0] == pytest.approx(other[0], abs=1e-14)
     assert all(torch.allclose(a, b, rtol=0, atol=1e-14) for a, b in zip(one[1], other[1]))
@@ -482,7 +482,7 @@ def gradients_of_dropped(ways: dict[str, bool]) -> list[list[torch.Tensor]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ONE_WAY)
-def test_a_forward_that_is_run_again_drops_the_same(way: str) -> None:
+def test_a_recomputed_forward_drops_the_same(way: str) -> None:
     for plain, *recomputed in launch(gradients_of_dropped, 2, WAYS[way]):
         for again in recomputed:
             assert all(torch.allclose(a, b, rtol=0, atol=1e-14) for a, b in zip(plain, again))
@@ -497,7 +497,7 @@ def dropped_in_passes() -> list[torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_dropout_that_is_alike_is_dropout() -> None:
+def test_shared_dropout_is_proper_dropout() -> None:
     one, other = launch(dropped_in_passes, 2)
     assert all(torch.equal(a, b) for a, b in zip(one, other))
     assert not torch.equal(one[0], one[1]) and torch.equal(one[2], torch.ones(100, 100))
@@ -506,13 +506,13 @@ def test_dropout_that_is_alike_is_dropout() -> None:
 
 REFUSALS = {
     "heads": "4 ranks can't share 2 heads", "vocabulary": "a length of 2 can't be shared by 4 ranks",
-    "again": "split already", "pieces": "regather needs sequence_parallel=True",
+    "again": "already split", "pieces": "regather needs sequence_parallel=True",
     "tokens": "dim 1 has a length of 5, which 4 ranks can't share equally", "member": "not in the group",
     "tied": "head and token_embedding share one weight"}
 
 
 def refused() -> dict[str, str]:
-    """In a rank: what it is told in each case of `REFUSALS`."""
+    """In a rank: the error in each case of `REFUSALS`."""
     device = rank_device()
     dist.init_process_group()
     others = dist.new_group([0])
@@ -520,7 +520,7 @@ def refused() -> dict[str, str]:
 
 
 def told(what: str, device: torch.device, others: Any) -> str:
-    """What is said to a split that cannot be; `others` is a group of rank 0 alone."""
+    """The error for an impossible split; `others` is a group of rank 0 alone."""
     sizes = {"heads": dict(num_heads=2), "vocabulary": dict(vocab_size=2)}.get(what, {})
     model = GPT(replace(CONFIG, **sizes)).to(device)
     if what == "tied":
@@ -541,13 +541,13 @@ def told(what: str, device: torch.device, others: Any) -> str:
 
 
 @pytest.mark.slow
-def test_a_split_that_cannot_be_is_refused_in_words() -> None:
+def test_an_impossible_split_raises_a_clear_error() -> None:
     for rank, words in enumerate(launch(refused, 4)):
         assert [what for what, said in REFUSALS.items() if said not in words[what]] == ([] if rank else ["member"])
 
 
 @pytest.mark.slow
-def test_a_split_model_answers_without_gradients_too() -> None:
+def test_a_split_model_works_without_gradients_too() -> None:
     def answered(ways: dict[str, bool]) -> float:
         device = rank_device()
         dist.init_process_group()

@@ -7,10 +7,10 @@
     sharded         Zero1, Zero2, Zero3: optimizer state, gradients and parameters sharded over data-parallel ranks
     stage           GPTStage: a run of the GPT's blocks, for one stage of a pipeline
     pipeline        run_pipeline, Stage, Mail: any pipeline schedule over messages; 1F1B written out
-    split_backward  a backward whose weight gradients wait: I and W
+    split_backward  a backward in two halves, with the weight gradients deferred: I and W
     remote          RemotePipeline: stages on other workers, called over RPC; replicas of such pipelines (DP+PP)
     hybrid          Hybrid: tensor, pipeline and data parallelism on one mesh
-    checked         checks of arguments beside what chapters show
+    checked         argument checks, kept apart from the code that chapters show
 """
 from book.parallel.data import BucketedDDP, broadcast_state
 from book.parallel.model import GPT, GPTConfig

@@ -20,9 +20,9 @@ def broadcast_state(module: nn.Module) -> None:
 class BucketedDDP(nn.Module):
     """Average gradients in buckets, each as soon as it is full; call `finish()` after backward.
 
-    A bucket closes when its gradients have reached `bucket_bytes`. Buckets go from the last parameter to the first, and
-    are all-reduced in that order on every rank, the whole world. Raises RuntimeError when a backward gave some
-    parameter no gradient, and for a second backward before `finish()`.
+    A bucket is closed once its gradients reach `bucket_bytes`. Buckets go from the last parameter to the first, and are
+    all-reduced in that order over all ranks of the world. Raises RuntimeError if backward gave some parameter no
+    gradient, and for a second backward before `finish()`.
     """
 
     def __init__(self, module: nn.Module, bucket_bytes: int) -> None:
@@ -44,7 +44,7 @@ class BucketedDDP(nn.Module):
         return self.module(*inputs)
 
     def gradient_ready(self, parameter: nn.Parameter) -> None:
-        """All-reduce every bucket that is full by now, and whose forerunners are under way."""
+        """All-reduce every bucket that is now full and whose predecessors have been sent."""
         if parameter in self.ready:
             raise RuntimeError("call finish() after each backward")
         self.ready.add(parameter)
@@ -56,7 +56,7 @@ class BucketedDDP(nn.Module):
             self.flying.append((bucket, flat, work))
 
     def finish(self) -> None:
-        """Wait for all buckets and put the averages where the gradients were."""
+        """Wait for all buckets and replace the gradients with the averages."""
         if len(self.flying) < len(self.buckets):
             raise RuntimeError("some parameters got no gradient, so their "
                                "buckets were never sent")

@@ -1,7 +1,7 @@
 """L2: 3-D parallelism as chapter 07 builds it: tensor, pipeline and data parallelism on one mesh.
 
-Each kind is what its own chapter built, on the groups of one axis of the mesh. Nothing of torch's DTensor, FSDP or
-pipelining is used; torch's own combination is fully_shard, pipelining and parallelize_module on one DeviceMesh.
+Each kind is the one its own chapter built, on the groups of one axis of the mesh. Torch's DTensor, FSDP and pipelining
+are not used; torch's own combination is fully_shard, pipelining and parallelize_module on one DeviceMesh.
 
 Shapes: B sequences in the global batch, T tokens.
 """
@@ -30,8 +30,8 @@ ZERO = {1: Zero1, 2: Zero2, 3: Zero3}
 def axis_groups(mesh: Mesh) -> dict[str, dist.ProcessGroup]:
     """This rank's process group on each axis of the mesh.
 
-    Every rank makes every group, in the same order, the ones that it is not in too: `new_group` is a collective of the
-    whole world. Raises MeshError where the mesh has another number of ranks than the world.
+    Every rank makes every group, in the same order, including those it is not in: `new_group` is a collective of the
+    whole world. Raises MeshError if the mesh and the world differ in their number of ranks.
     """
     if mesh.world_size != dist.get_world_size():
         raise MeshError(f"this mesh has {mesh.world_size} ranks and the world has {dist.get_world_size()}: they have "
@@ -46,7 +46,7 @@ def axis_groups(mesh: Mesh) -> dict[str, dist.ProcessGroup]:
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """Replace each gradient by its mean over the group, in one all-reduce of them all; they have to be of one dtype."""
+    """Replace each gradient by its mean over the group, in one all-reduce; all must have the same dtype."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat, group=group)
@@ -56,22 +56,22 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
 
 
 def check_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Raise ValueError where none of the parameters has a gradient: there is nothing to clip."""
+    """Raise ValueError if none of the parameters has a gradient, so that there is nothing to clip."""
     if all(p.grad is None for p in parameters):
-        raise ValueError("no parameter has a gradient: ZeRO-2 and 3 keep shards of them (Unit.shard.grad) and nothing "
-                         "whole, and before a backward there are none")
+        raise ValueError("no parameter has a gradient: ZeRO-2 and 3 keep only shards of them (Unit.shard.grad), and "
+                         "before a backward there are none")
 
 
 @checked_by(check_gradients)
 def clip_gradients(parameters: Iterable[nn.Parameter], groups: Mapping[str, dist.ProcessGroup],
                    max_norm: float) -> torch.Tensor:
-    """Scale the gradients of the whole model to a norm of at most `max_norm`; return their norm. Without ZeRO.
+    """Scale the gradients of the whole model to a norm of at most `max_norm`; return their norm. Only without ZeRO.
 
-    Each number counts once: the squares of what tp has cut are summed over tp, what its ranks hold alike is not, and
-    stages are summed over pp. Replicas hold the same gradients once these are averaged: nothing is summed over dp.
-    Every rank of the mesh has to call it, between `gradients` and the step. With ZeRO-1 gradients are not averaged
-    before the step; with ZeRO-2 and 3 there are none, and ValueError is raised. As `torch.nn.utils.clip_grad_norm_` for
-    one process.
+    Each gradient counts once: the squares of parameters split over tp are summed over tp, those that all tp ranks hold
+    are not, and stages are summed over pp. Replicas hold the same averaged gradients, so nothing is summed over dp.
+    Every rank of the mesh must call it, between `gradients` and the step. With ZeRO-1 gradients are not averaged before
+    the step; with ZeRO-2 and 3 there are none, and ValueError is raised. Equals `torch.nn.utils.clip_grad_norm_` in one
+    process.
     """
     gradients = [(p.grad, hasattr(p, "shard_dim")) for p in parameters if p.grad is not None]
     cut, whole = (sum(g.square().sum() for g, is_cut in gradients if is_cut == wanted) for wanted in (True, False))
@@ -85,7 +85,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], groups: Mapping[str, dist
 
 
 def check_hybrid(mesh: Mesh, zero_stage: int) -> None:
-    """Raise MeshError for a mesh of other axes than pp, dp and tp, ValueError for a stage that ZeRO does not have."""
+    """Raise MeshError for a mesh with axes other than pp, dp and tp, ValueError for an invalid ZeRO stage."""
     if sorted(mesh.axes) != sorted(AXES):
         raise MeshError(f"3-D parallelism needs a mesh of {', '.join(AXES)}, not of {', '.join(mesh.axes)}: an axis "
                         "that is not used has the size 1")
@@ -93,12 +93,12 @@ def check_hybrid(mesh: Mesh, zero_stage: int) -> None:
 
 
 class Hybrid:
-    """This rank's part of a GPT on a mesh with the axes "pp", "dp" and "tp", and a training step of the whole.
+    """This rank's part of a GPT on a mesh with the axes "pp", "dp" and "tp", and a training step of the whole model.
 
-    All ranks get rank 0's weights. Then the layers are cut over tp, the blocks over pp, and dp replicas of that each
-    take their share of the batch; with a `zero_stage` of 1, 2 or 3 their state is sharded over dp (chapter 04). Weights
-    are on the device where `gpt` is; `gpt` is taken over. Raises ValueError where the heads or the blocks can't be
-    shared out and for another stage of ZeRO, MeshError for a mesh of other axes or of another number of ranks.
+    All ranks get rank 0's weights. Then the layers are split over tp and the blocks over pp, and each of the dp
+    replicas takes its share of the batch; with a `zero_stage` of 1, 2 or 3 their state is sharded over dp (chapter 04).
+    `gpt` is taken over and stays on its device. Raises ValueError if the heads or the blocks can't be divided, and for
+    an invalid ZeRO stage, MeshError for a mesh with other axes or a wrong number of ranks.
     """
 
     @checked_by(check_hybrid)
@@ -119,14 +119,14 @@ class Hybrid:
         self.mail = None
 
     def gradients(self, inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor | None:
-        """Forward and backward of the global batch, of which this rank takes its replica's share.
+        """Run forward and backward of the global batch, of which this rank takes its replica's share.
 
         Returns the mean loss of that share on the ranks of the last stage, None elsewhere; gradients are then those of
-        the whole batch (with ZeRO-1, which averages in its step, of the share). B is a multiple of dp times the number
-        of micro-batches, or ValueError is raised.
+        the whole batch (with ZeRO-1, which averages in its step, those of the share). Raises ValueError unless B is a
+        multiple of dp times the number of micro-batches.
         """
         inputs, targets = (self.share(tensor) for tensor in (inputs_BT, targets_BT))
-        if self.mail is None:  # what travels is known with the first batch
+        if self.mail is None:  # the shape of messages is known from the first batch on
             like = torch.empty(*inputs[0].shape, self.config.width, dtype=self.config.dtype, device=inputs_BT.device)
             self.mail = Mail(self.schedule, like, self.pipeline)
         loss = run_pipeline(self.schedule, {self.place["pp"]: self.stage}, self.mail, inputs, targets)

@@ -1,8 +1,9 @@
 """L2: a small GPT, written once and split in many ways.
 
-What splits it relies on its names and seams. `blocks` is a list that pipeline stages share out, with `embed` before it
-and `predict` after it. In a block the projections `q`, `k`, `v` and `up` may be split by columns, `out` and `down` by
-rows: attention takes its number of heads from what its projections give, so it works on some of the heads too.
+Code that splits it relies on its names and structure. `blocks` is a list that is divided among pipeline stages, with
+`embed` before it and `predict` after it. In a block the projections `q`, `k`, `v` and `up` may be split by columns,
+`out` and `down` by rows: attention infers its number of heads from its projections' outputs, so it also works on a
+subset of the heads.
 
 Shapes: B sequences in the batch, T tokens, D width, H heads of K = D/H, M width inside the MLP, V vocabulary.
 """
@@ -15,15 +16,15 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-INIT_STD = 0.05  # GPT-2 draws with 0.02, but it is 16 times as wide: with that, 100 steps get less far here
+INIT_STD = 0.05  # GPT-2, 16 times as wide, uses 0.02; with that, 100 steps would learn less here
 
 
 @dataclass(frozen=True)
 class GPTConfig:
     """The sizes of a `GPT`; `mlp_width=None` means four times the width, `context` is the longest sequence in tokens.
 
-    Raises ValueError for a size below 1, a width that the heads do not divide, a dropout outside [0, 1), a dtype of
-    whole numbers.
+    Raises ValueError for a size below 1, a width that is not a multiple of the heads, a dropout outside [0, 1), and a
+    dtype that is not floating-point.
     """
 
     vocab_size: int
@@ -44,7 +45,7 @@ class GPTConfig:
             raise ValueError(f"a width of {self.width} can't be shared by {self.num_heads} heads: "
                              f"make width a multiple of num_heads")
         if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}, but it is a probability: from 0 up to, not including, 1")
+            raise ValueError(f"dropout is {self.dropout}, but it is a probability: at least 0 and less than 1")
         if not self.dtype.is_floating_point:
             raise ValueError(f"dtype is {self.dtype}, but weights need a floating-point dtype such as torch.float32")
 
@@ -55,7 +56,7 @@ class GPTConfig:
 
     @property
     def num_parameters(self) -> int:
-        """How many numbers a `GPT` of these sizes learns: (2V + T) D + L (4 D^2 + 9 D + 2 D M + M) + 2 D.
+        """The number of parameters of a `GPT` of these sizes: (2V + T) D + L (4 D^2 + 9 D + 2 D M + M) + 2 D.
 
         With T the context and L layers: V D and T D in the embeddings, D V in the head, 2 D in the last norm; in each
         block 4 (D^2 + D) in attention, 2 D M + M + D in the MLP, 4 D in two norms.
@@ -89,7 +90,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear maps with a GELU between them, on each position by itself."""
+    """Two linear maps with a GELU between them, applied to each position separately."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -102,7 +103,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and an MLP, each added to what it was given a normalised copy of (pre-norm, as in GPT-2)."""
+    """Attention and an MLP, each applied to its normalised input and added to that input (pre-norm, as in GPT-2)."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -119,12 +120,12 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer: tokens in, for each position the logits of the token that follows.
+    """A decoder-only transformer: tokens in, for each position the logits of the next token out.
 
-    Learned positions, pre-norm blocks, a last norm, a head of its own. Weights are drawn as in GPT-2 (Radford 2019),
-    but for the scale: normal with standard deviation 0.05, divided by sqrt(2L) where one of L blocks adds to its
-    input; biases are 0. They come from torch's global generator, so ranks with different seeds draw different weights:
-    see `GPT.seeded`.
+    Learned positions, pre-norm blocks, a final norm, a head that is not tied to the embedding. Weights are drawn as in
+    GPT-2 (Radford 2019) except for the scale: normal with standard deviation 0.05, divided by sqrt(2L) for layers whose
+    output one of the L blocks adds to its input; biases are 0. They come from torch's global generator, so ranks with
+    different seeds draw different weights: see `GPT.seeded`.
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -141,7 +142,7 @@ class GPT(nn.Module):
 
     @classmethod
     def seeded(cls, config: GPTConfig, seed: int) -> GPT:
-        """A model on the CPU that depends on `config` and `seed` alone; torch's generators are left as they were."""
+        """A model on the CPU that depends only on `config` and `seed`; torch's generators are left as they were."""
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             model = cls(config)
             model._draw_weights(torch.Generator().manual_seed(seed))
@@ -149,7 +150,7 @@ class GPT(nn.Module):
 
     @staticmethod
     def loss(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
-        """The mean cross-entropy of all B T predictions, in nats: about ln V for a model that has learned nothing."""
+        """The mean cross-entropy of all B T predictions, in nats: about ln V for an untrained model."""
         return F.cross_entropy(logits_BTV.flatten(0, -2), targets_BT.flatten())
 
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
@@ -157,7 +158,7 @@ class GPT(nn.Module):
         return self.predict(self.apply_blocks(self.embed(tokens_BT)))
 
     def embed(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        """Token numbers (B, T) -> what the first block takes (B, T, D).
+        """Token numbers (B, T) -> the first block's input (B, T, D).
 
         Raises ValueError for more tokens than the context.
         """
@@ -175,7 +176,7 @@ class GPT(nn.Module):
         return x_BTD
 
     def predict(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        """What the last block gives (B, T, D) -> logits (B, T, V)."""
+        """The last block's output (B, T, D) -> logits (B, T, V)."""
         return self.head(self.norm(x_BTD))
 
     @torch.no_grad()
@@ -184,7 +185,7 @@ class GPT(nn.Module):
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 adds_to_input = name.endswith(("attention.out", "mlp.down"))
                 std = INIT_STD / math.sqrt(2 * self.config.num_layers) if adds_to_input else INIT_STD
-                # Each dtype has random numbers of its own: float32's for all, so that a seed means the same weights.
+                # Random numbers depend on the dtype: always draw float32, so that a seed gives the same weights in all.
                 drawn = torch.empty(module.weight.shape, dtype=torch.float32).normal_(std=std, generator=generator)
                 module.weight.copy_(drawn)
             if isinstance(module, nn.Linear) and module.bias is not None:

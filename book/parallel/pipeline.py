@@ -1,7 +1,7 @@
 """L2: pipeline parallelism as chapter 06 builds it: a GPT cut into stages, and any schedule run over messages.
 
-A rank has the stages that the schedule gives it and no others. `run_pipeline` reads its actions one by one, `Stage`
-does the computing, `Mail` the sending. Torch's own is torch.distributed.pipelining.
+A rank has only the stages that the schedule assigns to it. `run_pipeline` goes through its actions one by one, `Stage`
+computes, `Mail` sends and receives. Torch's own is torch.distributed.pipelining.
 
 Shapes: b sequences in a micro-batch, T tokens, D width, V vocabulary.
 """
@@ -23,10 +23,10 @@ from book.schedule import PipelineSchedule, Work
 
 
 class Stage:
-    """A stage on its rank: the module, and of each micro-batch in flight what its backward needs.
+    """A stage on its rank: the module, and for each micro-batch in flight what its backward needs.
 
-    The last stage ends in `loss_fn(output, target)`, divided by the number of micro-batches: gradients add up, and the
-    sum of the micro-batches' means is that many times too large. Actions are recorded.
+    The last stage ends in `loss_fn(output, target)`, divided by the number of micro-batches: gradients add up, so the
+    sum of the micro-batches' means would be that many times too large. Actions are recorded.
     """
 
     def __init__(self, module: nn.Module, number: int, num_stages: int, num_micro_batches: int,
@@ -37,7 +37,7 @@ class Stage:
         self.kept = {}
 
     def forward(self, m: int, x: torch.Tensor, target: torch.Tensor | None = None) -> torch.Tensor:
-        """F: the output of micro-batch `m`; of the last stage its share of the loss."""
+        """F: the output of micro-batch `m`; on the last stage, its share of the loss."""
         with stage_action("F", self.number, m):
             x = x.detach().requires_grad_(x.is_floating_point())  # token numbers have no gradient
             y = self.module(x)
@@ -47,7 +47,7 @@ class Stage:
         return y.detach()
 
     def backward(self, m: int, gradient: torch.Tensor | None = None) -> torch.Tensor | None:
-        """B: takes the gradient of the output (of the loss: None), adds to the weights', gives the input's."""
+        """B: takes the gradient of the output (None for the loss), adds to the weights', returns the input's."""
         with stage_action("B", self.number, m):
             x, y = self.kept.pop(m)
             y.backward(gradient)
@@ -58,22 +58,22 @@ class SplitStage(Stage):
     """A stage whose backward can also be run in two halves, I and W."""
 
     def backward_input(self, m: int, gradient: torch.Tensor | None = None) -> torch.Tensor | None:
-        """I: as `backward`, but leaves the weights' gradients, and what they need, for W."""
+        """I: like `backward`, but leaves the weights' gradients, and what they need, for W."""
         with stage_action("I", self.number, m):
             self.kept[m] = split = SplitBackward(*self.kept[m], gradient)
         return split.input_gradient
 
     def backward_weights(self, m: int) -> None:
-        """W: adds to the weights' gradients what I left."""
+        """W: adds what I left to the weights' gradients."""
         with stage_action("W", self.number, m):
             self.kept.pop(m).backward_weights()
 
 
 def stages_here(schedule: PipelineSchedule, gpt: GPT, place: int | None = None) -> dict[int, SplitStage]:
-    """The stages of a GPT that `schedule` gives to this rank, by number; their weights are copies of the model's.
+    """The stages of a GPT that `schedule` assigns to this rank, by number; their weights are copies of the model's.
 
     Each rank holds its own stages and, once it has dropped `gpt`, nothing else of the model. `place` is the rank in the
-    schedule, where that is not the rank in the world. Raises ValueError for more stages than blocks.
+    schedule, if it differs from the rank in the world. Raises ValueError for more stages than blocks.
     """
     place = dist.get_rank() if place is None else place
     num_stages = schedule.num_stages
@@ -87,9 +87,9 @@ def run_pipeline(schedule: PipelineSchedule, stages: dict[int, SplitStage], mail
                  ) -> torch.Tensor | None:
     """Run this rank's actions of any schedule, in its order; gradients are added to the parameters'.
 
-    `inputs` (one for each micro-batch) are needed where stage 0 is, `targets` where the last stage is. Returns the
-    mean loss of the batch on the rank of the last stage, None elsewhere. Micro-batches have to be equally large. Raises
-    ValueError where a micro-batch is missing or there are too many.
+    `inputs` (one for each micro-batch) are needed on the rank of stage 0, `targets` on that of the last stage. Returns
+    the mean loss of the batch on the rank of the last stage, None elsewhere. Micro-batches must have equal sizes.
+    Raises ValueError if there are too few or too many micro-batches.
     """
     check_batch(schedule, stages, inputs, targets)
     losses = []
@@ -119,15 +119,15 @@ def run_one_f_one_b(stage: Stage, like: torch.Tensor, forth: dist.ProcessGroup, 
                     ) -> torch.Tensor | None:
     """1F1B written out, with one stage on every rank of the world: what `run_pipeline` does with that schedule.
 
-    `forth` and `back` are two groups of all ranks, for outputs and for gradients. Of what a rank has sent, it keeps one
-    tensor in each direction.
+    `forth` and `back` are two groups of all ranks, for outputs and for gradients. A rank keeps only the last tensor
+    that it has sent in each direction.
     """
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     losses, sent = [], {}
 
     def send(tensor: torch.Tensor, peer: int, group: dist.ProcessGroup) -> None:
         if peer in sent:
-            sent[peer].wait()  # the peer's order has it take that one before it needs more from here
+            sent[peer].wait()  # in its order, the peer receives that one before it needs more from here
         sent[peer] = dist.isend(tensor, peer, group=group)
 
     def receive(peer: int, group: dist.ProcessGroup) -> torch.Tensor:
@@ -163,17 +163,17 @@ def run_one_f_one_b(stage: Stage, like: torch.Tensor, forth: dist.ProcessGroup, 
 
 def check_batch(schedule: PipelineSchedule, stages: dict[int, Stage], inputs: Sequence[torch.Tensor] | None,
                 targets: Sequence[torch.Tensor] | None) -> None:
-    """Raise ValueError unless there are as many inputs and targets as micro-batches, where a stage needs them."""
+    """Raise ValueError unless there are as many inputs and targets as micro-batches, if a stage here needs them."""
     for number, what, given in ((0, "inputs", inputs), (schedule.num_stages - 1, "targets", targets)):
         num_given = 0 if given is None else len(given)
         if number in stages and num_given != schedule.num_micro_batches:
-            raise ValueError(f"stage {number} needs {what} for {schedule.num_micro_batches} micro-batches, and got "
+            raise ValueError(f"stage {number} needs {what} for {schedule.num_micro_batches} micro-batches, but got "
                              f"{num_given}: give a sequence with one tensor for each")
 
 
 @dataclass(frozen=True)
 class _Letter:
-    """A result that one rank makes and another takes, each at a place in its own order."""
+    """A result that `src` makes and `dst` takes, with the positions of both actions in the ranks' orders."""
 
     work: Work
     src: int
@@ -183,19 +183,20 @@ class _Letter:
 
 
 class Mail:
-    """Outputs and gradients on their way between this rank and others; what stays on the rank is handed over.
+    """Outputs and gradients in transit between this rank and others; those that stay on the rank are handed over.
 
-    `like` is a tensor as they all are. A send doesn't wait. What one rank sends another arrives in the order in which
-    it was made: who needs the third message takes the first two as well, and keeps them.
+    `like` is a tensor with the shape and dtype of all messages. Sends don't block. Messages from one rank to another
+    arrive in the order in which they were made: a rank that needs the third one receives the first two as well, and
+    keeps them.
 
-    Messages to higher ranks have one process group, those to lower ranks another: in a group made lazily NCCL runs what
-    two ranks send each other in one queue, and two that have both begun to send would wait for each other to receive.
-    A group made with `device_id` has one queue for all its ranks, and NCCL asks for one order of work in all groups on
-    all ranks: there, one order for all or `dist.batch_isend_irecv` is the way. This has been run on gloo.
+    Messages to higher ranks use one process group, those to lower ranks another: in a lazily initialized group NCCL
+    runs all messages between two ranks in one queue, and two ranks that both start by sending would wait for each other
+    to receive. A group made with `device_id` has one queue for all its ranks, and NCCL requires the same order of work
+    in all groups on all ranks: there, use one common order or `dist.batch_isend_irecv`. This has been run on gloo.
     """
 
     def __init__(self, schedule: PipelineSchedule, like: torch.Tensor, ranks: Sequence[int] | None = None) -> None:
-        """`ranks` are those of this pipeline where there are several, in its order. Raises what `check()` raises."""
+        """`ranks` are those of this pipeline, in its order, if there are several. Raises what `check()` raises."""
         self.ranks = list(range(schedule.world_size)) if ranks is None else list(ranks)
         self.like, self.place = like, self.ranks.index(dist.get_rank())
         self.letters = {letter.work: letter for letter in _letters(schedule.check())
@@ -204,7 +205,7 @@ class Mail:
         self.here, self.sent, self.due = {}, [], self._due()
 
     def post(self, work: Work, tensor: torch.Tensor) -> None:
-        """Send a result to the rank that takes it, or keep it where that is this one."""
+        """Send a result to the rank that takes it, or keep it if that is this rank."""
         if work not in self.letters:
             self.here[work] = tensor
             return
@@ -217,7 +218,7 @@ class Mail:
         self.sent.append((letter, request))  # gloo cancels a send whose request is dropped
 
     def take(self, work: Work) -> torch.Tensor:
-        """A result of this rank or another; waits until it is there."""
+        """A result of this rank or another; waits until it has arrived."""
         while work not in self.here:
             letter = next(self.due[self.letters[work].src])
             tensor = torch.empty_like(self.like)
@@ -227,7 +228,7 @@ class Mail:
         return self.here.pop(work)
 
     def close(self) -> None:
-        """Wait until all is sent; the next step begins anew."""
+        """Wait until everything is sent, and reset for the next step."""
         for _, request in self.sent:
             request.wait()
         self.here, self.sent, self.due = {}, [], self._due()
@@ -236,12 +237,12 @@ class Mail:
         return self.groups[letter.src < letter.dst]
 
     def _due(self) -> dict[int, Iterator[_Letter]]:
-        """What comes from each rank, in its order."""
+        """The messages that each rank sends here, in its order."""
         return {src: iter([letter for letter in self.letters.values() if letter.src == src])
                 for src in range(len(self.ranks))}
 
     def _forget(self, peer: int, made: int) -> None:
-        """Let go of what a rank took before the result that has just come from it: no backend says that it did."""
+        """Release sends that `peer` received before it made the result that just arrived: no backend tells us that."""
         taken = [letter.dst == peer and letter.taken < made for letter, _ in self.sent]
         for (_, request), is_taken in zip(self.sent, taken):
             if is_taken:

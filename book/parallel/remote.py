@@ -1,12 +1,11 @@
 """L2: pipeline stages that live on other workers and are called over RPC; replicas of such pipelines train together.
 
 Each rank is the worker `worker{rank}`. A driver holds references to its stages, sends micro-batches through them, and
-has torch's distributed autograd and `DistributedOptimizer` follow the same way back. Workers that drive nothing serve
-calls until everybody is done.
+lets torch's distributed autograd and `DistributedOptimizer` take the same path back. Workers that are not drivers serve
+calls until all workers are done.
 
-Stages compute where `message_device()` says; what travels is on the CPU. RPC can be told with a device map to take
-tensors from one GPU to another, but torch's documentation calls that beta, and rules out RRefs and distributed autograd
-for them.
+Stages compute on `message_device()`; messages are on the CPU. With a device map RPC can send tensors from one GPU to
+another, but torch's documentation calls that beta, and rules out RRefs and distributed autograd with it.
 
 Shapes: B sequences in the batch, T tokens, V vocabulary.
 """
@@ -32,10 +31,10 @@ from book.record import action_done, stage_action
 
 @contextlib.contextmanager
 def rpc_worker(num_threads: int = 16, timeout_s: float = 60) -> Iterator[int]:
-    """Be `worker{rank}` while the block runs, and serve the other workers until all of them are done; gives the rank.
+    """Be `worker{rank}` while the block runs, and serve the other workers until all of them are done; yields the rank.
 
-    `num_threads` serve calls; a pipeline needs more of them than it has micro-batches, for each may wait in one for its
-    input, and answers need one too. A call that takes longer than `timeout_s` fails. Call
+    `num_threads` serve calls; a pipeline needs more threads than micro-batches, since each micro-batch may block one
+    while it waits for its input, and replies need one too. A call that takes longer than `timeout_s` fails. Call
     `dist.init_process_group()` first.
     """
     if not dist.is_initialized():
@@ -44,15 +43,15 @@ def rpc_worker(num_threads: int = 16, timeout_s: float = 60) -> Iterator[int]:
     options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=num_threads, rpc_timeout=timeout_s)
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=dist.get_world_size(), rpc_backend_options=options)
     yield rank
-    # Not after an error: a shutdown waits for calls, and one that never ends would hide the error. Launchers end peers.
+    # Not after an error: shutdown waits for calls, and one that never ends would hide the error. Launchers end peers.
     rpc.shutdown()
 
 
 class RemoteStage:
-    """A stage of the small GPT on the worker that holds it; its methods are for callers from afar.
+    """A stage of the small GPT on the worker that holds it; its methods are called remotely.
 
-    `seed` draws the weights, which without one are as this worker's generator gives them. With `peers`, the ranks that
-    hold the same stage of other replicas, the stage is a DDP module among them.
+    Weights are drawn with `seed`, or without one from this worker's generator. With `peers`, the ranks that hold this
+    stage in all replicas, the stage is a DDP module over them.
     """
 
     def __init__(self, config: GPTConfig, stage: int, num_stages: int, seed: int | None = None,
@@ -68,9 +67,9 @@ class RemoteStage:
         self.part.model.blocks[self.part.first].register_forward_pre_hook(self._enter)
 
     def forward(self, x_rref: rpc.RRef, micro_batch: int) -> torch.Tensor:
-        """Fetch a micro-batch from wherever it is and compute; calls are served by threads, one computes at a time.
+        """Fetch a micro-batch from wherever it is and compute; threads serve calls, but only one computes at a time.
 
-        What comes and what is returned is on the CPU.
+        Inputs and outputs are on the CPU.
         """
         x = x_rref.to_here().to(self.device)
         with self.lock, stage_action("F", self.stage, micro_batch):
@@ -81,19 +80,19 @@ class RemoteStage:
         return y.cpu()
 
     def wait_for_gradients(self, context_id: int, patience_s: float = 10) -> None:
-        """Return when all parameters here have their gradient in a `dist_autograd.context`.
+        """Return once all parameters here have their gradient in a `dist_autograd.context`.
 
-        A gradient is put there once, when those of all micro-batches are in it. Raises RuntimeError after `patience_s`.
+        A gradient appears there only once it includes all micro-batches. Raises RuntimeError after `patience_s`.
         """
         last_s, num_parameters = time.monotonic() + patience_s, len(list(self.part.parameters()))
         while (num_here := len(dist_autograd.get_gradients(context_id))) < num_parameters:
             if time.monotonic() > last_s:
                 raise RuntimeError(f"stage {self.stage} has gradients of {num_here} of its {num_parameters} parameters "
-                                   f"after {patience_s:g} s: is the loss made from all that the pipeline gave?")
+                                   f"after {patience_s:g} s: does the loss use all of the pipeline's output?")
             time.sleep(0.001)
 
     def parameter_rrefs(self) -> list[rpc.RRef]:
-        """References to the parameters, which stay here: what `DistributedOptimizer` takes."""
+        """References to the parameters, which stay here, as `DistributedOptimizer` takes them."""
         return [rpc.RRef(parameter) for parameter in self.part.parameters()]
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -101,7 +100,7 @@ class RemoteStage:
         return {name: parameter.detach().cpu().clone() for name, parameter in self.part.model.named_parameters()}
 
     def gradients(self, context_id: int) -> dict[str, torch.Tensor]:
-        """The gradients of a `dist_autograd.context`, on the CPU, by the parameters' names: `.grad` stays None."""
+        """The gradients in a `dist_autograd.context`, on the CPU, by parameter name; `.grad` stays None."""
         gradients = dist_autograd.get_gradients(context_id)
         return {name: gradients[parameter].cpu() for name, parameter in self.part.model.named_parameters()}
 
@@ -109,9 +108,9 @@ class RemoteStage:
         self._entry, = inputs
 
     def _follow_backward(self, entry: torch.Tensor, y: torch.Tensor, micro_batch: int) -> None:
-        """Record a backward, which autograd runs: from y's gradient coming in to that of the first block's input.
+        """Record the backward that autograd runs, from y's gradient arriving to that of the first block's input.
 
-        Weights' gradients may come later; on stage 0 the embedding's do.
+        Weight gradients may come later; on stage 0 the embedding's do.
         """
         started_s: list[float] = []
         y.register_hook(lambda gradient: started_s.append(time.monotonic()))
@@ -119,10 +118,10 @@ class RemoteStage:
 
 
 class RemotePipeline:
-    """A GPT whose stages live on `workers`, in that order; whoever makes it drives it.
+    """A GPT whose stages live on `workers`, in that order; the rank that creates it drives it.
 
     `seed` is that of the whole model. `peers` has, for each stage, the ranks that hold it in all replicas: each
-    replica's driver makes its own pipeline, all of them do so at once, and DDP averages their gradients.
+    replica's driver creates its own pipeline, all at the same time, and DDP averages their gradients.
     """
 
     def __init__(self, workers: Sequence[str], config: GPTConfig, seed: int | None = None,
@@ -133,14 +132,14 @@ class RemotePipeline:
                        for stage, worker in enumerate(workers)]
 
     def __call__(self, tokens_BT: torch.Tensor, num_micro_batches: int) -> torch.Tensor:
-        """Token numbers (B, T) -> logits (B, T, V) on the CPU, by `num_micro_batches` that are under way together.
+        """Token numbers (B, T) -> logits (B, T, V) on the CPU, in `num_micro_batches` that are in flight together.
 
-        Only references pass through here: a stage fetches its input from the stage before it. Micro-batches may
-        overtake one another. Raises ValueError for more micro-batches than sequences.
+        Only references pass through here: a stage fetches its input from the previous stage. Micro-batches may overtake
+        one another. Raises ValueError for more micro-batches than sequences.
         """
         if not 1 <= num_micro_batches <= len(tokens_BT):
-            raise ValueError(f"{len(tokens_BT)} sequences can't make {num_micro_batches} micro-batches: each needs one "
-                             "at least")
+            raise ValueError(f"{len(tokens_BT)} sequences can't make {num_micro_batches} micro-batches: each needs "
+                             "at least one")
         logits = []
         for number, micro_batch in enumerate(tokens_BT.tensor_split(num_micro_batches)):
             x_rref = rpc.RRef(micro_batch.cpu())
@@ -150,11 +149,11 @@ class RemotePipeline:
         return torch.cat(torch.futures.wait_all(logits))
 
     def backward(self, context_id: int, loss: torch.Tensor) -> None:
-        """`dist_autograd.backward`, and then wait until every stage has all its gradients.
+        """Run `dist_autograd.backward`, then wait until every stage has all its gradients.
 
-        In torch 2.13 that call may return before the first stage is done: where the gradients of two micro-batches
-        come to a stage in between at once, it can forget that it sent one on (`clearOutstandingRpcs` in
-        dist_engine.cpp). The optimizer would step without it.
+        In torch 2.13 that call may return before the first stage is done: if the gradients of two micro-batches reach a
+        middle stage at once, it can forget that it forwarded one (`clearOutstandingRpcs` in dist_engine.cpp). The
+        optimizer would then step without it.
         """
         dist_autograd.backward(context_id, [loss])
         for waiting in [stage.rpc_async().wait_for_gradients(context_id) for stage in self.stages]:

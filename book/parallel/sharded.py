@@ -1,7 +1,7 @@
 """L2: sharded data parallelism as chapter 04 builds it: ZeRO-1, 2 and 3 from reduce-scatter and all-gather.
 
-Each stage adds to the one before: the optimizer's state is sharded, then the gradients, then the parameters; stage 0
-is what they are compared with. Torch's own are ZeroRedundancyOptimizer and fully_shard.
+Each stage adds to the previous one: the optimizer's state is sharded, then the gradients, then the parameters; stage 0
+is the baseline. Torch's own are ZeroRedundancyOptimizer and fully_shard.
 """
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def check_shards(name: str, group: Group, num_shards: int | None) -> None:
 class Unit:
     """Parameters that are gathered, used and freed together, end to end in one flat buffer of N equal shards.
 
-    `shard` is this rank's: what its optimizer updates. The parameters become views of `flat`. All ranks of the group
-    get the first one's values; zeros fill the last shard up. `num_shards` is the size of the group, or 1: then each
-    rank keeps all. Raises ValueError for parameters of several dtypes or devices, for frozen ones, and for another
-    number of shards.
+    `shard` is this rank's shard, which its optimizer updates. The parameters become views of `flat`. All ranks of the
+    group get the first rank's values; the last shard is padded with zeros. `num_shards` is the size of the group, or 1:
+    then each rank keeps everything. Raises ValueError for parameters of several dtypes or devices, for frozen ones, and
+    for any other number of shards.
     """
 
     @checked_by(check_shards)
@@ -54,7 +54,7 @@ class Unit:
         self.shard = nn.Parameter(self.mine(self.flat))
 
     def pack(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Tensors as large as the parameters, end to end, with zeros up to a multiple of N."""
+        """Tensors with the parameters' sizes, end to end, padded with zeros to a multiple of N."""
         flat = torch.cat([tensor.flatten() for tensor in tensors])
         return nn.functional.pad(flat, (0, -len(flat) % self.num_shards))
 
@@ -63,20 +63,20 @@ class Unit:
         return flat.chunk(self.num_shards)[self.rank % self.num_shards]
 
     def views(self) -> list[torch.Tensor]:
-        """The flat buffer as the parameters see it."""
+        """Views of the flat buffer, one for each parameter."""
         sizes = [p.numel() for p in self.parameters]
         pieces = self.flat[:sum(sizes)].split(sizes)
         return [piece.view(p.shape) for piece, p in zip(pieces, self.parameters)]
 
     def take_gradients(self) -> torch.Tensor:
-        """The whole gradients in one flat buffer, and no longer in the parameters; a missing one counts as zero."""
+        """Move the whole gradients from the parameters into one flat buffer; a missing one counts as zero."""
         flat = self.pack([torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters])
         for p in self.parameters:
             p.grad = None
         return flat
 
     def add_mean(self, total: torch.Tensor) -> None:
-        """Add a sum over all ranks, as their mean, to the shard's gradient."""
+        """Turn a sum over all ranks into their mean, and add it to the shard's gradient."""
         mean = total / self.num_ranks
         if self.shard.grad is not None:
             mean += self.shard.grad
@@ -89,7 +89,7 @@ class Unit:
         self.add_mean(total)
 
     def all_reduce(self) -> None:
-        """Add the mean gradient to `shard.grad`, which is all of it: for units that are not sharded."""
+        """Add the whole mean gradient to `shard.grad`, for units that are not sharded."""
         total = self.take_gradients()
         dist.all_reduce(total, group=self.group)
         self.add_mean(total)
@@ -100,17 +100,17 @@ class Unit:
         dist.all_gather_into_tensor(self.flat, self.shard.detach(), group=self.group)
 
     def free(self) -> None:
-        """Give the flat buffer's memory back; the parameters are views of nothing until the next `all_gather`."""
+        """Free the flat buffer's memory; the parameters are views without memory until the next `all_gather`."""
         self.flat.untyped_storage().resize_(0)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the flat buffer has memory: it is gathered, or was never freed."""
+        """Whether the flat buffer has memory because it is gathered or was never freed."""
         return self.flat.untyped_storage().nbytes() > 0
 
 
 def check_alike(name: str, parameters: Sequence[nn.Parameter]) -> None:
-    """Raise ValueError where parameters can't share a flat buffer, or an update."""
+    """Raise ValueError if parameters can't share a flat buffer, or an update."""
     if len({(p.dtype, p.device) for p in parameters}) != 1:
         raise ValueError(f"{name} has parameters of several dtypes or devices, or none: a flat buffer has one")
     if not all(p.requires_grad for p in parameters):
@@ -119,9 +119,9 @@ def check_alike(name: str, parameters: Sequence[nn.Parameter]) -> None:
 
 
 def units_of(module: nn.Module, group: Group = None, num_shards: int | None = None) -> list[Unit]:
-    """One unit for each block of a model, in their order, and one, "root", for the parameters outside of them.
+    """One unit for each block of a model, in order, and one, "root", for the parameters outside the blocks.
 
-    What several blocks share is in "root" too: it has to stay while any of them runs.
+    Parameters that several blocks share are in "root" too: they must stay while any of these blocks runs.
     """
     blocks = {name: part for name, part in module.named_modules() if isinstance(part, Block)}
     users = Counter(p for part in blocks.values() for p in part.parameters())
@@ -138,16 +138,16 @@ def units_of(module: nn.Module, group: Group = None, num_shards: int | None = No
 
 
 def check_whole(units: Sequence[Unit], *_: Any) -> None:
-    """Raise RuntimeError where parameters are views of nothing, before they are saved so."""
+    """Raise RuntimeError if parameters have no memory, before they are saved in that state."""
     if not all(unit.is_whole for unit in units):
         raise RuntimeError("the parameters are in shards: save state_dict() of what shards them, on every rank")
 
 
 class Replicated:
-    """Stage 0: every rank keeps and updates the whole model; gradients are all-reduced, a unit at a time.
+    """Stage 0: every rank keeps and updates the whole model; gradients are all-reduced one unit at a time.
 
-    Use it as the model; call `step()` after backward, or after several, whose gradients add up. `make_optimizer` gets
-    what this rank updates, flat: it has to be one that treats each number by itself, as SGD and Adam do. All ranks
+    Use it as the model; call `step()` after one backward, or after several, whose gradients add up. `make_optimizer`
+    gets the flat shards that this rank updates, so the optimizer must be elementwise, as SGD and Adam are. All ranks
     must use the same parts of the model. Buffers are left alone.
     """
 
@@ -156,7 +156,7 @@ class Replicated:
         self.optimizer = make_optimizer([unit.shard for unit in self.units])
 
     def make_units(self, module: nn.Module, group: Group) -> list[Unit]:
-        """Units of which each rank has all."""
+        """Units that each rank has whole."""
         return units_of(module, group, num_shards=1)
 
     def __call__(self, *inputs: Any) -> Any:
@@ -164,18 +164,18 @@ class Replicated:
         return self.module(*inputs)
 
     def step(self) -> None:
-        """Average the gradients; update."""
+        """Average the gradients, then update."""
         for unit in self.units:
             unit.all_reduce()
         self.update()
 
     def update(self) -> None:
-        """The optimizer's step, on what this rank updates alone."""
+        """The optimizer's step, only on what this rank updates."""
         self.optimizer.step()
         self.optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of the whole model's state, on every rank; all ranks of the group have to call it."""
+        """A copy of the whole model's state, on every rank; all ranks of the group must call it."""
         freed = [unit for unit in self.units if not unit.is_whole]
         for unit in freed:
             unit.all_gather()
@@ -193,7 +193,7 @@ class Zero1(Replicated):
         return units_of(module, group)
 
     def step(self) -> None:
-        """Average the gradients, each rank its shard; update that; bring the shards together."""
+        """Average the gradients, each rank its shard; update the shard; gather the shards."""
         for unit in self.units:
             unit.reduce_scatter()
         self.update()
@@ -202,7 +202,7 @@ class Zero1(Replicated):
 
 
 class Zero2(Zero1):
-    """Stage 2: of the gradients too a rank keeps its shard. Each unit's are scattered as backward makes them."""
+    """Stage 2: a rank keeps only its shard of the gradients too; each unit's are scattered during backward."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -212,7 +212,7 @@ class Zero2(Zero1):
                 p.register_post_accumulate_grad_hook(partial(self.gradient_ready, unit))
 
     def gradient_ready(self, unit: Unit, parameter: nn.Parameter) -> None:
-        """Scatter a unit's gradients when the last of them is there."""
+        """Scatter a unit's gradients once the last of them is ready."""
         self.ready[unit].add(parameter)
         if len(self.ready[unit]) == len(unit.parameters):
             self.unit_done(unit)
@@ -223,13 +223,13 @@ class Zero2(Zero1):
         unit.reduce_scatter()
 
     def finish(self) -> None:
-        """Scatter the gradients of units of which backward has left some parameter out."""
+        """Scatter the gradients of units in which backward has reached only some of the parameters."""
         for unit in self.units:
             if self.ready[unit]:
                 self.unit_done(unit)
 
     def step(self) -> None:
-        """Update this rank's shards; bring them together."""
+        """Update this rank's shards, then gather them."""
         self.finish()
         self.update()
         for unit in self.units:
@@ -237,13 +237,13 @@ class Zero2(Zero1):
 
 
 class Zero3(Zero2):
-    """Stage 3: of the parameters too. A unit is whole only while its forward or its backward runs."""
+    """Stage 3: a rank keeps only its shard of the parameters too. A unit is whole only while it runs."""
 
     def __init__(self, module: nn.Module, *arguments: Any, **options: Any) -> None:
         super().__init__(module, *arguments, **options)
         self.in_backward = set()
         for unit in self.units:
-            unit.shard.data = unit.shard.detach().clone()  # until now a view of the flat buffer
+            unit.shard.data = unit.shard.detach().clone()  # so far a view of the flat buffer
             unit.free()
             unit.module.register_forward_pre_hook(lambda *_, unit=unit: self.gather(unit))
             unit.module.register_forward_hook(lambda *_, unit=unit: self.forward_done(unit))
@@ -251,17 +251,17 @@ class Zero3(Zero2):
         module.register_state_dict_pre_hook(partial(check_whole, self.units))
 
     def gather(self, unit: Unit) -> None:
-        """Make a unit whole, if it is not."""
+        """Gather a unit, unless it is whole."""
         if not unit.is_whole:
             unit.all_gather()
 
     def forward_done(self, unit: Unit) -> None:
-        """Forward has left this unit; one that backward runs again, to recompute, is still needed."""
+        """Forward has left this unit: free it, unless backward was recomputing it and still needs it."""
         if unit not in self.in_backward:
             unit.free()
 
     def backward_begins(self, unit: Unit) -> None:
-        """Backward comes to this unit."""
+        """Backward has reached this unit."""
         self.in_backward.add(unit)
         self.gather(unit)
 
@@ -272,6 +272,6 @@ class Zero3(Zero2):
         unit.free()
 
     def step(self) -> None:
-        """Update this rank's shards: nothing has to be brought together."""
+        """Update this rank's shards; nothing has to be gathered."""
         self.finish()
         self.update()

@@ -1,8 +1,8 @@
 """L2: a backward in two halves: first the gradient of the input, later those of the weights.
 
-Autograd does both in one walk from the output to the input. The stage before waits for the first alone, and a
-zero-bubble schedule (qi2024) puts the second where a rank would be idle. The halves together multiply as many matrices
-as the whole; what both need stays in memory until the second is done.
+Autograd computes both in one pass from the output to the input. The previous stage waits only for the first, and a
+zero-bubble schedule (qi2024) puts the second where a rank would be idle. The halves together do as many matrix
+products as the whole; what both need stays in memory until the second is done.
 """
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 
 class SplitBackward:
-    """The backward from `y` to `x`, begun: `input_gradient` is that of `x`, the weights' wait for `backward_weights()`.
+    """The first half of a backward from `y` to `x`: `input_gradient` is x's; `backward_weights()` does the other half.
 
-    `gradient` is that of `y`, None for a loss. With an `x` that has none, such as token numbers, all is left for the
-    second half. Raises ValueError for a weight that is used in two places, which this can't take apart.
+    `gradient` is that of `y`, None for a loss. If `x` needs no gradient, as token numbers, everything is left for the
+    second half. Raises ValueError for a weight that is used in two places, which can't be split.
     """
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor, gradient: torch.Tensor | None = None) -> None:
@@ -40,7 +40,7 @@ class SplitBackward:
 
 
 def _backward_from(node: Node, gradients: tuple[torch.Tensor | None, ...], weights: list[torch.Tensor]) -> None:
-    """Go on from a node, with the gradients that arrived there, to the weights beside the way."""
+    """Continue backward from a node, with the gradients that arrived there, to the weights that feed it."""
     there = [(GradientEdge(node, number), gradient) for number, gradient in enumerate(gradients)
              if gradient is not None]
     edges, gradients = zip(*there)
@@ -48,7 +48,7 @@ def _backward_from(node: Node, gradients: tuple[torch.Tensor | None, ...], weigh
 
 
 def _fed_on_the_way(y: torch.Tensor, x: torch.Tensor) -> dict[Node, list[torch.Tensor]]:
-    """The nodes on the way from `y` to `x` that weights feed, with those weights: there the halves part."""
+    """The nodes on the path from `y` to `x` that weights feed, with those weights: there the halves are split."""
     end = get_gradient_edge(x).node
     on_the_way = {end}
     beside: dict[Node, list[torch.Tensor]] = {}
@@ -72,7 +72,7 @@ def _fed_on_the_way(y: torch.Tensor, x: torch.Tensor) -> dict[Node, list[torch.T
 
 
 def _children_first(root: Node) -> Iterator[Node]:
-    """Every node that a node leads to, and at last itself, each after those it leads to."""
+    """All nodes reachable from `root`, itself included, each after those it leads to (postorder)."""
     stack, seen = [(root, False)], set()
     while stack:
         node, known = stack.pop()

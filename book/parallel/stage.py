@@ -1,4 +1,4 @@
-"""L2: one stage of the small GPT: a run of its blocks, with the embedding on the first and the head on the last.
+"""L2: one stage of the small GPT: consecutive blocks, with the embedding on the first stage and the head on the last.
 
 Shapes: B sequences in the batch, T tokens, D width, V vocabulary.
 """
@@ -13,9 +13,9 @@ from book.parallel.model import GPT
 class GPTStage(nn.Module):
     """Stage `stage` of `num_stages`: blocks `first` up to, not including, `last` of a GPT.
 
-    It takes the model over and drops from it what other stages hold. What is left keeps its name, so the stages'
-    `stage.model.state_dict()` together make the whole model's. Raises ValueError for more stages than blocks, and for a
-    stage that there is not.
+    It takes over the model and removes what other stages hold. The rest keeps its names, so the stages'
+    `stage.model.state_dict()` together make up the whole model's. Raises ValueError for more stages than blocks, and
+    for a stage number out of range.
     """
 
     def __init__(self, model: GPT, stage: int, num_stages: int) -> None:
@@ -28,7 +28,7 @@ class GPTStage(nn.Module):
         self.first, self.last = (num_blocks * s // num_stages for s in (stage, stage + 1))
         self.embeds, self.predicts = stage == 0, stage == num_stages - 1
         for block in set(range(num_blocks)) - set(range(self.first, self.last)):
-            model.blocks[block] = nn.Identity()  # a place without weights: the other blocks keep their numbers
+            model.blocks[block] = nn.Identity()  # a placeholder without weights: the other blocks keep their numbers
         if not self.embeds:
             model.token_embedding = model.position_embedding = None
         if not self.predicts:

@@ -23,7 +23,7 @@ class Characters:
 
     def __init__(self, text: str) -> None:
         if not text:
-            raise ValueError("an empty text has no characters to make tokens of: give the text that is to be learned")
+            raise ValueError("an empty text has no characters to make tokens of: give the text to be learned")
         self.alphabet = "".join(sorted(set(text)))
         self._numbers = {character: number for number, character in enumerate(self.alphabet)}
 
@@ -40,21 +40,21 @@ class Characters:
         return torch.tensor([self._numbers[character] for character in text], dtype=torch.int64)
 
     def decode(self, tokens: torch.Tensor | Sequence[int]) -> str:
-        """Token numbers (N,) -> characters. Raises ValueError for a number that is no token, or for several rows."""
+        """Token numbers (N,) -> characters. Raises ValueError for an invalid token number, or for several rows."""
         numbers = torch.as_tensor(tokens)
         if numbers.dim() != 1:
-            raise ValueError(f"tokens of the shape {tuple(numbers.shape)} are no single text: decode one row at a time")
+            raise ValueError(f"tokens of shape {tuple(numbers.shape)} are not a single text: decode one row at a time")
         if wrong := [number for number in numbers.tolist() if not 0 <= number < self.vocab_size]:
-            raise ValueError(f"{wrong[0]} is no token: they are numbered from 0 to {self.vocab_size - 1}")
+            raise ValueError(f"{wrong[0]} is not a token: they are numbered from 0 to {self.vocab_size - 1}")
         return "".join(self.alphabet[number] for number in numbers.tolist())
 
 
 class Windows(Dataset):
-    """Stretches of a text that do not overlap, in its order: item i is (inputs, targets), each (T,) and int64.
+    """Consecutive, non-overlapping windows of a text: item i is (inputs, targets), each (T,) and int64.
 
-    The target of each input token is the token after it, so targets are the inputs one place further on. There are
-    (N-1) // T items; the few tokens after the last full window are left out. Raises ValueError for a text with fewer
-    than T + 1 tokens.
+    The target of each input token is the token after it, so targets are the inputs shifted by one. There are (N-1) // T
+    items; the few tokens after the last full window are left out. Raises ValueError for a text with fewer than T + 1
+    tokens.
     """
 
     def __init__(self, tokens: torch.Tensor, context: int) -> None:
@@ -72,6 +72,6 @@ class Windows(Dataset):
         return (len(self.tokens) - 1) // self.context
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        start = range(len(self))[index] * self.context  # refuses what is out of range, as a list does
+        start = range(len(self))[index] * self.context  # raises IndexError when out of range, as a list does
         stretch = self.tokens[start:start + self.context + 1]
         return stretch[:-1], stretch[1:]

@@ -1,10 +1,10 @@
-"""L2: tensor parallelism as chapter 05 builds it: weight matrices are cut, and every rank computes a part of a layer.
+"""L2: tensor parallelism as chapter 05 builds it: weight matrices are split, and every rank computes part of a layer.
 
-    products    a matrix product cut by columns and by rows, without gradients
-    operators   what leads activations into cut layers and out of them, in two conjugate pairs
-    layers      linear layers cut by columns and by rows, embedding and loss cut by vocabulary
-    regather    columns that keep a piece of their input for backward, in place of the whole
-    gpt         split_gpt: the book's GPT cut over ranks
+    products    a matrix product split by columns and by rows, without gradients
+    operators   how activations enter and leave split layers, in two conjugate pairs
+    layers      linear layers split by columns and by rows, embedding and loss split by vocabulary
+    regather    column-parallel layers that keep only a piece of their input for backward
+    gpt         split_gpt: the book's GPT split over ranks
 
 Torch's own tensor parallelism is `torch.distributed.tensor.parallel`.
 """

@@ -1,4 +1,4 @@
-"""L2: the book's GPT cut over ranks, in place: its code stays, its layers and what lies between them are replaced.
+"""L2: split the book's GPT over ranks in place: its code stays, its layers and the steps between them are replaced.
 
 Shapes: B sequences in the batch, T tokens, V vocabulary, of which a rank has v, about V/N on N ranks.
 """
@@ -22,7 +22,7 @@ SEQUENCE_DIM = 1
 
 @dataclass(frozen=True)
 class Split:
-    """How a model is cut: what leads activations in and out, and the layer that computes columns."""
+    """How a model is split: how activations enter and leave split layers, and the class of column-parallel layers."""
 
     group: Group
     enter: Operator
@@ -31,14 +31,14 @@ class Split:
 
 
 def split_gpt(model: GPT, group: Group = None, sequence_parallel: bool = False, regather: bool = False) -> GPT:
-    """Cut a GPT over the ranks of a group, in place, and return it.
+    """Split a GPT over the ranks of a group, in place, and return it.
 
-    Every rank gets the state of the group's first. Then q, k, v and up are cut by columns, out and down by rows,
-    embedding and head by vocabulary. `model(tokens)` gives this rank's logits (B, T, v), and `model.loss` takes them.
-    With `sequence_parallel` a rank holds T/N of the tokens between the cut layers; with `regather` too, it also keeps
-    no more than those of the cut layers' inputs for backward. Move the model to its device before, make the optimizer
-    afterwards; with dropout, give each rank a random seed of its own. `state_dict` is then this rank's part alone.
-    Raises ValueError for a group that does not divide the heads, and for a head that is the embedding's weight.
+    Every rank gets the state of the group's first rank. Then q, k, v and up are split by columns, out and down by rows,
+    embedding and head by vocabulary. `model(tokens)` returns this rank's logits (B, T, v), and `model.loss` takes them.
+    With `sequence_parallel` a rank holds T/N of the tokens between the split layers; with `regather` as well, it keeps
+    only those of the split layers' inputs for backward. Move the model to its device first, create the optimizer
+    afterwards; with dropout, give each rank its own random seed. `state_dict` then has only this rank's part. Raises
+    ValueError if the group's size does not divide the heads, and if head and embedding share one weight.
     """
     _check(model, group, sequence_parallel, regather)
     first_rank = dist.get_global_rank(group or dist.group.WORLD, 0)
@@ -76,15 +76,15 @@ def _split_block(block: Block, split: Split) -> None:
 
 
 def _lead_in_once(attention: Attention, split: Split) -> None:
-    """Three layers share an input: led in before them all, its gradient is summed over the ranks once, not thrice."""
+    """Let q, k and v share one entry of their input, so its gradient is summed over the ranks once, not three times."""
     attention.register_forward_pre_hook(lambda _, inputs: (split.enter(inputs[0], group=split.group),))
 
 
 def _share_positions(model: GPT, group: Group) -> None:
-    """Give every rank the positions of its own tokens, and sum the gradients of what every rank has whole.
+    """Give every rank the positions of its own tokens, and sum the gradients of parameters that every rank has whole.
 
-    Norms, position embedding and the biases added after a sum see a rank's own tokens only: their gradients on the
-    ranks are summands. The hook sums each once per backward, before it is accumulated.
+    Norms, the position embedding and the biases added after a sum see only a rank's own tokens, so each rank's gradient
+    of them is partial. The hook sums each once per backward, before it is accumulated.
     """
     num_ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     model.position_embedding.register_forward_pre_hook(lambda _, inputs: (inputs[0].chunk(num_ranks)[rank],))
@@ -94,7 +94,7 @@ def _share_positions(model: GPT, group: Group) -> None:
 
 
 def _drop_alike(model: GPT, group: Group) -> None:
-    """Between the cut layers every rank holds the same activations, so all have to drop the same of them."""
+    """Use one dropout mask on all ranks between the split layers, where all hold the same activations."""
     for module in (model, *model.blocks):
         module.dropout = AlikeDropout(model.config.dropout, group)
 
@@ -104,12 +104,12 @@ def _check(model: GPT, group: Group, sequence_parallel: bool, regather: bool) ->
     if num_ranks < 1:
         raise ValueError("this rank is not in the group: split on the group's ranks only")
     if not isinstance(model.head, nn.Linear):
-        raise ValueError("this GPT is split already: split a whole one, that GPT(config) made on every rank")
+        raise ValueError("this GPT is already split: split a whole one, made by GPT(config) on every rank")
     if model.head.weight is model.token_embedding.weight:
-        raise ValueError("head and token_embedding share one weight, and splitting would make two of it: give the head "
-                         "a weight of its own")
+        raise ValueError("head and token_embedding share one weight, which splitting would turn into two: give the "
+                         "head its own weight")
     if config.num_heads % num_ranks:
-        raise ValueError(f"{num_ranks} ranks can't share {config.num_heads} heads, since a head is not cut: use a "
+        raise ValueError(f"{num_ranks} ranks can't share {config.num_heads} heads, since heads are not split: use a "
                          f"number of ranks that divides num_heads")
     if regather and not sequence_parallel:
         raise ValueError("regather needs sequence_parallel=True: without it no rank has a piece to keep")

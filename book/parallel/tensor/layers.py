@@ -1,4 +1,4 @@
-"""L2: layers of which every rank of a group holds a part: linear layers, the embedding, the loss, dropout.
+"""L2: layers split over the ranks of a group: linear layers, the embedding, the loss, dropout.
 
 Shapes: B sequences in the batch, T tokens, D width, V vocabulary, of which a rank has v, about V/N on N ranks.
 """
@@ -17,10 +17,10 @@ Operator = Callable[..., torch.Tensor]  # called as operator(x, group=group)
 
 
 def shard(parameter: nn.Parameter, dim: int, group: Group = None) -> nn.Parameter:
-    """This rank's piece, along `dim`, of a parameter that all ranks hold alike; its `shard_dim` is `dim`.
+    """This rank's piece, along `dim`, of a parameter that is the same on all ranks; its `shard_dim` is `dim`.
 
-    Where the ranks do not divide the length, the first ones hold one more; a DTensor's `Shard` cuts like `chunk`, then
-    in other places. Raises ValueError where there is not one for each.
+    If the length is not a multiple of the ranks, the first ranks hold one more; a DTensor's `Shard` cuts like `chunk`,
+    so elsewhere in that case. Raises ValueError if the length is less than the number of ranks.
     """
     num_ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     if parameter.shape[dim] < num_ranks:
@@ -32,15 +32,15 @@ def shard(parameter: nn.Parameter, dim: int, group: Group = None) -> nn.Paramete
 
 
 def first_of_shard(length: int, group: Group = None) -> int:
-    """Where this rank's piece of a dim of this length begins, as `shard` cuts it."""
+    """Where this rank's piece of a dimension of this length starts, as `shard` cuts it."""
     num_ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     return rank * (length // num_ranks) + min(rank, length % num_ranks)
 
 
 class ColumnParallelLinear(nn.Module):
-    """Some of a linear layer's outputs, (..., in) -> (..., out/N), from a `linear` that every rank holds alike.
+    """Part of a linear layer's outputs, (..., in) -> (..., out/N), from a `linear` that is the same on every rank.
 
-    `enter` leads the input in; where several layers share an input, `already_entered`.
+    `enter` is applied to the input; if several layers share an input, use `already_entered`.
     """
 
     def __init__(self, linear: nn.Linear, group: Group = None, enter: Operator = identity_then_all_reduce) -> None:
@@ -56,9 +56,9 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """A linear layer whose input is cut, (..., in/N) -> (..., out), from a `linear` that every rank holds alike.
+    """A linear layer whose input is split, (..., in/N) -> (..., out), from a `linear` that is the same on every rank.
 
-    `leave` sums the ranks' summands; the bias, which every rank has whole, is added once, to the sum.
+    `leave` sums the ranks' partial results; the bias, which every rank has whole, is added once, to the sum.
     """
 
     def __init__(self, linear: nn.Linear, group: Group = None, leave: Operator = all_reduce_then_identity) -> None:
@@ -74,7 +74,7 @@ class RowParallelLinear(nn.Module):
 
 
 class VocabParallelEmbedding(nn.Module):
-    """An embedding of which each rank has the rows of some tokens, from one that every rank holds alike."""
+    """An embedding of which each rank has the rows of some tokens, from one that is the same on every rank."""
 
     def __init__(self, embedding: nn.Embedding, group: Group = None,
                  leave: Operator = all_reduce_then_identity) -> None:
@@ -84,7 +84,7 @@ class VocabParallelEmbedding(nn.Module):
         self.leave, self.group = leave, group
 
     def forward(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        """Token numbers (B, T) -> (B, T, D): zeros where another rank has the row, and the sum over the ranks."""
+        """Token numbers (B, T) -> (B, T, D): zeros where another rank has the row, then summed over the ranks."""
         place_BT = tokens_BT - self.first
         mine_BT = (place_BT >= 0) & (place_BT < len(self.weight))
         rows_BTD = F.embedding(torch.where(mine_BT, place_BT, 0), self.weight)
@@ -93,11 +93,11 @@ class VocabParallelEmbedding(nn.Module):
 
 def vocab_parallel_cross_entropy(logits_BTv: torch.Tensor, targets_BT: torch.Tensor, first: int,
                                  group: Group = None) -> torch.Tensor:
-    """The mean cross-entropy of the predictions, in nats; this rank's logits begin with those of token `first`.
+    """The mean cross-entropy of the predictions, in nats; this rank's logits start with those of token `first`.
 
     Three all-reduces of B T numbers each, whatever V is: of the largest logit, of the sum of exponentials, of the
-    target's logit (shoeybi2019). Logits of 16 bits are taken to float32, and so is the loss. As in `F.cross_entropy`,
-    positions whose target is -100 do not count; that other targets are tokens is not checked.
+    target's logit (shoeybi2019). 16-bit logits are converted to float32, and the loss is float32 too. As in
+    `F.cross_entropy`, positions whose target is -100 do not count; other targets are not checked to be tokens.
     """
     logits_BTv = logits_BTv.to(torch.promote_types(logits_BTv.dtype, torch.float32))
     largest_BT = logits_BTv.detach().amax(-1)
@@ -118,9 +118,9 @@ def vocab_parallel_cross_entropy(logits_BTv: torch.Tensor, targets_BT: torch.Ten
 class AlikeDropout(nn.Module):
     """Dropout with one mask for all ranks of a group, for activations that they all hold.
 
-    Plain dropout draws from the rank's own generator, and that has to differ: elsewhere ranks hold different parts.
-    So the group's first rank draws a seed for each mask and sends it. It draws from torch's CPU generator, which
-    `torch.utils.checkpoint` sets back before it runs a forward again: the second mask is the first.
+    Plain dropout draws from the rank's own generator, which must differ between ranks, since elsewhere they hold
+    different parts. So the group's first rank draws a seed for each mask and broadcasts it. It draws from torch's CPU
+    generator, which `torch.utils.checkpoint` resets before it reruns a forward, so the mask is the same.
     """
 
     def __init__(self, probability: float, group: Group = None) -> None:
@@ -128,7 +128,7 @@ class AlikeDropout(nn.Module):
         self.probability, self.group = probability, group
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Any shape, unchanged."""
+        """Any shape -> the same shape."""
         if not self.training:
             return x
         seed = torch.randint(2**62, (1,), device="cpu").to(x.device)

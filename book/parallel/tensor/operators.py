@@ -1,4 +1,4 @@
-"""L2: four operators that lead activations into layers cut over ranks, and out of them again.
+"""L2: four operators through which activations enter layers split over ranks, and leave them again.
 
 They come in two pairs: the backward of one is the forward of the other, and each is named by what it does forward and
 then backward. A group of None is all ranks.
@@ -74,7 +74,7 @@ class ReduceScatterThenAllGather(torch.autograd.Function):
 
 
 def identity_then_all_reduce(x: torch.Tensor, group: Group = None) -> torch.Tensor:
-    """Hand on what every rank holds alike to layers that are cut; backward sums their gradients.
+    """Pass activations that are the same on all ranks on to split layers; backward sums their gradients.
 
     It is f in Megatron-LM's figure 3 (shoeybi2019).
     """
@@ -82,7 +82,7 @@ def identity_then_all_reduce(x: torch.Tensor, group: Group = None) -> torch.Tens
 
 
 def all_reduce_then_identity(x: torch.Tensor, group: Group = None) -> torch.Tensor:
-    """Sum what the ranks' cut layers give; backward hands the gradient on as it is.
+    """Sum the outputs of the ranks' split layers; backward passes the gradient on unchanged.
 
     It is g in Megatron-LM's figure 3 (shoeybi2019).
     """
@@ -90,7 +90,7 @@ def all_reduce_then_identity(x: torch.Tensor, group: Group = None) -> torch.Tens
 
 
 def all_gather_then_reduce_scatter(x: torch.Tensor, dim: int, group: Group = None) -> torch.Tensor:
-    """Put the ranks' pieces together along `dim`; backward sums the gradients and hands every rank its piece.
+    """Concatenate the ranks' pieces along `dim`; backward sums the gradients and gives every rank its piece.
 
     All pieces have the same shape. (korthikanti2022)
     """
@@ -98,9 +98,9 @@ def all_gather_then_reduce_scatter(x: torch.Tensor, dim: int, group: Group = Non
 
 
 def reduce_scatter_then_all_gather(x: torch.Tensor, dim: int, group: Group = None) -> torch.Tensor:
-    """Sum over the ranks and keep this rank's piece along `dim`; backward puts the gradient's pieces together.
+    """Sum over the ranks and keep this rank's piece along `dim`; backward concatenates the gradient's pieces.
 
-    Raises ValueError where the ranks do not divide `dim`. (korthikanti2022)
+    Raises ValueError if the length of `dim` is not a multiple of the ranks. (korthikanti2022)
     """
     num_ranks = dist.get_world_size(group)
     if x.shape[dim] % num_ranks:
@@ -110,5 +110,5 @@ def reduce_scatter_then_all_gather(x: torch.Tensor, dim: int, group: Group = Non
 
 
 def already_entered(x: torch.Tensor, group: Group = None) -> torch.Tensor:
-    """Hand the input on as it is: an operator before several layers has led it in for all of them."""
+    """Return the input unchanged: one operator in front of several layers has already been applied for all of them."""
     return x

@@ -1,7 +1,6 @@
-"""L2: a matrix product cut over all ranks in two ways, as chapter 05 opens with them.
+"""L2: a matrix product split over all ranks in the two ways with which chapter 05 opens.
 
-Every rank is given whole matrices and uses its blocks of them. No gradient passes between ranks here: for that there
-are the operators.
+Every rank gets whole matrices and uses its blocks of them. No gradients pass between ranks here; the operators do that.
 """
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import torch.distributed as dist
 
 
 def mine(matrix: torch.Tensor, dim: int) -> torch.Tensor:
-    """This rank's block of a matrix that every rank has, cut along `dim` in the places where `shard` cuts."""
+    """This rank's block of a matrix that every rank has, cut along `dim` in the same places as `shard` does."""
     return matrix.tensor_split(dist.get_world_size(), dim)[dist.get_rank()]
 
 
@@ -20,7 +19,7 @@ def by_columns(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
 
 
 def by_rows(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-    """The whole product of x and a on every rank, the sum of what the ranks make of their rows of a."""
+    """The whole product of x and a on every rank, summed from the ranks' products with their rows of a."""
     y = mine(x, dim=1) @ mine(a, dim=0)
     dist.all_reduce(y)
     return y

@@ -1,7 +1,7 @@
 """L2: column-parallel layers that keep only a piece of their gathered input for backward, and gather it again there.
 
 An ordinary linear layer keeps its input for its weight's gradient. After an all-gather that is the whole sequence on
-every rank, which sequence parallelism was to avoid (korthikanti2022, section 4.2.2).
+every rank, which sequence parallelism is meant to avoid (korthikanti2022, section 4.2.2).
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Regather:
         self._gathered: torch.Tensor | None = None
 
     def whole(self) -> torch.Tensor:
-        """The whole input, on every rank; freed again when the last layer has asked for it."""
+        """The whole input, on every rank; freed again once the last layer has asked for it."""
         if self._gathered is None:
             self._gathered = all_gather_then_reduce_scatter(self.piece, self.dim, self.group)
             self.num_left = self.num_layers
@@ -50,7 +50,7 @@ class RegatheringLinear(ColumnParallelLinear):
 
 
 class LinearOfGathered(torch.autograd.Function):
-    """A linear layer that keeps the piece of its input in place of the whole."""
+    """A linear layer that keeps only a piece of its input for backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
