@@ -30,7 +30,7 @@ from pathlib import Path
 import anywidget, traitlets
 
 class Tiny(anywidget.AnyWidget):
-    """As small as a player gets: data for the kernel's front end, and the same data as HTML for everybody else."""
+    """A minimal player: data for the kernel's front end, and the same data as HTML for everything else."""
     _esm = "export default {render({model, el}) { el.textContent = model.get('data'); }}"
     data = traitlets.List().tag(sync=True)
 
@@ -44,7 +44,7 @@ class Tiny(anywidget.AnyWidget):
 
 
 def ran(source: str, *outputs: nbformat.NotebookNode, **metadata: object) -> nbformat.NotebookNode:
-    """A code cell as a run leaves it."""
+    """A code cell as it is after a run."""
     return new_code_cell(source, execution_count=7, outputs=list(outputs), metadata=metadata)
 
 
@@ -54,18 +54,18 @@ def stream(text: str, name: str = "stdout") -> nbformat.NotebookNode:
 
 
 def notebook(*cells: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """A notebook whose first cell is as the house wants it."""
+    """A notebook whose first cell follows the house rules."""
     return new_notebook(cells=[ran("from book.collectives import ring_all_reduce"), *cells])
 
 
 def messages(*cells: nbformat.NotebookNode) -> str:
-    """What the lint says to a notebook with these cells."""
+    """What the linter says about a notebook with these cells."""
     return "\n".join(f"{problem.cell}: {problem.message}" for problem in lint(notebook(*cells)))
 
 
 def nbval(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run one notebook strictly in a process of its own."""
-    # book.grading spares pytest a grammar that takes seconds to build.
+    """Run one notebook strictly in its own process."""
+    # Importing book.grading saves pytest building a grammar, which takes seconds.
     command = [sys.executable, "-m", "pytest", "-p", "book.grading", "--nbval", "--nbval-current-env",
                "--nbval-cell-timeout", "60", "-q", "-p", "no:cacheprovider", *options, str(path)]
     return subprocess.run(command, cwd=path.parent, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
@@ -77,7 +77,7 @@ def nbval(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
 def test_stored_notebook_is_in_normal_form(path: Path) -> None:
-    assert not list(differences(path.read_text("utf-8"), path)), "mend it with: python -m book.authoring normalise"
+    assert not list(differences(path.read_text("utf-8"), path)), "fix with: python -m book.authoring normalise"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=NAMES)
@@ -89,7 +89,7 @@ def test_stored_notebook_keeps_the_rules(path: Path) -> None:
 
 
 def messy() -> nbformat.NotebookNode:
-    """Everything that the normal form takes away, in one notebook."""
+    """Everything that the normal form removes, in one notebook."""
     result = new_output("execute_result", execution_count=99, metadata={"isolated": True},
                         data={"text/html": "<b>4</b>", "text/plain": "4", WIDGET_VIEW: {"model_id": "5f2c"}})
     error = new_output("error", ename="KeyError", evalue="'x'", traceback=[
@@ -103,11 +103,11 @@ def messy() -> nbformat.NotebookNode:
 
 
 def normal(found: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The notebook that the normal form of `found` reads as."""
+    """The normal form of `found`, parsed as a notebook."""
     return nbformat.reads(normal_text(nbformat.writes(found), HERE), as_version=4)
 
 
-def test_normal_form_takes_away_what_differs_between_runs() -> None:
+def test_normal_form_removes_what_differs_between_runs() -> None:
     title, printed, empty, value, failed = normal(messy()).cells
     assert [c.execution_count for c in (printed, empty, value, failed)] == [1, None, 2, 3]
     assert [o.text for o in printed.outputs] == ["12\n", "!"] and not printed.metadata
@@ -118,13 +118,13 @@ def test_normal_form_takes_away_what_differs_between_runs() -> None:
 
 
 def test_normal_form_is_the_same_for_two_saves_and_its_own_fixed_point() -> None:
-    """Editors draw new random ids for each save of a new cell: two of them have to come out the same."""
+    """Editors make new random ids at each save of a new cell: two saves must come out the same."""
     first, second = (normal_text(nbformat.writes(messy()), HERE) for _ in range(2))
     assert first == second == normal_text(first, HERE)
     assert first.endswith("}\n") and '\n "cells"' in first
 
 
-def test_a_chosen_id_stays_and_a_random_one_stays_once_replaced() -> None:
+def test_a_chosen_id_is_kept_and_a_random_one_is_replaced_once() -> None:
     chosen = notebook(ran("1 + 1"), ran("1 + 1"))
     chosen.cells[1]["id"] = "ring-step-check"
     before = normal(chosen)
@@ -147,7 +147,7 @@ def test_check_names_the_notebook_and_the_cell(tmp_path: Path, capsys: pytest.Ca
     assert main(["normalise", str(tmp_path)]) == 0 and main(["normalise", "--check", str(tmp_path)]) == 0
 
 
-def test_a_path_that_is_no_notebook_gets_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_that_is_not_a_notebook_gets_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lint", str(tmp_path / "missing.ipynb")]) == 1
     assert "neither a notebook nor a folder" in capsys.readouterr().err
     (tmp_path / "broken.ipynb").write_text("{")
@@ -199,7 +199,7 @@ def test_a_cell_that_never_ran_is_a_problem() -> None:
     assert messages(new_code_cell("")) == ""
 
 
-def test_ignored_cells_are_few_measured_and_no_players() -> None:
+def test_ignored_cells_are_few_and_measured_and_not_players() -> None:
     timed = ran("clock()", stream("3 ms, measured on 2 cores"), tags=["nbval-ignore-output"])
     plain = [ran("1"), ran("2"), ran("3")]
     assert messages(timed, *plain) == ""
@@ -231,7 +231,7 @@ def test_the_first_cell_imports_by_name(source: str, said: str) -> None:
 
 @pytest.mark.slow
 def test_run_stores_outputs_that_a_strict_nbval_run_repeats(tmp_path: Path) -> None:
-    """A player's live bundle has a widget view, the stored one has none; everything else of it is compared."""
+    """A player's live bundle has a widget view, the stored one does not; everything else in it is compared."""
     path = tmp_path / "player.ipynb"
     cells = [ran(TINY_PLAYER), ran("Tiny(data=[1, 2, 3])"), ran("Path.cwd().name")]
     nbformat.write(new_notebook(cells=cells), path)
@@ -251,7 +251,7 @@ def test_run_stores_outputs_that_a_strict_nbval_run_repeats(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_run_leaves_a_notebook_as_it_was_when_a_cell_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_leaves_the_notebook_unchanged_if_a_cell_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "fails.ipynb"
     nbformat.write(notebook(ran("1 / 0")), path)
     before = path.read_text("utf-8")

@@ -1,4 +1,4 @@
-"""What authors need: notebooks stored in one normal form, a lint for the house rules, and the website's extension.
+"""Tools for authors: notebooks stored in one normal form, a linter for the house rules, and the website's extension.
 
     python -m book.authoring run PATHS                    execute notebooks and store their outputs in normal form
     python -m book.authoring normalise [--check] PATHS    bring stored notebooks into normal form, or only compare

@@ -60,7 +60,7 @@ def run_one(path: Path, options: argparse.Namespace) -> int:
 
 
 def normalise_one(path: Path, options: argparse.Namespace) -> int:
-    """Bring one notebook into normal form, or with --check say where it is not."""
+    """Bring one notebook into normal form, or with --check report where it is not."""
     from book.authoring.normalise import differences, normal_text
 
     text = path.read_text(encoding="utf-8")
@@ -73,7 +73,7 @@ def normalise_one(path: Path, options: argparse.Namespace) -> int:
         return 0
     for place in found:
         print(f"{path}: not in normal form: {place}")
-    print(f"{path}: mend it with: python -m book.authoring normalise {path}")
+    print(f"{path}: fix with: python -m book.authoring normalise {path}")
     return 1
 
 

@@ -1,4 +1,4 @@
-"""The rules for notebooks that a machine can see, each with its reason in the message."""
+"""The rules for notebooks that can be checked automatically, each with its reason in the message."""
 from __future__ import annotations
 
 import ast
@@ -39,7 +39,7 @@ Rule = Callable[[NotebookNode], Iterator[Problem]]
 
 
 def lint(notebook: NotebookNode) -> list[Problem]:
-    """Apply every rule to a notebook; an empty list is a clean one."""
+    """Apply every rule to a notebook; the list is empty if it is clean."""
     return [problem for rule in RULES for problem in rule(notebook)]
 
 
@@ -49,7 +49,7 @@ def at(notebook: NotebookNode, cell: NotebookNode, message: str) -> Problem:
 
 
 def tree(cell: NotebookNode) -> ast.AST | None:
-    """Parse a code cell, its IPython lines (% and !) left out; None if Python can't read it."""
+    """Parse a code cell without its IPython lines (% and !); None if Python can't parse it."""
     lines = [re.sub(r"^(\s*)[%!].*", r"\1pass", line) for line in cell.source.splitlines()]
     try:
         return ast.parse("\n".join(lines))
@@ -58,7 +58,7 @@ def tree(cell: NotebookNode) -> ast.AST | None:
 
 
 def names(cell: NotebookNode) -> set[str]:
-    """Every name, attribute and imported name that a code cell mentions, the keywords of its calls included."""
+    """Every name, attribute, imported name and call keyword that a code cell mentions."""
     found: set[str] = set()
     for node in ast.walk(tree(cell) or ast.Module(body=[], type_ignores=[])):
         if isinstance(node, ast.Name):
@@ -73,12 +73,12 @@ def names(cell: NotebookNode) -> set[str]:
 
 
 def ignores_output(cell: NotebookNode) -> bool:
-    """Tell whether nbval is told, by tag or comment, not to compare a cell."""
+    """Whether a tag or comment tells nbval not to compare a cell."""
     return bool(IGNORE_TAGS & set(tags(cell)) or IGNORE_COMMENT.search(cell.source))
 
 
 def banned_calls(notebook: NotebookNode) -> Iterator[Problem]:
-    """Widgets and displays that a strict run can't compare, and outputs that come from a file and not from the run."""
+    """Widgets and displays that a strict run can't compare, and outputs that come from a file instead of the run."""
     for _, cell in code_cells(notebook):
         mentioned = names(cell)
         for name in sorted(BANNED_NAMES.keys() & mentioned):
@@ -109,7 +109,7 @@ def never_ran(notebook: NotebookNode) -> Iterator[Problem]:
 
 
 def machine_in_outputs(notebook: NotebookNode) -> Iterator[Problem]:
-    """Addresses of objects and paths of one machine in what a cell shows."""
+    """Object addresses and machine-specific paths in a cell's output."""
     for _, cell in code_cells(notebook):
         shown = "\n".join(map(output_text, cell.outputs))
         for pattern, what in ((ADDRESS, "an address in memory"), (MACHINE_PATH, "a path of one machine")):
@@ -136,30 +136,30 @@ def ignored_outputs(notebook: NotebookNode) -> Iterator[Problem]:
         yield Problem("notebook", f"{len(ignored)} of {len(codes)} code cells are not compared; keep it under a third")
     for cell in ignored:
         if "nbval-skip" in tags(cell) or "NBVAL_SKIP" in cell.source:
-            yield at(notebook, cell, "is skipped by nbval; every cell has to run")
+            yield at(notebook, cell, "is skipped by nbval; every cell must run")
         if "play" in names(cell):
             yield at(notebook, cell, "plays a trace and is not compared; every run gives a player the same HTML")
         if "measured on" not in surroundings(notebook, cell).lower():
-            yield at(notebook, cell, "is not compared, so say in it or beside it what it was measured on")
+            yield at(notebook, cell, "is not compared, so say in it or next to it what it was measured on")
 
 
 def surroundings(notebook: NotebookNode, cell: NotebookNode) -> str:
-    """What a cell shows, and the markdown right before and after it."""
+    """A cell's output, and the markdown right before and after it."""
     place = next(i for i, candidate in enumerate(notebook.cells) if candidate is cell)
     beside = [c.source for c in notebook.cells[max(0, place - 1):place + 2] if c.cell_type == "markdown"]
     return "\n".join([*map(output_text, cell.outputs), *beside])
 
 
 def hidden_code(notebook: NotebookNode) -> Iterator[Problem]:
-    """Hidden cells: only a lab's solution may be folded away, and a check that a lab keeps for grading removed."""
+    """Hidden cells: only a lab's solution may be folded, and only a check kept for grading may be removed."""
     for _, cell in code_cells(notebook):
         kept_for_grading = cell.metadata.get("lockstep", {}).get("hidden")
         if HIDING_TAGS & set(tags(cell)) and "### BEGIN SOLUTION" not in cell.source and not kept_for_grading:
-            yield at(notebook, cell, "is hidden; a reader has to see all code that runs")
+            yield at(notebook, cell, "is hidden; readers must see all code that runs")
 
 
 def imports_by_name(notebook: NotebookNode) -> Iterator[Problem]:
-    """The first code cell has to say by name what it takes from the package."""
+    """The first code cell must import by name what it uses from the package."""
     first = next((cell for _, cell in code_cells(notebook)), None)
     if first is None:
         yield Problem("notebook", "has no code cell")

@@ -16,11 +16,11 @@ KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "nam
 LANGUAGE_INFO = {"file_extension": ".py", "mimetype": "text/x-python", "name": "python", "pygments_lexer": "ipython3"}
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
-# Left behind by editors and by timing extensions; everything else an author put there stays.
+# Left behind by editors and timing extensions; everything else was put there by an author and is kept.
 CELL_NOISE = ("ExecuteTime", "collapsed", "colab", "execution", "jupyter", "pycharm", "scrolled", "trusted", "vscode")
 NOTEBOOK_NOISE = ("colab", "orig_nbformat", "toc", "vscode", "widgets")
 
-# Ids as editors draw them: new at each save of a new cell, so they say nothing. An id somebody chose is kept.
+# Random ids from editors: new at each save of a new cell, so meaningless. Ids chosen by a person are kept.
 RANDOM_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{8}")
 
 KERNEL_FILE = re.compile(r"/\S*/ipykernel_\d+/\d+\.py")
@@ -29,15 +29,15 @@ STANDARD_LIBRARY = re.compile(r"(?<![\w.])[~/][^\s\"':]*/lib/python3\.\d+/")
 
 
 def normal_text(text: str, path: Path) -> str:
-    """Bring the text of a notebook file into normal form; the same text comes back when it is in it already."""
+    """Bring the text of a notebook file into normal form; text already in normal form is returned unchanged."""
     return nbformat.writes(normalise(parse(text, path))).rstrip("\n") + "\n"
 
 
 def normalise(notebook: NotebookNode) -> NotebookNode:
     """Return a copy of `notebook` in normal form.
 
-    Sequential execution counts (a code cell that never ran keeps none), fixed cell ids, one kernel and language, no
-    timing, no widget state, streams joined by name, and no machine's paths in tracebacks.
+    Sequential execution counts (a code cell that never ran has none), fixed cell ids, one kernel and language, no
+    timing, no widget state, streams joined by name, and no machine-specific paths in tracebacks.
     """
     result = deepcopy(notebook)
     kept = {key: value for key, value in result.metadata.items() if key not in NOTEBOOK_NOISE}
@@ -53,7 +53,7 @@ def normalise(notebook: NotebookNode) -> NotebookNode:
 
 
 def set_ids(cells: list[NotebookNode]) -> None:
-    """Replace missing, repeated and random ids by one made from the cell's text, which then stays with the cell."""
+    """Replace missing, repeated and random ids with one made from the cell's text, which the cell then keeps."""
     used: set[str] = set()
     for cell in cells:
         name = cell.get("id", "")
@@ -64,7 +64,7 @@ def set_ids(cells: list[NotebookNode]) -> None:
 
 
 def free_id(cell: NotebookNode, used: set[str]) -> str:
-    """Make an id from the kind and text of a cell that is not in `used`."""
+    """Make an id that is not in `used` from the kind and text of a cell."""
     digest = hashlib.sha256(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:8]
     name, copies = f"cell-{digest}", 1
     while name in used:
@@ -74,7 +74,7 @@ def free_id(cell: NotebookNode, used: set[str]) -> str:
 
 
 def clean_metadata(cell: NotebookNode) -> None:
-    """Drop what editors leave in a cell's metadata, a list of no tags included."""
+    """Drop what editors leave in a cell's metadata, including an empty list of tags."""
     for key in CELL_NOISE:
         cell.metadata.pop(key, None)
     if not tags(cell):
@@ -95,7 +95,7 @@ def number_runs(cells: list[NotebookNode]) -> None:
 
 
 def join_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:
-    """Join the pieces of each stream at the place of its first, as nbval does: how they were cut is chance."""
+    """Join the pieces of each stream at the place of the first, as nbval does: where they were cut is random."""
     joined: list[NotebookNode] = []
     streams: dict[str, NotebookNode] = {}
     for output in outputs:
@@ -122,7 +122,7 @@ def clean_output(output: NotebookNode, execution_count: int | None) -> NotebookN
 
 
 def portable(line: str) -> str:
-    """Replace one machine's paths in a line of a traceback by what follows them."""
+    """Replace machine-specific paths in a line of a traceback with portable names."""
     for pattern, replacement in ((KERNEL_FILE, "cell.py"), (SITE_PACKAGES, "site-packages/"),
                                  (STANDARD_LIBRARY, "python3/")):
         line = pattern.sub(replacement, line)
@@ -130,7 +130,7 @@ def portable(line: str) -> str:
 
 
 def differences(text: str, path: Path) -> Iterator[str]:
-    """Say where a stored notebook is not in normal form, cell by cell; nothing when it is."""
+    """Say where a stored notebook is not in normal form, cell by cell; nothing if it is."""
     before, after = parse(text, path), parse(normal_text(text, path), path)
     if before.metadata != after.metadata:
         yield "the notebook's metadata"

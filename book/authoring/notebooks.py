@@ -1,4 +1,4 @@
-"""Stored notebooks: finding them, reading them, and naming a cell so that a person finds it."""
+"""Stored notebooks: finding them, reading them, and naming a cell so that a person can find it."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ class NotebookError(Exception):
 
 
 def find(paths: Iterable[str | Path]) -> list[Path]:
-    """List the notebooks that `paths` (notebooks and folders) stand for, in order."""
+    """List the notebooks among `paths` and in its folders, in order."""
     found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
@@ -26,10 +26,10 @@ def find(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def parse(text: str, path: Path) -> NotebookNode:
-    """Read a notebook of any minor version as nbformat 4.5, the first whose cells have ids."""
+    """Read a notebook of any minor version as nbformat 4.5, the first version whose cells have ids."""
     try:
         notebook = nbformat.reads(text, as_version=4)
-    except Exception as error:  # nbformat lets JSON, key and validation errors through
+    except Exception as error:  # nbformat passes on JSON, key and validation errors
         raise NotebookError(f"{path} can't be read as a notebook: {error}") from error
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     return notebook
@@ -50,7 +50,7 @@ def label(notebook: NotebookNode, cell: NotebookNode) -> str:
 
 
 def tags(cell: NotebookNode) -> list[str]:
-    """The tags of a cell, none if it has no list of tags."""
+    """The tags of a cell; none if it has no list of tags."""
     found = cell.metadata.get("tags", [])
     return list(found) if isinstance(found, list) else []
 

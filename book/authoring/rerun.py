@@ -1,4 +1,4 @@
-"""Run a notebook as nbval will, in its own folder, and store what it shows in normal form."""
+"""Run a notebook as nbval will, in its own folder, and store its outputs in normal form."""
 from __future__ import annotations
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from book.authoring.notebooks import NotebookError, parse
 
 
 class OwnPython(AsyncKernelManager):
-    """Kernels of this environment's Python, whatever kernel the user has installed under the name python3."""
+    """Kernels of this environment's Python, whatever kernel the user has installed as python3."""
 
     @default("kernel_spec_manager")
     def _no_installed_kernels(self) -> KernelSpecManager:
@@ -32,7 +32,7 @@ def rerun(path: Path, cell_timeout_s: int = 120) -> None:
 
 
 def execute(notebook: NotebookNode, path: Path, cell_timeout_s: int) -> None:
-    """Run every cell of `notebook` in this environment's Python, from a kernel of its own."""
+    """Run every cell of `notebook` with this environment's Python, in a new kernel."""
     client = NotebookClient(notebook, kernel_manager_class=OwnPython, kernel_name="python3", timeout=cell_timeout_s,
                             record_timing=False, store_widget_state=False,
                             resources={"metadata": {"path": str(path.parent)}})

@@ -11,19 +11,19 @@ from pathlib import Path
 
 
 class QuietHandler(SimpleHTTPRequestHandler):
-    """Serve files without a log line each, and let the browser ask again after a rebuild."""
+    """Serve files without logging each one, and make the browser check again after a rebuild."""
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: the terminal belongs to the address."""
+        """Log nothing, so that the address stays visible in the terminal."""
 
     def end_headers(self) -> None:
-        """Have the browser check for a newer file each time."""
+        """Make the browser check for a newer file each time."""
         self.send_header("Cache-Control", "no-cache")
         super().end_headers()
 
 
 def bind(folder: Path, port: int) -> ThreadingHTTPServer:
-    """Open the server on 127.0.0.1 at `port`, or at any free port where that one is taken."""
+    """Open the server on 127.0.0.1 at `port`, or at any free port if that one is taken."""
     handler = functools.partial(QuietHandler, directory=str(folder))
     try:
         return ThreadingHTTPServer(("127.0.0.1", port), handler)
@@ -33,7 +33,7 @@ def bind(folder: Path, port: int) -> ThreadingHTTPServer:
 
 @contextlib.contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """Serve `folder` at a free port while the block runs; yields the address without a final slash."""
+    """Serve `folder` at a free port while the block runs; yields the address without a trailing slash."""
     with bind(folder, 0) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()

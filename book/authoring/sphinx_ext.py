@@ -1,8 +1,8 @@
-"""The website's Sphinx extension: formulas as MathML, no script from elsewhere, labs as readers may have them.
+"""The website's Sphinx extension: formulas as MathML, no third-party scripts, labs as readers may see them.
 
 Jupyter Book loads it through `_config.yml`; it imports nothing from the rest of the book, so that the website builds
-without torch, ipywidgets or an installed package. What a widget is made of it reads from the one file that says so;
-student copies it has made by `python -m book.grading release`, in a process of its own.
+without torch, ipywidgets or an installed package. It reads from one file what each widget is made of, and runs
+`python -m book.grading release` in a separate process to make student copies.
 """
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PARTS: dict[str, tuple[str, ...]] = runpy.run_path(str(WIDGETS / "assets.py"))["
 LABS, COPIES = "labs/", "student"  # the pages that are labs; the website's folder with their student copies
 HOW_TO = "chapters/93_for_students"
 ABOUT_FOLDED = " On these pages the solutions are folded."
-QUOTED = 12  # characters that a line of code has at least if a message that has it too quotes it
+QUOTED = 12  # minimum length of a line of code that counts as quoted if a message contains it
 READ_BY_INLINE_SCRIPTS = {"documentation_options", "doctools", "sphinx_highlight"}
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def display_math(translator: HTML5Translator, node: nodes.math_block) -> None:
 
 
 def to_mathml(node: nodes.Node, latex: str, display: str) -> str:
-    """Convert LaTeX to MathML; a formula that can't be read is a warning with its place and stands as its source."""
+    """Convert LaTeX to MathML; for a formula that can't be parsed, warn with its place and show its source."""
     try:
         return convert(latex.strip(), display=display)
     except Exception as error:  # latex2mathml has no common base class for its errors
@@ -85,9 +85,9 @@ def to_mathml(node: nodes.Node, latex: str, display: str) -> str:
 
 
 def point_launch_buttons(app: Sphinx, config: Any) -> None:
-    """Let launch buttons lead to the repository that this build runs for, or leave them out when none is known.
+    """Point launch buttons to the repository that this build runs for, or leave them out if it is unknown.
 
-    A website without solutions has none either: the repository has the solutions.
+    A website without solutions has no buttons either, since the repository has the solutions.
     """
     repository = os.environ.get("GITHUB_REPOSITORY", "")
     options = config.html_theme_options
@@ -101,7 +101,7 @@ def point_launch_buttons(app: Sphinx, config: Any) -> None:
 
 
 def pack_student_copies(app: Sphinx) -> None:
-    """Have the student copy of each lab made, and put it among the website's files as a zip, always of the same bytes.
+    """Make the student copy of each lab, and put it among the website's files as a zip, always with the same bytes.
 
     Raises SphinxError for a lab that can't be released.
     """
@@ -128,13 +128,13 @@ def zip_of(app: Sphinx, page: str) -> Path:
 
 
 def publish_lab(app: Sphinx, page: str, source: list[str]) -> None:
-    """Let a lab's page be made of what may be seen, in the place of the notebook in the repository."""
+    """Build a lab's page from what readers may see instead of from the notebook in the repository."""
     if page.startswith(LABS) and app.builder.format == "html":
         source[0] = published(source[0], None if app.config.lab_solutions else stubs(app, page))
 
 
 def published(text: str, answers: dict[str, str] | None = None) -> str:
-    """A lab's notebook without hidden checks and variants, and with these sources for its answers if there are any."""
+    """A lab's notebook without hidden checks and variants, and with these answers, if any are given."""
     lab = nbformat.reads(text, as_version=4)
     lab.cells = [cell for cell in lab.cells if not mark(cell).get("hidden") and "remove-cell" not in tags(cell)]
     for cell in lab.cells:
@@ -145,7 +145,7 @@ def published(text: str, answers: dict[str, str] | None = None) -> str:
 
 
 def put_answers(lab: nbformat.NotebookNode, answers: dict[str, str]) -> None:
-    """Put these sources into a lab's answer cells; no output then quotes what stood there, as an error may."""
+    """Put these sources into a lab's answer cells, and remove the old ones from outputs, as errors may quote them."""
     old = [line.strip() for cell in lab.cells if mark(cell).get("kind") == "answer"
            for line in cell.source.splitlines()]
     for cell in lab.cells:
@@ -167,7 +167,7 @@ def put_answers(lab: nbformat.NotebookNode, answers: dict[str, str]) -> None:
 
 
 def stubs(app: Sphinx, page: str) -> dict[str, str]:
-    """What stands in the answer cells of a lab's student copy, by the cells' ids."""
+    """The answer cells' sources in a lab's student copy, by cell id."""
     name = Path(page).name
     with zipfile.ZipFile(zip_of(app, page)) as archive:
         copy = nbformat.reads(archive.read(f"{name}/{name}.ipynb").decode("utf-8"), as_version=4)
@@ -175,7 +175,7 @@ def stubs(app: Sphinx, page: str) -> dict[str, str]:
 
 
 def mark(cell: Any) -> dict[str, Any]:
-    """What a lab's cell says of itself."""
+    """The lab metadata of a cell."""
     return cell.metadata.get("lockstep", {})
 
 
@@ -185,7 +185,7 @@ def tags(cell: Any) -> list[str]:
 
 
 def publish_sources(app: Sphinx, error: Exception | None) -> None:
-    """Let the notebooks that pages offer for download be those that the pages show: Sphinx copies the repository's."""
+    """Replace the notebooks for download, which Sphinx copies from the repository, with those that the pages show."""
     for path in Path(app.outdir, "_sources", LABS).glob("*.ipynb"):
         answers = None if app.config.lab_solutions else stubs(app, LABS + path.stem)
         path.write_text(published(path.read_text("utf-8"), answers), encoding="utf-8")
@@ -205,12 +205,12 @@ def offer_student_copy(app: Sphinx, doctree: nodes.document, page: str) -> None:
 
 
 def copy_widgets(app: Sphinx, config: Any) -> None:
-    """Have the scripts and styles of all widgets copied to where pages find them."""
+    """Copy the scripts and styles of all widgets to where pages find them."""
     config.html_static_path += [str(WIDGETS / f"{part}.{kind}") for part in needed(PARTS) for kind in ("js", "css")]
 
 
 def load_widgets(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Let a page load the scripts and styles of the widgets that are on it, and of no other."""
+    """Make a page load the scripts and styles of only the widgets that are on it."""
     for part in needed(widgets_in(context.get("body") or "")):
         app.add_css_file(f"{part}.css")
         app.add_js_file(f"{part}.js", defer="defer")
@@ -222,19 +222,19 @@ def widgets_in(body: str) -> list[str]:
 
 
 def needed(widgets: Iterable[str]) -> list[str]:
-    """What these widgets are made of, what later parts need first."""
+    """The files of these widgets, in order of dependency."""
     return list(dict.fromkeys(part for name in widgets for part in PARTS[name]))
 
 
 def drop_thebe_settings(app: Sphinx, doctree: nodes.document, page: str) -> None:
-    """Take out of a page the settings for Thebe, which would load from a CDN and is on no page."""
+    """Remove the settings for Thebe from a page: it would load from a CDN and no page uses it."""
     for node in list(doctree.findall(nodes.raw)):
         if "x-thebe-config" in node.astext() or node.astext().startswith("<script>kernelName"):
             node.parent.remove(node)
 
 
 def name_language_of_terms(app: Sphinx, doctree: nodes.document, page: str) -> None:
-    """Say of Chinese terms that they are: browsers choose glyphs by it, and screen readers a voice."""
+    """Mark Chinese terms as Chinese: browsers choose glyphs, and screen readers a voice, by the language."""
     for term in doctree.findall(nodes.term):
         for text in [text for text in term.findall(nodes.Text) if CHINESE.search(text)]:
             start, end = (nodes.raw("", tag, format="html") for tag in ('<span lang="zh-Hans">', "</span>"))
@@ -242,7 +242,7 @@ def name_language_of_terms(app: Sphinx, doctree: nodes.document, page: str) -> N
 
 
 def tidy_scripts(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Take Thebe's scripts off a page (some pages declare its settings twice); let no other hold up first paint."""
+    """Remove Thebe's scripts from a page (some declare its settings twice); let no other script delay first paint."""
     context["script_files"] = [script for script in context.get("script_files", []) if not is_thebe(script)]
     for script in context["script_files"]:
         if script.filename and Path(str(script.filename)).stem not in READ_BY_INLINE_SCRIPTS:
@@ -251,13 +251,13 @@ def tidy_scripts(app: Sphinx, page: str, template: str, context: dict[str, Any],
 
 
 def is_thebe(script: Any) -> bool:
-    """Tell whether a script tag is Thebe's or its settings."""
+    """Whether a script tag is Thebe's or its settings."""
     body = getattr(script, "attributes", {}).get("body") or ""
     return "thebe" in str(getattr(script, "filename", "")) or "THEBE_JS_URL" in body
 
 
 def drop_icon_script(app: Sphinx, error: Exception | None) -> None:
-    """Empty the theme's icon script: 1.5 MB on every page for icons that its style sheet has as a font of 0.15 MB."""
+    """Empty the theme's icon script: 1.5 MB on every page for icons that its style sheet has as a 0.15 MB font."""
     script = Path(app.outdir, "_static", "scripts", "fontawesome.js")
     if error is None and script.is_file():
         script.write_text("/* The icons come from the font in the style sheet. */\n", encoding="utf-8")
