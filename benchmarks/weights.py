@@ -14,7 +14,7 @@ SITE = ROOT / "_build" / "html"
 QUICK: dict[str, int] = {}
 GZIP_LEVEL = 6  # what servers use unless told otherwise
 PACKED = {".woff", ".woff2", ".png", ".jpg", ".gz"}  # files that no server compresses again
-# What widgets are made of, a .js and a .css each: what all share and the chunk player; what timelines share; the others.
+# What widgets are made of, a .js and a .css each: what all share and the chunk player; what timelines share; others.
 CODE_BUDGETS_BYTES = {("controls", "player"): 42 * 1024, ("lanes",): 4 * 1024, ("timeline",): 18 * 1024,
                       ("shards",): 14 * 1024, ("pipeline", "game"): 26 * 1024, ("mesh",): 23 * 1024,
                       ("layouts",): 13 * 1024, ("memory", "memory_bars"): 20 * 1024}
