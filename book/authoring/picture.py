@@ -56,10 +56,10 @@ def recorded_run(notebook: Path) -> dict[str, Any]:
 def panels_of(run: dict[str, Any]) -> list[tuple[str, State, set[tuple[int, int]]]]:
     """The start and each step: its title, what chunks hold after it, and which of them, (rank, chunk), just came."""
     held = [[int(text, 16) for text in (line.split("/") * run["c"])[:run["c"]]] for line in run["start"]]
-    panels = [("start", held, set())]
+    panels: list[tuple[str, State, set[tuple[int, int]]]] = [("start", held, set())]
     for number, words in enumerate(run["steps"], start=1):
         before, held = held, [list(row) for row in held]
-        moves = [WORD.fullmatch(word).groups() for word in words.split()]
+        moves = [move.groups() for move in map(WORD.fullmatch, words.split()) if move]
         for src, dst, chunk, _, after in moves:
             held[int(dst)][int(chunk)] = int(after, 16) if after else before[int(src)][int(chunk)]
         title = f"step {number}: {DOES[moves[0][3]]}"
@@ -70,7 +70,8 @@ def panels_of(run: dict[str, Any]) -> list[tuple[str, State, set[tuple[int, int]
 def themes() -> list[dict[str, str]]:
     """The players' colours, light and dark, as the style that all widgets share has them."""
     found = re.findall(r"--(\w+):(#\w+)", STYLES.read_text("utf-8"))
-    light, dark = {}, {}
+    light: dict[str, str] = {}
+    dark: dict[str, str] = {}
     for name, colour in found:
         (dark if name in light else light).setdefault(name, colour)
     return [light, {**light, **dark}]
