@@ -27,6 +27,13 @@ def of(unit: Iterable[pytest.Item]) -> float:
     return sum(map(_of_test, unit))
 
 
+def of_id(nodeid: str) -> float:
+    """The seconds that the test of this id is expected to take."""
+    file, name = _key(nodeid)
+    costs = _kept().get(file, {OTHERS: NEW_S})
+    return costs.get(name, costs.get(OTHERS, NEW_S))
+
+
 def shards(units: list[list[pytest.Item]], count: int) -> list[list[list[pytest.Item]]]:
     """Divide tests into parts that take about as long: the longest class or module first, each to the shortest part."""
     scopes: dict[str, list[list[pytest.Item]]] = {}
@@ -47,9 +54,7 @@ def _kept() -> dict[str, dict[str, float]]:
 
 
 def _of_test(item: pytest.Item) -> float:
-    file, name = _key(item.nodeid)
-    costs = _kept().get(file, {OTHERS: NEW_S})
-    return costs.get(name, costs.get(OTHERS, NEW_S))
+    return of_id(item.nodeid)
 
 
 def _key(nodeid: str) -> tuple[str, str]:

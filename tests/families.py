@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -33,14 +33,23 @@ def family(known: list[tuple[str, str, str]], exercise: int, expected: str) -> F
     return tuple(place) if length else ("in other words", exercise)
 
 
-def drawn(families: Iterable[tuple[Family, str]], count: int, seed: str) -> set[str]:
-    """One name from each of at most `count` families, given as pairs of family and name; both follow from the seed."""
+def drawn(families: Iterable[tuple[Family, str]], count: int, seed: str, cost_s: Callable[[str], float],
+          limit_s: float) -> set[str]:
+    """One name from each of at most `count` families, given as pairs of family and name; all follow from the seed.
+
+    A name whose cost would take the sum above `limit_s` is left out.
+    """
     members: dict[str, list[str]] = {}
     for key, name in families:
         members.setdefault(str(key), []).append(name)
     chance = random.Random(seed)
-    kept = chance.sample(sorted(members), min(count, len(members)))
-    return {chance.choice(sorted(members[key])) for key in kept}
+    taken, spent_s = set(), 0.0
+    for key in chance.sample(sorted(members), min(count, len(members))):
+        name = chance.choice(sorted(members[key]))
+        if spent_s + cost_s(name) <= limit_s:
+            taken.add(name)
+            spent_s += cost_s(name)
+    return taken
 
 
 def _in_common(text: str, expected: str) -> int:

@@ -19,12 +19,13 @@ import pytest
 from book.checks import CheckFailed
 from book.grading.lab import marks, points, shown
 from book.launch import LaunchError
+from tests import costs
 from tests.answers import LABS, PASS, answers, apply, read
 from tests.families import drawn, family, strings
 
 HERE = Path(__file__).parent
-# How many families of a lab `make test` runs: the answers of the last lab train on 8 ranks, and take ten times as long.
-NUM_FAMILIES = dict.fromkeys(LABS, 18) | {"07_hybrid_3d": 5}
+NUM_FAMILIES = 18  # that `make test` runs of a lab, within
+LIMIT_S = 25.0  # by tests/costs.json: the answers of the last lab train on 8 ranks, and take ten times as long
 
 
 def run_lab(lab, exercise, answer, name):
@@ -65,7 +66,12 @@ def daily(lab):
     """The answers of a lab that `make test` runs at this commit."""
     known = strings(LABS[lab])
     families = [(family(known, answer.exercise, answer.expected), answer.name) for answer in answers(lab)]
-    return drawn(families, NUM_FAMILIES[lab], lab + commit())
+    return drawn(families, NUM_FAMILIES, lab + commit(), lambda name: costs.of_id(test_id(lab, name)), LIMIT_S)
+
+
+def test_id(lab, name):
+    """How pytest names the test of an answer."""
+    return f"tests/test_answers.py::TestLab{lab}::test_answer[{name}]"
 
 
 @cache
