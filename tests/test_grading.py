@@ -208,6 +208,71 @@ def test_a_copy_of_another_variant_is_reported_and_its_cells_are_not_called_edit
         "the copy is of variant B, the source it is graded with of none"]
 
 
+def without_metadata(notebook):
+    for cell in notebook.cells:
+        cell.metadata = {}
+    return notebook
+
+
+def without_ids(notebook):
+    for cell in without_metadata(notebook).cells:
+        cell.pop("id")
+    notebook.nbformat_minor = 4
+    return notebook
+
+
+def as_text(notebook):
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and marks(cell)["kind"] == "answer":
+            cell.cell_type = "raw"
+    return notebook
+
+
+def with_other_line_ends(notebook):
+    for cell in notebook.cells:
+        cell.source = cell.source.replace("\n", "\r\n")
+    return notebook
+
+
+def in_format_3(notebook):
+    return nbformat.convert(notebook, 3)
+
+
+@pytest.mark.parametrize("damage, way", [
+    (without_metadata, "has lost its metadata, and was found by its cell id"),
+    (without_ids, "has lost its metadata, and was found by its function names"),
+    (as_text, "is not a code cell, and was read as one"), (with_other_line_ends, None), (in_format_3, None)])
+@pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)
+def test_answers_are_found_in_a_copy_that_an_editor_has_changed(path, damage, way, tmp_path):
+    source = read_lab(path)
+    solved = {marks(cell)["id"]: [f"# mine\n{cell.source}"] for cell in code_cells(source)
+              if marks(cell)["kind"] == "answer"}
+    copy = released(source)
+    for cell in code_cells(copy):
+        if marks(cell)["kind"] == "answer":
+            cell.source = solved[marks(cell)["id"]][0]
+    (tmp_path / "handed_in.ipynb").write_text(json.dumps(damage(copy)))
+    found = read_submission(tmp_path / "handed_in.ipynb", source)
+    assert found.answers == solved
+    noted = [f"answer cell {name} {way}" for name in solved] if way else []
+    assert noted == [note for note in found.notes if note.startswith("answer cell")]
+    assert not any("edited" in note for note in found.notes)
+
+
+def test_the_learners_own_cells_stay_theirs_where_answers_keep_their_metadata(tmp_path):
+    """A trial that defines the same name is not another answer, and a cell that was split gives both parts."""
+    copy = answered(attack_lab())
+    place = next(i for i, cell in enumerate(copy.cells) if marks(cell).get("id") == "sent")
+    whole = "".join(copy.cells[place].source)
+    copy.cells.insert(place, new_code_cell("def ring_sent(num_bytes, world_size):\n    return 0"))
+    nbformat.write(copy, tmp_path / "kept.ipynb")
+    kept = read_submission(tmp_path / "kept.ipynb", attack_lab())
+    assert not any("metadata" in note for note in kept.notes)
+    copy.cells[place:place + 2] = [new_code_cell("WAYS = 2"), new_code_cell(whole)]
+    nbformat.write(copy, tmp_path / "split.ipynb")
+    assert read_submission(tmp_path / "split.ipynb", attack_lab()).answers["sent"] == ["WAYS = 2", whole]
+
+
 def test_the_system_call_filter_exists_for_supported_architectures():
     assert seccomp_filter("x86_64") != seccomp_filter("aarch64")
     with pytest.raises(NotImplementedError, match="only the system calls of x86_64 and aarch64"):

@@ -68,8 +68,7 @@ def never_waited(buffer):
 
 def refused(buffer):
     calls = [lambda: dist.all_reduce(buffer), lambda: dist.broadcast(buffer, 0),
-             lambda: dist.all_gather([buffer] * 3, buffer), lambda: dist.reduce_scatter_tensor(buffer[:1], buffer[:3]),
-             lambda: dist.recv(buffer)]
+             lambda: dist.all_gather([buffer] * 3, buffer), lambda: dist.reduce_scatter_tensor(buffer[:1], buffer[:3])]
     for number, call in enumerate(calls):
         try:
             call()
@@ -79,6 +78,17 @@ def refused(buffer):
         else:
             raise AssertionError(f"call {number} was not refused")
     buffer.fill_(1)
+
+
+def gather_from_any(buffer):
+    rank, size = others()
+    if rank:
+        dist.send(buffer, 0)
+        return
+    took = dist.recv(came := torch.empty_like(buffer))
+    request = dist.irecv(torch.empty_like(buffer), 3 - took)
+    request.wait()
+    buffer[:2] = torch.tensor([came[0], 10. * took])
 
 
 def leaves(buffer):
@@ -118,6 +128,37 @@ def test_messages_arrive_and_are_counted(broker: Broker) -> None:
         inputs, results, messages = ask(broker, call)
         assert [r.tolist() for r in results] == [inputs[rank - 1].tolist() for rank in range(3)]
         assert sorted(messages) == [(rank, (rank + 1) % 3, 4 * element_bytes) for rank in range(3)]
+
+
+@pytest.mark.slow
+def test_a_receive_from_any_rank_knows_who_sent(broker: Broker) -> None:
+    _, (root, *_), messages = ask(broker, "gather_from_any(buffer)")
+    assert root[0] == root[1] > 0 and sorted(messages) == [(1, 0, 32), (2, 0, 32)]
+
+
+# Cells as notebooks have them: IPython runs them, some of them fail, and the answer needs some of them.
+OTHER_CELLS = ["%matplotlib inline", "%time doubled = 2", "%%time\ntripled = 3", "kept?", "files = !echo one two",
+               "import asyncio\nawait asyncio.sleep(0)\nwaited = 5", "display(In[0])", "%no_such_magic", "1 / 0",
+               "def broken(:", "assert False, 'a trial that fails'", "raise SystemExit", "input()", "Out.get(0)",
+               "%%capture printed\nprint('seven')", "%env MARK=11"]
+USES_THEM = """import os
+def product(buffer):
+    display("shown nowhere")
+    assert str(printed) == "seven\\n" and len(files) == 1 and os.environ["MARK"] == "11"
+    buffer *= doubled * tripled * waited"""
+
+
+@pytest.mark.slow
+def test_cells_run_as_in_ipython_and_one_that_fails_costs_nothing(ranks: Ranks) -> None:
+    broker = Broker(ranks.connect(3, ["import torch", "kept = 1"], []))
+    broker.start([*OTHER_CELLS, USES_THEM], timeout_s=120)
+    inputs, results, _ = ask(broker, "product(buffer)")
+    assert all((30 * given == got).all() for given, got in zip(inputs, results))
+    with pytest.raises(WireError, match=r"NameError: .*'nowhere'.* \(line 1: nowhere\(buffer\)\); before that a cell "
+                                        r"failed: UsageError: Line magic function `%no_such_magic` not found"):
+        ask(broker, "nowhere(buffer)")
+    for rank in broker.ranks:
+        rank.connection.close()
 
 
 @pytest.mark.slow

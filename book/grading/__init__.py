@@ -2,7 +2,8 @@
 
     lab           what a lab's cells are; the notebook that grades one exercise
     release       student copies, variants
-    submission    a submission, read as untrusted data; `handed_in` finds submissions in a folder
+    submission    a submission, read as untrusted data; `handed_in` finds submissions in a folder,
+                  `recognised` the lab's cells in one
     sandbox       bubblewrap around untrusted code, and its limits; `calls` are the system calls that it refuses
     kernel        a Jupyter kernel in that sandbox; `listening` runs inside
     run           one job under nbval, watched from outside; `nbval_plugin` writes its verdicts

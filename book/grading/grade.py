@@ -117,7 +117,10 @@ class Grader:
                     raise LabError(f"exercise {exercise}'s own solution does not pass over the wire: {why}")
 
     def attempt(self, exercise: int, submission: Submission, ranks: Ranks) -> Record:
-        """The verdict on one exercise of a submission: points, which checks passed, and what stopped it."""
+        """The verdict on one exercise of a submission: points, which checks passed, and what stopped it.
+
+        `told` is what a rank over the wire reported, for the student; `retry` says that the machine may be to blame.
+        """
         record: Record = {"points": 0, "max_points": labs.points(self.lab)[exercise], "status": "passed", "checks": []}
         if not answered(self.lab, exercise, submission):
             return record | {"status": "not answered"}
@@ -130,8 +133,9 @@ class Grader:
         record.update(seconds=round(result.wall_s, 1), peak_mb=result.peak_bytes >> 20, log=_log(result))
         why = result.why or _killed(result)
         if why:
-            return record | {"status": "stopped: " + why, "stopped": True}
+            return record | {"status": "stopped: " + why, "retry": True}
         missed = [check["hidden"] for check in record["checks"] if not check["passed"]]
+        record["retry"] = bool(missed) and _hung(result)
         if any(missed):
             return record | {"status": "a check failed" + (" that your copy does not have" if all(missed) else "")}
         record = record | (self._wired(exercise, submission, ranks) if passed else {})
@@ -145,11 +149,12 @@ class Grader:
         try:
             why = wired.verdict(self.lab, exercise, submission.answers, ranks)
         except WireMemory as error:
-            return {"status": "stopped: memory limit", "log": str(error), "stopped": True}
+            return {"status": "stopped: memory limit", "log": str(error), "retry": True}
         except WireTimeout as error:
-            return {"status": "stopped: the ranks were not done", "log": str(error), "stopped": True}
+            return {"status": "stopped: the ranks were not done", "told": str(error), "log": str(error), "retry": True}
         except WireError as error:
-            return {"status": "over a wire that only sends and receives: a rank failed", "log": str(error)}
+            status = "over a wire that only sends and receives: a rank failed"
+            return {"status": status, "told": str(error), "log": str(error)}
         return {"status": why} if why else {}
 
     def _run(self, notebook: NotebookNode, exercise: int, limits: Limits) -> Result:
@@ -161,8 +166,9 @@ def grade(lab: Path, folder: Path, out: Path, num_jobs: int = 1, sandboxed: bool
           done: Callable[[Record], None] = lambda record: None) -> list[Record]:
     """Grades all submissions in `folder`, several at a time, and returns a record for each, sorted by name.
 
-    `done` is called with each record once it is complete. Exercises stopped by a limit are retried once at the end, one
-    at a time: others may have starved them of resources. Raises LabError for an invalid lab.
+    `done` is called with each record once it is complete. Exercises in which a limit was reached or ranks hung are
+    retried once at the end, one at a time: others may have starved them of resources. Raises LabError for an invalid
+    lab.
     """
     entries = find(folder, lab.name)
     if not entries:
@@ -210,13 +216,13 @@ def _noted_in(record: Record) -> Iterator[None]:
 
 
 def _again(grader: Grader, entry: Entry, record: Record, done: Callable[[Record], None]) -> Record:
-    """Retries on its own whatever a limit stopped, or every exercise if the grader failed."""
+    """Retries alone whatever may be due to a busy machine, or every exercise if the grader failed."""
     failed = record.pop("fault", None)
     record["error"] = None
     with _noted_in(record), grader.ranks() as ranks:
         submission = _submission(entry, grader.lab)
         for number, exercise in record["exercises"].items():
-            if failed or exercise.get("stopped"):
+            if failed or exercise.get("retry"):
                 record["exercises"][number] = grader.attempt(int(number), submission, ranks) | {"tried": 2}
     return _close(grader, record, done, again=False)
 
@@ -225,7 +231,7 @@ def _close(grader: Grader, record: Record, done: Callable[[Record], None], again
     """Adds up the points; a complete record is written to disk atomically."""
     record["points"] = sum(e["points"] for e in record["exercises"].values())
     record["max_points"] = sum(e["max_points"] for e in record["exercises"].values())
-    open_yet = "fault" in record or any(e.get("stopped") for e in record["exercises"].values())
+    open_yet = "fault" in record or any(e.get("retry") for e in record["exercises"].values())
     record["complete"] = not (again and open_yet)
     if record["complete"]:
         write_whole(grader.out / "students" / f"{record['slug']}.json", record)
@@ -251,6 +257,11 @@ def _killed(result: Result) -> str | None:
     """A reason if a rank was killed by a signal, which also happens to correct programs if the machine runs short."""
     killed = any("was killed by SIG" in cell["traceback"] for cell in result.cells if not cell["ok"])
     return "a rank was killed" if killed else None
+
+
+def _hung(result: Result) -> bool:
+    """Whether `launch` saw ranks wait for one another, which correct programs seem to do on a machine that is busy."""
+    return any("HangError" in cell["traceback"] for cell in result.cells if not cell["ok"])
 
 
 def _log(result: Result) -> str:

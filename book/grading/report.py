@@ -26,8 +26,9 @@ td.n, th.n { text-align: right; white-space: nowrap; }
 def write_reports(records: Sequence[Record], lab: str, out: Path) -> None:
     """Writes grades.csv, grades.json, index.html, and for each student NAME.html and NAME.gradescope.json.
 
-    Reports hold only verdicts: no message from a submission's code, no hidden source, no expected value. (The logs,
-    which come from untrusted code, stay in students/NAME.json.)
+    Reports hold verdicts, and the error of a rank over the wire, which knows nothing that is secret: no other message
+    from a submission's code, no hidden source, no expected value. (The logs, which come from untrusted code, stay in
+    students/NAME.json.)
     """
     (out / "grades.csv").write_text(grades_csv(records), encoding="utf-8")
     private = {"key", "complete", "slug", "fault"}
@@ -69,8 +70,8 @@ def no_formula(text: str) -> str:
 
 def gradescope(record: Record) -> Record:
     """Gradescope's results.json: one test for each exercise."""
-    tests = [{"name": f"Exercise {n}", "score": e["points"], "max_score": e["max_points"], "output": e["status"],
-              "visibility": "visible"} for n, e in record["exercises"].items()]
+    tests = [{"name": f"Exercise {n}", "score": e["points"], "max_score": e["max_points"],
+              "output": "\n".join(_outcome(e)), "visibility": "visible"} for n, e in record["exercises"].items()]
     told = "; ".join(filter(None, [record["error"], *record["notes"]]))
     return {"score": record["points"], "output": printable(told), "stdout_visibility": "hidden", "tests": tests}
 
@@ -92,7 +93,8 @@ def overview(records: Sequence[Record], lab: str) -> str:
 def student_page(record: Record, lab: str) -> str:
     """A page to hand back: points and verdicts for each exercise."""
     rows = "".join(f'<tr><td class="n">{_safe(n)}</td><td class="n">{e["points"]} / {e["max_points"]}</td>'
-                   f'<td>{_safe(e["status"])}</td></tr>' for n, e in record["exercises"].items())
+                   f'<td>{"<br>".join(map(html.escape, _outcome(e)))}</td></tr>'
+                   for n, e in record["exercises"].items())
     notes = "".join(f"<li>{_safe(note)}</li>" for note in filter(None, [record["error"], *record["notes"]]))
     return _page(f"{lab}: {record['student']}",
                  f"<p>{record['points']} of {record['max_points']} points.</p>"
@@ -102,6 +104,11 @@ def student_page(record: Record, lab: str) -> str:
                  + "<p>Each check that passes gives its points, with numbers that were drawn for this grading, if the "
                  "exercise also passes the checks that your copy does not have. To see what a check says, run it in "
                  "your own copy.</p>")
+
+
+def _outcome(exercise: Record) -> list[str]:
+    """An exercise's status, and what a rank over the wire told, as lines to show."""
+    return [printable(line) for line in (exercise["status"], exercise.get("told", "").replace("\n", " ")) if line]
 
 
 def _page(title: str, body: str) -> str:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import nbformat
 from nbformat import NotebookNode
 
-from book.grading.lab import KEY, code_cells, marks, variant_of
+from book.grading.lab import code_cells, marks, variant_of
+from book.grading.recognised import recognised, source_of
 from book.grading.release import without_solutions
 from book.grading.withheld import imports_from_book
 
@@ -38,12 +40,7 @@ def read_submission(path: Path, lab: NotebookNode) -> Submission:
     cell. Raises SubmissionError for a file that is not regular, too large, or not a notebook.
     """
     raw = _read_regular(path)
-    try:
-        notebook = json.loads(raw)
-        cells = notebook["cells"]
-        assert isinstance(cells, list)
-    except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
-        raise SubmissionError("the file is not a notebook") from None
+    notebook, cells = _notebook(raw)
     found = Submission(sha256=hashlib.sha256(raw).hexdigest())
     own = {marks(cell)["id"]: cell for cell in code_cells(lab)}
     try:
@@ -83,6 +80,19 @@ def _read_regular(path: Path) -> bytes:
         return file.read(MAX_BYTES + 1)
 
 
+def _notebook(raw: bytes) -> tuple[dict[str, Any], list[Any]]:
+    """A notebook and its cells; one of nbformat 3 or older is converted. Raises SubmissionError if it is none."""
+    try:
+        notebook = json.loads(raw)
+        if "worksheets" in notebook:
+            notebook = nbformat.convert(nbformat.from_dict(notebook), 4)
+        cells = notebook["cells"]
+        assert isinstance(cells, list)
+    except Exception:  # nbformat's conversion raises whatever an unexpected type leads to
+        raise SubmissionError("the file is not a notebook") from None
+    return notebook, cells
+
+
 def _imports(found: Submission, lab: NotebookNode) -> list[str]:
     """A note on modules of the book that answers import but the lab does not."""
     names = set().union(*(imports_from_book(source) for sources in found.answers.values() for source in sources))
@@ -107,15 +117,17 @@ class _Reader:
         self.waiting: list[str] = []  # cells before an answer
 
     def read(self, cells: list[Any]) -> None:
-        for cell in cells:
-            if isinstance(cell, dict) and cell.get("cell_type") == "code":
-                self._take(_source(cell), _mark(cell))
+        names, notes = recognised(cells, self.own)
+        self.found.notes += notes
+        for cell, name in zip(cells, names):
+            if name or (isinstance(cell, dict) and cell.get("cell_type") == "code"):
+                self._take(source_of(cell), name)
         self._close()
         missing = [i for i, cell in self.own.items() if marks(cell)["kind"] == "answer" and i not in self.seen]
         self.found.notes += [f"answer cell {i} is missing" for i in missing]
 
     def _take(self, source: str, mark: str | None) -> None:
-        if mark not in self.own:
+        if mark is None:
             if source.strip():
                 (self.waiting if self.answer is None else self.found.answers[self.answer]).append(source)
             return
@@ -134,16 +146,3 @@ class _Reader:
         if self.waiting:
             self.found.notes.append("cells that stand beside no answer were left out")
         self.answer, self.waiting = None, []
-
-
-def _source(cell: dict[str, Any]) -> str:
-    source = cell.get("source", "")
-    return "".join(map(str, source)) if isinstance(source, list) else str(source)
-
-
-def _mark(cell: dict[str, Any]) -> str | None:
-    """The id that a cell claims."""
-    metadata = cell.get("metadata")
-    mark = metadata.get(KEY) if isinstance(metadata, dict) else None
-    name = mark.get("id") if isinstance(mark, dict) else None
-    return name if isinstance(name, str) else None

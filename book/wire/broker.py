@@ -1,19 +1,22 @@
 """L2: forwards what ranks send one another, records who sent how much to whom, detects when nothing moves."""
 from __future__ import annotations
 
+import itertools
 import json
 import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from book.wire.frames import BARRIER, DONE, FAIL, READY, RECV, RESULT, SEND, TASK, Frame, Unpacker, packed
+from book.wire.frames import ANY, BARRIER, DONE, FAIL, READY, RECV, RESULT, SEND, TASK, Frame, Unpacker, packed
 
 MAX_MESSAGES = 100_000
 MAX_WAITING, MAX_WAITING_BYTES = 10_000, 256 << 20  # unmatched frames; bytes unmatched or not yet read by a rank
+Pair = tuple[int, int]
+Queues = dict[Pair, deque[tuple[int, Frame]]]
 
 
 class WireError(RuntimeError):
@@ -87,8 +90,10 @@ class Broker:
 
     def _begin(self, world_size: int) -> None:
         self.world_size, self.done = world_size, WireRun()
-        self.sends: dict[tuple[int, int], deque[Frame]] = {}
-        self.recvs: dict[tuple[int, int], deque[Frame]] = {}
+        # By (source, destination), with the number in which they arrived. The source of a receive may be ANY.
+        self.sends: Queues = {}
+        self.recvs: Queues = {}
+        self.arrivals = itertools.count()
         self.at_barrier: dict[int, Frame] = {}
         self.num_waiting = self.waiting_bytes = 0
         self.moved_at = time.monotonic()
@@ -137,13 +142,21 @@ class Broker:
             self.done.results.setdefault(rank.number, frame.payload)
         elif frame.kind == BARRIER:
             self._reach_barrier(rank, frame)
-        elif frame.kind not in (SEND, RECV) or frame.peer >= self.world_size or frame.peer == rank.number:
-            raise WireError(f"rank {rank.number} can't send to or receive from rank {frame.peer}")
+        elif frame.kind == SEND and self._is_peer(rank, frame.peer):
+            self._wait_in(self.sends, (rank.number, frame.peer), frame)
+        elif frame.kind == RECV and (frame.peer == ANY or self._is_peer(rank, frame.peer)):
+            self._wait_in(self.recvs, (frame.peer, rank.number), frame)
         else:
-            pair = (rank.number, frame.peer) if frame.kind == SEND else (frame.peer, rank.number)
-            (self.sends if frame.kind == SEND else self.recvs).setdefault(pair, deque()).append(frame)
-            self._count(1, len(frame.payload))
-            self._forward(pair)
+            raise WireError(f"rank {rank.number} can't send to or receive from rank {frame.peer}")
+
+    def _is_peer(self, rank: _Rank, peer: int) -> bool:
+        return peer < self.world_size and peer != rank.number
+
+    def _wait_in(self, queues: Queues, pair: Pair, frame: Frame) -> None:
+        """Queues a send or receive, and forwards a message to its destination if one can go now."""
+        queues.setdefault(pair, deque()).append((next(self.arrivals), frame))
+        self._count(1, len(frame.payload))
+        self._forward(*pair)
 
     def _reach_barrier(self, rank: _Rank, frame: Frame) -> None:
         """Releases the barrier once all ranks have reached it."""
@@ -163,13 +176,17 @@ class Broker:
         if self.num_waiting > MAX_WAITING or self.waiting_bytes + unread > MAX_WAITING_BYTES:
             raise WireError("the ranks send far more than the task needs")
 
-    def _forward(self, pair: tuple[int, int]) -> None:
-        """Matches a waiting send of this pair with a waiting receive, if there are both."""
-        sends, recvs = self.sends.get(pair), self.recvs.get(pair)
-        if not sends or not recvs:
+    def _forward(self, src: int, dst: int) -> None:
+        """Matches a waiting send from `src` to `dst` with a waiting receive, if there are both: the first to arrive.
+
+        `src` ANY stands for a receive from any rank that has just arrived.
+        """
+        pair = _first(self.sends, [(source, dst) for source in (range(self.world_size) if src == ANY else [src])])
+        asked = _first(self.recvs, [(src, dst), (ANY, dst)])
+        if pair is None or asked is None:
             return
-        src, dst = pair
-        send, recv = sends.popleft(), recvs.popleft()
+        src, _ = pair
+        send, recv = self.sends[pair].popleft()[1], self.recvs[asked].popleft()[1]
         self._count(-2, -len(send.payload))
         if len(send.payload) != recv.expects:
             raise WireError(f"rank {src} sends {len(send.payload)} bytes where rank {dst} receives {recv.expects}")
@@ -177,10 +194,16 @@ class Broker:
         if len(self.done.messages) > MAX_MESSAGES:
             raise WireError("the ranks send far more messages than the task needs")
         self.ranks[src].queue(Frame(DONE, request=send.request))
-        self.ranks[dst].queue(Frame(DONE, request=recv.request, payload=send.payload))
+        self.ranks[dst].queue(Frame(DONE, src, recv.request, send.payload))
 
     def _waiting(self) -> str:
         told = [f"rank {src} sends to rank {dst}" for (src, dst), queue in self.sends.items() if queue]
-        told += [f"rank {dst} receives from rank {src}" for (src, dst), queue in self.recvs.items() if queue]
+        told += [f"rank {dst} receives from {'any rank' if src == ANY else f'rank {src}'}"
+                 for (src, dst), queue in self.recvs.items() if queue]
         told += [f"rank {number} is at a barrier" for number in self.at_barrier]
         return ", ".join(told) or "no rank sends or receives"
+
+
+def _first(queues: Queues, pairs: Iterable[Pair]) -> Pair | None:
+    """The pair that has waited longest; None if nothing waits in these queues."""
+    return min((pair for pair in pairs if queues.get(pair)), key=lambda pair: queues[pair][0][0], default=None)

@@ -9,12 +9,14 @@ from typing import NamedTuple
 TASK, DONE, READY, SEND, RECV, RESULT, FAIL, BARRIER = range(1, 9)
 _HEAD = struct.Struct("!BIIQ")
 MAX_BYTES = 64 << 20
+ANY = 0xFFFFFFFF  # the peer of a RECV that takes a message from whichever rank sends one
 
 
 class Frame(NamedTuple):
     """One message: its kind, the other rank, the number of the request it belongs to, its payload.
 
-    RECV has no payload: its `peer` is the source, and `expects`, the count in the header, is how many bytes it expects.
+    RECV has no payload: its `peer` is the source, or ANY, and `expects`, the count in the header, is how many bytes it
+    expects. The DONE that answers it names the source as its `peer`.
     """
     kind: int
     peer: int = 0

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from book.wire.frames import BARRIER, DONE, RECV, SEND, TASK, Frame, Unpacker, packed, receive
+from book.wire.frames import ANY, BARRIER, DONE, RECV, SEND, TASK, Frame, Unpacker, packed, receive
 
 
 class Link:
@@ -20,7 +20,7 @@ class Link:
         self.connection, self.lock = connection, threading.Lock()
         self.numbers = itertools.count(1)
         self.arrived = threading.Condition()
-        self.answers: dict[int, bytes] = {}
+        self.answers: dict[int, Frame] = {}
         self.tasks: list[bytes] = []
         self.closed = False
         threading.Thread(target=self._listen, daemon=True).start()
@@ -32,8 +32,8 @@ class Link:
             self.connection.sendall(packed(Frame(kind, peer, number, payload, expects)))
         return number
 
-    def wait(self, number: int) -> bytes:
-        """Waits until the request is done and returns what was received. Raises EOFError if the connection is lost."""
+    def wait(self, number: int) -> Frame:
+        """Waits until the request is done and returns the answer. Raises EOFError if the connection is lost."""
         with self.arrived:
             self.arrived.wait_for(lambda: number in self.answers or self.closed)
             if number not in self.answers:
@@ -58,7 +58,7 @@ class Link:
                 for frame in receive(self.connection, unpacker):
                     with self.arrived:
                         if frame.kind == DONE:
-                            self.answers[frame.request] = frame.payload
+                            self.answers[frame.request] = frame
                         elif frame.kind == TASK:
                             self.tasks.append(frame.payload)
                         self.arrived.notify_all()
@@ -73,12 +73,13 @@ class _Request(dist.Work):
 
     def __init__(self, link: Link, number: int, target: torch.Tensor | None) -> None:
         super().__init__()
-        self.link, self.number, self.target, self.over = link, number, target, False
+        self.link, self.number, self.target = link, number, target
+        self.answer: Frame | None = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        if not self.over:
-            data = self.link.wait(self.number)
-            self.over = True
+        if self.answer is None:
+            self.answer = self.link.wait(self.number)
+            data = self.answer.payload
             if self.target is not None and data:
                 came = torch.frombuffer(bytearray(data), dtype=self.target.dtype)
                 with torch.no_grad():
@@ -86,7 +87,13 @@ class _Request(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        return self.over or self.link.done(self.number)
+        return self.answer is not None or self.link.done(self.number)
+
+    def _source_rank(self) -> int:
+        """The rank that sent what was received; torch.distributed.recv asks for it."""
+        self.wait()
+        assert self.answer is not None
+        return self.answer.peer
 
 
 def _refused(name: str) -> Any:
@@ -98,7 +105,8 @@ def _refused(name: str) -> Any:
 class WireGroup(dist.ProcessGroup):
     """A process group of ranks that can send, receive and wait at a barrier; its collectives raise RuntimeError.
 
-    Messages between two ranks arrive in the order in which they were sent; tags are ignored.
+    Messages between two ranks arrive in the order in which they were sent; tags are ignored. A receive from any rank
+    takes the message that the broker got first.
     """
 
     def __init__(self, link: Link, rank: int, world_size: int) -> None:
@@ -118,6 +126,10 @@ class WireGroup(dist.ProcessGroup):
         """Starts receiving one tensor from a rank; it is filled when the request is waited for."""
         return _Request(self.link, self.link.send(RECV, peer, expects=tensors[0].nbytes), tensors[0])
 
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> _Request:
+        """Starts receiving one tensor from whichever rank sends one; its request knows which it was."""
+        return self.recv(tensors, ANY, tag)
+
     def barrier(self, opts: Any = None) -> _Request:
         """Starts waiting until every rank has reached the barrier. It carries no data."""
         return _Request(self.link, self.link.send(BARRIER), None)
@@ -125,7 +137,7 @@ class WireGroup(dist.ProcessGroup):
 
 for _name in ("allgather", "allgather_coalesced", "_allgather_base", "allreduce", "allreduce_coalesced", "alltoall",
               "alltoall_base", "broadcast", "gather", "reduce", "reduce_scatter", "_reduce_scatter_base",
-              "recv_anysource", "scatter"):
+              "scatter"):
     setattr(WireGroup, _name, _refused(_name))
 
 

@@ -3,9 +3,10 @@
 HEAD is JSON, a list of sources that are run first. Then the rank connects to the socket, and serves each connection in
 a newly forked process, so that one run can't affect the next (except through files on disk).
 
-The first task of a connection has `sources`, run one after the other in one namespace. Each later one has `call`,
-`rank`, `world_size` and whatever else the call uses, and an input: an array of float64 called `buffer`, in which the
-call leaves its result.
+The first task of a connection has `sources`, cells that are run one after the other in one namespace, as IPython runs
+them. One that raises is no failure by itself: it may be a trial that the answer does not need. Each later task has
+`call`, `rank`, `world_size` and whatever else the call uses, and an input: an array of float64 called `buffer`, in
+which the call leaves its result.
 """
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ import linecache
 import os
 import socket
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
 import psutil
 import torch
 
+from book.wire.cells import Cells, told
 from book.wire.frames import FAIL, READY, RESULT
 from book.wire.group import Link, join
 
@@ -33,6 +34,7 @@ def main(path: str) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     namespace, failed = {"__name__": "__main__"}, None
+    cells = Cells(namespace)
     try:
         run_sources(json.load(sys.stdin), namespace, "head")
     except Exception as error:
@@ -45,7 +47,7 @@ def main(path: str) -> None:
             return
         child = os.fork()
         if child == 0:
-            serve(connection, namespace, failed)
+            serve(connection, cells, failed)
             os._exit(0)
         connection.close()
         os.waitpid(child, 0)
@@ -63,7 +65,7 @@ def end_children() -> None:
         psutil.wait_procs(children, timeout=1)
 
 
-def serve(connection: socket.socket, namespace: dict[str, Any], failed: Exception | None = None) -> None:
+def serve(connection: socket.socket, cells: Cells, failed: Exception | None = None) -> None:
     """Runs a broker's tasks until the connection closes; if the head `failed`, reports that instead."""
     link = Link(connection)
     while (payload := link.next_task()) is not None:
@@ -73,13 +75,13 @@ def serve(connection: socket.socket, namespace: dict[str, Any], failed: Exceptio
             if failed is not None:
                 raise failed
             if "sources" in task:
-                run_sources(task["sources"], namespace, "source")
+                cells.run(task["sources"])
                 link.send(READY)
             else:
-                link.send(RESULT, payload=run_call(link, task, data, namespace))
+                link.send(RESULT, payload=run_call(link, task, data, cells))
         except BaseException as error:  # SystemExit too: the broker must know that there will be no result
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            link.send(FAIL, payload=f"{type(error).__name__}: {error} (line {last.lineno}: {last.line})".encode())
+            earlier = f"; before that a cell failed: {told(cells.errors[0])}" if cells.errors else ""
+            link.send(FAIL, payload=(told(error) + earlier).encode("utf-8", "replace"))
 
 
 def run_sources(sources: Sequence[str], namespace: dict[str, Any], called: str) -> None:
@@ -90,12 +92,13 @@ def run_sources(sources: Sequence[str], namespace: dict[str, Any], called: str) 
         exec(compile(source, name, "exec"), namespace)
 
 
-def run_call(link: Link, task: dict[str, Any], data: bytes, namespace: dict[str, Any]) -> bytes:
+def run_call(link: Link, task: dict[str, Any], data: bytes, cells: Cells) -> bytes:
     """Runs a task's call and returns the bytes of its `buffer`."""
     join(link, task["rank"], task["world_size"])
     buffer = torch.frombuffer(bytearray(data), dtype=torch.float64)
-    local = {**namespace, **task, "buffer": buffer, "torch": torch}  # a copy of the sources' names
-    run_sources([task["call"]], local, "call")
+    local = {**cells.shell.user_ns, **task, "buffer": buffer, "torch": torch}  # a copy of the cells' names
+    with cells.names():
+        run_sources([task["call"]], local, "call")
     return local["buffer"].detach().contiguous().double().numpy().tobytes()
 
 
