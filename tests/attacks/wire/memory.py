@@ -1,7 +1,7 @@
 # exercise: 1
-# ends: stopped: memory limit
+# ends: stopped:
 
-# Processes that each keep to their limit, and together do not.
+# Processes that each keep to their limit, and together do not. A slow machine ends them by time, any other by memory.
 import os
 import time
 
