@@ -150,7 +150,14 @@ def test_answers_to_whom_one_function_speaks_are_a_family() -> None:
 
 def test_one_of_a_family_is_drawn_and_another_seed_draws_another() -> None:
     families = [((name[0],), name) for name in ("a1", "a2", "a3", "b1", "c1", "c2")]
-    found = [drawn(families, 2, str(seed)) for seed in range(20)]
-    assert all(len(names) == len({name[0] for name in names}) == 2 for names in found)
+
+    def names(count: int, seed: str, limit_s: float = 9.0) -> set[str]:
+        return drawn(families, count, seed, lambda name: 5.0 if name == "a1" else 1.0, limit_s)
+
+    found = [names(2, str(seed)) for seed in range(20)]
+    assert all(len(some) == len({name[0] for name in some}) == 2 for some in found)
     assert set().union(*found) == {name for _, name in families}
-    assert drawn(families, 9, "x") == drawn(families, 9, "x") and len(drawn(families, 9, "x")) == 3
+    assert names(9, "x") == names(9, "x") and len(names(9, "x")) == 3
+    cheap = [names(9, str(seed), limit_s=3.0) for seed in range(20)]
+    assert "a1" not in set().union(*cheap) and {len(some) for some in cheap} == {2, 3}, "what costs too much is left out"
+
