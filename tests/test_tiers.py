@@ -159,5 +159,5 @@ def test_one_of_a_family_is_drawn_and_another_seed_draws_another() -> None:
     assert set().union(*found) == {name for _, name in families}
     assert names(9, "x") == names(9, "x") and len(names(9, "x")) == 3
     cheap = [names(9, str(seed), limit_s=3.0) for seed in range(20)]
-    assert "a1" not in set().union(*cheap) and {len(some) for some in cheap} == {2, 3}, "what costs too much is left out"
+    assert "a1" not in set().union(*cheap) and {len(some) for some in cheap} == {2, 3}, "too costly ones are left out"
 
