@@ -85,7 +85,7 @@ class Unit:
     def reduce_scatter(self) -> None:
         """Add this rank's shard of the mean gradient to `shard.grad`, and drop the whole gradients."""
         total = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(total, self.take_gradients(), group=self.group)
+        dist.reduce_scatter_single(total, self.take_gradients(), group=self.group)
         self.add_mean(total)
 
     def all_reduce(self) -> None:
@@ -97,7 +97,7 @@ class Unit:
     def all_gather(self) -> None:
         """Fill the flat buffer with every rank's shard."""
         self.flat.untyped_storage().resize_(self.flat.nbytes)
-        dist.all_gather_into_tensor(self.flat, self.shard.detach(), group=self.group)
+        dist.all_gather_single(self.flat, self.shard.detach(), group=self.group)
 
     def free(self) -> None:
         """Free the flat buffer's memory; the parameters are views without memory until the next `all_gather`."""
