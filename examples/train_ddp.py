@@ -83,15 +83,15 @@ class Model(nn.Module):
         return self.head(self.norm(x))
 
 
-def set_up(seed: int = 0) -> torch.device:
-    """Join the other ranks, and return this rank's device."""
+def set_up(**how: object) -> torch.device:
+    """Join the other ranks, and return this rank's device. `how` they meet torchrun has said, unless it is given."""
     local_rank, local_world_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     on_gpu = torch.cuda.device_count() >= local_world_size
     device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
-    torch.manual_seed(seed + dist.get_rank())  # each rank has dropout of its own; DDP copies rank 0's parameters
+    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None, **how)
+    torch.manual_seed(dist.get_rank())  # each rank has dropout of its own; DDP copies rank 0's parameters
     return device
 
 
@@ -158,9 +158,9 @@ def train_step(model: DistributedDataParallel, optimizer: torch.optim.Optimizer,
     return total.item() / dist.get_world_size()  # waits for the GPU: in a long run, look at the loss every so often
 
 
-def main() -> None:
+def main(**how: object) -> None:
     asked = arguments()
-    device = set_up()
+    device = set_up(**how)
     loader = make_loader(asked, device)
     dtype = torch.float64 if asked.precision == "float64" else torch.float32
     model = Model(len(loader.dataset.vocabulary), asked.context).to(device, dtype)
@@ -169,6 +169,8 @@ def main() -> None:
     mixed = torch.autocast(device.type, torch.bfloat16, enabled=asked.precision == "bf16")
     place = load(asked.checkpoint, model, optimizer)
     num_steps = len(loader) // asked.accumulate
+    if num_steps == 0:
+        raise SystemExit(f"{asked.text} is too short for one step: take a longer --text or a smaller --batch")
     for epoch in range(place["epoch"], asked.epochs):
         first, place["step"] = place["step"], 0
         loader.sampler.set_epoch(epoch)  # without it every epoch has the same order

@@ -2,20 +2,23 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import nbformat
 import psutil
 import pytest
 
 from tests.website import ROOT
 
 EXAMPLES = ROOT / "examples"
-READS = ["examples/*.py"]
+READS = ["examples/*.py", "chapters/02_data_parallel.ipynb"]
 NUM_RANKS, SAVE_EVERY = 2, 3
 PROGRAMS = ["train_ddp", pytest.param("train_fsdp", marks=pytest.mark.full)]
 
@@ -45,6 +48,19 @@ def losses(folder: Path) -> list[tuple[tuple[int, int], str]]:
     return [((int(epoch), int(step)), loss) for epoch, step, loss in lines]
 
 
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """The processes that have this folder in their command line: torchruns, ranks, and what loads their data."""
+    return [one for one in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(one.info["cmdline"] or [])]
+
+
+def kill_a_rank(process: subprocess.Popen[str], program: str, folder: Path) -> None:
+    """Wait until a run has saved twice and gone on, and kill its last rank."""
+    while len(losses(folder)) < 2 * SAVE_EVERY + 2:
+        assert process.poll() is None
+        time.sleep(0.02)
+    ranks_of(process, program)[-1].send_signal(signal.SIGKILL)
+
+
 def ranks_of(process: subprocess.Popen[str], program: str) -> list[psutil.Process]:
     """The rank processes that a torchrun has started, without the processes that load their data."""
     return [child for child in psutil.Process(process.pid).children() if f"{program}.py" in " ".join(child.cmdline())]
@@ -60,21 +76,65 @@ def test_a_rank_killed_in_the_middle_changes_no_loss(program: str, tmp_path: Pat
     finish(started(command(program, folders[0])))
     whole = losses(folders[0])
     process = started(command(program, folders[1]))
-    while len(losses(folders[1])) < 2 * SAVE_EVERY + 2:
-        assert process.poll() is None
-        time.sleep(0.02)
-    family = psutil.Process(process.pid).children(recursive=True)
-    ranks_of(process, program)[-1].send_signal(signal.SIGKILL)
+    kill_a_rank(process, program, folders[1])
+    assert len(processes_of(tmp_path)) >= 1 + NUM_RANKS
     finish(process)
     killed = losses(folders[1])
     assert dict(killed) == dict(whole) and len(whole) == len(dict(whole)), "a step has one loss"
     again = [place for number, (place, _) in enumerate(killed) if place in dict(killed[:number])]
     assert again and len(again) <= len(whole) - 2 * SAVE_EVERY, "some steps are repeated, those before a checkpoint not"
     assert all(killed[number] in whole for number in range(len(killed)))
-    assert not psutil.wait_procs(family, timeout=10)[1], "nothing is left behind"
+    assert not psutil.wait_procs(processes_of(tmp_path), timeout=10)[1], "nothing is left behind"
 
 
-@pytest.mark.slow
+@pytest.mark.full
+def test_ranks_that_a_program_spawns_train_as_those_of_torchrun(tmp_path: Path) -> None:
+    """And they resume each other's checkpoints: one epoch under torchrun, the next in a program of its own."""
+    folders = [tmp_path / name for name in ("torchrun", "both")]
+    for folder in folders:
+        folder.mkdir()
+    finish(started(command("train_ddp", folders[0])))
+    line = command("train_ddp", folders[1])
+    line[line.index("--epochs") + 1] = "1"
+    finish(started(line))
+    line = [sys.executable, str(EXAMPLES / "train_spawn.py"), *line[line.index("--epochs"):]]
+    line[line.index("--epochs") + 1] = "2"
+    finish(started(line))
+    assert losses(folders[0]) == losses(folders[1])
+
+
+def test_what_the_chapter_shows_of_the_programs_is_in_them() -> None:
+    cells = nbformat.read(ROOT / "chapters/02_data_parallel.ipynb", as_version=4).cells
+    (section,) = [cell.source for cell in cells if cell.source.startswith("## The whole program")]
+    pieces = re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    programs = [path.read_text("utf-8") for path in EXAMPLES.glob("*.py")]
+    assert len(pieces) >= 4
+    for piece in pieces:
+        deeper = [textwrap.indent(piece, " " * depth) for depth in (0, 4, 8)]
+        assert any(indented in program for indented in deeper for program in programs), piece
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("forgotten", [
+    "model.module.load_state_dict(", "optimizer.load_state_dict(", "set_random_state(kept", "loader.sampler.start ="])
+def test_whatever_a_checkpoint_forgets_changes_the_losses(forgotten: str, tmp_path: Path) -> None:
+    """The comparison above would notice: of a program without this line the losses of the restarted run differ."""
+    lines = (EXAMPLES / "train_ddp.py").read_text("utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if not line.strip().startswith(forgotten)]
+    assert len(kept) == len(lines) - 1
+    program = tmp_path / "train_ddp.py"
+    program.write_text("".join(kept), "utf-8")
+    line = command("train_ddp", tmp_path)
+    line[line.index(str(EXAMPLES / "train_ddp.py"))] = str(program)
+    process = started(line)
+    kill_a_rank(process, "train_ddp", tmp_path)
+    finish(process)
+    twice = [place for place, _ in losses(tmp_path)]
+    again = {place for place in twice if twice.count(place) == 2}
+    assert again and any(len({loss for other, loss in losses(tmp_path) if other == place}) == 2 for place in again)
+
+
+@pytest.mark.full
 def test_a_checkpoint_of_another_world_size_is_refused_in_a_sentence(tmp_path: Path) -> None:
     line = command("train_ddp", tmp_path)
     line[line.index("--epochs") + 1] = "1"
