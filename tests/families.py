@@ -1,7 +1,7 @@
 """Families of answers: those whose messages the same function words, and those that are right in the same exercise.
 
-A message is traced to the function of `book.checks`, of `book.launch` or of the lab's own cells with the longest string
-that is part of what the answer is expected to be told.
+A message is traced to the function, or the table of sentences, of `book.checks`, of `book.launch` or of the lab's own
+cells with the longest string that is part of what the answer is expected to be told.
 """
 from __future__ import annotations
 
@@ -69,9 +69,11 @@ def _of_lab(lab: NotebookNode) -> Iterator[tuple[str, str, str]]:
             yield from _strings(ast.parse(cell.source), cell.id)
 
 
-def _strings(node: ast.AST, file: str, function: str = "") -> Iterator[tuple[str, str, str]]:
-    """Every string below a node that is long enough, with its file and the function around it."""
+def _strings(node: ast.AST, file: str, place: str = "") -> Iterator[tuple[str, str, str]]:
+    """Every string below a node that is long enough, with its file and the function or table that it is in."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Constant) and isinstance(child.value, str) and len(child.value.strip()) >= MIN_LENGTH:
-            yield child.value.strip(), file, function
-        yield from _strings(child, file, child.name if isinstance(child, ast.FunctionDef) else function)
+            yield child.value.strip(), file, place
+        table = isinstance(node, ast.Module) and isinstance(child, ast.Assign)
+        named = child.name if isinstance(child, ast.FunctionDef) else ast.unparse(child.targets[0]) if table else place
+        yield from _strings(child, file, named)

@@ -127,7 +127,7 @@ def test_the_victim_keeps_everything(graded: Graded) -> None:
 
 
 def test_what_remains_is_told_to_the_instructor(graded: Graded) -> None:
-    assert "answers import from the book: book.checks.buffers" in graded.course.record("book_itself")["notes"]
+    assert "answers import from the book: book.checks.ring" in graded.course.record("book_itself")["notes"]
 
 
 def test_nothing_is_left_and_nothing_was_added(graded: Graded) -> None:

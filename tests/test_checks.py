@@ -5,6 +5,7 @@ import torch
 
 from book import checks
 from book.checks import CheckFailed, compare
+from book.checks.attribution import Attribution
 
 WHOLE = np.random.default_rng(0).integers(-1000, 1000, (4, 44)).astype(float)
 SUM = np.tile(WHOLE.sum(axis=0), (4, 1))
@@ -65,10 +66,51 @@ def test_zero_can_be_wanted():
         checks.number("x", 5, 0)
 
 
-def test_contributions_are_exact_or_unknown():
-    assert checks.contributions(WHOLE[0] + 2 * WHOLE[3], WHOLE) == (1, 0, 0, 2)
-    assert checks.contributions(WHOLE[0] / 2, WHOLE) is None
-    assert checks.contributions(WHOLE[0, :3], WHOLE[:, :3]) is None
+def test_coefficients_are_unique_or_unknown():
+    assert Attribution(WHOLE[0] + 2 * WHOLE[3], WHOLE).factors == pytest.approx([1, 0, 0, 2])
+    assert Attribution(WHOLE[1] - 3 * WHOLE[2], WHOLE).factors == pytest.approx([0, 1, -3, 0])
+    assert Attribution(WHOLE[0] ** 2, WHOLE).factors is None
+    assert Attribution(WHOLE[0, :3], WHOLE[:, :3]).factors is None
+    without = np.concatenate([WHOLE[:2], 0 * WHOLE[:1]])
+    assert Attribution(2 * WHOLE[1], without).factors == pytest.approx([0, 2, np.nan], nan_ok=True)
+
+
+MADE_OF = {  # coefficients of four ranks' data on rank 1, and the patterns that fit, where the sum is due
+    (0, 0, 0, 0): "nothing", (0, 1, 0, 0): "own", (0, 0, 1, 0): "other", (.25, .25, .25, .25): "mean",
+    (1 + 1e-6, 1, 1, 1): "rounded", (5, 5, 5, 5): "times examples", (.2, .2, .2, .2): "over examples",
+    (1, 2, 1, 1): "added to own", (0, 3, 0, 0): "only own", (1, 1, 0, 0): "missing ranks", (7, 7, 7, 7): "scaled",
+    (1, 2, 3, 4): "unequal"}
+
+
+@pytest.mark.parametrize("factors, pattern", MADE_OF.items())
+def test_a_pattern_is_named(factors, pattern):
+    found = Attribution(np.array(factors) @ WHOLE, WHOLE, own=1, counts={"examples": 5})
+    assert next(found.patterns()) == pattern
+    assert found.explain(dict.fromkeys(["unequal", pattern], "{size} ranks, {weights}")) == (
+        "4 ranks, " + ", ".join(f"{factor:.6g}" for factor in factors))
+
+
+def test_a_pattern_with_given_coefficients_needs_no_more_numbers_than_ranks():
+    few = WHOLE[:, :2]
+    for got, pattern in ((few[1], "own"), (few[3], "other"), (few.sum(axis=0) + few[1], "added to own"),
+                         (few.sum(axis=0) * 5, "times examples"), (few[0] + 2 * few[2], "twice")):
+        assert pattern in Attribution(got, few, own=1, counts={"examples": 5}).patterns({"twice": [1, 0, 2, 0]})
+    assert list(Attribution(few[0] + 3 * few[2], few, own=1).patterns()) == ["unknown"]
+
+
+@pytest.mark.parametrize("factors, pattern, absent", [
+    ([[1, 0], [1, 0]], "missing batches", "1"), ([[0, 1], [0, 1]], "only last batches", ""),
+    ([[1, 1], [0, 0]], "only own", ""), ([[1, 1], [1, 0]], "missing batches", "1"),
+    ([[0, 0], [1, 1]], "missing ranks", "0"), ([[1, 0], [1, 1]], "unequal", "")])
+def test_a_second_axis_is_told_apart(factors, pattern, absent):
+    found = Attribution(np.tensordot(factors, WHOLE.reshape(2, 2, 44), 2), WHOLE.reshape(2, 2, 44), own=0,
+                        axes=("ranks", "batches"))
+    assert next(found.patterns()) == pattern
+    assert found.explain({pattern: "{absent}"}) == absent
+
+
+def test_what_is_right_needs_no_pattern():
+    assert Attribution(WHOLE.sum(axis=0), WHOLE).is_right() and not Attribution(WHOLE[0], WHOLE).is_right()
 
 
 def test_arrays_agree_but_for_rounding_as_seen_from_a_scale():
@@ -89,8 +131,6 @@ def test_the_names_that_differ_come_in_their_order():
 def test_what_is_a_multiple_of_what():
     assert compare.times(2 * WHOLE, torch.tensor(WHOLE)) == pytest.approx(2)
     assert np.isnan(compare.times(WHOLE, 0 * WHOLE))
-    assert compare.multiples(WHOLE, WHOLE[1] - 3 * WHOLE[2]) == pytest.approx([0, 1, -3, 0])
-    assert compare.is_own(np.array([0, 1.0, 0]), 1) and not compare.is_own(np.array([0, 2.0, 0]), 1)
 
 
 def test_the_first_step_with_another_loss_is_found():

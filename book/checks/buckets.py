@@ -1,9 +1,9 @@
-"""L3: a bucketed data parallelism: what is in which bucket, and what was sent when."""
+"""L3, lab 2: gradients in buckets: what is in which bucket, and what was sent when."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from book.checks.verdict import CheckFailed, short
+from book.checks.verdict import CheckFailed, require, short
 from book.cost import Link
 from book.replay import Replay, overlap
 from book.trace import Event, Trace
@@ -15,22 +15,23 @@ def bucket_layout(buckets: Sequence[Sequence[str]], sizes: Mapping[str, int], bu
     `buckets` are lists of names, `sizes` the bytes of each parameter that gets a gradient, in the module's order.
     Returns the number of buckets.
     """
-    held = [name for bucket in buckets for name in bucket]
-    wanted = list(sizes)[::-1]
-    absent, frozen = [n for n in sizes if n not in held], [n for n in held if n not in sizes]
-    if frozen:
-        raise CheckFailed(f"{frozen[0]} is frozen, so it never gets a gradient, and its bucket would never be full")
-    if absent:
-        raise CheckFailed(f"{absent[0]} is in no bucket: nobody will average its gradient")
-    if len(held) > len(wanted):
-        raise CheckFailed(f"{max(held, key=held.count)} is in more than one bucket, or an empty bucket is left over")
-    if held != wanted and held == list(sizes):
-        raise CheckFailed("your buckets go from the first parameter to the last: backward makes the last one's "
-                          "gradient first, so the first bucket would be full only at the end")
-    if held != wanted:
-        raise CheckFailed("the buckets don't hold the parameters in reverse order, from the last to the first")
+    held, wanted = [name for bucket in buckets for name in bucket], list(sizes)[::-1]
+    for name in held:
+        require(name in sizes, f"{name} is frozen, so it never gets a gradient, and its bucket would never be full")
+    for name in sizes:
+        require(name in held, f"{name} is in no bucket: nobody will average its gradient")
+    require(len(held) == len(wanted),
+            f"{max(held, key=held.count)} is in more than one bucket, or an empty bucket is left over")
+    require(held == wanted or held != wanted[::-1], "your buckets go from the first parameter to the last: backward "
+            "makes the last one's gradient first, so the first bucket would be full only at the end")
+    require(held == wanted, "the buckets don't hold the parameters in reverse order, from the last to the first")
     for place, bucket in enumerate(buckets):
-        _check_size(place, [sizes[name] for name in bucket], bucket_bytes, place == len(buckets) - 1)
+        num_bytes, before_last = sum(sizes[name] for name in bucket), sum(sizes[name] for name in bucket[:-1])
+        require(bucket, f"bucket {place} is empty")
+        require(num_bytes >= bucket_bytes or place == len(buckets) - 1,
+                f"bucket {place} was closed at {num_bytes} bytes, before it had reached {bucket_bytes}")
+        require(before_last < bucket_bytes, f"bucket {place} had reached {bucket_bytes} bytes and got another "
+                f"parameter: it grew to {num_bytes}")
     return len(buckets)
 
 
@@ -42,17 +43,13 @@ def bucket_traffic(own: Trace, reference: Trace, num_buckets: int) -> tuple[int,
     Returns how many all-reduces a rank issued, and their bytes.
     """
     sent, wanted = _all_reduces(own, 0), sum(event.num_bytes or 0 for event in _all_reduces(reference, 0))
-    if not sent:
-        raise CheckFailed("no all-reduce was issued after the first gradient was ready: does finish() belong to you?")
+    require(sent, "no all-reduce was issued after the first gradient was ready: does finish() belong to you?")
     num_bytes, num_gradients = sum(event.num_bytes or 0 for event in sent), len(_gradients(own, 0))
-    if len(sent) == num_gradients > num_buckets:
-        raise CheckFailed(f"one all-reduce for each of {num_gradients} gradients: each pays the latency; send a "
-                          "bucket's gradients together, in one flat buffer")
-    if num_bytes != wanted:
-        raise CheckFailed(f"{short(num_bytes)} bytes are all-reduced, torch's DDP sends {short(wanted)}: each gradient "
-                          "goes once")
-    if len(sent) != num_buckets:
-        raise CheckFailed(f"{len(sent)} all-reduces for {num_buckets} buckets: one each")
+    require(len(sent) != num_gradients or num_gradients <= num_buckets, f"one all-reduce for each of {num_gradients} "
+            "gradients: each pays the latency; send a bucket's gradients together, in one flat buffer")
+    require(num_bytes == wanted, f"{short(num_bytes)} bytes are all-reduced, torch's DDP sends {short(wanted)}: each "
+            "gradient goes once")
+    require(len(sent) == num_buckets, f"{len(sent)} all-reduces for {num_buckets} buckets: one each")
     for rank in range(own.world_size):
         _check_overlap(rank, _all_reduces(own, rank), _gradients(own, rank))
     _check_hidden(own)
@@ -68,44 +65,29 @@ def awaited(trace: Trace, op: str | None = None) -> None:
     for rank in range(trace.world_size):
         own = [event for event in trace.of_rank(rank) if event.kind == "collective" and op in (None, event.op)]
         lost = [number for number, event in enumerate(own) if event.end_s is None]
-        if op and not own:
-            raise CheckFailed(f"rank {rank} issued no {op.replace('_', '-')} at all: your hook was never called, or no "
-                              "bucket was ever complete")
-        if lost:
-            raise CheckFailed(f"rank {rank} issued {len(own)} collectives and never waited for {len(lost)} of them, "
-                              f"first for number {lost[0]}, counted from 0: a result may be used when its own wait() "
-                              "has returned, and another's says nothing of it")
+        require(own or not op, f"rank {rank} issued no {(op or '').replace('_', '-')} at all: your hook was never "
+                "called, or no bucket was ever complete")
+        require(not lost, f"rank {rank} issued {len(own)} collectives and never waited for {len(lost)} of them, first "
+                f"for number {min(lost, default=0)}, counted from 0: a result may be used when its own wait() has "
+                "returned, and another's says nothing of it")
 
 
 def num_sent_bytes(trace: Trace, want: float) -> float:
     """Each rank must have all-reduced `want` bytes in this run. Returns `want`."""
     for rank in range(trace.world_size):
-        sent = sum(event.num_bytes for event in trace.of_rank(rank) if event.op == "all_reduce")
-        if sent != want:
-            raise CheckFailed(f"rank {rank} all-reduced {short(sent)} bytes, {short(want)} are meant to go: of which "
-                              "dtype is the tensor that you send?")
+        sent = sum(event.num_bytes or 0 for event in trace.of_rank(rank) if event.op == "all_reduce")
+        require(sent == want, f"rank {rank} all-reduced {short(sent)} bytes, {short(want)} are meant to go: of which "
+                "dtype is the tensor that you send?")
     return want
-
-
-def _check_size(place: int, sizes: Sequence[int], bucket_bytes: float, last: bool) -> None:
-    if not sizes:
-        raise CheckFailed(f"bucket {place} is empty")
-    if sum(sizes) < bucket_bytes and not last:
-        raise CheckFailed(f"bucket {place} was closed at {sum(sizes)} bytes, before it had reached {bucket_bytes}")
-    if sum(sizes[:-1]) >= bucket_bytes:
-        raise CheckFailed(f"bucket {place} had reached {bucket_bytes} bytes and got another parameter: it grew to "
-                          f"{sum(sizes)}")
 
 
 def _check_overlap(rank: int, sent: Sequence[Event], ready: Sequence[Event]) -> None:
     end_s, needed = max(event.times_s[1] for event in ready), len(sent) - 1
     early = sum(event.start_s is not None and event.start_s < end_s for event in sent)
-    if needed and not early:
-        raise CheckFailed(f"rank {rank} issued all its all-reduces after the last gradient was ready: nothing runs "
-                          "beside backward; start a bucket's all-reduce in the hook of its last gradient")
-    if early < needed:
-        raise CheckFailed(f"rank {rank} issued {early} of {len(sent)} all-reduces before the last gradient was ready, "
-                          f"{needed} can be: start each as soon as its bucket is full")
+    require(early or not needed, f"rank {rank} issued all its all-reduces after the last gradient was ready: nothing "
+            "runs beside backward; start a bucket's all-reduce in the hook of its last gradient")
+    require(early >= needed, f"rank {rank} issued {early} of {len(sent)} all-reduces before the last gradient was "
+            f"ready, {needed} can be: start each as soon as its bucket is full")
 
 
 def _check_hidden(trace: Trace) -> None:
@@ -114,9 +96,8 @@ def _check_hidden(trace: Trace) -> None:
         hidden_s = overlap(Replay(1e-9, Link(0, 1e9))(trace)).hidden_s
     except ValueError as error:
         raise CheckFailed(f"your backward can't be replayed: {error}") from None
-    if len(_all_reduces(trace, 0)) > 1 and not hidden_s:
-        raise CheckFailed("each all-reduce is waited for in the hook: backward stands still meanwhile. Start it with "
-                          "async_op=True there and wait in finish()")
+    require(hidden_s or len(_all_reduces(trace, 0)) <= 1, "each all-reduce is waited for in the hook: backward stands "
+            "still meanwhile. Start it with async_op=True there and wait in finish()")
 
 
 def _gradients(trace: Trace, rank: int) -> list[Event]:

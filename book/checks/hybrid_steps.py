@@ -1,18 +1,28 @@
-"""L3: training on a mesh, step by step: what it was built from, its losses, its updates, what it sent."""
+"""L3, lab 7: training on a mesh: what it was built from, its losses and updates, what it sent; torch's own parts."""
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from book.checks.compare import Gradients, State, agree, first_wrong, flat, identical
-from book.checks.verdict import CheckFailed, number, short
+from book.checks.verdict import CheckFailed, hint_for, number, require, short
 from book.mesh import Mesh
 
+TORCH_HINTS = {  # what an error of torch's own parts says, and what to look at
+    "Cannot distribute a DTensor": "what is cut is sharded over dp already: cut over tp first, then shard over dp",
+    "value was None when it should not be": 'has fully_shard been given a mesh? mesh=mesh["dp"]',
+    "KeyError: 'betas'": "the optimizer's settings are in a list without names, in which stages overwrite one "
+                         "another's: flatten_optimizer_state_dict=True files them by parameter",
+    "Missing key": "the checkpoint has no such name: was it saved, under a name that means the same in all shapes?"}
+
+
+# By hand
 
 @contextmanager
 def calls_into(places: Sequence[str]) -> Iterator[set[str]]:
@@ -45,53 +55,60 @@ def by_hand(called: Sequence[set[str]]) -> None:
         _refuse(f"rank {rank}", own)
 
 
+def _refuse(who: str, called: set[str]) -> None:
+    for place in sorted(called):
+        raise CheckFailed(f"{who} calls functions of {place.replace('/', '.')}: in this exercise the three kinds of "
+                          "parallelism are put together by hand")
+
+
+# Losses and updates
+
 def first_losses(losses: Sequence[Any], sequences: Sequence[float], mesh: Mesh, num_micro_batches: int) -> None:
     """`losses` has by rank what the first step returned: the mean of its share on the last stage, None elsewhere.
 
     `sequences` are the losses of the batch's sequences one by one; shares may be any that do not overlap.
     """
-    last = mesh.size("pp") - 1
+    last, dp = mesh.size("pp") - 1, mesh.size("dp")
     for rank, loss in enumerate(losses):
         stage = mesh.coordinates(rank)["pp"]
-        if stage < last and loss is not None:
-            raise CheckFailed(f"rank {rank}, of stage {stage}, returns {loss!r}: the last stage alone knows the loss")
-        if stage == last and loss is None:
-            raise CheckFailed(f"rank {rank}, of the last stage, returns no loss: step returns what the pipeline gives")
-    _check_alike([float(loss) if loss is not None else None for loss in losses], mesh)
-    replicas = [float(losses[mesh.rank_at(pp=last, dp=replica, tp=0)]) for replica in range(mesh.size("dp"))]
+        require(stage == last or loss is None,
+                f"rank {rank}, of stage {stage}, returns {loss!r}: the last stage alone knows the loss")
+        require(stage < last or loss is not None,
+                f"rank {rank}, of the last stage, returns no loss: step returns what the pipeline gives")
+    for rank, loss in ((rank, float(loss)) for rank, loss in enumerate(losses) if loss is not None):
+        first = mesh.group_of(rank, "tp")[0]
+        require(np.isclose(loss, float(losses[first]), rtol=1e-9), f"ranks {first} and {rank} of one tp group have "
+                f"different losses, {short(float(losses[first]))} and {short(loss)}: they work on the same share, with "
+                "the same weights where nothing is cut")
+    replicas = [float(loss) for loss in _by_replica(losses, mesh)]
     mean, got = float(np.mean(sequences)), float(np.mean(replicas))
     number("the mean of the replicas' losses in step 0", got, mean, [
         (mean * num_micro_batches, "it is the sum over the micro-batches; each counts 1 / (number of micro-batches)"),
         (mean / num_micro_batches, "it is divided by the number of micro-batches twice"),
         *((float(np.mean(share)), f"it is the loss of share {place} alone: each replica takes one of its own")
-          for place, share in enumerate(np.array_split(sequences, mesh.size("dp"))) if mesh.size("dp") > 1),
-        (mean / mesh.size("dp"), "it is divided by the number of replicas: return the mean over the share")])
-    if np.allclose(replicas, mean, rtol=1e-9, atol=0) and len(replicas) > 1 and np.ptp(sequences) > 0:
-        raise CheckFailed(f"every replica returns the loss {short(mean)} in step 0: that is the mean over the "
-                          "replicas, and each returns the mean over its own share")
+          for place, share in enumerate(np.array_split(sequences, dp)) if dp > 1),
+        (mean / dp, "it is divided by the number of replicas: return the mean over the share")])
+    require(dp == 1 or np.ptp(sequences) == 0 or not np.allclose(replicas, mean, rtol=1e-9, atol=0), "every replica "
+            f"returns the loss {short(mean)} in step 0: that is the mean over the replicas, and each returns the mean "
+            "over its own share")
 
 
 def moved(before: Sequence[State], after: Sequence[State], gradients: Sequence[Gradients],
           learning_rate: float) -> None:
     """The first step of SGD must have moved every weight along the gradient that it found."""
     for rank, (start, end) in enumerate(zip(before, after)):
-        if all(identical(start[name], end[name]) for name in start):
-            raise CheckFailed(f"the gradients are right, but rank {rank}'s weights have not moved: which parameters "
-                              "was the optimizer given? Cutting makes new ones")
+        require(any(not identical(start[name], end[name]) for name in start), f"the gradients are right, but rank "
+                f"{rank}'s weights have not moved: which parameters was the optimizer given? Cutting makes new ones")
         for name, value in start.items():
             want = flat(value) - learning_rate * flat(gradients[rank][name])
-            if not agree(end[name], want, want):
-                what = "has not moved" if identical(value, end[name]) else "has moved by something else"
-                raise CheckFailed(f"rank {rank}'s {name} {what} in the first step: is the optimizer made, once, from "
-                                  "all parameters of the part after the cuts?")
+            what = "has not moved" if identical(value, end[name]) else "has moved by something else"
+            require(agree(end[name], want, want), f"rank {rank}'s {name} {what} in the first step: is the optimizer "
+                    "made, once, from all parameters of the part after the cuts?")
 
 
 def mesh_losses(losses: Sequence[Sequence[Any]], expected: Sequence[float], mesh: Mesh) -> float:
     """The mean of the replicas' losses must be `expected`, one process's, in each step. Returns the last."""
-    last = mesh.size("pp") - 1
-    rows = [[float(loss) for loss in losses[mesh.rank_at(pp=last, dp=replica, tp=0)]]
-            for replica in range(mesh.size("dp"))]
-    got = np.mean(rows, axis=0)
+    got = _mean_losses(losses, mesh)
     step = first_wrong(got, expected)
     if step is not None:
         raise CheckFailed(f"the loss of step {step} is {short(got[step])}, one process has {short(expected[step])}: "
@@ -103,30 +120,67 @@ def mesh_losses(losses: Sequence[Sequence[Any]], expected: Sequence[float], mesh
 def traffic_by_axis(answer: Any, want: Mapping[str, float], rank: int, slips: Mapping[str, Sequence[tuple[float, str]]]
                     ) -> None:
     """`answer` must be what a rank sends along each axis in a step, as its recording has it."""
-    if not isinstance(answer, Mapping) or set(answer) != set(want):
-        raise CheckFailed(f"predicted_bytes must return a dict with the bytes of {', '.join(want)}")
+    require(isinstance(answer, Mapping) and set(answer) == set(want),
+            f"predicted_bytes must return a dict with the bytes of {', '.join(want)}")
     for axis, value in want.items():
         try:
             number(f"rank {rank}, {axis}: the number of bytes", answer[axis], value, slips.get(axis, ()))
         except CheckFailed as error:
-            if value == 0:
-                raise CheckFailed(f"rank {rank} sends nothing along {axis}, and you predict {answer[axis]!r}: a group "
-                                  "of one rank has nobody to send to") from None
-            raise CheckFailed(f"{error} (recorded: {short(value)})") from None
+            none = f"rank {rank} sends nothing along {axis}, and you predict {answer[axis]!r}: a group of one rank " \
+                   "has nobody to send to"
+            raise CheckFailed(f"{error} (recorded: {short(value)})" if value else none) from None
 
 
-def _check_alike(losses: Sequence[float | None], mesh: Mesh) -> None:
-    """The ranks of a tp group compute one and the same loss."""
-    for rank, loss in enumerate(losses):
-        first = mesh.group_of(rank, "tp")[0]
-        wanted = losses[first]
-        if loss is not None and wanted is not None and not np.isclose(loss, wanted, rtol=1e-9):
-            raise CheckFailed(f"ranks {first} and {rank} of one tp group have different losses, {short(wanted)} "
-                              f"and {short(loss)}: they work on the same share, with the same weights where nothing is "
-                              "cut")
+def _by_replica(losses: Sequence[Any], mesh: Mesh) -> list[Any]:
+    """What the last stage of every replica returned, on its first rank of tp."""
+    last = mesh.size("pp") - 1
+    return [losses[mesh.rank_at(pp=last, dp=replica, tp=0)] for replica in range(mesh.size("dp"))]
 
 
-def _refuse(who: str, called: set[str]) -> None:
-    for place in sorted(called):
-        raise CheckFailed(f"{who} calls functions of {place.replace('/', '.')}: in this exercise the three kinds of "
-                          "parallelism are put together by hand")
+def _mean_losses(losses: Sequence[Sequence[Any]], mesh: Mesh) -> np.ndarray:
+    """The mean of the replicas' losses in each step."""
+    return np.mean([[float(loss) for loss in own] for own in _by_replica(losses, mesh)], axis=0)
+
+
+# Torch's own parts
+
+def torch_failure(message: str) -> str:
+    """An error of a rank that combines torch's own parts, with what to look at where torch does not say it."""
+    hint = hint_for(message, TORCH_HINTS)
+    return f"{message}\n{hint}" if hint else message
+
+
+def placements(placed: Sequence[Mapping[str, tuple[Any, ...]]], layout: Mapping[str, int | None]) -> None:
+    """`placed` has by rank, for each parameter, the placements of its DTensor, none for an ordinary tensor.
+
+    `layout` says along which dim it is to be cut over tp; what fully_shard does comes before that in the placements.
+    """
+    for rank, name, where in ((rank, name, where) for rank, own in enumerate(placed) for name, where in own.items()):
+        dim = layout[name]
+        require(where, f"rank {rank}'s {name} is an ordinary tensor: fully_shard the part too, after its blocks, and "
+                "what is left of it is sharded over dp")
+        require(dim is None or len(where) > 1, f"rank {rank}'s {name} has one placement, {where[0]}: it is cut over tp "
+                "by parallelize_module, if the plan names its layer, and then over dp by fully_shard")
+        require(dim is None or (where[-1].is_shard() and where[-1].dim == dim), f"rank {rank}'s {name} is placed as "
+                f"{where[-1]} over tp, and should be cut along dim {dim}: q, k, v and up by columns, out and down by "
+                "rows")
+
+
+def saved(folder: str) -> None:
+    """There must be a checkpoint in the folder."""
+    require((Path(folder) / ".metadata").exists(), "save has written no checkpoint into the folder: dcp.save(state, "
+            "checkpoint_id=folder), on every rank")
+
+
+def resumed(losses: Sequence[Sequence[Any]], expected: Sequence[float], num_saved: int, mesh: Mesh) -> float:
+    """The losses after `num_saved` steps must go on as in a run that was not interrupted. Returns the last."""
+    got, want = _mean_losses(losses, mesh), expected[num_saved:]
+    step = first_wrong(got, want)
+    if step is None:
+        return float(got[-1])
+    head = f"resumed at {mesh.shape}, step {num_saved + step} has the loss {short(got[step])}, not {short(want[step])}"
+    require(step, f"{head}: the weights are not those that were saved. dcp.load fills the dict that it is given: has "
+            "the model's state been handed back to the part?")
+    raise CheckFailed(f"{head}, and the first step was right: so the weights came back, and the optimizer's state did "
+                      "not: its moments and its step count belong into the checkpoint, and back into the optimizer. So "
+                      "do its settings, such as the learning rate, which only set_state_dict hands back")

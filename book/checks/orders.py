@@ -1,4 +1,4 @@
-"""L3: in which order the ranks of a pipeline ran, what they kept meanwhile, and how much of the time they were idle.
+"""L3, lab 6: in which order the ranks of a pipeline ran, what they kept meanwhile, how much of the time they were idle.
 
 Orders are those that were recorded (see `book.replay.pipeline_order`).
 """
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from book.checks.verdict import CheckFailed, number, short
+from book.checks.verdict import CheckFailed, number, require, short
 from book.cost import pipeline_bubble
 from book.pipelines import one_f_one_b
 from book.replay import bubble, pipeline_order
@@ -21,63 +21,56 @@ def gpipe_order(trace: Trace, num_stages: int, num_micro_batches: int) -> Pipeli
     """Every rank must have run all its forwards before its first backward. Returns the recorded order."""
     order = _complete(trace, num_stages, num_micro_batches)
     for rank in range(num_stages):
-        kinds = [action.kind for action in order.of_rank(rank)]
-        late = next((a for i, a in enumerate(order.of_rank(rank)) if a.kind == "F" and "B" in kinds[:i]), None)
-        if late:
-            raise CheckFailed(f"rank {rank} runs {late} after its first backward: GPipe runs all forwards first")
+        for action in order.of_rank(rank)[_warm_up(order, rank):]:
+            require(action.kind != "F", f"rank {rank} runs {action} after its first backward: GPipe runs all forwards "
+                    "first")
     return order
 
 
 def one_f_one_b_order(trace: Trace, num_stages: int, num_micro_batches: int) -> PipelineSchedule:
     """Every rank must have run the order of 1F1B. Returns it."""
     order, wanted = _complete(trace, num_stages, num_micro_batches), one_f_one_b(num_stages, num_micro_batches)
-    warm_ups = [_warm_up(order, rank) for rank in range(num_stages)]
-    right = [_warm_up(wanted, rank) for rank in range(num_stages)]
-    if set(warm_ups) == {num_micro_batches} != set(right):
-        raise CheckFailed(f"this is GPipe: every rank runs all {num_micro_batches} forwards before its first backward "
-                          "and keeps all their activations")
+    warm_ups, right = ([_warm_up(one, rank) for rank in range(num_stages)] for one in (order, wanted))
+    require(set(warm_ups) != {num_micro_batches} or set(right) == {num_micro_batches}, "this is GPipe: every rank runs "
+            f"all {num_micro_batches} forwards before its first backward and keeps all their activations")
     for rank, (got, want) in enumerate(zip(warm_ups, right)):
         if got < want:
-            share, best = (short(bubble(simulate_pipeline(o, 1.0, 2.0)).share) for o in (order, wanted))
+            share, best = (short(bubble(simulate_pipeline(one, 1.0, 2.0)).share) for one in (order, wanted))
             raise CheckFailed(f"rank {rank} starts its first backward after {got} forward{'s' * (got > 1)}, in 1F1B "
                               f"after {want}: this way ranks are idle {share} of the time, in 1F1B {best}")
-        if got > want:
-            raise CheckFailed(f"rank {rank} starts its first backward after {got} forwards, in 1F1B after {want}: more "
-                              "keep more activations, and gain no time")
+        require(got == want, f"rank {rank} starts its first backward after {got} forwards, in 1F1B after {want}: more "
+                "keep more activations, and gain no time")
     for rank in range(num_stages):
-        for place, (got, want) in enumerate(zip(order.of_rank(rank), wanted.of_rank(rank))):
-            if got != want:
-                raise CheckFailed(f"rank {rank}'s action {place + 1} is {got}, in 1F1B it is {want}: after the warm-up "
-                                  "forwards and backwards take turns, each in the order of the micro-batches")
+        for place, (action, due) in enumerate(zip(order.of_rank(rank), wanted.of_rank(rank))):
+            require(action == due, f"rank {rank}'s action {place + 1} is {action}, in 1F1B it is {due}: after the "
+                    "warm-up forwards and backwards take turns, each in the order of the micro-batches")
     return order
 
 
 def activations_kept(peaks: Sequence[float], order: PipelineSchedule) -> float:
     """What ranks really kept at most, in micro-batches, must be what the order has in flight. Returns their sum."""
     for rank, (got, want) in enumerate(zip(peaks, order.peak_in_flight())):
-        if got > want + 0.01:
-            raise CheckFailed(f"rank {rank} has the right order, and keeps the activations of {short(got)} "
-                              f"micro-batches where {want} are in flight: what is kept after its backward "
-                              "(retain_graph, a reference to the graph)?")
+        require(got <= want + 0.01, f"rank {rank} has the right order, and keeps the activations of {short(got)} "
+                f"micro-batches where {want} are in flight: what is kept after its backward (retain_graph, a reference "
+                "to the graph)?")
     return float(sum(peaks))
 
 
 def bubble_share(got: Any, trace: Trace) -> float:
     """`got` must be the idle share of the ranks' time in a trace of one pipeline step. Returns it."""
-    found, events = bubble(trace), [e for e in trace.events if e.end_s is not None]
-    step_s, idle_s, busy_s = found.step_s, sum(found.idle_s), sum(found.busy_s)
-    last_s = max(event.end_s for event in events)
-    all_s = sum(event.end_s - event.start_s for event in events)
+    found, events = bubble(trace), [event.times_s for event in trace.events if event.end_s is not None]
+    step_s, idle_s, busy_s, num_ranks = found.step_s, sum(found.idle_s), sum(found.busy_s), len(found.busy_s)
+    all_s = sum(end_s - start_s for start_s, end_s in events)
     return number("the bubble", got, found.share, [
         (1 - found.share, "it is the busy share, and the idle one is asked for"),
         (idle_s / busy_s, "it is the idle time over the busy time; the share is over all of it"),
         (idle_s, "it is seconds; divide by the time that all ranks have together"),
         (found.idle_s[0] / step_s, "it is one rank's idle share: a step has the time of all ranks"),
         (found.idle_s[-1] / step_s, "it is one rank's idle share, that of the last: a step has the time of all ranks"),
-        (found.share * len(found.busy_s), "it is the sum of the ranks' shares: divide by the number of ranks"),
-        (1 - busy_s / (last_s * len(found.busy_s)),
+        (found.share * num_ranks, "it is the sum of the ranks' shares: divide by the number of ranks"),
+        (1 - busy_s / (max(end_s for _, end_s in events) * num_ranks),
          "the step is counted from 0 s: it begins when the first action does"),
-        (1 - all_s / (step_s * len(found.busy_s)),
+        (1 - all_s / (step_s * num_ranks),
          "messages are counted as work: a rank that sends or waits for one computes nothing")])
 
 
@@ -86,14 +79,12 @@ def peaks_in_flight(got: Any, schedule: PipelineSchedule) -> list[int]:
     wanted = schedule.peak_in_flight()
     peaks = _whole_numbers("peak_in_flight", got, len(wanted))
     for rank, (own, want) in enumerate(zip(peaks, wanted)):
-        if own == want:
-            continue
-        actions = schedule.of_rank(rank)
-        said = {sum(a.kind == "F" for a in actions): "it counts all forwards: a backward lets go of what one has kept",
+        num_forwards = sum(action.kind == "F" for action in schedule.of_rank(rank))
+        said = {num_forwards: "it counts all forwards: a backward lets go of what one has kept",
                 0: "it is what is left at the end: keep the highest count on the way",
                 want - 1: "count the forward that has just run, before the backward lets go"}
-        raise CheckFailed(f"peak_in_flight says {own} for rank {rank} of {schedule.name}, which has {want}: "
-                          + said.get(own, "add one for a forward, take one away for a backward, keep the highest"))
+        require(own == want, f"peak_in_flight says {own} for rank {rank} of {schedule.name}, which has {want}: "
+                + said.get(own, "add one for a forward, take one away for a backward, keep the highest"))
     return peaks
 
 
@@ -104,8 +95,8 @@ def predicted_pipeline(got: Any, num_stages: int, num_micro_batches: int) -> flo
     """
     p, m = num_stages, num_micro_batches
     size = f"of {p} stage{'s' * (p > 1)} and {m} micro-batch{'es' * (m > 1)}"
-    if not isinstance(got, Mapping) or {"bubble", "gpipe", "one_f_one_b"} - set(got):
-        raise CheckFailed('predicted must return a dict with "bubble", "gpipe" and "one_f_one_b"')
+    require(isinstance(got, Mapping) and not {"bubble", "gpipe", "one_f_one_b"} - set(got),
+            'predicted must return a dict with "bubble", "gpipe" and "one_f_one_b"')
     share = number(f"the bubble {size}", got["bubble"], pipeline_bubble(p, m), [
         ((p - 1) / m, "it is idle time over ideal time, as many papers give it; the share is of the whole step"),
         (p / (m + p), "it counts p idle slots: when the last stage begins, p - 1 have passed"),
@@ -115,8 +106,7 @@ def predicted_pipeline(got: Any, num_stages: int, num_micro_batches: int) -> flo
                               ("one_f_one_b", [min(m, p - s) for s in range(p)],
                                "1F1B has as many in flight as stages from this one on, if there are so many")):
         peaks = _whole_numbers(f'"{name}"', got[name], p)
-        if peaks != wanted:
-            raise CheckFailed(f'"{name}" {size} is {peaks}, it should be {wanted}: {why}')
+        require(peaks == wanted, f'"{name}" {size} is {peaks}, it should be {wanted}: {why}')
     return share
 
 
@@ -127,27 +117,21 @@ def where_stuck(trace: Trace | None, num_stages: int, num_micro_batches: int) ->
     """
     if trace is None:
         return ""
-    begun: dict[int, list[tuple[str, int | None]]] = {rank: [] for rank in range(num_stages)}
-    for event in trace.of_kind("compute"):
-        kind = (event.op or "").removeprefix("begin ")
-        if event.op != kind:
-            begun[event.rank].append((kind, event.micro_batch))
     said = []
-    for rank, own in begun.items():
+    for rank in range(num_stages):
+        events = [((event.op or "").removeprefix("begin "), event.micro_batch, event.op)
+                  for event in trace.of_rank(rank) if event.kind == "compute"]
+        begun = [(kind, m) for kind, m, op in events if op != kind]
+        done = [(kind, m) for kind, m, op in events if op == kind]
         wanted = [(a.kind, a.micro_batch) for a in one_f_one_b(num_stages, num_micro_batches).of_rank(rank)]
-        place = next((i for i, pair in enumerate(zip(own, wanted)) if pair[0] != pair[1]), None)
+        place = next((i for i, pair in enumerate(zip(begun, wanted)) if pair[0] != pair[1]), None)
         if place is not None:
-            waits = place == len(own) - 1 and _in_the_middle(trace, rank, own[place])
+            waits = place == len(begun) - 1 and begun[place] not in done
             said.append("rank {} {} {}{}, action {} of its {}, which in 1F1B is {}{}".format(
-                rank, "stands at" if waits else "runs", *own[place], place + 1, len(wanted), *wanted[place]))
-        elif own and len(own) < len(wanted) and not _in_the_middle(trace, rank, own[-1]):
-            said.append(f"rank {rank} ends after {len(own)} of its {len(wanted)} actions")
+                rank, "stands at" if waits else "runs", *begun[place], place + 1, len(wanted), *wanted[place]))
+        elif begun and len(begun) < len(wanted) and begun[-1] in done:
+            said.append(f"rank {rank} ends after {len(begun)} of its {len(wanted)} actions")
     return "; ".join(said)
-
-
-def _in_the_middle(trace: Trace, rank: int, last: tuple[str, int | None]) -> bool:
-    """Whether a rank has begun its last action and not done it."""
-    return last not in {(event.op, event.micro_batch) for event in trace.of_kind("compute") if event.rank == rank}
 
 
 def _complete(trace: Trace, num_stages: int, num_micro_batches: int) -> PipelineSchedule:
@@ -157,9 +141,8 @@ def _complete(trace: Trace, num_stages: int, num_micro_batches: int) -> Pipeline
         again = pipeline_order(trace, step=1) if _repeats(trace) else None
     except ValueError as error:
         raise CheckFailed("no forward or backward was recorded: call stage.forward(m) and stage.backward(m)") from error
-    if again is not None:
-        first = next(iter(again.actions))
-        raise CheckFailed(f"rank {first.rank} runs {first} twice: each micro-batch goes through once")
+    for action in again.actions if again is not None else ():
+        raise CheckFailed(f"rank {action.rank} runs {action} twice: each micro-batch goes through once")
     try:
         return PipelineSchedule(order.name, num_stages, num_micro_batches, order.actions, num_stages).check()
     except ScheduleError as error:
@@ -173,16 +156,14 @@ def _repeats(trace: Trace) -> bool:
 
 def _warm_up(order: PipelineSchedule, rank: int) -> int:
     """How many forwards a rank runs before its first backward."""
-    kinds = [action.kind for action in order.of_rank(rank)]
-    return kinds.index("B")
+    return [action.kind for action in order.of_rank(rank)].index("B")
 
 
 def _whole_numbers(name: str, got: Any, length: int) -> list[int]:
     """`got` as a list of `length` whole numbers, one for each rank."""
     values = got.tolist() if hasattr(got, "tolist") else got
-    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != length:
-        raise CheckFailed(f"{name} must be a list with a number for each of {length} ranks, not {got!r}")
-    if any(isinstance(value, bool) or not isinstance(value, Real) or not float(value).is_integer()
-           for value in values):
-        raise CheckFailed(f"{name} must hold whole numbers, not {values!r}")
+    require(isinstance(values, Sequence) and not isinstance(values, str) and len(values) == length,
+            f"{name} must be a list with a number for each of {length} ranks, not {got!r}")
+    require(all(isinstance(value, Real) and not isinstance(value, bool) and float(value).is_integer()
+                for value in values), f"{name} must hold whole numbers, not {values!r}")
     return [int(value) for value in values]

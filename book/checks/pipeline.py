@@ -1,8 +1,6 @@
-"""L3: what the stages of a pipeline hold: every parameter once, and the gradient of the whole batch.
+"""L3, lab 6: what stages of a pipeline hold, over a process group, over RPC and in replicas, and what they send.
 
-Parameters and gradients come as one dict per stage, name -> tensor or array, with the names of the whole model. What a
-stage holds instead of the right gradient is found as multiples of what one process gets for each micro-batch (see
-`compare.multiples`).
+Parameters and gradients come as one dict per stage, name -> tensor or array, with the names of the whole model.
 """
 from __future__ import annotations
 
@@ -11,52 +9,74 @@ from typing import Any
 
 import numpy as np
 
+from book.checks.attribution import Attribution, in_words
 from book.checks.compare import (
-    Gradients, agree, flat, identical, is_zero, magnitude, multiples, num_given, whole,
+    TOLERANCE, Gradients, State, agree, differing, flat, identical, magnitude, num_given, whole,
 )
-from book.checks.verdict import CheckFailed, finite, listed, number, short
+from book.checks.verdict import CheckFailed, finite, listed, number, require, unmet
+
+GRADIENT = {  # a stage's gradient, which should be a weighted sum over the micro-batches, or what else {what} is
+    "nothing": "stage {stage}: its gradients are 0: were they cleared at the end?",
+    "times num": "stage {stage}: the gradients of {num} {several} add up, and each is that of a mean: scale by 1/{num}",
+    "over num": "stage {stage}: the gradient is divided by the {num} {several} twice",
+    "times num_per_stage": "stage {stage}: the gradient is divided by the number of stages, {num_stages}: it is a "
+                           "mean over {num} {several}",
+    "missing micro_batches": "stage {stage}: {what} {absent} of {num} has no part in the gradient: does each have its "
+                             "backward, and is nothing cleared in between?",
+    "alike": "stage {stage}: every {what} weighs {highest}, but they have different numbers of sequences: weigh each "
+             "mean by its share of the batch",
+    "scaled": "stage {stage}: the gradient is {times} times what it should be: by what is it scaled, and how often?",
+    "unequal": "stage {stage}: its {several} weigh {weights}, and should {shares}",
+    "unknown": "stage {stage}'s gradients are no sum of its {several}' gradients, and those of stage {later} are "
+               "right: what goes back must be the gradient of the input (x.grad) of stage {later}, and meet the same "
+               "{what}'s output here. Is the input of each {what} still as it came when its backward runs?"}
+LAST = GRADIENT | {
+    "unknown": "stage {stage}, the last, has gradients that are no sum of its {several}' gradients: is the input of a "
+               "{what} still as it came when its backward runs, and does each have its own targets?"}
 
 
-def stage_parts(held: Sequence[Mapping[str, Any]], model: Mapping[str, Any], num_blocks: int = 0) -> list[int]:
+# The parts
+
+def stage_parts(held: Sequence[State], model: State, num_blocks: int = 0) -> list[int]:
     """Every parameter of `model` must be on one of the stages, with the value that it has there.
 
     With `num_blocks`, the parameters of block i are called "blocks.i." and more, and stage s of p must have the blocks
-    from num_blocks s // p up to num_blocks (s + 1) // p. Returns how many numbers each stage holds. Raises CheckFailed
-    naming a parameter and the stages that have it, or the blocks.
+    from num_blocks s // p up to num_blocks (s + 1) // p. Returns how many numbers each stage holds.
     """
+    num = len(held)
     for name, value in model.items():
         owners = [stage for stage, own in enumerate(held) if name in own]
-        if not owners:
-            raise CheckFailed(f"with {len(held)} stages no stage holds {name}: every block, both embeddings, norm and "
-                              "head belong to one")
-        if len(owners) > 1:
-            raise CheckFailed(f"with {len(held)} stages {name} is on stages {listed(owners)}: a stage "
-                              "keeps what it runs and no more, or nothing is saved")
-        if not identical(held[owners[0]][name], value):
-            raise CheckFailed(f"stage {owners[0]} has changed {name}: cutting a model leaves its numbers as they are")
+        require(owners, f"with {num} stages no stage holds {name}: every block, both embeddings, norm and head belong "
+                "to one")
+        require(len(owners) == 1, f"with {num} stages {name} is on stages {listed(owners)}: a stage keeps what it runs "
+                "and no more, or nothing is saved")
+        require(identical(held[owners[0]][name], value),
+                f"stage {owners[0]} has changed {name}: cutting a model leaves its numbers as they are")
     for stage, own in enumerate(held) if num_blocks else ():
-        _check_blocks(stage, len(held), own, num_blocks)
+        got = sorted({int(name.split(".")[1]) for name in own if name.startswith("blocks.")})
+        want = list(range(num_blocks * stage // num, num_blocks * (stage + 1) // num))
+        require(got == want, f"with {num} stages stage {stage} keeps block {listed(got) or 'none'}, it should keep "
+                f"{listed(want)}: a run of blocks from L s // p up to, not including, L (s + 1) // p. What later "
+                "checks say depends on the cut")
     return [sum(flat(value).size for value in own.values()) for own in held]
 
 
 def same_outputs(got: Any, expected: Any) -> float:
     """The last stage's output must be that of the whole model. Returns the sum of its absolute values."""
-    if got is None:
-        raise CheckFailed("a part returned None: its forward must return what it computes")
-    if tuple(got.shape) != tuple(expected.shape):
-        raise CheckFailed(f"the last part gives {tuple(got.shape)}, the whole model {tuple(expected.shape)}: does the "
-                          "last stage, and it alone, predict?")
-    if not agree(got, expected):
-        raise CheckFailed("the parts, one after the other, give other logits than the whole model: does each block run "
-                          "once, in order, after embed and before predict?")
+    require(got is not None, "a part returned None: its forward must return what it computes")
+    require(tuple(got.shape) == tuple(expected.shape), f"the last part gives {tuple(got.shape)}, the whole model "
+            f"{tuple(expected.shape)}: does the last stage, and it alone, predict?")
+    require(agree(got, expected), "the parts, one after the other, give other logits than the whole model: does each "
+            "block run once, in order, after embed and before predict?")
     return magnitude(got)
 
 
+# A step
+
 def micro_batch_losses(got: Any, expected: Sequence[float], scale: float = 0.5) -> None:
     """The last stage must have one loss for each micro-batch, those of one process, in which `scale` is already."""
-    if got is None or len(got) != len(expected):
-        raise CheckFailed(f"the last stage has {num_given(got)} losses, one for each micro-batch would "
-                          f"be {len(expected)}: append each to self.losses")
+    require(num_given(got) == len(expected), f"the last stage has {num_given(got)} losses, one for each micro-batch "
+            f"would be {len(expected)}: append each to self.losses")
     for m, (loss, wanted) in enumerate(zip(got, expected)):
         number(f"the loss of micro-batch {m}", loss, wanted, [
             (wanted / scale, "it is not times self.scale"),
@@ -66,9 +86,8 @@ def micro_batch_losses(got: Any, expected: Sequence[float], scale: float = 0.5) 
 def nothing_kept(counts: Sequence[int]) -> None:
     """`counts` has by stage for how many micro-batches it still keeps something when all backwards are done: none."""
     for stage, count in enumerate(counts):
-        if count:
-            raise CheckFailed(f"stage {stage} still has {count} of its micro-batches in self.kept when their backwards "
-                              "are done: backward(m) must drop what it used, as self.kept.pop(m) does")
+        require(not count, f"stage {stage} still has {count} of its micro-batches in self.kept when their backwards "
+                "are done: backward(m) must drop what it used, as self.kept.pop(m) does")
 
 
 def batch_loss(got: Any, losses: Sequence[float], counts: Sequence[int] = ()) -> float:
@@ -76,8 +95,7 @@ def batch_loss(got: Any, losses: Sequence[float], counts: Sequence[int] = ()) ->
 
     `counts` are the micro-batches' numbers of sequences, where they differ. Returns the loss.
     """
-    if got is None:
-        raise CheckFailed("the last stage returned no loss: it alone has the logits, so it must return the batch's")
+    require(got is not None, "the last stage returned no loss: it alone has the logits, so it must return the batch's")
     mean = float(np.average(losses, weights=counts or None))
     return number("the loss of the batch", got, mean, [
         (sum(losses), "it is the sum over the micro-batches"),
@@ -94,81 +112,195 @@ def stage_gradients(found: Sequence[Gradients], single: Sequence[Gradients], wei
 
     `weights` (M,) are 1/M each where not given; `what` is what a row of `single` is. `hints` maps a factor to what to
     say when a stage holds that many times the right gradient. Returns the sum of absolute values over all parameters.
-    Raises CheckFailed with the likeliest reason.
     """
-    wanted = np.full(len(single), 1 / len(single)) if weights is None else np.asarray(weights, dtype=float)
-    _check_there(found)
-    total = 0.0
+    num, last = len(single), len(found) - 1
+    wanted = np.full(num, 1 / num) if weights is None else np.asarray(weights, dtype=float)
+    counts = {"num": num, "num_per_stage": num / len(found)} if np.allclose(wanted, 1 / num) else {}
     for stage in reversed(range(len(found))):  # backward comes from the last stage, and so do mistakes
+        _check_there(stage, last, found[stage])
+    total = 0.0
+    for stage in reversed(range(len(found))):
         got = finite(stage, f"the gradients of stage {stage}", whole(found[stage]))
-        rows = np.stack([whole({name: own[name] for name in found[stage]}) for own in single])
-        if not agree(got, right := wanted @ rows, rows):
-            factors = multiples(rows, got)
-            raise CheckFailed(_why_foreign(stage, len(found) - 1, what) if factors is None else
-                              f"stage {stage}: {_why_weights(factors, wanted, what, hints, len(found))}")
-        total += magnitude(right)
+        rows = np.stack([whole(own, found[stage]) for own in single])
+        one = Attribution(got, rows, wanted, axes=("micro_batches",), counts=counts)
+        if not one.is_right():
+            words: dict[str, Any] = {"what": what, "several": what + ("es" if what.endswith("ch") else "s"), "num": num}
+            words |= {"stage": stage, "later": stage + 1, "num_stages": len(found), "shares": in_words(wanted)}
+            stage_hints = {factor: f"stage {stage}: {hint}" for factor, hint in hints.items()}
+            raise CheckFailed(one.explain(LAST if stage == last else GRADIENT, hints=stage_hints, **words))
+        total += magnitude(wanted @ rows)
     return total
 
 
-def _check_blocks(stage: int, num_stages: int, own: Mapping[str, Any], num_blocks: int) -> None:
-    got = sorted({int(name.split(".")[1]) for name in own if name.startswith("blocks.")})
-    want = list(range(num_blocks * stage // num_stages, num_blocks * (stage + 1) // num_stages))
-    if got != want:
-        raise CheckFailed(f"with {num_stages} stages stage {stage} keeps block {listed(got) or 'none'}, it should keep "
-                          f"{listed(want)}: a run of blocks from L s // p up to, not including, L (s + 1) // p. What "
-                          "later checks say depends on the cut")
+def _check_there(stage: int, last: int, own: Gradients) -> None:
+    """Every parameter of a stage must have a gradient."""
+    absent = [name for name, gradient in own.items() if gradient is None]
+    require(len(absent) < len(own), f"stage {stage} has no gradient at all: " + (
+        "is backward called on the loss?" if stage == last else
+        f"what came back from stage {stage + 1} must go into the backward of what this stage sent"))
+    for name in absent:
+        raise CheckFailed(f"stage {stage} has no gradient for {name}, but for others: is it used in forward?")
 
 
-def _check_there(found: Sequence[Gradients]) -> None:
-    """Every parameter of every stage must have a gradient."""
-    last = len(found) - 1
-    for stage in reversed(range(len(found))):
-        absent = [name for name, gradient in found[stage].items() if gradient is None]
-        if len(absent) == len(found[stage]):
-            raise CheckFailed(f"stage {stage} has no gradient at all: " + (
-                "is backward called on the loss?" if stage == last else
-                f"what came back from stage {stage + 1} must go into the backward of what this stage sent"))
-        if absent:
-            raise CheckFailed(f"stage {stage} has no gradient for {absent[0]}, but for others: is it used in forward?")
+# Over RPC
+
+def remote_failure(message: str) -> str:
+    """An error of a rank that trains over RPC, in words where torch has none."""
+    if "graphTask_" in message:
+        return ("the gradient comes to a remote call, and nobody there expects it: loss.backward() knows this process "
+                "alone, dist_autograd.backward(context_id, [loss]) knows them all")
+    return message
 
 
-def _why_foreign(stage: int, last: int, what: str) -> str:
-    if stage < last:
-        return (f"stage {stage}'s gradients are no sum of its {_several(what)}' gradients, and those of stage "
-                f"{stage + 1} are right: what goes back must be the gradient of the input (x.grad) of stage "
-                f"{stage + 1}, and meet the same {what}'s output here. Is the input of each {what} still as it came "
-                "when its backward runs?")
-    return (f"stage {stage}, the last, has gradients that are no sum of its {_several(what)}' gradients: is the input "
-            f"of a {what} still as it came when its backward runs, and does each have its own targets?")
+def rows_in_calls(rows: Sequence[Sequence[int]], wanted: Sequence[int]) -> None:
+    """`rows` has for each stage how many sequences each of its calls in one step brought: the micro-batches' sizes."""
+    for stage, own in enumerate(rows):
+        require(list(own) != [sum(wanted)] or len(wanted) == 1,
+                f"stage {stage} gets the whole batch in one call: cut it into {len(wanted)} micro-batches")
+        require(sorted(own) == sorted(wanted), f"in one step the calls of stage {stage} bring {listed(own) or 'no'} "
+                f"sequences, the {len(wanted)} micro-batches have {listed(wanted)}")
 
 
-def _why_weights(factors: np.ndarray, wanted: np.ndarray, what: str, hints: Mapping[float, str],
-                 num_stages: int) -> str:
-    """What is wrong with the multiples (M,) of the micro-batches' gradients that a stage holds."""
-    num, absent = len(wanted), np.flatnonzero(is_zero(factors))
-    if len(absent) == num:
-        return "its gradients are 0: were they cleared at the end?"
-    if len(absent):
-        return (f"{what} {listed(absent)} of {num} has no part in the gradient: does each have its "
-                "backward, and is nothing cleared in between?")
-    times = factors / wanted
-    if not np.allclose(times, times[0], rtol=1e-6):
-        if np.allclose(factors, factors[0], rtol=1e-6):
-            return (f"every {what} weighs {short(factors[0])}, but they have different numbers of sequences: weigh "
-                    "each mean by its share of the batch")
-        return (f"its {_several(what)} weigh {listed(map(short, factors))}, "
-                f"and should {listed(map(short, wanted))}")
-    said = dict(hints)
-    if np.allclose(wanted, 1 / num):
-        mean = f"it is a mean over {num} {_several(what)}"
-        said = {num: f"the gradients of {num} {_several(what)} add up, and each is that of a mean: scale by 1/{num}",
-                1 / num: f"the gradient is divided by the {num} {_several(what)} twice", **hints}
-        said.setdefault(num / num_stages, f"the gradient is divided by the number of stages, {num_stages}: {mean}")
-    for factor, message in said.items():
-        if np.isclose(times[0], factor, rtol=1e-6):
-            return message
-    return f"the gradient is {short(times[0])} times what it should be: by what is it scaled, and how often?"
+def in_company(together: bool | None) -> None:
+    """The first stage must have been given its second micro-batch before the last one was done with the first."""
+    require(together, "the second micro-batch is sent when the first one is through, so one stage works at a time: "
+            "start all calls, then wait (rpc_sync, wait() and to_here() each wait)")
 
 
-def _several(what: str) -> str:
-    return what + ("es" if what.endswith("ch") else "s")
+def from_stage_to_stage(owners: Sequence[Sequence[str]]) -> None:
+    """`owners` has for each stage the workers that it fetched its inputs from: from stage 1 on, the stage before.
+
+    Worker 0 is the driver, worker s + 1 has stage s.
+    """
+    for stage, own in enumerate(owners[1:], 1):
+        for strange in sorted(set(own) - {f"worker{stage}"}):
+            who = "the driver" if strange == "worker0" else strange
+            raise CheckFailed(f"stage {stage} fetches an input from {who}, not from stage {stage - 1}: hand on the "
+                              "reference that stage.remote() gives, and the tensor stays where it is until then")
+
+
+def first_updates(before: Sequence[State], after: Sequence[State], single: Sequence[Gradients], learning_rate: float,
+                  weights: Sequence[float]) -> float:
+    """One step of plain SGD must have moved every stage's weights along the gradient of the whole batch.
+
+    `single` are the gradients of its micro-batches, and `weights` their shares of the batch. Returns what
+    `stage_gradients` does.
+    """
+    found = [{name: (flat(own[name]) - flat(now[name])) / learning_rate for name in own}
+             for own, now in zip(before, after)]
+    idle = [stage for stage, update in enumerate(found) if not whole(update).any()]
+    require(len(idle) < len(found), "no stage's weights have changed in the first step: does the optimizer step, with "
+            "the context's id, while the context is open? And did the forwards run inside the context?")
+    for stage in idle:
+        raise CheckFailed(f"stage {stage}'s weights have not changed in the first step: are its parameters among "
+                          "those that the optimizer was given?")
+    try:
+        return stage_gradients(found, single, weights)
+    except CheckFailed as error:
+        asked = "no sum" in str(error)
+        raise CheckFailed(f"{error}" + " And does the optimizer step once, for the whole batch?" * asked) from None
+
+
+def losses_of_steps(got: Sequence[Any], expected: Sequence[float], num_first: int) -> None:
+    """`got` has what two calls returned, of `num_first` steps and of the rest: the losses of one process."""
+    for own, wanted in zip(got, (expected[:num_first], expected[num_first:])):
+        length = len(own) if isinstance(own, Sequence) else "no"
+        require(length == len(wanted), f"{length} losses are returned for {len(wanted)} step{'s' * (len(wanted) > 1)}: "
+                "return a list with one number for each")
+    for step, (loss, wanted) in enumerate(zip([*got[0], *got[1]], expected)):
+        try:
+            number(f"the loss of step {step}", loss, wanted)
+        except CheckFailed as error:
+            why = ("is anything left over from the steps before, such as their gradients in a context that all share?"
+                   if step > num_first else "is it the mean over the whole batch, before the step is made?")
+            raise CheckFailed(f"{error}: {why}") from None
+
+
+def same_weights(held: Sequence[State], expected: State) -> float:
+    """The stages together must hold `expected`, what one process ends with. Returns the sum of absolute values."""
+    scale = whole(expected)
+    for stage, own in enumerate(held):
+        for name in differing(own, expected, scale, TOLERANCE):
+            raise CheckFailed(f"the losses are right, but {name} of stage {stage} ends with other numbers than in one "
+                              "process: does the optimizer step after the last loss too?")
+    return magnitude(scale)
+
+
+# Replicas of a pipeline
+
+def failure_of_replicas(message: str) -> str:
+    """An error of a rank in a pipeline of replicas, without torch's report of collectives that do not match."""
+    return unmet(message, ": give group=, the ranks that hold the same stage")
+
+
+def same_replicas(held: Sequence[State], starts: Sequence[State], num_replicas: int) -> None:
+    """Rank s * `num_replicas` + k must hold stage s of replica k, with the weights that replica 0's rank drew.
+
+    `starts` has, by rank, the whole model that it was given.
+    """
+    for rank, own in enumerate(held):
+        root = rank // num_replicas * num_replicas
+        place = f"rank {rank}, replica {rank - root}'s stage {rank // num_replicas},"
+        require(set(own) == set(held[root]), f"{place} holds other parameters than rank {root}, which has that stage "
+                "of replica 0: rank = stage * num_replicas + replica")
+        for name in differing(own, starts[root]):
+            require(not identical(own[name], starts[rank][name]), f"{place} starts with its own {name} and rank {root} "
+                    "with another: averaged gradients keep replicas together only if they start together")
+            raise CheckFailed(f"{place} has a {name} that is not rank {root}'s: hand out replica 0's weights, to the "
+                              "ranks with the same stage")
+
+
+def shares_of_replicas(rows: Sequence[Sequence[int]], num_sequences: int, num_replicas: int) -> None:
+    """`rows` has by rank how many sequences each forward had: together the replica's share of the batch."""
+    share = num_sequences // num_replicas
+    for rank, own in enumerate(rows):
+        require(own, f"rank {rank} has run no forward of a Recorded pipeline")
+        require(sum(own) == share, f"rank {rank} puts {sum(own)} sequences through its stage: a replica's share of the "
+                f"batch is {share} of {num_sequences}")
+        require(len(own) > 1, f"rank {rank} puts its {share} sequences through in one forward: cut them into "
+                "micro-batches")
+
+
+def gradients_of_replicas(found: Sequence[Gradients], single: Sequence[Gradients], num_replicas: int) -> float:
+    """Every replica's stages must hold the mean gradient of the batch's sequences, one by one in `single`.
+
+    `found` is by rank, as in `same_replicas`. Returns what `stage_gradients` does for a replica.
+    """
+    hints = {num_replicas: f"your {num_replicas} replicas hold the sum of their gradients: take the mean",
+             1 / num_replicas: f"the mean is divided by the {num_replicas} replicas once more"}
+    for replica in range(num_replicas):
+        try:
+            total = stage_gradients(found[replica::num_replicas], single, what="sequence", hints=hints)
+        except CheckFailed as error:
+            raise CheckFailed(_why_apart(found[-num_replicas:], single) or f"replica {replica}, {error}") from None
+    return total
+
+
+def _why_apart(last: Sequence[Gradients], single: Sequence[Gradients]) -> str:
+    """Why sequences are missing in the gradients that the replicas' last stages hold; "" if none is."""
+    if any(gradient is None for own in last for gradient in own.values()):
+        return ""
+    absent = [set(Attribution(whole(own), [whole(one, own) for one in single]).absent_from()) for own in last]
+    nowhere = sorted(set.intersection(*absent))
+    if not all(absent):
+        return ""
+    if nowhere:
+        return f"sequence {listed(nowhere)} is in no replica's gradient: each replica takes a share of its own"
+    return ("each replica's last stage has the gradient of its own sequences and nothing of the other replicas': "
+            "average over the ranks that hold the same stage")
+
+
+def losses_of_replicas(got: Sequence[Any], losses: Sequence[float], num_replicas: int) -> float:
+    """The last stage of every replica must return the loss of the whole batch; `losses` are its sequences'.
+
+    Returns that loss.
+    """
+    mean = float(np.mean(losses))
+    for replica, loss in enumerate(got[-num_replicas:]):
+        require(loss is not None, f"the last stage of replica {replica} returned no loss")
+        shares = [np.array(losses[replica::num_replicas]), np.array_split(losses, num_replicas)[replica]]
+        own = "it is that of the replica's own share: the loss of the whole batch takes an all-reduce"
+        number(f"the loss of the batch on replica {replica}", loss, mean, [
+            (mean * num_replicas, "it is the sum over the replicas: take the mean"),
+            *((float(np.mean(share)), own) for share in shares)])
+    return mean

@@ -1,7 +1,6 @@
-"""L3: data parallelism by threads: who computed what, and whether all of it came back to the module.
+"""L3, lab 2: data parallelism by threads: who computed what, and whether all of it came back to the module.
 
-The module's forward tells a `Meeting` that it is there. Gradients are compared as sums of the single examples'
-gradients: least squares finds with which weight each example is in the result, and the weights say what went wrong.
+The module's forward tells a `Meeting` that it is there.
 """
 from __future__ import annotations
 
@@ -13,8 +12,24 @@ from typing import Any
 
 import numpy as np
 
-from book.checks.compare import Gradients, agree, flat, magnitude, multiples, whole
-from book.checks.verdict import CheckFailed, finite, listed, number, short
+from book.checks.attribution import Attribution, is_zero
+from book.checks.compare import Gradients, flat, magnitude, whole
+from book.checks.verdict import CheckFailed, finite, listed, number, require
+
+GRADIENT = {  # the module's gradient, which should be the mean over the examples
+    "nothing": "the module's gradients are zero: the replicas' are on the copies; add them up in the module",
+    "over num_replicas": "the gradient is divided by the number of replicas: the loss is the mean over the whole batch "
+                         "already, and the replicas' parts of its gradient add up",
+    "sum of means": "each replica's loss is the mean over its own share, and you add these up: gather, then compute "
+                    "one loss",
+    "mean of means": "this is the mean of the replicas' means, and their shares are not equal: compute one loss, over "
+                     "all outputs",
+    "absent replicas": "nothing of replica {replicas} has come back to the module: add up the gradients of all "
+                       "replicas",
+    "scaled": "the gradient is {times} times that of the whole batch's mean loss",
+    "unequal": "the examples have different weights in the gradient: each must have 1 / (number of examples)",
+    "unknown": "the gradient is no sum of the examples' gradients: does output i meet target i? Gather the outputs in "
+               "the order of the shares, whichever is done first"}
 
 
 @dataclass(frozen=True)
@@ -50,87 +65,62 @@ class Meeting:
         later = sum(other.examples > visit.examples for other in self.visits)
         time.sleep(0.03 * later)
 
-    def in_order(self) -> list[Visit]:
-        """The forwards by their first examples."""
-        return sorted(self.visits, key=lambda visit: visit.examples)
+    def shares(self) -> list[list[int]]:
+        """The examples of the forwards, in the order of their first."""
+        return sorted(list(visit.examples) for visit in self.visits)
 
     def check(self, num_examples: int) -> None:
         """Each example must have been in one of `num_replicas` threads that run at once, with weights of their own."""
-        if not self.visits:
-            raise CheckFailed("no forward ran: call the replicas, each with its share of the inputs")
-        if any(visit.thread == self._caller for visit in self.visits):
-            raise CheckFailed("a forward ran in the notebook's own thread: give each replica a thread of its own")
-        if len(self.visits) != self.num_replicas:
-            raise CheckFailed(f"{len(self.visits)} forwards ran for {self.num_replicas} replicas: one each, please "
-                              "(split(n) cuts pieces of n examples, tensor_split(n) cuts into n pieces)")
-        if not self.complete:
-            raise CheckFailed("the replicas ran one after another: start every thread before you join the first")
-        self._check_examples(num_examples)
+        require(self.visits, "no forward ran: call the replicas, each with its share of the inputs")
+        require(self._caller not in {visit.thread for visit in self.visits},
+                "a forward ran in the notebook's own thread: give each replica a thread of its own")
+        require(len(self.visits) == self.num_replicas, f"{len(self.visits)} forwards ran for {self.num_replicas} "
+                "replicas: one each, please (split(n) cuts pieces of n examples, tensor_split(n) cuts into n pieces)")
+        require(self.complete, "the replicas ran one after another: start every thread before you join the first")
+        seen = np.bincount(np.concatenate(self.shares()).astype(int), minlength=num_examples)
+        require(seen.all(), f"example {listed(np.flatnonzero(seen == 0))} of 0 to {num_examples - 1} went to no "
+                "replica: shares need not be equal (chunk and tensor_split leave nothing out)")
+        require(seen.max() == 1,
+                f"example {np.argmax(seen > 1)} went to several replicas: each gets a share of the batch")
         num_weights = len({visit.weights for visit in self.visits})
-        if num_weights > 1 and len({visit.network for visit in self.visits}) < self.num_replicas:
-            raise CheckFailed("two threads swap weights in one module object, and either may compute with the other's: "
-                              "give each a copy.deepcopy(module) to call")
-        if num_weights < self.num_replicas:
-            raise CheckFailed("two replicas used the same weights: on devices of their own each needs a copy")
+        num_networks = len({visit.network for visit in self.visits})
+        require(num_weights == 1 or num_networks == self.num_replicas, "two threads swap weights in one module object, "
+                "and either may compute with the other's: give each a copy.deepcopy(module) to call")
+        require(num_weights == self.num_replicas,
+                "two replicas used the same weights: on devices of their own each needs a copy")
 
     def _met(self) -> None:
         self.complete = True
-
-    def _check_examples(self, num_examples: int) -> None:
-        seen = np.bincount(np.concatenate([visit.examples for visit in self.visits]).astype(int),
-                           minlength=num_examples)
-        if not seen.all():
-            absent = listed(np.flatnonzero(seen == 0))
-            raise CheckFailed(f"example {absent} of 0 to {num_examples - 1} went to no replica: shares need not be "
-                              "equal (chunk and tensor_split leave nothing out)")
-        if seen.max() > 1:
-            raise CheckFailed(f"example {np.argmax(seen > 1)} went to several replicas: each gets a share of the batch")
 
 
 def replica_gradients(meeting: Meeting, loss: Any, losses: Any, gradients: Gradients, single: Gradients) -> float:
     """A step by threads must leave the gradient of the whole batch's mean loss in the module.
 
     `losses` (B,) and `single`, name -> (B, ...), are those of each example by itself; `gradients`, name -> tensor or
-    None, is what the step left and `loss` what it returned. Returns the sum of the gradient's absolute values. Raises
-    CheckFailed with the likeliest reason.
+    None, is what the step left and `loss` what it returned. Returns the sum of the gradient's absolute values.
     """
     losses = flat(losses)
     meeting.check(len(losses))
-    if any(gradient is None for gradient in gradients.values()):
-        raise CheckFailed("the module has no gradients: was backward() called, and nothing cleared after it? Or are "
-                          "they on the copies? Make these by something that autograd goes back through, such as "
-                          "clone(), or add the copies' gradients up yourself")
-    got = finite(0, "the module's gradients", whole({name: gradients[name] for name in single}))
+    require(all(gradient is not None for gradient in gradients.values()),
+            "the module has no gradients: was backward() called, and nothing cleared after it? Or are they on the "
+            "copies? Make these by something that autograd goes back through, such as clone(), or add the copies' "
+            "gradients up yourself")
+    got = finite(0, "the module's gradients", whole(gradients, single))
     rows = np.concatenate([flat(rows).reshape(len(losses), -1) for rows in single.values()], axis=1)
-    if not agree(got, rows.mean(axis=0), rows):
-        raise CheckFailed(_why_not_whole(multiples(rows, got), meeting))
+    found = Attribution(got, rows, 1 / len(losses), axes=("examples",), counts={"num_replicas": meeting.num_replicas})
+    if not found.is_right():
+        raise CheckFailed(_why_not_whole(found, meeting.shares()))
     number("the loss that you return", loss.item() if hasattr(loss, "item") else loss, losses.mean())
     return magnitude(got)
 
 
-def _why_not_whole(weights: np.ndarray | None, meeting: Meeting) -> str:
-    if weights is None:
-        return ("the gradient is no sum of the examples' gradients: does output i meet target i? Gather the outputs in "
-                "the order of the shares, whichever is done first")
-    num_examples, num_replicas = len(weights), meeting.num_replicas
-    shares = [list(visit.examples) for visit in meeting.in_order()]
-    means = np.zeros(num_examples)
+def _why_not_whole(found: Attribution, shares: Sequence[list[int]]) -> str:
+    means = np.zeros(len(found.rows))
     for share in shares:
         means[share] = 1 / len(share)
-    if not weights.any():
-        return "the module's gradients are zero: the replicas' are on the copies; add them up in the module"
-    if np.allclose(weights * num_examples * num_replicas, 1):
-        return ("the gradient is divided by the number of replicas: the loss is the mean over the whole batch already, "
-                "and the replicas' parts of its gradient add up")
-    if np.allclose(weights, means):
-        return "each replica's loss is the mean over its own share, and you add these up: gather, then compute one loss"
-    if np.allclose(weights, means / num_replicas):
-        return ("this is the mean of the replicas' means, and their shares are not equal: compute one loss, over all "
-                "outputs")
-    absent = [i for i, share in enumerate(shares) if np.allclose(weights[share], 0)]
-    if absent:
-        return (f"nothing of replica {listed(absent)} has come back to the module: add up the gradients of all "
-                "replicas")
-    if np.allclose(weights, weights[0]):
-        return f"the gradient is {short(weights[0] * num_examples)} times that of the whole batch's mean loss"
-    return "the examples have different weights in the gradient: each must have 1 / (number of examples)"
+    mistakes = {"sum of means": means, "mean of means": means / len(shares)}
+    absent = [] if found.factors is None else [i for i, share in enumerate(shares)
+                                               if is_zero(found.factors[share]).all()]
+    if absent and found.factors is not None:
+        mistakes["absent replicas"] = found.factors
+    return found.explain(GRADIENT, mistakes, replicas=listed(absent))

@@ -1,4 +1,4 @@
-"""L3: steps of training with sharded state, against those of one process: who updates what, and with which gradient.
+"""L3, lab 4: steps with sharded state against those of one process, and checkpoints of it.
 
 A rank's steps come as a list with, for each, `loss`; `updates`, what its optimizer was given, unit -> (shard, its
 gradient) as they were just before the update; `num_foreign`, how many numbers it had besides; `weights`, the model's
@@ -11,18 +11,43 @@ alike.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from book.checks.compare import (
-    TOLERANCE, Gradients, State, agree, flat, is_own, is_zero, magnitude, multiples, times, whole,
-)
-from book.checks.verdict import CheckFailed, finite, listed, number, short
+from book.checks.attribution import Attribution, in_words
+from book.checks.compare import TOLERANCE, Gradients, State, agree, differing, flat, magnitude, whole
+from book.checks.verdict import CheckFailed, finite, hint_for, number, require
 
 Updates = Mapping[str, tuple[Any, Any]]
-TENSOR_ATTRIBUTES = ("flatten", "view", "reshape", "ravel", "detach", "numel")  # what packs a p.grad asks it for
 Places = dict[str, np.ndarray]  # of each unit's shard, by number: where it is in the whole model, -1 for padding
+
+GRADIENT = {  # a shard's gradient, which should be its part of the mean over ranks and backwards
+    "times num_ranks": "it is the sum over {num_ranks} ranks; the loss of the whole batch is a mean, so divide by "
+                       "{num_ranks}",
+    "only last backwards": "only the last of the step's {num_backwards} backwards is in it: a second reduce_scatter "
+                           "has to add to self.shard.grad what it brings, as backward does to p.grad",
+    "only own": "only this rank's own gradient is in it: nothing has come from the other ranks",
+    "missing ranks": "the gradients of ranks {absent} have no part in it",
+    "scaled": "it is {times} times the mean: what is divided twice, or not at all?",
+    "unequal": "the {num_backwards} backwards of each rank weigh {of_rank_0}, and should {share}: is what one backward "
+               "brought added once, and averaged once?",
+    "unknown": "it is no sum of the ranks' gradients at these places. Are the gradients packed in the order of the "
+               "parameters, and is this rank's own piece taken?"}
+NO_GRADIENT = ("A p.grad was None: reduce_scatter ran before all gradients of the unit were there, or a second time. "
+               "It is called once in each backward, by the last of the unit's gradients")
+TRAINING_ERRORS = {
+    "storage of size 0": "Something is used while its unit is freed: which unit's all_gather has to come before, in "
+                         "which hook? In backward a block computes with its weights again",
+    **{f"'NoneType' object has no attribute '{name}'": NO_GRADIENT  # what packs a p.grad asks it for these
+       for name in ("flatten", "view", "reshape", "ravel", "detach", "numel")}}
+LOAD_ERRORS = {  # what DCP says when a checkpoint does not have what is asked for, and what it means here
+    "Size mismatch": "a tensor has another length now than when it was saved. Were the zeros saved that fill a shard "
+                     "up, or the shard alone? Its global shape is that of the unit, and no number of ranks is in it",
+    "Missing key": "a name that is asked for was not saved: names may not depend on the rank or the number of ranks, "
+                   "and save and load go through the same dict",
+    "KeyError: 'step'": "a new optimizer has no state yet: call start_state first",
+    "exp_avg": "an optimizer that has made no step has no state to load into: call start_state(zero) first"}
 
 
 class Step(Protocol):
@@ -43,15 +68,19 @@ class Whole(Protocol):
     parts: Sequence[Gradients]
 
 
+# Training
+
 def sharded_training(ranks: Sequence[Sequence[Step]], expected: Sequence[Whole], units: Mapping[str, State]) -> float:
     """Every step of every rank must be that of one process: places, loss, gradients, weights.
 
     `units` has each unit's parameters, by name. Returns the sum of the absolute values of the weights at the end.
-    Raises CheckFailed with the likeliest reason for the first thing that is wrong.
     """
-    _check_optimizers(ranks)
+    for rank, step in ((rank, step) for rank, own in enumerate(ranks) for step in own):
+        require(step.updates, f"rank {rank}'s optimizer makes no step: step() has to call self.optimizer.step()")
+        require(not step.num_foreign, f"rank {rank}'s optimizer has {step.num_foreign} numbers that are in no unit's "
+                "shard, and keeps state for each: hand it the shards alone")
     places = [_places(rank, own[0].updates, expected[0].before, len(ranks), units) for rank, own in enumerate(ranks)]
-    _check_shares(places, units, whole(expected[0].before).size)
+    _check_shares(places, units)
     for k, want in enumerate(expected):
         steps = [own[k] for own in ranks]
         _check_loss(k, [step.loss for step in steps], want.loss)
@@ -60,45 +89,25 @@ def sharded_training(ranks: Sequence[Sequence[Step]], expected: Sequence[Whole],
     return magnitude(whole(expected[-1].after))
 
 
-def _check_optimizers(ranks: Sequence[Sequence[Step]]) -> None:
-    for rank, own in enumerate(ranks):
-        for step in own:
-            if not step.updates:
-                raise CheckFailed(f"rank {rank}'s optimizer makes no step: step() has to call self.optimizer.step()")
-            if step.num_foreign:
-                raise CheckFailed(f"rank {rank}'s optimizer has {step.num_foreign} numbers that are in no unit's "
-                                  "shard, and keeps state for each: hand it the shards alone")
-
-
 def training_hint(message: str) -> str | None:
     """What it means that a training failed on a rank with `message`; None where nothing is known of it."""
-    if "storage of size 0" in message:
-        return ("Something is used while its unit is freed: which unit's all_gather has to come before, in which hook? "
-                "In backward a block computes with its weights again")
-    if any(f"'NoneType' object has no attribute '{name}'" in message for name in TENSOR_ATTRIBUTES):
-        return ("A p.grad was None: reduce_scatter ran before all gradients of the unit were there, or a second time. "
-                "It is called once in each backward, by the last of the unit's gradients")
-    return None
+    return hint_for(message, TRAINING_ERRORS)
 
-
-# Who has what
 
 def _places(rank: int, updates: Updates, before: State, num_ranks: int, units: Mapping[str, State]) -> Places:
     """Where in the model each number of a rank's shards is: rank 0's model, which all ranks must start from."""
     model, found = whole(before), {}
     for unit, (shard, _) in updates.items():
-        values = flat(shard)
-        places = _nearest(model, values)
-        strange = (places < 0) & (values != 0)
-        if strange.any():
-            raise CheckFailed(f"rank {rank}'s shard of {unit} starts with numbers that rank 0's parameters don't have, "
-                              f"{strange.sum()} of {values.size}: before a unit is cut, all ranks need rank 0's values "
-                              "(dist.broadcast with src=0)")
-        size = whole(units[unit]).size
-        if values.size > -(-size // num_ranks) + len(units[unit]):
-            raise CheckFailed(f"rank {rank}'s shard of {unit} has {values.size} numbers of its {size}: a share of "
-                              f"{num_ranks} is {-(-size // num_ranks)}")
-        found[unit] = places
+        values, size = flat(shard), whole(units[unit]).size
+        found[unit] = _nearest(model, values)
+        strange = (found[unit] < 0) & (values != 0)
+        require(not strange.any(), f"rank {rank}'s shard of {unit} starts with numbers that rank 0's parameters don't "
+                f"have, {strange.sum()} of {values.size}: before a unit is cut, all ranks need rank 0's values "
+                "(dist.broadcast with src=0)")
+        share = -(-size // num_ranks)
+        require(values.size <= share + len(units[unit]),
+                f"rank {rank}'s shard of {unit} has {values.size} numbers of its {size}: a share of {num_ranks} is "
+                f"{share}")
     return found
 
 
@@ -110,21 +119,17 @@ def _nearest(model: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.where(np.abs(model[order[after]] - values) <= TOLERANCE, order[after], -1)
 
 
-def _check_shares(places: Sequence[Places], units: Mapping[str, State], size: int) -> None:
+def _check_shares(places: Sequence[Places], units: Mapping[str, State]) -> None:
     """Every number must be in one rank's shard."""
     for unit, parameters in units.items():
         owned = np.concatenate([own[unit] for own in places])
         owned = owned[owned >= 0]
         several, num = owned.size - np.unique(owned).size, whole(parameters).size
-        if several:
-            raise CheckFailed(f"{several} numbers of {unit} are in the shards of two ranks: rank r's shard is the r-th "
-                              "of N pieces")
-        if owned.size < num:
-            raise CheckFailed(f"{num - owned.size} of the {num} numbers of {unit} are in nobody's shard: {len(places)} "
-                              "ranks can't share them equally, so fill up with zeros, then cut")
+        require(not several, f"{several} numbers of {unit} are in the shards of two ranks: rank r's shard is the r-th "
+                "of N pieces")
+        require(owned.size == num, f"{num - owned.size} of the {num} numbers of {unit} are in nobody's shard: "
+                f"{len(places)} ranks can't share them equally, so fill up with zeros, then cut")
 
-
-# A step
 
 def _check_loss(k: int, losses: Sequence[float], want: float) -> None:
     for rank, loss in enumerate(losses):
@@ -142,77 +147,118 @@ def _check_gradients(k: int, steps: Sequence[Step], places: Sequence[Places], wa
     for rank, step in enumerate(steps):
         for unit, (_, gradient) in step.updates.items():
             where = f"step {k}, rank {rank}, {unit}"
-            if gradient is None:
-                raise CheckFailed(f"{where}: the shard has no gradient when the optimizer steps. Is reduce_scatter "
-                                  "called for each unit before, and does it set self.shard.grad?"
-                                  + (" Does your count start again for each backward?" if k else ""))
+            require(gradient is not None, f"{where}: the shard has no gradient when the optimizer steps. Is "
+                    "reduce_scatter called for each unit before, and does it set self.shard.grad?"
+                    + " Does your count start again for each backward?" * (k > 0))
             here, got = places[rank][unit] >= 0, finite(rank, f"the gradient of {unit}'s shard", flat(gradient))
             index = places[rank][unit][here]
-            if np.any(got[~here]):
-                raise CheckFailed(f"{where}: the zeros that fill the shard up have a gradient: are the gradients cut "
-                                  "as the parameters are, in the same order, and filled up with zeros?")
+            require(not got[~here].any(), f"{where}: the zeros that fill the shard up have a gradient: are the "
+                    "gradients cut as the parameters are, in the same order, and filled up with zeros?")
             if not agree(got[here], rows.mean(axis=0)[index], rows):
-                raise CheckFailed(f"{where}: " + _why_gradient(rank, got[here], rows[:, index], len(steps),
-                                                               None if last is None else last[index]))
+                why = _why_gradient(rank, got[here], rows[:, index], len(steps), None if last is None else last[index])
+                raise CheckFailed(f"{where}: {why}")
 
 
 def _why_gradient(rank: int, got: np.ndarray, rows: np.ndarray, num_ranks: int, previous: np.ndarray | None) -> str:
     """What the gradient of a shard is in place of the mean of `rows`, one for each backward of each rank."""
-    mean, num_backwards = rows.mean(axis=0), len(rows) // num_ranks
-    if previous is not None and agree(got, mean + previous, rows):
+    if previous is not None and agree(got, rows.mean(axis=0) + previous, rows):
         return "the gradient of the step before is still in it: who clears the shard's gradient after the update?"
-    if np.isclose(factor := times(got, mean), num_ranks) and agree(got, factor * mean, rows):
-        return f"it is the sum over {num_ranks} ranks; the loss of the whole batch is a mean, so divide by {num_ranks}"
-    factors = multiples(rows, got)
-    if factors is None:
-        return ("it is no sum of the ranks' gradients at these places. Are the gradients packed in the order of the "
-                "parameters, and is this rank's own piece taken?")
-    by_rank = factors.reshape(num_ranks, num_backwards)
-    if is_zero(by_rank[:, :-1]).all() and num_backwards > 1:
-        return (f"only the last of the step's {num_backwards} backwards is in it: a second reduce_scatter has to add "
-                "to self.shard.grad what it brings, as backward does to p.grad")
-    shares = by_rank.mean(axis=1) * num_backwards
-    if is_own(shares, rank) or (is_zero(np.delete(shares, rank)).all()):
-        return "only this rank's own gradient is in it: nothing has come from the other ranks"
-    if is_zero(factors).any():
-        return f"the gradients of ranks {listed(np.flatnonzero(is_zero(shares)))} have no part in it"
-    if np.allclose(factors, factors[0]):
-        return f"it is {short(factors[0] * len(rows))} times the mean: what is divided twice, or not at all?"
-    return (f"the {num_backwards} backwards of each rank weigh {listed(map(short, by_rank[0]))}, and should "
-            f"{short(1 / len(rows))}: is what one backward brought added once, and averaged once?")
+    found = Attribution(got, rows.reshape(num_ranks, -1, rows.shape[1]), 1 / len(rows), rank, ("ranks", "backwards"),
+                        {"num_ranks": num_ranks})
+    of_rank_0 = "" if found.factors is None else in_words(found.factors[0])
+    return found.explain(GRADIENT, num_backwards=len(rows) // num_ranks, of_rank_0=of_rank_0)
 
 
 def _check_weights(k: int, steps: Sequence[Step], places: Sequence[Places], want: Whole) -> None:
     before, after = whole(want.before), whole(want.after)
     for rank, step in enumerate(steps):
-        got = finite(rank, f"its parameters after step {k}", whole({name: step.weights[name] for name in want.after}))
+        got = finite(rank, f"its parameters after step {k}", whole(step.weights, want.after))
         wrong = np.abs(got - after) > TOLERANCE * max(1, np.abs(after).max())
+        own = np.zeros(got.size, dtype=bool)
+        own[np.concatenate([found[found >= 0] for found in places[rank].values()])] = True
         if wrong.any():
-            own = np.zeros(got.size, dtype=bool)
-            own[np.concatenate([p[p >= 0] for p in places[rank].values()])] = True
             raise CheckFailed(f"after step {k} rank {rank} has {wrong.sum()} wrong numbers of {wrong.size}: "
                               + _why_weights(got, before, after, own, wrong))
 
 
-class _Kind(NamedTuple):
-    holds: bool
-    message: str
-
-
 def _why_weights(got: np.ndarray, before: np.ndarray, after: np.ndarray, own: np.ndarray, wrong: np.ndarray) -> str:
     stale = np.abs(got - before) <= TOLERANCE
-    kinds = (
-        _Kind(stale.all(), "all parameters are as before the step. The update went into the shard; all_gather has to "
-                           "bring the shards into the memory that the parameters are views of, and into no copy"),
-        _Kind(stale[~own].all() and not wrong[own].any(),
-              "its own shard is updated, and the rest is as before the step: after the update all ranks' shards have "
-              "to be gathered"),
-        _Kind(not got[wrong].any(), "zeros stand there: have the parameters' numbers been brought back, and is the "
-                                    "padding left out?"),
-        _Kind(bool((_nearest(np.append(after, 0), got) >= 0).all()),
-              "they are right numbers in wrong places. What all_gather brings is in the order of ranks, and the "
-              "padding stands at its end and belongs to no parameter"))
-    for kind in kinds:
-        if kind.holds:
-            return kind.message
+    if stale.all():
+        return ("all parameters are as before the step. The update went into the shard; all_gather has to bring the "
+                "shards into the memory that the parameters are views of, and into no copy")
+    if stale[~own].all() and not wrong[own].any():
+        return ("its own shard is updated, and the rest is as before the step: after the update all ranks' shards have "
+                "to be gathered")
+    if not got[wrong].any():
+        return "zeros stand there: have the parameters' numbers been brought back, and is the padding left out?"
+    if (_nearest(np.append(after, 0), got) >= 0).all():
+        return ("they are right numbers in wrong places. What all_gather brings is in the order of ranks, and the "
+                "padding stands at its end and belongs to no parameter")
     return "the gradients were right, so what has changed them besides one step of the optimizer on the shard?"
+
+
+# Checkpoints
+
+def parts_without_zeros(parts: Sequence[Mapping[str, tuple[int, int, int]]]) -> None:
+    """Each rank's local parts must be those of `Shard(0)`: what torch.chunk gives, without what fills shards up.
+
+    `parts` has by rank, for each sharded tensor of the checkpoint, (numbers in its local part, in all of it, first
+    number): the last says where the tensor as a whole puts the part.
+    """
+    for rank, own in enumerate(parts):
+        for name, (num, num_all, first) in own.items():
+            share = max(0, min(-(-num_all // len(parts)), num_all - first))
+            require(num == share, f"rank {rank}'s part of {name} has {num} numbers, and of a tensor of {num_all} it "
+                    f"has {share} on {len(parts)} ranks: take the zeros that fill the shard up out of the local part "
+                    "too. mine(unit, tensor) does")
+
+
+def saved_once(sizes: Mapping[str, int] | None, num_numbers: int, num_ranks: int) -> None:
+    """A checkpoint must hold `num_numbers` of state once: no fewer, none for every rank, and no zeros between them.
+
+    `sizes` says how many numbers are saved under each name, None where there is no checkpoint. Names with a single
+    number, such as a step's, may come on top.
+    """
+    if sizes is None:
+        raise CheckFailed("there is no checkpoint that torch.distributed.checkpoint can read: is dcp.save called, on "
+                          "all ranks, with checkpoint_id=folder?")
+    saved = sum(size for size in sizes.values() if size > 1)
+    head = f"the checkpoint has {saved} numbers, the state {num_numbers}: "
+    require(saved < 0.75 * num_ranks * num_numbers,
+            f"{head}every one of {num_ranks} ranks has saved all of it, under a name of its own")
+    require(saved <= num_numbers, f"{head}the zeros that fill the shards up must not be saved, or the global shape "
+            "depends on the number of ranks")
+    require(3 * saved != num_numbers,
+            f"{head}parameters alone are not the training's state, which is the optimizer's too")
+    require(saved >= 0.9 * num_numbers, f"{head}is each rank's part saved, of the shard and of both averages? A plain "
+            "tensor counts as equal on all ranks, and one of them writes it: make it a DTensor. Or do two tensors "
+            "share a name?")
+
+
+def load_failure(message: str, folder: str) -> str:
+    """What to say when loading failed with `message`; the folder's name, another one each time, is left out."""
+    for said, meaning in LOAD_ERRORS.items():
+        if said in message:
+            return f"loading failed ({said}): {meaning}"
+    return message.replace(folder, "the folder")
+
+
+def continued(loaded: Sequence[State], ranks: Sequence[Sequence[Step]], expected: Sequence[Whole], first: int,
+              slips: Mapping[str, State]) -> float:
+    """What each rank loaded must be the weights before step `first`, and each step from there that of one process.
+
+    `slips` has, by what to say of it, the weights after step `first` where something was forgotten. Returns the last
+    loss.
+    """
+    where = f"on {len(loaded)} rank{'s' * (len(loaded) > 1)}"
+    for rank, weights in enumerate(loaded):
+        for name in differing(expected[first].before, weights, tolerance=TOLERANCE):
+            raise CheckFailed(f"{where}, rank {rank} has loaded other numbers for {name} than were saved: does load "
+                              "write into the shard's own memory, and each part into its place?")
+    unknown = "what else does the step depend on, and was it loaded into the optimizer that the model uses?"
+    for k, want in enumerate(expected[first:]):
+        got = whole(ranks[0][k].weights, want.after)
+        why = next((why for why, weights in slips.items() if k == 0 and agree(got, whole(weights))), unknown)
+        require(agree(got, whole(want.after)),
+                f"{where} the weights that were loaded are right, and after the next step they are not: {why}")
+    return float(np.mean([own[-1].loss for own in ranks]))

@@ -1,29 +1,29 @@
-"""L3: what ranks hold of sharded state and when, by the measured memory events of a recorded run, and what they send.
+"""L3, lab 4: what ranks hold of sharded state and when, what they send, how they clip.
 
 A unit's `sizes` are its numbers of parameters, unit -> (numbers, tensors). A share is 1/N of the numbers and, to leave
-room for every way to fill up, one number for each tensor.
+room for every way to fill up, one number for each tensor. What a rank holds is read from a recording's memory events.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from book.checks.verdict import CheckFailed, number, short
+from book.checks.verdict import CheckFailed, number, require, short
 from book.cost import BUS_FACTORS, StateBytes, sent_bytes, sharded_sent_bytes
 from book.trace import STATE, Event, Trace
 
 Sizes = Mapping[str, tuple[int, int]]
+FACTORS: Mapping[str, Callable[[int], float]] = BUS_FACTORS
 SHARDED = STATE[:3]  # activations are no state of a model
 
 
 def predicted_state(got: Any, measured: StateBytes, zero_stage: int, num_ranks: int, item_bytes: int) -> float:
     """`got` must be the three bytes that `measured` says a rank holds. Returns their sum."""
-    if not isinstance(got, (tuple, list)) or len(got) != len(SHARDED):
-        raise CheckFailed("held_bytes must return three numbers, the bytes of parameters, gradients and optimizer "
-                          f"state, not {got!r}")
-    for first, (name, value) in zip((3, 2, 1), zip(SHARDED, got)):
+    require(isinstance(got, (tuple, list)) and len(got) == len(SHARDED), "held_bytes must return three numbers, the "
+            f"bytes of parameters, gradients and optimizer state, not {got!r}")
+    for first, name, value in zip((3, 2, 1), SHARDED, got):
         want = getattr(measured, name)
         words = "optimizer state" if name == "optimizer" else name
         number(f"in stage {zero_stage} on {num_ranks} ranks, the number of bytes of {words}", value, want, [
@@ -36,12 +36,10 @@ def predicted_state(got: Any, measured: StateBytes, zero_stage: int, num_ranks: 
 def fewest(got: Any, want: int | None, name: str) -> None:
     """`got` must be the fewest ranks on which something fits, None where no number of them will do."""
     if want is None:
-        if got is not None:
-            raise CheckFailed(f"{name}: you say {got} ranks, but what is not sharded is already too large for one "
-                              "rank, and no number of ranks changes that: return None")
+        require(got is None, f"{name}: you say {got} ranks, but what is not sharded is already too large for one rank, "
+                "and no number of ranks changes that: return None")
         return
-    if got is None:
-        raise CheckFailed(f"{name}: you say that it never fits, but on {want} rank{'s' * (want > 1)} it does")
+    require(got is not None, f"{name}: you say that it never fits, but on {want} rank{'s' * (want > 1)} it does")
     number(f"{name}: the fewest ranks", got, want, [
         (want - 1, "a part of a rank is a rank more: round up"),
         (want + 1, "one rank fewer would do: what just fits, fits")])
@@ -52,8 +50,8 @@ def fewest(got: Any, want: int | None, name: str) -> None:
 def held_in_time(trace: Trace, rank: int, what: str) -> Iterator[tuple[Event, dict[str, float]]]:
     """Each event of a rank, and how many bytes of `what` it then holds of every unit."""
     held: dict[str, float] = {}
-    for event in sorted(trace.of_rank(rank), key=lambda event: event.start_s):
-        if event.kind == "memory" and event.op == what:
+    for event in sorted(trace.of_rank(rank), key=lambda event: event.start_s or 0.0):
+        if event.kind == "memory" and event.op == what and event.unit is not None:
             held = {**held, event.unit: event.num_bytes or 0.0}
         yield event, held
 
@@ -63,26 +61,22 @@ def optimizer_sharded(trace: Trace, sizes: Sizes, numbers_each: int, item_bytes:
 
     Returns the bytes that rank 0 keeps at the end.
     """
-    for rank in range(trace.world_size):
-        *_, (_, held) = held_in_time(trace, rank, "optimizer")
-        for unit, num_bytes in held.items():
-            if num_bytes > numbers_each * _share(sizes[unit], trace.world_size, item_bytes):
-                raise CheckFailed(f"rank {rank} keeps {num_bytes:.0f} bytes of optimizer state for {unit}: it should "
-                                  f"be for 1/{trace.world_size} of its numbers")
-        if rank == 0:
-            kept = sum(held.values())
-    return kept
+    kept = [_at_the_end(trace, rank, "optimizer") for rank in range(trace.world_size)]
+    for rank, held in enumerate(kept):
+        for unit in _whole(held, sizes, trace.world_size, numbers_each * item_bytes):
+            raise CheckFailed(f"rank {rank} keeps {held[unit]:.0f} bytes of optimizer state for {unit}: it should be "
+                              f"for 1/{trace.world_size} of its numbers")
+    return sum(kept[0].values())
 
 
 def gradients_dropped(trace: Trace, sizes: Sizes, item_bytes: int) -> None:
     """After the last step no rank may keep a unit's whole gradients."""
     for rank in range(trace.world_size):
-        *_, (_, held) = held_in_time(trace, rank, "gradients")
-        for unit, num_bytes in held.items():
-            if num_bytes > _share(sizes[unit], trace.world_size, item_bytes):
-                raise CheckFailed(f"rank {rank} keeps {num_bytes:.0f} bytes of gradients of {unit} after the step: "
-                                  "when the shard has its part, set p.grad = None for each parameter. Zeros in its "
-                                  "place keep the memory")
+        held = _at_the_end(trace, rank, "gradients")
+        for unit in _whole(held, sizes, trace.world_size, item_bytes):
+            raise CheckFailed(f"rank {rank} keeps {held[unit]:.0f} bytes of gradients of {unit} after the step: when "
+                              "the shard has its part, set p.grad = None for each parameter. Zeros in its place keep "
+                              "the memory")
 
 
 def gradients_sharded(trace: Trace, sizes: Sizes, item_bytes: int) -> float:
@@ -90,19 +84,20 @@ def gradients_sharded(trace: Trace, sizes: Sizes, item_bytes: int) -> float:
 
     Returns the most bytes of gradients that rank 0 held at once.
     """
-    peaks = []
     for rank in range(trace.world_size):
-        peaks.append(0.0)
         for event, held in held_in_time(trace, rank, "gradients"):
-            peaks[-1] = max(peaks[-1], sum(held.values()))
-            kept = [unit for unit in sizes if held.get(unit, 0) > _share(sizes[unit], trace.world_size, item_bytes)]
-            if event.op == "update" and kept:
-                raise CheckFailed(f"rank {rank} still has whole gradients of {kept[0]} at the update: when the shard "
-                                  "has its part, set p.grad = None for each parameter")
-            blocks = [unit for unit in kept if unit != "root"]
-            if len(blocks) > 1:
-                raise CheckFailed(_why_gradients(rank, sorted(blocks), held, sizes, item_bytes))
-    return peaks[0]
+            kept = _whole(held, sizes, trace.world_size, item_bytes)
+            for unit in kept if event.op == "update" else ():
+                raise CheckFailed(f"rank {rank} still has whole gradients of {unit} at the update: when the shard has "
+                                  "its part, set p.grad = None for each parameter")
+            blocks = sorted(unit for unit in kept if unit != "root")
+            for unit in blocks if len(blocks) > 1 else ():
+                require(held[unit] <= sizes[unit][0] * item_bytes, f"rank {rank} holds whole gradients of {unit} after "
+                        "its reduce_scatter, beside its shard's: they are no longer needed, so set p.grad = None for "
+                        "each parameter")
+            require(len(blocks) < 2, f"rank {rank} holds whole gradients of {' and '.join(blocks[:2])} at once: "
+                    "scatter a unit's when the last of them is there, inside backward, and drop them")
+    return _peak(trace, "gradients")
 
 
 def parameters_sharded(trace: Trace, sizes: Sizes, item_bytes: int, num_forwards: int) -> float:
@@ -111,65 +106,51 @@ def parameters_sharded(trace: Trace, sizes: Sizes, item_bytes: int, num_forwards
     Returns the most bytes of parameters that rank 0 held at once. Raises CheckFailed for a unit that is never freed,
     or freed too late.
     """
-    peaks = []
     for rank in range(trace.world_size):
-        rises, before, work = dict.fromkeys(sizes, 0), set(), "forward"
-        peaks.append(0.0)
+        num_whole, before, work = dict.fromkeys(sizes, 0), set[str](), "forward"
         for event, held in held_in_time(trace, rank, "parameters"):
-            peaks[-1] = max(peaks[-1], sum(held.values()))
-            now = {unit for unit in sizes if held.get(unit, 0) > _share(sizes[unit], trace.world_size, item_bytes)}
+            now = set(_whole(held, sizes, trace.world_size, item_bytes))
             for unit in now - before:
-                rises[unit] += 1
-            work = event.op if event.kind == "compute" else work
-            _check_whole(rank, work, now)
-            before = now
-        _check_rises(rank, rises, num_forwards)
-    return peaks[0]
+                num_whole[unit] += 1
+            before, work = now, (event.op or "") if event.kind == "compute" else work
+            blocks = sorted(now - {"root"})
+            for unit in blocks if work == "update" else ():
+                raise CheckFailed(f"rank {rank} holds {unit} whole after the backwards: it is freed when its gradients "
+                                  "have been scattered, and after the update nothing has to be whole before the next "
+                                  "forward")
+            require(len(blocks) < 2, f"rank {rank} holds {' and '.join(blocks[:2])} whole at the same time: free a "
+                    f"unit as soon as its {work} is done")
+        for unit, num in num_whole.items():
+            head = f"rank {rank} makes {unit} whole {num} times in {num_forwards} forwards and backwards: "
+            require(num >= 2 * num_forwards,
+                    f"{head}it is gathered for each forward, freed, gathered again for backward, and freed")
+            require(num <= 2 * num_forwards, f"{head}two for each are enough")
+    return _peak(trace, "parameters")
 
 
 def nothing_behind(num_bytes: Sequence[float]) -> None:
     """`num_bytes` by rank of memory that held whole parameters in forward and is still there before backward: none."""
     for rank, kept in enumerate(num_bytes):
-        if kept:
-            raise CheckFailed(f"on rank {rank} {kept:.0f} bytes of whole parameters outlive the forward, though no "
-                              "parameter shows them: autograd has kept views of them for backward. An empty tensor in "
-                              "p.data takes the memory from the parameter alone; take it from the storage: "
-                              "flat.untyped_storage().resize_(0)")
+        require(not kept, f"on rank {rank} {kept:.0f} bytes of whole parameters outlive the forward, though no "
+                "parameter shows them: autograd has kept views of them for backward. An empty tensor in p.data takes "
+                "the memory from the parameter alone; take it from the storage: flat.untyped_storage().resize_(0)")
 
 
-def _why_gradients(rank: int, blocks: Sequence[str], held: Mapping[str, float], sizes: Sizes, item_bytes: int) -> str:
-    for unit in blocks:
-        if held[unit] > sizes[unit][0] * item_bytes:
-            return (f"rank {rank} holds whole gradients of {unit} after its reduce_scatter, beside its shard's: they "
-                    "are no longer needed, so set p.grad = None for each parameter")
-    return (f"rank {rank} holds whole gradients of {' and '.join(blocks[:2])} at once: scatter a unit's when the last "
-            "of them is there, inside backward, and drop them")
+def _at_the_end(trace: Trace, rank: int, what: str) -> dict[str, float]:
+    """How many bytes of `what` a rank holds of every unit after its last event."""
+    *_, (_, held) = held_in_time(trace, rank, what)
+    return held
 
 
-def _check_whole(rank: int, work: str, now: set[str]) -> None:
-    """`work` is what the rank does now, or did last."""
-    blocks = sorted(now - {"root"})
-    if work == "update" and blocks:
-        raise CheckFailed(f"rank {rank} holds {blocks[0]} whole after the backwards: it is freed when its gradients "
-                          "have been scattered, and after the update nothing has to be whole before the next forward")
-    if len(blocks) > 1:
-        raise CheckFailed(f"rank {rank} holds {' and '.join(blocks[:2])} whole at the same time: free a unit as soon "
-                          f"as its {work} is done")
+def _peak(trace: Trace, what: str) -> float:
+    """The most bytes of `what` that rank 0 held at once."""
+    return max(sum(held.values()) for _, held in held_in_time(trace, 0, what))
 
 
-def _check_rises(rank: int, rises: Mapping[str, int], num_forwards: int) -> None:
-    for unit, num in rises.items():
-        if num < 2 * num_forwards:
-            raise CheckFailed(f"rank {rank} makes {unit} whole {num} times in {num_forwards} forwards and backwards: "
-                              "it is gathered for each forward, freed, gathered again for backward, and freed")
-        if num > 2 * num_forwards:
-            raise CheckFailed(f"rank {rank} makes {unit} whole {num} times in {num_forwards} forwards and backwards: "
-                              "two for each are enough")
-
-
-def _share(size: tuple[int, int], num_ranks: int, item_bytes: int) -> float:
-    numbers, tensors = size
-    return (-(-numbers // num_ranks) + tensors) * item_bytes
+def _whole(held: Mapping[str, float], sizes: Sizes, num_ranks: int, item_bytes: int) -> list[str]:
+    """The units of which more is held than a rank's share."""
+    return [unit for unit, (numbers, tensors) in sizes.items()
+            if held.get(unit, 0) > (-(-numbers // num_ranks) + tensors) * item_bytes]
 
 
 # Sent
@@ -179,33 +160,30 @@ def sharded_traffic(trace: Trace, zero_stage: int, num_bytes: float, num_steps: 
 
     `num_bytes` are those of all parameters. Returns how often a rank sent its (N-1)/N of the model in a step.
     """
-    used = {event.op for event in trace.of_kind("collective")}
-    if "all_reduce" in used and zero_stage:
-        raise CheckFailed("your run all-reduces: that hands every rank the whole mean gradient, at twice the bytes of "
-                          "a reduce-scatter, and a rank needs its part alone")
-    once = BUS_FACTORS["all_gather"](trace.world_size) * num_bytes * num_steps
+    require(not zero_stage or "all_reduce" not in {event.op for event in trace.of_kind("collective")},
+            "your run all-reduces: that hands every rank the whole mean gradient, at twice the bytes of a "
+            "reduce-scatter, and a rank needs its part alone")
+    once = FACTORS["all_gather"](trace.world_size) * num_bytes * num_steps
     passes = sum(map(_sent, trace.events)) / trace.world_size / once
     want = sharded_sent_bytes(zero_stage, trace.world_size, num_bytes) * num_steps / once
-    if not want - 1e-6 <= passes <= want * 1.15:
-        raise CheckFailed(f"a rank sends (N-1)/N of the model {passes:.2f} times in a step; stage {zero_stage} takes "
-                          f"{want:.0f}: " + ("two all-gathers, for forward and backward, and a reduce-scatter"
-                                             if zero_stage == 3 else "a reduce-scatter and an all-gather"))
+    require(want - 1e-6 <= passes <= want * 1.15, f"a rank sends (N-1)/N of the model {passes:.2f} times in a step; "
+            f"stage {zero_stage} takes {want:.0f}: " + ("two all-gathers, for forward and backward, and a "
+            "reduce-scatter" if zero_stage == 3 else "a reduce-scatter and an all-gather"))
     return passes
 
 
 def _sent(event: Event) -> float:
     """Bytes that a rank sends in it, the mean over the ranks where they differ."""
-    if event.kind == "collective" and event.op in ("broadcast", "reduce"):
-        return BUS_FACTORS["all_gather"](len(event.group)) * (event.num_bytes or 0.0)
-    if event.kind == "collective" and event.op != "barrier":
-        return BUS_FACTORS[event.op](len(event.group)) * (event.num_bytes or 0.0)
-    return sent_bytes(event)
+    if event.kind != "collective" or event.op is None or event.op == "barrier":
+        return sent_bytes(event)
+    op = "all_gather" if event.op in ("broadcast", "reduce") else event.op
+    return FACTORS[op](len(event.group or ())) * (event.num_bytes or 0.0)
 
 
 def counted_bytes(got: Any, events: Sequence[Event], num_ranks: int, item_bytes: int) -> float:
     """`got` must be the bytes that the rank of these events sent, if collectives are rings. Returns it."""
     want = sum(map(sent_bytes, events))
-    by_op = {op: sum(event.num_bytes for event in events if event.op == op) for op in BUS_FACTORS}
+    by_op = {op: sum(event.num_bytes or 0 for event in events if event.op == op) for op in BUS_FACTORS}
     ring, buffers = (num_ranks - 1) / num_ranks, sum(by_op.values())
     return number(f"the bytes that a rank of {num_ranks} sends", got, want, [
         (buffers, "that is what the buffers weigh. In a ring a rank sends (N-1)/N of one, and in an all-reduce twice"),
@@ -222,8 +200,7 @@ def clipped(norms: Sequence[Any], scales: Sequence[float], local: Sequence[Seque
     """Every rank must find the norm `want` of the whole gradient, and scale its shards by min(1, max_norm / norm).
 
     `scales` are the factors that the ranks' gradients were multiplied with, `local` the roots of the sums of squares of
-    their own shards, unit by unit; `want` may be a norm of another kind. Returns the norm. Raises CheckFailed with the
-    likeliest reason.
+    their own shards, unit by unit; `want` may be a norm of another kind. Returns the norm.
     """
     own, num = [float(np.linalg.norm(units)) for units in local], len(norms)
     total, units = sum(own), np.linalg.norm(local, axis=0)
@@ -240,14 +217,13 @@ def clipped(norms: Sequence[Any], scales: Sequence[float], local: Sequence[Seque
             (want / np.sqrt(num), "that is the root of the mean of the ranks' squares: add them up"),
             *((float(unit), "that is the norm of one unit: clipping needs that of the whole gradient, over all units, "
                "and shortens them all by one factor") for unit in (*units, *local[rank])),
-            *((mistaken, added) for mistaken in (np.sum(local), np.sum(units), sum(local[rank]),
+            *((float(mistaken), added) for mistaken in (np.sum(local), np.sum(units), sum(local[rank]),
                                                  np.linalg.norm(np.sum(local, axis=1))))])
     factor = min(1.0, max_norm / want)
     for rank, scale in enumerate(scales):
-        if not np.isclose(scale, factor, rtol=1e-5):
-            by = "by no one factor" if np.isnan(scale) else f"by {short(scale)}"
-            raise CheckFailed(f"rank {rank}'s gradients are multiplied {by}, and should be by {short(factor)} "
-                              + _why_scale(scale, want, max_norm))
+        by = "by no one factor" if np.isnan(scale) else f"by {short(scale)}"
+        require(np.isclose(scale, factor, rtol=1e-5), f"rank {rank}'s gradients are multiplied {by}, and should be by "
+                f"{short(factor)} {_why_scale(scale, want, max_norm)}")
     return float(want)
 
 

@@ -1,7 +1,6 @@
-"""L3: what ranks hold that share out a linear map, and what an operator between them does forward and backward.
+"""L3, lab 5: a linear map that is cut over ranks, the operators between the cuts, and modules made of these.
 
-What a rank holds instead of the result is found by least squares: a map that is cut by rows is a sum of the ranks'
-parts, so most mistakes are multiples of these.
+What a rank holds in place of a sum of the ranks' parts is attributed to these parts.
 
 Shapes: B examples, I inputs, O outputs. Weights are (O, I), as nn.Linear keeps them.
 """
@@ -15,18 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from book.checks.compare import (
-    agree, all_but_rank_0, dense, held, identical, is_own, is_zero, magnitude, multiples, same,
-)
-from book.checks.verdict import CheckFailed, listed, short
+from book.checks.attribution import Attribution, is_zero, multiples
+from book.checks.compare import agree, all_but_rank_0, dense, held, identical, magnitude, same, times
+from book.checks.verdict import CheckFailed, listed, require, short
 
 # What to say of a product whose sides don't fit, where nothing is known of the weight.
 PRODUCT = ("the weight is cut along the wrong dim, or not at all: nn.Linear keeps it as (outputs, inputs), so a column "
            "of the product is a row of the weight, dim 0, and an input is dim 1. Or x is cut once more: it comes as "
            "the rank needs it")
-
-# What torch says, as a pattern, of tensors that don't fit, and what it means where a map is cut.
-MEANINGS = {
+MEANINGS = {  # what torch says, as a pattern, of tensors that don't fit, and what it means where a map is cut
     r"cannot be multiplied \(\d+x(\d+) and (\d+)x":
         "what comes in has {0} numbers in a row, what it is multiplied with takes {1}: {product}",
     r"expanded size of the tensor \((\d+)\) must match the existing size \((\d+)\)":
@@ -43,8 +39,25 @@ MEANINGS = {
                      "and the numbers in it count from there. A target outside it is not looked up there at all: clamp "
                      "its place, and put 0 instead of what you find",
     "NoneType": "something here is None: dist.all_reduce works in place and returns nothing, so use the tensor that "
-                "you gave it",
-}
+                "you gave it"}
+PARTS = {  # a sum of the ranks' parts
+    "own": "this is the rank's own part of a sum, with nothing of the others in it: the all-reduce is missing",
+    "mean": "this is the mean of the {size} ranks' parts: parts of one sum are added up, not averaged",
+    "times num_ranks": "this is {num_ranks} times the sum: is it all-reduced twice?",
+    "missing ranks": "the part of rank {absent} is not in it: does every rank's part go into the sum?",
+    "unequal": "the ranks' parts are in it {weights} times, each should be in it once"}
+INPUT_GRADIENT = PARTS | {
+    "own": "it is what comes back through the rank's own part. All ranks use x, so x goes in through the operator "
+           "whose way back is an all-reduce",
+    "unknown": "it is no sum of what comes back through the ranks' parts: does all that uses x get it by one operator?"}
+UNKNOWN = "this can't be made from the ranks' {what}: was the result written to where it is read?"
+OPERATORS = {
+    "sum": PARTS | {"own": "this is the rank's own, with nothing of the others in it: here the all-reduce is missing, "
+                           "or lost", "unknown": UNKNOWN},
+    "identity": {"sum": "this is the sum over the ranks: on its way {way} this operator hands on what it is given; the "
+                        "all-reduce is for the way {way_back}",
+                 "unequal": "the ranks' {what} are in it {weights} times: hand on the rank's own, as it is",
+                 "unknown": UNKNOWN}}
 
 
 @contextmanager
@@ -63,20 +76,21 @@ def shapes_in_words(product: str = PRODUCT) -> Iterator[None]:
         raise
 
 
+# One map
+
 def column_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: Any,
                    name: str = "column_linear") -> float:
     """Rank r must hold the r-th block of the columns of x weight^T + bias, (B, O/R) on each of R ranks.
 
-    `name` is that of the function that made them. Returns the sum of the absolute values of all blocks. Raises
-    CheckFailed with the likeliest reason.
+    `name` is that of the function that made them. Returns the sum of the absolute values of all blocks.
     """
     bias = dense(bias_O)
     whole = dense(x_BI) @ dense(weight_OI).T + bias
     size = whole.shape[1] // len(outputs)
     for rank, output in enumerate(outputs):
-        if getattr(output, "shape", None) == whole.shape and len(outputs) > 1:
-            raise CheckFailed(f"{name}, rank {rank} returns all {whole.shape[1]} outputs: it keeps the {size} that its "
-                              "part of the weight gives, and nobody gathers them")
+        require(getattr(output, "shape", None) != whole.shape or len(outputs) == 1, f"{name}, rank {rank} returns all "
+                f"{whole.shape[1]} outputs: it keeps the {size} that its part of the weight gives, and nobody gathers "
+                "them")
         got = held(rank, f"the output of {name}", output, (len(whole), size))
         same(f"{name}, rank {rank}", got, whole[:, rank * size:][:, :size], whole,
              partial(_why_not_columns, rank, got, whole, bias))
@@ -87,23 +101,17 @@ def row_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: Any,
                 name: str = "row_linear") -> float:
     """Every rank must hold all of x weight^T + bias, of which rank r had the r-th block of x's columns.
 
-    `name` is that of the function that made it. Returns the sum of its absolute values. Raises CheckFailed with
-    the likeliest reason.
+    `name` is that of the function that made it. Returns the sum of its absolute values.
     """
     num_ranks, (x, weight, bias) = len(outputs), map(dense, (x_BI, weight_OI, bias_O))
     whole = x @ weight.T + bias
-    parts = [a @ b.T for a in np.split(x, num_ranks, axis=1) for b in np.split(weight, num_ranks, axis=1)]
-    rows = np.stack([part.ravel() for part in [*parts, np.broadcast_to(bias, whole.shape)]])
     got = [held(rank, f"the output of {name}", output, whole.shape) for rank, output in enumerate(outputs)]
     wrong = [rank for rank in range(num_ranks) if not agree(got[rank], whole)]
-    if wrong and all_but_rank_0(wrong, num_ranks):
-        raise CheckFailed(f"{name}: only rank 0 holds the whole output: every rank must end with it; all_reduce gives "
-                          "the sum to all, reduce to one, and the bias too belongs to all")
-    if wrong:
-        rank, odd = wrong[0], got[wrong[0]]
-        factors = multiples(rows, odd)
-        same(f"{name}, rank {rank}", odd, whole, whole, lambda: _why_no_sum(odd, x, weight, bias, num_ranks)
-             if factors is None else _why_not_rows(rank, factors[:-1].reshape(num_ranks, num_ranks), factors[-1]))
+    require(not wrong or not all_but_rank_0(wrong, num_ranks), f"{name}: only rank 0 holds the whole output: every "
+            "rank must end with it; all_reduce gives the sum to all, reduce to one, and the bias too belongs to all")
+    for rank in wrong:
+        same(f"{name}, rank {rank}", got[rank], whole, whole,
+             partial(_why_not_rows, rank, got[rank], x, weight, bias, num_ranks))
     return magnitude(whole)
 
 
@@ -112,61 +120,38 @@ def operator(name: str, runs: Sequence[Mapping[str, Any]], forward: str, backwar
 
     `runs` has, for each rank, `x` and `upstream`, the gradient that comes back, as they were before; `x_after` and
     `upstream_after`; `output`, and `gradient`, which x gets. Returns the sum of the absolute values of both results on
-    rank 0. Raises CheckFailed with the likeliest reason.
+    rank 0.
     """
-    total = 0.0
     ways = (("forward", "x", "output", forward), ("backward", "upstream", "gradient", backward))
     for way, given, result, wanted in ways:
-        before = [dense(run[given]) for run in runs]
+        before = np.stack([dense(run[given]) for run in runs])
+        what, way_back = ("tensors", "back") if way == "forward" else ("gradients", "forward")
         for rank, run in enumerate(runs):
             got = held(rank, f"{name}, {way}: the {result}", run[result], before[rank].shape)
-            want = np.sum(before, axis=0) if wanted == "sum" else before[rank]
-            same(f"{name}, {way}, rank {rank}", got, want, np.stack(before),
-                 partial(_why_not_operator, way, wanted, rank, before, got))
-            total += np.abs(got).sum() * (rank == 0)
+            due = np.arange(len(runs)) == rank if wanted == "identity" else np.ones(len(runs))
+            found = Attribution(got, before.reshape(len(runs), -1), due, rank, counts={"num_ranks": len(runs)})
+            same(f"{name}, {way}, rank {rank}", got, found.wanted @ found.rows, before,
+                 partial(found.explain, OPERATORS[wanted], what=what, way=way, way_back=way_back))
         for rank, run in enumerate(runs):
-            if not identical(run[f"{given}_after"], before[rank]):
-                raise CheckFailed(f"{name}, {way}: the result is right, but the tensor that came in has changed on "
-                                  f"rank {rank}, and others may still need it: all_reduce works in place, so give it a "
-                                  "clone")
-    return float(total)
-
-
-def why_parts(rank: int, parts: np.ndarray, bias: float = 1.0) -> str:
-    """What is wrong with a sum in which rank r's part is `parts[r]` times and the bias `bias` times."""
-    num_ranks = len(parts)
-    if np.allclose(parts, 1) and np.isclose(bias, num_ranks):
-        return (f"the bias is in it {num_ranks} times: every rank adds it to its part, and then the parts are added "
-                "up; add it once, after the all-reduce")
-    if np.allclose(parts, 1):
-        much = "not in it" if is_zero(bias) else f"in it {short(bias)} times"
-        return f"the parts are added up as they should be, but the bias is {much}: every rank must end with it once"
-    if is_own(parts, rank):
-        return "this is the rank's own part of a sum, with nothing of the others in it: the all-reduce is missing"
-    if np.allclose(parts, 1 / num_ranks):
-        return f"this is the mean of the {num_ranks} ranks' parts: parts of one sum are added up, not averaged"
-    if np.allclose(parts, num_ranks):
-        return f"this is {num_ranks} times the sum: is it all-reduced twice?"
-    absent = np.flatnonzero(is_zero(parts))
-    if len(absent):
-        return f"the part of rank {listed(absent)} is not in it: does every rank's part go into the sum?"
-    return f"the ranks' parts are in it {_listed(parts)} times, each should be in it once"
+            require(identical(run[f"{given}_after"], before[rank]), f"{name}, {way}: the result is right, but the "
+                    f"tensor that came in has changed on rank {rank}, and others may still need it: all_reduce works "
+                    "in place, so give it a clone")
+    return magnitude(runs[0]["output"]) + magnitude(runs[0]["gradient"])
 
 
 def computed(num_flops: Sequence[float], whole_flops: float, name: str = "column_linear") -> None:
     """Each of R ranks may make up to 1/R of the `whole_flops` that the product in `name` takes in one process."""
     for rank, made in enumerate(num_flops):
-        if made > whole_flops / len(num_flops):
-            much = "the whole product" if made == whole_flops else f"{short(made / whole_flops)} of the product"
-            raise CheckFailed(f"{name}: rank {rank} computes {much}, its share is 1/{len(num_flops)}: cut the weight "
-                              "and multiply with the part")
+        much = "the whole product" if made == whole_flops else f"{short(made / whole_flops)} of the product"
+        require(made <= whole_flops / len(num_flops), f"{name}: rank {rank} computes {much}, its share is "
+                f"1/{len(num_flops)}: cut the weight and multiply with the part")
 
 
 def _why_not_columns(rank: int, got: np.ndarray, whole: np.ndarray, bias: np.ndarray) -> str:
-    size, mine = got.shape[1], slice(rank * got.shape[1], (rank + 1) * got.shape[1])
+    size, num_columns, first = got.shape[1], whole.shape[1], rank * got.shape[1]
     found = _columns(got, whole)
     if found is None:
-        off = got - (whole - bias)[:, mine]
+        off = got - (whole - bias)[:, first:first + size]
         if _columns(got, whole - bias) is not None:
             return "the bias is missing: a column split cuts it as it cuts the outputs"
         if np.allclose(off, off[:1]):
@@ -175,24 +160,10 @@ def _why_not_columns(rank: int, got: np.ndarray, whole: np.ndarray, bias: np.nda
     if found == list(range(found[0], found[0] + size)) and found[0] % size == 0:
         return (f"this is block {found[0] // size} of the columns, which belongs to rank {found[0] // size}: rank r "
                 "holds the r-th")
-    if found == list(range(rank, whole.shape[1], whole.shape[1] // size)):
+    if found == list(range(rank, num_columns, num_columns // size)):
         return (f"these are columns {listed(found)}: neighbours belong together, so cut one contiguous "
-                f"block for each rank, here columns {mine.start} to {mine.stop - 1}")
-    return f"these are columns {listed(found)}, the rank's are {mine.start} to {mine.stop - 1}"
-
-
-def _listed(factors: np.ndarray) -> str:
-    """Factors in words, without what rounding leaves of a zero."""
-    return listed(map(short, np.round(factors, 9) + 0.0))
-
-
-def _why_not_rows(rank: int, crossed: np.ndarray, bias: float) -> str:
-    """What is wrong with a sum in which block r of x times block s of the weight is `crossed[r, s]` times."""
-    for piece, block in np.argwhere(~is_zero(crossed)):
-        if piece != block:
-            return (f"block {piece} of x's columns meets block {block} of the weight's: rank r multiplies what it has "
-                    "with the r-th block of the weight's dim 1")
-    return why_parts(rank, np.diag(crossed), bias)
+                f"block for each rank, here columns {first} to {first + size - 1}")
+    return f"these are columns {listed(found)}, the rank's are {first} to {first + size - 1}"
 
 
 def _columns(got: np.ndarray, whole: np.ndarray) -> list[int] | None:
@@ -201,26 +172,169 @@ def _columns(got: np.ndarray, whole: np.ndarray) -> list[int] | None:
     return [row.index(True) for row in same] if all(map(any, same)) else None
 
 
-def _why_no_sum(got: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.ndarray, num_ranks: int) -> str:
-    pieces = np.split(x, num_ranks, axis=1)
-    strided = [weight[:, rank::num_ranks] for rank in range(num_ranks)]
-    if agree(got, sum(a @ b.T for a, b in zip(pieces, strided)) + bias, x @ weight.T):
-        return (f"each rank takes inputs of the weight that lie {num_ranks} apart, but what it has of x is a block in "
-                "one piece: cut both alike")
-    return ("this is no sum of products of x's blocks with the weight's: cut dim 1 of the weight into contiguous "
-            "blocks in rank order, multiply, add up over the ranks, then add the bias")
-
-
-def _why_not_operator(way: str, wanted: str, rank: int, before: Sequence[np.ndarray], got: np.ndarray) -> str:
-    what = "tensors" if way == "forward" else "gradients"
-    factors = multiples(np.stack([one.ravel() for one in before]), got)
+def _why_not_rows(rank: int, got: np.ndarray, x: np.ndarray, weight: np.ndarray, bias: np.ndarray,
+                  num_ranks: int) -> str:
+    pieces, blocks = np.split(x, num_ranks, axis=1), np.split(weight, num_ranks, axis=1)
+    crossed = [piece @ block.T for piece in pieces for block in blocks]
+    whole_bias = np.broadcast_to(bias, got.shape)
+    factors = multiples([part.ravel() for part in [*crossed, whole_bias]], got)
     if factors is None:
-        return f"this can't be made from the ranks' {what}: was the result written to where it is read?"
-    if wanted == "identity":
-        if np.allclose(factors, 1):
-            return (f"this is the sum over the ranks: on its way {way} this operator hands on what it is given; the "
-                    f"all-reduce is for the way {'back' if way == 'forward' else 'forward'}")
-        return f"the ranks' {what} are in it {_listed(factors)} times: hand on the rank's own, as it is"
-    if is_own(factors, rank):
-        return "this is the rank's own, with nothing of the others in it: here the all-reduce is missing, or lost"
-    return why_parts(rank, factors)
+        if agree(got, sum(a @ weight[:, r::num_ranks].T for r, a in enumerate(pieces)) + bias, x @ weight.T):
+            return (f"each rank takes inputs of the weight that lie {num_ranks} apart, but what it has of x is a block "
+                    "in one piece: cut both alike")
+        return ("this is no sum of products of x's blocks with the weight's: cut dim 1 of the weight into contiguous "
+                "blocks in rank order, multiply, add up over the ranks, then add the bias")
+    for piece, block in np.argwhere(~is_zero(factors[:-1].reshape(num_ranks, num_ranks))):
+        if piece != block:
+            return (f"block {piece} of x's columns meets block {block} of the weight's: rank r multiplies what it has "
+                    "with the r-th block of the weight's dim 1")
+    return _why_not_summed(rank, got, crossed[::num_ranks + 1], whole_bias) or ""
+
+
+def _why_not_summed(rank: int, got: np.ndarray, parts: Sequence[np.ndarray], bias: np.ndarray) -> str | None:
+    """What is wrong with a sum of the ranks' parts and a bias; None if it is none."""
+    factors = multiples([part.ravel() for part in [*parts, bias]], got)
+    if factors is None:
+        return None
+    found = Attribution(got - factors[-1] * bias, [part.ravel() for part in parts], own=rank,
+                        counts={"num_ranks": len(parts)})
+    if found.is_right() and np.isclose(factors[-1], len(parts)):
+        return (f"the bias is in it {len(parts)} times: every rank adds it to its part, and then the parts are added "
+                "up; add it once, after the all-reduce")
+    if found.is_right():
+        much = "not in it" if is_zero(factors[-1]) else f"in it {short(factors[-1])} times"
+        return f"the parts are added up as they should be, but the bias is {much}: every rank must end with it once"
+    return found.explain(PARTS)
+
+
+# A module
+
+def split_module(runs: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]], whole: Mapping[str, Any],
+                 parts: Sequence[Mapping[str, Any]], layout: Mapping[str, int | None],
+                 hints: Mapping[str, Any] = {}, between: str = "what does forward do between the two cuts?") -> float:
+    """R ranks that split a module must compute, forward and backward, what one process does with rank 0's weights.
+
+    A run has `shards` and `gradients` by parameter name, `storage`, the bytes of memory that each parameter holds on
+    to, `output` and `input_gradient`. `before[rank]` are the whole weights that a rank has drawn. `whole` has `output`,
+    `input_gradient` and `gradients` of one process, `parts[rank]` the output, without the last bias, and the input
+    gradient that go through that rank's part alone. `layout` maps each parameter to the dim that is cut, None for one
+    that stays whole. `hints` maps what to say to a wrong output, `between` is what to say of one that is none of them.
+    Returns the sum of the absolute values of output and input gradient.
+    """
+    num_ranks = len(runs)
+    for rank, run in enumerate(runs):
+        shard_shapes(rank, num_ranks, run["shards"], before[rank], layout)
+        for name, dim in layout.items():
+            _check_shard(rank, name, dim, run["shards"][name], before)
+    for rank, run in enumerate(runs):
+        for name, shard in run["shards"].items():
+            require(run["storage"][name] <= dense(shard).nbytes, f"rank {rank}'s {name} is right, but it is a view: it "
+                    f"keeps all {run['storage'][name]} bytes of the whole tensor in memory for a part of "
+                    f"{dense(shard).nbytes}; clone() the part")
+    bias = next(dense(before[0][name]) for name, dim in layout.items() if dim is None)
+    outputs = [dense(part["output"]) for part in parts]
+    for rank, run in enumerate(runs):
+        want = dense(whole["output"])
+        got = held(rank, "the output", run["output"], want.shape)
+        same(f"rank {rank}'s output is wrong", got, want, want,
+             partial(_why_output, rank, got, outputs, np.broadcast_to(bias, want.shape), hints, between))
+    _check_gradients(runs, whole, layout)
+    backs = [dense(part["input_gradient"]).ravel() for part in parts]
+    for rank, run in enumerate(runs):
+        want = dense(whole["input_gradient"])
+        require(run["input_gradient"] is not None,
+                f"rank {rank}: x gets no gradient: does what goes into your module reach the output?")
+        got = held(rank, "the gradient of x", run["input_gradient"], want.shape)
+        same(f"the output and the parameters' gradients are right, rank {rank}'s gradient of x is not", got, want, want,
+             partial(Attribution(got, backs, own=rank, counts={"num_ranks": num_ranks}).explain, INPUT_GRADIENT))
+    return magnitude(whole["output"]) + magnitude(whole["input_gradient"])
+
+
+def shard_shapes(rank: int, num_ranks: int, shards: Mapping[str, Any], whole: Mapping[str, Any],
+                 layout: Mapping[str, int | None]) -> None:
+    """A rank must hold a part of each parameter of `whole` that has the shape `layout` says, and no other parameter."""
+    for name in layout:
+        require(name in shards, f"rank {rank}'s module has no parameter {name}, it has "
+                f"{listed(shards) or 'none at all'}: keep the names of the whole module, and each part as a parameter")
+    for name in shards:
+        require(name in layout, f"rank {rank}'s module also holds {name}, {tuple(shards[name].shape)}: it should have "
+                f"{listed(layout)} and nothing else, or no memory is saved")
+    for name, dim in layout.items():
+        shape, theirs = tuple(shards[name].shape), dense(whole[name])
+        if shape != _block(theirs, dim, rank, num_ranks).shape:
+            raise CheckFailed(f"rank {rank}'s {name} {_why_shape(shape, dim, theirs, num_ranks)}")
+
+
+def _check_shard(rank: int, name: str, dim: int | None, shard: Any, before: Sequence[Mapping[str, Any]]) -> None:
+    """`shard` must be this rank's block of rank 0's weight."""
+    num_ranks, theirs, head = len(before), [dense(weights[name]) for weights in before], f"rank {rank}'s {name}"
+    want, got = _block(theirs[0], dim, rank, num_ranks), dense(shard)
+    if agree(got, want):
+        return
+    require(not agree(got, _block(theirs[rank], dim, rank, num_ranks), want), f"{head} is made from the rank's own "
+            "weights: the ranks drew different ones, so hand out rank 0's before you cut")
+    for other in range(num_ranks) if dim is not None else ():
+        late = "; did you broadcast after cutting? Then every rank has rank 0's block" if other == 0 else ""
+        require(not agree(got, _block(theirs[0], dim, other, num_ranks), want), f"{head} is block {other}, which "
+                f"belongs to rank {other}: rank r keeps the r-th; otherwise what its columns give doesn't meet its "
+                f"rows{late}")
+    strided = np.take(theirs[0], np.arange(rank, theirs[0].shape[dim or 0], num_ranks), axis=dim or 0)
+    require(dim is None or not agree(got, strided, want), f"{head} takes indices of dim {dim} that lie {num_ranks} "
+            "apart: it should be a block in one piece (the rows of one head lie next to one another)")
+    factor = times(got, want)
+    require(not agree(got, factor * want, want),
+            f"{head} is {short(factor)} times what it should be: a part is cut out, nothing in it changes")
+    raise CheckFailed(f"{head} has the right shape, but it is not block {rank} of rank 0's: which indices of which dim "
+                      "does it take, and of whose weights?")
+
+
+def _why_shape(shape: tuple[int, ...], dim: int | None, whole: np.ndarray, num_ranks: int) -> str:
+    if dim is None:
+        return (f"has the shape {shape}, but it is needed whole, {whole.shape}: it is added to the whole sum, on every "
+                "rank")
+    if shape == whole.shape:
+        return f"is whole, {shape}: a rank keeps one block of {num_ranks} of its dim {dim}"
+    if whole.ndim == 2 and shape == _block(whole, 1 - dim, 0, num_ranks).shape:
+        return (f"is cut along dim {1 - dim}, it should be dim {dim}: nn.Linear keeps (outputs, inputs), so a column "
+                "split cuts dim 0 and a row split dim 1")
+    return f"has the shape {shape}, its block has {_block(whole, dim, 0, num_ranks).shape}"
+
+
+def _why_output(rank: int, got: np.ndarray, parts: Sequence[np.ndarray], bias: np.ndarray, hints: Mapping[str, Any],
+                between: str) -> str:
+    for hint, mistaken in hints.items():
+        if agree(got, mistaken, got):
+            return hint
+    said = _why_not_summed(rank, got, parts, bias) or f"it is no sum of what the ranks' parts give: {between}"
+    return said + " (identity_then_all_reduce adds nothing forward)" * (said == PARTS["own"])
+
+
+def _check_gradients(runs: Sequence[Mapping[str, Any]], whole: Mapping[str, Any],
+                     layout: Mapping[str, int | None]) -> None:
+    num_ranks = len(runs)
+    # The bias of k has no gradient but rounding: attention is the same whatever all keys have in common.
+    largest = np.array(max(np.abs(dense(gradient)).max() for gradient in whole["gradients"].values()))
+    for name, dim in layout.items():
+        for rank, run in enumerate(runs):
+            want = _block(dense(whole["gradients"][name]), dim, rank, num_ranks)
+            require(run["gradients"][name] is not None, f"rank {rank} has no gradient for {name}: every rank uses all "
+                    "that it holds, or the first step makes the ranks different")
+            got = held(rank, f"the gradient of {name}", run["gradients"][name], want.shape)
+            same(f"the output is right, rank {rank}'s gradient of {name} is not", got, want, largest,
+                 partial(_why_gradient, name, got, want, largest, num_ranks))
+
+
+def _why_gradient(name: str, got: np.ndarray, want: np.ndarray, largest: np.ndarray, num_ranks: int) -> str:
+    factor = times(got, want)
+    if not agree(got, factor * want, largest):
+        return ("on its way back from the output it meets something that changes it: which operator stands there, and "
+                "what does that do backward?")
+    if np.isclose(factor, num_ranks):
+        return (f"{num_ranks} times too large: the gradient that comes back from the output is the same on all ranks, "
+                "so nothing may add it up; the sum over the ranks hands it on as it is")
+    return (f"{short(factor)} times what it should be: is something shared out among the ranks that each has whole? "
+            f"Every rank uses its {name} once")
+
+
+def _block(whole: np.ndarray, dim: int | None, rank: int, num_ranks: int) -> np.ndarray:
+    return whole if dim is None else np.split(whole, num_ranks, axis=dim)[rank]

@@ -1,7 +1,7 @@
-"""L3: a verdict: the error that names a misconception, and the check of a single number."""
+"""L3: a verdict: the error that names a misconception, what raises it, and the check of a single number."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,17 @@ class CheckFailed(AssertionError):
         return [f"{type(self).__name__}: {self}"]
 
 
+def require(holds: object, message: str) -> None:
+    """Raise CheckFailed with this message unless the condition holds."""
+    if not holds:
+        raise CheckFailed(message)
+
+
 def number(name: str, got: Any, want: float, misconceptions: Iterable[tuple[float, str]] = ()) -> float:
     """`got` must equal `want` to one part in a million; otherwise the message is that of the misconception it equals.
 
-    `misconceptions` are the values that mistakes give, each with what to say of it; the first that fits is told.
-    Returns `got` as a float.
+    `misconceptions` are the values that mistakes give, each with its message; the first that fits is given. Returns
+    `got` as a float.
     """
     value = got.item() if getattr(got, "ndim", None) == 0 else got
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -27,20 +33,17 @@ def number(name: str, got: Any, want: float, misconceptions: Iterable[tuple[floa
     if equal(value, want):
         return float(value)
     for mistaken, message in misconceptions:
-        if equal(value, mistaken) and not equal(mistaken, want):
-            raise CheckFailed(f"{name} is {short(value)}: {message}")
-    ratio = value / want if want and np.isfinite(value) else None
-    if ratio is None:
-        raise CheckFailed(f"{name} is {short(value)}, which it should not be")
+        require(not equal(value, mistaken) or equal(mistaken, want), f"{name} is {short(value)}: {message}")
+    require(want and np.isfinite(value), f"{name} is {short(value)}, which it should not be")
+    ratio = value / want
     digits = 3 if abs(ratio - 1) > 0.005 else 6
     raise CheckFailed(f"{name} is {short(value)}, which is {ratio:.{digits}g} times what it should be")
 
 
 def finite(rank: int, name: str, array: np.ndarray) -> np.ndarray:
     """`array`, what `rank` holds as `name`, must be free of nan and inf, which no comparison finds. Returns it."""
-    odd = array[~np.isfinite(array)]
-    if odd.size:
-        raise CheckFailed(f"rank {rank} holds {odd.flat[0]} in {name}: was something divided by zero, read before it "
+    for odd in array[~np.isfinite(array)]:
+        raise CheckFailed(f"rank {rank} holds {odd} in {name}: was something divided by zero, read before it "
                           "was there (torch.empty), or has it grown without bound?")
     return array
 
@@ -60,12 +63,16 @@ def listed(things: Iterable[Any]) -> str:
     return ", ".join(map(str, things))
 
 
+def hint_for(message: str, hints: Mapping[str, str]) -> str | None:
+    """The hint whose key is part of an error's message; None if there is none."""
+    return next((hint for said, hint in hints.items() if said in message), None)
+
+
 def unmet(message: str, advice: str) -> str:
-    """An error of a rank, with advice instead of torch's account of the collectives that did not meet."""
-    lines = message.splitlines()
+    """An error of a rank, with advice instead of torch's report of collectives that do not match."""
     if "CollectiveFingerPrint" not in message:
         return message
-    said = [line for line in lines if "CollectiveFingerPrint" not in line]
+    said = [line for line in message.splitlines() if "CollectiveFingerPrint" not in line]
     said.insert(1, "the ranks that this call waits for are elsewhere, or bring another shape. Without group= that is "
                    f"every rank of the world{advice}")
     return "\n".join(said)

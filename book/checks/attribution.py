@@ -1,0 +1,193 @@
+"""L3: what an observed tensor is made of: its coefficients on labelled axes, and the pattern that they form.
+
+Most mistakes of a distributed run are linear: what a rank holds in place of the right tensor is a sum of the ranks' (or
+micro-batches', windows', replicas') contributions with other coefficients. An `Attribution` finds these. `patterns`
+names what fits, the most telling first; `explain` words the first for which a lab has a sentence:
+
+    "nothing"               the tensor is 0
+    "own", "other"          one rank's contribution alone, once: that of the rank that holds it, or of `{other}`
+    "sum", "mean"           every contribution once; every one 1/size times
+    names of `mistakes`     coefficients that the lab gives
+    "rounded"               right to six digits only
+    "times x", "over x"     `{x}` times what it should be, or divided by it, for each x of `counts`
+    "added to own"          what it should be, plus the rank's own contribution
+    "only own"              `{own_times}` times the rank's own contribution
+    "only last <axis>"      of each rank the last contribution on this axis alone
+    "missing <axis>"        `{absent}` on this axis have no part in it: on the first axis of all, else of other ranks
+    "alike"                 all coefficients are `{highest}`, and should not be
+    "scaled"                `{times}` times what it should be
+    "unequal"               any other sum, with the coefficients `{weights}`
+    "unknown"               no sum of the contributions, or more than one fits
+
+Coefficients that are given are tried on the data itself, so they are found even where there are fewer numbers than
+contributions, and a sum has no unique coefficients.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from book.checks.compare import SIX_DIGITS, TOLERANCE, agree, flat, times
+from book.checks.verdict import listed, short
+
+CLOSE = 1e-6  # to which coefficients are compared
+
+
+class Attribution:
+    """What `got`, (n,), is made of: how often each of `rows`, (*axes, n), is in it, which should be `wanted` times.
+
+    `axes` label the rows, the first is that of the ranks or of whatever contributes. `own` is the place there of the
+    rank that holds `got`. `counts` are named numbers by which mistakes multiply or divide. `tolerance` is that of
+    `agree`.
+    """
+
+    def __init__(self, got: Any, rows: Any, wanted: Any = 1.0, own: int | None = None,
+                 axes: tuple[str, ...] = ("ranks",), counts: Mapping[str, float] = {}, tolerance: float = TOLERANCE
+                 ) -> None:
+        self.got, self.rows, self.own, self.axes, self.counts = flat(got), np.asarray(rows), own, axes, counts
+        self.shape, self.tolerance = self.rows.shape[:len(axes)], tolerance
+        self.rows = self.rows.reshape(int(np.prod(self.shape)), -1)
+        self.wanted = np.broadcast_to(np.asarray(wanted, dtype=float), self.shape).ravel()
+        self.absent: list[int] = []  # with `other`, what the pattern that was named last is about
+        self.other: int | None = None
+
+    @cached_property
+    def factors(self) -> np.ndarray | None:
+        """The coefficients, in the shape of the axes, nan for a contribution of zeros; None if not unique."""
+        used, factors = self.rows.any(axis=1), np.full(len(self.rows), np.nan)
+        rows = self.rows[used]
+        if self.got.shape != rows.shape[1:] or np.linalg.matrix_rank(rows) < len(rows):
+            return None
+        factors[used] = np.linalg.lstsq(rows.T, self.got, rcond=None)[0]
+        return factors.reshape(self.shape) if self._near(factors[used] @ rows) else None
+
+    @cached_property
+    def times(self) -> float | None:
+        """How many times what it should be this is; None if it is no multiple."""
+        right = self.wanted @ self.rows
+        if self.got.shape != right.shape or not right.any():
+            return None
+        factor = times(self.got, right)
+        return factor if self._near(factor * right) else None
+
+    def is_right(self) -> bool:
+        """Whether it is what it should be."""
+        return self._is(self.wanted)
+
+    def absent_from(self, axis: int = 0) -> list[int]:
+        """The places on an axis that should have a part in this, and have none; [] if the coefficients are unknown."""
+        if self.factors is None:
+            return []
+        due = (self.wanted.reshape(self.shape) != 0) & ~np.isnan(self.factors)
+        zero = is_zero(self.factors) | ~due
+        if axis and self.own is not None:
+            due, zero = np.delete(due, self.own, axis=0), np.delete(zero, self.own, axis=0)
+        others = tuple(other for other in range(len(self.shape)) if other != axis)
+        return np.flatnonzero(zero.all(axis=others) & due.any(axis=others)).tolist()
+
+    def patterns(self, mistakes: Mapping[str, Any] = {}) -> Iterator[str]:
+        """The names of the patterns that fit, the most telling first."""
+        if self._is(0):
+            yield "nothing"
+        for place in range(len(self.rows)) if len(self.axes) == 1 else ():
+            if self._is(self._one(place)):
+                self.other = place
+                yield "own" if place == self.own else "other"
+        for name, factors in {"sum": 1, "mean": 1 / len(self.rows), **mistakes}.items():
+            if self._is(factors):
+                yield name
+        if agree(self.got, self.wanted @ self.rows, self.rows, SIX_DIGITS):
+            yield "rounded"
+        for name, count in self.counts.items():
+            if self.is_times(count):
+                yield f"times {name}"
+            if self.is_times(1 / count):
+                yield f"over {name}"
+        if self.own is not None and len(self.axes) == 1 and self._is(self.wanted + self._one(self.own)):
+            yield "added to own"
+        if self.factors is not None:
+            yield from self._by_factors(self.factors)
+        if self.times is not None:
+            yield "scaled"
+        if self.factors is not None:
+            yield "unequal"
+        yield "unknown"
+
+    def is_times(self, factor: float) -> bool:
+        """Whether this is so many times what it should be."""
+        return self.times is not None and bool(np.isclose(self.times, factor, rtol=max(CLOSE, self.tolerance)))
+
+    def explain(self, sentences: Mapping[str, str], mistakes: Mapping[str, Any] = {}, hints: Mapping[float, str] = {},
+                **words: Any) -> str:
+        """The sentence of the first pattern that has one, with the fields of the pattern and `words` in it.
+
+        `mistakes` are named coefficients, for which there are sentences; `hints` are sentences by how many times what
+        it should be this is, which come before all others.
+        """
+        for factor, hint in hints.items():
+            if self.is_times(factor):
+                return hint
+        pattern = next(pattern for pattern in self.patterns(mistakes) if pattern in sentences)
+        return sentences[pattern].format(**{**self._words(), **self.counts, **words})
+
+    def _by_factors(self, factors: np.ndarray) -> Iterator[str]:
+        zero, known = is_zero(factors) | np.isnan(factors), factors[~np.isnan(factors)]
+        if self.own is not None and np.delete(zero, self.own, axis=0).all():
+            yield "only own"
+        for axis, name in enumerate(self.axes[1:], 1):
+            if zero.shape[axis] > 1 and np.delete(zero, -1, axis=axis).all():
+                yield f"only last {name}"
+        for axis, name in enumerate(self.axes):
+            self.absent = self.absent_from(axis)
+            if self.absent:
+                yield f"missing {name}"
+        if np.ptp(self.wanted) > CLOSE and np.allclose(known, known[0], rtol=CLOSE):
+            yield "alike"
+
+    def _words(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"other": self.other, "size": len(self.rows), "share": short(self.wanted[0])}
+        if self.times is not None:
+            found["times"] = short(self.times)
+        if self.factors is not None:
+            known = self.factors[~np.isnan(self.factors)]
+            found |= {"weights": in_words(known), "lowest": short(known.min()), "highest": short(known.max()),
+                      "absent": listed(self.absent)}
+            if self.own is not None:
+                found["own_times"] = short(self.factors.reshape(self.shape[0], -1)[self.own, -1])
+        return found
+
+    def _one(self, place: int) -> np.ndarray:
+        return (np.arange(len(self.rows)) == place).astype(float)
+
+    def _is(self, factors: Any) -> bool:
+        """Whether these coefficients give what is there."""
+        return self._near(np.broadcast_to(np.asarray(factors, dtype=float).ravel(), len(self.rows)) @ self.rows)
+
+    def _near(self, other: np.ndarray) -> bool:
+        return agree(self.got, other, self.rows, self.tolerance)
+
+
+def multiples(rows: Any, got: Any) -> np.ndarray | None:
+    """The factors f, shape (R,), with f @ rows = got, for `rows` (R, n) and `got` (n,); nan for a row of zeros.
+
+    None where there are no such factors, or where more than one set of them fits.
+    """
+    return Attribution(got, rows).factors
+
+
+def is_zero(factors: Any) -> np.ndarray:
+    """Which of these factors are 0 but for rounding: what they stand for is not in the sum."""
+    return np.isclose(factors, 0, atol=TOLERANCE)
+
+
+def in_words(factors: Any) -> str:
+    """Factors in six digits, without what rounding leaves of a zero."""
+    return listed(map(short, np.round(np.asarray(factors).ravel(), 9) + 0.0))
+
+
+def is_own(factors: np.ndarray, rank: int) -> bool:
+    """Whether a sum with these factors of the ranks' data is `rank`'s alone, once."""
+    return bool(np.allclose(factors, np.arange(len(factors)) == rank))

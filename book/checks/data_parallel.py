@@ -1,0 +1,368 @@
+"""L3, lab 2: averaged gradients, the state that ranks start from, the steps and losses of the global batch, the epochs.
+
+Gradients and states come as one dict per rank, name -> tensor or array, None where there is no gradient.
+"""
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from book.checks.attribution import Attribution
+from book.checks.compare import (
+    SIX_DIGITS, TOLERANCE, Gradients, State, agree, all_but_rank_0, differing, first_wrong, flat, furthest, identical,
+    magnitude, num_given, times, whole,
+)
+from book.checks.verdict import CheckFailed, finite, listed, require, short
+from book.trace import Trace
+
+AVERAGED = {  # a gradient that should be the mean over ranks; "times left_out" where some ranks have no gradient
+    "times left_out": "this is the mean over the {num_users} ranks that have a gradient; it must be over all "
+                      "{num_ranks}, with zeros for the others",
+    "times num_ranks": "your ranks hold the sum, DDP holds the mean",
+    "over num_ranks": "the mean is divided by the number of ranks once more",
+    "nothing": "this is 0: was the gradient cleared after it was averaged?",
+    "rounded": "the mean is right to six digits only: has it been float32 on the way?",
+    "added to own": "the mean is added to the rank's own gradient: it must replace it",
+    "only own": "this is {own_times} times the rank's own gradient, with nothing of the other ranks in it: was the "
+                "all-reduce waited for before its result was used?",
+    "missing ranks": "nothing of rank {absent} is in it",
+    "scaled": "this is {scaled}: by what do you divide, and how often?",
+    "unequal": "the ranks' gradients have the weights {weights}; each must have {share}",
+    "unknown": "what is there can't be made from the ranks' gradients of this parameter: is each result copied back to "
+               "the place it came from, and has everything arrived by then?"}
+ACCUMULATED = {  # gradients that should be the mean over ranks and micro-batches
+    "times num_micro_batches": "the micro-batches' gradients add up, and each loss is a mean: divide by the number of "
+                               "micro-batches",
+    "only own": "nothing of the other ranks is in the gradients: one backward must be synchronised, the last one",
+    "missing micro_batches": "the other ranks' micro-batches {absent} are not in it: an all-reduce sends what has been "
+                             "accumulated by then, so the synchronised backward must be the last one, with its forward "
+                             "outside no_sync too: DDP decides there",
+    "scaled": "every micro-batch weighs {times} times what it should: DDP divides by the ranks already, you by the "
+              "micro-batches",
+    "unequal": "a micro-batch weighs between {lowest} and {highest}, each should weigh {share}",
+    "unknown": "this is no sum of the micro-batches' gradients"}
+STEP = {  # a first step that should go along the mean gradient of the batch's windows
+    "times num_ranks": "it is {num_ranks} times as long. The global batch is the same, so the learning rate is too, "
+                       "and gradients are averaged, not summed",
+    "missing windows": "window {absent} of the batch's {size} has no part in it: each rank takes windows of its own, "
+                       "and none is left out",
+    "scaled": "it is {times} times as long: what is divided twice, or multiplied?",
+    "unequal": "a window weighs between {lowest} and {highest}, each should weigh {share}: the ranks' shares are not "
+               "equal, so weigh each rank's mean by its number of windows",
+    "unknown": "it is no sum of the gradients of the batch's windows: which windows does it use, and which optimizer? "
+               "Do all ranks start from rank 0's weights?"}
+
+
+# Gradients
+
+def averaged(before: Sequence[Gradients], after: Sequence[Gradients], frozen: Collection[str] = (),
+             hints: Mapping[float, str] = {}, tolerance: float = TOLERANCE) -> float:
+    """Every rank must hold the mean over ranks of the gradients in `before`; a None there counts as zeros.
+
+    `frozen` names the parameters that must stay without a gradient. `hints` maps a factor to what to say when the
+    gradients are that many times the mean. `tolerance` is a share of a parameter's largest gradient. Returns the sum of
+    the mean's absolute values, which no rounding on the way changes.
+    """
+    require(len(before) == len(after), f"there are {len(before)} ranks, but {len(after)} results")
+    for rank, name in ((rank, name) for rank, own in enumerate(after) for name in frozen if own[name] is not None):
+        raise CheckFailed(f"rank {rank} now has a gradient for {name}, which is frozen: an optimizer with weight decay "
+                          "would change it, so leave parameters alone that don't require a gradient")
+    own = {name: _rows(before, name) for name in before[0] if any(given[name] is not None for given in before)}
+    if not own:
+        raise ValueError("no rank has a gradient in `before`: there is nothing to average")
+    for rank, name in ((rank, name) for rank in range(len(after)) for name in own if after[rank][name] is not None):
+        finite(rank, f"the gradient of {name}", flat(after[rank][name]))
+    faults = [(rank, name) for name, rows in own.items() for rank in range(len(before))
+              if not agree(after[rank][name], rows.mean(axis=0), rows, tolerance)]
+    if faults:
+        raise CheckFailed(_why_not_averaged(own, after, faults, hints, tolerance))
+    return sum(magnitude(rows.mean(axis=0)) for rows in own.values())
+
+
+def averaged_in_bits(before: Sequence[Gradients], after: Sequence[Gradients], num_bits: int) -> float:
+    """Every rank must hold the mean, or the mean times the number of ranks, as a sum of numbers of `num_bits` bits.
+
+    That is their significand, the leading one included: 8 for bfloat16, 11 for float16. Rounding errors may be up to
+    one in 2^(num_bits - 3) of a parameter's largest gradient, but must cancel to half a percent over all of them.
+    Returns what `averaged` does.
+    """
+    total = averaged(before, after, tolerance=2.0 ** (3 - num_bits))
+    mean = np.mean([whole(gradients) for gradients in before], axis=0)
+    for rank, got in enumerate(whole(gradients) for gradients in after):
+        require(abs(times(got, mean) - 1) <= 0.005, f"rank {rank}: the gradients are {times(got, mean):.3f} times the "
+                "mean, which is more than rounding does: by what do you divide?")
+        bits = next(bits for bits in (num_bits, 11, 24) if _fits(got, bits) or _fits(got * len(before), bits))
+        require(bits == num_bits, f"rank {rank}: the gradients have been numbers of {bits} significant bits, not of "
+                f"{num_bits}: of which dtype is the tensor that you send?")
+    return total
+
+
+def weights_kept(before: Sequence[State], after: Sequence[State]) -> None:
+    """Averaging gradients must leave every rank's weights as they were."""
+    for rank, (own, now) in enumerate(zip(before, after)):
+        for name in differing(own, now):
+            raise CheckFailed(f"rank {rank}'s {name} has changed: average gradients (p.grad), not parameters; it is "
+                              "the optimizer that changes those, afterwards")
+
+
+def accumulated(single: Sequence[Sequence[Gradients]], after: Sequence[Gradients], trace: Trace) -> float:
+    """Every rank must hold the mean over ranks and micro-batches, made by one all-reduce.
+
+    `single[rank][m]` are the gradients of a rank's micro-batch m by itself. Returns the sum of the absolute values of
+    what rank 0 holds.
+    """
+    rows = np.array([[finite(rank, "a micro-batch's gradients", whole(gradients)) for gradients in own]
+                     for rank, own in enumerate(single)])
+    for rank, gradients in enumerate(after):
+        found = Attribution(finite(rank, "its gradients", whole(gradients)), rows, 1 / rows[:, :, 0].size, rank,
+                            ("ranks", "micro_batches"), {"num_micro_batches": rows.shape[1]})
+        if not found.is_right():
+            raise CheckFailed(f"rank {rank}: {found.explain(ACCUMULATED)}")
+    issued = len([event for event in trace.of_rank(0) if event.op == "all_reduce"])
+    require(issued <= 1, f"the gradients are right, but took {issued} all-reduces: those of the other micro-batches "
+            "need not be sent, and no_sync must be around their forward as well as their backward")
+    return magnitude(whole(after[0]))
+
+
+def _fits(values: np.ndarray, num_bits: int) -> bool:
+    """Whether all numbers have at most `num_bits` significant bits, to one part in a million."""
+    significand, exponent = np.frexp(values)
+    rounded = np.ldexp(np.round(np.ldexp(significand, num_bits)), exponent - num_bits)
+    return bool(np.allclose(values, rounded, rtol=1e-6, atol=0))
+
+
+def _rows(gradients: Sequence[Gradients], name: str) -> np.ndarray:
+    """One parameter's gradients, shape (R, n), with zeros for None; CheckFailed for nan and inf."""
+    size = next(flat(own[name]).size for own in gradients if own[name] is not None)
+    return np.stack([np.zeros(size) if own[name] is None else
+                     finite(rank, f"its own gradient of {name}", flat(own[name]))
+                     for rank, own in enumerate(gradients)])
+
+
+def _why_not_averaged(own: Mapping[str, np.ndarray], after: Sequence[Gradients], faults: Sequence[tuple[int, str]],
+                      hints: Mapping[float, str], tolerance: float) -> str:
+    rank, name = faults[0]
+    if all(after[rank][name] is None for rank, name in faults):
+        return (f"rank {rank} has no gradient for {name}, but other ranks have one: a rank that did not use a "
+                "parameter takes part with zeros, and gets the mean like the others")
+    faults = [(rank, name) for rank, name in faults if after[rank][name] is not None]
+    kept = [name for name, rows in own.items() if all(
+        agree(g[name], row, rows) or (g[name] is None and not row.any()) for g, row in zip(after, rows))]
+    if len(kept) == len(own):
+        return ("every rank still has its own gradients: all-reduce each, wait for it, and write the result where the "
+                "gradient is (p.grad /= N does, g = g / N makes a new tensor)")
+    if kept and set(kept) <= {name for _, name in faults}:
+        return (f"{kept[0]} is still each rank's own, on every rank, and other gradients are averaged: was this one "
+                "sent, waited for and copied back?")
+    several = any(rows.any(axis=1).sum() > 1 for rows in own.values())
+    for source in range(len(after)):
+        if several and all(agree(gradients[name], own[name][source], own[name]) for gradients in after for name in own):
+            return (f"every rank holds rank {source}'s gradients: a broadcast hands out one rank's, all_reduce adds up "
+                    "those of all")
+    if all_but_rank_0({rank for rank, _ in faults}, len(after)):
+        return "only rank 0 holds the mean: reduce gives the result to one rank, all_reduce to every rank"
+    rank = faults[0][0]
+    name = max((n for r, n in faults if r == rank), key=lambda n: own[n].shape[1])  # the one that tells most
+    return f"rank {rank}, {name}: {_why_no_mean(rank, name, own, after[rank][name], hints, tolerance)}"
+
+
+def _why_no_mean(rank: int, name: str, own: Mapping[str, np.ndarray], got: Any, hints: Mapping[float, str],
+                 tolerance: float) -> str:
+    rows, used = own[name], own[name].any(axis=1)
+    left_out = {} if used.all() else {"left_out": len(rows) / used.sum()}
+    found = Attribution(got, rows, 1 / len(rows), rank, counts=left_out | {"num_ranks": len(rows)}, tolerance=tolerance)
+    for other, theirs in own.items() if found.factors is None and found.times is None else ():
+        if other != name and theirs.shape == rows.shape and not agree(got, rows.mean(axis=0), rows, SIX_DIGITS) and (
+                Attribution(got, np.concatenate([rows, theirs])).factors is not None):
+            why = ("the ranks made their all-reduces in different orders" if used.all() else
+                   "a rank that has no gradient for it left its all-reduce out, or made it at another place")
+            return f"this is mixed with gradients of {other}: {why}, and one rank's first meets the first of others"
+    factor = found.times or 1.0
+    scaled = f"{short(factor)} times the mean" if abs(factor) >= 1 else f"the mean divided by {short(1 / factor)}"
+    return found.explain(AVERAGED, hints={} if left_out and found.is_times(left_out["left_out"]) else hints,
+                         num_users=used.sum(), scaled=scaled)
+
+
+# The state at the start and at the end
+
+def same_state(before: Sequence[State], after: Sequence[State], parameters: Sequence[str]) -> float:
+    """Every rank must hold what rank 0 held before, parameters and buffers alike.
+
+    `parameters` says which of the names are parameters. Returns the sum of absolute values of that state.
+    """
+    for name in differing(before[0], after[0]):
+        raise CheckFailed(_why_root_changed(name, before, after[0][name]))
+    wrong = [(rank, name) for rank in range(1, len(before)) for name in differing(before[0], after[rank])]
+    if wrong:
+        raise CheckFailed(_why_not_rank_0(wrong, before, after, parameters))
+    return sum(map(magnitude, before[0].values()))
+
+
+def trained_alike(starts: Sequence[Any], ends: Sequence[Any], expected: Any) -> float:
+    """All ranks must end with `expected`, what one process gets that starts with rank 0's weights.
+
+    Weights come as one flat tensor per rank. Returns the sum of their absolute values at the end.
+    """
+    starts, ends = _finite(starts, "the weights at the start"), _finite(ends, "the weights at the end")
+    expected = flat(expected)
+    for rank, end in enumerate(ends):
+        require(end.shape == expected.shape,
+                f"rank {rank} ends with {end.size} weights, one process with {expected.size}")
+    rank, apart = furthest(ends)
+    kept = np.allclose(ends[rank] - ends[0], starts[rank] - starts[0], rtol=1e-6)
+    require(apart <= TOLERANCE, f"ranks 0 and {rank} end with different weights: " + (
+        "that is by as much as before the first step. Averaged gradients move all ranks alike, but nothing has brought "
+        "them together" if kept else "their gradients differ too: are they averaged in every step?"))
+    require(agree(ends[0], expected),
+            "the ranks end with the same weights, but not with those of one process that starts from rank 0's and "
+            "trains on the whole batches: hand rank 0's out before the first step, and average gradients in every "
+            "step. Is it the same optimizer, with the same learning rate, and are gradients cleared before each step?")
+    return magnitude(expected)
+
+
+def _finite(arrays: Sequence[Any], name: str) -> list[np.ndarray]:
+    """What each rank holds as `name`, as flat arrays."""
+    return [finite(rank, name, flat(array)) for rank, array in enumerate(arrays)]
+
+
+def _why_root_changed(name: str, before: Sequence[State], got: Any) -> str:
+    held = [flat(state[name]) for state in before]
+    if np.allclose(flat(got), np.mean(held, axis=0)):
+        return f"rank 0's {name} is now the mean over ranks: broadcast hands out rank 0's, nothing is averaged"
+    for rank, other in enumerate(held):
+        if identical(got, other):
+            return f"rank 0's {name} is now what rank {rank} had: the source must be rank 0 (src=0)"
+    return f"rank 0's {name} has changed: rank 0 keeps what it has, and the others get that"
+
+
+def _why_not_rank_0(wrong: Sequence[tuple[int, str]], before: Sequence[State], after: Sequence[State],
+                    parameters: Sequence[str]) -> str:
+    differ = [(rank, name) for rank in range(1, len(before)) for name in differing(before[0], before[rank])]
+    kept = [(rank, name) for rank, name in wrong if identical(after[rank][name], before[rank][name])]
+    rank, name = (kept or wrong)[0]
+    names = {name for _, name in kept}
+    if kept == differ:
+        return ("every tensor is as it was: broadcast into the module's own tensors, or copy_() into them; a copy or a "
+                "new parameter is not what an optimizer made before this holds")
+    if kept and names == {name for _, name in differ if name not in parameters}:
+        return f"the buffers are still each rank's own, for example {name}: a state is more than its parameters"
+    if kept and names == {name for _, name in differ if name in parameters}:
+        return (f"the buffers are rank 0's, but the parameters that the module had, for example {name}, are still each "
+                "rank's own: have you put new ones in their place? An optimizer made before this holds the old ones")
+    if kept:
+        return (f"rank {rank} still has its own {name}: not all of the module's parameters and buffers are sent, "
+                "or not waited for")
+    return f"rank {rank}'s {name} is neither its own nor rank 0's: do all ranks send their tensors in the same order?"
+
+
+# The global batch
+
+def first_step(updates: Sequence[Any], gradients: Any, rows: Sequence[Sequence[int]] = ()) -> float:
+    """Every rank's step on a global batch must be the step along the mean gradient of its windows.
+
+    `updates` has one (P,) per rank: (weights before - weights after) / learning rate of plain SGD. `gradients` (B, P)
+    are those of the batch's windows, one by one; `rows`, a list per rank, says how many windows each forward got, which
+    together must be the batch. Returns the length of the step.
+    """
+    num_ranks, num_windows = len(updates), len(gradients)
+    updates, gradients = _finite(updates, "its first step"), flat(gradients).reshape(num_windows, -1)
+    for rank, update in enumerate(updates):
+        require(agree(update, updates[0], gradients), f"ranks 0 and {rank} make different first steps: when the "
+                "optimizer steps, gradients must have been averaged (is finish() called before?)")
+    found = Attribution(updates[0], gradients, 1 / num_windows, axes=("windows",), counts={"num_ranks": num_ranks})
+    if not found.is_right():
+        require(not agree(updates[0], gradients.mean(axis=0), gradients, SIX_DIGITS), "the first step is right to six "
+                "digits only: have the weights or the gradients been float32 on the way?")
+        raise CheckFailed(f"the first step on {num_ranks} rank{'s' * (num_ranks > 1)} is not that of one process: "
+                          + (_why_repeated(found, num_ranks) or found.explain(STEP)))
+    num_rows = sum(map(sum, rows))
+    require(not rows or num_rows == num_windows, f"{num_ranks} ranks put {num_rows} windows through the model, the "
+            f"batch has {num_windows}: each rank takes its own share, and the gradients are averaged")
+    return float(np.linalg.norm(updates[0]))
+
+
+def global_losses(losses: Sequence[Sequence[float]], windows: Any, expected: Sequence[float]) -> float:
+    """Every rank must report, for each step, the mean loss of the global batch.
+
+    `losses` has a list per rank, `windows` (B,) are the losses of the first batch's windows one by one, `expected` is
+    what one process reports. Returns the last loss.
+    """
+    num_ranks, windows = len(losses), flat(windows)
+    for rank, own in enumerate(losses):
+        require(own is not None and len(own) == len(expected), f"rank {rank} reports {num_given(own)} losses for "
+                f"{len(expected)} steps: return a list with one number for each")
+    losses = _finite(losses, "the losses")
+    rank, apart = furthest(losses)
+    require(apart <= TOLERANCE, f"ranks 0 and {rank} report different losses: each reports that of its own windows; "
+            "the loss of the global batch takes an all-reduce")
+    step = first_wrong(losses[0], expected)
+    if step is not None:
+        got, want = float(losses[0][step]), expected[step]
+        raise CheckFailed(f"on {num_ranks} rank{'s' * (num_ranks > 1)} the loss of step {step} is {short(got)}, of one "
+                          f"process {short(want)}: {_why_loss(step, got, want, windows, num_ranks)}")
+    return float(losses[0][-1])
+
+
+def _why_repeated(found: Attribution, num_ranks: int) -> str:
+    """What to say where some windows count twice, as many as make the ranks' shares equal; "" if that is not so."""
+    weights, num_windows = found.factors, len(found.rows)
+    if weights is None or weights.min() <= 0:
+        return ""
+    twice = np.isclose(weights, 2 * weights.min())
+    if not 0 < twice.sum() == -num_windows % num_ranks or not np.allclose(weights[~twice], weights.min()):
+        return ""
+    return (f"windows {listed(np.flatnonzero(twice))} count twice: a DistributedSampler repeats examples to make the "
+            "ranks' shares equal")
+
+
+def _why_loss(step: int, got: float, want: float, windows: np.ndarray, num_ranks: int) -> str:
+    shares = [[windows[rank::num_ranks] for rank in range(num_ranks)], np.array_split(windows, num_ranks)]
+    if np.isclose(got, want * num_ranks):
+        return "it is summed over the ranks"
+    if any(np.isclose(got, np.mean([share.mean() for share in cut])) for cut in shares):
+        return "it is the mean of the ranks' means, and their shares are not equal: weigh each by its number of windows"
+    if step:
+        return ("the steps before are right. Does a step begin with the gradients or windows of another (zero_grad, "
+                "finish)?")
+    return "is it the mean over all windows of the global batch, before the step is made?"
+
+
+# Epochs
+
+def epochs(orders: Sequence[Sequence[Sequence[int]]], num_examples: int, num_epochs: int) -> list[int]:
+    """Each epoch must show every example once, on one of the ranks, in another order than the epochs before.
+
+    `orders[rank][epoch]` lists the examples that a rank gets. Returns rank 0's first example of every epoch.
+    """
+    for rank, own in enumerate(orders):
+        require(num_given(own) == num_epochs, f"rank {rank} has {num_given(own)} epochs, {num_epochs} are meant to "
+                "come: return one list of examples for each")
+    shuffled = [[list(share) for share in shares] for shares in zip(*orders)]
+    for epoch, shares in enumerate(shuffled):
+        _check_shares(epoch, shares, num_examples)
+        require(shares not in shuffled[:epoch], f"epoch {epoch} has the order of epoch {shuffled.index(shares)}: "
+                "DistributedSampler shuffles by its seed plus the epoch, and the epoch is 0 until set_epoch tells it "
+                "otherwise, before the epoch begins")
+    require(all(any(share != sorted(share) for share in shares) for shares in shuffled),
+            "an epoch comes in the order of the data set: it should be shuffled")
+    return [int(own[0]) for own in orders[0]]
+
+
+def _check_shares(epoch: int, shares: Sequence[Sequence[int]], num_examples: int) -> None:
+    """The ranks' shares of one epoch must hold each example once."""
+    for rank, share in enumerate(shares):
+        require(len(share), f"rank {rank} gets no example in epoch {epoch}")
+        for example in (example for example in (min(share), max(share)) if not 0 <= example < num_examples):
+            raise CheckFailed(f"rank {rank} gets example {example} in epoch {epoch}: there are 0 to {num_examples - 1}")
+    seen = np.bincount(np.concatenate([np.asarray(share, dtype=int) for share in shares]), minlength=num_examples)
+    absent = np.flatnonzero(seen == 0)
+    require(len(shares) == 1 or any(len(set(share)) < num_examples for share in shares), f"in epoch {epoch} each rank "
+            f"takes all {num_examples} examples: the sampler cuts them into num_replicas shares and takes that of "
+            "rank; both are those of the group")
+    require(seen.max() > 1 or not len(absent), f"in epoch {epoch} example {listed(absent)} of 0 to {num_examples - 1} "
+            "is left out on every rank, and none comes twice: is a share cut short (drop_last, a slice)?")
+    require(seen.max() == 1, f"in epoch {epoch} example {seen.argmax()} comes {seen.max()} times and {len(absent)} of "
+            f"{num_examples} not at all: all ranks must cut the same permutation, so seed and epoch must be the same "
+            "on all")

@@ -1,0 +1,355 @@
+"""L3, lab 1: whose data ranks hold after a copy, and over whom they summed in groups, out of order, or with nothing.
+
+Shapes: R ranks, n elements with n >= R; `before` and `after` have an entry per rank. Copies are compared exactly, so
+random whole numbers tell whose they are. Out-of-place collectives fill a tensor of R rows, in the order of the ranks
+that they come from.
+"""
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from book.checks.attribution import Attribution, in_words, is_zero
+from book.checks.compare import agree, all_but_rank_0, before_and_after, buffers_of
+from book.checks.ring import point_to_point
+from book.checks.verdict import CheckFailed, listed, require, short
+from book.trace import Trace
+
+GATHERED = {  # a row that should be that of rank `source`
+    "nothing": "row {source} is all zeros: is there a receive from rank {source}, kept and waited for?",
+    "other": "row {source} holds rank {other}'s numbers: what comes from rank s belongs in row s",
+    "unequal": "row {source} holds a sum of several ranks' numbers: an all-gather keeps them apart",
+    "unknown": "row {source} holds something that no rank had"}
+ORDER = "all ranks must call their collectives in one order"
+METRICS = {  # a tensor of the dict that should be summed
+    "mean": "is the mean, and the sum is asked for: counts don't average",
+    "own": "is as it was before, and others' is not: did its all-reduce meet that of another tensor, or was it not "
+           f"waited for (async_op)? {ORDER}",
+    "missing ranks": f"lacks what rank {{absent}} had, which met another collective: {ORDER}",
+    "unequal": "counts the ranks {weights} times"}
+MEANS = {  # the mean over all samples; the names of mistakes are those in `_wrong_means`
+    "only own": "holds nothing but its own samples: is everything in place, and all-reduced?",
+    "sum": "holds the sum: divide by the number of samples of all ranks",
+    "by ranks": "has divided by the number of ranks: they have different numbers of samples",
+    "by its own": "has divided by its own number of samples",
+    "mean of means": "holds the mean of the ranks' means, which counts a sample of a small shard more than one of "
+                     "a large one",
+    "mean of those": "holds the mean of the ranks' means, over the ranks that have samples: it still counts a sample "
+                     "of a small shard more",
+    "means by all": "holds the sum of the ranks' means, divided by the number of all samples: a mean counts as often "
+                    "as it has samples",
+    "sum of means": "holds the sum of the ranks' means",
+    "unequal": "weighs the samples of ranks {ranks} by {weights}, and each must count 1/{total}{alone}",
+    "unknown": "holds nothing that can be made from the ranks' sums"}
+
+
+# Copies
+
+def broadcast(before: Sequence[Any], after: Sequence[Any], root: int) -> int:
+    """Every rank's buffer, (n,), must hold what `root` held before. Returns the sum of one buffer."""
+    before, after = before_and_after(before, after)
+    require(after.shape == before.shape,
+            f"the buffers had {before.shape[1]} elements and now have {after.shape[1]}: work in place")
+    for other in set(range(len(before))) - {root}:
+        require((after != before[other]).any(), f"every rank holds rank {other}'s data, but the root is rank {root}: "
+                "it is an argument, and any rank can be it")
+    require((after[root] == before[root]).all(),
+            f"rank {root} is the root, and its buffer has changed: a root only sends")
+    for rank, buffer in enumerate(after):
+        if not np.array_equal(buffer, before[root]):
+            raise CheckFailed(f"rank {rank} {_why_not_the_roots(rank, root, before, buffer)}")
+    return round(before[root].sum())
+
+
+def received_once(trace: Trace, num_bytes: int, root: int) -> int:
+    """In a broadcast of `num_bytes` made of sends and receives no rank may receive more than that, the root less.
+
+    Returns the bytes that the root sent.
+    """
+    if trace.world_size == 1:
+        return 0
+    point_to_point(trace)
+    arrived = trace.of_kind("recv")
+    received = np.bincount(arrived.array("rank"), weights=arrived.array("num_bytes"), minlength=trace.world_size)
+    busiest = int(np.argmax(received))
+    laziest = min(set(range(trace.world_size)) - {root}, key=lambda rank: received[rank])
+    require(received[busiest] <= num_bytes, f"rank {busiest} received {received[busiest] / num_bytes:.2g} times the "
+            "buffer: it needs one copy, so only a rank that has the root's data sends, and once to each")
+    require(received[laziest] >= num_bytes, f"rank {laziest} received {received[laziest]:g} bytes, and the buffer has "
+            f"{num_bytes:g}: does it come whole, in its own dtype?")
+    require(received[root] < num_bytes,
+            f"rank {root} is the root and received the whole buffer: who sends to a rank that has it?")
+    return round(trace.sent_bytes()[root])
+
+
+def all_gather_rows(before: Sequence[Any], after: Sequence[Any]) -> int:
+    """Row s of every rank's `after`, (R, n), must be rank s's `before`, (n,). Returns the sum over one rank's rows."""
+    before = buffers_of(before)
+    after = _rows(after, before.shape[1])
+    right = (after == before).all(axis=(1, 2))
+    if right.all():
+        return round(before.sum())
+    require(not right[0] or right[1:].any() or after[1:].any(),
+            "only rank 0 has the rows: that is a gather; in an all-gather every rank gets them")
+    require(len(before) == 1 or (after[:, 0] != before).any(), "every rank has its own numbers in row 0: the rows are "
+            "in the order in which you handled them, and belong in the order of the ranks")
+    rank = int(np.argmin(right))
+    raise CheckFailed(f"rank {rank}: {_why_not_gathered(rank, before, after[rank])}")
+
+
+def all_to_all_rows(before: Sequence[Any], after: Sequence[Any]) -> int:
+    """Row s of rank r's `after` must be row r of rank s's `before`, both (R, n). Returns the sum of rank 0's rows."""
+    length = buffers_of(before).shape[1] // len(before)
+    before, after = _rows(before, length), _rows(after, length)
+    for rank, rows in enumerate(after):
+        require(rows.any(), f"rank {rank}: `incoming` is as it was, all zeros: fill the tensor that you were given "
+                "(incoming[s] = ... does, incoming = ... makes a new one), after wait()")
+    for rank, source in np.ndindex(len(before), len(before)):
+        if not np.array_equal(after[rank, source], before[source, rank]):
+            raise CheckFailed(f"rank {rank}'s row {source} {_why_not_exchanged(rank, source, before, after)}")
+    return round(after[0].sum())
+
+
+def rows_sent(trace: Trace, row_bytes: int) -> int:
+    """In an all-to-all made of sends and receives a rank sends each other rank one row of `row_bytes`.
+
+    Up to twice as much passes, as rows may be passed on; less does not. Returns the bytes that rank 0 sent.
+    """
+    point_to_point(trace)
+    sent, wanted = trace.sent_bytes(), (trace.world_size - 1) * row_bytes
+    busiest, laziest = int(np.argmax(sent)), int(np.argmin(sent))
+    require(sent[laziest] >= wanted, f"rank {laziest} sent {sent[laziest]:g} bytes, and its rows for the others have "
+            f"{wanted:g}: does it send all of them, whole, in their own dtype?")
+    require(sent[busiest] <= 2 * wanted, f"rank {busiest} sent {sent[busiest] / row_bytes:g} rows, and has "
+            f"{trace.world_size - 1} for the others: is it an all-gather, of which each rank picks its part?")
+    return round(sent[0])
+
+
+def _rows(buffers: Sequence[Any], length: int) -> np.ndarray:
+    """Every rank's rows as one array (R, R, n)."""
+    flat, num_ranks = buffers_of(buffers), len(buffers)
+    require(flat.shape[1] == num_ranks * length, f"a rank returned {flat.shape[1]} elements, but {num_ranks} rows of "
+            f"{length} are {num_ranks * length}")
+    return flat.reshape(num_ranks, num_ranks, length)
+
+
+def _owner(buffer: np.ndarray, before: np.ndarray) -> int | None:
+    """The first rank whose data `buffer` is, or None."""
+    return next((rank for rank, own in enumerate(before) if np.array_equal(own, buffer)), None)
+
+
+def _why_not_the_roots(rank: int, root: int, before: np.ndarray, buffer: np.ndarray) -> str:
+    if not buffer.any():
+        return "holds zeros: was `buffer` filled from a receive that had not been waited for?"
+    owner = _owner(buffer, before)
+    if owner == rank:
+        return ("still holds its own data: does it receive, into `buffer` itself and no other tensor, and is the "
+                "receive waited for?")
+    if owner is not None:
+        return f"holds rank {owner}'s data: the root is rank {root}, and nobody else's data may travel"
+    arrived = int((buffer == before[root]).sum())
+    if arrived and set(buffer) <= {*before[root], *before[rank]}:
+        return f"holds the root's data in {arrived} of {buffer.size} places: the whole buffer must come"
+    if np.array_equal(buffer, before[rank] + before[root]):
+        return "holds its own data plus the root's: a broadcast replaces, it does not add"
+    return "holds something that is no rank's data"
+
+
+def _why_not_gathered(rank: int, before: np.ndarray, rows: np.ndarray) -> str:
+    if not rows.any():
+        return ("`out` is as it was, all zeros: fill the tensor that you were given (out[s] = ... does, out = ... "
+                "makes a new one)")
+    owners = [_owner(row, before) for row in rows]
+    foreign = {owner for source, owner in enumerate(owners) if source != rank}
+    if len(rows) > 2 and len(foreign) == 1 and None not in foreign:
+        return (f"all rows that came hold rank {foreign.pop()}'s numbers: if they share one tensor, the last message "
+                "filled it; let every irecv have its own row. In a ring, do you pass on what came, or your own row "
+                "again?")
+    source = next(place for place, owner in enumerate(owners) if owner != place)
+    if not rows[source].any() and source == rank:
+        return f"row {rank}, its own, is all zeros: nobody sends you that, copy `mine` there"
+    return Attribution(rows[source], before).explain(GATHERED, source=source)
+
+
+def _why_not_exchanged(rank: int, source: int, before: np.ndarray, after: np.ndarray) -> str:
+    """What rank `rank` has in row `source` in place of row `rank` of rank `source`."""
+    row, wanted = after[rank, source], f"rank {source}'s row {rank}"
+    if not row.any() and source == rank:
+        return "is its own, and all zeros: nobody sends you that, copy it from `outgoing`"
+    if not row.any():
+        return f"is all zeros: is there a receive from rank {source}, kept and waited for?"
+    found = np.argwhere((before == row).all(axis=2)).tolist()
+    if not found:
+        return f"holds something that no rank had; {wanted} belongs there"
+    owner, place = found[0]
+    if (owner, place) == (rank, source):
+        return (f"holds this rank's own numbers for rank {source}, and {wanted} belongs there: was anything exchanged, "
+                "or did a row come back that was overwritten before it was sent?")
+    if owner == place == source:
+        return f"holds rank {source}'s row {source}, which it keeps for itself: send row d to rank d"
+    if place == rank:
+        return f"holds what came from rank {owner}: what comes from rank s belongs in row s"
+    return f"holds rank {owner}'s row {place}, and {wanted} belongs there: which row goes to whom?"
+
+
+# Sums
+
+def on_grid(before: Sequence[Sequence[Any]], after: Sequence[Sequence[Any]], columns: int) -> int:
+    """Rank r stands in row r // columns and column r % columns, and holds (partial, gradient, batch), each (n,).
+
+    Afterwards `partial` must be the sum over its row, `gradient` the mean over its column, and `batch` that of the
+    first rank in its row. Returns the sum of all ranks' `partial` and `batch`.
+    """
+    total = 0.0
+    for name, own, now in zip(("partial", "gradient", "batch"), zip(*before), zip(*after)):
+        rows, got = before_and_after(own, now)
+        found = [Attribution(tensor, rows, _wanted_on_grid(name, rank, len(rows), columns), rank)
+                 for rank, tensor in enumerate(got)]
+        right = np.array([one.is_right() for one in found])
+        if not right.all():
+            raise CheckFailed(_why_reduced(name, columns, right) or
+                              _why_not_on_grid(name, found[int(np.argmin(right))], columns))
+        total += got.sum() if name != "gradient" else 0
+    return round(total)
+
+
+def names_of_no_order(*stems: str) -> list[str]:
+    """A name that begins with each of `stems`, such that a set of two to four of them keeps the order they came in.
+
+    Ranks forked from one process hash strings alike, so their sets agree on an order; those of processes that torchrun
+    starts don't. These names all ask for the first place in a set's table of eight.
+    """
+    return [next(name for number in itertools.count() if hash(name := f"{stem}_{number}") % 8 == 0) for stem in stems]
+
+
+def summed_metrics(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]],
+                   trace: Trace | None = None) -> int:
+    """Under every name each rank must hold the sum over ranks, (n,). Returns the sum of all of one rank's numbers.
+
+    `trace` is the run's recording; it tells whether barriers were tried.
+    """
+    for rank, now in enumerate(after):
+        for name in sorted(before[0].keys() - now.keys()):
+            raise CheckFailed(f"rank {rank}'s {name!r} is gone: the dict must keep its names")
+    held = {name: before_and_after([own[name] for own in before], [now[name] for now in after])
+            for name in sorted(before[0])}
+    rows = {name: theirs for name, (theirs, _) in held.items()}
+    faults = [(rank, name) for name, (theirs, now) in held.items() for rank in range(len(now))
+              if not agree(now[rank], theirs.sum(axis=0), theirs)]
+    if not faults:
+        return round(sum(theirs.sum() for theirs in rows.values()))
+    require(not all_but_rank_0({rank for rank, _ in faults}, len(before)),
+            "only rank 0 holds the sums: reduce gives them to one rank, all_reduce to every rank")
+    for name, (theirs, now) in held.items():
+        require((now != theirs).any(), f"{name!r} is on every rank as it was before: is it all-reduced, waited for, "
+                "and in the dict that was given?")
+        for rank, numbers in enumerate(theirs):
+            require((now != numbers).any(),
+                    f"{name!r} is on every rank what rank {rank} had: a broadcast copies, it does not add")
+    rank, name = min(faults)
+    fault = _why_not_summed(rank, name, rows, held[name][1][rank])
+    if trace is not None and "barrier" in {event.op for event in trace.of_kind("collective")}:
+        fault += ". A barrier makes the ranks wait for one another, it does not change which call meets which"
+    raise CheckFailed(f"rank {rank}'s {name!r} {fault}")
+
+
+def sample_mean(before: Sequence[Any], after: Sequence[Any], num_samples: Sequence[int]) -> float:
+    """`before` holds sums over each rank's samples, (n,); every rank must end with the mean over all samples.
+
+    Returns the sum of one rank's result.
+    """
+    rows, got = before_and_after(before, after)
+    mean, counts = rows.sum(axis=0) / sum(num_samples), np.array(num_samples, dtype=float)
+    wrong = [rank for rank in range(len(rows)) if not agree(got[rank], mean, rows)]
+    if not wrong:
+        return float(got[0].sum())
+    require(not all_but_rank_0(wrong, len(rows)),
+            "only rank 0 holds the mean: reduce gives the result to one rank, all_reduce to every rank")
+    rank = wrong[0]
+    require(not np.isnan(got[rank]).any(),
+            f"rank {rank} holds nan: was zero divided by zero, on a rank without samples?")
+    require(counts[rank] or got[rank].any(), f"rank {rank} had no samples and holds zeros: it needs the mean as much "
+            "as the others, or its weights will drift away from theirs")
+    fault = Attribution(got[rank], rows, own=rank if counts[rank] else None).explain(
+        MEANS, _wrong_means(counts, rank), ranks=listed(np.flatnonzero(counts)), total=short(counts.sum()),
+        alone=": this rank alone is wrong" * (len(wrong) == 1))
+    raise CheckFailed(f"rank {rank} {fault}")
+
+
+def _wanted_on_grid(name: str, rank: int, num_ranks: int, columns: int) -> np.ndarray:
+    """How much of each rank's data rank `rank` must hold, shape (R,)."""
+    ranks = np.arange(num_ranks)
+    if name == "partial":
+        return (ranks // columns == rank // columns).astype(float)
+    if name == "gradient":
+        return (ranks % columns == rank % columns) * columns / num_ranks
+    return (ranks == rank // columns * columns).astype(float)
+
+
+def _why_reduced(name: str, columns: int, right: np.ndarray) -> str:
+    """Why only one rank of each group has its result; "" if that is not so. `right` tells it by rank, shape (R,)."""
+    places = right.reshape(-1, columns) if name == "partial" else right.reshape(-1, columns).T
+    group = {"partial": "row", "gradient": "column"}.get(name)
+    if not group or not (places == places[0]).all() or places[0].sum() != 1:
+        return ""
+    return (f"`{name}` is right on {'the first' if places[0, 0] else 'one'} rank of each {group} alone: reduce gives "
+            "the result to one rank, all_reduce to every rank")
+
+
+def _why_not_on_grid(name: str, found: Attribution, columns: int) -> str:
+    head, rank = f"rank {found.own}'s `{name}`", found.own or 0
+    if found.factors is None:
+        return (f"{head} is made of something else than the ranks' `{name}`s: is each given to its own collective, and "
+                "with async_op=True waited for before it is used?")
+    ranks = np.arange(len(found.factors))
+    sets = {"its row": ranks // columns == rank // columns, "its column": ranks % columns == rank % columns,
+            "all ranks": ranks >= 0}
+    (held, over), (right, over_right) = _described(found.factors, sets), _described(found.wanted, sets)
+    if "own" in found.patterns():
+        return (f"{head} is as it was before, and must be {right}: does the rank take part, in a group that it belongs "
+                "to, and in place? With async_op=True, does it wait?")
+    hint = "; without a group=... the collective takes in the whole world" if over == "all ranks" else ""
+    if {over, over_right} == {"its row", "its column"}:
+        hint = "; are rows and columns exchanged?"
+    return f"{head} is {held}, and must be {right}{hint}"
+
+
+def _described(factors: np.ndarray, sets: Mapping[str, np.ndarray]) -> tuple[str, str]:
+    """Multiples of the ranks' data in words, and over which of the sets they are, "" if none.
+
+    For example ("the sum over its row (ranks 0, 1)", "its row").
+    """
+    inside = ~is_zero(factors)
+    ranks, shares = np.flatnonzero(inside).tolist(), factors[inside]
+    if len(ranks) < 2:
+        alone = f"rank {listed(ranks)}'s" + ("" if np.allclose(shares, 1) else f" times {short(shares.sum())}")
+        return (alone if ranks else "zero"), ""
+    group = next((name for name, members in sets.items() if np.array_equal(members, inside)), "")
+    over = f"{group} (ranks {listed(ranks)})" if group else f"ranks {listed(ranks)}"
+    if np.allclose(shares, 1 / len(ranks)):
+        return f"the mean over {over}", group
+    if not np.allclose(shares, shares[0]):
+        return f"a sum over {over} with the weights {in_words(shares)}", group
+    return f"the sum over {over}" + ("" if np.allclose(shares, 1) else f" times {short(shares[0])}"), group
+
+
+def _why_not_summed(rank: int, name: str, rows: Mapping[str, np.ndarray], got: np.ndarray) -> str:
+    found = Attribution(got, rows[name], own=rank)
+    if found.factors is not None:
+        return found.explain(METRICS)
+    for other, theirs in rows.items():
+        mixed = Attribution(got, np.concatenate([rows[name], theirs])).factors if other != name else None
+        if mixed is not None:
+            return f"has rank {listed(np.flatnonzero(~is_zero(mixed[len(theirs):])))}'s {other!r} added to it: {ORDER}"
+    return f"is no sum of anything that the ranks had: bytes were added that don't have the same dtype, so {ORDER}"
+
+
+def _wrong_means(counts: np.ndarray, rank: int) -> dict[str, np.ndarray]:
+    """The coefficients that mistakes give the ranks' sums, where they have these numbers of samples."""
+    share = np.divide(1, counts, out=np.zeros_like(counts), where=counts > 0)  # a rank without samples has only zeros
+    num_ranks, ones = len(counts), np.ones(len(counts))
+    return {"by ranks": ones / num_ranks, "by its own": ones / max(counts[rank], 1), "mean of means": share / num_ranks,
+            "mean of those": share / (counts > 0).sum(), "means by all": share / counts.sum(), "sum of means": share}

@@ -1,0 +1,219 @@
+"""L3, lab 3: a ring all-reduce: what buffers hold after each half of it, what a run sends, what that costs.
+
+Buffers are compared exactly, so the ranks' data must be whole numbers. Shapes: R ranks; `before` and `after` hold one
+flat buffer per rank, (n,), equally long. Chunks are those of `tensor_split`.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from book import cost
+from book.checks.attribution import Attribution
+from book.checks.compare import before_and_after
+from book.checks.verdict import CheckFailed, listed, number, require
+from book.schedule import contents_fault
+from book.trace import Trace
+
+SUMMED = {  # a chunk that should hold the sum
+    "nothing": "is all zeros: did you read the receive buffer before wait(), or never receive?",
+    "own": "holds only what it held at the start: was the sum made before wait() had returned, or in another chunk "
+           "than the one received?",
+    "other": "holds rank {other}'s data alone: was it copied where it should be added?",
+    "unequal": "{fault}: {why}",
+    "unknown": "holds neither a sum of the ranks' data for that chunk nor another chunk's: was wrong data added?"}
+TOO_OFTEN = "one step too many, or the wrong chunk sent"
+TOO_SELDOM = "was every step made, and the right chunk sent?"
+GATHERED = {  # a chunk that should hold its owner's data
+    "own": "is as it was before: rank {owner}'s chunk never arrived, or was not written into the buffer",
+    "other": "holds what rank {other} had there, but rank {owner} is the chunk's owner",
+    "added to own": "holds its own old data plus rank {owner}'s: an all-gather copies, it does not add",
+    "unknown": "holds something that no rank had there: is the chunk you receive the one that is sent?"}
+
+
+def reduce_scatter(before: Sequence[Any], after: Sequence[Any]) -> int:
+    """Rank r's buffer must hold the sum of chunk r+1. Returns the sum over those chunks."""
+    before, after = _moved(before, after)
+    _check_mean(before, after)
+    owned = [((rank + 1) % len(after), buffer) for rank, buffer in enumerate(after)]
+    for rank, (chunk, buffer) in enumerate(owned):
+        _check_sum(rank, chunk, before, buffer)
+    return round(sum(buffer[_chunks(before)[chunk]].sum() for chunk, buffer in owned))
+
+
+def all_gather(before: Sequence[Any], after: Sequence[Any]) -> int:
+    """Every rank's buffer must hold, as chunk c, what rank c-1 held there before. Returns the sum of one buffer."""
+    before, after = _moved(before, after)
+    chunks, num_ranks = _chunks(before), len(before)
+    for shift in range(num_ranks - 1):
+        owned = np.concatenate([before[(chunk + shift) % num_ranks][part] for chunk, part in enumerate(chunks)])
+        require((after != owned).any(), f"every rank holds, as chunk 1, what rank {(1 + shift) % num_ranks} had there, "
+                "but rank 0 is its owner: in step 0 rank r sends chunk r+1, which the reduce-scatter completed")
+    for rank, chunk in np.ndindex(num_ranks, num_ranks):
+        part, owner = chunks[chunk], (chunk - 1) % num_ranks
+        if not np.array_equal(after[rank][part], before[owner][part]):
+            found = Attribution(after[rank][part], before[:, part], np.arange(num_ranks) == owner, rank)
+            raise CheckFailed(f"rank {rank} chunk {chunk} {found.explain(GATHERED, owner=owner)}")
+    return round(after[0].sum())
+
+
+def all_reduce(before: Sequence[Any], after: Sequence[Any]) -> int:
+    """Every rank's buffer must hold the sum over ranks in every place. Returns the sum of one buffer."""
+    before, after = _moved(before, after)
+    _check_mean(before, after)
+    expected, chunks = before.sum(axis=0), _chunks(before)
+    num_ranks, length = before.shape
+    right, tail = after == expected, length % num_ranks
+    if right.all():
+        return round(expected.sum())
+    rest = slice(length - tail, length)
+    require(not tail or not length - tail or not right[:, :length - tail].all() or (after != before)[:, rest].any(),
+            f"the last {tail} of {length} elements were left out: {length} is not a multiple of {num_ranks}, so some "
+            "chunks must be one longer (tensor_split cuts like that)")
+    complete = np.array([[row[part].all() for part in chunks] for row in right])
+    require(num_ranks == 1 or (complete.sum(axis=1) != 1).any(),
+            "every rank has just one chunk complete: that is the reduce-scatter; the all-gather that carries the sums "
+            "to the others is missing, or came too early")
+    rank, chunk = np.argwhere(~complete)[0]
+    raise CheckFailed(_why_not_summed(int(rank), int(chunk), before, after[rank]))
+
+
+def neighbour_exchange(sent: Sequence[Any], received: Sequence[Any]) -> int:
+    """Rank r must have received what rank r-1 sent. Returns the sum of what rank 0 received."""
+    sent, received = before_and_after(sent, received)
+    for rank, got in enumerate(received):
+        left, right = (rank - 1) % len(sent), (rank + 1) % len(sent)
+        if np.array_equal(got, sent[left]):
+            continue
+        require(got.any(), f"rank {rank} received nothing: its `incoming` is all zeros; did you wait() for it?")
+        require((got != sent[right]).any(), f"rank {rank} received from rank {right}, its right-hand neighbour: the "
+                f"data goes round the ring from left to right, so receive from rank {left}")
+        raise CheckFailed(f"rank {rank} did not receive what rank {left} sent")
+    return round(received[0].sum())
+
+
+def point_to_point(trace: Trace) -> int:
+    """The run must have used sends and receives only. Returns how many messages were sent."""
+    for op in sorted({event.op for event in trace.of_kind("collective")} - {"barrier"}):
+        raise CheckFailed(f"your run called {op}: here you build it yourself, from sends and receives")
+    num_messages = len(trace.of_kind("send"))
+    require(num_messages, "your run sent no message at all: is there any send in your function?")
+    return num_messages
+
+
+def ring_traffic(trace: Trace, length: int, element_bytes: int) -> float:
+    """Every rank must have sent 2(N-1) chunks of a buffer of `length` elements, all of them to one neighbour.
+
+    A rank may send 2(N-1)/N of the buffer, with chunks rounded up or down. Returns the bytes that rank 0 sent.
+    """
+    world_size, sent, num_bytes = trace.world_size, trace.sent_bytes(), length * element_bytes
+    if world_size == 1:
+        return 0.0
+    point_to_point(trace)
+    num_messages = 2 * (world_size - 1)
+    least, most = (num_messages * size * element_bytes for size in (length // world_size, -(-length // world_size)))
+    busiest, laziest = int(np.argmax(sent)), int(np.argmin(sent))
+    asked = f"a ring sends {num_messages / world_size:.2f} times"
+    of_a_root = sent[busiest] >= (world_size - 1) * num_bytes and world_size > 2
+    require(sent[busiest] <= most, f"rank {busiest} sent {sent[busiest] / num_bytes:.2f} times the buffer, {asked}: "
+            + ("that is the traffic of a root, or of whole buffers passed around; send one chunk a step" if of_a_root
+               else "is one of the steps made too often, or more than a chunk sent in a step?"))
+    require(sent[laziest] >= least, f"rank {laziest} sent only {sent[laziest] / num_bytes:.2f} times the buffer, "
+            f"{asked}: who does its part of the work?")
+    for rank in range(world_size):
+        partners = sorted({event.peer for event in trace.of_kind("send") if event.rank == rank})
+        require(len(partners) < 2,
+                f"rank {rank} sent to ranks {listed(partners)}: in a ring it talks to one neighbour only")
+    return float(sent[0])
+
+
+def ring_cost(answer: Any, trace: Trace, length: int, element_bytes: int) -> tuple[float, float]:
+    """`answer` must be (rounds, bytes that each rank sends) of the ring all-reduce that `trace` recorded; returned."""
+    sent = ring_traffic(trace, length, element_bytes)
+    require(isinstance(answer, (tuple, list)) and len(answer) == 2,
+            f"return two numbers, the rounds and the bytes that a rank sends, not {type(answer).__name__}")
+    num_bytes, world_size = length * element_bytes, trace.world_size
+    rounds = number("the number of rounds", answer[0], trace.num_steps, [
+        (sent, "that is the number of bytes: the rounds come first"),
+        (world_size - 1, "that is the reduce-scatter alone, the all-gather takes as many"),
+        (2 * world_size, "the last contribution has N-1 links to go, not N, in either half")])
+    return rounds, number("the number of bytes that a rank sends", answer[1], sent, [
+        (sent / 2, "that is the reduce-scatter alone, the all-gather sends as much again"),
+        (2 * num_bytes, "that is the limit for many ranks; a rank never sends its last chunk"),
+        (num_bytes, "that is the buffer once; either half of the ring sends all of it but one chunk"),
+        (num_bytes / world_size, "that is one chunk; a rank sends one in each round"),
+        (cost.root_sent_bytes(world_size, num_bytes),
+         "that is the traffic of a root, which sends the whole buffer to each of the others"),
+        (sent * world_size, "that is what all ranks send together, or the whole buffer in every round"),
+        (sent / element_bytes, f"that counts elements: each has {element_bytes} bytes")])
+
+
+def bus_bandwidth(answer: Any, world_size: int, num_bytes: float, seconds: float) -> float:
+    """`answer` must be the bus bandwidth, in bytes per second, of an all-reduce of `num_bytes`; returns it."""
+    wanted = cost.bus_bandwidth_bytes_per_s("all_reduce", world_size, num_bytes, seconds)
+    return number("the bus bandwidth", answer, wanted, [
+        (num_bytes / seconds,
+         "that is the algorithm bandwidth, bytes over seconds; multiply by the share that each link carries"),
+        (wanted / 2, "the share is (N-1)/N for a reduce-scatter; an all-reduce does that twice"),
+        (wanted / 1e9, "that is in GB/s; leave it in bytes per second"),
+        (wanted * 8, "that is in bits; leave it in bytes per second"),
+        (1 / wanted, "you have seconds over bytes"),
+        (wanted / (2 * (world_size - 1) / world_size)**2, "the share is upside down, it is 2(N-1)/N"),
+        (wanted * world_size, "each link carries 2(N-1)/N of the buffer; the division by N is missing"),
+        (wanted * seconds, "divide by the seconds"),
+        (wanted * seconds**2, "divide by the seconds, you have multiplied")])
+
+
+def _chunks(buffers: np.ndarray) -> list[slice]:
+    """The chunks of a buffer as `tensor_split` and `array_split` cut them."""
+    num_chunks, length = buffers.shape
+    edges = np.cumsum([0] + [len(part) for part in np.array_split(np.arange(length), num_chunks)])
+    return [slice(a, b) for a, b in pairwise(edges)]
+
+
+def _moved(before: Sequence[Any], after: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """The buffers as arrays, which must be as long as before, and not all as before."""
+    before, after = before_and_after(before, after)
+    require(after.shape == before.shape,
+            f"the buffers had {before.shape[1]} elements and now have {after.shape[1]}: work in place")
+    require(len(before) == 1 or (before != after).any(),
+            "every buffer is as it was before: did you wait() for what you receive before you used it, and write into "
+            "the memory that you were given? (x += y and x.copy_(y) do; x = x + y and chunks[i] = y put another tensor "
+            "in its place)")
+    return before, after
+
+
+def _check_mean(before: np.ndarray, after: np.ndarray) -> None:
+    mean = before.mean(axis=0)
+    require(len(before) == 1 or not mean.any() or not np.allclose(after, mean),
+            "your ranks hold the mean, an all-reduce holds the sum (DDP divides by N afterwards)")
+
+
+def _check_sum(rank: int, chunk: int, before: np.ndarray, buffer: np.ndarray) -> None:
+    part = _chunks(before)[chunk]
+    if not np.array_equal(buffer[part], before[:, part].sum(axis=0)):
+        raise CheckFailed(_why_not_summed(rank, chunk, before, buffer))
+
+
+def _why_not_summed(rank: int, chunk: int, before: np.ndarray, buffer: np.ndarray) -> str:
+    where, chunks = f"rank {rank} chunk {chunk}", _chunks(before)
+    found = Attribution(buffer[chunks[chunk]], before[:, chunks[chunk]], own=rank)
+    counts = _counts(found)
+    if counts is None and found.got.any():
+        for other, place in enumerate(chunks):
+            if other != chunk and _counts(Attribution(found.got, before[:, place])) is not None:
+                return (f"{where} holds data that belongs in chunk {other}: the chunk you receive is not the one you "
+                        "send")
+        return f"{where} {SUMMED['unknown']}"
+    counts = np.zeros(len(before)) if counts is None else counts
+    fault = contents_fault(counts, np.ones(len(counts)))
+    return f"{where} " + found.explain(SUMMED, fault=fault, why=TOO_OFTEN if max(counts) > 1 else TOO_SELDOM)
+
+
+def _counts(found: Attribution) -> np.ndarray | None:
+    """How often each rank's data is in it, if it is a sum of whole multiples of them."""
+    whole = None if found.factors is None else np.rint(np.nan_to_num(found.factors))
+    return whole if whole is not None and np.array_equal(whole @ found.rows, found.got) else None
