@@ -25,7 +25,7 @@ CHECK_STAMP := .venv/.requirements-check
 SITE_STAMP  := $(SITE)_build/.site
 
 SITE_SOURCES := _config.yml _toc.yml $(wildcard *.md *.bib chapters/*.md chapters/*.ipynb labs/*.ipynb) \
-                book/widgets/assets.py book/grading/lab.py book/grading/release.py \
+                book/widgets/registry.py book/grading/lab.py book/grading/release.py \
                 $(wildcard book/authoring/*.py book/authoring/*.css book/widgets/*.js book/widgets/*.css)
 AS_ROOT      := $(if $(filter 0,$(shell id -u)),--allow-root)
 

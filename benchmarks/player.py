@@ -13,7 +13,7 @@ from benchmarks.chromium import fresh_page, running_browser
 from benchmarks.report import Claim, Findings, Table, Unavailable
 from book.collectives import ring_all_reduce
 from book.widgets import play
-from book.widgets.assets import ASSETS, SCRIPTS, STYLES, links
+from book.widgets.registry import ASSETS, links, needed
 
 QUICK = {"seconds": 1.0}
 PROMISED_FRAMES, TOLERATED = 60, 1  # a second; a frame more or less is where the counting starts and ends
@@ -56,11 +56,11 @@ def measure(world_size: int = 16, views: Sequence[str] = ("ring", "matrix"), sec
 
 def write_page(folder: Path, world_size: int, view: str) -> Path:
     """A page with one player, as the website shows it."""
-    for name in (*STYLES, *SCRIPTS):
+    for name in needed({"player"}):
         shutil.copy(ASSETS / name, folder)
     player = play(ring_all_reduce(world_size), view=view)
     page = folder / f"{view}.html"
-    page.write_text(PAGE.format(links=links("."), player=getattr(player, "shown", player).html()), "utf-8")
+    page.write_text(PAGE.format(links=links(".", {"player"}), player=getattr(player, "shown", player).html()), "utf-8")
     return page
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from book.widgets.assets import ASSETS, PARTS
+from book.widgets.registry import ASSETS, WIDGETS, needed
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("book", "tests", "benchmarks")
@@ -123,5 +123,4 @@ def _read(source: str) -> Iterator[str]:
             for pattern in ast.literal_eval(node.value):
                 yield from (str(path.relative_to(ROOT)) for path in ROOT.glob(pattern) if path.is_file())
     words = Path(source).stem.split("_")
-    for part in {part for widget, parts in PARTS.items() if widget in words for part in parts}:
-        yield from (str((ASSETS / f"{part}{kind}").relative_to(ROOT)) for kind in (".js", ".css"))
+    yield from (str((ASSETS / name).relative_to(ROOT)) for name in needed(WIDGETS.keys() & set(words)))

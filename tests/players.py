@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from book.widgets.assets import ALL, ASSETS, PARTS
+from book.widgets.registry import ASSETS, links
 
 PLAYER = ".lockstep-player"
 WAIT_MS = 30_000
@@ -86,10 +86,7 @@ def write_page(file: Path, *shown: Any) -> Path:
     """A page with these widgets, which loads what they are made of, as a page of the website does, from its folder."""
     body = "".join(map(html_of, shown))
     on_it = set(re.findall(r"<div data-lockstep-(\w+)=", body))
-    parts = [f"{ASSETS.as_uri()}/{part}" for part in ALL if any(part in PARTS[widget] for widget in on_it)]
-    links = "".join(f'<link rel="stylesheet" href="{part}.css"><script defer src="{part}.js"></script>'
-                    for part in parts)
-    file.write_text(f"{HEAD}{links}</head><body><main>{body}</main></body></html>", "utf-8")
+    file.write_text(f"{HEAD}{links(ASSETS.as_uri(), on_it)}</head><body><main>{body}</main></body></html>", "utf-8")
     return file
 
 

@@ -16,7 +16,7 @@ from benchmarks.machine import measured_on
 from benchmarks.report import Claim, Findings, Table, Unavailable, document
 from book.collectives import ring_all_reduce
 from book.widgets import play
-from book.widgets.assets import ASSETS, SCRIPTS, STYLES, links
+from book.widgets.registry import ASSETS, links, needed
 from tests.browser import find_browser
 
 READS = ["benchmarks/measured.json", "chapters/94_measurements.md", "chapters/03_ring_all_reduce.ipynb"]
@@ -117,11 +117,11 @@ def test_searches_are_counted_in_layouts() -> None:
 @pytest.fixture
 def small_site(tmp_path: Path) -> Path:
     """A website of one page with two players."""
-    for name in (*STYLES, *SCRIPTS):
+    for name in needed({"player"}):
         (tmp_path / name).write_bytes((ASSETS / name).read_bytes())
     (tmp_path / "chapters").mkdir()
     players = [play(ring_all_reduce(n)) for n in (2, 4)]
-    head = "<!doctype html>" + links("..")
+    head = "<!doctype html>" + links("..", {"player"})
     body = "".join(getattr(shown, "shown", shown).html() for shown in players)
     (tmp_path / "chapters" / "one.html").write_text(head + body, "utf-8")
     return tmp_path
@@ -133,7 +133,7 @@ def test_pages_are_weighed_and_painted(small_site: Path) -> None:
     found = pages.measure(small_site, num_loads=1)
     [row] = found.tables[0].rows
     num_bytes = sum(file.stat().st_size for file in small_site.rglob("*") if file.is_file())
-    assert row[:3] == ("`chapters/one.html`", str(1 + len(STYLES + SCRIPTS)), f"{num_bytes / 1000:.1f} KB")
+    assert row[:3] == ("`chapters/one.html`", str(1 + len(needed({"player"}))), f"{num_bytes / 1000:.1f} KB")
     assert row[-1].endswith("s")
     assert len(found.claims) == 1
 
@@ -144,7 +144,7 @@ def test_the_data_of_players_is_found(small_site: Path) -> None:
     found = weights.measure(small_site)
     assert found.tables[0].rows[-1][:3] == ("largest data of a player in `chapters/one.html`", "2",
                                             f"{len(data[0]) / 1000:.1f} KB")
-    assert len(found.claims) == 1 + len(weights.CODE_BUDGETS_BYTES) and all(claim.kept for claim in found.claims)
+    assert len(found.claims) == 2 and all(claim.kept for claim in found.claims)
     assert weights.compressed(ASSETS / "player.js") < weights.plain(ASSETS / "player.js")
 
 

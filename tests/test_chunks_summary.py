@@ -6,9 +6,9 @@ import pytest
 from book import collectives
 from book.schedule import Schedule
 from book.trace import Event, Trace
-from book.widgets.chunks_run import as_trace, read_run
-from book.widgets.chunks_data import run_payload
-from book.widgets.chunks_summary import MOST_NAMES, phases
+from book.widgets.player_run import as_trace, read_run
+from book.widgets.player import run_payload
+from book.widgets.player_words import MOST_NAMES, phases
 
 RANKS = (0, 1)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from book.widgets import layout_chart
-from book.widgets.layouts_data import shown
+from book.widgets.layouts import shown
 from tests.layouts import few, none
 from tests.players import press, until
 

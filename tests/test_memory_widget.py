@@ -11,10 +11,10 @@ from book.collectives import ring_all_reduce
 from book.cost import ADAM_MIXED_GRADIENTS_32, StateBytes, sharded_sent_bytes, state_bytes
 from book.trace import Event, Trace
 from book.widgets import memory_bars, memory_player
-from book.widgets.memory_page import MemoryPlayer
-from book.widgets.memory_steps import Held, read_held
-from book.widgets.memory_words import begin, figures, told
-from book.widgets.units import in_bytes
+from book.widgets.memory import MemoryPlayer
+from book.widgets.memory_run import Held, read_held
+from book.widgets.memory import begin, figures, told
+from book.widgets.terms import in_bytes
 from tests.memory import recorded, run_of
 
 FORWARD = ["all_gather", "forward", "free"]

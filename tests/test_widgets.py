@@ -29,16 +29,15 @@ from book.schedule import Schedule
 from book.simulate import simulate
 from book.trace import Event, Trace
 from book.widgets import panel, play, race
-from book.widgets.assets import ASSETS, SCRIPTS, STYLES
-from book.widgets.chunks_data import run_payload, write
+from book.widgets.player import run_payload, write
+from book.widgets.registry import ASSETS, SCRIPTS, STYLE, WIDGETS, module
 from tests.by_value import sent_by_value
 from tests.players import html_of
 
 sent_by_value(__name__)
 
 LINK = Link(20e-6, 1e9)
-PLAYER_ASSETS = ("controls.js", "player.js", "controls.css", "player.css")
-MOST_ASSET_BYTES, MOST_PAGE_BYTES = 42 * 1024, 30 * 1024
+MOST_PAGE_BYTES = 60_000
 
 
 def simulated(schedule: Schedule, **options: Any) -> Trace:
@@ -359,12 +358,19 @@ def test_html_keeps_to_itself() -> None:
 
 def test_every_asset_is_part_of_a_widget() -> None:
     own = {path.name for kind in ("js", "css") for path in ASSETS.glob(f"*.{kind}")}
-    assert set(STYLES + SCRIPTS) == own
+    assert {STYLE, *SCRIPTS} == own
+
+
+@pytest.mark.parametrize("widget", WIDGETS)
+def test_a_live_widget_runs_what_its_page_loads(widget: str) -> None:
+    live = pytest.importorskip("book.widgets.live").live_class(widget)
+    assert live._esm == module(widget) and live._css == (ASSETS / STYLE).read_text("utf-8")
+    assert all((ASSETS / f"{script}.js").read_text("utf-8") in live._esm for script in WIDGETS[widget])
+    assert live._esm.endswith(f"export default globalThis.lockstep{widget.capitalize()};\n")
 
 
 @pytest.mark.slow
 def test_sizes_keep_the_budget() -> None:
-    assert sum((ASSETS / name).stat().st_size for name in PLAYER_ASSETS) <= MOST_ASSET_BYTES
     every_ring = play({n: collectives.ring_all_reduce(n) for n in range(2, 17)})
     assert len(data_of(every_ring)["runs"]) == 15
     assert len(html_of(every_ring).encode()) <= MOST_PAGE_BYTES
@@ -430,7 +436,6 @@ class TestLive:
         player.trace = collectives.ring_all_reduce(2)
         assert (player.step, player.playing, player.error) == (0, False, "")
         assert json.loads(player.payload)["runs"][0]["n"] == 2 and data_of(player)["runs"][0]["n"] == 2
-        assert player._esm.endswith("export default globalThis.lockstepPlayer;\n")
 
     def test_panel_reruns_shows_errors_and_ignores_clicks_while_it_runs(self) -> None:
         calls = []

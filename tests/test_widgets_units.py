@@ -9,7 +9,7 @@ from book.collectives import ring_all_reduce
 from book.pipelines import gpipe
 from book.widgets import pipeline_player, play
 from book.widgets.terms import counted, spelled
-from book.widgets.units import in_bytes, in_seconds, percent
+from book.widgets.terms import in_bytes, in_seconds, percent
 
 SIZES = {0: "0 B", 400: "400 B", 999: "999 B", 1000: "1.00 kB", 4608: "4.61 kB", 99_600: "99.6 kB", 461_000: "461 kB",
          999_499: "999 kB", 999_500: "1.00 MB", 400e6: "400 MB", 7.5e9: "7.50 GB"}

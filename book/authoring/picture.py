@@ -12,9 +12,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTER, PICTURE = ROOT / "chapters" / "03_ring_all_reduce.ipynb", ROOT / "chapters" / "ring_all_reduce.svg"
-STYLES = ROOT / "book" / "widgets" / "controls.css"
+STYLES = ROOT / "book" / "widgets" / "widgets.css"
 PLAYER = re.compile(r"""data-lockstep-player=(["'])(.*?)\1""", re.S)
-WORD = re.compile(r"(\d)(\d)(\d)([+=])([0-9a-f]?)")  # the player's words, as book.widgets.chunks_data writes them
+WORD = re.compile(r"(\d)(\d)(\d)([+=])([0-9a-f]?)")  # the player's words, as book.widgets.player writes them
 DOES = {"+": "add", "=": "copy"}
 COLUMNS, MARGIN, PANEL, GAP, LABEL, CELL, TITLE = 4, 28, 170, 21, 22, 37, 40
 SHARED = ("bg", "ink", "soft", "line", "hollow", "focus")  # colours of the players that the picture uses too
@@ -69,7 +69,7 @@ def panels_of(run: dict[str, Any]) -> list[tuple[str, State, set[tuple[int, int]
 
 def themes() -> list[dict[str, str]]:
     """The players' colours, light and dark, as the style that all widgets share has them."""
-    found = re.findall(r"--(\w+):(#\w+)", STYLES.read_text("utf-8"))
+    found = re.findall(r"--(\w+): (#\w+)", STYLES.read_text("utf-8"))
     light: dict[str, str] = {}
     dark: dict[str, str] = {}
     for name, colour in found:

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from sphinx.writers.html5 import HTML5Translator
 
 CHINESE = re.compile("[\u4e00-\u9fff]")
 WIDGETS = Path(__file__).parents[1] / "widgets"
-PARTS: dict[str, tuple[str, ...]] = runpy.run_path(str(WIDGETS / "assets.py"))["PARTS"]
+REGISTRY = runpy.run_path(str(WIDGETS / "registry.py"))
 LABS, COPIES = "labs/", "student"  # the pages that are labs; the website's folder with their student copies
 HOW_TO = "chapters/93_for_students"
 ABOUT_FOLDED = " On these pages the solutions are folded."
@@ -205,25 +204,19 @@ def offer_student_copy(app: Sphinx, doctree: nodes.document, page: str) -> None:
 
 
 def copy_widgets(app: Sphinx, config: Any) -> None:
-    """Copy the scripts and styles of all widgets to where pages find them."""
-    config.html_static_path += [str(WIDGETS / f"{part}.{kind}") for part in needed(PARTS) for kind in ("js", "css")]
+    """Copy the scripts and the style of all widgets to where pages find them."""
+    config.html_static_path += [str(WIDGETS / name) for name in REGISTRY["needed"](set(REGISTRY["WIDGETS"]))]
 
 
 def load_widgets(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
-    """Make a page load the scripts and styles of only the widgets that are on it."""
-    for part in needed(widgets_in(context.get("body") or "")):
-        app.add_css_file(f"{part}.css")
-        app.add_js_file(f"{part}.js", defer="defer")
+    """Make a page load the scripts of only the widgets that are on it, and their style where there is one."""
+    for name in REGISTRY["needed"](widgets_in(context.get("body") or "")):
+        app.add_css_file(name) if name.endswith(".css") else app.add_js_file(name, defer="defer")
 
 
-def widgets_in(body: str) -> list[str]:
+def widgets_in(body: str) -> set[str]:
     """The names of the widgets that a page's HTML holds."""
-    return [name for name in PARTS if re.search(rf"<div data-lockstep-{name}=", body)]
-
-
-def needed(widgets: Iterable[str]) -> list[str]:
-    """The files of these widgets, in order of dependency."""
-    return list(dict.fromkeys(part for name in widgets for part in PARTS[name]))
+    return {name for name in REGISTRY["WIDGETS"] if f"<div data-lockstep-{name}=" in body}
 
 
 def drop_thebe_settings(app: Sphinx, doctree: nodes.document, page: str) -> None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import anywidget
@@ -10,10 +11,9 @@ import traitlets
 
 from book.schedule import PipelineSchedule
 from book.trace import Trace
-from book.widgets.assets import module, style
-from book.widgets.chunks_data import Options
-from book.widgets.chunks_page import Shown, title_of
 from book.widgets.page import Page
+from book.widgets.player import Options, Shown, title_of
+from book.widgets.registry import ASSETS, STYLE, module
 
 
 class Live(anywidget.AnyWidget):
@@ -52,52 +52,9 @@ class Live(anywidget.AnyWidget):
         return _beside(super()._repr_mimebundle_(**kwargs), self.shown)
 
 
-class Player(Live):
-    """A live chunk player."""
-
-    _esm, _css = module("player"), style("player")
-
-
-class Timeline(Live):
-    """A live bucket timeline."""
-
-    _esm, _css = module("timeline"), style("timeline")
-
-
-class PipelineView(Live):
-    """A live pipeline player, or a race of several."""
-
-    _esm, _css = module("pipeline"), style("pipeline")
-
-
-class Shards(Live):
-    """A live sharded product."""
-
-    _esm, _css = module("shards"), style("shards")
-
-
-class Memory(Live):
-    """A live memory player."""
-
-    _esm, _css = module("memory"), style("memory")
-
-
-class MemoryChoice(Live):
-    """Live bars of state by formula: they have no trace."""
-
-    _esm, _css = module("memorybars"), style("memorybars")
-
-
-class MeshView(Live):
-    """A live mesh explorer."""
-
-    _esm, _css = module("mesh"), style("mesh")
-
-
 class Game(Live):
     """A live pipeline game. The trait `placed` is what the reader has placed so far, as text; `schedule` says it."""
 
-    _esm, _css = module("game"), style("game")
     placed = traitlets.Unicode("").tag(sync=True)
 
     @property
@@ -111,14 +68,14 @@ class Game(Live):
         return self.shown.simulate(self.placed)
 
 
-class Layouts(Live):
-    """A live chart of layouts; what it calls a trace is a search."""
-
-    _esm, _css = module("layouts"), style("layouts")
+OWN = {"game": Game}  # live widgets that have more than what all have
 
 
-LIVE = {"player": Player, "timeline": Timeline, "pipeline": PipelineView, "shards": Shards, "mesh": MeshView,
-        "layouts": Layouts, "memory": Memory, "memorybars": MemoryChoice, "game": Game}
+@cache
+def live_class(widget: str) -> type[Live]:
+    """The class of a live widget, by its name in the registry."""
+    style = (ASSETS / STYLE).read_text("utf-8")
+    return type(f"Live{widget.capitalize()}", (OWN.get(widget, Live),), {"_esm": module(widget), "_css": style})
 
 
 class Panel(ipywidgets.VBox):
@@ -127,7 +84,7 @@ class Panel(ipywidgets.VBox):
     def __init__(self, run: Callable[..., Trace], title: str | None, options: Options, controls: Mapping[str, Any]):
         self._run, self._controls = run, {name: _control(name, value) for name, value in controls.items()}
         trace = run(**self._values())
-        self.player = Player(Shown({"": trace}, title or title_of({"": trace}), options))
+        self.player = live_class("player")(Shown({"": trace}, title or title_of({"": trace}), options))
         self.button = ipywidgets.Button(description="Run", tooltip="Run again with these values")
         self.button.on_click(self._clicked)
         super().__init__([ipywidgets.HBox([*self._controls.values(), self.button]), self.player])

@@ -7,13 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from book.cost import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, StateBytes, state_bytes
 from book.trace import Trace
-from book.widgets.page import Page
-from book.widgets.terms import counted
-from book.widgets.units import in_bytes
+from book.widgets.page import Page, show
+from book.widgets.terms import counted, in_bytes
+
+if TYPE_CHECKING:
+    from book.widgets.live import Live
+
+
+def memory_bars(num_parameters: float = 7.5e9, num_ranks: int = 64, zero_stage: int = 3, *,
+                each: StateBytes = ADAM_MIXED, gpu_bytes: float = 80e9,
+                title: str | None = None) -> MemoryBars | Live:
+    """Bytes of state on each rank in each ZeRO stage, by the formula of `book.cost.state_bytes`.
+
+    The arguments are what it opens with (rajbhandari2020, figure 1); the reader changes them all. Raises ValueError
+    for what can't be chosen: 1 to 1024 ranks, `each` one of book.cost's three, memory of GPUs that there are.
+    """
+    return show(MemoryBars(num_parameters, num_ranks, zero_stage, each, gpu_bytes, title))
+
 
 MODELS = {"124 M (GPT-2)": 124e6, "1.5 B (GPT-2 XL)": 1.5e9, "7.5 B (ZeRO)": 7.5e9, "13 B": 13e9, "70 B": 70e9,
           "175 B (GPT-3)": 175e9}

@@ -10,9 +10,8 @@ from typing import Any
 from book.cost import axis_name, sent_bytes
 from book.mesh import Mesh
 from book.trace import Event
-from book.widgets.mesh_steps import RESULTS, Item, Step, Stop
-from book.widgets.terms import counted, spelled
-from book.widgets.units import in_bytes
+from book.widgets.mesh_run import RESULTS, Item, Step, Stop
+from book.widgets.terms import counted, in_bytes, spelled
 
 KINDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 Said = tuple[str, str]  # what to stress, and the rest of the sentence

@@ -3,9 +3,12 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from book.trace import Trace
+
+Data = dict[str, Any]
 
 
 class Page(ABC):
@@ -48,3 +51,70 @@ class Page(ABC):
 
 def _compact(data: Any) -> str:
     return json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+
+
+def arranged(runs: Mapping[Any, Data], labels: Sequence[str] | None, select: Any, integers: str = "ranks") -> Data:
+    """`axes`, what there is to choose, and `runs`, each with its place `at` on them, the run to open with first.
+
+    The keys of `runs` (or tuples of them) become the choices. `labels` names each part of a key; without it a part that
+    is an integer in all of them is called `integers`, and others "run". Raises ValueError for keys or labels that don't
+    fit.
+    """
+    keys = _keys(runs, labels)
+    parts = [list(dict.fromkeys(values)) for values in zip(*keys)]
+    named = labels or [integers if all(type(v) is int for v in values) else "run" for values in parts]
+    axes = [{"label": name, "values": [str(value) for value in values]} for name, values in zip(named, parts)]
+    placed = [{"at": [axis["values"].index(str(part)) for axis, part in zip(axes, key)], **data}
+              for key, data in zip(keys, runs.values())]
+    if select is not None:
+        placed.insert(0, placed.pop(list(runs).index(select)))
+    return {"axes": axes if len(runs) > 1 else [], "runs": placed}
+
+
+def names_of(runs: Iterable[Any]) -> list[str]:
+    """The runs' keys as text."""
+    return [", ".join(map(str, key)) if isinstance(key, tuple) else str(key) for key in runs]
+
+
+def _keys(runs: Mapping[Any, Any], labels: Sequence[str] | None) -> list[tuple[Any, ...]]:
+    keys = [key if isinstance(key, tuple) else (key,) for key in runs]
+    if len({len(key) for key in keys}) > 1:
+        raise ValueError("the keys of the runs to choose from must be tuples of one length, or no tuples at all")
+    for values in zip(*keys):
+        texts = [str(value) for value in dict.fromkeys(values)]
+        if len(set(texts)) < len(texts):
+            raise ValueError(f"two keys of the runs to choose from read {max(texts, key=texts.count)!r}: give keys "
+                             "that a reader can tell apart")
+    if labels is not None and (isinstance(labels, str) or len(labels) != len(keys[0])):
+        raise ValueError(f"labels names each part of a key: give {len(keys[0])} of them, not {labels!r} (one label "
+                         f"for keys that are no tuples)")
+    return keys
+
+
+def show(page: Page) -> Any:
+    """The live widget; what it shows, where a page is built without the packages that a live notebook needs."""
+    try:
+        from book.widgets.live import live_class
+    except ImportError:
+        return page
+    return live_class(page.widget)(page)
+
+
+def mapping(what: Any) -> dict[Any, Any]:
+    """Several runs by key: a mapping as it is, a sequence by number, one run alone; raises ValueError for none."""
+    if isinstance(what, Mapping):
+        traces = dict(what)
+    elif isinstance(what, Sequence) and not isinstance(what, str):
+        traces = dict(enumerate(what, start=1))
+    else:
+        traces = {"": what}
+    if not traces:
+        raise ValueError("there is nothing to play: give at least one trace or schedule")
+    return traces
+
+
+def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    """Raise ValueError for a value that is none of the choices."""
+    if value not in choices:
+        known = ", ".join(str(choice) for choice in choices if choice is not None)
+        raise ValueError(f"{name} can't be {value!r}: use one of {known}")

@@ -1,185 +1,235 @@
-"""L3: a followed matrix product as steps: what each rank did, and which blocks it holds after each of them.
+"""L3: the sharded product on a page and in a notebook, and the JSON that its player draws.
 
-book.shards writes the trace that this reads. Blocks are told apart as finely as the run cuts its matrices:
-a dimension that no rank cuts has one part, any other one part per rank.
+`matrices` lists what is drawn on each rank, in the places of `slots`; a later one of a slot and line takes its place.
+
+    name, recipe, shape, slot, line (0: forward, 1: gradients)
+    grid    into how many blocks, [down, across], the run cuts it
+    lanes   how many parts of a sum its blocks are drawn with, 1 where the run cuts no sum; bias: one more for the bias
+    paint   what colours a block without lanes: its "row", its "column" or nothing ("")
+
+A block is [rank, matrix, number row by row, contents]: how often each lane is in it, null where that is unknown; one
+without contents is there no longer.
+`start` lists those held at first, each of the `steps` is
+
+    [kind, words to stress, the rest, whether it is wrong, blocks that change, moves, matrices that it works on]
+
+and a move is [matrix, from, to, numbers of its blocks].
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
 
-from book.blocks import MLP, PRODUCT, Block, BlockOp, Matrix
-from book.trace import Event, Trace
+from book.trace import Trace
+from book.widgets.page import Page, arranged, check_choice, mapping, names_of, show
+from book.widgets.shards_run import Contents, Place, Play, State, Step, read_play
+from book.widgets.shards_words import begin, told
+from book.widgets.terms import in_bytes, origin
 
-Contents = tuple[float, ...] | None  # how often each part of the sum is in a block, then the bias; None: unknown
-Place = tuple[str, int, int]  # matrix, row and column among its N x N finest blocks
-State = dict[Place, Contents]
-MOST_RANKS = 4
-ALONE = ("multiply", "apply", "message")  # what a rank does when it comes to it; for the rest it is shown to wait
+if TYPE_CHECKING:
+    from book.widgets.live import Live
 
 
-@dataclass
-class Action:
-    """What one rank did: `kind` "multiply", "apply", "collective", "message", "return", "backward" or "gradient".
+def sharded_product(runs: Trace | Mapping[Any, Trace], *, title: str | None = None,
+                    labels: Sequence[str] | None = None, select: Any = None) -> ShardedProduct | Live:
+    """A matrix product or MLP that ranks have cut, or several that the reader chooses from, step by step.
 
-    `name` is the operation's, `blocks` are what it worked on, `holds` what the rank has of it, `sent_to` are peers.
+    `runs` are traces recorded with `trace_product` or `trace_mlp` of book.shards, which read what each block
+    holds off its numbers. `labels` name the choices and `select` is the key to open with. Raises TypeError for what
+    is no trace, ValueError for a trace that follows no product.
     """
-
-    kind: str
-    name: str
-    blocks: list[Block] = field(default_factory=list)
-    holds: State = field(default_factory=dict)
-    num_multiplications: int = 0
-    event: Event | None = None
-    sent_to: list[int] = field(default_factory=list)
-
-    def replaced(self, held: State) -> list[Place]:
-        """What a rank no longer has after this: the sum that a reduce-scatter took, what it did not return."""
-        only = self.kind in ("return", "gradient") or self.name == "reduce_scatter"
-        names = {place[0] for place in self.holds} if only else set()
-        return [place for place in held if place[0] in names and place not in self.holds]
+    traces = mapping(runs if isinstance(runs, Mapping) else {"": runs})
+    check_choice("select", select, (None, *traces))
+    return show(ShardedProduct(traces, title, labels, select))
 
 
-@dataclass
-class Step:
-    """What ranks did at once: actions of one kind and name, by rank."""
+class ShardedProduct(Page):
+    """What a sharded product shows: traces by key."""
 
-    kind: str
-    name: str
-    actions: dict[int, Action]
+    widget = "shards"
 
+    def __init__(self, traces: Mapping[Any, Trace], title: str | None = None, labels: Sequence[str] | None = None,
+                 select: Any = None):
+        for trace in traces.values():
+            if not isinstance(trace, Trace):
+                raise TypeError("sharded_product() takes a recorded Trace (run.trace), or a mapping of them, not "
+                                f"{type(trace).__name__}")
+        self.traces, self._labels, self._select = dict(traces), labels, select
+        self._plays = {key: read_play(trace) for key, trace in self.traces.items()}
+        mlp = any("B" in play.matrices for play in self._plays.values())
+        self._given_title, self.title = title, title or ("A sharded MLP" if mlp else "A sharded matrix product")
 
-@dataclass
-class Play:
-    """A run: its matrices and their shapes, what each rank has at the start, its steps, bytes of a number."""
+    def with_trace(self, what: Any) -> ShardedProduct:
+        """The same widget of another trace."""
+        return ShardedProduct({"": what}, self._given_title)
 
-    world_size: int
-    matrices: dict[str, Matrix]
-    shapes: dict[str, tuple[int, int]]
-    start: list[State]
-    steps: list[Step]
-    bias: bool
-    num_bytes: int = 8
-    source: str = "recorded"
+    def data(self, live: bool) -> dict[str, Any]:
+        """The widget's data; where it is live, with the backend's name."""
+        runs = {key: run_payload(play, origin(self.traces[key], live))
+                for key, play in self._plays.items()}
+        return {"v": 1, "title": self.title, **arranged(runs, self._labels, self._select)}
 
-    def states(self) -> Iterator[list[State]]:
-        """What each rank holds before the first step and after each."""
-        held = [dict(state) for state in self.start]
-        yield [dict(state) for state in held]
-        for step in self.steps:
-            for rank, action in step.actions.items():
-                for place in action.replaced(held[rank]):
-                    del held[rank][place]
-                held[rank].update(action.holds)
-            yield [dict(state) for state in held]
+    def text(self) -> str:
+        """One line that says what is shown."""
+        ranks = " and ".join(dict.fromkeys(str(play.world_size) for play in self._plays.values()))
+        several = f" of {len(self.traces)} runs ({', '.join(names_of(self.traces))})" if len(self.traces) > 1 else ""
+        return f"{self.title}: sharded product{several}, {ranks} ranks, recorded"
 
-    def bytes_of(self, tiles: Iterable[Place]) -> int:
-        """What blocks weigh."""
-        sizes = [self.shapes[name] for name, _, _ in tiles]
-        return sum(height * width for height, width in sizes) * self.num_bytes // self.world_size**2
-
-
-def read_play(trace: Trace) -> Play:
-    """The steps of a product or MLP that was followed; raises ValueError for a trace without one."""
-    if trace.world_size > MOST_RANKS or trace.clock == "logical":
-        raise ValueError("a sharded product is shown from the trace that was recorded, on 2 to 4 ranks: "
-                         "sharded_product(launch(trace_product, 2, fn, record=True).trace)")
-    readers = [_Reader(trace, rank) for rank in range(trace.world_size)]
-    shapes = {name: shape for reader in readers for name, shape in reader.shapes.items()}
-    if not all(reader.shapes for reader in readers):
-        raise ValueError("this trace follows no matrix product: launch trace_product or trace_mlp with your function, "
-                         "launch(trace_product, 2, fn, record=True)")
-    play = MLP if "B" in shapes else PRODUCT
-    sizes = {dim: size for matrix in play for dim, size in zip(matrix.dims, shapes.get(matrix.name, ()))}
-    shown = {m.name: m for m in play if m.name in shapes or not m.name.startswith("d")}
-    whole = {name: tuple(sizes[dim] for dim in matrix.dims) for name, matrix in shown.items()}
-    return Play(trace.world_size, shown, whole, [reader.start for reader in readers],
-                list(_aligned([reader.actions for reader in readers])), "bias" in shapes,
-                next(reader.num_bytes for reader in readers), trace.source)
+    def words(self) -> str:
+        """The steps of each run, and its figures."""
+        parts = [f"<p><strong>{escape(self.title)}</strong></p>"]
+        for name, trace, play in zip(names_of(self.traces), self.traces.values(), self._plays.values()):
+            if len(self.traces) > 1:
+                parts.append(f"<p>{escape(name)}:</p>")
+            texts = [begin(play), *(stress + rest for stress, rest, _ in told(play))]
+            parts.append(f"<ol>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ol>")
+            pairs = "; ".join(f"{value} {meaning}" for value, meaning in figures(play))
+            parts.append(f"<p>{escape(pairs)}. ({escape(origin(trace, with_backend=False))})</p>")
+        return "".join(parts)
 
 
-class _Reader:
-    """One rank's events, in the order of its program, as actions."""
-
-    def __init__(self, trace: Trace, rank: int):
-        self._num_parts = trace.world_size
-        self.shapes: dict[str, tuple[int, int]] = {}
-        self.start: State = {}
-        self.actions: list[Action] = []
-        self.num_bytes = 8
-        self._given = {m.name for m in (*PRODUCT, *MLP) if not m.recipe}
-        self._of_loss: State = {}
-        for event in sorted(trace.of_rank(rank), key=lambda event: event.start_s):
-            {"hold": self._hold, "compute": self._compute, "collective": self._collective}.get(
-                event.kind, self._message)(event)
-        self._begin_backward()
-        self.actions = [a for a in self.actions if a.holds or a.kind in ("collective", "multiply", "message")]
-
-    def _compute(self, event: Event) -> None:
-        op = BlockOp.parse(event.op)
-        if op.kind == "given":
-            self.shapes |= {block.matrix: block.shape for block in op.blocks}
-        elif op.kind == "sends":
-            self._sends(op.blocks)
-        elif op.kind in ("multiply", "apply"):
-            self.actions.append(Action(op.kind, op.name, list(op.blocks), {}, op.num_multiplications))
-        elif not self.actions or self.actions[-1].kind != op.kind:
-            self.actions.append(Action(op.kind, op.kind))
-
-    def _collective(self, event: Event) -> None:
-        self.actions.append(Action("collective", "", event=event))
-
-    def _message(self, event: Event) -> None:
-        """Messages that nothing comes between are one action."""
-        if not self.actions or self.actions[-1].kind != "message" or self.actions[-1].holds:
-            self.actions.append(Action("message", "message"))
-        self.actions[-1].sent_to += [event.peer] if event.kind == "send" else []
-
-    def _sends(self, blocks: Iterable[Block]) -> None:
-        last = self.actions[-1] if self.actions else None
-        if last is None or last.kind not in ("collective", "message"):
-            raise ValueError("this run's collectives were not recorded: launch it with record=True")
-        last.blocks += [block for block in blocks if block not in last.blocks]
-        last.name = last.event.op if last.event else last.name
-
-    def _hold(self, event: Event) -> None:
-        block, n = Block.parse(event.op), self._num_parts
-        self.shapes[block.matrix] = block.shape
-        self.num_bytes = round(event.num_bytes / (block.size[0] * block.size[1]))
-        place = (block.matrix, block.rows[0] * n // block.shape[0], block.columns[0] * n // block.shape[1])
-        last = self.actions[-1] if self.actions else None
-        given = block.matrix in self._given and not (last and last.kind == "collective" and last.name)
-        if given:
-            (self._of_loss if block.matrix == "dY" else self.start)[place] = event.contributions
-        elif last:
-            last.holds[place] = event.contributions
-
-    def _begin_backward(self) -> None:
-        if self._of_loss:
-            after = [action.kind for action in self.actions].index("return") + 1
-            self.actions.insert(after, Action("backward", "backward", holds=self._of_loss))
+def run_payload(play: Play, source: str) -> dict[str, Any]:
+    """One run as JSON data."""
+    drawing = _Drawing(play)
+    steps, states = [], play.states()
+    before = next(states)
+    for step, said, after in zip(play.steps, told(play), states):
+        changes = [block for rank, action in sorted(step.actions.items())
+                   for block in drawing.gone(rank, action.replaced(before[rank])) + drawing.blocks(rank, action.holds)]
+        steps.append([step.kind, *said, changes, drawing.moves(step, before), drawing.busy(step)])
+        before = after
+    start = [block for rank, state in enumerate(play.start) for block in drawing.blocks(rank, state)]
+    return {"n": play.world_size, "source": source, "item": play.num_bytes, "slots": drawing.slots,
+            "matrices": drawing.matrices, "begin": begin(play), "start": start, "steps": steps,
+            "figures": figures(play)}
 
 
-def _aligned(programs: list[list[Action]]) -> Iterator[Step]:
-    """The ranks' actions side by side: what ranks do alone comes first, then collectives, then what they end with."""
-    at = [0] * len(programs)
-    while any(at[rank] < len(program) for rank, program in enumerate(programs)):
-        ready = {rank: program[at[rank]] for rank, program in enumerate(programs) if at[rank] < len(program)}
-        alone = {rank: action for rank, action in ready.items() if action.kind in ALONE}
-        together = {rank: action for rank, action in ready.items() if action.kind == "collective" and
-                    all(peer in ready and ready[peer].kind == "collective" for peer in action.event.group)}
-        able = alone or together or ready
-        first = next(iter(able.values()))
-        now = {rank: action for rank, action in able.items() if _key(action) == _key(first)}
-        for rank in now:
-            at[rank] += 1
-        yield Step(first.kind, first.name, now)
+class _Drawing:
+    """Which matrices are drawn where, and how finely."""
+
+    def __init__(self, play: Play):
+        self._play = play
+        self._cut, self._axes = cuts(play)
+        self._names = list(play.matrices)
+        mlp = "B" in play.matrices
+        self.slots = ["X", "A", "H", "B", "Y"] if mlp else ["X", "A", "Y"]
+        self.matrices = [self._matrix(name) for name in self._names]
+
+    def _matrix(self, name: str) -> dict[str, Any]:
+        matrix, base = self._play.matrices[name], name.removeprefix("d")
+        slot = self.slots.index({"P": "H"}.get(base, base))
+        lanes = self._play.world_size if matrix.summed in self._cut and matrix.summed else 1
+        axes = [axis for axis in (0, 1) if (name, axis) in self._axes]
+        painted = min(axes, key=lambda axis: matrix.dims[axis] == "T", default=None)  # tokens are cut beside another
+        paint = {None: "", 0: "row", 1: "column"}[painted]
+        grid = [self._play.world_size if axis in axes else 1 for axis in (0, 1)]
+        return {"name": name, "recipe": matrix.recipe, "shape": list(self._play.shapes[name]), "slot": slot,
+                "line": int(name != base), "grid": grid, "lanes": lanes, "paint": paint,
+                **({"bias": 1} if self._play.bias and name == "Y" else {})}
+
+    def blocks(self, rank: int, state: State) -> list[list[Any]]:
+        """The blocks of a state as the drawing cuts them."""
+        found = {self._coarse(place): self._shown(place, contents) for place, contents in state.items()}
+        return [[rank, matrix, number, shown] for (matrix, number), shown in found.items()]
+
+    def gone(self, rank: int, places: Iterable[Place]) -> list[list[Any]]:
+        """The blocks that a rank has no longer."""
+        return [[rank, *at] for at in dict.fromkeys(map(self._coarse, places))]
+
+    def moves(self, step: Step, before: list[State]) -> list[list[Any]]:
+        """What of each rank's blocks goes to which other: those that it sent and that the other has afterwards."""
+        if step.kind not in ("collective", "message"):
+            return []
+        found: dict[tuple[int, int, int], list[int]] = {}
+        for src, sender in step.actions.items():
+            names = {block.matrix for block in sender.blocks}
+            held = {place for place in before[src] if place[0] in names}
+            for dst, action in step.actions.items():
+                given = held & action.holds.keys() if step.kind == "collective" else held
+                for place in sorted(given) if dst in (sender.sent_to or step.actions) and dst != src else ():
+                    matrix, number = self._coarse(place)
+                    numbers = found.setdefault((matrix, src, dst), [])
+                    numbers.extend([number] if number not in numbers else [])
+        return [[*key, numbers] for key, numbers in found.items()]
+
+    def busy(self, step: Step) -> list[int]:
+        """The matrices that a step works on."""
+        names = {block.matrix for action in step.actions.values() for block in action.blocks}
+        names |= {place[0] for action in step.actions.values() for place in action.holds}
+        return sorted(self._names.index(name) for name in names)
+
+    def _coarse(self, place: Place) -> tuple[int, int]:
+        name, row, column = place
+        down, across = self.matrices[self._names.index(name)]["grid"]
+        return self._names.index(name), (row if down > 1 else 0) * across + (column if across > 1 else 0)
+
+    def _shown(self, place: Place, contents: Contents) -> list[float] | None:
+        matrix = self.matrices[self._names.index(place[0])]
+        if contents is None:
+            return None
+        counts = [*contents[:matrix["lanes"]], *contents[-1:] * bool(matrix.get("bias"))]
+        return [int(count) if count == int(count) else round(count, 4) for count in counts]
 
 
-def _key(action: Action) -> tuple:
-    if action.kind == "collective":
-        return action.kind, action.event.group
-    return action.kind, action.name, tuple(sorted(block.matrix for block in action.blocks))
+def figures(play: Play) -> list[list[str]]:
+    """Pairs of a value and what it means: the most that any rank has or does."""
+    weights = [name for name in ("A", "B") if name in play.matrices]
+    states = list(play.states())
+    held = max(play.bytes_of(place for place in state if place[0] in weights) for state in play.start)
+    whole = sum(_bytes(play, name) for name in weights)
+    done = max(sum(step.actions[rank].num_multiplications for step in play.steps if rank in step.actions)
+               for rank in range(play.world_size))
+    alone = sum(_alone(play, name) for name, matrix in play.matrices.items()
+                if matrix.summed and any(place[0] == name for state in states[-1] for place in state))
+    results = max(play.bytes_of(place for place in state if place[0] == "Y") for state in states[-1])
+    return [[_written(held), f"of {' and '.join(weights)} on each rank, {share(held, whole)} of {_written(whole)}"],
+            [f"{done:,}", f"multiplications on each rank, {share(done, alone)} of one process's"],
+            *_traffic(play),
+            [_written(results), f"of Y on each rank at the end, {share(results, _bytes(play, 'Y'))}"]]
+
+
+def _traffic(play: Play) -> list[list[str]]:
+    """Bytes that each rank sends in its collectives by the bandwidth-optimal algorithms (see book.cost)."""
+    t = play.world_size
+    calls = [next(iter(step.actions.values())).event for step in play.steps if step.kind == "collective"]
+    factors = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+    known = [call for call in calls if call.op in factors]
+    sent = sum(factors[call.op] * (len(call.group) - 1) / len(call.group) * call.num_bytes for call in known)
+    counts = {op: sum(call.op == op for call in calls) for op in dict.fromkeys(call.op for call in calls)}
+    names = ", ".join(f"{count} {op.replace('_', '-')}{'s' * (count > 1)}" for op, count in counts.items())
+    names = names[2:] if len(calls) == 1 else f"collectives: {names or 'nothing moves'}"
+    rules = [f"{count if count > 1 else ''}{'·' * (count > 1)}{'2' * (factors[op] == 2)}(t−1)/t·n"
+             for op, count in counts.items() if op in factors]
+    sizes = {call.num_bytes for call in known}
+    n = f", n = {_written(sizes.pop())}" if len(sizes) == 1 else ""
+    rule = f": {' + '.join(rules)}{n}, t = {t}" if rules and n else f" in {len(known)} collectives" * bool(known)
+    return [[_written(round(sent)), f"sent by each rank{rule}"],
+            [str(len(calls)), names]]
+
+
+def _bytes(play: Play, name: str) -> int:
+    height, width = play.shapes[name]
+    return height * width * play.num_bytes
+
+
+def _alone(play: Play, name: str) -> int:
+    """The multiplications of one process for a matrix."""
+    sizes = {dim: size for other, matrix in play.matrices.items() for dim, size in zip(matrix.dims, play.shapes[other])}
+    height, width = play.shapes[name]
+    return height * width * sizes[play.matrices[name].summed]
+
+
+def share(x: float, whole: float) -> str:
+    """A part as text: "all" or "1/4" where it is that, else a percentage."""
+    if x == whole:
+        return "all"
+    parts = whole / x if x else 0
+    return f"1/{parts:.0f}" if x and abs(parts - round(parts)) < 1e-9 else f"{x / whole:.0%}"
+
+
+def _written(num_bytes: float) -> str:
+    return in_bytes(num_bytes, zeros=True)
 
 
 def cuts(play: Play) -> tuple[set[str], set[tuple[str, int]]]:

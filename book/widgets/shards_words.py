@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from book.widgets.shards import Action, Contents, Place, Play, State, Step
+from book.widgets.shards_run import Action, Contents, Place, Play, State, Step
 from book.widgets.terms import spelled
 
 MOVES = {"all_reduce": "what the ranks have is added up, and every rank gets the sum",

@@ -159,7 +159,7 @@ function mountTimeline(el, data, opts) {
   const state = { t: 0, speed: 1, playing: false, stops: () => run.stops, wait: () => false, rate: step => max(TICKS / 10, (step || 0) / 0.7) };
   let run, paint, said, told, picked = null;
   const ui = shell(el, data, state, { build, draw, turn: by => turn(by) }), { root, field, caption } = ui, foot = footer(root, 5);
-  const detail = make("div.lk-detail lk-small", root);
+  const detail = make("div.lk-detail lk-listing lk-small", root);
   const which = choices(ui.more, data, choose);
 
   function choose() { // the clock goes on from where it is, and an end stays an end

@@ -2,15 +2,30 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from book.pipelines import gpipe, one_f_one_b
 from book.schedule import PipelineSchedule, check_counts
 from book.trace import Trace
-from book.widgets.page import Page
-from book.widgets.pipeline import MOST_RANKS, Durations, Pipeline, brief, read_pipeline
-from book.widgets.terms import counted
-from book.widgets.units import in_seconds, percent
+from book.widgets.page import Page, show
+from book.widgets.pipeline_run import MOST_RANKS, Durations, Pipeline, brief, read_pipeline
+from book.widgets.terms import counted, in_seconds, percent
+
+if TYPE_CHECKING:
+    from book.widgets.live import Live
+
+
+def pipeline_game(num_stages: int = 4, num_micro_batches: int = 4, *, forward_s: float = 1e-3,
+                  backward_s: float = 2e-3, most_in_flight: int | None = None,
+                  title: str | None = None) -> PipelineGame | Live:
+    """A game: the reader places forwards and backwards, and the order is compared with GPipe and 1F1B.
+
+    Stage r is on rank r. What cannot run is refused with the reason that `PipelineSchedule` gives; `most_in_flight`
+    says how many forwards a rank has room for. In a live notebook `.schedule` is the order so far. Raises
+    ScheduleError for counts below 1, ValueError for more than 8 stages or 16 micro-batches.
+    """
+    return show(PipelineGame(num_stages, num_micro_batches, Durations(forward_s, backward_s), most_in_flight, title))
+
 
 MOST_BATCHES = 16
 TITLE = "Place the forwards and backwards yourself"

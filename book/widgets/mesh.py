@@ -1,0 +1,199 @@
+"""L3: the mesh explorer on a page and in a notebook: a recorded step on a mesh, and the JSON that is drawn.
+
+Ranks are named by their numbers in the trace; the script gives them others where the reader reorders the axes.
+
+    axes, shape, per    the mesh as it was recorded: axes from the outermost in, ranks per node; `sizes` to choose from
+    names               the axes, and what else is sent along, as book.cost.flows calls it: "dp+tp", "none"
+    flows               [name, from, to, bytes in a step]; `span` says that it is one, or the whole run
+    sent                what is sent at stops, each [name, [from, to, bytes, from, to, bytes, ...]]
+    stops               what is played, each [kind, sentences, work, [what is sent, its label, what is sent, ...]]
+
+A sentence is [what to stress, the rest], with @5 for rank 5; work is a list of [kind of action, micro-batch, ranks];
+a label is the action that a message comes from, "F0".
+"""
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from html import escape
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+from book.cost import Flows, bytes_across_nodes, bytes_by_axis, flows
+from book.mesh import Mesh
+from book.trace import Event, Trace
+from book.widgets.mesh_run import Step, Stop, read_step
+from book.widgets.mesh_words import plain, told
+from book.widgets.page import Page, show
+from book.widgets.terms import counted, in_bytes, origin
+
+if TYPE_CHECKING:
+    from book.widgets.live import Live
+
+
+def mesh_explorer(trace: Trace, mesh: Mesh, *, title: str | None = None) -> MeshExplorer | Live:
+    """The ranks of a recorded training step on their nodes: the groups of each, and what is sent along each axis.
+
+    The reader plays the step, reorders the axes and changes how many ranks a node has; bytes then go from coordinates
+    to coordinates as they did. Forwards and backwards are told apart where the program marks them (`stage_action`); of
+    several steps the first is played, and bytes are the mean. Raises TypeError for what is no trace and no mesh,
+    ValueError for another number of ranks, more than 16 of them, more than 4 axes or 128 stops, a logical trace, and
+    what `book.cost.flows` raises.
+    """
+    return show(MeshExplorer(trace, mesh, title))
+
+
+MOST_RANKS, MOST_AXES, MOST_STOPS = 16, 4, 128
+
+
+class MeshExplorer(Page):
+    """What the mesh explorer shows: a recorded step, and the mesh that its ranks are on."""
+
+    widget = "mesh"
+
+    def __init__(self, trace: Trace, mesh: Mesh, title: str | None = None):
+        _check(trace, mesh)
+        self.traces, self.mesh, self._given_title = {"": trace}, mesh, title
+        self.title = title or f"A training step on a mesh of {counted(mesh.world_size, 'rank')}"
+        self._trace, self._step = trace, read_step(trace)
+        if len(self._step.stops) > MOST_STOPS:
+            raise ValueError(f"this step has {len(self._step.stops)} stops, and the mesh explorer shows {MOST_STOPS}: "
+                             "record one step with fewer micro-batches")
+        self._sent = step_flows(trace, mesh, self._step)
+
+    def with_trace(self, what: Any) -> MeshExplorer:
+        """The same explorer of another trace on the same mesh."""
+        return MeshExplorer(what, self.mesh, self._given_title)
+
+    def data(self, live: bool) -> dict[str, Any]:
+        """The explorer's data; where it is live, with the backend's name."""
+        return {"v": 1, "title": self.title, "source": self._source(live),
+                **mesh_payload(self._trace, self.mesh, self._step)}
+
+    def text(self) -> str:
+        """One line that says what is shown."""
+        shape = " · ".join(f"{axis} {size}" for axis, size in zip(self.mesh.axes, self.mesh.shape))
+        return f"{self.title}: mesh explorer, {shape}, {counted(len(self._step.stops), 'stop')}, {self._trace.source}"
+
+    def words(self) -> str:
+        """The axes, what crosses nodes in each order of them, and the stops."""
+        stops = "".join(f"<li>{escape(plain(said))}</li>" for said in told(self._step, self.mesh))
+        per = self.mesh.ranks_per_node or self.mesh.world_size
+        return (f"<p><strong>{escape(self.title)}</strong> ({escape(self._source(False))})</p>"
+                f"{_table(('axis', 'ranks', 'its groups', 'sent by a rank'), self._axes())}"
+                f"<p>Bytes that cross a node {self._step.span}, with {counted(per, 'rank')} on each node:</p>"
+                f"{_table(('axes, outermost first', 'cross a node'), self._orders())}<ol>{stops}</ol>")
+
+    def _axes(self) -> list[Sequence[str]]:
+        sent = most_sent(self._sent, self.mesh)
+        named = [*self.mesh.axes, *(name for name in sent if name not in self.mesh.axes)]
+        return [(axis, *self._groups(axis),
+                 f"up to {in_bytes(sent[axis], zeros=True)}" if sent.get(axis) else "nothing") for axis in named]
+
+    def _groups(self, axis: str) -> tuple[str, str]:
+        if axis not in self.mesh.axes:
+            return "", ""
+        groups = self.mesh.groups(axis)
+        where = "across nodes" if any(map(self.mesh.crosses, groups)) else "inside a node"
+        return str(self.mesh.size(axis)), f"{'; '.join(', '.join(map(str, group)) for group in groups)} ({where})"
+
+    def _orders(self) -> list[Sequence[str]]:
+        found = orders(self._sent, self.mesh)
+        return [(" · ".join(axes) + ", as recorded" * (axes == self.mesh.axes), in_bytes(num_bytes, zeros=True))
+                for axes, num_bytes in found.items()]
+
+    def _source(self, live: bool) -> str:
+        several = f" · the first of {self._step.num_steps} steps, bytes of their mean"
+        return origin(self._trace, live) + several * (self._step.num_steps > 1)
+
+
+def _check(trace: Any, mesh: Any) -> None:
+    if not isinstance(trace, Trace) or not isinstance(mesh, Mesh):
+        raise TypeError("mesh_explorer() takes a recorded Trace (run.trace) and the Mesh that its ranks are on, not "
+                        f"{type(trace).__name__} and {type(mesh).__name__}")
+    if trace.world_size != mesh.world_size:
+        raise ValueError(f"the trace has {trace.world_size} ranks and the mesh has {mesh.world_size}: they have to be "
+                         "as many")
+    if mesh.world_size > MOST_RANKS or len(mesh.axes) > MOST_AXES:
+        raise ValueError(f"the mesh explorer shows up to {MOST_RANKS} ranks on up to {MOST_AXES} axes, not "
+                         f"{mesh.world_size} on {len(mesh.axes)}")
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    cells = ["".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
+             for tag, row in [("th", head), *(("td", row) for row in rows)]]
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+
+
+def mesh_payload(trace: Trace, mesh: Mesh, step: Step) -> dict[str, Any]:
+    """The mesh, what is sent along its axes, and the stops."""
+    sent = step_flows(trace, mesh, step)
+    names = [*mesh.axes, *sorted({name for name, _, _ in sent} - set(mesh.axes))]
+    per = mesh.ranks_per_node or mesh.world_size
+    known: dict[tuple[Any, ...], int] = {}
+    stops = [[stop.kind, said, _work(stop), _sent(stop, mesh, names, known)]
+             for stop, said in zip(step.stops, told(step, mesh))]
+    return {"axes": list(mesh.axes), "shape": list(mesh.shape), "per": per, "sizes": sizes(mesh), "names": names,
+            "span": step.span,
+            "flows": [[names.index(name), src, dst, short(num_bytes)] for (name, src, dst), num_bytes in sent.items()],
+            "sent": [[name, list(moved)] for name, moved in known], "stops": stops}
+
+
+def step_flows(trace: Trace, mesh: Mesh, step: Step) -> Flows:
+    """Bytes from rank to rank by axis in a step: of several, the mean."""
+    return {key: num_bytes / step.num_steps for key, num_bytes in sorted(flows(trace, mesh).items())}
+
+
+def sizes(mesh: Mesh) -> list[int]:
+    """Ranks per node to choose from: 1, 2, 4, ..., all of them, and what the mesh has."""
+    powers = {2**k for k in range(mesh.world_size.bit_length()) if 2**k < mesh.world_size}
+    return sorted(powers | {mesh.world_size, mesh.ranks_per_node or mesh.world_size})
+
+
+def across(sent: Flows, mesh: Mesh, other: Mesh) -> float:
+    """Bytes that would cross nodes if each rank of `mesh` sat at its coordinates on the mesh `other`."""
+    placed = [other.rank_at(**mesh.coordinates(rank)) for rank in range(mesh.world_size)]
+    moved = {(name, placed[src], placed[dst]): num_bytes for (name, src, dst), num_bytes in sent.items()}
+    return sum(bytes_across_nodes(moved, other).values())
+
+
+def orders(sent: Flows, mesh: Mesh) -> dict[tuple[str, ...], float]:
+    """Bytes that cross nodes for each order of the axes, outermost first."""
+    return {axes: across(sent, mesh, mesh.with_axes(*axes)) for axes in permutations(mesh.axes)}
+
+
+def most_sent(sent: Flows, mesh: Mesh) -> dict[str, float]:
+    """What the rank that sends most along an axis sends."""
+    return {name: float(per_rank.max()) for name, per_rank in bytes_by_axis(sent, mesh.world_size).items()}
+
+
+def short(num_bytes: float) -> float:
+    """A number of bytes with no more digits than it has."""
+    return int(num_bytes) if num_bytes == int(num_bytes) else round(num_bytes, 3)
+
+
+def _work(stop: Stop) -> list[list[Any]]:
+    ranks: dict[tuple[str | None, int | None], list[int]] = defaultdict(list)
+    for item in stop.items if stop.kind == "work" else ():
+        ranks[item.event.op, item.event.micro_batch].append(item.event.rank)
+    return [[*what, who] for what, who in ranks.items()]
+
+
+def _sent(stop: Stop, mesh: Mesh, names: list[str], known: dict[tuple[Any, ...], int]) -> list[Any]:
+    """What travels at a stop, by axis and label; most of it has been sent before and is `known`."""
+    if stop.kind == "stuck":
+        return []
+    by_label: dict[str, list[Event]] = defaultdict(list)
+    for item in stop.items:
+        label = f"{item.made.op}{item.made.micro_batch}" if item.made else ""
+        by_label[label] += item.inner if stop.kind == "work" else [item.event]
+    found: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for label, events in by_label.items():
+        for (name, src, dst), num_bytes in _flows(events, mesh):
+            found[names.index(name), label] += [src, dst, short(num_bytes)]
+    return [part for (name, label), moved in found.items()
+            for part in (known.setdefault((name, tuple(moved)), len(known)), label)]
+
+
+def _flows(events: list[Event], mesh: Mesh) -> Iterable[tuple[tuple[str, int, int], float]]:
+    return flows(Trace(events, mesh.world_size, "measured", "recorded"), mesh).items()

@@ -1,0 +1,306 @@
+"""L3: a pipeline's order and modelled times as the small JSON that the pipeline player draws.
+
+A run has
+
+    n, stages    how many ranks, and which stages each of them runs
+    who          the ranks' numbers where they are not 0, 1, ...: those of one pipeline of several
+    batches      the number of its micro-batches
+    step_s       what `ticks` ticks are, the unit of all its times
+    order        for each rank its actions, as PipelineSchedule.to_csv writes them: "0F0,0F1,0B0"
+    len          for each rank how many ticks an action takes: by kind, or a list where those of a kind differ
+    idle         for each rank [which action, how many ticks it starts after the end of the one before] where it waits
+    wire, late   how many ticks a result travels to another rank (left out: none), and for each rank where it is not so
+                 [which action, how many ticks after its end its result leaves, how many that travels]
+    ends         for an order that is not complete or cannot go on: where each rank stands
+    figures      [value, meaning] pairs;    brief  the most important of them in one line
+"""
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+from book.cost import Link, pipeline_bubble
+from book.pipelines import gpipe, interleaved, one_f_one_b, zero_bubble
+from book.replay import Bubble, bubble, pipeline_order
+from book.schedule import Action, PipelineSchedule, ScheduleError
+from book.simulate import simulate_pipeline
+from book.trace import Event, Trace
+from book.widgets.terms import in_seconds, origin, percent
+
+MOST_RANKS, MOST_ACTIONS = 8, 2048
+MOST_TICKS = 100_000
+RESULTS = {"F": "output", "B": "gradient", "I": "gradient"}  # what an action gives another stage
+KNOWN = ((gpipe, "GPipe", "(p−1)/(m+p−1)"), (one_f_one_b, "1F1B", "(p−1)/(m+p−1)"),
+         (interleaved, "interleaved 1F1B", "(p−1)/(vm+p−1)"), (zero_bubble, "ZB-V", ""))
+
+
+@dataclass(frozen=True)
+class Durations:
+    """What a forward, a backward and its weights' part take on one stage, and the links that messages go over."""
+
+    forward_s: float = 1e-3
+    backward_s: float = 2e-3
+    weight_s: float | None = None
+    link: Link | None = None
+    num_bytes: float = 0.0
+
+    def simulate(self, order: PipelineSchedule) -> Trace:
+        """The trace of an order with these durations."""
+        return simulate_pipeline(order, self.forward_s, self.backward_s, self.weight_s, self.link,
+                                 num_bytes=self.num_bytes)
+
+    def cut(self, times: float) -> Durations:
+        """Those of the same model, cut into so many times as many stages."""
+        weight_s = None if self.weight_s is None else self.weight_s / times
+        return replace(self, forward_s=self.forward_s / times, backward_s=self.backward_s / times, weight_s=weight_s)
+
+    def words(self) -> str:
+        """How long a backward is, next to a forward: "B = 2F"."""
+        if not self.forward_s:
+            return "F takes no time"
+        return f"B = {self.backward_s / self.forward_s:.3g}F".replace("= 1F", "= F")
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One run of the player: the order of its actions, their modelled times, and where both come from.
+
+    `ends` says where each rank stands, if the order is not complete. `ranks` are the ranks' numbers in the run, where
+    the order has another 0, 1, ...
+    """
+
+    order: PipelineSchedule
+    trace: Trace
+    source: str
+    ends: list[str] = field(default_factory=list)
+    ranks: Sequence[int] | None = None
+
+    @cached_property
+    def known(self) -> Known | None:
+        """Which of the well-known schedules it is, if it is one."""
+        return known_as(self.order)
+
+    @cached_property
+    def bubble(self) -> Bubble:
+        """Its idle time."""
+        return bubble(self.trace)
+
+
+def read_pipeline(what: Any, durations: Durations, step: int = 0, ranks: Sequence[int] | None = None) -> Pipeline:
+    """The run that a schedule, a modelled trace or a recorded one stands for.
+
+    Raises TypeError for something else, ValueError for a trace without actions of stages, for more than can be drawn,
+    or where nothing takes time. An order that cannot run to its end is shown as far as it goes.
+    """
+    if isinstance(what, PipelineSchedule):
+        order, ends = _as_far_as_it_goes(what)
+        run = Pipeline(order, durations.simulate(order), f"simulated · {durations.words()}", ends)
+    elif isinstance(what, Trace):
+        order = pipeline_order(what, step, ranks)
+        modelled = what.clock == "modelled" and step == 0 and ranks is None
+        run = Pipeline(order, what if modelled else durations.simulate(order), _source(what, durations),
+                       _standing(order, ranks), ranks)
+    else:
+        raise TypeError("a pipeline player takes a PipelineSchedule or a Trace of one, or a mapping of them, not "
+                        f"{type(what).__name__}")
+    _check_size(run)
+    return run
+
+
+def run_payload(run: Pipeline) -> dict[str, Any]:
+    """One run as JSON data."""
+    order, num_ranks = run.order, run.order.world_size
+    computed = {(e.stage, e.micro_batch, e.op): e for e in run.trace.of_kind("compute")}
+    events = [[computed[a.stage, a.micro_batch, a.kind] for a in order.of_rank(rank)] for rank in range(num_ranks)]
+    start_s = min(event.start_s for own in events for event in own)
+    clock = _Clock.of(event for own in events for event in own)
+    data = {"n": num_ranks, "stages": [stages_of(order, rank) for rank in range(num_ranks)],
+            "batches": order.num_micro_batches, "source": run.source, "step_s": float(f"{clock.step_s:.6g}"),
+            "ticks": clock.ticks, "order": order.to_csv().splitlines()[1:],
+            "len": [_lengths(own, clock) for own in events], "idle": [_gaps(own, clock, start_s) for own in events]}
+    who = {"who": list(run.ranks)} if run.ranks is not None and list(run.ranks) != list(range(num_ranks)) else {}
+    return {**data, **who, **_sent(run, clock), **({"ends": run.ends} if run.ends else {}),
+            "figures": figures(run), "brief": brief(run)}
+
+
+def figures(run: Pipeline) -> list[tuple[str, str]]:
+    """(value, meaning) of what a reader compares pipelines by."""
+    found, known = run.bubble, run.known
+    peaks, several = run.order.peak_in_flight(), run.order.world_size > 1
+    idle = dict.fromkeys(in_seconds(idle_s) for idle_s in (min(found.idle_s), max(found.idle_s)))
+    by_rank = "; by rank: " + ", ".join(map(str, peaks)) if len(set(peaks)) > 1 else ", on each rank" * several
+    rows = [_bubble_figure(run), (in_seconds(found.step_s), "until the order ends" if run.ends else "one step takes"),
+            (str(max(peaks)), f"in flight at most{by_rank}"),
+            (" to ".join(idle), "idle on each rank" if several else "idle")]
+    if several and known and known.formula and _agree(found.share, known.bubble()):
+        rows.append((percent(known.bubble(2)), f"bubble with {2 * run.order.num_micro_batches} micro-batches"))
+    return rows
+
+
+def brief(run: Pipeline) -> str:
+    """The figures in one line, for a view of several runs; memory in whole ranks' activations of a micro-batch."""
+    found, most = run.bubble, max(run.order.peak_in_flight())
+    depth = max(len(stages_of(run.order, rank)) for rank in range(run.order.world_size))
+    size = f" ({most} of 1/{depth} the size)" if depth > 1 else ""
+    idle = "not complete" if run.ends else f"bubble {percent(found.share)}"
+    return f"{in_seconds(found.step_s)} · {idle} · at most {most / depth:g} in flight{size}"
+
+
+@dataclass(frozen=True)
+class Known:
+    """A schedule that has a name, and the formula of its bubble, "" where there is none that simple."""
+
+    name: str
+    formula: str
+    num_ranks: int
+    num_micro_batches: int
+    stages_per_rank: int
+
+    def bubble(self, times: int = 1) -> float:
+        """What the formula gives, with so many times as many micro-batches."""
+        return pipeline_bubble(self.num_ranks, times * self.num_micro_batches, self.stages_per_rank)
+
+
+def known_as(order: PipelineSchedule) -> Known | None:
+    """Which of the well-known schedules an order is, whatever its name; None where it is none of them."""
+    depth = max(1, order.num_stages // order.world_size)
+    for make, name, formula in KNOWN:
+        try:
+            same = make(order.num_stages, order.num_micro_batches, *[depth] * (make is interleaved))
+        except ScheduleError:
+            continue
+        if same.world_size == order.world_size and same.actions == order.actions:
+            return Known(name, formula, order.world_size, order.num_micro_batches, depth)
+    return None
+
+
+def stages_of(order: PipelineSchedule, rank: int) -> list[int]:
+    """The stages that a rank runs, first ones first."""
+    return sorted({action.stage for action in order.of_rank(rank)})
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """Seconds in ticks: as few ticks as make every time a whole number of them, if there is such a number."""
+
+    step_s: float
+    ticks: int
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> _Clock:
+        times = {time_s for event in events for time_s in event.times_s}
+        step_s = max(times) - min(times)
+        parts = [Fraction((time_s - min(times)) / step_s).limit_denominator(MOST_TICKS) for time_s in times]
+        ticks = math.lcm(*(part.denominator for part in parts))
+        return cls(step_s, ticks if ticks <= MOST_TICKS else MOST_TICKS)
+
+    def tick(self, seconds: float) -> int:
+        return round(seconds / self.step_s * self.ticks)
+
+
+def _as_far_as_it_goes(schedule: PipelineSchedule) -> tuple[PipelineSchedule, list[str]]:
+    """The actions of a schedule that can run, and for each rank where it stands if those are not all."""
+    done: list[Action] = []
+    try:
+        for action in schedule.runnable():
+            done.append(action)
+    except ScheduleError as error:
+        if not done:
+            raise
+        ends = list(error.waits)
+    else:
+        ends = _standing(schedule, None)
+    order = PipelineSchedule(schedule.name, schedule.num_stages, schedule.num_micro_batches, done, schedule.world_size)
+    return order, ends
+
+
+def _standing(order: PipelineSchedule, ranks: Sequence[int] | None) -> list[str]:
+    """Where each rank of an order stands that is not complete; nothing for a complete one."""
+    try:
+        order.check()
+    except ScheduleError:
+        return [f"rank {name} {_stands(order, rank)}" for rank, name in enumerate(ranks or range(order.world_size))]
+    return []
+
+
+def _stands(order: PipelineSchedule, rank: int) -> str:
+    own, held = order.of_rank(rank), order.in_flight()[rank]
+    if not own:
+        return "has done nothing"
+    return f"stands after {own[-1]}" + (f" with {held[-1]} in flight" if held[-1] else "")
+
+
+def _source(trace: Trace, durations: Durations) -> str:
+    if trace.source == "simulated":
+        return "simulated"
+    how = "" if trace.clock == "modelled" else f" ({durations.words()})"
+    return f"order {origin(trace, with_backend=False)} · durations modelled{how}"
+
+
+def _check_size(run: Pipeline) -> None:
+    if run.order.world_size > MOST_RANKS or len(run.order.actions) > MOST_ACTIONS:
+        raise ValueError(f"the pipeline player shows up to {MOST_RANKS} ranks and {MOST_ACTIONS} actions, and this "
+                         f"pipeline has {run.order.world_size} ranks and {len(run.order.actions)} actions: take fewer "
+                         "ranks or micro-batches")
+    if not len(run.order.actions):
+        raise ValueError("this pipeline has no actions: there is nothing to play")
+    if run.bubble.step_s <= 0:
+        raise ValueError("this pipeline takes no time: give forward_s or backward_s more than 0 s")
+
+
+def _bubble_figure(run: Pipeline) -> tuple[str, str]:
+    share, known = run.bubble.share, run.known
+    if run.ends:
+        return "–", "no bubble: the order is not complete"
+    if known is None or not known.formula:
+        return percent(share), "bubble: idle part of all ranks' time"
+    if _agree(share, known.bubble()):
+        return percent(share), f"bubble: {known.formula}"
+    why = "messages take time" if len(run.trace.of_kind("send")) else "not all stages are equal"
+    return percent(share), f"bubble; {known.formula} is {percent(known.bubble())}, but here {why}"
+
+
+def _agree(share: float, formula: float) -> bool:
+    return abs(share - formula) < 1e-6
+
+
+def _lengths(events: Sequence[Event], clock: _Clock) -> dict[str, int] | list[int]:
+    lengths = [clock.tick(end_s - begun_s) for begun_s, end_s in (event.times_s for event in events)]
+    by_kind = {str(event.op): length for event, length in zip(events, lengths)}
+    return by_kind if all(by_kind[str(e.op)] == length for e, length in zip(events, lengths)) else lengths
+
+
+def _gaps(events: Sequence[Event], clock: _Clock, start_s: float) -> list[list[int]]:
+    """Where the drawn times, which lengths in ticks add up to, are behind the true ones."""
+    gaps, now = [], 0
+    for i, event in enumerate(events):
+        begun_s, end_s = event.times_s
+        at = clock.tick(begun_s - start_s)
+        if at != now:
+            gaps.append([i, at - now])
+        now = at + clock.tick(end_s - begun_s)
+    return gaps
+
+
+def _sent(run: Pipeline, clock: _Clock) -> dict[str, Any]:
+    """`wire` and `late`, where results travel."""
+    sends = {(e.stage, e.micro_batch, e.op): e for e in run.trace.of_kind("send")}
+    if not sends:
+        return {}
+    ends = {(e.stage, e.micro_batch, e.op): e.end_s for e in run.trace.of_kind("compute")}
+    lengths = [clock.tick(event.end_s - event.start_s) for event in sends.values()]
+    wire = max(set(lengths), key=lengths.count)
+    late: list[list[list[int]]] = []
+    for rank in range(run.order.world_size):
+        late.append([])
+        for i, action in enumerate(run.order.of_rank(rank)):
+            event = sends.get((action.stage, action.micro_batch, RESULTS.get(action.kind)))
+            if event is not None:
+                wait = clock.tick(event.start_s - ends[action.stage, action.micro_batch, action.kind])
+                length = clock.tick(event.end_s - event.start_s)
+                late[-1].extend([[i, wait, length]] if wait or length != wire else [])
+    return {"wire": wire, **({"late": late} if any(late) else {})}

@@ -1,0 +1,303 @@
+"""L3: the chunk player: traces as JSON, the player on a page and in a notebook, a race, a panel to rerun one.
+
+A run is written step by step, a message per word:
+
+    021+6      rank 0 sends to rank 2 chunk 1, which is added there; afterwards rank 2's chunk holds ranks 1 and 2
+    021=       ... which replaces rank 2's chunk; afterwards that holds just what was in the message
+    021?~3     ... received, nobody knows how; "~3": in the message were ranks 0 and 1, not what rank 0's chunk held
+    021!       ... never received;      021+6@5  into chunk 5;      021+6^4  arriving in step 4, not in its own
+
+A step in which only the library moved data has no words: what it changed is among the `holds`, [step, rank, chunk,
+contents] that hold from before that step on.
+
+Contributions are a bit mask in hexadecimal, least significant digit (ranks 0-3) first; counts other than 0 and 1 are
+written out, "(1,2,0,0.25)"; "?" is unknown. Ranks and chunks are `width` digits in base 36. Nothing is left for the
+player to work out: what a chunk holds is what the trace says, and a message is only left out of the text where it
+equals what its sender's chunk held as the step began.
+"""
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from book.promise import PROMISES, Promise
+from book.schedule import Schedule
+from book.trace import Trace
+from book.widgets.page import Page, arranged, check_choice, mapping, names_of, show
+from book.widgets.player_run import Contributions, Run, State, Transfer, as_trace, read_run, shape_of
+from book.widgets.player_words import (calls_in_words, phase_names, phases, promised_of, source_of, totals, verdict,
+                                       words_of)
+from book.widgets.terms import spelled
+
+if TYPE_CHECKING:
+    from book.widgets.live import Live, Panel
+
+Playable = Trace | Schedule
+
+
+def play(what: Playable | Mapping[Any, Playable] | Sequence[Playable], *, title: str | None = None, view: str = "auto",
+         predict: bool = False, clock: str = "steps", labels: Sequence[str] | None = None, select: Any = None,
+         promise: str | None = None) -> Shown | Live:
+    """The player of a trace or schedule, or of several that the reader chooses from by the mapping's keys.
+
+    `view` is "ring", "matrix" or "auto" (ring up to 8 ranks); `predict` starts with the questions on; `clock` is
+    "steps" or "time" (modelled traces only); `labels` name the choices and `select` is the key to open with;
+    `promise` is what the run should end in, "all_reduce", "broadcast" or another of `book.promise.PROMISES`, from any
+    root (default: what the trace promises; a recorded one promises nothing, and is taken for an all-reduce if anything
+    is added). In a recorded run each collective of the library is a step. Raises ValueError for an unknown choice or a
+    trace without chunks to play, TypeError for something that is neither.
+    """
+    check_choice("view", view, ("auto", "ring", "matrix"))
+    check_choice("clock", clock, ("steps", "time"))
+    check_choice("promise", promise, (None, *PROMISES))
+    traces = mapping(what)
+    if clock == "time" and any(getattr(trace, "clock", None) != "modelled" for trace in traces.values()):
+        raise ValueError("clock='time' needs simulated traces: simulate(schedule, num_bytes, link) gives them")
+    check_choice("select", select, (None, *traces))
+    options = Options("play", view, predict, clock, labels, select, promise)
+    return show(Shown(traces, title or title_of(traces), options))
+
+
+def race(traces: Mapping[str, Playable], *, title: str = "A race on equal links",
+         view: str = "auto") -> Shown | Live:
+    """Several modelled runs on one clock, side by side: who is done when, and what the busiest link carries.
+
+    Raises ValueError for fewer than two runs or one without modelled times (`simulate` gives them).
+    """
+    check_choice("view", view, ("auto", "ring", "matrix"))
+    if not isinstance(traces, Mapping):
+        raise TypeError("a race needs names for its runs: race({'ring': trace, 'tree': other})")
+    untimed = [name for name, trace in traces.items() if not isinstance(trace, Trace) or trace.clock != "modelled"]
+    if untimed:
+        raise ValueError(f"a race needs simulated traces, and {untimed[0]!r} has no modelled times: "
+                         "simulate(schedule, num_bytes, link) gives them")
+    if len(traces) < 2:
+        raise ValueError("a race needs two or more runs")
+    return show(Shown(dict(traces), title, Options("race", view, clock="time")))
+
+
+def panel(run: Callable[..., Trace], *, title: str | None = None, promise: str | None = None,
+          **controls: Any) -> Panel:
+    """Sliders and lists for the arguments of `run`, a button that calls it, and the player of the trace it returns.
+
+    A control is a (lowest, highest) pair or a range of integers, a list of choices, or an ipywidget. `run` is called
+    once with the first choices; errors of later calls are shown in the player, and clicks while it runs do nothing.
+    """
+    from book.widgets.live import Panel
+    check_choice("promise", promise, (None, *PROMISES))
+    return Panel(run, title, Options(promise=promise), controls)
+
+
+DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+TICKS = 10_000  # a modelled time is written in this many parts of the run's duration
+
+
+@dataclass(frozen=True)
+class Options:
+    """How traces are played: see `play` and `race` for what each option means."""
+
+    kind: str = "play"
+    view: str = "auto"
+    predict: bool = False
+    clock: str = "steps"
+    labels: Sequence[str] | None = None
+    select: Any = None
+    promise: str | None = None
+
+
+def payload(traces: Mapping[Any, Trace], title: str, options: Options, with_backend: bool) -> dict[str, Any]:
+    """The player's JSON for one or more runs; keys of `traces` (or tuples of them) become the choices to select."""
+    runs = {key: run_payload(trace, options.promise, with_backend) for key, trace in traces.items()}
+    return {"v": 1, "kind": options.kind, "title": title, "view": options.view, "predict": options.predict,
+            "clock": options.clock, **arranged(runs, options.labels, options.select)}
+
+
+def run_payload(trace: Trace, promise: str | None = None, with_backend: bool = False) -> dict[str, Any]:
+    """One run as JSON data; the backend is left out where outputs must be the same on every machine."""
+    run = read_run(trace)
+    width = 1 if max(run.world_size, run.num_chunks) <= len(DIGITS) else 2
+    promised, kept = promised_of(trace, run, promise)
+    shape = shape_of([(t.src, t.dst) for t in run.transfers], run.world_size)
+    digits, called = phases(run)
+    return {
+        "n": run.world_size, "c": run.num_chunks, "width": width, "goal": promised.name, "shape": shape,
+        "names": phase_names(trace.name, promised.name, shape) + called, "phases": digits,
+        **verdict(run, promised, kept, bool(promise or trace.promise)), **words_of(run),
+        "source": source_of(trace, run, with_backend), **totals(run, promised.name), **_sizes(run),
+        "holds": [[step, rank, chunk, write(held)] for step, rank, chunk, held in run.holds],
+        "start": _write_start(run), "steps": _write_steps(run, width), **_write_times(run, trace),
+        **_write_goal(run, promised), **({"unseen": True} if run.called else {}),
+    }
+
+
+def write(held: Contributions) -> str:
+    """Contributions as text: a hexadecimal bit mask, a list of counts, or "?"."""
+    if held is None:
+        return "?"
+    if any(value not in (0, 1) for value in held):
+        return "(" + ",".join(f"{value:.4g}" for value in held) + ")"
+    digits = [sum(int(bit) << i for i, bit in enumerate(held[k:k + 4])) for k in range(0, len(held), 4)]
+    return "".join(f"{digit:x}" for digit in digits).rstrip("0") or "0"
+
+
+def _write_start(run: Run) -> list[str]:
+    """A text per rank: what its chunks hold, written once if they all hold the same."""
+    return [_line([write(run.start.get((r, c))) for c in range(run.num_chunks)]) for r in range(run.world_size)]
+
+
+def _write_goal(run: Run, promise: Promise) -> dict[str, list[str]]:
+    """`goals`: what each rank's chunks should hold at the end, "-" where that is left open, as `start` is written.
+
+    One text if it is the same for all ranks, none if it is all contributions everywhere.
+    """
+    size = run.world_size, run.num_chunks
+    goal, where = promise.goal(*size), promise.where(*size)
+    if where.all() and goal.all():
+        return {}
+    lines = [_line([write(goal[r, c].tolist()) if where[r, c] else "-" for c in range(size[1])])
+             for r in range(size[0])]
+    return {"goals": lines if len(set(lines)) > 1 else lines[:1]}
+
+
+def _line(texts: list[str]) -> str:
+    return "/".join(texts if len(set(texts)) > 1 else texts[:1])
+
+
+def _write_steps(run: Run, width: int) -> list[str]:
+    by_step = defaultdict(list)
+    for transfer in run.transfers:
+        by_step[transfer.leaves].append(transfer)
+    return [" ".join(_word(t, held, width) for t in by_step[step])
+            for step, held in zip(range(run.num_steps), run.states())]
+
+
+def _word(t: Transfer, held: Mapping[tuple[int, int], Contributions], width: int) -> str:
+    text = _digits(t.src, width) + _digits(t.dst, width)
+    text += _digits(t.chunk, width) if t.chunk is not None else "-" * width
+    text += {"reduce": "+", "copy": "=", None: "!" if t.arrives is None else "?"}.get(t.op, "?")
+    text += write(t.after) if t.arrives is not None and t.after != t.sent else ""
+    text += "~" + write(t.sent) if t.chunk is None or t.sent != held[t.src, t.chunk] else ""
+    text += "@" + _digits(t.into, width) if t.into is not None and t.into != t.chunk else ""
+    return text + (f"^{t.arrives}" if t.arrives not in (None, t.leaves) else "")
+
+
+def _digits(number: int, width: int) -> str:
+    return DIGITS[number] if width == 1 else DIGITS[number // 36] + DIGITS[number % 36]
+
+
+def _write_times(run: Run, trace: Trace) -> dict[str, Any]:
+    """Per step [start, end] if all transfers share it, else a pair per transfer, in ticks of the run's duration."""
+    times = [(t.start_s, t.end_s) for t in run.transfers if t.start_s is not None and t.end_s is not None]
+    if trace.clock != "modelled" or not trace.duration_s or len(times) < len(run.transfers):
+        return {}
+    if {t.leaves for t in run.transfers} != set(range(run.num_steps)):
+        return {}
+    origin, duration = min(start_s for start_s, _ in times), trace.duration_s
+    lines: list[list[tuple[int, ...]]] = [[] for _ in range(run.num_steps)]
+    for t, span in zip(run.transfers, times):
+        lines[t.leaves].append(tuple(round((s - origin) / duration * TICKS) for s in span))
+    flat = [line[0] if len(set(line)) == 1 else [tick for pair in line for tick in pair] for line in lines]
+    return {"duration_s": float(f"{duration:.6g}"), "times": [list(line) for line in flat]}
+
+
+def _sizes(run: Run) -> dict[str, Any]:
+    """The buffer's bytes, and each chunk's share where they are not all the same."""
+    num_bytes, shares = run.num_bytes(), run.shares()
+    if num_bytes is None:
+        return {}
+    uneven = shares.max() - shares.min() > 1e-9
+    sizes = {"bytes": round(num_bytes)}
+    return {**sizes, "shares": [round(x, 6) for x in shares.tolist()]} if uneven else sizes
+
+
+MOST_STEPS, MOST_MESSAGES = 14, 60  # longer runs are summed up: this text is for reading, not for data
+DOES = {"reduce": "added", "copy": "replacing what was there"}
+
+
+class Shown(Page):
+    """What a player shows: traces by key, a title, and the options of `play` or `race`."""
+
+    widget = "player"
+
+    def __init__(self, traces: Mapping[Any, Any], title: str, options: Options):
+        self.traces = {key: as_trace(what) for key, what in traces.items()}
+        self.title, self.options = title, options
+        self._runs = [read_run(trace) for trace in self.traces.values()]
+        self._data = payload(self.traces, title, options, with_backend=False)
+
+    def with_trace(self, what: Any) -> Shown:
+        """The same player of another trace."""
+        return Shown({"": what}, self.title, replace(self.options, labels=None, select=None))
+
+    def data(self, live: bool) -> dict[str, Any]:
+        """The players' data: with the backend's name where it is live."""
+        return payload(self.traces, self.title, self.options, with_backend=True) if live else self._data
+
+    def words(self) -> str:
+        """The steps, where they are few."""
+        return fallback(self.title, *self._about())
+
+    def text(self) -> str:
+        """One line that says what is shown."""
+        return describe(self.title, *self._about())
+
+    def _about(self) -> tuple[list[str], list[Any], str]:
+        sources = dict.fromkeys(trace.source for trace in self.traces.values())
+        return names_of(self.traces), self._runs, " and ".join(sources)
+
+
+def title_of(traces: Mapping[Any, Any]) -> str:
+    """A title from the traces' names where they all have the same."""
+    names = {getattr(what, "name", None) for what in traces.values()}
+    name = names.pop() if len(names) == 1 else None
+    if not name:
+        return "What every rank's chunks hold"
+    words = spelled(name)
+    return words[0].upper() + words[1:]
+
+
+def describe(title: str, names: list[str], runs: list[Run], source: str) -> str:
+    """One line that says what the player shows; the same for equal traces."""
+    if len(runs) == 1:
+        return f"{title}: player, {_size(runs[0])}, {source}"
+    return f"{title}: player of {len(runs)} runs ({', '.join(names)}), {source}"
+
+
+def fallback(title: str, names: list[str], runs: list[Run], source: str) -> str:
+    """HTML: the runs' sizes, and every step in words where that is short."""
+    parts = [f"<p><strong>{escape(title)}</strong> ({escape(source)})</p>"]
+    if len(runs) > 1:
+        rows = "".join(f"<li>{escape(name)}: {_size(run)}</li>" for name, run in zip(names, runs))
+        return parts[0] + f"<ul>{rows}</ul>"
+    (run,) = runs
+    if run.num_steps > MOST_STEPS or len(run.transfers) > MOST_MESSAGES:
+        return parts[0] + f"<p>{_size(run)}, {len(run.transfers)} chunks sent.</p>"
+    sent, called = defaultdict(list), defaultdict(list)
+    for transfer in run.transfers:
+        sent[transfer.leaves].append(transfer)
+    for call in run.calls:
+        called[call.step].append(call)
+    steps = (_sent(sent[step], held) + [escape(calls_in_words(called[step], run.world_size))] * bool(called[step])
+             for step, held in zip(range(run.num_steps), run.states()))
+    return parts[0] + "<ol>" + "".join(f"<li>{'; '.join(step)}</li>" for step in steps) + "</ol>"
+
+
+def _sent(transfers: list[Transfer], held: State) -> list[str]:
+    if not transfers:
+        return []
+    texts = [f"{t.src} → {t.dst}: {_chunk(t)}" for t in transfers]
+    does = {"where nothing was" if t.finds_empty(held) else
+            DOES.get(t.op or "", "received" if t.arrives is not None else "never received") for t in transfers}
+    return [f"{', '.join(texts)} ({' or '.join(sorted(does))})"]
+
+
+def _chunk(t: Transfer) -> str:
+    into = f" into chunk {t.into}" if t.into is not None and t.into != t.chunk else ""
+    return f"chunk {'?' if t.chunk is None else t.chunk}{into}"
+
+
+def _size(run: Run) -> str:
+    return f"{run.world_size} ranks, {run.num_steps} steps"

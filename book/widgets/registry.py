@@ -1,0 +1,40 @@
+"""L3: all widgets, and the scripts that draw each: what pages of the website, live widgets and tests load.
+
+The website runs this file by its path, without the package, so it imports nothing but the standard library.
+"""
+from __future__ import annotations
+
+from pathlib import Path
+
+WIDGETS = {  # by the name in their HTML, scripts in the order in which they load
+    "player": ("controls", "player"),
+    "timeline": ("controls", "lanes", "timeline"),
+    "pipeline": ("controls", "lanes", "pipeline"),
+    "game": ("controls", "lanes", "pipeline", "game"),
+    "shards": ("controls", "shards"),
+    "mesh": ("controls", "mesh"),
+    "layouts": ("controls", "layouts"),
+    "memory": ("controls", "memory"),
+    "memorybars": ("controls", "memory_bars"),
+}
+ASSETS = Path(__file__).parent
+STYLE = "widgets.css"  # of all of them
+SCRIPTS = tuple(dict.fromkeys(f"{script}.js" for scripts in WIDGETS.values() for script in scripts))
+
+
+def needed(widgets: set[str]) -> list[str]:
+    """The files that a page with these widgets loads, in order: the style, where there is a widget, and scripts."""
+    stems = {script for widget in widgets for script in WIDGETS[widget]}
+    return [STYLE] * bool(stems) + [name for name in SCRIPTS if Path(name).stem in stems]
+
+
+def links(folder: str, widgets: set[str]) -> str:
+    """The HTML that loads what these widgets need from `folder`: a relative or absolute address."""
+    return "".join(f'<link rel="stylesheet" href="{folder}/{name}">' if name == STYLE else
+                   f'<script defer src="{folder}/{name}"></script>' for name in needed(widgets))
+
+
+def module(widget: str) -> str:
+    """The JavaScript module of a live widget: the scripts that it needs, and the export."""
+    code = "".join((ASSETS / name).read_text("utf-8") for name in needed({widget}) if name != STYLE)
+    return f"{code}export default globalThis.lockstep{widget.capitalize()};\n"

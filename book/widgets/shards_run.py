@@ -1,0 +1,182 @@
+"""L3: a followed matrix product as steps: what each rank did, and which blocks it holds after each of them.
+
+book.shards writes the trace that this reads. Blocks are told apart as finely as the run cuts its matrices:
+a dimension that no rank cuts has one part, any other one part per rank.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from book.blocks import MLP, PRODUCT, Block, BlockOp, Matrix
+from book.trace import Event, Trace
+
+Contents = tuple[float, ...] | None  # how often each part of the sum is in a block, then the bias; None: unknown
+Place = tuple[str, int, int]  # matrix, row and column among its N x N finest blocks
+State = dict[Place, Contents]
+MOST_RANKS = 4
+ALONE = ("multiply", "apply", "message")  # what a rank does when it comes to it; for the rest it is shown to wait
+
+
+@dataclass
+class Action:
+    """What one rank did: `kind` "multiply", "apply", "collective", "message", "return", "backward" or "gradient".
+
+    `name` is the operation's, `blocks` are what it worked on, `holds` what the rank has of it, `sent_to` are peers.
+    """
+
+    kind: str
+    name: str
+    blocks: list[Block] = field(default_factory=list)
+    holds: State = field(default_factory=dict)
+    num_multiplications: int = 0
+    event: Event | None = None
+    sent_to: list[int] = field(default_factory=list)
+
+    def replaced(self, held: State) -> list[Place]:
+        """What a rank no longer has after this: the sum that a reduce-scatter took, what it did not return."""
+        only = self.kind in ("return", "gradient") or self.name == "reduce_scatter"
+        names = {place[0] for place in self.holds} if only else set()
+        return [place for place in held if place[0] in names and place not in self.holds]
+
+
+@dataclass
+class Step:
+    """What ranks did at once: actions of one kind and name, by rank."""
+
+    kind: str
+    name: str
+    actions: dict[int, Action]
+
+
+@dataclass
+class Play:
+    """A run: its matrices and their shapes, what each rank has at the start, its steps, bytes of a number."""
+
+    world_size: int
+    matrices: dict[str, Matrix]
+    shapes: dict[str, tuple[int, int]]
+    start: list[State]
+    steps: list[Step]
+    bias: bool
+    num_bytes: int = 8
+    source: str = "recorded"
+
+    def states(self) -> Iterator[list[State]]:
+        """What each rank holds before the first step and after each."""
+        held = [dict(state) for state in self.start]
+        yield [dict(state) for state in held]
+        for step in self.steps:
+            for rank, action in step.actions.items():
+                for place in action.replaced(held[rank]):
+                    del held[rank][place]
+                held[rank].update(action.holds)
+            yield [dict(state) for state in held]
+
+    def bytes_of(self, tiles: Iterable[Place]) -> int:
+        """What blocks weigh."""
+        sizes = [self.shapes[name] for name, _, _ in tiles]
+        return sum(height * width for height, width in sizes) * self.num_bytes // self.world_size**2
+
+
+def read_play(trace: Trace) -> Play:
+    """The steps of a product or MLP that was followed; raises ValueError for a trace without one."""
+    if trace.world_size > MOST_RANKS or trace.clock == "logical":
+        raise ValueError("a sharded product is shown from the trace that was recorded, on 2 to 4 ranks: "
+                         "sharded_product(launch(trace_product, 2, fn, record=True).trace)")
+    readers = [_Reader(trace, rank) for rank in range(trace.world_size)]
+    shapes = {name: shape for reader in readers for name, shape in reader.shapes.items()}
+    if not all(reader.shapes for reader in readers):
+        raise ValueError("this trace follows no matrix product: launch trace_product or trace_mlp with your function, "
+                         "launch(trace_product, 2, fn, record=True)")
+    play = MLP if "B" in shapes else PRODUCT
+    sizes = {dim: size for matrix in play for dim, size in zip(matrix.dims, shapes.get(matrix.name, ()))}
+    shown = {m.name: m for m in play if m.name in shapes or not m.name.startswith("d")}
+    whole = {name: tuple(sizes[dim] for dim in matrix.dims) for name, matrix in shown.items()}
+    return Play(trace.world_size, shown, whole, [reader.start for reader in readers],
+                list(_aligned([reader.actions for reader in readers])), "bias" in shapes,
+                next(reader.num_bytes for reader in readers), trace.source)
+
+
+class _Reader:
+    """One rank's events, in the order of its program, as actions."""
+
+    def __init__(self, trace: Trace, rank: int):
+        self._num_parts = trace.world_size
+        self.shapes: dict[str, tuple[int, int]] = {}
+        self.start: State = {}
+        self.actions: list[Action] = []
+        self.num_bytes = 8
+        self._given = {m.name for m in (*PRODUCT, *MLP) if not m.recipe}
+        self._of_loss: State = {}
+        for event in sorted(trace.of_rank(rank), key=lambda event: event.start_s):
+            {"hold": self._hold, "compute": self._compute, "collective": self._collective}.get(
+                event.kind, self._message)(event)
+        self._begin_backward()
+        self.actions = [a for a in self.actions if a.holds or a.kind in ("collective", "multiply", "message")]
+
+    def _compute(self, event: Event) -> None:
+        op = BlockOp.parse(event.op)
+        if op.kind == "given":
+            self.shapes |= {block.matrix: block.shape for block in op.blocks}
+        elif op.kind == "sends":
+            self._sends(op.blocks)
+        elif op.kind in ("multiply", "apply"):
+            self.actions.append(Action(op.kind, op.name, list(op.blocks), {}, op.num_multiplications))
+        elif not self.actions or self.actions[-1].kind != op.kind:
+            self.actions.append(Action(op.kind, op.kind))
+
+    def _collective(self, event: Event) -> None:
+        self.actions.append(Action("collective", "", event=event))
+
+    def _message(self, event: Event) -> None:
+        """Messages that nothing comes between are one action."""
+        if not self.actions or self.actions[-1].kind != "message" or self.actions[-1].holds:
+            self.actions.append(Action("message", "message"))
+        self.actions[-1].sent_to += [event.peer] if event.kind == "send" else []
+
+    def _sends(self, blocks: Iterable[Block]) -> None:
+        last = self.actions[-1] if self.actions else None
+        if last is None or last.kind not in ("collective", "message"):
+            raise ValueError("this run's collectives were not recorded: launch it with record=True")
+        last.blocks += [block for block in blocks if block not in last.blocks]
+        last.name = last.event.op if last.event else last.name
+
+    def _hold(self, event: Event) -> None:
+        block, n = Block.parse(event.op), self._num_parts
+        self.shapes[block.matrix] = block.shape
+        self.num_bytes = round(event.num_bytes / (block.size[0] * block.size[1]))
+        place = (block.matrix, block.rows[0] * n // block.shape[0], block.columns[0] * n // block.shape[1])
+        last = self.actions[-1] if self.actions else None
+        given = block.matrix in self._given and not (last and last.kind == "collective" and last.name)
+        if given:
+            (self._of_loss if block.matrix == "dY" else self.start)[place] = event.contributions
+        elif last:
+            last.holds[place] = event.contributions
+
+    def _begin_backward(self) -> None:
+        if self._of_loss:
+            after = [action.kind for action in self.actions].index("return") + 1
+            self.actions.insert(after, Action("backward", "backward", holds=self._of_loss))
+
+
+def _aligned(programs: list[list[Action]]) -> Iterator[Step]:
+    """The ranks' actions side by side: what ranks do alone comes first, then collectives, then what they end with."""
+    at = [0] * len(programs)
+    while any(at[rank] < len(program) for rank, program in enumerate(programs)):
+        ready = {rank: program[at[rank]] for rank, program in enumerate(programs) if at[rank] < len(program)}
+        alone = {rank: action for rank, action in ready.items() if action.kind in ALONE}
+        together = {rank: action for rank, action in ready.items() if action.kind == "collective" and
+                    all(peer in ready and ready[peer].kind == "collective" for peer in action.event.group)}
+        able = alone or together or ready
+        first = next(iter(able.values()))
+        now = {rank: action for rank, action in able.items() if _key(action) == _key(first)}
+        for rank in now:
+            at[rank] += 1
+        yield Step(first.kind, first.name, now)
+
+
+def _key(action: Action) -> tuple:
+    if action.kind == "collective":
+        return action.kind, action.event.group
+    return action.kind, action.name, tuple(sorted(block.matrix for block in action.blocks))
