@@ -66,10 +66,10 @@ def daily(lab):
     """The answers of a lab that `make test` runs at this commit."""
     known = strings(LABS[lab])
     families = [(family(known, answer.exercise, answer.expected), answer.name) for answer in answers(lab)]
-    return drawn(families, NUM_FAMILIES, lab + commit(), lambda name: costs.of_id(test_id(lab, name)), LIMIT_S)
+    return drawn(families, NUM_FAMILIES, lab + commit(), lambda name: costs.of_id(id_of(lab, name)), LIMIT_S)
 
 
-def test_id(lab, name):
+def id_of(lab, name):
     """How pytest names the test of an answer."""
     return f"tests/test_answers.py::TestLab{lab}::test_answer[{name}]"
 
