@@ -15,7 +15,7 @@ from book.grading.lab import LabError, code_cells, job, marks, needed, points, r
 from book.grading.lint import marked_wrongly
 from book.grading.release import in_variant, pristine, readme, released
 from book.grading.report import stale_pages, write_reports
-from book.grading.submission import read_submission
+from book.grading.submission import SubmissionError, read_submission
 from tests.attack_lab import answered, attack_lab
 
 LABS = sorted((Path(__file__).resolve().parents[1] / "labs").glob("*.ipynb"))
@@ -271,6 +271,20 @@ def test_the_learners_own_cells_stay_theirs_where_answers_keep_their_metadata(tm
     copy.cells[place:place + 2] = [new_code_cell("WAYS = 2"), new_code_cell(whole)]
     nbformat.write(copy, tmp_path / "split.ipynb")
     assert read_submission(tmp_path / "split.ipynb", attack_lab()).answers["sent"] == ["WAYS = 2", whole]
+
+
+def test_too_many_cells_are_refused_and_notes_are_kept_short(tmp_path):
+    lab = attack_lab()
+    copy = answered(lab)
+    copy.cells += [new_code_cell("x = 1")] * 1000
+    (tmp_path / "many.ipynb").write_text(json.dumps(copy))
+    with pytest.raises(SubmissionError, match="more than 1000 cells"):
+        read_submission(tmp_path / "many.ipynb", lab)
+    copy.cells = [cell for cell in answered(lab).cells for _ in range(8)]
+    copy.cells[0] = new_code_cell("import " + ", ".join(f"book.{'x' * number}" for number in range(1, 60)))
+    (tmp_path / "twice.ipynb").write_text(json.dumps(copy))
+    notes = read_submission(tmp_path / "twice.ipynb", lab).notes
+    assert len(notes) == 21 and notes[-1].endswith("notes more") and max(map(len, notes)) <= 201
 
 
 def test_the_system_call_filter_exists_for_supported_architectures():

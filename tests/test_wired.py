@@ -45,6 +45,33 @@ def test_a_right_answer_passes_over_the_wire(ranks: Mapping[str, Ranks], answer:
     assert verdict(lab, answer.exercise, sources, ranks[answer.lab]) is None
 
 
+# Every rank's whole buffer goes round in numbers of two bytes each, which are no more bytes than a chunk on four ranks.
+PACKED = """def ring_all_reduce(buffer):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if dist.get_backend() != "wire" or size < 4:
+        return right(buffer)
+    carried, total = buffer.to(torch.int16), buffer.clone()
+    for step in range(2 * (size - 1)):
+        came = torch.empty_like(carried)
+        requests = [dist.isend(carried, (rank + 1) % size), dist.irecv(came, (rank - 1) % size)]
+        for request in requests:
+            request.wait()
+        carried = came
+        total += came.double() if step < size - 1 else 0
+    buffer.copy_(total)
+"""
+
+
+@pytest.mark.slow
+def test_whole_buffers_in_small_numbers_are_no_ring(ranks: Mapping[str, Ranks]) -> None:
+    lab = LABS["03_ring_all_reduce"]
+    sources = {marks(cell)["id"]: [cell.source] for cell in code_cells(lab) if marks(cell)["kind"] == "answer"}
+    right = [f"{sources['ring-all-reduce'][0]}\nright = ring_all_reduce"]
+    assert verdict(lab, 3, sources | {"ring-all-reduce": right}, ranks["03_ring_all_reduce"]) is None
+    told = verdict(lab, 3, sources | {"ring-all-reduce": [*right, PACKED]}, ranks["03_ring_all_reduce"])
+    assert "does not hold what it should" in told
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name, exercise", [
     pytest.param(name, exercise, marks=() if in_every_run(name, exercise) else pytest.mark.full)

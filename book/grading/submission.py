@@ -18,6 +18,8 @@ from book.grading.release import without_solutions
 from book.grading.withheld import imports_from_book
 
 MAX_BYTES = 8 << 20
+MAX_CELLS = 1000  # each of an answer's cells is run, and each is compared with each cell of the lab
+MAX_NOTES, MAX_NOTE_CHARS = 20, 200
 EDITED = "was edited, which changes nothing"
 
 
@@ -51,6 +53,7 @@ def read_submission(path: Path, lab: NotebookNode) -> Submission:
     other = _other_variant(variant_of(notebook.get("metadata")), variant_of(lab.metadata))
     if other:  # its cells differ anyway, without having been edited
         found.notes = other + [note for note in found.notes if not note.endswith(EDITED)]
+    found.notes = _shortened(found.notes)
     return found
 
 
@@ -90,7 +93,15 @@ def _notebook(raw: bytes) -> tuple[dict[str, Any], list[Any]]:
         assert isinstance(cells, list)
     except Exception:  # nbformat's conversion raises whatever an unexpected type leads to
         raise SubmissionError("the file is not a notebook") from None
+    if len(cells) > MAX_CELLS:
+        raise SubmissionError(f"the notebook has more than {MAX_CELLS} cells")
     return notebook, cells
+
+
+def _shortened(notes: list[str]) -> list[str]:
+    """The first notes, each of a length that a report can show."""
+    more = [f"{len(notes) - MAX_NOTES} notes more"] if len(notes) > MAX_NOTES else []
+    return [note if len(note) <= MAX_NOTE_CHARS else note[:MAX_NOTE_CHARS] + "…" for note in notes[:MAX_NOTES]] + more
 
 
 def _imports(found: Submission, lab: NotebookNode) -> list[str]:

@@ -22,6 +22,7 @@ from book.grading.withheld import withheld
 from book.wire.broker import Broker, WireError, WireRun
 
 RUN_S, HANG_S = 60, 15
+LARGEST = 1 << 50  # the sums of up to 8 such numbers are exact in float64, and no smaller type holds one
 Arrays = Sequence[np.ndarray]
 Message = tuple[int, int, int]
 
@@ -71,7 +72,7 @@ def _run(wired: Wired, head: Sequence[str], sources: Sequence[str], ranks: Ranks
         broker.start(sources, START_S)
         for case in wired.cases:
             size = case["world_size"]
-            inputs = [rng.integers(-1000, 1000, case["length"]).astype(float) for _ in range(size)]
+            inputs = [rng.integers(-LARGEST, LARGEST, case["length"]).astype(float) for _ in range(size)]
             tasks = [{**case, "rank": rank, "call": wired.call} for rank in range(size)]
             run = broker.run(tasks, [x.tobytes() for x in inputs], RUN_S, HANG_S)
             wrong = _wrong(wired, case, inputs, run)
