@@ -30,7 +30,8 @@ from book.checks.data_parallel import (
 from book.checks.dropout import dropout_masks
 from book.checks.hybrid import drawn_alike, mesh_failure, mesh_gradients, parts_on_mesh
 from book.checks.hybrid_steps import (
-    by_hand, calls_into, first_losses, mesh_losses, moved, placements, resumed, saved, torch_failure, traffic_by_axis,
+    by_hand, calls_into, first_losses, mesh_losses, moved, one_run_a_step, placements, resumed, saved, torch_failure,
+    traffic_by_axis,
 )
 from book.checks.mesh import (
     all_axes, crossing, groups_of_axis, members, own_pipeline, places, same_group, within_groups,
@@ -68,18 +69,18 @@ from book.checks.vocabulary import vocabulary_loss
 __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axes", "all_gather", "all_gather_rows",
            "all_reduce", "all_to_all_rows", "averaged", "averaged_in_bits", "awaited", "batch_loss", "block_count",
            "broadcast", "bubble_share", "bucket_layout", "bucket_traffic", "bus_bandwidth", "by_hand", "calls_into",
-           "clipped", "column_outputs", "computed", "continued", "counted_bytes", "crossing",
-           "drawn_alike", "dropout_masks", "epochs", "failure_of_replicas", "fewest", "first_losses", "first_step",
-           "first_updates", "from_stage_to_stage", "global_losses", "gpipe_order", "gradients_dropped",
-           "gradients_of_replicas", "gradients_sharded", "groups_of_axis", "held_in_time",
-           "in_company", "load_failure", "losses_of_replicas", "losses_of_steps", "members", "mesh_failure",
-           "mesh_gradients", "mesh_losses", "micro_batch_losses", "moved", "names_of_no_order", "neighbour_exchange",
-           "nothing_behind", "nothing_kept", "num_sent_bytes", "number", "on_grid", "one_f_one_b_order", "operator",
-           "optimizer_sharded", "own_pipeline", "parameters_sharded", "parts_on_mesh", "parts_without_zeros",
-           "peaks_in_flight", "placements", "places", "point_to_point", "predicted_pipeline", "predicted_state",
-           "received_once", "reduce_scatter", "remote_failure", "replica_gradients", "resumed", "ring_cost",
-           "ring_traffic", "row_outputs", "rows_in_calls", "rows_sent", "same_group", "same_outputs", "same_replicas",
-           "same_state", "same_weights", "sample_mean", "saved", "saved_once", "shapes_in_words", "shard_shapes",
-           "sharded_traffic", "sharded_training", "shares_of_replicas", "split_module", "split_traffic",
-           "stage_gradients", "stage_parts", "summed_metrics", "torch_failure", "traffic_by_axis", "trained_alike",
-           "training_hint", "vocabulary_loss", "vocabulary_traffic", "weights_kept", "where_stuck", "within_groups"]
+           "clipped", "column_outputs", "computed", "continued", "counted_bytes", "crossing", "drawn_alike",
+           "dropout_masks", "epochs", "failure_of_replicas", "fewest", "first_losses", "first_step", "first_updates",
+           "from_stage_to_stage", "global_losses", "gpipe_order", "gradients_dropped", "gradients_of_replicas",
+           "gradients_sharded", "groups_of_axis", "held_in_time", "in_company", "load_failure", "losses_of_replicas",
+           "losses_of_steps", "members", "mesh_failure", "mesh_gradients", "mesh_losses", "micro_batch_losses", "moved",
+           "names_of_no_order", "neighbour_exchange", "nothing_behind", "nothing_kept", "num_sent_bytes", "number",
+           "on_grid", "one_f_one_b_order", "one_run_a_step", "operator", "optimizer_sharded", "own_pipeline",
+           "parameters_sharded", "parts_on_mesh", "parts_without_zeros", "peaks_in_flight", "placements", "places",
+           "point_to_point", "predicted_pipeline", "predicted_state", "received_once", "reduce_scatter",
+           "remote_failure", "replica_gradients", "resumed", "ring_cost", "ring_traffic", "row_outputs",
+           "rows_in_calls", "rows_sent", "same_group", "same_outputs", "same_replicas", "same_state", "same_weights",
+           "sample_mean", "saved", "saved_once", "shapes_in_words", "shard_shapes", "sharded_traffic",
+           "sharded_training", "shares_of_replicas", "split_module", "split_traffic", "stage_gradients", "stage_parts",
+           "summed_metrics", "torch_failure", "traffic_by_axis", "trained_alike", "training_hint", "vocabulary_loss",
+           "vocabulary_traffic", "weights_kept", "where_stuck", "within_groups"]

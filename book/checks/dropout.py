@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,10 @@ def _check_apart(ranks: Sequence[Sequence[Any]]) -> None:
             require(not identical(a, b), f"call {call} of apart: ranks {first} and {second} draw the same mask for "
                     "different units, which one process would draw independently: a unit of one rank is dropped "
                     "whenever its namesake is; let the seed depend on the rank")
+        for (call, a), (later, b) in product(enumerate(one), enumerate(other)):
+            require(not identical(a, b), f"rank {first}'s call {call} of apart draws the mask of rank {second}'s call "
+                    f"{later}: ranks that skip some numbers of one generator meet in later calls; give each rank a "
+                    "generator with a seed of its own")
 
 
 def _check_anew(rank: int, run: Run) -> None:

@@ -55,6 +55,13 @@ def by_hand(called: Sequence[set[str]]) -> None:
         _refuse(f"rank {rank}", own)
 
 
+def one_run_a_step(num_runs: Sequence[int]) -> None:
+    """`num_runs` has by rank how many times its pipeline ran in a step: once, with all micro-batches."""
+    for rank, runs in enumerate(num_runs):
+        require(runs <= 1, f"rank {rank} runs its pipeline {runs} times in a step: with one micro-batch in each run no "
+                "stage computes while another does; give run all micro-batches at once")
+
+
 def _refuse(who: str, called: set[str]) -> None:
     for place in sorted(called):
         raise CheckFailed(f"{who} calls functions of {place.replace('/', '.')}: in this exercise the three kinds of "

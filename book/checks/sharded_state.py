@@ -6,6 +6,7 @@ room for every way to fill up, one number for each tensor. What a rank holds is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -185,6 +186,8 @@ def counted_bytes(got: Any, events: Sequence[Event], num_ranks: int, item_bytes:
     want = sum(map(sent_bytes, events))
     by_op = {op: sum(event.num_bytes or 0 for event in events if event.op == op) for op in BUS_FACTORS}
     ring, buffers = (num_ranks - 1) / num_ranks, sum(by_op.values())
+    by_number = sum(sent_bytes(replace(event, group=tuple(range(max(event.group) + 1)))) for event in events
+                    if event.group)
     return number(f"the bytes that a rank of {num_ranks} sends", got, want, [
         (buffers, "that is what the buffers weigh. In a ring a rank sends (N-1)/N of one, and in an all-reduce twice"),
         (ring * buffers, "an all-reduce goes round the ring twice, and you count it once"),
@@ -192,6 +195,7 @@ def counted_bytes(got: Any, events: Sequence[Event], num_ranks: int, item_bytes:
         (buffers + by_op["all_reduce"], "a rank keeps 1/N of a buffer to itself: (N-1)/N, not all"),
         (want / ring / num_ranks, "that is one rank's piece; N-1 pieces pass through a rank in a ring"),
         (want / item_bytes, "num_bytes is in bytes already"),
+        (by_number, "you take the highest number in a group for its size: ranks 3 to 6 are four, len(event.group)"),
         (want * num_ranks, "that is all ranks together")])
 
 
