@@ -32,12 +32,13 @@ AS_ROOT      := $(if $(filter 0,$(shell id -u)),--allow-root)
 SINCE ?= HEAD
 SEED  ?= 0
 SHARD ?= 1/1
+POINTS ?= 2
 # pytest ends with 5 where it has nothing to run.
 NONE_IS_FINE := || test $$? = 5
 PYTEST    := $(BIN)/python -m pytest -rfEs --dist loadscope
 NOTEBOOKS := chapters labs --nbval
 
-.PHONY: help book site check quick test test-all changed sample answers browser attack graded mutants costs lint lab gpu bench picture clean
+.PHONY: help book site check quick test test-all changed sample answers browser attack graded mutants costs lint lab new-lab new-exercise gpu bench picture clean
 .DEFAULT_GOAL := help
 
 help:
@@ -56,6 +57,8 @@ help:
 	@echo "make mutants   check the tests: faults put into the package on purpose, and which target finds them"
 	@echo "make costs     run everything, and keep how long each test takes"
 	@echo "make lint      only the rules for notebooks (seconds)"
+	@echo "make new-lab NAME=08_name                      write a lab without exercises, in labs/"
+	@echo "make new-exercise LAB=08_name NAME=function    add an exercise to it (POINTS=2, DEPENDS='1 2')"
 	@echo "make site      only build the website, into $(HTML) (SOLUTIONS=0: without the labs' solutions)"
 	@echo "make gpu       on a machine with GPUs: labs, chapters and measurements on NCCL, and a report"
 	@echo "make bench     measure launching, the ring, the simulator, the pages and grading here, and write the page of measurements"
@@ -119,6 +122,12 @@ gpu: $(MORE_STAMP)
 lint: $(ALL_STAMP)
 	@$(BIN)/python -m book.authoring normalise --check chapters labs
 	@$(BIN)/python -m book.authoring lint chapters labs
+
+new-lab: $(ALL_STAMP)
+	@$(BIN)/python -m book.authoring new-lab "$(NAME)"
+
+new-exercise: $(ALL_STAMP)
+	@$(BIN)/python -m book.authoring new-exercise "$(LAB)" "$(NAME)" --points "$(POINTS)" --depends $(DEPENDS)
 
 lab: $(ALL_STAMP)
 	@$(BIN)/python -m book.grading release labs -o student

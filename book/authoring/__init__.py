@@ -3,6 +3,8 @@
     python -m book.authoring run PATHS                    execute notebooks and store their outputs in normal form
     python -m book.authoring normalise [--check] PATHS    bring stored notebooks into normal form, or only compare
     python -m book.authoring lint PATHS                   the rules for notebooks, each finding with its cell
+    python -m book.authoring new-lab NAME                 a lab without exercises, in labs/
+    python -m book.authoring new-exercise LAB NAME        one more exercise of a lab: an example to write over
     python -m book.authoring serve FOLDER                 the built website on 127.0.0.1
 
 A path is a notebook or a folder of notebooks.

@@ -1,4 +1,4 @@
-"""The command line: python -m book.authoring run | normalise | lint | serve | picture."""
+"""The command line: python -m book.authoring run | normalise | lint | new-lab | new-exercise | serve | picture."""
 from __future__ import annotations
 
 import argparse
@@ -22,6 +22,8 @@ def main(arguments: list[str] | None = None) -> int:
     from book.authoring.notebooks import NotebookError, find
 
     try:
+        if options.command in NEW:
+            return NEW[options.command](options)
         return sum(COMMANDS[options.command](path, options) for path in find(options.paths)) and 1
     except NotebookError as error:
         print(error, file=sys.stderr)
@@ -41,6 +43,15 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("--check", action="store_true", help="only say what would change, and fail")
         if name == "run":
             command.add_argument("--cell-timeout", type=int, default=120, metavar="S", help="seconds a cell may take")
+    lab = commands.add_parser("new-lab", help="write a lab that has no exercises yet")
+    lab.add_argument("name", help="such as 08_name")
+    exercise = commands.add_parser("new-exercise", help="add an exercise to a lab, with an example to write over")
+    exercise.add_argument("lab", help="the lab's name, such as 08_name")
+    exercise.add_argument("name", help="the function that learners write")
+    exercise.add_argument("--points", default="2", help="what its check is worth (default 2)")
+    exercise.add_argument("--depends", nargs="*", default=[], metavar="N", help="exercises whose answers it calls")
+    for command in (lab, exercise):
+        command.add_argument("--folder", type=Path, default=Path("labs"), help="where labs are (default labs)")
     serve = commands.add_parser("serve", help="serve the built website on 127.0.0.1")
     serve.add_argument("folder", type=Path)
     serve.add_argument("--port", type=int, default=8000, help="the port to try first (any free one if it is taken)")
@@ -88,6 +99,25 @@ def lint_one(path: Path, options: argparse.Namespace) -> int:
     return len(problems)
 
 
+def new_lab(options: argparse.Namespace) -> int:
+    """Write a lab without exercises."""
+    from book.authoring import new
+
+    path = new.new_lab(options.name, options.folder)
+    print(f"wrote {path}; list it in _toc.yml, and add exercises: make new-exercise LAB={path.stem} NAME=...")
+    return 0
+
+
+def new_exercise(options: argparse.Namespace) -> int:
+    """Add an exercise to a lab."""
+    from book.authoring import new
+
+    path, number = new.new_exercise(options.lab, options.name, options.points, options.depends, options.folder)
+    print(f"added exercise {number} to {path}; write its task, solution and checks over the example's")
+    return 0
+
+
+NEW = {"new-lab": new_lab, "new-exercise": new_exercise}
 COMMANDS = {"run": run_one, "normalise": normalise_one, "lint": lint_one}
 
 if __name__ == "__main__":
