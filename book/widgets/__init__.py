@@ -17,6 +17,7 @@
 Each returns an object that shows itself: in a live notebook as a widget with the traits `step`, `playing`, `payload`
 and `error` (and `player.trace = other`), on a static page as HTML that scripts, loaded deferred, bring to life.
 That HTML is the same for the same program: it holds logical steps and modelled times, never a measured time.
+`save("player.html")` writes it, with its scripts and styles, as one file, which any browser shows without a network.
 
     registry        all widgets, and which scripts draw each
     page, live      what every widget is: a page with data and words; an anywidget around it

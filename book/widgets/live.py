@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -43,6 +44,10 @@ class Live(anywidget.AnyWidget):
         self.shown = self.shown.with_trace(what)
         self.step, self.playing, self.error = 0, False, ""
         self.payload = self.shown.live_json()
+
+    def save(self, path: str | Path) -> None:
+        """Write what stands on a static page to `path`, as one HTML file that needs no network."""
+        self.shown.save(path)
 
     def __repr__(self) -> str:
         return self.shown.text()
@@ -102,6 +107,10 @@ class Panel(ipywidgets.VBox):
             self.player.error = f"{type(error).__name__}: {error}"
         finally:
             self.button.disabled, self.button.description = False, "Run"
+
+    def save(self, path: str | Path) -> None:
+        """Write the player of the last run to `path`, as one HTML file that needs no network."""
+        self.player.save(path)
 
     def __repr__(self) -> str:
         return f"Panel ({', '.join(self._controls)}): {self.player.shown.text()}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from book.trace import Trace
+from book.widgets.registry import standalone
 
 Data = dict[str, Any]
 
@@ -41,6 +43,10 @@ class Page(ABC):
         """The div that a script mounts; its data is in an attribute, so that no markup in a title can break out."""
         data = _compact(self.data(live=False)).replace("&", "&amp;").replace("'", "&#39;").replace("<", "&lt;")
         return f"<div data-lockstep-{self.widget}='{data}'>{self.words()}</div>"
+
+    def save(self, path: str | Path) -> None:
+        """Write one HTML file to `path` that shows the widget in any browser, without a network."""
+        Path(path).write_text(standalone(self.widget, self.text(), self.html()), encoding="utf-8")
 
     def __repr__(self) -> str:
         return self.text()

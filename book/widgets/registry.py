@@ -4,6 +4,7 @@ The website runs this file by its path, without the package, so it imports nothi
 """
 from __future__ import annotations
 
+from html import escape
 from pathlib import Path
 
 WIDGETS = {  # by the name in their HTML, scripts in the order in which they load
@@ -38,3 +39,17 @@ def module(widget: str) -> str:
     """The JavaScript module of a live widget: the scripts that it needs, and the export."""
     code = "".join((ASSETS / name).read_text("utf-8") for name in needed({widget}) if name != STYLE)
     return f"{code}export default globalThis.lockstep{widget.capitalize()};\n"
+
+
+def standalone(widget: str, title: str, html: str) -> str:
+    """A whole page of one widget, whose `html` this is, with its style and scripts in it: it loads nothing."""
+    style, *scripts = [(ASSETS / name).read_text("utf-8") for name in needed({widget})]
+    code = "".join(f"<script>{script}</script>\n" for script in scripts)
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
+<style>body {{ margin: 20px }}
+{style}</style></head>
+<body>{html}
+{code}</body></html>
+"""
