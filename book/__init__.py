@@ -5,6 +5,7 @@ Each part imports from the layers below its own (L3 may use L2, never the other 
 without circles.
 
     L0  columns       rows of a dataclass kept as NumPy columns: what schedules and traces are made of
+        extras        packages that only some parts need, and the advice where one is missing
         blocks        parts of matrices, and the products that the book cuts
         promise       what a collective starts from and must end in
         schedule      Move, Schedule: who sends which chunk to whom at which step; Action, PipelineSchedule: which

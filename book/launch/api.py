@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from book.extras import require
 from book.launch import arguments, supervise, where
 from book.launch.ranks import Ranks, warm_up
 
@@ -91,6 +92,7 @@ def rank_device() -> torch.device:
     from it: NCCL with a GPU each, gloo on the CPU. The choice depends on `LOCAL_WORLD_SIZE` and the number of GPUs, so
     it is the same under `launch` and torchrun. Raises `LaunchError` outside a rank.
     """
+    require("rank_device", "torch")
     import torch
     if "LOCAL_WORLD_SIZE" not in os.environ:
         raise LaunchError("rank_device() belongs inside a function that launch or torchrun runs on its ranks")
@@ -123,12 +125,14 @@ def launch(
 
     Raises `RankError` for the first rank that raised or died; `HangError` when all unfinished ranks have waited for
     one another for `hang_s`, or are not done `timeout_s` after the last of them entered `fn`; `LaunchError` if the
-    ranks cannot be started; `TypeError` or `ValueError` for arguments that cannot work.
+    ranks cannot be started; `TypeError` or `ValueError` for arguments that cannot work; `ModuleNotFoundError` without
+    torch or cloudpickle.
     """
     _check_process()
     arguments.check_call(fn, world_size, args, allow_many_ranks)
     arguments.check_options(timeout_s, hang_s, on_line, env)
     world_size, timeout_s, hang_s = int(world_size), float(timeout_s), float(hang_s)
+    require("launch", "torch", "cloudpickle")
     call = arguments.pickled(fn, args)
     _announce_first_launch()
     warm_up()  # loads torch while this process does

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from book.extras import require
 from book.promise import PROMISES, Promise
 from book.schedule import Schedule
 from book.trace import Trace
@@ -86,6 +87,7 @@ def panel(run: Callable[..., Trace], *, title: str | None = None, promise: str |
     A control is a (lowest, highest) pair or a range of integers, a list of choices, or an ipywidget. `run` is called
     once with the first choices; errors of later calls are shown in the player, and clicks while it runs do nothing.
     """
+    require("panel", "anywidget", "ipywidgets")
     from book.widgets.live import Panel
     check_choice("promise", promise, (None, *PROMISES))
     return Panel(run, title, Options(promise=promise), controls)
