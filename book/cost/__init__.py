@@ -2,7 +2,7 @@
 
     links        Link, and what collectives and pipelines take on it
     activations  LayerShape: what a transformer layer keeps for its backward
-    memory       StateBytes: parameters, gradients and optimizer state on a rank, sharded or not
+    state        StateBytes: parameters, gradients and optimizer state on a rank, sharded or not
     traffic      bytes sent: by formula, and of a recorded run by axis and link
     transformer  Transformer: parameters and FLOPs of a GPT
     layouts      Layout: how a step is cut over GPUs, and all ways to cut it
@@ -19,7 +19,7 @@ from book.cost.links import (BUS_FACTORS, Link, all_to_all_s, bandwidth_bound_s,
                              ring_all_gather_s, ring_all_reduce_s, ring_reduce_scatter_s, ring_sent_bytes,
                              root_sent_bytes, scatter_s, tree_all_reduce_s)
 from book.cost.layouts import Layout, all_layouts
-from book.cost.memory import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, StateBytes, state_bytes
+from book.cost.state import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, StateBytes, state_bytes
 from book.cost.plan import Cluster, Estimate, estimate, estimates
 from book.cost.search import Search, explain, search, usable_bytes
 from book.cost.traffic import (Flows, axis_name, bytes_across_nodes, bytes_by_axis, flows, hybrid_sent_bytes,

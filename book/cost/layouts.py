@@ -9,7 +9,7 @@ import numpy as np
 
 from book.columns import Columns, count, word
 from book.cost.activations import RECOMPUTE, check_recompute
-from book.cost.memory import check_zero_stage
+from book.cost.state import check_zero_stage
 from book.cost.transformer import Transformer
 from book.mesh import Mesh
 

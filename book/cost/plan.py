@@ -15,7 +15,7 @@ from book.columns import Columns, measure
 from book.cost.activations import activation_bytes
 from book.cost.layouts import RECOMPUTE, Layout
 from book.cost.links import pipeline_bubble, ring_sent_bytes
-from book.cost.memory import ADAM_MIXED, StateBytes, state_bytes
+from book.cost.state import ADAM_MIXED, StateBytes, state_bytes
 from book.cost.traffic import sharded_sent_bytes, tensor_parallel_sent_bytes
 from book.cost.transformer import Transformer, recomputed_flops
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from book.columns import Columns
 from book.cost.layouts import Layout, all_layouts
-from book.cost.memory import ADAM_MIXED, StateBytes
+from book.cost.state import ADAM_MIXED, StateBytes
 from book.cost.plan import PARTS, Cluster, Estimate, estimates
 from book.cost.transformer import Transformer
 

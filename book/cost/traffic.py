@@ -11,7 +11,7 @@ import numpy as np
 
 from book.cost.activations import LayerShape
 from book.cost.links import BUS_FACTORS, ring_sent_bytes
-from book.cost.memory import check_zero_stage
+from book.cost.state import check_zero_stage
 from book.mesh import Mesh
 from book.trace import Event, Trace
 

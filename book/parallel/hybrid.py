@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from book.cost.memory import check_zero_stage
+from book.cost.state import check_zero_stage
 from book.mesh import AXES, Mesh, MeshError
 from book.parallel.checked import checked_by
 from book.parallel.data import broadcast_state
