@@ -7,7 +7,7 @@ RECOMPUTE = (None, "selective", "full")
 
 
 def check_recompute(recompute: str | None) -> None:
-    """Raises ValueError for a word that is none of RECOMPUTE."""
+    """Raises ValueError for what is not in RECOMPUTE."""
     if recompute not in RECOMPUTE:
         raise ValueError(f"recompute can't be {recompute!r}: use None, 'selective' or 'full'")
 

@@ -94,5 +94,5 @@ def _shapes(model: Transformer, num_gpus: int, global_batch: int,
 
 
 def divisors(number: int) -> list[int]:
-    """All that divide a number, smallest first."""
+    """All divisors of a number, smallest first."""
     return [k for k in range(1, number + 1) if number % k == 0]

@@ -171,7 +171,7 @@ def pipeline_bubble(num_ranks: int, num_micro_batches: int, stages_per_rank: int
 
 
 def latency_bound_s(world_size: int, link: Link) -> float:
-    """ceil(lg p) alpha: no all-reduce is faster, since who knows a contribution at best doubles each round."""
+    """ceil(lg p) alpha: no all-reduce is faster, since the ranks that know a contribution at best double each round."""
     return (world_size - 1).bit_length() * link.latency_s
 
 

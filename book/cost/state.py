@@ -26,7 +26,7 @@ ADAM_32 = StateBytes(4, 4, 8)
 
 
 def check_zero_stage(zero_stage: int) -> None:
-    """Raises ValueError for what is none of ZeRO's stages, 0 to 3."""
+    """Raises ValueError for what is not a ZeRO stage, 0 to 3."""
     if zero_stage not in range(4):
         raise ValueError(f"there is no ZeRO stage {zero_stage!r}: use 0, 1, 2 or 3")
 

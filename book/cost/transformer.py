@@ -1,4 +1,4 @@
-"""L1: what a transformer of GPT's kind weighs and computes, without its weights.
+"""L1: parameters and FLOPs of a transformer like GPT, from its sizes alone.
 
 Symbols in the formulas: L layers of width h with a heads, sequences of s tokens, a vocabulary of V, B sequences.
 A product of an (m, k) and a (k, n) matrix is 2 m k n FLOPs; nothing but products is counted, attention as if it were
@@ -15,7 +15,7 @@ from book.cost.activations import LayerShape, check_recompute
 class Transformer:
     """The sizes of a GPT: an MLP 4 h wide, biases, two norms a layer, learned positions, a head tied to the embedding.
 
-    Raises ValueError for a size below 1 and for a width that the heads can't share out.
+    Raises ValueError for a size below 1 and for a width that the number of heads does not divide.
     """
 
     num_layers: int
@@ -74,12 +74,12 @@ class Transformer:
 
     @property
     def flops_per_token(self) -> int:
-        """6 N + 12 L h s for each token: the rule of thumb that takes each parameter for part of a product."""
+        """6 N + 12 L h s for each token: the rule of thumb that counts each parameter as part of a product."""
         return 6 * self.num_parameters + 12 * self.num_layers * self.width * self.num_tokens
 
 
 def recomputed_flops(model: Transformer, num_sequences: float, recompute: str | None) -> float:
-    """FLOPs of what a layer's backward computes a second time; raises ValueError for a word that is none of three."""
+    """FLOPs of what a layer's backward computes a second time; raises ValueError for another word."""
     check_recompute(recompute)
     if recompute == "full":
         return model.layer_flops(num_sequences)

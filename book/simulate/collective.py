@@ -70,7 +70,7 @@ class _Network:
 
 @dataclass
 class _Clocks:
-    """Until when each rank is busy, in seconds, shape (R,) each."""
+    """When each rank becomes free, in seconds, shape (R,) each."""
 
     ready: np.ndarray   # its earlier steps are done
     sending: np.ndarray
@@ -96,7 +96,7 @@ def _run(schedule: Schedule, chunk_bytes: float, network: _Network) -> tuple[np.
 
 def _step(src: np.ndarray, dst: np.ndarray, sizes: np.ndarray, added: np.ndarray, clocks: _Clocks,
           network: _Network) -> np.ndarray:
-    """Times (3, M) of one step's messages; moves the clocks on."""
+    """Times (3, M) of one step's messages; advances the clocks."""
     times = np.zeros((3, len(src)))
     done = clocks.ready.copy()
     for m in _waves(src, dst):
