@@ -1,33 +1,35 @@
-"""L3: verdicts on a learner's run; a wrong one is told which misconception it looks like.
+"""L3: verdicts on a learner's run; that on a wrong one names the misconception that it looks like.
 
     verdict       CheckFailed, what raises it, and the check of a single number
     compare       comparisons that checks share: arrays, dicts of them, what ranks hold
     attribution   what a tensor is made of: its coefficients, the pattern that they form, and a lab's sentence for it
     ranks         lab 1: whose data ranks hold after copies, and over whom they summed
-    ring          lab 3: buffers after a ring all-reduce, what it sends and costs
     data_parallel lab 2: averaged gradients, the state at the start, the global batch, the epochs
     buckets       lab 2: what is in a bucket, and when it was sent
     replicas      lab 2: what threads computed, and what came back to the module
-    tensor        lab 5: a linear map that is cut, the operators between the cuts, modules made of these
-    tensor_traffic lab 5: what a split module sends, and what a split block holds
-    vocabulary    lab 5: a cross-entropy whose logits are cut by vocabulary
-    dropout       lab 5: masks that ranks draw alike, and masks of their own
-    pipeline      lab 6: what stages hold and send, over a process group, over RPC, in replicas
-    orders        lab 6: in which order ranks ran, what they kept, how much they were idle
+    ring          lab 3: buffers after a ring all-reduce, what it sends and costs
     sharded       lab 4: steps with sharded state: who updates what, with which gradient; checkpoints of it
     sharded_state lab 4: what ranks hold of sharded state and when, what they send, how they clip
+    tensor        lab 5: a linear map that is cut, the operators between the cuts, modules made of these
+    tensor_model  lab 5: a loss that is cut by vocabulary, dropout masks, what a split GPT sends and holds
+    pipeline      lab 6: what stages hold and send, over a process group, over RPC, in replicas
+    orders        lab 6: in which order ranks ran, what they kept, how much they were idle
     mesh          lab 7: coordinates on a mesh, the groups of its axes, what crosses nodes
     hybrid        lab 7: a training step on a mesh: who holds which part, whose gradients
     hybrid_steps  lab 7: what it was built from, its losses and updates, what it sent; torch's own parts
 
-Every check raises `CheckFailed` with one sentence. An exercise's last check returns what the cell prints, which depends
-on the run's data: a stored "ok" would prove nothing. Checks that return nothing stand beside one that does.
+A check compares what ranks hold with what they should hold. Where these differ, `attribution` finds the coefficients of
+the contributions that the wrong tensor is made of, and the pattern that they form; a table in the lab's module has a
+sentence for each pattern. What is no sum of contributions, such as an order or a recording, has its sentence beside the
+condition, in `require` and `refuse`; a single number has the values that mistakes give, in `number`.
+
+Every check raises `CheckFailed` with one sentence, that of the likeliest reason. An exercise's last check returns what
+the cell prints, which depends on the run's data: a stored "ok" would prove nothing.
 """
 from book.checks.buckets import awaited, bucket_layout, bucket_traffic, num_sent_bytes
 from book.checks.data_parallel import (
     accumulated, averaged, averaged_in_bits, epochs, first_step, global_losses, same_state, trained_alike, weights_kept,
 )
-from book.checks.dropout import dropout_masks
 from book.checks.hybrid import drawn_alike, mesh_failure, mesh_gradients, parts_on_mesh
 from book.checks.hybrid_steps import (
     by_hand, calls_into, first_losses, mesh_losses, moved, one_run_a_step, placements, resumed, saved, torch_failure,
@@ -62,9 +64,10 @@ from book.checks.sharded_state import (
 from book.checks.tensor import (
     column_outputs, computed, operator, row_outputs, shapes_in_words, shard_shapes, split_module,
 )
-from book.checks.tensor_traffic import block_count, split_traffic, vocabulary_traffic
+from book.checks.tensor_model import (
+    block_count, dropout_masks, split_traffic, vocabulary_loss, vocabulary_traffic,
+)
 from book.checks.verdict import CheckFailed, number
-from book.checks.vocabulary import vocabulary_loss
 
 __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axes", "all_gather", "all_gather_rows",
            "all_reduce", "all_to_all_rows", "averaged", "averaged_in_bits", "awaited", "batch_loss", "block_count",

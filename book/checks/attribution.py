@@ -2,44 +2,52 @@
 
 Most mistakes of a distributed run are linear: what a rank holds in place of the right tensor is a sum of the ranks' (or
 micro-batches', windows', replicas') contributions with other coefficients. An `Attribution` finds these. `patterns`
-names what fits, the most telling first; `explain` words the first for which a lab has a sentence:
+yields what fits, the most telling first; `explain` gives a lab's sentence for the first that it has one for:
 
     "nothing"               the tensor is 0
     "own", "other"          one rank's contribution alone, once: that of the rank that holds it, or of `{other}`
     "sum", "mean"           every contribution once; every one 1/size times
     names of `mistakes`     coefficients that the lab gives
-    "rounded"               right to six digits only
+    "rounded"               right to six digits only, which has one sentence in all labs
     "times x", "over x"     `{x}` times what it should be, or divided by it, for each x of `counts`
     "added to own"          what it should be, plus the rank's own contribution
     "only own"              `{own_times}` times the rank's own contribution
     "only last <axis>"      of each rank the last contribution on this axis alone
-    "missing <axis>"        `{absent}` on this axis have no part in it: on the first axis of all, else of other ranks
+    "missing <axis>"        `{absent}` on this axis have no part in it; on other axes than the first: of other ranks
     "alike"                 all coefficients are `{highest}`, and should not be
     "scaled"                `{times}` times what it should be
     "unequal"               any other sum, with the coefficients `{weights}`
     "unknown"               no sum of the contributions, or more than one fits
 
-Coefficients that are given are tried on the data itself, so they are found even where there are fewer numbers than
-contributions, and a sum has no unique coefficients.
+All sentences may also speak of `{size}`, how many contributions there are, and `{share}`, the coefficient that each
+should have. Patterns with given coefficients are tested on the data itself, so they are found even where a sum has no
+unique coefficients, as it has fewer numbers than contributions.
 """
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from book.checks.compare import SIX_DIGITS, TOLERANCE, agree, flat, times
+from book.checks.compare import ROUNDED, SIX_DIGITS, TOLERANCE, agree, flat, times
 from book.checks.verdict import listed, short
 
 CLOSE = 1e-6  # to which coefficients are compared
 
 
-class Attribution:
-    """What `got`, (n,), is made of: how often each of `rows`, (*axes, n), is in it, which should be `wanted` times.
+class Pattern(NamedTuple):
+    """A pattern that fits, and the fields of its sentence that other patterns don't have."""
 
-    `axes` label the rows, the first is that of the ranks or of whatever contributes. `own` is the place there of the
+    name: str
+    fields: Mapping[str, Any] = {}
+
+
+class Attribution:
+    """What `got` is made of: how often each of `rows`, (*axes, *got), is in it, which should be `wanted` times.
+
+    `axes` label the rows; the first is that of the ranks or of whatever contributes. `own` is the place there of the
     rank that holds `got`. `counts` are named numbers by which mistakes multiply or divide. `tolerance` is that of
     `agree`.
     """
@@ -51,8 +59,6 @@ class Attribution:
         self.shape, self.tolerance = self.rows.shape[:len(axes)], tolerance
         self.rows = self.rows.reshape(int(np.prod(self.shape)), -1)
         self.wanted = np.broadcast_to(np.asarray(wanted, dtype=float), self.shape).ravel()
-        self.absent: list[int] = []  # with `other`, what the pattern that was named last is about
-        self.other: int | None = None
 
     @cached_property
     def factors(self) -> np.ndarray | None:
@@ -88,75 +94,72 @@ class Attribution:
         others = tuple(other for other in range(len(self.shape)) if other != axis)
         return np.flatnonzero(zero.all(axis=others) & due.any(axis=others)).tolist()
 
-    def patterns(self, mistakes: Mapping[str, Any] = {}) -> Iterator[str]:
-        """The names of the patterns that fit, the most telling first."""
-        if self._is(0):
-            yield "nothing"
-        for place in range(len(self.rows)) if len(self.axes) == 1 else ():
-            if self._is(self._one(place)):
-                self.other = place
-                yield "own" if place == self.own else "other"
-        for name, factors in {"sum": 1, "mean": 1 / len(self.rows), **mistakes}.items():
-            if self._is(factors):
-                yield name
-        if agree(self.got, self.wanted @ self.rows, self.rows, SIX_DIGITS):
-            yield "rounded"
-        for name, count in self.counts.items():
-            if self.is_times(count):
-                yield f"times {name}"
-            if self.is_times(1 / count):
-                yield f"over {name}"
-        if self.own is not None and len(self.axes) == 1 and self._is(self.wanted + self._one(self.own)):
-            yield "added to own"
-        if self.factors is not None:
-            yield from self._by_factors(self.factors)
-        if self.times is not None:
-            yield "scaled"
-        if self.factors is not None:
-            yield "unequal"
-        yield "unknown"
-
     def is_times(self, factor: float) -> bool:
         """Whether this is so many times what it should be."""
         return self.times is not None and bool(np.isclose(self.times, factor, rtol=max(CLOSE, self.tolerance)))
 
     def explain(self, sentences: Mapping[str, str], mistakes: Mapping[str, Any] = {}, hints: Mapping[float, str] = {},
                 **words: Any) -> str:
-        """The sentence of the first pattern that has one, with the fields of the pattern and `words` in it.
+        """The sentence of the first pattern that has one, with the pattern's fields and `words` filled in.
 
-        `mistakes` are named coefficients, for which there are sentences; `hints` are sentences by how many times what
-        it should be this is, which come before all others.
+        `mistakes` are named coefficients, for which there are sentences. `hints` are sentences by how many times what
+        it should be this is; they come before all others.
         """
         for factor, hint in hints.items():
             if self.is_times(factor):
                 return hint
-        pattern = next(pattern for pattern in self.patterns(mistakes) if pattern in sentences)
-        return sentences[pattern].format(**{**self._words(), **self.counts, **words})
+        sentences = {"rounded": ROUNDED, **sentences}
+        name, fields = next(pattern for pattern in self.patterns(mistakes) if pattern.name in sentences)
+        return sentences[name].format(**{**self._fields(), **fields, **self.counts, **words})
 
-    def _by_factors(self, factors: np.ndarray) -> Iterator[str]:
+    def patterns(self, mistakes: Mapping[str, Any] = {}) -> Iterator[Pattern]:
+        """The patterns that fit, the most telling first."""
+        if self._is(0):
+            yield Pattern("nothing")
+        for place in range(len(self.rows)) if len(self.axes) == 1 else ():
+            if self._is(self._one(place)):
+                yield Pattern("own" if place == self.own else "other", {"other": place})
+        for name, factors in {"sum": 1, "mean": 1 / len(self.rows), **mistakes}.items():
+            if self._is(factors):
+                yield Pattern(name)
+        if agree(self.got, self.wanted @ self.rows, self.rows, SIX_DIGITS):
+            yield Pattern("rounded")
+        for name, count in self.counts.items():
+            if self.is_times(count):
+                yield Pattern(f"times {name}")
+            if self.is_times(1 / count):
+                yield Pattern(f"over {name}")
+        if self.own is not None and len(self.axes) == 1 and self._is(self.wanted + self._one(self.own)):
+            yield Pattern("added to own")
+        if self.factors is not None:
+            yield from self._by_factors(self.factors)
+        if self.times is not None:
+            yield Pattern("scaled")
+        if self.factors is not None:
+            yield Pattern("unequal")
+        yield Pattern("unknown")
+
+    def _by_factors(self, factors: np.ndarray) -> Iterator[Pattern]:
         zero, known = is_zero(factors) | np.isnan(factors), factors[~np.isnan(factors)]
         if self.own is not None and np.delete(zero, self.own, axis=0).all():
-            yield "only own"
+            yield Pattern("only own", {"own_times": short(factors[self.own].ravel()[-1])})
         for axis, name in enumerate(self.axes[1:], 1):
             if zero.shape[axis] > 1 and np.delete(zero, -1, axis=axis).all():
-                yield f"only last {name}"
+                yield Pattern(f"only last {name}")
         for axis, name in enumerate(self.axes):
-            self.absent = self.absent_from(axis)
-            if self.absent:
-                yield f"missing {name}"
+            if absent := self.absent_from(axis):
+                yield Pattern(f"missing {name}", {"absent": listed(absent)})
         if np.ptp(self.wanted) > CLOSE and np.allclose(known, known[0], rtol=CLOSE):
-            yield "alike"
+            yield Pattern("alike")
 
-    def _words(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"other": self.other, "size": len(self.rows), "share": short(self.wanted[0])}
+    def _fields(self) -> dict[str, Any]:
+        """What any sentence may speak of."""
+        found: dict[str, Any] = {"size": len(self.rows), "share": short(self.wanted[0])}
         if self.times is not None:
             found["times"] = short(self.times)
         if self.factors is not None:
             known = self.factors[~np.isnan(self.factors)]
-            found |= {"weights": in_words(known), "lowest": short(known.min()), "highest": short(known.max()),
-                      "absent": listed(self.absent)}
-            if self.own is not None:
-                found["own_times"] = short(self.factors.reshape(self.shape[0], -1)[self.own, -1])
+            found |= {"weights": in_words(known), "lowest": short(known.min()), "highest": short(known.max())}
         return found
 
     def _one(self, place: int) -> np.ndarray:
@@ -170,24 +173,11 @@ class Attribution:
         return agree(self.got, other, self.rows, self.tolerance)
 
 
-def multiples(rows: Any, got: Any) -> np.ndarray | None:
-    """The factors f, shape (R,), with f @ rows = got, for `rows` (R, n) and `got` (n,); nan for a row of zeros.
-
-    None where there are no such factors, or where more than one set of them fits.
-    """
-    return Attribution(got, rows).factors
-
-
 def is_zero(factors: Any) -> np.ndarray:
-    """Which of these factors are 0 but for rounding: what they stand for is not in the sum."""
+    """Which of these factors are 0 up to rounding."""
     return np.isclose(factors, 0, atol=TOLERANCE)
 
 
 def in_words(factors: Any) -> str:
     """Factors in six digits, without what rounding leaves of a zero."""
     return listed(map(short, np.round(np.asarray(factors).ravel(), 9) + 0.0))
-
-
-def is_own(factors: np.ndarray, rank: int) -> bool:
-    """Whether a sum with these factors of the ranks' data is `rank`'s alone, once."""
-    return bool(np.allclose(factors, np.arange(len(factors)) == rank))

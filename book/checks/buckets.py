@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from book.checks.verdict import CheckFailed, require, short
+from book.checks.verdict import CheckFailed, refuse, require, short
 from book.cost import Link
 from book.replay import Replay, overlap
 from book.trace import Event, Trace
@@ -22,14 +22,14 @@ def bucket_layout(buckets: Sequence[Sequence[str]], sizes: Mapping[str, int], bu
         require(name in held, f"{name} is in no bucket: nobody will average its gradient")
     require(len(held) == len(wanted),
             f"{max(held, key=held.count)} is in more than one bucket, or an empty bucket is left over")
-    require(held == wanted or held != wanted[::-1], "your buckets go from the first parameter to the last: backward "
-            "makes the last one's gradient first, so the first bucket would be full only at the end")
+    refuse(held == wanted[::-1] != wanted, "your buckets go from the first parameter to the last: backward "
+           "makes the last one's gradient first, so the first bucket would be full only at the end")
     require(held == wanted, "the buckets don't hold the parameters in reverse order, from the last to the first")
     for place, bucket in enumerate(buckets):
         num_bytes, before_last = sum(sizes[name] for name in bucket), sum(sizes[name] for name in bucket[:-1])
         require(bucket, f"bucket {place} is empty")
-        require(num_bytes >= bucket_bytes or place == len(buckets) - 1,
-                f"bucket {place} was closed at {num_bytes} bytes, before it had reached {bucket_bytes}")
+        refuse(num_bytes < bucket_bytes and place < len(buckets) - 1,
+               f"bucket {place} was closed at {num_bytes} bytes, before it had reached {bucket_bytes}")
         require(before_last < bucket_bytes, f"bucket {place} had reached {bucket_bytes} bytes and got another "
                 f"parameter: it grew to {num_bytes}")
     return len(buckets)
@@ -45,8 +45,8 @@ def bucket_traffic(own: Trace, reference: Trace, num_buckets: int) -> tuple[int,
     sent, wanted = _all_reduces(own, 0), sum(event.num_bytes or 0 for event in _all_reduces(reference, 0))
     require(sent, "no all-reduce was issued after the first gradient was ready: does finish() belong to you?")
     num_bytes, num_gradients = sum(event.num_bytes or 0 for event in sent), len(_gradients(own, 0))
-    require(len(sent) != num_gradients or num_gradients <= num_buckets, f"one all-reduce for each of {num_gradients} "
-            "gradients: each pays the latency; send a bucket's gradients together, in one flat buffer")
+    refuse(len(sent) == num_gradients > num_buckets, f"one all-reduce for each of {num_gradients} "
+           "gradients: each pays the latency; send a bucket's gradients together, in one flat buffer")
     require(num_bytes == wanted, f"{short(num_bytes)} bytes are all-reduced, torch's DDP sends {short(wanted)}: each "
             "gradient goes once")
     require(len(sent) == num_buckets, f"{len(sent)} all-reduces for {num_buckets} buckets: one each")
@@ -65,11 +65,11 @@ def awaited(trace: Trace, op: str | None = None) -> None:
     for rank in range(trace.world_size):
         own = [event for event in trace.of_rank(rank) if event.kind == "collective" and op in (None, event.op)]
         lost = [number for number, event in enumerate(own) if event.end_s is None]
-        require(own or not op, f"rank {rank} issued no {(op or '').replace('_', '-')} at all: your hook was never "
-                "called, or no bucket was ever complete")
-        require(not lost, f"rank {rank} issued {len(own)} collectives and never waited for {len(lost)} of them, first "
-                f"for number {min(lost, default=0)}, counted from 0: a result may be used when its own wait() has "
-                "returned, and another's says nothing of it")
+        refuse(op and not own, f"rank {rank} issued no {(op or '').replace('_', '-')} at all: your hook was never "
+               "called, or no bucket was ever complete")
+        refuse(lost, f"rank {rank} issued {len(own)} collectives and never waited for {len(lost)} of them, first "
+               f"for number {min(lost, default=0)}, counted from 0: a result may be used when its own wait() has "
+               "returned, and another's says nothing of it")
 
 
 def num_sent_bytes(trace: Trace, want: float) -> float:
@@ -84,8 +84,8 @@ def num_sent_bytes(trace: Trace, want: float) -> float:
 def _check_overlap(rank: int, sent: Sequence[Event], ready: Sequence[Event]) -> None:
     end_s, needed = max(event.times_s[1] for event in ready), len(sent) - 1
     early = sum(event.start_s is not None and event.start_s < end_s for event in sent)
-    require(early or not needed, f"rank {rank} issued all its all-reduces after the last gradient was ready: nothing "
-            "runs beside backward; start a bucket's all-reduce in the hook of its last gradient")
+    refuse(needed and not early, f"rank {rank} issued all its all-reduces after the last gradient was ready: nothing "
+           "runs beside backward; start a bucket's all-reduce in the hook of its last gradient")
     require(early >= needed, f"rank {rank} issued {early} of {len(sent)} all-reduces before the last gradient was "
             f"ready, {needed} can be: start each as soon as its bucket is full")
 
@@ -96,8 +96,8 @@ def _check_hidden(trace: Trace) -> None:
         hidden_s = overlap(Replay(1e-9, Link(0, 1e9))(trace)).hidden_s
     except ValueError as error:
         raise CheckFailed(f"your backward can't be replayed: {error}") from None
-    require(hidden_s or len(_all_reduces(trace, 0)) <= 1, "each all-reduce is waited for in the hook: backward stands "
-            "still meanwhile. Start it with async_op=True there and wait in finish()")
+    refuse(len(_all_reduces(trace, 0)) > 1 and not hidden_s, "each all-reduce is waited for in the hook: backward "
+           "stands still meanwhile. Start it with async_op=True there and wait in finish()")
 
 
 def _gradients(trace: Trace, rank: int) -> list[Event]:

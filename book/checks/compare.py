@@ -1,8 +1,8 @@
 """L3: comparisons that checks share: of arrays, of dicts of them, of what ranks hold.
 
-Whatever comes may be a tensor, of any dtype, on any device, with or without a gradient, or an array, and is compared in
-float64. "But for rounding" means to one part in 10^9 of the largest element of a scale: sums in another order differ by
-about one in 10^15. States and gradients come as dicts, name -> tensor or array.
+Tensors may be of any dtype, on any device, with or without a gradient, or arrays; they are compared in float64. "Up to
+rounding" means to one part in 10^9 of the largest element of a scale: sums in another order differ by about one in
+10^15. States and gradients come as dicts, name -> tensor or array.
 """
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from book.checks.verdict import CheckFailed, finite, require
 
 TOLERANCE = 1e-9
 SIX_DIGITS = 1e-5  # what is left where numbers have been float32 on the way
+ROUNDED = "this is right to six digits only: has it been float32 on the way?"
+REDUCED = "only rank 0 holds {}: reduce gives the result to one rank, all_reduce to every rank"
 State = Mapping[str, Any]
 Gradients = Mapping[str, Any]  # None where there is no gradient
 
@@ -42,9 +44,9 @@ def magnitude(tensor: Any) -> float:
 
 
 def agree(got: Any, want: Any, scale: Any = None, tolerance: float = TOLERANCE) -> bool:
-    """Whether `got` is `want` but for rounding, relative to the largest element of `scale` (default: of `want`).
+    """Whether `got` equals `want` up to rounding, relative to the largest element of `scale` (default: of `want`).
 
-    Both are compared end to end: only their numbers of elements must be the same. None agrees with nothing.
+    Both are compared end to end: only their numbers of elements must be the same. None never agrees.
     """
     if got is None or (flat_got := flat(got)).shape != (flat_want := flat(want)).shape:
         return False
@@ -58,7 +60,7 @@ def identical(got: Any, want: Any) -> bool:
 
 
 def differing(one: State, other: State, scale: Any = None, tolerance: float = 0.0) -> list[str]:
-    """The names in `one`, in its order, under which `other` has something else.
+    """The names, in the order of `one`, whose arrays differ in `other`.
 
     They are compared to the last bit, or with a `tolerance`, relative to `scale`, as in `agree`.
     """
@@ -73,7 +75,7 @@ def times(got: Any, want: Any) -> float:
 
 
 def first_wrong(losses: Sequence[float] | np.ndarray, want: Sequence[float]) -> int | None:
-    """The first step whose loss is not that in `want`, but for rounding; None if all are."""
+    """The first step whose loss differs from that in `want` by more than rounding; None if there is none."""
     wrong = np.flatnonzero(~np.isclose(losses, want, rtol=TOLERANCE, atol=0))
     return int(wrong[0]) if len(wrong) else None
 
@@ -93,11 +95,9 @@ def held(rank: int, what: str, value: Any, shape: Sequence[int]) -> np.ndarray:
 
 
 def same(where: str, got: np.ndarray, want: np.ndarray, scale: np.ndarray, why: Callable[[], str]) -> None:
-    """`got` must be `want` but for rounding relative to the largest element of `scale`; else `why` says what it is."""
+    """`got` must equal `want` up to rounding, relative to the largest element of `scale`; else `why` says why."""
     if not agree(got, want, scale):
-        rounded = agree(got, want, scale, SIX_DIGITS)
-        said = "this is right to six digits only: has it been float32 on the way?" if rounded else why()
-        raise CheckFailed(f"{where}: {said}")
+        raise CheckFailed(f"{where}: {ROUNDED if agree(got, want, scale, SIX_DIGITS) else why()}")
 
 
 def furthest(arrays: Sequence[np.ndarray]) -> tuple[int, float]:
@@ -107,12 +107,12 @@ def furthest(arrays: Sequence[np.ndarray]) -> tuple[int, float]:
 
 
 def all_but_rank_0(wrong: Collection[int], num_ranks: int) -> bool:
-    """Whether the ranks in `wrong` are all others than rank 0, as where a reduce is in the place of an all-reduce."""
+    """Whether all ranks but rank 0 are wrong, as with a reduce in place of an all-reduce."""
     return set(wrong) == set(range(1, num_ranks))
 
 
 def num_given(values: Sequence[Any] | None) -> int:
-    """How many a rank returned, none where it returned None."""
+    """How many values a rank returned; 0 for None."""
     return 0 if values is None else len(values)
 
 

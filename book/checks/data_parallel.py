@@ -11,10 +11,10 @@ import numpy as np
 
 from book.checks.attribution import Attribution
 from book.checks.compare import (
-    SIX_DIGITS, TOLERANCE, Gradients, State, agree, all_but_rank_0, differing, first_wrong, flat, furthest, identical,
-    magnitude, num_given, times, whole,
+    REDUCED, SIX_DIGITS, TOLERANCE, Gradients, State, agree, all_but_rank_0, differing, first_wrong, flat, furthest,
+    identical, magnitude, num_given, times, whole,
 )
-from book.checks.verdict import CheckFailed, finite, listed, require, short
+from book.checks.verdict import CheckFailed, finite, listed, refuse, require, short
 from book.trace import Trace
 
 AVERAGED = {  # a gradient that should be the mean over ranks; "times left_out" where some ranks have no gradient
@@ -23,7 +23,6 @@ AVERAGED = {  # a gradient that should be the mean over ranks; "times left_out" 
     "times num_ranks": "your ranks hold the sum, DDP holds the mean",
     "over num_ranks": "the mean is divided by the number of ranks once more",
     "nothing": "this is 0: was the gradient cleared after it was averaged?",
-    "rounded": "the mean is right to six digits only: has it been float32 on the way?",
     "added to own": "the mean is added to the rank's own gradient: it must replace it",
     "only own": "this is {own_times} times the rank's own gradient, with nothing of the other ranks in it: was the "
                 "all-reduce waited for before its result was used?",
@@ -61,8 +60,8 @@ def averaged(before: Sequence[Gradients], after: Sequence[Gradients], frozen: Co
              hints: Mapping[float, str] = {}, tolerance: float = TOLERANCE) -> float:
     """Every rank must hold the mean over ranks of the gradients in `before`; a None there counts as zeros.
 
-    `frozen` names the parameters that must stay without a gradient. `hints` maps a factor to what to say when the
-    gradients are that many times the mean. `tolerance` is a share of a parameter's largest gradient. Returns the sum of
+    `frozen` names the parameters that must stay without a gradient. `hints` maps a factor to the message for gradients
+    that are that many times the mean. `tolerance` is a share of a parameter's largest gradient. Returns the sum of
     the mean's absolute values, which no rounding on the way changes.
     """
     require(len(before) == len(after), f"there are {len(before)} ranks, but {len(after)} results")
@@ -162,7 +161,7 @@ def _why_not_averaged(own: Mapping[str, np.ndarray], after: Sequence[Gradients],
             return (f"every rank holds rank {source}'s gradients: a broadcast hands out one rank's, all_reduce adds up "
                     "those of all")
     if all_but_rank_0({rank for rank, _ in faults}, len(after)):
-        return "only rank 0 holds the mean: reduce gives the result to one rank, all_reduce to every rank"
+        return REDUCED.format("the mean")
     rank = faults[0][0]
     name = max((n for r, n in faults if r == rank), key=lambda n: own[n].shape[1])  # the one that tells most
     return f"rank {rank}, {name}: {_why_no_mean(rank, name, own, after[rank][name], hints, tolerance)}"
@@ -273,13 +272,11 @@ def first_step(updates: Sequence[Any], gradients: Any, rows: Sequence[Sequence[i
                 "optimizer steps, gradients must have been averaged (is finish() called before?)")
     found = Attribution(updates[0], gradients, 1 / num_windows, axes=("windows",), counts={"num_ranks": num_ranks})
     if not found.is_right():
-        require(not agree(updates[0], gradients.mean(axis=0), gradients, SIX_DIGITS), "the first step is right to six "
-                "digits only: have the weights or the gradients been float32 on the way?")
         raise CheckFailed(f"the first step on {num_ranks} rank{'s' * (num_ranks > 1)} is not that of one process: "
                           + (_why_repeated(found, num_ranks) or found.explain(STEP)))
     num_rows = sum(map(sum, rows))
-    require(not rows or num_rows == num_windows, f"{num_ranks} ranks put {num_rows} windows through the model, the "
-            f"batch has {num_windows}: each rank takes its own share, and the gradients are averaged")
+    refuse(rows and num_rows != num_windows, f"{num_ranks} ranks put {num_rows} windows through the model, the "
+           f"batch has {num_windows}: each rank takes its own share, and the gradients are averaged")
     return float(np.linalg.norm(updates[0]))
 
 
@@ -306,7 +303,7 @@ def global_losses(losses: Sequence[Sequence[float]], windows: Any, expected: Seq
 
 
 def _why_repeated(found: Attribution, num_ranks: int) -> str:
-    """What to say where some windows count twice, as many as make the ranks' shares equal; "" if that is not so."""
+    """The message if as many windows count twice as make the ranks' shares equal; "" otherwise."""
     weights, num_windows = found.factors, len(found.rows)
     if weights is None or weights.min() <= 0:
         return ""
@@ -358,11 +355,11 @@ def _check_shares(epoch: int, shares: Sequence[Sequence[int]], num_examples: int
             raise CheckFailed(f"rank {rank} gets example {example} in epoch {epoch}: there are 0 to {num_examples - 1}")
     seen = np.bincount(np.concatenate([np.asarray(share, dtype=int) for share in shares]), minlength=num_examples)
     absent = np.flatnonzero(seen == 0)
-    require(len(shares) == 1 or any(len(set(share)) < num_examples for share in shares), f"in epoch {epoch} each rank "
-            f"takes all {num_examples} examples: the sampler cuts them into num_replicas shares and takes that of "
-            "rank; both are those of the group")
-    require(seen.max() > 1 or not len(absent), f"in epoch {epoch} example {listed(absent)} of 0 to {num_examples - 1} "
-            "is left out on every rank, and none comes twice: is a share cut short (drop_last, a slice)?")
+    refuse(len(shares) > 1 and all(len(set(share)) == num_examples for share in shares), f"in epoch {epoch} each rank "
+           f"takes all {num_examples} examples: the sampler cuts them into num_replicas shares and takes that of "
+           "rank; both are those of the group")
+    refuse(seen.max() == 1 and len(absent), f"in epoch {epoch} example {listed(absent)} of 0 to {num_examples - 1} "
+           "is left out on every rank, and none comes twice: is a share cut short (drop_last, a slice)?")
     require(seen.max() == 1, f"in epoch {epoch} example {seen.argmax()} comes {seen.max()} times and {len(absent)} of "
             f"{num_examples} not at all: all ranks must cut the same permutation, so seed and epoch must be the same "
             "on all")

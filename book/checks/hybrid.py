@@ -13,7 +13,7 @@ import numpy as np
 
 from book.checks.attribution import Attribution, in_words
 from book.checks.compare import Gradients, State, agree, dense, flat, magnitude, whole
-from book.checks.verdict import CheckFailed, finite, hint_for, listed, require, short, unmet
+from book.checks.verdict import CheckFailed, finite, hint_for, listed, refuse, require, short, unmet
 from book.mesh import Mesh
 
 Cuts = Mapping[str, int | None]
@@ -28,7 +28,6 @@ GRADIENT = {  # a gradient that should be the mean over the sequences of the bat
     "scaled": "it is {times} times what it should be{why_times}",
     "missing sequences": "{why_missing}",
     "unequal": "the sequences weigh between {lowest} and {highest}, and each should weigh 1/{size}",
-    "rounded": "it is right to six digits only: has it been float32 on the way?",
     "unknown": "{why_mixed}"}
 TIMES = {
     "times num_micro_batches": "the gradients of the micro-batches add up, and each is that of a mean: scale each loss "
@@ -56,9 +55,9 @@ def drawn_alike(outputs: Sequence[Any], mesh: Mesh) -> None:
         if getattr(output, "shape", None) != getattr(outputs[first], "shape", 0):
             return
         zeros = int(((dense(output) == 0) != (dense(outputs[first]) == 0)).sum())
-        require(not zeros, f"ranks {first} and {rank} of one tp group have zeros in {zeros} different places of their "
-                "outputs: each has drawn a dropout of its own. What is whole on all ranks of tp takes one mask, or the "
-                "weights that they hold alike drift apart; and here none is asked for")
+        refuse(zeros, f"ranks {first} and {rank} of one tp group have zeros in {zeros} different places of their "
+               "outputs: each has drawn a dropout of its own. What is whole on all ranks of tp takes one mask, or the "
+               "weights that they hold alike drift apart; and here none is asked for")
 
 
 def parts_on_mesh(held: Sequence[State], drawn: Sequence[State], mesh: Mesh, layout: Cuts) -> None:
@@ -111,7 +110,7 @@ def mesh_gradients(found: Sequence[Gradients | None], single: Sequence[Gradients
 
 
 class _Step:
-    """What one step left on the ranks, and what it could have been."""
+    """The gradients that one step left on the ranks, and what they could have been."""
 
     def __init__(self, found: Sequence[Gradients], single: Sequence[Gradients], mesh: Mesh, layout: Cuts,
                  num_micro_batches: int) -> None:
@@ -146,15 +145,15 @@ class _Step:
                 "hold the same parameters on other sequences are those of its dp group; average over them")
 
     def _why_times(self, rank: int, one: Attribution, only_whole: bool) -> str:
-        """What it means that a gradient is so many times the right one."""
+        """Why a gradient is so many times the right one."""
         if only_whole and one.is_times(self.counts["tp"]):
             return (". What is not cut is whole on every rank of tp, and so is its gradient: the way back into the cut "
                     "layers has summed it already")
-        fits = [TIMES[pattern].format(**self.counts) for pattern in one.patterns() if pattern in TIMES]
+        fits = [TIMES[name].format(**self.counts) for name, _ in one.patterns() if name in TIMES]
         return ": " + ("; or ".join(fits[:2]) or self._drift(rank) or "by what is it scaled, and how often?")
 
     def _drift(self, rank: int) -> str:
-        """What to say where the ranks of tp scale what they hold alike by different factors; nothing if they don't."""
+        """The message if the ranks of tp scale equal gradients by different factors; "" otherwise."""
         group = self.mesh.group_of(rank, "tp")
         found = [self._attributed(other, list(self.found[other])).times for other in group]
         factors = [np.nan if factor is None else factor for factor in found]
@@ -164,8 +163,8 @@ class _Step:
                 "alike, such as the norms', drift apart: has each clipped by the norm of its own part?")
 
     def _why_mixed(self, rank: int, wrong: Sequence[str]) -> str:
-        """Ranks whose gradients differ in meaning were added up: find the axes over which."""
-        # A sum over tp tells nothing of what is not cut: there all its ranks have the same.
+        """Find the axes over which gradients of different parameters were added up."""
+        # Parameters that are not cut do not show a sum over tp: all its ranks have the same.
         split = [name for name in wrong if self.layout[name] is not None]
         name = max(split or wrong, key=lambda name: flat(self.found[rank][name]).size)
         for axes in (axes for size in (1, 2, 3) for axes in combinations(self.mesh.axes, size) if axes != ("dp",)):
@@ -179,7 +178,7 @@ class _Step:
                 "same share?")
 
     def _added(self, rank: int, name: str, axes: tuple[str, ...]) -> np.ndarray | None:
-        """What the ranks along these axes have of a parameter before anything is averaged, added up."""
+        """The sum, along these axes, of what each rank has of a parameter before anything is averaged."""
         shares = np.array_split(np.arange(len(self.single)), self.mesh.size("dp"))
         parts, size = [], flat(self.found[rank][name]).size
         for other in self.mesh.group_of(rank, *axes):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from book.checks.compare import Gradients, State, agree, first_wrong, flat, identical
-from book.checks.verdict import CheckFailed, hint_for, number, require, short
+from book.checks.verdict import CheckFailed, hint_for, number, refuse, require, short
 from book.mesh import Mesh
 
 TORCH_HINTS = {  # what an error of torch's own parts says, and what to look at
@@ -28,8 +28,8 @@ TORCH_HINTS = {  # what an error of torch's own parts says, and what to look at
 def calls_into(places: Sequence[str]) -> Iterator[set[str]]:
     """Note which of these places, parts of file names, have a function called in this block, in this thread.
 
-    What has been imported before does not count, only what runs. An error in the block is raised as that of a call into
-    these places where there was one: what is not built by hand may fail before it is looked at.
+    Imports do not count, only calls. If the block raises an error after such a call, the call is reported instead: code
+    that is not built by hand may fail before the check.
     """
     found: set[str] = set()
     before = sys.getprofile()
@@ -50,7 +50,7 @@ def calls_into(places: Sequence[str]) -> Iterator[set[str]]:
 
 
 def by_hand(called: Sequence[set[str]]) -> None:
-    """`called` has by rank what `calls_into` found: nothing, or it was not built by hand."""
+    """`called`, by rank what `calls_into` found, must be empty."""
     for rank, own in enumerate(called):
         _refuse(f"rank {rank}", own)
 
@@ -78,10 +78,10 @@ def first_losses(losses: Sequence[Any], sequences: Sequence[float], mesh: Mesh, 
     last, dp = mesh.size("pp") - 1, mesh.size("dp")
     for rank, loss in enumerate(losses):
         stage = mesh.coordinates(rank)["pp"]
-        require(stage == last or loss is None,
-                f"rank {rank}, of stage {stage}, returns {loss!r}: the last stage alone knows the loss")
-        require(stage < last or loss is not None,
-                f"rank {rank}, of the last stage, returns no loss: step returns what the pipeline gives")
+        refuse(stage < last and loss is not None,
+               f"rank {rank}, of stage {stage}, returns {loss!r}: the last stage alone knows the loss")
+        refuse(stage == last and loss is None,
+               f"rank {rank}, of the last stage, returns no loss: step returns what the pipeline gives")
     for rank, loss in ((rank, float(loss)) for rank, loss in enumerate(losses) if loss is not None):
         first = mesh.group_of(rank, "tp")[0]
         require(np.isclose(loss, float(losses[first]), rtol=1e-9), f"ranks {first} and {rank} of one tp group have "
@@ -95,14 +95,14 @@ def first_losses(losses: Sequence[Any], sequences: Sequence[float], mesh: Mesh, 
         *((float(np.mean(share)), f"it is the loss of share {place} alone: each replica takes one of its own")
           for place, share in enumerate(np.array_split(sequences, dp)) if dp > 1),
         (mean / dp, "it is divided by the number of replicas: return the mean over the share")])
-    require(dp == 1 or np.ptp(sequences) == 0 or not np.allclose(replicas, mean, rtol=1e-9, atol=0), "every replica "
-            f"returns the loss {short(mean)} in step 0: that is the mean over the replicas, and each returns the mean "
-            "over its own share")
+    refuse(dp > 1 and np.ptp(sequences) > 0 and np.allclose(replicas, mean, rtol=1e-9, atol=0), "every replica "
+           f"returns the loss {short(mean)} in step 0: that is the mean over the replicas, and each returns the mean "
+           "over its own share")
 
 
 def moved(before: Sequence[State], after: Sequence[State], gradients: Sequence[Gradients],
           learning_rate: float) -> None:
-    """The first step of SGD must have moved every weight along the gradient that it found."""
+    """The first step of SGD must have moved every weight along its gradient."""
     for rank, (start, end) in enumerate(zip(before, after)):
         require(any(not identical(start[name], end[name]) for name in start), f"the gradients are right, but rank "
                 f"{rank}'s weights have not moved: which parameters was the optimizer given? Cutting makes new ones")
@@ -166,11 +166,11 @@ def placements(placed: Sequence[Mapping[str, tuple[Any, ...]]], layout: Mapping[
         dim = layout[name]
         require(where, f"rank {rank}'s {name} is an ordinary tensor: fully_shard the part too, after its blocks, and "
                 "what is left of it is sharded over dp")
-        require(dim is None or len(where) > 1, f"rank {rank}'s {name} has one placement, {where[0]}: it is cut over tp "
-                "by parallelize_module, if the plan names its layer, and then over dp by fully_shard")
-        require(dim is None or (where[-1].is_shard() and where[-1].dim == dim), f"rank {rank}'s {name} is placed as "
-                f"{where[-1]} over tp, and should be cut along dim {dim}: q, k, v and up by columns, out and down by "
-                "rows")
+        refuse(dim is not None and len(where) < 2, f"rank {rank}'s {name} has one placement, {where[0]}: it is cut "
+               "over tp by parallelize_module, if the plan names its layer, and then over dp by fully_shard")
+        refuse(dim is not None and not (where[-1].is_shard() and where[-1].dim == dim), f"rank {rank}'s {name} is "
+               f"placed as {where[-1]} over tp, and should be cut along dim {dim}: q, k, v and up by columns, out and "
+               "down by rows")
 
 
 def saved(folder: str) -> None:

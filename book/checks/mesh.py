@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
-from book.checks.verdict import CheckFailed, equal, listed, require, short
-from book.mesh import Mesh
+from book.checks.verdict import CheckFailed, equal, listed, refuse, require, short
+from book.mesh import AXES, Mesh
 from book.trace import Trace
 
 Message = tuple[str, int, int, float]  # axis, src, dst, bytes
@@ -31,13 +31,13 @@ def groups_of_axis(axis: str, answer: Any, mesh: Mesh) -> int:
     got, want = sorted(tuple(group) for group in answer), sorted(mesh.groups(axis))
     if got == want:
         return len(want)
-    require(sorted(tuple(sorted(group)) for group in got) != want,
-            f"{where}: the groups have the right ranks, but not in the order of their {axis} coordinates")
+    refuse(sorted(tuple(sorted(group)) for group in got) == want,
+           f"{where}: the groups have the right ranks, but not in the order of their {axis} coordinates")
     for other in mesh.axes:
-        require(other == axis or got != sorted(mesh.groups(other)), f"{where} gives the groups of {other}: the ranks "
-                f"of a group differ in their {axis} coordinate, and agree in all others")
-    require(not got or not set(got) < set(want), f"{where} gives {len(got)} of {len(want)} groups: all of them are "
-            "asked for, not only those that some rank is in")
+        refuse(other != axis and got == sorted(mesh.groups(other)), f"{where} gives the groups of {other}: the ranks "
+               f"of a group differ in their {axis} coordinate, and agree in all others")
+    refuse(got and set(got) < set(want), f"{where} gives {len(got)} of {len(want)} groups: all of them are "
+           "asked for, not only those that some rank is in")
     ranks = sorted(rank for group in got for rank in group)
     require(ranks == list(range(mesh.world_size)), f"{where}: every rank from 0 to {mesh.world_size - 1} is in exactly "
             f"one group, you list {listed(ranks) or 'none'}")
@@ -56,13 +56,13 @@ def same_group(asked: Sequence[Sequence[int] | None]) -> None:
         require(name == names[0], f"rank 0 makes the group of {names[0]} while rank {rank} makes that of {name}: {why}")
 
 
-def all_axes(groups: Any, axes: Sequence[str] = ("pp", "dp", "tp")) -> None:
+def all_axes(groups: Any) -> None:
     """`make_groups` must return a dict with a group for each axis."""
     require(isinstance(groups, Mapping),
             f"make_groups must return a dict, axis -> this rank's group, not {type(groups).__name__}")
-    for axis in axes:
+    for axis in AXES:
         require(groups.get(axis) is not None, f"this rank has no group for {axis!r}: new_group gives one to the "
-                f"members; keep that of {', '.join(axes)}, where there is one rank alone too")
+                f"members; keep that of {', '.join(AXES)}, where there is one rank alone too")
 
 
 def members(found: Sequence[Mapping[str, Sequence[int]]], mesh: Mesh) -> None:
@@ -71,7 +71,7 @@ def members(found: Sequence[Mapping[str, Sequence[int]]], mesh: Mesh) -> None:
         own, want = list(found[rank][axis]), list(mesh.group_of(rank, axis))
         require(own, f"rank {rank} keeps a group of {axis} that it is not in: keep the one whose ranks have it among "
                 "them")
-        require(own == want or sorted(own) != want, f"rank {rank}'s group of {axis} has the order {listed(own)}")
+        refuse(own != want and sorted(own) == want, f"rank {rank}'s group of {axis} has the order {listed(own)}")
         if own != want:
             raise CheckFailed(f"rank {rank}'s group of {axis} is ranks {listed(own)}, that is "
                               f"{'+'.join(mesh.axis_of(own) or ('no axis',))}: {axis} has ranks {listed(want)}")
@@ -81,8 +81,8 @@ def within_groups(trace: Trace, mesh: Mesh, axis: str) -> None:
     """Every collective of the run but a barrier must be over the group that its rank has on this axis."""
     for event in trace.of_kind("collective"):
         group, want = tuple(sorted(event.group or ())), mesh.group_of(event.rank, axis)
-        require(event.op == "barrier" or group == want, f"rank {event.rank} calls {event.op} over ranks "
-                f"{listed(group)}: its {axis} group is ranks {listed(want)}; give the group to what sends")
+        refuse(event.op != "barrier" and group != want, f"rank {event.rank} calls {event.op} over ranks "
+               f"{listed(group)}: its {axis} group is ranks {listed(want)}; give the group to what sends")
 
 
 def own_pipeline(ranks: Sequence[int], embeds: bool, predicts: bool, rank: int) -> None:

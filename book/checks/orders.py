@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from book.checks.verdict import CheckFailed, number, require, short
+from book.checks.verdict import CheckFailed, number, refuse, require, short
 from book.cost import pipeline_bubble
 from book.pipelines import one_f_one_b
 from book.replay import bubble, pipeline_order
@@ -22,8 +22,8 @@ def gpipe_order(trace: Trace, num_stages: int, num_micro_batches: int) -> Pipeli
     order = _complete(trace, num_stages, num_micro_batches)
     for rank in range(num_stages):
         for action in order.of_rank(rank)[_warm_up(order, rank):]:
-            require(action.kind != "F", f"rank {rank} runs {action} after its first backward: GPipe runs all forwards "
-                    "first")
+            refuse(action.kind == "F", f"rank {rank} runs {action} after its first backward: GPipe runs all forwards "
+                   "first")
     return order
 
 
@@ -31,8 +31,8 @@ def one_f_one_b_order(trace: Trace, num_stages: int, num_micro_batches: int) -> 
     """Every rank must have run the order of 1F1B. Returns it."""
     order, wanted = _complete(trace, num_stages, num_micro_batches), one_f_one_b(num_stages, num_micro_batches)
     warm_ups, right = ([_warm_up(one, rank) for rank in range(num_stages)] for one in (order, wanted))
-    require(set(warm_ups) != {num_micro_batches} or set(right) == {num_micro_batches}, "this is GPipe: every rank runs "
-            f"all {num_micro_batches} forwards before its first backward and keeps all their activations")
+    refuse(set(warm_ups) == {num_micro_batches} != set(right), "this is GPipe: every rank runs "
+           f"all {num_micro_batches} forwards before its first backward and keeps all their activations")
     for rank, (got, want) in enumerate(zip(warm_ups, right)):
         if got < want:
             share, best = (short(bubble(simulate_pipeline(one, 1.0, 2.0)).share) for one in (order, wanted))
@@ -48,7 +48,7 @@ def one_f_one_b_order(trace: Trace, num_stages: int, num_micro_batches: int) -> 
 
 
 def activations_kept(peaks: Sequence[float], order: PipelineSchedule) -> float:
-    """What ranks really kept at most, in micro-batches, must be what the order has in flight. Returns their sum."""
+    """The most that ranks kept, in micro-batches, must be what the order has in flight. Returns the sum of `peaks`."""
     for rank, (got, want) in enumerate(zip(peaks, order.peak_in_flight())):
         require(got <= want + 0.01, f"rank {rank} has the right order, and keeps the activations of {short(got)} "
                 f"micro-batches where {want} are in flight: what is kept after its backward (retain_graph, a reference "
@@ -111,7 +111,7 @@ def predicted_pipeline(got: Any, num_stages: int, num_micro_batches: int) -> flo
 
 
 def where_stuck(trace: Trace | None, num_stages: int, num_micro_batches: int) -> str:
-    """Where the ranks of a 1F1B that hung have left its order, in words.
+    """Where the ranks of a run that hung departed from the order of 1F1B, in words.
 
     A rank that begins an action leaves an event with the `op` "begin F" or "begin B".
     """

@@ -13,7 +13,7 @@ from book.checks.attribution import Attribution, in_words
 from book.checks.compare import (
     TOLERANCE, Gradients, State, agree, differing, flat, identical, magnitude, num_given, whole,
 )
-from book.checks.verdict import CheckFailed, finite, listed, number, require, unmet
+from book.checks.verdict import CheckFailed, finite, listed, number, refuse, require, unmet
 
 GRADIENT = {  # a stage's gradient, which should be a weighted sum over the micro-batches, or what else {what} is
     "nothing": "stage {stage}: its gradients are 0: were they cleared at the end?",
@@ -73,21 +73,21 @@ def same_outputs(got: Any, expected: Any) -> float:
 
 # A step
 
-def micro_batch_losses(got: Any, expected: Sequence[float], scale: float = 0.5) -> None:
-    """The last stage must have one loss for each micro-batch, those of one process, in which `scale` is already."""
+def micro_batch_losses(got: Any, expected: Sequence[float]) -> None:
+    """The last stage must have one loss for each micro-batch, as in one process; `expected` are scaled by 0.5."""
     require(num_given(got) == len(expected), f"the last stage has {num_given(got)} losses, one for each micro-batch "
             f"would be {len(expected)}: append each to self.losses")
     for m, (loss, wanted) in enumerate(zip(got, expected)):
         number(f"the loss of micro-batch {m}", loss, wanted, [
-            (wanted / scale, "it is not times self.scale"),
+            (2 * wanted, "it is not times self.scale"),
             (expected[(m + 1) % len(expected)], "it is that of another micro-batch")])
 
 
 def nothing_kept(counts: Sequence[int]) -> None:
     """`counts` has by stage for how many micro-batches it still keeps something when all backwards are done: none."""
     for stage, count in enumerate(counts):
-        require(not count, f"stage {stage} still has {count} of its micro-batches in self.kept when their backwards "
-                "are done: backward(m) must drop what it used, as self.kept.pop(m) does")
+        refuse(count, f"stage {stage} still has {count} of its micro-batches in self.kept when their backwards "
+               "are done: backward(m) must drop what it used, as self.kept.pop(m) does")
 
 
 def batch_loss(got: Any, losses: Sequence[float], counts: Sequence[int] = ()) -> float:
@@ -155,8 +155,8 @@ def remote_failure(message: str) -> str:
 def rows_in_calls(rows: Sequence[Sequence[int]], wanted: Sequence[int]) -> None:
     """`rows` has for each stage how many sequences each of its calls in one step brought: the micro-batches' sizes."""
     for stage, own in enumerate(rows):
-        require(list(own) != [sum(wanted)] or len(wanted) == 1,
-                f"stage {stage} gets the whole batch in one call: cut it into {len(wanted)} micro-batches")
+        refuse(list(own) == [sum(wanted)] and len(wanted) > 1,
+               f"stage {stage} gets the whole batch in one call: cut it into {len(wanted)} micro-batches")
         require(sorted(own) == sorted(wanted), f"in one step the calls of stage {stage} bring {listed(own) or 'no'} "
                 f"sequences, the {len(wanted)} micro-batches have {listed(wanted)}")
 
@@ -244,8 +244,8 @@ def same_replicas(held: Sequence[State], starts: Sequence[State], num_replicas: 
         require(set(own) == set(held[root]), f"{place} holds other parameters than rank {root}, which has that stage "
                 "of replica 0: rank = stage * num_replicas + replica")
         for name in differing(own, starts[root]):
-            require(not identical(own[name], starts[rank][name]), f"{place} starts with its own {name} and rank {root} "
-                    "with another: averaged gradients keep replicas together only if they start together")
+            refuse(identical(own[name], starts[rank][name]), f"{place} starts with its own {name} and rank {root} "
+                   "with another: averaged gradients keep replicas together only if they start together")
             raise CheckFailed(f"{place} has a {name} that is not rank {root}'s: hand out replica 0's weights, to the "
                               "ranks with the same stage")
 

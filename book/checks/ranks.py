@@ -13,11 +13,18 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution, in_words, is_zero
-from book.checks.compare import agree, all_but_rank_0, before_and_after, buffers_of
+from book.checks.compare import REDUCED, agree, all_but_rank_0, before_and_after, buffers_of
 from book.checks.ring import point_to_point
-from book.checks.verdict import CheckFailed, listed, require, short
+from book.checks.verdict import CheckFailed, listed, refuse, require, short
 from book.trace import Trace
 
+BROADCAST = {  # a buffer that should be the root's
+    "nothing": "holds zeros: was `buffer` filled from a receive that had not been waited for?",
+    "own": "still holds its own data: does it receive, into `buffer` itself and no other tensor, and is the receive "
+           "waited for?",
+    "other": "holds rank {other}'s data: the root is rank {root}, and nobody else's data may travel",
+    "added to own": "holds its own data plus the root's: a broadcast replaces, it does not add",
+    "unknown": "holds something that is no rank's data"}
 GATHERED = {  # a row that should be that of rank `source`
     "nothing": "row {source} is all zeros: is there a receive from rank {source}, kept and waited for?",
     "other": "row {source} holds rank {other}'s numbers: what comes from rank s belongs in row s",
@@ -54,13 +61,18 @@ def broadcast(before: Sequence[Any], after: Sequence[Any], root: int) -> int:
     require(after.shape == before.shape,
             f"the buffers had {before.shape[1]} elements and now have {after.shape[1]}: work in place")
     for other in set(range(len(before))) - {root}:
-        require((after != before[other]).any(), f"every rank holds rank {other}'s data, but the root is rank {root}: "
-                "it is an argument, and any rank can be it")
+        refuse((after == before[other]).all(), f"every rank holds rank {other}'s data, but the root is rank {root}: "
+               "it is an argument, and any rank can be it")
     require((after[root] == before[root]).all(),
             f"rank {root} is the root, and its buffer has changed: a root only sends")
     for rank, buffer in enumerate(after):
-        if not np.array_equal(buffer, before[root]):
-            raise CheckFailed(f"rank {rank} {_why_not_the_roots(rank, root, before, buffer)}")
+        arrived = buffer == before[root]
+        if arrived.all():
+            continue
+        refuse(arrived.any() and set(buffer) <= {*before[root], *before[rank]}, f"rank {rank} holds the root's data in "
+               f"{arrived.sum()} of {buffer.size} places: the whole buffer must come")
+        found = Attribution(buffer, before, np.arange(len(before)) == root, rank)
+        raise CheckFailed(f"rank {rank} " + found.explain(BROADCAST, root=root))
     return round(before[root].sum())
 
 
@@ -92,10 +104,10 @@ def all_gather_rows(before: Sequence[Any], after: Sequence[Any]) -> int:
     right = (after == before).all(axis=(1, 2))
     if right.all():
         return round(before.sum())
-    require(not right[0] or right[1:].any() or after[1:].any(),
-            "only rank 0 has the rows: that is a gather; in an all-gather every rank gets them")
-    require(len(before) == 1 or (after[:, 0] != before).any(), "every rank has its own numbers in row 0: the rows are "
-            "in the order in which you handled them, and belong in the order of the ranks")
+    refuse(right[0] and not right[1:].any() and not after[1:].any(),
+           "only rank 0 has the rows: that is a gather; in an all-gather every rank gets them")
+    refuse(len(before) > 1 and (after[:, 0] == before).all(), "every rank has its own numbers in row 0: the rows are "
+           "in the order in which you handled them, and belong in the order of the ranks")
     rank = int(np.argmin(right))
     raise CheckFailed(f"rank {rank}: {_why_not_gathered(rank, before, after[rank])}")
 
@@ -141,23 +153,6 @@ def _owner(buffer: np.ndarray, before: np.ndarray) -> int | None:
     return next((rank for rank, own in enumerate(before) if np.array_equal(own, buffer)), None)
 
 
-def _why_not_the_roots(rank: int, root: int, before: np.ndarray, buffer: np.ndarray) -> str:
-    if not buffer.any():
-        return "holds zeros: was `buffer` filled from a receive that had not been waited for?"
-    owner = _owner(buffer, before)
-    if owner == rank:
-        return ("still holds its own data: does it receive, into `buffer` itself and no other tensor, and is the "
-                "receive waited for?")
-    if owner is not None:
-        return f"holds rank {owner}'s data: the root is rank {root}, and nobody else's data may travel"
-    arrived = int((buffer == before[root]).sum())
-    if arrived and set(buffer) <= {*before[root], *before[rank]}:
-        return f"holds the root's data in {arrived} of {buffer.size} places: the whole buffer must come"
-    if np.array_equal(buffer, before[rank] + before[root]):
-        return "holds its own data plus the root's: a broadcast replaces, it does not add"
-    return "holds something that is no rank's data"
-
-
 def _why_not_gathered(rank: int, before: np.ndarray, rows: np.ndarray) -> str:
     if not rows.any():
         return ("`out` is as it was, all zeros: fill the tensor that you were given (out[s] = ... does, out = ... "
@@ -171,7 +166,7 @@ def _why_not_gathered(rank: int, before: np.ndarray, rows: np.ndarray) -> str:
     source = next(place for place, owner in enumerate(owners) if owner != place)
     if not rows[source].any() and source == rank:
         return f"row {rank}, its own, is all zeros: nobody sends you that, copy `mine` there"
-    return Attribution(rows[source], before).explain(GATHERED, source=source)
+    return Attribution(rows[source], before, np.arange(len(rows)) == source).explain(GATHERED, source=source)
 
 
 def _why_not_exchanged(rank: int, source: int, before: np.ndarray, after: np.ndarray) -> str:
@@ -203,15 +198,19 @@ def on_grid(before: Sequence[Sequence[Any]], after: Sequence[Sequence[Any]], col
     Afterwards `partial` must be the sum over its row, `gradient` the mean over its column, and `batch` that of the
     first rank in its row. Returns the sum of all ranks' `partial` and `batch`.
     """
-    total = 0.0
-    for name, own, now in zip(("partial", "gradient", "batch"), zip(*before), zip(*after)):
+    ranks, total = np.arange(len(before)), 0.0
+    same_row = np.equal.outer(ranks // columns, ranks // columns)
+    same_column = np.equal.outer(ranks % columns, ranks % columns)
+    wanted = {"partial": same_row, "gradient": same_column * columns / len(ranks),
+              "batch": np.equal.outer(ranks // columns * columns, ranks)}
+    for name, own, now in zip(wanted, zip(*before), zip(*after)):
         rows, got = before_and_after(own, now)
-        found = [Attribution(tensor, rows, _wanted_on_grid(name, rank, len(rows), columns), rank)
-                 for rank, tensor in enumerate(got)]
+        found = [Attribution(tensor, rows, wanted[name][rank], rank) for rank, tensor in enumerate(got)]
         right = np.array([one.is_right() for one in found])
         if not right.all():
-            raise CheckFailed(_why_reduced(name, columns, right) or
-                              _why_not_on_grid(name, found[int(np.argmin(right))], columns))
+            rank = int(np.argmin(right))
+            sets = {"its row": same_row[rank], "its column": same_column[rank], "all ranks": ranks >= 0}
+            raise CheckFailed(_why_reduced(name, columns, right) or _why_not_on_grid(name, rank, found[rank], sets))
         total += got.sum() if name != "gradient" else 0
     return round(total)
 
@@ -241,14 +240,13 @@ def summed_metrics(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[
               if not agree(now[rank], theirs.sum(axis=0), theirs)]
     if not faults:
         return round(sum(theirs.sum() for theirs in rows.values()))
-    require(not all_but_rank_0({rank for rank, _ in faults}, len(before)),
-            "only rank 0 holds the sums: reduce gives them to one rank, all_reduce to every rank")
+    refuse(all_but_rank_0({rank for rank, _ in faults}, len(before)), REDUCED.format("the sums"))
     for name, (theirs, now) in held.items():
-        require((now != theirs).any(), f"{name!r} is on every rank as it was before: is it all-reduced, waited for, "
-                "and in the dict that was given?")
+        refuse((now == theirs).all(), f"{name!r} is on every rank as it was before: is it all-reduced, waited for, "
+               "and in the dict that was given?")
         for rank, numbers in enumerate(theirs):
-            require((now != numbers).any(),
-                    f"{name!r} is on every rank what rank {rank} had: a broadcast copies, it does not add")
+            refuse((now == numbers).all(),
+                   f"{name!r} is on every rank what rank {rank} had: a broadcast copies, it does not add")
     rank, name = min(faults)
     fault = _why_not_summed(rank, name, rows, held[name][1][rank])
     if trace is not None and "barrier" in {event.op for event in trace.of_kind("collective")}:
@@ -266,27 +264,16 @@ def sample_mean(before: Sequence[Any], after: Sequence[Any], num_samples: Sequen
     wrong = [rank for rank in range(len(rows)) if not agree(got[rank], mean, rows)]
     if not wrong:
         return float(got[0].sum())
-    require(not all_but_rank_0(wrong, len(rows)),
-            "only rank 0 holds the mean: reduce gives the result to one rank, all_reduce to every rank")
+    refuse(all_but_rank_0(wrong, len(rows)), REDUCED.format("the mean"))
     rank = wrong[0]
-    require(not np.isnan(got[rank]).any(),
-            f"rank {rank} holds nan: was zero divided by zero, on a rank without samples?")
-    require(counts[rank] or got[rank].any(), f"rank {rank} had no samples and holds zeros: it needs the mean as much "
-            "as the others, or its weights will drift away from theirs")
-    fault = Attribution(got[rank], rows, own=rank if counts[rank] else None).explain(
+    refuse(np.isnan(got[rank]).any(),
+           f"rank {rank} holds nan: was zero divided by zero, on a rank without samples?")
+    refuse(not counts[rank] and not got[rank].any(), f"rank {rank} had no samples and holds zeros: it needs the mean "
+           "as much as the others, or its weights will drift away from theirs")
+    fault = Attribution(got[rank], rows, 1 / counts.sum(), rank if counts[rank] else None).explain(
         MEANS, _wrong_means(counts, rank), ranks=listed(np.flatnonzero(counts)), total=short(counts.sum()),
         alone=": this rank alone is wrong" * (len(wrong) == 1))
     raise CheckFailed(f"rank {rank} {fault}")
-
-
-def _wanted_on_grid(name: str, rank: int, num_ranks: int, columns: int) -> np.ndarray:
-    """How much of each rank's data rank `rank` must hold, shape (R,)."""
-    ranks = np.arange(num_ranks)
-    if name == "partial":
-        return (ranks // columns == rank // columns).astype(float)
-    if name == "gradient":
-        return (ranks % columns == rank % columns) * columns / num_ranks
-    return (ranks == rank // columns * columns).astype(float)
 
 
 def _why_reduced(name: str, columns: int, right: np.ndarray) -> str:
@@ -299,16 +286,13 @@ def _why_reduced(name: str, columns: int, right: np.ndarray) -> str:
             "the result to one rank, all_reduce to every rank")
 
 
-def _why_not_on_grid(name: str, found: Attribution, columns: int) -> str:
-    head, rank = f"rank {found.own}'s `{name}`", found.own or 0
+def _why_not_on_grid(name: str, rank: int, found: Attribution, sets: Mapping[str, np.ndarray]) -> str:
+    head = f"rank {rank}'s `{name}`"
     if found.factors is None:
         return (f"{head} is made of something else than the ranks' `{name}`s: is each given to its own collective, and "
                 "with async_op=True waited for before it is used?")
-    ranks = np.arange(len(found.factors))
-    sets = {"its row": ranks // columns == rank // columns, "its column": ranks % columns == rank % columns,
-            "all ranks": ranks >= 0}
     (held, over), (right, over_right) = _described(found.factors, sets), _described(found.wanted, sets)
-    if "own" in found.patterns():
+    if any(pattern.name == "own" for pattern in found.patterns()):
         return (f"{head} is as it was before, and must be {right}: does the rank take part, in a group that it belongs "
                 "to, and in place? With async_op=True, does it wait?")
     hint = "; without a group=... the collective takes in the whole world" if over == "all ranks" else ""

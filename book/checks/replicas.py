@@ -14,7 +14,7 @@ import numpy as np
 
 from book.checks.attribution import Attribution, is_zero
 from book.checks.compare import Gradients, flat, magnitude, whole
-from book.checks.verdict import CheckFailed, finite, listed, number, require
+from book.checks.verdict import CheckFailed, finite, listed, number, refuse, require
 
 GRADIENT = {  # the module's gradient, which should be the mean over the examples
     "nothing": "the module's gradients are zero: the replicas' are on the copies; add them up in the module",
@@ -65,9 +65,9 @@ class Meeting:
         later = sum(other.examples > visit.examples for other in self.visits)
         time.sleep(0.03 * later)
 
-    def shares(self) -> list[list[int]]:
-        """The examples of the forwards, in the order of their first."""
-        return sorted(list(visit.examples) for visit in self.visits)
+    def in_order(self) -> list[Visit]:
+        """The forwards by their first examples."""
+        return sorted(self.visits, key=lambda visit: visit.examples)
 
     def check(self, num_examples: int) -> None:
         """Each example must have been in one of `num_replicas` threads that run at once, with weights of their own."""
@@ -77,15 +77,16 @@ class Meeting:
         require(len(self.visits) == self.num_replicas, f"{len(self.visits)} forwards ran for {self.num_replicas} "
                 "replicas: one each, please (split(n) cuts pieces of n examples, tensor_split(n) cuts into n pieces)")
         require(self.complete, "the replicas ran one after another: start every thread before you join the first")
-        seen = np.bincount(np.concatenate(self.shares()).astype(int), minlength=num_examples)
+        examples = [example for visit in self.visits for example in visit.examples]
+        seen = np.bincount(np.array(examples, dtype=int), minlength=num_examples)
         require(seen.all(), f"example {listed(np.flatnonzero(seen == 0))} of 0 to {num_examples - 1} went to no "
                 "replica: shares need not be equal (chunk and tensor_split leave nothing out)")
         require(seen.max() == 1,
                 f"example {np.argmax(seen > 1)} went to several replicas: each gets a share of the batch")
         num_weights = len({visit.weights for visit in self.visits})
         num_networks = len({visit.network for visit in self.visits})
-        require(num_weights == 1 or num_networks == self.num_replicas, "two threads swap weights in one module object, "
-                "and either may compute with the other's: give each a copy.deepcopy(module) to call")
+        refuse(num_weights > 1 and num_networks < self.num_replicas, "two threads swap weights in one module object, "
+               "and either may compute with the other's: give each a copy.deepcopy(module) to call")
         require(num_weights == self.num_replicas,
                 "two replicas used the same weights: on devices of their own each needs a copy")
 
@@ -109,7 +110,7 @@ def replica_gradients(meeting: Meeting, loss: Any, losses: Any, gradients: Gradi
     rows = np.concatenate([flat(rows).reshape(len(losses), -1) for rows in single.values()], axis=1)
     found = Attribution(got, rows, 1 / len(losses), axes=("examples",), counts={"num_replicas": meeting.num_replicas})
     if not found.is_right():
-        raise CheckFailed(_why_not_whole(found, meeting.shares()))
+        raise CheckFailed(_why_not_whole(found, [list(visit.examples) for visit in meeting.in_order()]))
     number("the loss that you return", loss.item() if hasattr(loss, "item") else loss, losses.mean())
     return magnitude(got)
 

@@ -14,7 +14,7 @@ import numpy as np
 from book import cost
 from book.checks.attribution import Attribution
 from book.checks.compare import before_and_after
-from book.checks.verdict import CheckFailed, listed, number, require
+from book.checks.verdict import CheckFailed, listed, number, refuse, require
 from book.schedule import contents_fault
 from book.trace import Trace
 
@@ -50,8 +50,8 @@ def all_gather(before: Sequence[Any], after: Sequence[Any]) -> int:
     chunks, num_ranks = _chunks(before), len(before)
     for shift in range(num_ranks - 1):
         owned = np.concatenate([before[(chunk + shift) % num_ranks][part] for chunk, part in enumerate(chunks)])
-        require((after != owned).any(), f"every rank holds, as chunk 1, what rank {(1 + shift) % num_ranks} had there, "
-                "but rank 0 is its owner: in step 0 rank r sends chunk r+1, which the reduce-scatter completed")
+        refuse((after == owned).all(), f"every rank holds, as chunk 1, what rank {(1 + shift) % num_ranks} had there, "
+               "but rank 0 is its owner: in step 0 rank r sends chunk r+1, which the reduce-scatter completed")
     for rank, chunk in np.ndindex(num_ranks, num_ranks):
         part, owner = chunks[chunk], (chunk - 1) % num_ranks
         if not np.array_equal(after[rank][part], before[owner][part]):
@@ -69,14 +69,13 @@ def all_reduce(before: Sequence[Any], after: Sequence[Any]) -> int:
     right, tail = after == expected, length % num_ranks
     if right.all():
         return round(expected.sum())
-    rest = slice(length - tail, length)
-    require(not tail or not length - tail or not right[:, :length - tail].all() or (after != before)[:, rest].any(),
-            f"the last {tail} of {length} elements were left out: {length} is not a multiple of {num_ranks}, so some "
-            "chunks must be one longer (tensor_split cuts like that)")
+    refuse(0 < tail < length and right[:, :-tail].all() and (after == before)[:, -tail:].all(),
+           f"the last {tail} of {length} elements were left out: {length} is not a multiple of {num_ranks}, so some "
+           "chunks must be one longer (tensor_split cuts like that)")
     complete = np.array([[row[part].all() for part in chunks] for row in right])
-    require(num_ranks == 1 or (complete.sum(axis=1) != 1).any(),
-            "every rank has just one chunk complete: that is the reduce-scatter; the all-gather that carries the sums "
-            "to the others is missing, or came too early")
+    refuse(num_ranks > 1 and (complete.sum(axis=1) == 1).all(),
+           "every rank has just one chunk complete: that is the reduce-scatter; the all-gather that carries the sums "
+           "to the others is missing, or came too early")
     rank, chunk = np.argwhere(~complete)[0]
     raise CheckFailed(_why_not_summed(int(rank), int(chunk), before, after[rank]))
 
@@ -89,8 +88,8 @@ def neighbour_exchange(sent: Sequence[Any], received: Sequence[Any]) -> int:
         if np.array_equal(got, sent[left]):
             continue
         require(got.any(), f"rank {rank} received nothing: its `incoming` is all zeros; did you wait() for it?")
-        require((got != sent[right]).any(), f"rank {rank} received from rank {right}, its right-hand neighbour: the "
-                f"data goes round the ring from left to right, so receive from rank {left}")
+        refuse((got == sent[right]).all(), f"rank {rank} received from rank {right}, its right-hand neighbour: the "
+               f"data goes round the ring from left to right, so receive from rank {left}")
         raise CheckFailed(f"rank {rank} did not receive what rank {left} sent")
     return round(received[0].sum())
 
@@ -179,17 +178,17 @@ def _moved(before: Sequence[Any], after: Sequence[Any]) -> tuple[np.ndarray, np.
     before, after = before_and_after(before, after)
     require(after.shape == before.shape,
             f"the buffers had {before.shape[1]} elements and now have {after.shape[1]}: work in place")
-    require(len(before) == 1 or (before != after).any(),
-            "every buffer is as it was before: did you wait() for what you receive before you used it, and write into "
-            "the memory that you were given? (x += y and x.copy_(y) do; x = x + y and chunks[i] = y put another tensor "
-            "in its place)")
+    refuse(len(before) > 1 and (before == after).all(),
+           "every buffer is as it was before: did you wait() for what you receive before you used it, and write into "
+           "the memory that you were given? (x += y and x.copy_(y) do; x = x + y and chunks[i] = y put another tensor "
+           "in its place)")
     return before, after
 
 
 def _check_mean(before: np.ndarray, after: np.ndarray) -> None:
     mean = before.mean(axis=0)
-    require(len(before) == 1 or not mean.any() or not np.allclose(after, mean),
-            "your ranks hold the mean, an all-reduce holds the sum (DDP divides by N afterwards)")
+    refuse(len(before) > 1 and mean.any() and np.allclose(after, mean),
+           "your ranks hold the mean, an all-reduce holds the sum (DDP divides by N afterwards)")
 
 
 def _check_sum(rank: int, chunk: int, before: np.ndarray, buffer: np.ndarray) -> None:

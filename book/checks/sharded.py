@@ -17,7 +17,7 @@ import numpy as np
 
 from book.checks.attribution import Attribution, in_words
 from book.checks.compare import TOLERANCE, Gradients, State, agree, differing, flat, magnitude, whole
-from book.checks.verdict import CheckFailed, finite, hint_for, number, require
+from book.checks.verdict import CheckFailed, finite, hint_for, number, refuse, require
 
 Updates = Mapping[str, tuple[Any, Any]]
 Places = dict[str, np.ndarray]  # of each unit's shard, by number: where it is in the whole model, -1 for padding
@@ -77,8 +77,8 @@ def sharded_training(ranks: Sequence[Sequence[Step]], expected: Sequence[Whole],
     """
     for rank, step in ((rank, step) for rank, own in enumerate(ranks) for step in own):
         require(step.updates, f"rank {rank}'s optimizer makes no step: step() has to call self.optimizer.step()")
-        require(not step.num_foreign, f"rank {rank}'s optimizer has {step.num_foreign} numbers that are in no unit's "
-                "shard, and keeps state for each: hand it the shards alone")
+        refuse(step.num_foreign, f"rank {rank}'s optimizer has {step.num_foreign} numbers that are in no unit's "
+               "shard, and keeps state for each: hand it the shards alone")
     places = [_places(rank, own[0].updates, expected[0].before, len(ranks), units) for rank, own in enumerate(ranks)]
     _check_shares(places, units)
     for k, want in enumerate(expected):
@@ -90,20 +90,20 @@ def sharded_training(ranks: Sequence[Sequence[Step]], expected: Sequence[Whole],
 
 
 def training_hint(message: str) -> str | None:
-    """What it means that a training failed on a rank with `message`; None where nothing is known of it."""
+    """A hint for the error with which a training failed on a rank; None if there is none."""
     return hint_for(message, TRAINING_ERRORS)
 
 
 def _places(rank: int, updates: Updates, before: State, num_ranks: int, units: Mapping[str, State]) -> Places:
-    """Where in the model each number of a rank's shards is: rank 0's model, which all ranks must start from."""
+    """Where each number of a rank's shards is in rank 0's model, from which all ranks must start."""
     model, found = whole(before), {}
     for unit, (shard, _) in updates.items():
         values, size = flat(shard), whole(units[unit]).size
         found[unit] = _nearest(model, values)
         strange = (found[unit] < 0) & (values != 0)
-        require(not strange.any(), f"rank {rank}'s shard of {unit} starts with numbers that rank 0's parameters don't "
-                f"have, {strange.sum()} of {values.size}: before a unit is cut, all ranks need rank 0's values "
-                "(dist.broadcast with src=0)")
+        refuse(strange.any(), f"rank {rank}'s shard of {unit} starts with numbers that rank 0's parameters don't "
+               f"have, {strange.sum()} of {values.size}: before a unit is cut, all ranks need rank 0's values "
+               "(dist.broadcast with src=0)")
         share = -(-size // num_ranks)
         require(values.size <= share + len(units[unit]),
                 f"rank {rank}'s shard of {unit} has {values.size} numbers of its {size}: a share of {num_ranks} is "
@@ -112,7 +112,7 @@ def _places(rank: int, updates: Updates, before: State, num_ranks: int, units: M
 
 
 def _nearest(model: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """For each value where in `model` it is, -1 where it is not there."""
+    """The place of each value in `model`, -1 if it is not there."""
     order = np.argsort(model)
     after = np.searchsorted(model[order], values).clip(1, model.size - 1)
     after -= np.abs(model[order[after - 1]] - values) <= np.abs(model[order[after]] - values)
@@ -125,8 +125,8 @@ def _check_shares(places: Sequence[Places], units: Mapping[str, State]) -> None:
         owned = np.concatenate([own[unit] for own in places])
         owned = owned[owned >= 0]
         several, num = owned.size - np.unique(owned).size, whole(parameters).size
-        require(not several, f"{several} numbers of {unit} are in the shards of two ranks: rank r's shard is the r-th "
-                "of N pieces")
+        refuse(several, f"{several} numbers of {unit} are in the shards of two ranks: rank r's shard is the r-th "
+               "of N pieces")
         require(owned.size == num, f"{num - owned.size} of the {num} numbers of {unit} are in nobody's shard: "
                 f"{len(places)} ranks can't share them equally, so fill up with zeros, then cut")
 
@@ -152,8 +152,8 @@ def _check_gradients(k: int, steps: Sequence[Step], places: Sequence[Places], wa
                     + " Does your count start again for each backward?" * (k > 0))
             here, got = places[rank][unit] >= 0, finite(rank, f"the gradient of {unit}'s shard", flat(gradient))
             index = places[rank][unit][here]
-            require(not got[~here].any(), f"{where}: the zeros that fill the shard up have a gradient: are the "
-                    "gradients cut as the parameters are, in the same order, and filled up with zeros?")
+            refuse(got[~here].any(), f"{where}: the zeros that fill the shard up have a gradient: are the "
+                   "gradients cut as the parameters are, in the same order, and filled up with zeros?")
             if not agree(got[here], rows.mean(axis=0)[index], rows):
                 why = _why_gradient(rank, got[here], rows[:, index], len(steps), None if last is None else last[index])
                 raise CheckFailed(f"{where}: {why}")
@@ -224,19 +224,19 @@ def saved_once(sizes: Mapping[str, int] | None, num_numbers: int, num_ranks: int
                           "all ranks, with checkpoint_id=folder?")
     saved = sum(size for size in sizes.values() if size > 1)
     head = f"the checkpoint has {saved} numbers, the state {num_numbers}: "
-    require(saved < 0.75 * num_ranks * num_numbers,
-            f"{head}every one of {num_ranks} ranks has saved all of it, under a name of its own")
-    require(saved <= num_numbers, f"{head}the zeros that fill the shards up must not be saved, or the global shape "
-            "depends on the number of ranks")
-    require(3 * saved != num_numbers,
-            f"{head}parameters alone are not the training's state, which is the optimizer's too")
-    require(saved >= 0.9 * num_numbers, f"{head}is each rank's part saved, of the shard and of both averages? A plain "
-            "tensor counts as equal on all ranks, and one of them writes it: make it a DTensor. Or do two tensors "
-            "share a name?")
+    refuse(saved >= 0.75 * num_ranks * num_numbers,
+           f"{head}every one of {num_ranks} ranks has saved all of it, under a name of its own")
+    refuse(saved > num_numbers, f"{head}the zeros that fill the shards up must not be saved, or the global shape "
+           "depends on the number of ranks")
+    refuse(3 * saved == num_numbers,
+           f"{head}parameters alone are not the training's state, which is the optimizer's too")
+    refuse(saved < 0.9 * num_numbers, f"{head}is each rank's part saved, of the shard and of both averages? A plain "
+           "tensor counts as equal on all ranks, and one of them writes it: make it a DTensor. Or do two tensors "
+           "share a name?")
 
 
 def load_failure(message: str, folder: str) -> str:
-    """What to say when loading failed with `message`; the folder's name, another one each time, is left out."""
+    """The message for a failed loading, without the folder's name, which differs from run to run."""
     for said, meaning in LOAD_ERRORS.items():
         if said in message:
             return f"loading failed ({said}): {meaning}"
@@ -247,7 +247,7 @@ def continued(loaded: Sequence[State], ranks: Sequence[Sequence[Step]], expected
               slips: Mapping[str, State]) -> float:
     """What each rank loaded must be the weights before step `first`, and each step from there that of one process.
 
-    `slips` has, by what to say of it, the weights after step `first` where something was forgotten. Returns the last
+    `slips` maps messages to the weights after step `first` if something was forgotten. Returns the last
     loss.
     """
     where = f"on {len(loaded)} rank{'s' * (len(loaded) > 1)}"

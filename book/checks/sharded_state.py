@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from book.checks.verdict import CheckFailed, number, require, short
+from book.checks.verdict import CheckFailed, number, refuse, require, short
 from book.cost import BUS_FACTORS, StateBytes, sent_bytes, sharded_sent_bytes
 from book.trace import STATE, Event, Trace
 
@@ -132,9 +132,9 @@ def parameters_sharded(trace: Trace, sizes: Sizes, item_bytes: int, num_forwards
 def nothing_behind(num_bytes: Sequence[float]) -> None:
     """`num_bytes` by rank of memory that held whole parameters in forward and is still there before backward: none."""
     for rank, kept in enumerate(num_bytes):
-        require(not kept, f"on rank {rank} {kept:.0f} bytes of whole parameters outlive the forward, though no "
-                "parameter shows them: autograd has kept views of them for backward. An empty tensor in p.data takes "
-                "the memory from the parameter alone; take it from the storage: flat.untyped_storage().resize_(0)")
+        refuse(kept, f"on rank {rank} {kept:.0f} bytes of whole parameters outlive the forward, though no "
+               "parameter shows them: autograd has kept views of them for backward. An empty tensor in p.data takes "
+               "the memory from the parameter alone; take it from the storage: flat.untyped_storage().resize_(0)")
 
 
 def _at_the_end(trace: Trace, rank: int, what: str) -> dict[str, float]:
@@ -149,7 +149,7 @@ def _peak(trace: Trace, what: str) -> float:
 
 
 def _whole(held: Mapping[str, float], sizes: Sizes, num_ranks: int, item_bytes: int) -> list[str]:
-    """The units of which more is held than a rank's share."""
+    """The units of which a rank holds more than its share."""
     return [unit for unit, (numbers, tensors) in sizes.items()
             if held.get(unit, 0) > (-(-numbers // num_ranks) + tensors) * item_bytes]
 
@@ -161,9 +161,9 @@ def sharded_traffic(trace: Trace, zero_stage: int, num_bytes: float, num_steps: 
 
     `num_bytes` are those of all parameters. Returns how often a rank sent its (N-1)/N of the model in a step.
     """
-    require(not zero_stage or "all_reduce" not in {event.op for event in trace.of_kind("collective")},
-            "your run all-reduces: that hands every rank the whole mean gradient, at twice the bytes of a "
-            "reduce-scatter, and a rank needs its part alone")
+    refuse(zero_stage and "all_reduce" in {event.op for event in trace.of_kind("collective")},
+           "your run all-reduces: that hands every rank the whole mean gradient, at twice the bytes of a "
+           "reduce-scatter, and a rank needs its part alone")
     once = FACTORS["all_gather"](trace.world_size) * num_bytes * num_steps
     passes = sum(map(_sent, trace.events)) / trace.world_size / once
     want = sharded_sent_bytes(zero_stage, trace.world_size, num_bytes) * num_steps / once
@@ -174,7 +174,7 @@ def sharded_traffic(trace: Trace, zero_stage: int, num_bytes: float, num_steps: 
 
 
 def _sent(event: Event) -> float:
-    """Bytes that a rank sends in it, the mean over the ranks where they differ."""
+    """Bytes that a rank sends in this event; the mean over the ranks if they differ."""
     if event.kind != "collective" or event.op is None or event.op == "barrier":
         return sent_bytes(event)
     op = "all_gather" if event.op in ("broadcast", "reduce") else event.op

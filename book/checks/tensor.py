@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from book.checks.attribution import Attribution, is_zero, multiples
+from book.checks.attribution import Attribution, is_zero
 from book.checks.compare import agree, all_but_rank_0, dense, held, identical, magnitude, same, times
-from book.checks.verdict import CheckFailed, listed, require, short
+from book.checks.verdict import CheckFailed, listed, refuse, require, short
 
-# What to say of a product whose sides don't fit, where nothing is known of the weight.
+# The message for a product whose sides don't fit, if nothing is known of the weight.
 PRODUCT = ("the weight is cut along the wrong dim, or not at all: nn.Linear keeps it as (outputs, inputs), so a column "
            "of the product is a row of the weight, dim 0, and an input is dim 1. Or x is cut once more: it comes as "
            "the rank needs it")
@@ -62,9 +62,9 @@ OPERATORS = {
 
 @contextmanager
 def shapes_in_words(product: str = PRODUCT) -> Iterator[None]:
-    """Inside a rank: what torch says of tensors that don't fit comes with what it means where a map is cut.
+    """On a rank: add to torch's errors about shapes what they mean where a map is cut.
 
-    `product` is what to say of a product whose sides don't fit.
+    `product` is the message for a product whose sides don't fit.
     """
     try:
         yield
@@ -78,39 +78,37 @@ def shapes_in_words(product: str = PRODUCT) -> Iterator[None]:
 
 # One map
 
-def column_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: Any,
-                   name: str = "column_linear") -> float:
+def column_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: Any) -> float:
     """Rank r must hold the r-th block of the columns of x weight^T + bias, (B, O/R) on each of R ranks.
 
-    `name` is that of the function that made them. Returns the sum of the absolute values of all blocks.
+    Returns the sum of the absolute values of all blocks.
     """
     bias = dense(bias_O)
     whole = dense(x_BI) @ dense(weight_OI).T + bias
     size = whole.shape[1] // len(outputs)
     for rank, output in enumerate(outputs):
-        require(getattr(output, "shape", None) != whole.shape or len(outputs) == 1, f"{name}, rank {rank} returns all "
-                f"{whole.shape[1]} outputs: it keeps the {size} that its part of the weight gives, and nobody gathers "
-                "them")
-        got = held(rank, f"the output of {name}", output, (len(whole), size))
-        same(f"{name}, rank {rank}", got, whole[:, rank * size:][:, :size], whole,
-             partial(_why_not_columns, rank, got, whole, bias))
+        where = f"column_linear, rank {rank}"
+        refuse(getattr(output, "shape", None) == whole.shape and len(outputs) > 1, f"{where} returns all "
+               f"{whole.shape[1]} outputs: it keeps the {size} that its part of the weight gives, and nobody gathers "
+               "them")
+        got = held(rank, "the output of column_linear", output, (len(whole), size))
+        same(where, got, whole[:, rank * size:][:, :size], whole, partial(_why_not_columns, rank, got, whole, bias))
     return magnitude(whole)
 
 
-def row_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: Any,
-                name: str = "row_linear") -> float:
+def row_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: Any) -> float:
     """Every rank must hold all of x weight^T + bias, of which rank r had the r-th block of x's columns.
 
-    `name` is that of the function that made it. Returns the sum of its absolute values.
+    Returns the sum of its absolute values.
     """
     num_ranks, (x, weight, bias) = len(outputs), map(dense, (x_BI, weight_OI, bias_O))
     whole = x @ weight.T + bias
-    got = [held(rank, f"the output of {name}", output, whole.shape) for rank, output in enumerate(outputs)]
+    got = [held(rank, "the output of row_linear", output, whole.shape) for rank, output in enumerate(outputs)]
     wrong = [rank for rank in range(num_ranks) if not agree(got[rank], whole)]
-    require(not wrong or not all_but_rank_0(wrong, num_ranks), f"{name}: only rank 0 holds the whole output: every "
-            "rank must end with it; all_reduce gives the sum to all, reduce to one, and the bias too belongs to all")
+    refuse(wrong and all_but_rank_0(wrong, num_ranks), "row_linear: only rank 0 holds the whole output: every "
+           "rank must end with it; all_reduce gives the sum to all, reduce to one, and the bias too belongs to all")
     for rank in wrong:
-        same(f"{name}, rank {rank}", got[rank], whole, whole,
+        same(f"row_linear, rank {rank}", got[rank], whole, whole,
              partial(_why_not_rows, rank, got[rank], x, weight, bias, num_ranks))
     return magnitude(whole)
 
@@ -129,7 +127,7 @@ def operator(name: str, runs: Sequence[Mapping[str, Any]], forward: str, backwar
         for rank, run in enumerate(runs):
             got = held(rank, f"{name}, {way}: the {result}", run[result], before[rank].shape)
             due = np.arange(len(runs)) == rank if wanted == "identity" else np.ones(len(runs))
-            found = Attribution(got, before.reshape(len(runs), -1), due, rank, counts={"num_ranks": len(runs)})
+            found = Attribution(got, before, due, rank, counts={"num_ranks": len(runs)})
             same(f"{name}, {way}, rank {rank}", got, found.wanted @ found.rows, before,
                  partial(found.explain, OPERATORS[wanted], what=what, way=way, way_back=way_back))
         for rank, run in enumerate(runs):
@@ -139,11 +137,11 @@ def operator(name: str, runs: Sequence[Mapping[str, Any]], forward: str, backwar
     return magnitude(runs[0]["output"]) + magnitude(runs[0]["gradient"])
 
 
-def computed(num_flops: Sequence[float], whole_flops: float, name: str = "column_linear") -> None:
-    """Each of R ranks may make up to 1/R of the `whole_flops` that the product in `name` takes in one process."""
+def computed(num_flops: Sequence[float], whole_flops: float) -> None:
+    """Each of R ranks may make up to 1/R of the `whole_flops` that column_linear takes in one process."""
     for rank, made in enumerate(num_flops):
         much = "the whole product" if made == whole_flops else f"{short(made / whole_flops)} of the product"
-        require(made <= whole_flops / len(num_flops), f"{name}: rank {rank} computes {much}, its share is "
+        require(made <= whole_flops / len(num_flops), f"column_linear: rank {rank} computes {much}, its share is "
                 f"1/{len(num_flops)}: cut the weight and multiply with the part")
 
 
@@ -177,7 +175,7 @@ def _why_not_rows(rank: int, got: np.ndarray, x: np.ndarray, weight: np.ndarray,
     pieces, blocks = np.split(x, num_ranks, axis=1), np.split(weight, num_ranks, axis=1)
     crossed = [piece @ block.T for piece in pieces for block in blocks]
     whole_bias = np.broadcast_to(bias, got.shape)
-    factors = multiples([part.ravel() for part in [*crossed, whole_bias]], got)
+    factors = Attribution(got, [*crossed, whole_bias]).factors
     if factors is None:
         if agree(got, sum(a @ weight[:, r::num_ranks].T for r, a in enumerate(pieces)) + bias, x @ weight.T):
             return (f"each rank takes inputs of the weight that lie {num_ranks} apart, but what it has of x is a block "
@@ -192,12 +190,11 @@ def _why_not_rows(rank: int, got: np.ndarray, x: np.ndarray, weight: np.ndarray,
 
 
 def _why_not_summed(rank: int, got: np.ndarray, parts: Sequence[np.ndarray], bias: np.ndarray) -> str | None:
-    """What is wrong with a sum of the ranks' parts and a bias; None if it is none."""
-    factors = multiples([part.ravel() for part in [*parts, bias]], got)
+    """What is wrong with a sum of the ranks' parts and a bias; None if it is no such sum."""
+    factors = Attribution(got, [*parts, bias]).factors
     if factors is None:
         return None
-    found = Attribution(got - factors[-1] * bias, [part.ravel() for part in parts], own=rank,
-                        counts={"num_ranks": len(parts)})
+    found = Attribution(got - factors[-1] * bias, parts, own=rank, counts={"num_ranks": len(parts)})
     if found.is_right() and np.isclose(factors[-1], len(parts)):
         return (f"the bias is in it {len(parts)} times: every rank adds it to its part, and then the parts are added "
                 "up; add it once, after the all-reduce")
@@ -218,7 +215,7 @@ def split_module(runs: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str
     to, `output` and `input_gradient`. `before[rank]` are the whole weights that a rank has drawn. `whole` has `output`,
     `input_gradient` and `gradients` of one process, `parts[rank]` the output, without the last bias, and the input
     gradient that go through that rank's part alone. `layout` maps each parameter to the dim that is cut, None for one
-    that stays whole. `hints` maps what to say to a wrong output, `between` is what to say of one that is none of them.
+    that stays whole. `hints` maps messages to wrong outputs, `between` is the message for any other one.
     Returns the sum of the absolute values of output and input gradient.
     """
     num_ranks = len(runs)
@@ -239,7 +236,7 @@ def split_module(runs: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str
         same(f"rank {rank}'s output is wrong", got, want, want,
              partial(_why_output, rank, got, outputs, np.broadcast_to(bias, want.shape), hints, between))
     _check_gradients(runs, whole, layout)
-    backs = [dense(part["input_gradient"]).ravel() for part in parts]
+    backs = [dense(part["input_gradient"]) for part in parts]
     for rank, run in enumerate(runs):
         want = dense(whole["input_gradient"])
         require(run["input_gradient"] is not None,
@@ -271,19 +268,18 @@ def _check_shard(rank: int, name: str, dim: int | None, shard: Any, before: Sequ
     want, got = _block(theirs[0], dim, rank, num_ranks), dense(shard)
     if agree(got, want):
         return
-    require(not agree(got, _block(theirs[rank], dim, rank, num_ranks), want), f"{head} is made from the rank's own "
-            "weights: the ranks drew different ones, so hand out rank 0's before you cut")
+    refuse(agree(got, _block(theirs[rank], dim, rank, num_ranks), want), f"{head} is made from the rank's own "
+           "weights: the ranks drew different ones, so hand out rank 0's before you cut")
     for other in range(num_ranks) if dim is not None else ():
         late = "; did you broadcast after cutting? Then every rank has rank 0's block" if other == 0 else ""
-        require(not agree(got, _block(theirs[0], dim, other, num_ranks), want), f"{head} is block {other}, which "
-                f"belongs to rank {other}: rank r keeps the r-th; otherwise what its columns give doesn't meet its "
-                f"rows{late}")
+        refuse(agree(got, _block(theirs[0], dim, other, num_ranks), want), f"{head} is block {other}, which belongs to "
+               f"rank {other}: rank r keeps the r-th; otherwise what its columns give doesn't meet its rows{late}")
     strided = np.take(theirs[0], np.arange(rank, theirs[0].shape[dim or 0], num_ranks), axis=dim or 0)
-    require(dim is None or not agree(got, strided, want), f"{head} takes indices of dim {dim} that lie {num_ranks} "
-            "apart: it should be a block in one piece (the rows of one head lie next to one another)")
+    refuse(dim is not None and agree(got, strided, want), f"{head} takes indices of dim {dim} that lie {num_ranks} "
+           "apart: it should be a block in one piece (the rows of one head lie next to one another)")
     factor = times(got, want)
-    require(not agree(got, factor * want, want),
-            f"{head} is {short(factor)} times what it should be: a part is cut out, nothing in it changes")
+    refuse(agree(got, factor * want, want),
+           f"{head} is {short(factor)} times what it should be: a part is cut out, nothing in it changes")
     raise CheckFailed(f"{head} has the right shape, but it is not block {rank} of rank 0's: which indices of which dim "
                       "does it take, and of whose weights?")
 
@@ -312,7 +308,7 @@ def _why_output(rank: int, got: np.ndarray, parts: Sequence[np.ndarray], bias: n
 def _check_gradients(runs: Sequence[Mapping[str, Any]], whole: Mapping[str, Any],
                      layout: Mapping[str, int | None]) -> None:
     num_ranks = len(runs)
-    # The bias of k has no gradient but rounding: attention is the same whatever all keys have in common.
+    # The gradient of the bias of k is 0 up to rounding: attention does not change if all keys are shifted alike.
     largest = np.array(max(np.abs(dense(gradient)).max() for gradient in whole["gradients"].values()))
     for name, dim in layout.items():
         for rank, run in enumerate(runs):

@@ -11,13 +11,19 @@ class CheckFailed(AssertionError):
     """A learner's answer is wrong; the message says how."""
 
     def _render_traceback_(self) -> list[str]:
-        # IPython prints this in place of this module's own lines, which would tell a learner nothing.
+        # IPython prints this instead of a traceback into this package, which does not help a learner.
         return [f"{type(self).__name__}: {self}"]
 
 
 def require(holds: object, message: str) -> None:
     """Raise CheckFailed with this message unless the condition holds."""
     if not holds:
+        raise CheckFailed(message)
+
+
+def refuse(mistaken: object, message: str) -> None:
+    """Raise CheckFailed with this message if the condition holds."""
+    if mistaken:
         raise CheckFailed(message)
 
 
@@ -33,7 +39,7 @@ def number(name: str, got: Any, want: float, misconceptions: Iterable[tuple[floa
     if equal(value, want):
         return float(value)
     for mistaken, message in misconceptions:
-        require(not equal(value, mistaken) or equal(mistaken, want), f"{name} is {short(value)}: {message}")
+        refuse(equal(value, mistaken) and not equal(mistaken, want), f"{name} is {short(value)}: {message}")
     require(want and np.isfinite(value), f"{name} is {short(value)}, which it should not be")
     ratio = value / want
     digits = 3 if abs(ratio - 1) > 0.005 else 6
@@ -41,7 +47,7 @@ def number(name: str, got: Any, want: float, misconceptions: Iterable[tuple[floa
 
 
 def finite(rank: int, name: str, array: np.ndarray) -> np.ndarray:
-    """`array`, what `rank` holds as `name`, must be free of nan and inf, which no comparison finds. Returns it."""
+    """`array`, which `rank` holds as `name`, must have no nan or inf: comparisons with nan are false. Returns it."""
     for odd in array[~np.isfinite(array)]:
         raise CheckFailed(f"rank {rank} holds {odd} in {name}: was something divided by zero, read before it "
                           "was there (torch.empty), or has it grown without bound?")

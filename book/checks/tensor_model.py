@@ -1,0 +1,351 @@
+"""L3, lab 5: what a split GPT has besides its cut maps: a loss that is cut by vocabulary, dropout, traffic, sizes.
+
+Shapes: N predictions, V tokens in the vocabulary, S = V/R of them on each of R ranks.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+
+from book.checks.attribution import Attribution
+from book.checks.compare import TOLERANCE, dense, held, identical, same
+from book.checks.verdict import CheckFailed, number, refuse, require, short
+from book.trace import Event, Trace
+
+Mistake = tuple[str, list[np.ndarray]]  # its message, and the losses (N,) that it can lead to on a rank
+Run = Mapping[str, Sequence[Any]]
+MANY = 5.0  # standard deviations: fair coins are further from their mean once in two million
+
+
+# The loss
+
+def vocabulary_loss(losses: Sequence[Any], gradients: Sequence[Any], logits_NV: Any, targets_N: Any) -> float:
+    """Every rank must return the mean cross-entropy over all V tokens, and get the gradient of its own S logits.
+
+    Returns the loss.
+    """
+    cut = _Cut(dense(logits_NV), dense(targets_N).astype(int), len(losses))
+    for rank, loss in enumerate(losses):
+        _check_loss(rank, loss, cut)
+    num = len(cut.targets)
+    softmax, chosen = np.exp(cut.logits - cut.total[:, None]) / num, np.zeros_like(cut.logits)
+    chosen[cut.rows, cut.targets] = 1 / num
+    for rank, gradient in enumerate(gradients):
+        _check_gradient(rank, gradient, [np.split(whole, cut.num_ranks, axis=1)[rank]
+                                         for whole in (softmax, chosen, cut.logits)], cut.num_ranks)
+    return float(cut.loss.mean())
+
+
+class _Cut:
+    """Logits (N, V) that are cut by vocabulary, and the right and wrong losses that follow from them.
+
+    `blocks` (R, N, S), `totals` and `tops` (R, N) are of the ranks, `total`, `top` and `target` (N,) of the whole: the
+    logarithm of the sum of exponentials, the largest logit, the target's logit.
+    """
+
+    def __init__(self, logits: np.ndarray, targets: np.ndarray, num_ranks: int) -> None:
+        self.logits, self.targets, self.num_ranks, self.rows = logits, targets, num_ranks, np.arange(len(targets))
+        self.blocks = np.stack(np.split(logits, num_ranks, axis=1))
+        self.size = self.blocks.shape[2]
+        self.owner = targets // self.size
+        self.totals, self.total = np.logaddexp.reduce(self.blocks, axis=2), np.logaddexp.reduce(logits, axis=1)
+        self.tops, self.top, self.target = self.blocks.max(axis=2), logits.max(axis=1), logits[self.rows, targets]
+        self.loss = self.total - self.target
+
+    def wrong_sums(self, rank: int) -> list[Mistake]:
+        """Mistakes with the sum of exponentials."""
+        total, totals, top, tops, target = self.total, self.totals, self.top, self.tops, self.target
+        own, num_ranks = self.owner == rank, self.num_ranks
+        shifted = np.log(np.exp(self.blocks - tops[:, :, None]).sum(axis=(0, 2)))
+        return [
+            ("the softmax goes over the rank's own part of the vocabulary: the sum of exponentials is a sum over all "
+             "ranks, and identity_then_all_reduce adds nothing forward",
+             [totals[rank] - target, totals[rank] - np.where(own, target, 0),
+              totals[rank] - top - np.where(own, target - top, 0)]),
+            ("each rank subtracts the largest logit of its own part, and then exponentials with different shifts are "
+             "added up: the largest of the whole vocabulary is a MAX over the ranks",
+             [shifted + tops[rank] - target, shifted - target + tops[self.owner, self.rows], shifted + top - target,
+              shifted - target]),
+            ("the ranks' own losses are added up: the sum over the vocabulary stands inside the logarithm",
+             [totals.sum(axis=0) - target, totals.sum(axis=0) - num_ranks * target]),
+            ("the ranks' own losses are averaged: the sum over the vocabulary stands inside the logarithm",
+             [totals.mean(axis=0) - target, totals.mean(axis=0) - target / num_ranks]),
+            ("the sum of exponentials is averaged over the ranks: it is one sum", [self.loss - np.log(num_ranks)]),
+            (f"this is {num_ranks} times the loss: every rank has all of it already, so nothing adds it up",
+             [self.loss * num_ranks]),
+            (f"this is the loss divided by {num_ranks}: every rank has all of it already, so nothing averages it",
+             [self.loss / num_ranks]),
+            ("this is the sum over the predictions: return the mean", [self.loss * len(self.targets)]),
+            ("the largest logit is subtracted in the sum of exponentials, but not from the target's logit",
+             [total - top - target]),
+            ("the largest logit is subtracted from the target's logit, but not in the sum of exponentials",
+             [total + top - target])]
+
+    def wrong_targets(self, rank: int) -> list[Mistake]:
+        """Mistakes with the target's logit."""
+        total, top, size, ranks = self.total, self.top, self.size, np.arange(self.num_ranks)[:, None]
+        folded, places = self.targets % size, self.targets - ranks * size
+        own = self.owner == rank
+        # A negative index counts from the end.
+        looked_up = [self.blocks[ranks, self.rows, place].sum(axis=0)
+                     for place in (np.clip(places, 0, size - 1), folded, np.clip(places, -size, size - 1))]
+        return [
+            ("a target lies on one rank: the other ranks have 0 for it, and the sum over the ranks hands it to all "
+             "(identity_then_all_reduce adds nothing forward)",
+             [total - np.where(own, self.target, 0), total - top - np.where(own, self.target - top, 0)]),
+            ("ranks that don't hold a target add the logit of another token: outside its own block a rank adds 0, "
+             "whichever place it looks up",
+             [total - wrong + shift for wrong in looked_up
+              for shift in (0, (self.num_ranks - 1) * top, self.tops.sum(axis=0) - top)]),
+            ("a rank looks up a target that it does not hold, and uses that logit: outside its own block a rank adds "
+             "0, and the sum over the ranks hands the right one to all",
+             [total - self.blocks[rank, self.rows, place] for place in (folded, np.clip(places[rank], 0, size - 1))]),
+            ("a target is looked up at the wrong place: rank r's block begins at r S, so there its targets are those "
+             "from r S on, and its first is at place 0", self._misplaced())]
+
+    def _misplaced(self) -> list[np.ndarray]:
+        """Losses (N,) where a rank counts from a wrong first token: where it looks, what it holds, or both."""
+        size, ranks = self.size, np.arange(self.num_ranks)[:, None]
+        right, wrong = self.targets - ranks * size, [self.targets - first
+                                                     for first in (0 * ranks, ranks * self.num_ranks, ranks)]
+        losses = []
+        for looked, own in [pair for w in wrong for pair in ((right, w), (w, right), (w, w))]:
+            found = self.blocks[ranks, self.rows, np.clip(looked, 0, size - 1)]
+            inside = (own >= 0) & (own < size)
+            losses += [self.total - (found * inside).sum(axis=0),
+                       self.total - self.top - ((found - self.top) * inside).sum(axis=0)]
+        return losses
+
+
+def _check_loss(rank: int, loss: Any, cut: _Cut) -> None:
+    shape, num = tuple(getattr(loss, "shape", ())), len(cut.targets)
+    refuse(shape[:1] == (num,), f"rank {rank} returns {num} losses, one for each prediction: return their mean")
+    if loss is not None and not shape and not np.isfinite(dense(loss)):
+        raise CheckFailed(f"rank {rank}'s loss is {dense(loss)}: {_why_infinite(float(dense(loss)), cut.logits)}")
+    got, want = held(rank, "the loss", loss, ()), cut.loss.mean()
+    same(f"rank {rank}'s loss is {short(float(got))}, of one process {short(float(want))}", got, want, want,
+         partial(_why_loss, rank, float(got), cut))
+
+
+def _check_gradient(rank: int, gradient: Any, blocks: Sequence[np.ndarray], num_ranks: int) -> None:
+    """The gradient (N, S) must be the first of the rank's `blocks` minus the second: softmax, choice, logits."""
+    require(gradient is not None, f"rank {rank}'s logits get no gradient: the loss is right, but autograd doesn't know "
+            "what it was made from (detach, item, no_grad)")
+    softmax, chosen, logits = blocks
+    refuse(hasattr(gradient, "shape") and np.isnan(dense(gradient)).any(), f"the loss is right, rank {rank}'s "
+           "gradient of its logits is nan: autograd went back through the search for the largest logit, and what that "
+           "found is not there any more once the MAX over the ranks has been written over it. It cancels out of the "
+           "loss: no_grad() or detach()")
+    got = held(rank, "the gradient of its logits", gradient, softmax.shape)
+    same(f"the loss is right, rank {rank}'s gradient of its logits is not", got, softmax - chosen, softmax + chosen,
+         partial(_why_gradient, got, softmax, chosen, logits, num_ranks))
+
+
+def _why_infinite(loss: float, logits: np.ndarray) -> str:
+    if loss == -np.inf:
+        return ("the logarithm is that of 0, as all logits are far below what you subtract: that is the largest one of "
+                "the whole vocabulary, a MAX over the ranks and no sum")
+    if loss == np.inf and logits.max() < 700:  # below what exp takes in float64
+        return ("exp of logits as small as these is finite, so see which of the two is inf, the logarithm of the sum "
+                "or the target's logit. A rank that doesn't hold a target adds 0, not -inf, and only the largest logit "
+                "is subtracted")
+    return ("exp of a large number is inf; subtract from each prediction's logits the largest one of the whole "
+            "vocabulary, a MAX over the ranks")
+
+
+def _why_loss(rank: int, got: float, cut: _Cut) -> str:
+    for why, values in [*cut.wrong_sums(rank), *cut.wrong_targets(rank)]:
+        if any(np.isclose(got, np.mean(value), rtol=1e-7, atol=TOLERANCE) for value in values):
+            return why
+    return ("it is the mean, over the predictions, of log(sum of the exponentials of all V logits) minus the logit of "
+            "the target. Which of these sums goes over the ranks, and from what is the largest logit subtracted? Or is "
+            "a target looked up at the wrong place? Rank r's block begins at r S")
+
+
+def _why_gradient(got: np.ndarray, softmax: np.ndarray, chosen: np.ndarray, logits: np.ndarray, num_ranks: int) -> str:
+    """What is wrong with the gradient (N, S) of these logits; it should be `softmax` minus `chosen`."""
+    local = np.exp(logits - np.logaddexp.reduce(logits, axis=1)[:, None]) / len(logits)
+    factors = Attribution(got, [softmax, chosen, local]).factors
+    if factors is None:
+        largest = logits == logits.max(axis=1, keepdims=True)
+        if np.allclose((got - softmax + chosen)[~largest], 0, atol=TOLERANCE):
+            return ("it differs at the largest logits alone. What you subtract cancels out of the loss, so let "
+                    "autograd take it for a constant: no_grad() or detach()")
+        return "it should be (softmax - 1 at the target) / N, the softmax over the whole vocabulary"
+    probability, target, own_part = np.nan_to_num(factors)
+    if np.isclose(own_part, 1, atol=1e-6):
+        return "it is made with the softmax over the rank's own part of the vocabulary: all parts go into the sum"
+    times = {1.0: "right", 0.0: "missing", float(num_ranks): f"{num_ranks} times too large",
+             1 / num_ranks: f"divided by {num_ranks}"}
+    said = [f"{what} is {next((say for n, say in times.items() if np.isclose(f, n, atol=1e-6)), short(f) + ' times')}"
+            for what, f in (("the part of the softmax", probability), ("the part of the target", -target))]
+    return (f"{' and '.join(said)}. Both sums over the ranks hand a gradient on as it is: each rank's loss is the "
+            "whole loss, so on the way back nothing is added up, and nothing is cut off")
+
+
+# Dropout
+
+def dropout_masks(runs: Sequence[Run], other_seed: Sequence[Run], shape: Sequence[int], dropout: float) -> float:
+    """What ranks make of ones in this `shape`: `alike` the same on all, `apart` on each by itself, at each call anew.
+
+    A run has lists `alike` and `apart` of what the calls gave, and `gradients` of what `alike` was given. The last call
+    of `alike` comes after one of `apart` that drew more numbers on some ranks. `other_seed` are runs with another seed.
+    Returns what a kept one has become, 1 / (1 - dropout) as rank 0 made it.
+    """
+    for rank, run in enumerate(runs):
+        for kind in ("alike", "apart"):
+            for call, output in enumerate(run[kind]):
+                got = held(rank, f"what {kind} gives", output, shape)
+                _check_scaled(f"{kind}, call {call}, rank {rank}", got, dropout)
+    _check_alike([run["alike"] for run in runs])
+    _check_apart([run["apart"] for run in runs])
+    for rank, run in enumerate(runs):
+        _check_anew(rank, run)
+        for output, gradient in zip(run["alike"], run["gradients"]):
+            require(gradient is not None and identical(output, gradient), f"rank {rank}: what is dropped forward must "
+                    "get the gradient 0, and what is kept the same factor: multiply x by the mask, inside autograd")
+    for rank, (run, other) in enumerate(zip(runs, other_seed)):
+        for kind in ("alike", "apart"):
+            refuse(identical(run[kind][0], other[kind][0]), f"rank {rank}: two seeds give the same masks in "
+                   f"{kind}: its generator has to start from the seed")
+    return float(dense(runs[0]["alike"][0]).max())
+
+
+def _check_scaled(where: str, output: np.ndarray, dropout: float) -> None:
+    """Kept ones must have become 1 / (1 - dropout), and about the right share be dropped."""
+    kept, dropped, right = output[output != 0], (output == 0).mean(), 1 / (1 - dropout)
+    spread = np.sqrt(dropout * (1 - dropout) / output.size)
+    require(0 < dropped < 1, f"{where}: {'nothing' if len(kept) else 'everything'} is dropped")
+    refuse(any(np.isin((output == 0).mean(axis=axis), (0, 1)).all() for axis in range(output.ndim)),
+           f"{where}: whole rows are dropped or kept: draw a number for each element")
+    require(abs(dropped - dropout) <= MANY * spread,
+            f"{where}: {dropped:.0%} are dropped, {dropout:.0%} are meant to be: p is the probability to drop")
+    require(np.allclose(kept, right), f"{where}: a kept 1 becomes {kept[0]:.4g}, it should be {right:.4g}: divide by "
+            "the probability to keep, and the mean stays what it was")
+
+
+def _check_alike(ranks: Sequence[Sequence[Any]]) -> None:
+    for call, outputs in enumerate(zip(*ranks)):
+        for rank in (rank for rank, output in enumerate(outputs) if not identical(output, outputs[0])):
+            require(call < len(ranks[0]) - 1, f"ranks 0 and {rank} drew the same masks until one of them drew more "
+                    "numbers for an activation of its own: draw the two kinds of masks from two generators")
+            raise CheckFailed(f"call {call} of alike: ranks 0 and {rank} drop other elements of an activation that "
+                              "they hold alike, and from here on they hold different ones: all ranks need one seed")
+
+
+def _check_apart(ranks: Sequence[Sequence[Any]]) -> None:
+    for (first, one), (second, other) in combinations(enumerate(ranks), 2):
+        for call, (a, b) in enumerate(zip(one, other)):
+            refuse(identical(a, b), f"call {call} of apart: ranks {first} and {second} draw the same mask for "
+                   "different units, which one process would draw independently: a unit of one rank is dropped "
+                   "whenever its namesake is; let the seed depend on the rank")
+        for (call, a), (later, b) in product(enumerate(one), enumerate(other)):
+            refuse(identical(a, b), f"rank {first}'s call {call} of apart draws the mask of rank {second}'s call "
+                   f"{later}: ranks that skip some numbers of one generator meet in later calls; give each rank a "
+                   "generator with a seed of its own")
+
+
+def _check_anew(rank: int, run: Run) -> None:
+    """No two masks of a rank may be the same."""
+    masks = [(kind, call, output) for kind in ("alike", "apart") for call, output in enumerate(run[kind])]
+    for (kind, call, a), (other, later, b) in combinations(masks, 2):
+        same = identical(a, b)
+        refuse(same and kind == other, f"rank {rank}: calls {call} and {later} of {kind} drop the same elements: a "
+               "generator is seeded once, when it is made, and goes on from there")
+        refuse(same, f"rank {rank}: alike and apart draw the same masks: their generators start from the same "
+               "seed on this rank, so one step apart's seed from alike's (seed + 1 + rank)")
+
+
+# Traffic and sizes
+
+def split_traffic(trace: Trace, wanted: Mapping[str, int | None], num_bytes: int) -> int:
+    """Each rank must issue, in each phase, `wanted[phase]` all-reduces of `num_bytes`, and nothing else.
+
+    Barriers end the phases; None stands for any traffic. Returns the bytes that a rank gave to all-reduces in the
+    phases that are counted.
+    """
+    for rank in range(trace.world_size):
+        phases: list[list[Event]] = [[]]
+        for event in trace.of_rank(rank):
+            if event.op == "barrier":
+                phases.append([])
+            elif event.kind in ("collective", "send", "recv"):
+                phases[-1].append(event)
+        require(len(phases) == len(wanted), f"rank {rank} came to {len(phases) - 1} barriers, the check has "
+                f"{len(wanted) - 1}: leave dist.barrier() out of your code, collectives need none")
+        for (phase, num), events in zip(wanted.items(), phases):
+            if num is not None:
+                _check_phase(f"{phase}, rank {rank}", events, num, num_bytes)
+    return num_bytes * sum(num or 0 for num in wanted.values())
+
+
+def vocabulary_traffic(traces: Mapping[int, Trace], num_predictions: int) -> float:
+    """What a rank sends must be the same for each vocabulary size of `traces`, and none of it point to point.
+
+    Returns the bytes that a rank gives to collectives, for each prediction.
+    """
+    sent = {size: max(sum(event.num_bytes or 0 for event in trace.of_rank(rank) if event.kind in ("collective", "send"))
+                      for rank in range(trace.world_size)) for size, trace in traces.items()}
+    (small, few), (large, many) = min(sent.items()), max(sent.items())
+    require(many <= few, f"with {small} tokens a rank gives {short(few)} bytes to collectives, with {large} tokens "
+            f"{short(many)}: logits are sent round. A prediction takes three numbers, its largest logit, its sum of "
+            "exponentials and the logit of its target, whatever V is")
+    return many / num_predictions
+
+
+def block_count(answer: Any, width: int, mlp_width: int, num_ranks: int, num_tokens: int,
+                element_bytes: int) -> tuple[float, float]:
+    """`answer` must be (parameters that a rank holds of one split block, bytes that it gives to all-reduces); returned.
+
+    Cut are the weights, and the biases of maps that are cut by columns, (4 D^2 + 2 D M + 3 D + M) / R; whole are two
+    norms and two biases, 6 D. Each of two sums is D numbers a token, forward and backward.
+    """
+    require(isinstance(answer, (tuple, list)) and len(answer) == 2,
+            f"return two numbers, parameters and bytes, not {type(answer).__name__}")
+    weights, biases, whole = 4 * width**2 + 2 * width * mlp_width, 3 * width + mlp_width, 6 * width
+    everything, num_bytes = weights + biases + whole, 4 * num_tokens * width * element_bytes
+    return (number("the number of parameters", answer[0], (weights + biases) / num_ranks + whole, [
+        (everything, "that is the whole block"),
+        (everything / num_ranks,
+         "not everything is cut: norms, and the biases of the maps that are cut by rows, are whole on every rank"),
+        ((everything - 4 * width) / num_ranks + 4 * width,
+         "the biases of the maps that are cut by rows are whole on every rank, as they are added to the whole sum"),
+        ((everything - 2 * width) / num_ranks + 2 * width, "the norms are whole on every rank"),
+        ((everything - 5 * width) / num_ranks + 5 * width,
+         "one bias too much is cut: out and down add theirs to the whole sum, so both are whole"),
+        (weights / num_ranks + biases + whole, "the biases of the maps that are cut by columns are cut with them"),
+        ((weights + 3 * width) / num_ranks + mlp_width + whole, "the bias of up is cut as its outputs are"),
+        ((weights + mlp_width) / num_ranks + 3 * width + whole,
+         "the biases of q, k and v are cut as their outputs are"),
+        ((weights + biases) / num_ranks + 4 * width,
+         "2 D are missing: a block has two norms, and whole biases in out and down"),
+        ((weights + biases) / num_ranks + 2 * width, "that is without the norms"),
+        (weights / num_ranks + 4 * width, "that is without any biases"),
+        (weights / num_ranks, "that is the weights alone: norms and biases are parameters too"),
+    ]), number("the number of bytes", answer[1], num_bytes, [
+        (num_bytes / 2, "that is half: there is one after attention and one after the MLP, and backward has as many"),
+        (num_bytes / 4, "that is a single all-reduce: attention and MLP make one each, forward and backward"),
+        (num_bytes / element_bytes, f"that counts numbers: each has {element_bytes} bytes"),
+        (num_bytes / num_ranks, "every rank gives the whole activation, not a part of it"),
+        (num_bytes * mlp_width / width, "what is added up is as wide as the block's output, not as the hidden layer"),
+        (num_bytes * 2 * (num_ranks - 1) / num_ranks, "that is what a ring sends; asked for is what goes in"),
+    ]))
+
+
+def _check_phase(where: str, events: Sequence[Event], num: int, num_bytes: int) -> None:
+    needless = ("and nothing has to be sent: each rank has all that its own part takes" if num == 0 else
+                "and one all-reduce of what the ranks' parts give is all: what goes into a cut by rows is cut already, "
+                "so nothing is gathered or handed round before")
+    for event in events:
+        require(event.op == "all_reduce" and num, f"{where}: your code calls {event.op or event.kind}, {needless}")
+    require(len(events) <= num, f"{where}: {len(events)} all-reduces where {num} will do: add up what the ranks' parts "
+            "give once, at the end; and let x through its operator once, for all that use it")
+    require(len(events) == num, f"{where}: {len(events)} all-reduces where {num} should be: what brings the ranks' "
+            "parts together?")
+    for event in events:
+        require(event.num_bytes == num_bytes, f"{where}: an all-reduce of {short(event.num_bytes or 0)} bytes, "
+                f"{short(num_bytes)} are enough: send the sum itself, in its own dtype, and nothing beside it")
