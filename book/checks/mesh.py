@@ -13,7 +13,7 @@ Message = tuple[str, int, int, float]  # axis, src, dst, bytes
 
 
 def places(answers: Sequence[Any], mesh: Mesh) -> None:
-    """`answers` has by rank what the learner says are its coordinates, in the order of the mesh's axes."""
+    """`answers`, by rank, must be its coordinates in the order of the mesh's axes."""
     for rank, answer in enumerate(answers):
         require(isinstance(answer, tuple) and len(answer) == len(mesh.axes), f"place_of({rank}, {mesh.shape}) gives "
                 f"{answer!r}: return a tuple of {len(mesh.axes)} coordinates, {', '.join(mesh.axes)}")
@@ -47,7 +47,7 @@ def groups_of_axis(axis: str, answer: Any, mesh: Mesh) -> int:
 
 
 def same_group(asked: Sequence[Sequence[int] | None]) -> None:
-    """`asked` has by rank the group that it makes at one moment with `new_group`: all ranks must make the same."""
+    """All ranks must make the same group with `new_group` at one moment; `asked` has by rank its ranks."""
     names = ["all ranks" if ranks is None else f"ranks {listed(ranks)}" for ranks in asked]
     only_own = all(ranks is not None and rank in ranks for rank, ranks in enumerate(asked))
     why = ("each makes only the groups that it is in; new_group is a collective of the world, so all ranks make all "

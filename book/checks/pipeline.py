@@ -84,7 +84,7 @@ def micro_batch_losses(got: Any, expected: Sequence[float]) -> None:
 
 
 def nothing_kept(counts: Sequence[int]) -> None:
-    """`counts` has by stage for how many micro-batches it still keeps something when all backwards are done: none."""
+    """When all backwards are done no stage may keep anything; `counts` has by stage how many micro-batches it keeps."""
     for stage, count in enumerate(counts):
         refuse(count, f"stage {stage} still has {count} of its micro-batches in self.kept when their backwards "
                "are done: backward(m) must drop what it used, as self.kept.pop(m) does")
@@ -110,8 +110,8 @@ def stage_gradients(found: Sequence[Gradients], single: Sequence[Gradients], wei
                     what: str = "micro-batch", hints: Mapping[float, str] = {}) -> float:
     """The stages together must hold the weighted sum of the gradients in `single`, those of each micro-batch alone.
 
-    `weights` (M,) are 1/M each where not given; `what` is what a row of `single` is. `hints` maps a factor to what to
-    say when a stage holds that many times the right gradient. Returns the sum of absolute values over all parameters.
+    `weights` (M,) are 1/M each where not given; `what` is what a row of `single` is. `hints` maps a factor to the
+    message for that many times the right gradient. Returns the sum of absolute values over all parameters.
     """
     num, last = len(single), len(found) - 1
     wanted = np.full(num, 1 / num) if weights is None else np.asarray(weights, dtype=float)
@@ -145,7 +145,7 @@ def _check_there(stage: int, last: int, own: Gradients) -> None:
 # Over RPC
 
 def remote_failure(message: str) -> str:
-    """An error of a rank that trains over RPC, in words where torch has none."""
+    """The error of a rank that trains over RPC, explained if torch does not explain it."""
     if "graphTask_" in message:
         return ("the gradient comes to a remote call, and nobody there expects it: loss.backward() knows this process "
                 "alone, dist_autograd.backward(context_id, [loss]) knows them all")
@@ -153,7 +153,7 @@ def remote_failure(message: str) -> str:
 
 
 def rows_in_calls(rows: Sequence[Sequence[int]], wanted: Sequence[int]) -> None:
-    """`rows` has for each stage how many sequences each of its calls in one step brought: the micro-batches' sizes."""
+    """Each stage must be called once a micro-batch; `rows` has by stage the numbers of sequences of its calls."""
     for stage, own in enumerate(rows):
         refuse(list(own) == [sum(wanted)] and len(wanted) > 1,
                f"stage {stage} gets the whole batch in one call: cut it into {len(wanted)} micro-batches")
@@ -168,7 +168,7 @@ def in_company(together: bool | None) -> None:
 
 
 def from_stage_to_stage(owners: Sequence[Sequence[str]]) -> None:
-    """`owners` has for each stage the workers that it fetched its inputs from: from stage 1 on, the stage before.
+    """Each stage must fetch its inputs from the stage before; `owners` has by stage the workers that it fetched from.
 
     Worker 0 is the driver, worker s + 1 has stage s.
     """
@@ -202,7 +202,7 @@ def first_updates(before: Sequence[State], after: Sequence[State], single: Seque
 
 
 def losses_of_steps(got: Sequence[Any], expected: Sequence[float], num_first: int) -> None:
-    """`got` has what two calls returned, of `num_first` steps and of the rest: the losses of one process."""
+    """Two calls, of `num_first` steps and of the rest, must have returned the losses of one process."""
     for own, wanted in zip(got, (expected[:num_first], expected[num_first:])):
         length = len(own) if isinstance(own, Sequence) else "no"
         require(length == len(wanted), f"{length} losses are returned for {len(wanted)} step{'s' * (len(wanted) > 1)}: "
@@ -251,7 +251,7 @@ def same_replicas(held: Sequence[State], starts: Sequence[State], num_replicas: 
 
 
 def shares_of_replicas(rows: Sequence[Sequence[int]], num_sequences: int, num_replicas: int) -> None:
-    """`rows` has by rank how many sequences each forward had: together the replica's share of the batch."""
+    """Each rank's forwards, `rows` sequences long, must together be its replica's share of the batch."""
     share = num_sequences // num_replicas
     for rank, own in enumerate(rows):
         require(own, f"rank {rank} has run no forward of a Recorded pipeline")
@@ -277,7 +277,7 @@ def gradients_of_replicas(found: Sequence[Gradients], single: Sequence[Gradients
 
 
 def _why_apart(last: Sequence[Gradients], single: Sequence[Gradients]) -> str:
-    """Why sequences are missing in the gradients that the replicas' last stages hold; "" if none is."""
+    """Why the gradients of all replicas' last stages lack sequences; "" if not all do."""
     if any(gradient is None for own in last for gradient in own.values()):
         return ""
     absent = [set(Attribution(whole(own), [whole(one, own) for one in single]).absent_from()) for own in last]

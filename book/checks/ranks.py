@@ -1,4 +1,4 @@
-"""L3, lab 1: whose data ranks hold after a copy, and over whom they summed in groups, out of order, or with nothing.
+"""L3, lab 1: whose data ranks hold after a copy, and over which ranks they summed.
 
 Shapes: R ranks, n elements with n >= R; `before` and `after` have an entry per rank. Copies are compared exactly, so
 random whole numbers tell whose they are. Out-of-place collectives fill a tensor of R rows, in the order of the ranks
@@ -170,7 +170,7 @@ def _why_not_gathered(rank: int, before: np.ndarray, rows: np.ndarray) -> str:
 
 
 def _why_not_exchanged(rank: int, source: int, before: np.ndarray, after: np.ndarray) -> str:
-    """What rank `rank` has in row `source` in place of row `rank` of rank `source`."""
+    """What rank `rank` has in row `source` instead of row `rank` of rank `source`."""
     row, wanted = after[rank, source], f"rank {source}'s row {rank}"
     if not row.any() and source == rank:
         return "is its own, and all zeros: nobody sends you that, copy it from `outgoing`"
@@ -216,7 +216,7 @@ def on_grid(before: Sequence[Sequence[Any]], after: Sequence[Sequence[Any]], col
 
 
 def names_of_no_order(*stems: str) -> list[str]:
-    """A name that begins with each of `stems`, such that a set of two to four of them keeps the order they came in.
+    """Names that begin with `stems`, such that a set of two to four of them keeps the order of insertion.
 
     Ranks forked from one process hash strings alike, so their sets agree on an order; those of processes that torchrun
     starts don't. These names all ask for the first place in a set's table of eight.
@@ -277,7 +277,7 @@ def sample_mean(before: Sequence[Any], after: Sequence[Any], num_samples: Sequen
 
 
 def _why_reduced(name: str, columns: int, right: np.ndarray) -> str:
-    """Why only one rank of each group has its result; "" if that is not so. `right` tells it by rank, shape (R,)."""
+    """The message if exactly one rank of each group has its result, by `right`, (R,); "" otherwise."""
     places = right.reshape(-1, columns) if name == "partial" else right.reshape(-1, columns).T
     group = {"partial": "row", "gradient": "column"}.get(name)
     if not group or not (places == places[0]).all() or places[0].sum() != 1:
@@ -302,7 +302,7 @@ def _why_not_on_grid(name: str, rank: int, found: Attribution, sets: Mapping[str
 
 
 def _described(factors: np.ndarray, sets: Mapping[str, np.ndarray]) -> tuple[str, str]:
-    """Multiples of the ranks' data in words, and over which of the sets they are, "" if none.
+    """Multiples of the ranks' data in words, and which of the sets of ranks they are over, "" if none.
 
     For example ("the sum over its row (ranks 0, 1)", "its row").
     """
@@ -332,7 +332,7 @@ def _why_not_summed(rank: int, name: str, rows: Mapping[str, np.ndarray], got: n
 
 
 def _wrong_means(counts: np.ndarray, rank: int) -> dict[str, np.ndarray]:
-    """The coefficients that mistakes give the ranks' sums, where they have these numbers of samples."""
+    """The coefficients of the ranks' sums that mistakes lead to, by the name of the mistake."""
     share = np.divide(1, counts, out=np.zeros_like(counts), where=counts > 0)  # a rank without samples has only zeros
     num_ranks, ones = len(counts), np.ones(len(counts))
     return {"by ranks": ones / num_ranks, "by its own": ones / max(counts[rank], 1), "mean of means": share / num_ranks,

@@ -43,10 +43,10 @@ class Visit:
 
 
 class Meeting:
-    """Where the forwards of one step meet: each waits here for the others, then the last share leaves first.
+    """A barrier for the forwards of one step; when all have arrived, the last share leaves first.
 
-    Forwards that run one after another never meet; after `patience_s` seconds that is noted. Leaving in reverse order
-    makes it show when outputs are gathered in the order in which they are done.
+    Forwards that run one after another never meet; after `patience_s` seconds they go on. Leaving in reverse order
+    exposes outputs that are gathered in the order of completion.
     """
 
     def __init__(self, num_replicas: int, patience_s: float = 2.0) -> None:

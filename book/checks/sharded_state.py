@@ -130,7 +130,7 @@ def parameters_sharded(trace: Trace, sizes: Sizes, item_bytes: int, num_forwards
 
 
 def nothing_behind(num_bytes: Sequence[float]) -> None:
-    """`num_bytes` by rank of memory that held whole parameters in forward and is still there before backward: none."""
+    """No memory of whole parameters may be left between forward and backward; `num_bytes` is what is, by rank."""
     for rank, kept in enumerate(num_bytes):
         refuse(kept, f"on rank {rank} {kept:.0f} bytes of whole parameters outlive the forward, though no "
                "parameter shows them: autograd has kept views of them for backward. An empty tensor in p.data takes "
