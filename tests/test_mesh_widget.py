@@ -75,13 +75,11 @@ def test_the_stops_send_what_the_step_sends() -> None:
     """No byte is lost or counted twice between the trace and the stops, along any axis."""
     data = data_of(explorer())
     found: dict[tuple, float] = {}
-    for _, _, _, sent in data["stops"]:
-        for place in sent[::2]:
-            name, moved = data["sent"][place]
-            for src, dst, num_bytes in zip(moved[::3], moved[1::3], moved[2::3]):
-                found[data["names"][name], src, dst] = found.get((data["names"][name], src, dst), 0) + num_bytes
+    for sent in (sent for stop in data["stops"] for sent in stop["sent"]):
+        path = data["names"][sent["axis"]], sent["src"], sent["dst"]
+        found[path] = found.get(path, 0) + sent["bytes"]
     assert found == flows(recorded(), mesh_of(CUBE))
-    assert {(data["names"][name], src, dst): num_bytes for name, src, dst, num_bytes in data["flows"]} == found
+    assert {(data["names"][f["axis"]], f["src"], f["dst"]): f["bytes"] for f in data["flows"]} == found
 
 
 def test_of_several_steps_the_first_is_played_and_bytes_are_the_mean() -> None:
@@ -152,7 +150,7 @@ def test_what_never_ends_is_said() -> None:
                     Event(1, "collective", "all_reduce", group=(0, 1), num_bytes=8.0))
     assert said(stuck, PAIR) == ["Rank 0 waits for a message from rank 1 that never came. "
                                  "Rank 1 waits in all-reduce with both ranks."]
-    assert data_of(mesh_explorer(stuck, PAIR))["stops"][0][0] == "stuck"
+    assert data_of(mesh_explorer(stuck, PAIR))["stops"][1]["kind"] == "stuck"
 
 
 def test_collectives_alone_are_counted_over_the_run() -> None:

@@ -47,8 +47,7 @@ def run_of(trace: Trace) -> dict[str, Any]:
 
 def told(trace: Trace) -> list[str]:
     """What is said at each step."""
-    run = run_of(trace)
-    return [run["begin"]] + [stress + rest for _, stress, rest, *_ in run["steps"]]
+    return [stress + rest for stop in run_of(trace)["stops"] for stress, rest, *_ in stop["say"]]
 
 
 def figures(trace: Trace) -> list[str]:
@@ -66,7 +65,7 @@ def at_end(trace: Trace, name: str) -> dict[int, dict[int, list[float] | None]]:
     run = run_of(trace)
     [index] = [i for i, matrix in enumerate(run["matrices"]) if matrix["name"] == name]
     held: dict[int, dict] = {rank: {} for rank in range(run["n"])}
-    for block in [*run["start"], *(block for step in run["steps"] for block in step[4])]:
+    for block in [block for stop in run["stops"] for block in stop["set"]]:
         rank, matrix, number, *contents = block
         if matrix == index:
             held[rank].pop(number, None)
@@ -175,11 +174,12 @@ def test_by_rows_every_rank_has_a_partial_sum_until_it_is_reduced() -> None:
         "Done: every rank returns all of Y, complete."]
     run = run_of(recorded("by rows", 4))
     assert [m["grid"] for m in run["matrices"]] == [[1, 4], [4, 1], [1, 1]]
-    assert run["start"] == [block for r in range(4) for block in ([r, 0, r, [1]], [r, 1, r, [1]])]
+    start, *steps = run["stops"]
+    assert start["set"] == [block for r in range(4) for block in ([r, 0, r, [1]], [r, 1, r, [1]])]
     ones = [[int(k == r) for k in range(4)] for r in range(4)]
-    assert [step[4] for step in run["steps"]] == [
+    assert [step["set"] for step in steps] == [
         [[r, 2, 0, ones[r]] for r in range(4)], *[[[r, 2, 0, [1] * 4] for r in range(4)]] * 2]
-    sent = [(src, dst) for _, src, dst, _ in run["steps"][1][5]]
+    sent = [(src, dst) for _, src, dst, _ in steps[1]["moves"]]
     assert sent == [(s, d) for s in range(4) for d in range(4) if s != d]
 
 
@@ -224,7 +224,7 @@ def test_sequence_parallel_ends_with_rows() -> None:
 ])
 def test_a_mistake_is_shown_as_it_is(name: str, verdict: str) -> None:
     assert told(recorded(name))[-1] == WRONG + verdict
-    assert run_of(recorded(name))["steps"][-1][3] is True
+    assert run_of(recorded(name))["stops"][-1]["say"][0][2] is True
 
 
 @pytest.mark.slow

@@ -89,9 +89,9 @@ def test_a_name_leads_past_the_package_that_hands_it_on() -> None:
 
 
 def test_a_script_affects_the_tests_of_its_widgets_alone() -> None:
-    timeline, controls = distances(["book/widgets/timeline.js"]), distances(["book/widgets/controls.js"])
+    timeline, scene = distances(["book/widgets/timeline.js"]), distances(["book/widgets/scene.js"])
     assert timeline["tests/test_timeline_browser.py"] == 1 and "tests/test_mesh_browser.py" not in timeline
-    assert controls["tests/test_mesh_browser.py"] == controls["tests/test_player_browser.py"] == 1
+    assert scene["tests/test_mesh_browser.py"] == scene["tests/test_player_browser.py"] == 1
 
 
 def test_a_lab_affects_its_own_notebook_alone() -> None:

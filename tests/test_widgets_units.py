@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from book.collectives import ring_all_reduce
 from book.pipelines import gpipe
-from book.widgets import pipeline_player, play
+from book.widgets import pipeline_player
 from book.widgets.terms import counted, spelled
 from book.widgets.terms import in_bytes, in_seconds, percent
 
@@ -37,7 +36,7 @@ def test_counts_and_names() -> None:
 
 def test_javascript_writes_the_same(show: Callable) -> None:
     """What a script works out as the clock runs reads as what Python has put beside it."""
-    page = show(play(ring_all_reduce(2)), pipeline_player(gpipe(2, 2)))
+    page = show(pipeline_player(gpipe(2, 2)))
     written = "([all, of, by]) => all.map(x => globalThis[of][by](x))"
-    assert page.evaluate(written, [list(SIZES), "lockstepControls", "bytes"]) == list(SIZES.values())
-    assert page.evaluate(written, [list(TIMES), "lockstepStages", "short"]) == list(TIMES.values())
+    assert page.evaluate(written, [list(SIZES), "lockstepScene", "bytes"]) == list(SIZES.values())
+    assert page.evaluate(written, [list(TIMES), "lockstepScene", "short"]) == list(TIMES.values())

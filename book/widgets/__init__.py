@@ -22,7 +22,7 @@ That HTML is the same for the same program: it holds logical steps and modelled 
     registry        all widgets, and which scripts draw each
     page, live      what every widget is: a page with data and words; an anywidget around it
     terms           bytes and times, names and counts, as their texts have them
-    controls.js     what all scripts share; widgets.css is the style of them all
+    scene.js        what all scripts share, and what all data have; widgets.css is the style of them all
 
 A widget's module has its name: its Page, its function, and what is drawn. What reads a trace for it is in `*_run`, long
 texts are in `*_words`. Its script stands beside it.

@@ -1,15 +1,17 @@
 """L3: the memory player on a page and in a notebook: what each rank holds of a model's state, step by step.
 
-The data of a run, beside what `choices` adds: `n` ranks; `units`, [name, bytes of its whole parameters]; `start` and,
-in each of the `steps`, changes [lane, unit, bytes, look].
+The data of a run, beside what scene.js says of all runs: `n` ranks; `units`, each with its `name` and the `bytes` of
+its whole parameters. A stop, of which the first is the start, has
 
-    step    [kind, unit (-1: all), words to stress, the rest, bytes that each rank sends, changes]; words are numbers of
-            `texts`, which all runs share, as `begin` is
-    lane    0 parameters, 1 gradients, 2 optimizer state, 3 activations
-    look    "" nothing, "s" this rank's shard, "w" all of it, "o" all, of which only this rank's shard is updated,
-            "l" the gradient of this rank's own part of the batch
+    op, unit    what all ranks do, and the unit's number; null: all of them
+    sent        bytes that each rank sends
+    set         what each rank holds from then on: [kind, unit, bytes, look]
+    kind        0 parameters, 1 gradients, 2 optimizer state, 3 activations
+    look        "" nothing, "shard" this rank's shard, "whole" all of it, "updated" all, of which only this rank's shard
+                is updated, "own" the gradient of this rank's own part of the batch
 
-`room` is the most that a rank holds of each lane in any run: bars of all runs are drawn to one scale.
+A figure without a value is counted as the clock runs. `room` is the most that a rank holds of each kind in any run:
+bars of all runs are drawn to one scale.
 """
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from book.cost import sharded_sent_bytes
 from book.trace import STATE, Trace
 from book.widgets.memory_run import HINT, REDUCES, Action, Held, Place, read_held
-from book.widgets.page import Page, arranged, check_choice, mapping, names_of, show
+from book.widgets.page import Data, Page, arranged, check_choice, mapping, names_of, show
 from book.widgets.terms import counted, in_bytes, origin
 
 if TYPE_CHECKING:
@@ -64,12 +66,10 @@ class MemoryPlayer(Page):
 
     def data(self, live: bool) -> dict[str, Any]:
         """The player's data; where it is live, with the backend's name."""
-        texts: dict[str, int] = {}
-        runs = {key: {"source": origin(self.traces[key], live), **run_payload(held, texts)}
+        runs = {key: {"source": origin(self.traces[key], live), **run_payload(held)}
                 for key, held in self._held.items()}
         room = [max(_room(held, what) for held in self._held.values()) for what in STATE]
-        return {"v": 1, "title": self.title, "room": room, "texts": list(texts),
-                **arranged(runs, self._labels, self._select)}
+        return {"v": 1, "title": self.title, "room": room, **arranged(runs, self._labels, self._select)}
 
     def text(self) -> str:
         """One line that says what is shown."""
@@ -90,18 +90,25 @@ class MemoryPlayer(Page):
         return "".join(parts)
 
 
-def run_payload(held: Held, texts: dict[str, int]) -> dict[str, Any]:
-    """One run as JSON data; its words are put into `texts`, each with its number."""
-    def kept(said: Sequence[str]) -> list[int]:
-        return [texts.setdefault(text, len(texts)) for text in said]
-
+def run_payload(held: Held) -> Data:
+    """One run as JSON data."""
     drawing = _Drawing(held)
-    start = [drawing.change(place, num_bytes, "start") for place, num_bytes in held.start.items()]
-    steps = [[action.op, drawing.names.index(action.unit) if action.unit in held.units else -1, *kept(said),
-              _number(action.num_sent), drawing.changes(action.op, action.unit, action.changes)]
-             for action, said in zip(held.actions, told(held))]
-    return {"n": held.world_size, "units": [[name, _number(b)] for name, b in held.units.items()],
-            "begin": kept(begin(held)), "start": start, "steps": steps, "figures": figures(held)}
+    first = [drawing.change(place, num_bytes, "start") for place, num_bytes in held.start.items()]
+    stops: list[Data] = [{"say": [begin(held)], "phase": "0", "op": "start", "unit": None, "sent": 0, "set": first}]
+    for action, phase, said in zip(held.actions, _phases(held), told(held)):
+        stops.append({"say": [said], "phase": phase, "op": action.op,
+                      "unit": drawing.names.index(action.unit) if action.unit in held.units else None,
+                      "sent": _number(action.num_sent),
+                      "set": drawing.changes(action.op, action.unit, action.changes)})
+    return {"n": held.world_size, "units": [{"name": name, "bytes": _number(b)} for name, b in held.units.items()],
+            "stops": stops, "figures": figures(held)}
+
+
+def _phases(held: Held) -> str:
+    """A digit for each action: 0 until the first backward, 1 until the first update, then 2."""
+    ops = [action.op for action in held.actions]
+    first, last = (ops.index(op) if op in ops else len(ops) for op in ("backward", "update"))
+    return "".join("2" if k >= last else "1" if k >= first else "0" for k in range(len(ops)))
 
 
 class _Drawing:
@@ -129,12 +136,12 @@ class _Drawing:
 
     def _look(self, what: str, op: str) -> str:
         if what == "gradients":
-            return {"reduce_scatter": "s", "all_reduce": "w"}.get(op, "l")
+            return {"reduce_scatter": "shard", "all_reduce": "whole"}.get(op, "own")
         if what == "optimizer":
-            return "s" if self._stage else "w"
+            return "shard" if self._stage else "whole"
         if what == "parameters" and op == "update":
-            return "o"
-        return "s" if self._frees and op in ("start", "free") else "w"
+            return "updated"
+        return "shard" if self._frees and op in ("start", "free") else "whole"
 
 
 def _final(held: Held) -> list[list[str]]:

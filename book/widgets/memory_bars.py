@@ -39,7 +39,7 @@ MOST_RANKS, MOST_PARAMETERS = 1024, 1e13
 class MemoryBars(Page):
     """What the bars show at first; raises ValueError for a choice that is none of the reader's."""
 
-    widget = "memorybars"
+    widget = "memory_bars"
 
     def __init__(self, num_parameters: float = 7.5e9, num_ranks: int = 64, zero_stage: int = 3,
                  each: StateBytes = ADAM_MIXED, gpu_bytes: float = 80e9, title: str | None = None):

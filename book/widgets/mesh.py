@@ -4,17 +4,17 @@ Ranks are named by their numbers in the trace; the script gives them others wher
 
     axes, shape, per    the mesh as it was recorded: axes from the outermost in, ranks per node; `sizes` to choose from
     names               the axes, and what else is sent along, as book.cost.flows calls it: "dp+tp", "none"
-    flows               [name, from, to, bytes in a step]; `span` says that it is one, or the whole run
-    sent                what is sent at stops, each [name, [from, to, bytes, from, to, bytes, ...]]
-    stops               what is played, each [kind, sentences, work, [what is sent, its label, what is sent, ...]]
+    flows               what is sent in a step, each with its `axis` (its place in `names`), `src`, `dst` and `bytes`;
+                        `span` says that it is a step, or the whole run
+    stops               what is played, after the start
 
-A sentence is [what to stress, the rest], with @5 for rank 5; work is a list of [kind of action, micro-batch, ranks];
-a label is the action that a message comes from, "F0".
+A stop has, beside what scene.js says of all stops, with @5 for rank 5, the `kind` of what is done, `work`, a list of
+[kind of action, micro-batch, ranks], and what is `sent`: flows with a `label`, the action that they come from, "F0".
 """
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from book.mesh import Mesh
 from book.trace import Event, Trace
 from book.widgets.mesh_run import Step, Stop, read_step
 from book.widgets.mesh_words import plain, told
-from book.widgets.page import Page, show
+from book.widgets.page import Data, Page, show
 from book.widgets.terms import counted, in_bytes, origin
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def mesh_explorer(trace: Trace, mesh: Mesh, *, title: str | None = None) -> Mesh
 
 
 MOST_RANKS, MOST_AXES, MOST_STOPS = 16, 4, 128
+PHASES = {"work": "0", "message": "1"}  # of other kinds of stops: 2
 
 
 class MeshExplorer(Page):
@@ -125,18 +126,16 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
-def mesh_payload(trace: Trace, mesh: Mesh, step: Step) -> dict[str, Any]:
+def mesh_payload(trace: Trace, mesh: Mesh, step: Step) -> Data:
     """The mesh, what is sent along its axes, and the stops."""
     sent = step_flows(trace, mesh, step)
     names = [*mesh.axes, *sorted({name for name, _, _ in sent} - set(mesh.axes))]
     per = mesh.ranks_per_node or mesh.world_size
-    known: dict[tuple[Any, ...], int] = {}
-    stops = [[stop.kind, said, _work(stop), _sent(stop, mesh, names, known)]
-             for stop, said in zip(step.stops, told(step, mesh))]
+    stops: list[Data] = [{"kind": "start", "say": [], "phase": "2", "work": [], "sent": []}]
+    stops += [{"kind": stop.kind, "say": said, "phase": PHASES.get(stop.kind, "2"), "work": _work(stop),
+               "sent": _sent(stop, mesh, names)} for stop, said in zip(step.stops, told(step, mesh))]
     return {"axes": list(mesh.axes), "shape": list(mesh.shape), "per": per, "sizes": sizes(mesh), "names": names,
-            "span": step.span,
-            "flows": [[names.index(name), src, dst, short(num_bytes)] for (name, src, dst), num_bytes in sent.items()],
-            "sent": [[name, list(moved)] for name, moved in known], "stops": stops}
+            "span": step.span, "flows": [_flow(names, *item) for item in sent.items()], "stops": stops}
 
 
 def step_flows(trace: Trace, mesh: Mesh, step: Step) -> Flows:
@@ -179,21 +178,18 @@ def _work(stop: Stop) -> list[list[Any]]:
     return [[*what, who] for what, who in ranks.items()]
 
 
-def _sent(stop: Stop, mesh: Mesh, names: list[str], known: dict[tuple[Any, ...], int]) -> list[Any]:
-    """What travels at a stop, by axis and label; most of it has been sent before and is `known`."""
+def _sent(stop: Stop, mesh: Mesh, names: list[str]) -> list[Data]:
+    """What travels at a stop."""
     if stop.kind == "stuck":
         return []
     by_label: dict[str, list[Event]] = defaultdict(list)
     for item in stop.items:
         label = f"{item.made.op}{item.made.micro_batch}" if item.made else ""
         by_label[label] += item.inner if stop.kind == "work" else [item.event]
-    found: dict[tuple[int, str], list[float]] = defaultdict(list)
-    for label, events in by_label.items():
-        for (name, src, dst), num_bytes in _flows(events, mesh):
-            found[names.index(name), label] += [src, dst, short(num_bytes)]
-    return [part for (name, label), moved in found.items()
-            for part in (known.setdefault((name, tuple(moved)), len(known)), label)]
+    return [{**_flow(names, *sent), "label": label} for label, events in by_label.items()
+            for sent in flows(Trace(events, mesh.world_size, "measured", "recorded"), mesh).items()]
 
 
-def _flows(events: list[Event], mesh: Mesh) -> Iterable[tuple[tuple[str, int, int], float]]:
-    return flows(Trace(events, mesh.world_size, "measured", "recorded"), mesh).items()
+def _flow(names: list[str], path: tuple[str, int, int], num_bytes: float) -> Data:
+    name, src, dst = path
+    return {"axis": names.index(name), "src": src, "dst": dst, "bytes": short(num_bytes)}

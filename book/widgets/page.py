@@ -16,7 +16,7 @@ Data = dict[str, Any]
 class Page(ABC):
     """What a widget leaves in a stored notebook: HTML that holds its data and, in words, what it will show."""
 
-    widget: str  # which script draws it, by the name that it gives to define() in controls.js
+    widget: str  # which script draws it, by the name that it gives to define() in scene.js
     traces: dict[Any, Trace]
 
     @abstractmethod

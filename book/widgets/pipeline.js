@@ -1,241 +1,396 @@
-/* Lockstep's pipeline player: what every rank runs and keeps, and what travels; pipeline.py says what the data mean. */
+/* Lockstep's pipeline player: what every rank runs and keeps, and what travels. pipeline_run.py says what the data
+   mean. Captions are made here: a run may have a thousand stops, and words for all of them would outweigh the rest. */
 (() => {
-const { range, clamp, make, color, and, seconds, choices, footer, shell, define } = globalThis.lockstepControls, { TICKS, fit, lanes, axis } = globalThis.lockstepLanes;
-const { min, max, abs } = Math, NEAR = 0.01, RESULT = { F: "output", B: "gradient", I: "gradient" };
-const KINDS = { F: "forward", B: "backward", I: "input gradient", W: "weight gradient" };
-const near = (a, b) => abs(a - b) < NEAR, due = (a, t) => a < t + NEAR, upper = text => text[0].toUpperCase() + text.slice(1);
-const num = (n, one) => `${n} ${one}${n === 1 ? "" : "s"}`, named = list => `Rank${list.length > 1 ? "s" : ""} ${and(list)}`, short = s => (s < 1e-12 ? "0 s" : seconds(s).replace(/(\.\d*[1-9])0+ |\.0+ /, "$1 "));
-const apart = times => times.sort((a, b) => a - b).filter((t, i, all) => !i || !near(t, all[i - 1]));
+  const { range, clamp, sum, make, color, and, num, upper, short, longest } = globalThis.lockstepScene;
+  const { mountScene, define } = globalThis.lockstepScene;
+  const { TICKS, fit, lanes, axis } = globalThis.lockstepLanes;
+  const { min, max, abs } = Math;
+  const NEAR = 0.01;
+  const RESULT = { F: "output", B: "gradient", I: "gradient" };
+  const KINDS = { F: "forward", B: "backward", I: "input gradient", W: "weight gradient" };
+  const near = (a, b) => abs(a - b) < NEAR;
+  const due = (a, t) => a < t + NEAR;
+  const named = list => `Rank${list.length > 1 ? "s" : ""} ${and(list)}`;
+  const apart = times => times.sort((a, b) => a - b).filter((t, i, all) => !i || !near(t, all[i - 1]));
 
-// # data
-function decode(raw) {
-  const per = TICKS / raw.ticks;
-  return planned({ ...raw, ranks: raw.order.map((text, r) => {
-    const gaps = new Map(raw.idle[r]), late = new Map(raw.late?.[r].map(([i, ...how]) => [i, how]));
-    let z = 0;
-    return (text ? text.split(",") : []).map((word, i) => {
-      const [, s, kind, m] = word.match(/(\d+)(\D)(\d+)/), a = z + (gaps.get(i) ?? 0);
-      z = a + (raw.len[r][i] ?? raw.len[r][kind]);
-      const [wait, length] = late.get(i) ?? [0, raw.wire ?? 0];
-      return { r, s: +s, kind, m: +m, a: a * per, z: z * per, out: (z + wait) * per, there: (z + wait + length) * per };
+  // # data: an action { r, s, kind, m } runs from a to z; its result leaves at out and is there at there
+  function decode(raw) {
+    const per = TICKS / raw.ticks;
+    const ranks = raw.actions.map((own, r) => {
+      return own.map(([s, kind, m, a, z, out = z, there = out]) => {
+        return { r, s, kind, m, a: a * per, z: z * per, out: out * per, there: there * per };
+      });
     });
-  }) });
-}
-
-function planned(run) { // what follows from the actions
-  const { ranks, stages } = run, home = [], acts = ranks.flat(), most = ranks.map(own => own.map(x => kept(own, x.z).length)), peak = most.map(list => max(0, ...list));
-  stages.forEach((list, r) => list.forEach(s => { home[s] = r; }));
-  for (const x of acts) x.to = RESULT[x.kind] ? home[x.s + (x.kind === "F" ? 1 : -1)] ?? x.r : x.r;
-  return { who: range(run.n), ...run, acts, peak, full: most.map((list, r) => ranks[r][list.indexOf(peak[r])]?.z), stops: apart([0, TICKS, ...acts.flatMap(x => [x.a, x.z])]), several: stages.some(list => list.length > 1), at: t => short(t / TICKS * run.step_s) };
-}
-
-function kept(own, t) { // the forwards of a rank that wait for their backward
-  const list = [];
-  for (const x of own) {
-    if (!due(x.z, t)) break;
-    if (x.kind === "F") list.push(x);
-    else if (x.kind !== "I") list.splice(list.findIndex(f => f.s === x.s && f.m === x.m), 1);
+    return planned({ ...raw, ranks });
   }
-  return list;
-}
-const idle = (own, t) => t - own.reduce((busy, x) => busy + max(0, min(t, x.z) - x.a) * (x.a < t), 0);
 
-const write = (parent, x, y, text, anchor = "start", look = "tiny") => make("text.lk-" + look, parent, { x, y, "text-anchor": anchor }, text);
+  /** What follows from the actions. */
+  function planned(run) {
+    const { ranks, stages } = run;
+    const home = [];
+    const acts = ranks.flat();
+    const most = ranks.map(own => own.map(x => kept(own, x.z).length));
+    const peak = most.map(list => max(0, ...list));
+    stages.forEach((list, r) => list.forEach(s => (home[s] = r)));
+    for (const x of acts) x.to = RESULT[x.kind] ? (home[x.s + (x.kind === "F" ? 1 : -1)] ?? x.r) : x.r;
+    return {
+      ...{ ...run, acts, peak },
+      full: most.map((list, r) => ranks[r][list.indexOf(peak[r])]?.z),
+      stops: apart([0, TICKS, ...acts.flatMap(x => [x.a, x.z])]),
+      several: stages.some(list => list.length > 1),
+      at: t => short((t / TICKS) * run.step_s),
+    };
+  }
 
-// # stage: for each rank a lane of its actions, and a strip of what it keeps
-function plan({ n, step_s }, W, total_s, tight) {
-  const small = tight || n > 4, left = W < 560 ? 66 : tight ? 108 : 84, [lane, strip, gap] = tight ? [16, 0, 4] : small ? [20, 12, 13] : [30, 14, 22];
-  const each = lane + strip + gap, y = 6 + n * each;
-  return { W, H: y + 20, left, small, tight, y, lane, strip, top: r => 10 + r * each, perTick: (W - left - 2) * step_s / total_s / TICKS };
-}
+  /** The forwards of a rank that wait for their backward. */
+  function kept(own, t) {
+    const list = [];
+    for (const x of own) {
+      if (!due(x.z, t)) break;
+      if (x.kind === "F") list.push(x);
+      else if (x.kind !== "I")
+        list.splice(
+          list.findIndex(f => f.s === x.s && f.m === x.m),
+          1,
+        );
+    }
+    return list;
+  }
 
-function stageOf(parent, run, W, total_s, name, tight, picked) { // returns what paints a moment, and what marks a micro-batch
-  const set = plan(run, W, total_s, tight), { left, lane, top, small } = set, { ranks, stages, several, who } = run;
-  const rows = ranks.map((own, r) => ({ y: top(r), h: lane, blocks: own.map(({ a, z, kind, m, s }) => ({ a, b: z, c: `var(--k${kind})`, key: m, look: "k" + kind, marks: stages[r].indexOf(s), pad: 3, lines: [[several ? `${kind}${m} of ${s}` : kind + m, kind + m, "" + m]] })) }));
-  const ui = lanes(parent, { ...set, name, rows }), { rest } = ui;
-  axis(ui, set, run.step_s, total_s);
-  if (picked >= 0) make("rect.lk-pick", rest, { x: left - 2, y: top(picked) - 2, width: W - left + 2, height: lane + 4, rx: 5 });
-  const trail = make("path.lk-trail", rest), strips = ranks.map((_, r) => {
-    const list = stages[r].join(", "), of = fit([`stage${stages[r].length > 1 ? "s" : ""} ${list}`, list], left - 12);
-    make("circle", rest, { cx: 5, cy: top(r) + lane / 2 - (small ? 0 : 6), r: 4, fill: color(who[r]) });
-    write(rest, 14, top(r) + lane / 2 + (small ? 4.5 : -1.5), (tight && W < 560 ? "" : "rank ") + who[r], "start", "rank");
-    if (!small) write(rest, 14, top(r) + lane / 2 + 12, of);
-    if (tight) { // no strip, a number
-      const tally = write(rest, left - 8, top(r) + lane / 2 + 4, "", "end");
-      return t => { tally.textContent = `${kept(ranks[r], t).length}/${run.peak[r]}`; };
+  const idle = (own, t) => t - sum(own, x => max(0, min(t, x.z) - x.a) * (x.a < t));
+
+  function write(parent, x, y, text, anchor = "start", look = "tiny") {
+    return make("text.lk-" + look, parent, { x, y, "text-anchor": anchor }, text);
+  }
+
+  // # stage: for each rank a lane of its actions, and a strip of what it keeps
+  function plan({ n, step_s }, W, total_s, tight) {
+    const small = tight || n > 4;
+    const left = W < 560 ? 66 : tight ? 108 : 84;
+    const [lane, strip, gap] = tight ? [16, 0, 4] : small ? [20, 12, 13] : [30, 14, 22];
+    const each = lane + strip + gap;
+    const y = 6 + n * each;
+    const perTick = ((W - left - 2) * step_s) / total_s / TICKS;
+    return { W, H: y + 20, left, small, tight, y, lane, strip, top: r => 10 + r * each, perTick };
+  }
+
+  function rowsOf({ ranks, stages, several }, { top, lane }) {
+    return ranks.map((own, r) => {
+      const blocks = own.map(({ a, z, kind, m, s }) => {
+        const texts = [several ? `${kind}${m} of ${s}` : kind + m, kind + m, "" + m];
+        const marks = stages[r].indexOf(s);
+        return { a, b: z, c: `var(--k${kind})`, key: m, look: "k" + kind, marks, pad: 3, lines: [texts] };
+      });
+      return { y: top(r), h: lane, blocks };
+    });
+  }
+
+  /** Returns what paints a moment, and what marks a micro-batch. */
+  function stageOf(parent, run, W, total_s, name, tight, picked) {
+    const set = plan(run, W, total_s, tight);
+    const { left, lane, top } = set;
+    const ui = lanes(parent, { ...set, name, rows: rowsOf(run, set) });
+    const { rest } = ui;
+    axis(ui, set, run.step_s, total_s);
+    const chosen = { x: left - 2, y: top(picked) - 2, width: W - left + 2, height: lane + 4, rx: 5 };
+    if (picked >= 0) make("rect.lk-pick", rest, chosen);
+    const trail = make("path.lk-trail", rest);
+    const strips = run.ranks.map((_, r) => drawRank(rest, run, r, set));
+    const travel = tight ? () => {} : chips(ui, run, set);
+    const below = set.y + 15;
+    const now = tight ? write(rest, left - 8, below, "in flight", "end") : write(rest, 0, below, "", "start", "rank");
+    const paint = t => {
+      ui.set(t);
+      if (!tight) now.textContent = run.at(t);
+      for (const paintStrip of strips) paintStrip(t);
+      travel(t);
+    };
+    const middle = x => top(x.r) + lane / 2;
+    const mark = m => {
+      for (const g of parent.querySelectorAll("[data-b]")) g.classList.toggle("on", +g.dataset.b === m);
+      const own = run.acts.filter(x => x.m === m && x.kind !== "W").sort((x, y) => x.a - y.a);
+      const line = (x, i) => `M${ui.x(own[i].z)} ${middle(own[i])}L${ui.x(x.a)} ${middle(x)}`;
+      trail.setAttribute("d", own.slice(1).map(line).join(""));
+    };
+    return { paint, mark };
+  }
+
+  /** A rank's name, and its strip or, where it is tight, a number; returns what paints it. */
+  function drawRank(rest, run, r, set) {
+    const { left, top, lane, small, tight, W } = set;
+    const who = run.who[r];
+    const list = run.stages[r].join(", ");
+    const of = fit([`stage${run.stages[r].length > 1 ? "s" : ""} ${list}`, list], left - 12);
+    const y = top(r) + lane / 2;
+    make("circle", rest, { cx: 5, cy: y - (small ? 0 : 6), r: 4, fill: color(who) });
+    write(rest, 14, y + (small ? 4.5 : -1.5), (tight && W < 560 ? "" : "rank ") + who, "start", "rank");
+    if (!small) write(rest, 14, y + 12, of);
+    if (tight) {
+      const tally = write(rest, left - 8, y + 4, "", "end");
+      return t => (tally.textContent = `${kept(run.ranks[r], t).length}/${run.peak[r]}`);
     }
     write(rest, 14, top(r) + lane + 6 + set.strip / 2 + (small ? 1 : 4), small ? of : "holds");
     return stripOf(rest, run, r, set);
-  });
-  const travel = tight ? () => {} : chips(ui, run, set), now = tight ? write(rest, left - 8, set.y + 15, "in flight", "end") : write(rest, 0, set.y + 15, "", "start", "rank");
-  return { paint(t) {
-    ui.set(t);
-    if (!tight) now.textContent = run.at(t);
-    for (const paint of strips) paint(t);
-    travel(t);
-  }, mark(m) {
-    for (const g of parent.querySelectorAll("[data-b]")) g.classList.toggle("on", +g.dataset.b === m);
-    const own = run.acts.filter(x => x.m === m && x.kind !== "W").sort((x, y) => x.a - y.a);
-    trail.setAttribute("d", own.slice(1).map((x, i) => `M${ui.x(own[i].z)} ${top(own[i].r) + lane / 2}L${ui.x(x.a)} ${top(x.r) + lane / 2}`).join(""));
-  } };
-}
+  }
 
-function stripOf(parent, { ranks, peak, several, at, who }, r, { W, left, top, lane, strip, perTick }) { // a box for each forward that is kept
-  const y = top(r) + lane + 6, room = min(W - left - 2, TICKS * perTick), step = min(24, 0.5 * room / max(...peak, 1)), wide = step >= 16;
-  const boxes = range(peak[r], i => {
-    const g = make("g", parent, { style: `--c:${color(who[r])}` });
-    make("rect.lk-keep", g, { x: left + i * step, y, width: max(1.5, step - 3), height: strip, rx: wide ? 3 : 1 });
-    return [g, wide && write(g, left + i * step + (step - 3) / 2, y + strip / 2 + 4, "", "middle")];
-  });
-  const from = left + peak[r] * step + 4, words = write(parent, from, y + strip / 2 + 4), lost = write(parent, left + room, y + strip / 2 + 4, "", "end");
-  let last;
-  return t => {
-    const held = kept(ranks[r], t), k = held.length, gone = "idle " + at(idle(ranks[r], t)), now = held.map(x => x.m) + gone.length;
-    lost.textContent = gone;
-    if (last === (last = now)) return;
-    boxes.forEach(([g, text], i) => {
-      g.setAttribute("class", i < k ? "in" : "");
-      if (text) text.textContent = held[i]?.m ?? "";
+  /** A box for each forward that is kept. */
+  function stripOf(parent, { ranks, peak, several, at, who }, r, { W, left, top, lane, strip, perTick }) {
+    const y = top(r) + lane + 6;
+    const room = min(W - left - 2, TICKS * perTick);
+    const step = min(24, (0.5 * room) / max(...peak, 1));
+    const wide = step >= 16;
+    const boxes = range(peak[r], i => {
+      const g = make("g", parent, { style: `--c:${color(who[r])}` });
+      const box = { x: left + i * step, y, width: max(1.5, step - 3), height: strip, rx: wide ? 3 : 1 };
+      make("rect.lk-keep", g, box);
+      return [g, wide && write(g, left + i * step + (step - 3) / 2, y + strip / 2 + 4, "", "middle")];
     });
-    words.textContent = fit([several ? num(k, "forward") + " kept" : `activations of ${num(k, "micro-batch").replace("hs", "hes")}`, k + " kept"], left + room - from - 6.3 * gone.length - 8) ?? "";
-  };
-}
+    const from = left + peak[r] * step + 4;
+    const words = write(parent, from, y + strip / 2 + 4);
+    const lost = write(parent, left + room, y + strip / 2 + 4, "", "end");
+    let last;
+    return t => {
+      const held = kept(ranks[r], t);
+      const k = held.length;
+      const gone = "idle " + at(idle(ranks[r], t));
+      lost.textContent = gone;
+      const now = held.map(x => x.m) + gone.length;
+      if (last === now) return;
+      last = now;
+      boxes.forEach(([g, text], i) => {
+        g.setAttribute("class", i < k ? "in" : "");
+        if (text) text.textContent = held[i]?.m ?? "";
+      });
+      const batches = `activations of ${num(k, "micro-batch").replace("hs", "hes")}`;
+      const texts = [several ? num(k, "forward") + " kept" : batches, k + " kept"];
+      words.textContent = fit(texts, left + room - from - 6.3 * gone.length - 8) ?? "";
+    };
+  }
 
-function chips(ui, { acts }, { top, lane, W, left }) { // results on their way
-  const pool = [], layer = make("svg.lk-move lk-chips", ui.rest.parentNode, { width: W, height: ui.rest.getAttribute("height"), "aria-hidden": true }), still = matchMedia("(prefers-reduced-motion: reduce)");
-  const middle = r => top(r) + lane / 2, moves = acts.filter(x => x.to !== x.r), hop = 0.6 * min(...acts.map(x => x.z - x.a).filter(d => d > 0));
-  return t => {
-    const flying = moves.filter(({ out, there }) => due(out, t) && t < max(there, out + hop) - NEAR);
-    while (pool.length < flying.length) {
+  /** Results on their way. */
+  function chips(ui, { acts }, { top, lane, W, left }) {
+    const pool = [];
+    const size = { width: W, height: ui.rest.getAttribute("height") };
+    const layer = make("svg.lk-move lk-chips", ui.rest.parentNode, { ...size, "aria-hidden": true });
+    const still = matchMedia("(prefers-reduced-motion: reduce)");
+    const middle = r => top(r) + lane / 2;
+    const moves = acts.filter(x => x.to !== x.r);
+    const hop = 0.6 * min(...acts.map(x => x.z - x.a).filter(d => d > 0));
+    const under = (t, { out, there }) => due(out, t) && t < max(there, out + hop) - NEAR;
+    const add = () => {
       const g = make("g.lk-chip", layer);
       make("rect", g, { x: -11, y: -8, width: 22, height: 16, rx: 8 });
       pool.push([g, write(g, 0, 4, "", "middle")]);
+    };
+    return t => {
+      const flying = moves.filter(move => under(t, move));
+      while (pool.length < flying.length) add();
+      pool.forEach(([g, text], i) => {
+        g.setAttribute("class", "lk-chip" + (flying[i] ? "" : " off"));
+        if (!flying[i]) return;
+        const { r, m, to, out, there } = flying[i];
+        const p = clamp((t - out) / max(there - out, hop));
+        const done = still.matches ? 0.5 : 0.3 + 0.7 * p * p * (3 - 2 * p);
+        const x = clamp(ui.x(t) - left, W - left - 12) + left;
+        g.setAttribute("transform", `translate(${x} ${middle(r) + (middle(to) - middle(r)) * done})`);
+        text.textContent = m + (to > r ? "↓" : "↑");
+      });
+    };
+  }
+
+  // # words
+  /** A stop: [text, words to stress], [, text]. */
+  function tell(run, t) {
+    const { n, acts, at, ends } = run;
+    const first = acts.filter(x => near(x.a, t) && x.z - x.a > NEAR);
+    const begins = Object.keys(KINDS).map(kind =>
+      begun(
+        run,
+        first.filter(x => x.kind === kind),
+      ),
+    );
+    const says = begins.filter(Boolean).join(" ");
+    if (due(TICKS, t)) {
+      if (ends) return ["The order ends here and is not complete. ", ends.map(upper).join(". ") + "."];
+      return ["Every micro-batch has gone forward and back on every stage. ", `Done after ${at(t)}.`];
     }
-    pool.forEach(([g, text], i) => {
-      const move = flying[i];
-      g.setAttribute("class", "lk-chip" + (move ? "" : " off"));
-      if (!move) return;
-      const { r, m, to, out, there } = move, p = clamp((t - out) / max(there - out, hop)), done = still.matches ? 0.5 : 0.3 + 0.7 * p * p * (3 - 2 * p);
-      g.setAttribute("transform", `translate(${clamp(ui.x(t) - left, W - left - 12) + left} ${middle(r) + (middle(to) - middle(r)) * done})`);
-      text.textContent = m + (to > r ? "↓" : "↑");
+    if (t < NEAR) {
+      const others = n > 2 ? "Every other rank" : "The other rank";
+      return [says, n > 1 ? ` ${others} waits for what comes from there.` : ""];
+    }
+    const told = standing(run, t);
+    const rest = told.slice(1).map(text => " " + text);
+    return [says + (says && told.length ? " " : ""), told[0] ?? (says ? "" : `After ${at(t)}.`), rest.join("")];
+  }
+
+  /** Of ranks that end an action: which hold the most, which wait, which are done. */
+  function standing(run, t) {
+    const { ranks, full, ends, who } = run;
+    const [peaks, waits, over] = [[], [], []];
+    ranks.forEach((own, r) => {
+      if (!own.some(x => near(x.z, t))) return;
+      const next = own.find(x => x.z > t + NEAR);
+      const k = kept(own, t).length;
+      const more = own.some(x => x.a > t && x.kind === "F");
+      const freed = next && next.kind !== "F" && more;
+      const why = freed ? ": it may not start the next forward until a backward has freed one." : ".";
+      const what = run.several ? "forwards" : "micro-batches";
+      if (k > 1 && near(full[r], t)) peaks.push(`Rank ${who[r]} holds ${k} ${what}, the most it ever will${why}`);
+      if (!next) over.push(who[r]);
+      else if (next.a > t + NEAR) waits.push([who[r], `Rank ${who[r]} waits: ${missing(run, next, t)}.`]);
     });
+    const [wait, ...more] = waits;
+    const too = more.length && `${named(more.map(([r]) => r))} wait${more.length > 1 ? "" : "s"} too.`;
+    const end = ends ? "at the end of its order" : "done";
+    const done = over.length && `${named(over)} ${over.length > 1 ? "are" : "is"} ${end}.`;
+    return [peaks[0], wait?.[1], too, done].filter(Boolean);
+  }
+
+  /** What actions of one kind begin. */
+  function begun({ several, who }, list) {
+    if (!list.length) return "";
+    const kind = KINDS[list[0].kind];
+    const batches = list.map(x => x.m);
+    if (list.length === 1) {
+      const [{ r, m, s }] = list;
+      return `Rank ${who[r]} starts the ${kind} of micro-batch ${m}${several ? ` on stage ${s}` : ""}.`;
+    }
+    const of = new Set(batches).size > 1 ? "micro-batches " + and(batches) : "micro-batch " + batches[0];
+    return `${named(list.map(x => who[x.r]))} start ${kind}s of ${of}.`;
+  }
+
+  /** What an action waits for. */
+  function missing({ acts }, next, t) {
+    const forward = next.kind === "F";
+    const from = next.s + (forward ? -1 : 1);
+    const what = forward ? "output" : "gradient";
+    const giver = acts.find(x => x.s === from && x.m === next.m && RESULT[x.kind] === what);
+    const where = giver && due(giver.z, t) ? "is on its way from" : "has not come from";
+    return `the ${what} of micro-batch ${next.m} ${where} stage ${from}`;
+  }
+
+  /** A micro-batch's way. */
+  function follow({ acts, at }, m) {
+    const own = acts.filter(x => x.m === m);
+    const on = kinds => own.filter(x => kinds.includes(x.kind));
+    const first = list => at(min(...list.map(x => x.a)));
+    const last = list => at(max(...list.map(x => x.z)));
+    const way = list => (list.length ? `${first(list)} to ${last(list)}` : "never");
+    const times = on("BW").map(b => [b.z - own.find(f => f.s === b.s).z, b.s]);
+    const [longestKept] = times.sort((a, b) => b[0] - a[0]);
+    const where = longestKept ? `; kept longest by stage ${longestKept[1]}, for ${at(longestKept[0])}` : "";
+    return `: forward ${way(on("F"))}, backward ${way(on("BI"))}${where}`;
+  }
+
+  /** In flight: in whole ranks' activations. */
+  function tellRace(names, { runs, total_s }, t) {
+    const [left, done] = [[], []];
+    const now = short((t / TICKS) * total_s);
+    runs.forEach(({ step_s, ranks, stages }, i) => {
+      const end = (step_s / total_s) * TICKS;
+      const most = () => max(...ranks.map((own, r) => kept(own, (t / end) * TICKS).length / stages[r].length));
+      if (near(end, t)) done.push(names[i]);
+      else if (t < end) left.push(`${names[i]} has ${most()} in flight`);
+    });
+    const before = left.length ? `After ${now}, on the fullest rank: ${left.join(", ")}. ` : "";
+    const over = done.length ? `${and(done)} ${done.length > 1 ? "are" : "is"} done after ${now}.` : "";
+    return [t < NEAR ? "All begin together." : before, over];
+  }
+
+  /** What the blocks' colours and lines mean. */
+  function legend(row, runs) {
+    const deep = max(...runs.flatMap(run => run.stages.map(list => list.length)));
+    const there = Object.keys(KINDS).filter(kind => runs.some(run => run.acts.some(x => x.kind === kind)));
+    const entries = there.map(kind => [kind, kind, KINDS[kind]]);
+    if (deep > 1) entries.push(["F1", "F", deep > 2 ? "each line: a further stage" : "a line: a rank's second stage"]);
+    const spans = [...entries, ["idle", "&nbsp;", "idle"]].map(([look, mark, text]) => {
+      return `<span><i class="k${look}" style="--c:var(--k${look})">${mark}</i>${text}</span>`;
+    });
+    row.innerHTML = spans.join("");
+  }
+
+  // # widget: what is played is one run, or all of a race
+  function together(runs) {
+    const total_s = max(...runs.map(run => run.step_s));
+    const times = apart(runs.flatMap(run => run.stops.map(t => (t * run.step_s) / total_s)));
+    times[times.length - 1] = TICKS;
+    const source = [...new Set(runs.map(run => run.source))].join(" / ");
+    return { runs, total_s, times, source, figures: runs[0].figures };
+  }
+
+  const own = (run, t, total_s) => min(TICKS, (t * total_s) / run.step_s);
+  /** Sentences of a caption [text, stress, text]. */
+  const sentences = ([text, stress, after = ""]) => [
+    ["", text],
+    [stress, after],
+  ];
+  const say = ({ run, data }, t) => {
+    return sentences(data.view === "race" ? tellRace(data.axes[0].values, run, t) : tell(run.runs[0], t));
   };
-}
 
-// # words
-function tell(run, t) { // a stop: [text, words to stress, text]
-  const { n, ranks, acts, at, full, ends, who } = run, peaks = [], waits = [], over = [];
-  const first = acts.filter(x => near(x.a, t) && x.z - x.a > NEAR), says = Object.keys(KINDS).map(kind => begun(run, first.filter(x => x.kind === kind))).filter(Boolean).join(" ");
-  if (due(TICKS, t)) return ends ? ["The order ends here and is not complete. ", ends.map(upper).join(". ") + "."] : ["Every micro-batch has gone forward and back on every stage. ", `Done after ${at(t)}.`];
-  if (t < NEAR) return [says, n > 1 ? ` ${n > 2 ? "Every other rank" : "The other rank"} waits for what comes from there.` : ""];
-  ranks.forEach((own, r) => {
-    if (!own.some(x => near(x.z, t))) return;
-    const next = own.find(x => x.z > t + NEAR), k = kept(own, t).length;
-    if (k > 1 && near(full[r], t)) peaks.push(`Rank ${who[r]} holds ${k} ${run.several ? "forwards" : "micro-batches"}, the most it ever will` + (next && next.kind !== "F" && own.some(x => x.a > t && x.kind === "F") ? ": it may not start the next forward until a backward has freed one." : "."));
-    if (!next) over.push(who[r]);
-    else if (next.a > t + NEAR) waits.push([who[r], `Rank ${who[r]} waits: ${missing(run, next, t)}.`]);
-  });
-  const [wait, ...more] = waits, told = [peaks[0], wait?.[1], more.length && `${named(more.map(([r]) => r))} wait${more.length > 1 ? "" : "s"} too.`, over.length && `${named(over)} ${over.length > 1 ? "are" : "is"} ${ends ? "at the end of its order" : "done"}.`].filter(Boolean);
-  return [says + (says && told.length ? " " : ""), told[0] ?? (says ? "" : `After ${at(t)}.`), told.slice(1).map(text => " " + text).join("")];
-}
+  const player = {
+    clocked: true,
+    near: NEAR,
+    start(view) {
+      view.key = make("div.lk-key lk-small");
+      view.field.after(view.key);
+      view.told = make("p.lk-told lk-small", view.root);
+    },
+    below(view) {
+      const { field } = view;
+      field.onpointerover = e => {
+        const m = e.target.closest("[data-b]")?.dataset.b;
+        if (m && +m !== view.picked) show(view, +m);
+      };
+      field.onpointerleave = e => view.picked !== null && e.pointerType !== "touch" && show(view, null);
+    },
+    decode: raw => together([decode(raw)]),
+    stage(view, W) {
+      const { run, data, field } = view;
+      const race = data.view === "race";
+      legend(view.key, run.runs);
+      view.stages = run.runs.map((one, i) => {
+        const head = race && make("div.lk-head lk-run", field);
+        if (race) {
+          make("b", head, {}, data.axes[0].values[i]);
+          make("span", head, {}, one.brief);
+        }
+        return stageOf(field, one, W, run.total_s, data.title, race);
+      });
+      show(view, view.picked);
+      return t => view.stages.forEach(({ paint }, i) => paint(own(run.runs[i], t, run.total_s)));
+    },
+    tell: (view, k) => say(view, view.run.times[k]),
+    captions: view =>
+      longest(
+        view.run.times.map(t => say(view, t)),
+        4,
+      ),
+    words: ({ run, state }) => `${short((state.t / TICKS) * run.total_s)} of ${short(run.total_s)}`,
+    parts: ({ times }) => [[0, TICKS], "0", { snap: false, steps: times.length - 1 }],
+    rate: step => max(TICKS / 14, (step || 0) / 0.7),
+    figures: ({ run }) => range(5, i => run.figures[i] ?? ["", ""]),
+    /** The clock goes on, and an end stays an end. */
+    resume: ({ run }, { run: old, t, over }) => (over ? TICKS : min(TICKS, (t * old.total_s) / run.total_s)),
+    turn(view, by) {
+      const last = max(...view.run.runs.map(run => run.batches)) - 1;
+      show(view, clamp((view.picked ?? (by > 0 ? -1 : 1)) + by, last));
+    },
+  };
 
-function begun({ several, who }, list) { // what actions of one kind begin
-  if (!list.length) return "";
-  const kind = KINDS[list[0].kind], batches = list.map(x => x.m);
-  if (list.length === 1) return `Rank ${who[list[0].r]} starts the ${kind} of micro-batch ${list[0].m}${several ? ` on stage ${list[0].s}` : ""}.`;
-  return `${named(list.map(x => who[x.r]))} start ${kind}s of ${new Set(batches).size > 1 ? "micro-batches " + and(batches) : "micro-batch " + batches[0]}.`;
-}
+  const { figures: _, ...common } = player;
+  const race = { ...common, all: true, decode: runs => together(runs.map(decode)) };
 
-function missing({ acts }, next, t) { // what an action waits for
-  const forward = next.kind === "F", from = next.s + (forward ? -1 : 1), what = forward ? "output" : "gradient";
-  const giver = acts.find(x => x.s === from && x.m === next.m && RESULT[x.kind] === what);
-  return `the ${what} of micro-batch ${next.m} ${giver && due(giver.z, t) ? "is on its way from" : "has not come from"} stage ${from}`;
-}
-
-function follow({ acts, at }, m) { // a micro-batch's way
-  const own = acts.filter(x => x.m === m), on = kinds => own.filter(x => kinds.includes(x.kind)), way = list => (list.length ? `${at(min(...list.map(x => x.a)))} to ${at(max(...list.map(x => x.z)))}` : "never");
-  const [longest] = on("BW").map(b => [b.z - own.find(f => f.s === b.s).z, b.s]).sort((a, b) => b[0] - a[0]);
-  return `: forward ${way(on("F"))}, backward ${way(on("BI"))}` + (longest ? `; kept longest by stage ${longest[1]}, for ${at(longest[0])}` : "");
-}
-
-function legend(row, runs) { // what the blocks' colours and lines mean
-  const deep = max(...runs.flatMap(run => run.stages.map(list => list.length))), entries = Object.keys(KINDS).filter(kind => runs.some(run => run.acts.some(x => x.kind === kind))).map(kind => [kind, kind, KINDS[kind]]);
-  if (deep > 1) entries.push(["F1", "F", deep > 2 ? "each line: a further stage" : "a line: a rank's second stage"]);
-  row.innerHTML = [...entries, ["idle", "&nbsp;", "idle"]].map(([look, mark, text]) => `<span><i class="k${look}" style="--c:var(--k${look})">${mark}</i>${text}</span>`).join("");
-}
-
-// # widget
-function mountPipeline(el, data, opts) {
-  const race = data.view === "race", decoded = {}, state = { t: 0, speed: 1, playing: false, stops: () => stops, wait: () => false, rate: step => max(TICKS / 14, (step || 0) / 0.7) };
-  let runs, stops, total_s, stages, said, followed = null;
-  const ui = shell(el, data, state, { build, draw, turn: by => turn(by) }), { root, field, caption } = ui, key = make("div.lk-key lk-small"), told = make("p.lk-told lk-small", root), foot = race ? () => {} : footer(root, 5);
-  field.after(key);
-  const which = race ? () => 0 : choices(ui.more, data, choose), own = (run, t) => min(TICKS, t * total_s / run.step_s);
-
-  function choose() { // the clock goes on, and an end stays an end
-    const now_s = state.t === TICKS ? Infinity : state.t * (total_s ?? 0);
-    runs = (race ? data.runs.map((_, i) => i) : [which()]).map(i => (decoded[i] ??= decode(data.runs[i])));
-    total_s = max(...runs.map(run => run.step_s));
-    stops = apart(runs.flatMap(run => run.stops.map(t => t * run.step_s / total_s)));
-    stops[stops.length - 1] = TICKS;
-    ui.control.halt();
-    state.t = min(TICKS, now_s / total_s);
-    followed = null;
-    ui.source.textContent = [...new Set(runs.map(run => run.source))].join(" / ");
-    ui.scrub.build([0, TICKS], "0", { snap: false, steps: stops.length - 1 });
-    foot(range(5, i => runs[0].figures[i] ?? ["", ""]));
-    legend(key, runs);
-    ui.rebuild();
+  /** Show the micro-batch that is pointed at, or that the keys chose. */
+  function show(view, m) {
+    view.picked = m;
+    for (const { mark } of view.stages) mark(m);
+    const hint = "Point at a block, or press ↑ or ↓, to follow a micro-batch.";
+    const way = m === null || view.data.view === "race" ? "" : follow(view.run.runs[0], m);
+    view.told.replaceChildren(...(m === null ? [hint] : [make("b", null, {}, "Micro-batch " + m), way]));
+    view.root.dataset.batch = m ?? "";
   }
-  function build() {
-    field.replaceChildren();
-    stages = runs.map((run, i) => {
-      const head = race && make("div.lk-head lk-run", field);
-      if (race) { make("b", head, {}, data.axes[0].values[i]); make("span", head, {}, run.brief); }
-      return stageOf(field, run, ui.width || 320, total_s, data.title, race);
-    });
-    caption.style.minHeight = ""; // room for the longest, so that nothing moves
-    const longest = stops.map(say).sort((a, b) => b.join("").length - a.join("").length).slice(0, 4);
-    caption.style.minHeight = max(...longest.map(text => { tellNow(text); return caption.clientHeight; })) + "px";
-    said = null;
-    show(followed);
-  }
-  const say = t => (race ? tellRace(data.axes[0].values, runs, t, total_s) : tell(runs[0], t));
-  const tellNow = ([before, stress, after = ""]) => caption.replaceChildren(before, make("b", null, {}, stress), after);
-  function draw() {
-    if (!stages) return;
-    const { t, playing } = state, k = stops.findLastIndex(s => due(s, t));
-    stages.forEach(({ paint }, i) => paint(own(runs[i], t)));
-    caption.setAttribute("aria-live", playing ? "off" : "polite");
-    if (said !== (said = k)) tellNow(say(stops[k]));
-    ui.scrub.set(t, k, `${short(t / TICKS * total_s)} of ${short(total_s)}`, -1);
-    ui.control.paint();
-    Object.assign(root.dataset, { step: k, steps: stops.length - 1, playing });
-    opts.onChange?.({ step: k, playing });
-  }
-  function show(m) { // the micro-batch that is pointed at, or that the keys chose
-    followed = m;
-    for (const { mark } of stages) mark(m);
-    told.replaceChildren(...(m === null ? ["Point at a block, or press ↑ or ↓, to follow a micro-batch."] : [make("b", null, {}, "Micro-batch " + m), race ? "" : follow(runs[0], m)]));
-    root.dataset.batch = m ?? "";
-  }
-  const turn = by => show(clamp((followed ?? (by > 0 ? -1 : 1)) + by, max(...runs.map(run => run.batches)) - 1));
-  field.onpointerover = e => { const m = e.target.closest("[data-b]")?.dataset.b; if (m && +m !== followed) show(+m); };
-  field.onpointerleave = e => followed !== null && e.pointerType !== "touch" && show(null);
-  choose();
-  return { ...ui, state };
-}
 
-function tellRace(names, runs, t, total_s) { // in flight: in whole ranks' activations
-  const left = [], done = [], now = short(t / TICKS * total_s);
-  runs.forEach(({ step_s, ranks, stages }, i) => {
-    const end = step_s / total_s * TICKS;
-    if (near(end, t)) done.push(names[i]);
-    else if (t < end) left.push(`${names[i]} has ${max(...ranks.map((own, r) => kept(own, t / end * TICKS).length / stages[r].length))} in flight`);
-  });
-  return [t < NEAR ? "All begin together." : left.length ? `After ${now}, on the fullest rank: ${left.join(", ")}. ` : "", done.length ? `${and(done)} ${done.length > 1 ? "are" : "is"} done after ${now}.` : ""];
-}
-
-globalThis.lockstepStages = { planned, stageOf, short };
-define("pipeline", () => mountPipeline);
+  globalThis.lockstepStages = { planned, stageOf };
+  define("pipeline", data => (el, _, opts) => mountScene(el, data, opts, data.view === "race" ? race : player));
 })();

@@ -1,23 +1,20 @@
 """L3: a pipeline's order and modelled times as the small JSON that the pipeline player draws.
 
-A run has
+A run has, beside what scene.js says of all runs,
 
     n, stages    how many ranks, and which stages each of them runs
-    who          the ranks' numbers where they are not 0, 1, ...: those of one pipeline of several
+    who          the ranks' numbers, which are not 0, 1, ... in one pipeline of several
     batches      the number of its micro-batches
     step_s       what `ticks` ticks are, the unit of all its times
-    order        for each rank its actions, as PipelineSchedule.to_csv writes them: "0F0,0F1,0B0"
-    len          for each rank how many ticks an action takes: by kind, or a list where those of a kind differ
-    idle         for each rank [which action, how many ticks it starts after the end of the one before] where it waits
-    wire, late   how many ticks a result travels to another rank (left out: none), and for each rank where it is not so
-                 [which action, how many ticks after its end its result leaves, how many that travels]
+    actions      for each rank its actions, [stage, kind, micro-batch, start, end], and when the result leaves and is
+                 there, if it travels to another rank
     ends         for an order that is not complete or cannot go on: where each rank stands
-    figures      [value, meaning] pairs;    brief  the most important of them in one line
+    brief        the most important figures in one line
 """
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -116,15 +113,20 @@ def run_payload(run: Pipeline) -> dict[str, Any]:
     order, num_ranks = run.order, run.order.world_size
     computed = {(e.stage, e.micro_batch, e.op): e for e in run.trace.of_kind("compute")}
     events = [[computed[a.stage, a.micro_batch, a.kind] for a in order.of_rank(rank)] for rank in range(num_ranks)]
-    start_s = min(event.start_s for own in events for event in own)
+    sent = {(e.stage, e.micro_batch, e.op): e for e in run.trace.of_kind("send")}
     clock = _Clock.of(event for own in events for event in own)
-    data = {"n": num_ranks, "stages": [stages_of(order, rank) for rank in range(num_ranks)],
-            "batches": order.num_micro_batches, "source": run.source, "step_s": float(f"{clock.step_s:.6g}"),
-            "ticks": clock.ticks, "order": order.to_csv().splitlines()[1:],
-            "len": [_lengths(own, clock) for own in events], "idle": [_gaps(own, clock, start_s) for own in events]}
-    who = {"who": list(run.ranks)} if run.ranks is not None and list(run.ranks) != list(range(num_ranks)) else {}
-    return {**data, **who, **_sent(run, clock), **({"ends": run.ends} if run.ends else {}),
-            "figures": figures(run), "brief": brief(run)}
+    return {"n": num_ranks, "stages": [stages_of(order, rank) for rank in range(num_ranks)],
+            "who": list(run.ranks or range(num_ranks)), "batches": order.num_micro_batches, "source": run.source,
+            "step_s": float(f"{clock.step_s:.6g}"), "ticks": clock.ticks,
+            "actions": [[_action(event, sent, clock) for event in own] for own in events],
+            **({"ends": run.ends} if run.ends else {}), "figures": figures(run), "brief": brief(run)}
+
+
+def _action(event: Event, sent: Mapping[Any, Event], clock: _Clock) -> list[Any]:
+    """An action as the data have it."""
+    message = sent.get((event.stage, event.micro_batch, RESULTS.get(event.op or "")))
+    times = [*event.times_s, *(message.times_s if message else ())]
+    return [event.stage, event.op, event.micro_batch, *map(clock.tick, times)]
 
 
 def figures(run: Pipeline) -> list[tuple[str, str]]:
@@ -187,6 +189,7 @@ def stages_of(order: PipelineSchedule, rank: int) -> list[int]:
 class _Clock:
     """Seconds in ticks: as few ticks as make every time a whole number of them, if there is such a number."""
 
+    start_s: float
     step_s: float
     ticks: int
 
@@ -196,10 +199,10 @@ class _Clock:
         step_s = max(times) - min(times)
         parts = [Fraction((time_s - min(times)) / step_s).limit_denominator(MOST_TICKS) for time_s in times]
         ticks = math.lcm(*(part.denominator for part in parts))
-        return cls(step_s, ticks if ticks <= MOST_TICKS else MOST_TICKS)
+        return cls(min(times), step_s, ticks if ticks <= MOST_TICKS else MOST_TICKS)
 
-    def tick(self, seconds: float) -> int:
-        return round(seconds / self.step_s * self.ticks)
+    def tick(self, time_s: float) -> int:
+        return round((time_s - self.start_s) / self.step_s * self.ticks)
 
 
 def _as_far_as_it_goes(schedule: PipelineSchedule) -> tuple[PipelineSchedule, list[str]]:
@@ -266,41 +269,3 @@ def _bubble_figure(run: Pipeline) -> tuple[str, str]:
 
 def _agree(share: float, formula: float) -> bool:
     return abs(share - formula) < 1e-6
-
-
-def _lengths(events: Sequence[Event], clock: _Clock) -> dict[str, int] | list[int]:
-    lengths = [clock.tick(end_s - begun_s) for begun_s, end_s in (event.times_s for event in events)]
-    by_kind = {str(event.op): length for event, length in zip(events, lengths)}
-    return by_kind if all(by_kind[str(e.op)] == length for e, length in zip(events, lengths)) else lengths
-
-
-def _gaps(events: Sequence[Event], clock: _Clock, start_s: float) -> list[list[int]]:
-    """Where the drawn times, which lengths in ticks add up to, are behind the true ones."""
-    gaps, now = [], 0
-    for i, event in enumerate(events):
-        begun_s, end_s = event.times_s
-        at = clock.tick(begun_s - start_s)
-        if at != now:
-            gaps.append([i, at - now])
-        now = at + clock.tick(end_s - begun_s)
-    return gaps
-
-
-def _sent(run: Pipeline, clock: _Clock) -> dict[str, Any]:
-    """`wire` and `late`, where results travel."""
-    sends = {(e.stage, e.micro_batch, e.op): e for e in run.trace.of_kind("send")}
-    if not sends:
-        return {}
-    ends = {(e.stage, e.micro_batch, e.op): e.end_s for e in run.trace.of_kind("compute")}
-    lengths = [clock.tick(event.end_s - event.start_s) for event in sends.values()]
-    wire = max(set(lengths), key=lengths.count)
-    late: list[list[list[int]]] = []
-    for rank in range(run.order.world_size):
-        late.append([])
-        for i, action in enumerate(run.order.of_rank(rank)):
-            event = sends.get((action.stage, action.micro_batch, RESULTS.get(action.kind)))
-            if event is not None:
-                wait = clock.tick(event.start_s - ends[action.stage, action.micro_batch, action.kind])
-                length = clock.tick(event.end_s - event.start_s)
-                late[-1].extend([[i, wait, length]] if wait or length != wire else [])
-    return {"wire": wire, **({"late": late} if any(late) else {})}

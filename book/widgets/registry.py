@@ -8,15 +8,15 @@ from html import escape
 from pathlib import Path
 
 WIDGETS = {  # by the name in their HTML, scripts in the order in which they load
-    "player": ("controls", "player"),
-    "timeline": ("controls", "lanes", "timeline"),
-    "pipeline": ("controls", "lanes", "pipeline"),
-    "game": ("controls", "lanes", "pipeline", "game"),
-    "shards": ("controls", "shards"),
-    "mesh": ("controls", "mesh"),
-    "layouts": ("controls", "layouts"),
-    "memory": ("controls", "memory"),
-    "memorybars": ("controls", "memory_bars"),
+    "player": ("scene", "player"),
+    "timeline": ("scene", "lanes", "timeline"),
+    "pipeline": ("scene", "lanes", "pipeline"),
+    "game": ("scene", "lanes", "pipeline", "game"),
+    "shards": ("scene", "shards"),
+    "mesh": ("scene", "mesh"),
+    "layouts": ("scene", "layouts"),
+    "memory": ("scene", "memory"),
+    "memory_bars": ("scene", "memory_bars"),
 }
 ASSETS = Path(__file__).parent
 STYLE = "widgets.css"  # of all of them

@@ -1,19 +1,19 @@
 """L3: the sharded product on a page and in a notebook, and the JSON that its player draws.
 
-`matrices` lists what is drawn on each rank, in the places of `slots`; a later one of a slot and line takes its place.
+A run has, beside what scene.js says of all runs, `n` ranks, the bytes of an `item` and
 
-    name, recipe, shape, slot, line (0: forward, 1: gradients)
-    grid    into how many blocks, [down, across], the run cuts it
-    lanes   how many parts of a sum its blocks are drawn with, 1 where the run cuts no sum; bias: one more for the bias
-    paint   what colours a block without lanes: its "row", its "column" or nothing ("")
+    matrices   what is drawn on each rank, in the places of `slots`; a later one of a slot and line takes its place:
+               name, recipe, shape, slot, line (0: forward, 1: gradients)
+    grid       into how many blocks, [down, across], the run cuts a matrix
+    lanes      how many parts of a sum its blocks are drawn with, 1 where the run cuts no sum; bias: one more for it
+    paint      what colours a block without lanes: its "row", its "column" or nothing ("")
 
-A block is [rank, matrix, number row by row, contents]: how often each lane is in it, null where that is unknown; one
-without contents is there no longer.
-`start` lists those held at first, each of the `steps` is
+A stop, of which the first is the start, has
 
-    [kind, words to stress, the rest, whether it is wrong, blocks that change, moves, matrices that it works on]
-
-and a move is [matrix, from, to, numbers of its blocks].
+    set        blocks that change, [rank, matrix, number row by row, contents]: how often each lane is in it, null where
+               that is unknown; one without contents is there no longer
+    moves      [matrix, from, to, numbers of its blocks]
+    busy       the matrices that it works on
 """
 from __future__ import annotations
 
@@ -89,20 +89,24 @@ class ShardedProduct(Page):
         return "".join(parts)
 
 
+PHASES = {"collective": "1", "message": "1", "return": "2", "gradient": "2", "backward": "2"}  # of others: 0
+
+
 def run_payload(play: Play, source: str) -> dict[str, Any]:
     """One run as JSON data."""
-    drawing = _Drawing(play)
-    steps, states = [], play.states()
+    drawing, states = _Drawing(play), play.states()
     before = next(states)
+    start = [block for rank, state in enumerate(play.start) for block in drawing.blocks(rank, state)]
+    stops: list[dict[str, Any]] = [
+        {"say": [["", begin(play)]], "phase": "0", "set": start, "moves": [], "busy": [0]}]
     for step, said, after in zip(play.steps, told(play), states):
         changes = [block for rank, action in sorted(step.actions.items())
                    for block in drawing.gone(rank, action.replaced(before[rank])) + drawing.blocks(rank, action.holds)]
-        steps.append([step.kind, *said, changes, drawing.moves(step, before), drawing.busy(step)])
+        stops.append({"say": [said], "phase": PHASES.get(step.kind, "0"), "set": changes,
+                      "moves": drawing.moves(step, before), "busy": drawing.busy(step)})
         before = after
-    start = [block for rank, state in enumerate(play.start) for block in drawing.blocks(rank, state)]
     return {"n": play.world_size, "source": source, "item": play.num_bytes, "slots": drawing.slots,
-            "matrices": drawing.matrices, "begin": begin(play), "start": start, "steps": steps,
-            "figures": figures(play)}
+            "matrices": drawing.matrices, "stops": stops, "figures": figures(play)}
 
 
 class _Drawing:

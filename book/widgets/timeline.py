@@ -1,16 +1,14 @@
 """L3: the bucket timeline: a followed backward pass, replayed on a modelled clock, on a page and in a notebook.
 
-`names` and `sizes` hold each gradient's parameter and bytes once for all runs. A run has
+`names` and `sizes` hold each gradient's parameter and bytes once for all runs. A run has, beside what scene.js says of
+all runs,
 
     duration_s   what TICKS ticks are, the unit of all its times
     buckets      the numbers of its buckets, in the order they get their first gradient; -1: none, or none that is known
-    programs     what ranks do, once where several do the same; `ranks` says which program each rank runs
-        of       its gradients as indices into `names`, in the order they were ready (left out: 0, 1, 2, ...)
-        in       the bucket of each, as an index into `buckets`
-        gap      ticks from the end of the one before (left out: all 0);    len  how many ticks it took
-        exposed  [from, to] where all-reduces run while no gradient is computed
-    flights      all-reduces: [bucket, from, to, bytes], and the ranks if it is not all of them
-    figures      what book.replay.overlap says, in seconds
+    ranks        for each rank its `gradients` in the order they were ready, [place in `names`, place in `buckets`,
+                 from, to], and where its all-reduces run while no gradient is computed: `exposed`, [from, to]
+    flights      all-reduces: `bucket` (its place), `start`, `end`, `bytes`, `ranks`
+    overlap      what book.replay.overlap says, in seconds; `even`: all ranks do the same
 """
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from book.replay import Overlap, followed, overlap
 from book.trace import Event, Trace
-from book.widgets.page import Page, arranged, check_choice, mapping, names_of, show
+from book.widgets.page import Data, Page, arranged, check_choice, mapping, names_of, show
 from book.widgets.terms import in_seconds, origin
 
 if TYPE_CHECKING:
@@ -125,18 +123,19 @@ def read_backward(trace: Trace) -> Backward:
     return run
 
 
-def run_payload(trace: Trace, source: str, names: dict[tuple[str, float], int]) -> dict[str, Any]:
+def run_payload(trace: Trace, source: str, names: dict[tuple[str, float], int]) -> Data:
     """One run as JSON data; puts gradients that are new into `names`, by parameter and bytes."""
     run = read_backward(trace)
-    programs = [_program(run, rank, names) for rank in range(run.world_size)]
-    distinct = [program for i, program in enumerate(programs) if program not in programs[:i]]
-    everyone = list(range(run.world_size))
-    flights = [[f.bucket, *f.span, round(f.num_bytes)] + ([ranks] if ranks != everyone else [])
-               for f, ranks in sorted(run.flights.items(), key=lambda item: (item[0].span, item[0].bucket))]
+    ranks: list[Data] = []
+    for rank, own in enumerate(run.gradients):
+        rows = [[names.setdefault((g.name, g.num_bytes), len(names)), g.bucket, *g.span] for g in own]
+        ranks.append({"gradients": rows, "exposed": [list(span) for span in run.exposed(rank)]})
+    flights = [{"bucket": f.bucket, "start": f.span[0], "end": f.span[1], "bytes": round(f.num_bytes), "ranks": on}
+               for f, on in sorted(run.flights.items(), key=lambda item: (item[0].span, item[0].bucket))]
+    found = {name: float(f"{value:.6g}") for name, value in asdict(overlap(trace)).items()}
     return {"n": run.world_size, "source": source, "duration_s": float(f"{run.duration_s:.6g}"),
-            "buckets": [number for _, number in run.buckets], "programs": distinct,
-            "ranks": [distinct.index(program) for program in programs], "flights": flights,
-            "figures": {name: float(f"{value:.6g}") for name, value in asdict(overlap(trace)).items()}}
+            "buckets": [number for _, number in run.buckets], "ranks": ranks, "flights": flights,
+            "overlap": {**found, "even": all(other == ranks[0] for other in ranks)}}
 
 
 def _read_program(run: Backward, program: Sequence[Event]) -> None:
@@ -191,17 +190,6 @@ def _without(spans: Iterable[Span], others: Iterable[Span]) -> list[Span]:
             left.append((since, at))
             since = None
     return left
-
-
-def _program(run: Backward, rank: int, names: dict[tuple[str, float], int]) -> dict[str, Any]:
-    """A rank's gradients and exposed communication, as the module's text says."""
-    gradients = run.gradients[rank]
-    order = [names.setdefault((g.name, g.num_bytes), len(names)) for g in gradients]
-    starts, ends = ([g.span[side] for g in gradients] for side in (0, 1))
-    gaps = [start - before for start, before in zip(starts, [0, *ends])]
-    return {**({"of": order} if order != list(range(len(order))) else {}), "in": [g.bucket for g in gradients],
-            **({"gap": gaps} if any(gaps) else {}), "len": [end - start for start, end in zip(starts, ends)],
-            "exposed": [list(span) for span in run.exposed(rank)]}
 
 
 MOST_ROWS, MOST_NAMES = 24, 12  # longer tables are for data, not for reading
