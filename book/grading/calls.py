@@ -22,9 +22,10 @@ class _Calls(NamedTuple):
 
 
 # Refused altogether: flock; inotify_init, inotify_init1, fanotify_init; add_key, request_key, keyctl; io_uring_setup,
-# which would open sockets without the socket call.
-_CALLS = {"x86_64": _Calls(0xC000003E, (73, 253, 294, 300, 248, 249, 250, 425), fcntl=72, socket=41),
-          "aarch64": _Calls(0xC00000B7, (32, 26, 262, 217, 218, 219, 425), fcntl=25, socket=198)}
+# which would open sockets without the socket call; shmget, memfd_create, memfd_secret, whose memory belongs to no
+# process while none maps it, so that the limit on all processes would not see it.
+_CALLS = {"x86_64": _Calls(0xC000003E, (73, 253, 294, 300, 248, 249, 250, 425, 29, 319, 447), fcntl=72, socket=41),
+          "aarch64": _Calls(0xC00000B7, (32, 26, 262, 217, 218, 219, 425, 194, 279, 447), fcntl=25, socket=198)}
 # Allowed fcntl commands: those on a process's own handles, whom they signal, a pipe's size, the seals on memory.
 _FOR_ONESELF = (0, 1030, 1, 2, 3, 4, 8, 9, 15, 16, 1031, 1032, 1033, 1034)
 _FAMILIES = (1, 2, 10, 16)  # Unix, IPv4, IPv6, netlink: a network namespace holds all of them
