@@ -11,9 +11,8 @@ from book.cost import flows
 from book.mesh import Mesh
 from book.trace import Event, Trace
 from book.widgets import mesh_explorer
-from book.widgets.mesh import across, sizes
+from book.widgets.mesh import across, plain, sizes, told
 from book.widgets.mesh_run import read_step
-from book.widgets.mesh_words import plain, told
 from tests.meshes import CUBE, explorer, mesh_of, recorded
 from tests.players import assert_readable, caption, captions, click, figures, first, press, state, until
 

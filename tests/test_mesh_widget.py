@@ -14,9 +14,8 @@ from book.cost import bytes_across_nodes, bytes_by_axis, flows
 from book.mesh import Mesh
 from book.trace import Event, Trace
 from book.widgets import mesh_explorer
-from book.widgets.mesh import across, orders, sizes
+from book.widgets.mesh import across, orders, plain, sizes, told
 from book.widgets.mesh_run import read_step
-from book.widgets.mesh_words import plain, told
 from tests.meshes import CUBE, explorer, mesh_of, recorded
 from tests.players import html_of
 

@@ -1,13 +1,12 @@
 """L3: the pipeline game on a page and in a notebook: the reader places forwards and backwards by hand."""
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from book.pipelines import gpipe, one_f_one_b
 from book.schedule import PipelineSchedule, check_counts
 from book.trace import Trace
-from book.widgets.page import Page, show
+from book.widgets.page import Page, heading, listed, show
 from book.widgets.pipeline_run import MOST_RANKS, Durations, Pipeline, brief, read_pipeline
 from book.widgets.terms import counted, in_seconds, percent
 
@@ -97,9 +96,9 @@ class PipelineGame(Page):
     def words(self) -> str:
         """The rules, and what the known schedules reach."""
         room = f" A rank may keep at most {self._most} forwards." if self._most else ""
-        rows = [f"<li>{escape(name)}: {escape(brief(run))}</li>" for name, run in self._known.items()]
+        known = listed((f"{name}: {brief(run)}" for name, run in self._known.items()), "ul")
         stages, batches = counted(self.num_stages, "stage"), counted(self.num_micro_batches, "micro-batch")
-        return (f"<p><strong>{escape(self.title)}</strong> ({escape(self._source())})</p><p>{stages}, one on each "
+        return (f"{heading(self.title, self._source())}<p>{stages}, one on each "
                 f"rank; every one runs {batches} forward and back. A forward needs the output of the stage before, a "
                 "backward its own forward and the gradient of the stage after."
-                f"{room} To beat:</p><ul>{''.join(rows)}</ul>")
+                f"{room} To beat:</p>{known}")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from book.cost import sharded_sent_bytes
 from book.trace import STATE, Trace
 from book.widgets.memory_run import HINT, REDUCES, Action, Held, Place, read_held
-from book.widgets.page import Data, Page, arranged, check_choice, mapping, names_of, show
+from book.widgets.page import Data, Page, arranged, check_choice, heading, listed, mapping, names_of, show
 from book.widgets.terms import counted, in_bytes, origin
 
 if TYPE_CHECKING:
@@ -74,19 +74,17 @@ class MemoryPlayer(Page):
     def text(self) -> str:
         """One line that says what is shown."""
         ranks = " and ".join(dict.fromkeys(str(held.world_size) for held in self._held.values()))
-        several = f" of {len(self.traces)} runs ({', '.join(names_of(self.traces))})" if len(self.traces) > 1 else ""
-        return f"{self.title}: memory player{several}, {ranks} ranks, recorded"
+        return f"{self.title}: memory player{self.several()}, {ranks} ranks, recorded"
 
     def words(self) -> str:
         """The figures of each run and, where there is one run, its steps."""
-        parts = [f"<p><strong>{escape(self.title)}</strong></p>"]
+        parts = [heading(self.title)]
         for name, held in zip(names_of(self.traces), self._held.values()):
             known = [f"{value} {meaning}" for value, meaning in _final(held)]
             named = f"{name}: " if len(self.traces) > 1 else ""
             parts.append(f"<p>{escape(named + '; '.join(known))}.</p>")
         if len(self._held) == 1:
-            said = [begin(held), *told(held)]
-            parts.append(f"<ol>{''.join(f'<li>{escape(stress + rest)}</li>' for stress, rest in said)}</ol>")
+            parts.append(listed(stress + rest for stress, rest in [begin(held), *told(held)]))
         return "".join(parts)
 
 

@@ -5,13 +5,11 @@ formula of book.cost.state_bytes, to which a test holds them.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from book.cost import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, StateBytes, state_bytes
 from book.trace import Trace
-from book.widgets.page import Page, show
+from book.widgets.page import Page, heading, show, table
 from book.widgets.terms import counted, in_bytes
 
 if TYPE_CHECKING:
@@ -73,18 +71,13 @@ class MemoryBars(Page):
 
     def words(self) -> str:
         """The bytes of each stage as a table."""
-        rows = [_row("th", ("ZeRO stage", "parameters", "gradients", "optimizer state", "each rank"))]
-        rows += [_row("td", (str(stage), *(in_bytes(size, zeros=True) for size in (
-            held.parameters, held.gradients, held.optimizer, held.total)))) for stage, held in enumerate(self._stages)]
-        return (f"<p><strong>{escape(self.title)}</strong> ({escape(self._size())})</p>"
-                f"<table>{''.join(rows)}</table>")
+        held = [(each.parameters, each.gradients, each.optimizer, each.total) for each in self._stages]
+        rows = [(str(stage), *(in_bytes(size, zeros=True) for size in sizes)) for stage, sizes in enumerate(held)]
+        head = ("ZeRO stage", "parameters", "gradients", "optimizer state", "each rank")
+        return heading(self.title, self._size()) + table(rows, head)
 
     def _size(self) -> str:
         precision = list(PRECISIONS)[int(self._chosen["precision"])]
         billions = self._chosen["parameters"] / 1e9
         ranks = counted(int(self._chosen["ranks"]), "rank")
         return f"{billions:g} billion parameters, {ranks}, {precision}, by formula"
-
-
-def _row(cell: str, texts: Sequence[str]) -> str:
-    return f"<tr>{''.join(f'<{cell}>{escape(text)}</{cell}>' for text in texts)}</tr>"

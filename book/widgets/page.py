@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,10 @@ class Page(ABC):
     def with_trace(self, what: Any) -> Page:
         """The same widget of another trace."""
 
+    def several(self) -> str:
+        """How many runs there are, and what they are called, where there is more than one."""
+        return f" of {len(self.traces)} runs ({', '.join(names_of(self.traces))})" if len(self.traces) > 1 else ""
+
     def live_json(self) -> str:
         """The data as a live widget gets it."""
         return _compact(self.data(live=True))
@@ -53,6 +58,23 @@ class Page(ABC):
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/plain": self.text(), "text/html": self.html()}
+
+
+def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
+    """An HTML table of texts."""
+    lines = [("th", head)] * bool(head) + [("td", row) for row in rows]
+    cells = ["".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row) for tag, row in lines]
+    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+
+
+def heading(title: str, source: str = "") -> str:
+    """The HTML that begins a page's words: its title, and where it comes from."""
+    return f"<p><strong>{escape(title)}</strong>{f' ({escape(source)})' * bool(source)}</p>"
+
+
+def listed(texts: Iterable[str], tag: str = "ol") -> str:
+    """An HTML list of texts."""
+    return f"<{tag}>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</{tag}>"
 
 
 def _compact(data: Any) -> str:

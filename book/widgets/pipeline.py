@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from book.cost import Link
 from book.schedule import PipelineSchedule
 from book.trace import Trace
-from book.widgets.page import Page, arranged, check_choice, mapping, names_of, show
+from book.widgets.page import Page, arranged, check_choice, heading, listed, mapping, names_of, show
 from book.widgets.pipeline_run import Durations, Pipeline, figures, read_pipeline, run_payload
 from book.widgets.terms import counted
 
@@ -92,15 +92,14 @@ class PipelinePlayer(Page):
     def text(self) -> str:
         """One line that says what is shown."""
         kind = {"player": "pipeline player", "race": "pipelines on one clock"}[self._view]
-        several = f" of {len(self.runs)} runs ({', '.join(names_of(self.runs))})" if len(self.runs) > 1 else ""
         sizes = " and ".join(dict.fromkeys(_size(run) for run in self.runs.values()))
-        return f"{self.title}: {kind}{several}, {sizes}, {self._sources()}"
+        return f"{self.title}: {kind}{self.several()}, {sizes}, {self._sources()}"
 
     def words(self) -> str:
         """The figures of each run and, where there is one run, its order."""
         lists = [_figures(name, run, len(self.runs) > 1) for name, run in zip(names_of(self.runs), self.runs.values())]
         order = _order(next(iter(self.runs.values()))) if len(self.runs) == 1 else ""
-        return f"<p><strong>{escape(self.title)}</strong> ({escape(self._sources())})</p>{''.join(lists)}{order}"
+        return heading(self.title, self._sources()) + "".join(lists) + order
 
     def _sources(self) -> str:
         return " and ".join(dict.fromkeys(run.source for run in self.runs.values()))
@@ -125,9 +124,8 @@ def _size(run: Pipeline) -> str:
 
 
 def _figures(name: str, run: Pipeline, named: bool) -> str:
-    rows = [f"<li>{escape(value)}: {escape(meaning)}</li>" for value, meaning in figures(run)]
-    rows += [f"<li>{escape(text)}</li>" for text in run.ends]
-    return (f"<p>{escape(name)}</p>" if named else "") + f"<ul>{''.join(rows)}</ul>"
+    rows = [f"{value}: {meaning}" for value, meaning in figures(run)]
+    return (f"<p>{escape(name)}</p>" if named else "") + listed(rows + run.ends, "ul")
 
 
 def _order(run: Pipeline) -> str:

@@ -22,7 +22,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from book.trace import Trace
-from book.widgets.page import Page, arranged, check_choice, mapping, names_of, show
+from book.widgets.page import Page, arranged, check_choice, heading, listed, mapping, names_of, show
 from book.widgets.shards_run import Contents, Place, Play, State, Step, read_play
 from book.widgets.shards_words import begin, told
 from book.widgets.terms import in_bytes, origin
@@ -73,17 +73,16 @@ class ShardedProduct(Page):
     def text(self) -> str:
         """One line that says what is shown."""
         ranks = " and ".join(dict.fromkeys(str(play.world_size) for play in self._plays.values()))
-        several = f" of {len(self.traces)} runs ({', '.join(names_of(self.traces))})" if len(self.traces) > 1 else ""
-        return f"{self.title}: sharded product{several}, {ranks} ranks, recorded"
+        return f"{self.title}: sharded product{self.several()}, {ranks} ranks, recorded"
 
     def words(self) -> str:
         """The steps of each run, and its figures."""
-        parts = [f"<p><strong>{escape(self.title)}</strong></p>"]
+        parts = [heading(self.title)]
         for name, trace, play in zip(names_of(self.traces), self.traces.values(), self._plays.values()):
             if len(self.traces) > 1:
                 parts.append(f"<p>{escape(name)}:</p>")
             texts = [begin(play), *(stress + rest for stress, rest, _ in told(play))]
-            parts.append(f"<ol>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ol>")
+            parts.append(listed(texts))
             pairs = "; ".join(f"{value} {meaning}" for value, meaning in figures(play))
             parts.append(f"<p>{escape(pairs)}. ({escape(origin(trace, with_backend=False))})</p>")
         return "".join(parts)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from book.replay import Overlap, followed, overlap
 from book.trace import Event, Trace
-from book.widgets.page import Data, Page, arranged, check_choice, mapping, names_of, show
+from book.widgets.page import Data, Page, arranged, check_choice, heading, mapping, names_of, show, table
 from book.widgets.terms import in_seconds, origin
 
 if TYPE_CHECKING:
@@ -222,16 +222,14 @@ class BucketTimeline(Page):
     def text(self) -> str:
         """One line that says what is shown."""
         ranks = " and ".join(dict.fromkeys(str(trace.world_size) for trace in self.traces.values()))
-        several = f" of {len(self.traces)} runs ({', '.join(names_of(self.traces))})" if len(self.traces) > 1 else ""
-        return f"{self.title}: bucket timeline{several}, {ranks} ranks, order recorded, durations modelled"
+        return f"{self.title}: bucket timeline{self.several()}, {ranks} ranks, order recorded, durations modelled"
 
     def words(self) -> str:
         """The figures of each run and, where there is one run, its buckets."""
-        rows = [_row([name, str(len(_numbers(read_backward(trace)))), *_figures(overlap(trace))])
+        rows = [[name, str(len(_numbers(read_backward(trace)))), *_figures(overlap(trace))]
                 for name, trace in zip(names_of(self.traces), self._modelled.values())]
-        head = _row(["run", "buckets", "step", "all-reduces", "hidden behind backward", "exposed"], "th")
-        table = f"<table>{head}{''.join(rows)}</table>"
-        return f"<p><strong>{escape(self.title)}</strong> ({escape(self._source())})</p>{table}{self._buckets()}"
+        figures = table(rows, ["run", "buckets", "step", "all-reduces", "hidden behind backward", "exposed"])
+        return heading(self.title, self._source()) + figures + self._buckets()
 
     def _source(self) -> str:
         return self._data["runs"][0]["source"]
@@ -244,8 +242,8 @@ class BucketTimeline(Page):
         if len(rows) > MOST_ROWS:
             return ""
         of = f" of {escape(names_of([key])[0])}" if len(self.traces) > 1 else ""
-        head = _row(["bucket", "its gradients, in the order they are ready", "full", "all-reduce"], "th")
-        return f"<p>Buckets{of}, as rank 0 sees them:</p><table>{head}{''.join(rows)}</table>"
+        head = ["bucket", "its gradients, in the order they are ready", "full", "all-reduce"]
+        return f"<p>Buckets{of}, as rank 0 sees them:</p>{table(rows, head)}"
 
     def _replayed(self, trace: Any) -> Trace:
         if not isinstance(trace, Trace):
@@ -293,7 +291,7 @@ def _figures(found: Overlap) -> list[str]:
     return [_ms(found.step_s), _ms(found.communication_s), hidden, _ms(found.exposed_s)]
 
 
-def _bucket_row(run: Backward, index: int) -> str:
+def _bucket_row(run: Backward, index: int) -> list[str]:
     number = run.buckets[index][1]
     own = [gradient for gradient in run.gradients[0] if gradient.bucket == index]
     flights = [flight.span for flight, ranks in run.flights.items() if flight.bucket == index and 0 in ranks]
@@ -301,11 +299,7 @@ def _bucket_row(run: Backward, index: int) -> str:
     names += f" and {len(own) - MOST_NAMES} more" if len(own) > MOST_NAMES else ""
     full = _ms(run.seconds(own[-1].span[1])) if own else "–"
     flown = ", ".join(f"{_ms(run.seconds(start))} to {_ms(run.seconds(end))}" for start, end in flights)
-    return _row(["none" if number == NO_BUCKET else str(number), names, full, flown or "none"])
-
-
-def _row(cells: Sequence[str], tag: str = "td") -> str:
-    return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
+    return ["none" if number == NO_BUCKET else str(number), names, full, flown or "none"]
 
 
 def _ms(seconds: float) -> str:
