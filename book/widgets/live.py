@@ -12,6 +12,7 @@ import traitlets
 
 from book.schedule import PipelineSchedule
 from book.trace import Trace
+from book.widgets.game import PipelineGame
 from book.widgets.page import Page
 from book.widgets.player import Options, Shown, title_of
 from book.widgets.registry import ASSETS, STYLE, module
@@ -35,9 +36,7 @@ class Live(anywidget.AnyWidget):
     @property
     def trace(self) -> Trace:
         """The trace that is shown: the first one, where there are several; AttributeError where there is none."""
-        if not self.shown.traces:
-            raise AttributeError(f"there is no trace behind this widget: {self.shown.text()}")
-        return next(iter(self.shown.traces.values()))
+        return self._shown_trace()
 
     @trace.setter
     def trace(self, what: Any) -> None:
@@ -48,6 +47,11 @@ class Live(anywidget.AnyWidget):
     def save(self, path: str | Path) -> None:
         """Write what stands on a static page to `path`, as one HTML file that needs no network."""
         self.shown.save(path)
+
+    def _shown_trace(self) -> Trace:
+        if not self.shown.traces:
+            raise AttributeError(f"there is no trace behind this widget: {self.shown.text()}")
+        return next(iter(self.shown.traces.values()))
 
     def __repr__(self) -> str:
         return self.shown.text()
@@ -60,6 +64,7 @@ class Live(anywidget.AnyWidget):
 class Game(Live):
     """A live pipeline game. The trait `placed` is what the reader has placed so far, as text; `schedule` says it."""
 
+    shown: PipelineGame
     placed = traitlets.Unicode("").tag(sync=True)
 
     @property
@@ -67,9 +72,7 @@ class Game(Live):
         """What was placed, complete or not."""
         return self.shown.schedule(self.placed)
 
-    @Live.trace.getter
-    def trace(self) -> Trace:
-        """The trace of what was placed."""
+    def _shown_trace(self) -> Trace:
         return self.shown.simulate(self.placed)
 
 

@@ -90,9 +90,9 @@ def _read(events: Sequence[Event], world_size: int) -> Held:
     frees = False
     for event in events:
         if event.kind == "memory":
-            place = (event.op, event.unit)
-            frees |= event.op == "parameters" and first.get(place, event.num_bytes) < event.num_bytes
-            first.setdefault(place, event.num_bytes)
+            place, num_bytes = _held(event)
+            frees |= event.op == "parameters" and first.get(place, num_bytes) < num_bytes
+            first.setdefault(place, num_bytes)
     factor, moved = world_size if frees else 1, _moved(events)
     units = {unit: moved.get(unit, num_bytes * factor) for (what, unit), num_bytes in first.items()
              if what == "parameters"}
@@ -102,15 +102,21 @@ def _read(events: Sequence[Event], world_size: int) -> Held:
     return Held(world_size, units, reader.start, reader.actions, frees)
 
 
+def _held(event: Event) -> tuple[Place, float]:
+    """Of which place a memory event tells, and how many bytes."""
+    return (event.op or "", event.unit or ""), event.num_bytes or 0.0
+
+
 def _moved(events: Sequence[Event]) -> dict[str, float]:
     """The bytes of each unit that collectives name: the most that one of them, or several in a row, moved of it."""
     moved: dict[str, float] = {}
-    last, total = None, 0.0
+    last: Place | None = None
+    total = 0.0
     for event in events:
-        now = (event.op, event.unit) if event.kind == "collective" and event.unit is not None else None
+        now, num_bytes = _held(event) if event.kind == "collective" and event.unit is not None else (None, 0.0)
         if now is not None:
-            total = event.num_bytes + (total if now == last else 0.0)
-            moved[event.unit] = max(moved.get(event.unit, 0.0), total)
+            total = num_bytes + (total if now == last else 0.0)
+            moved[now[1]] = max(moved.get(now[1], 0.0), total)
         last = now
     return moved
 
@@ -126,7 +132,9 @@ class _Reader:
     """
 
     def __init__(self, units: dict[str, float]):
-        self._units, self._held, self._done = units, {}, set()
+        self._units = units
+        self._held: dict[Place, float] = {}
+        self._done: set[Place] = set()
         self.start: dict[Place, float] = {}
         self.actions: list[Action] = []
 
@@ -135,11 +143,11 @@ class _Reader:
             self._memory(event)
         elif event.kind == "compute" and event.unit is not None:
             self._done.clear()
-            self.actions.append(Action(event.op, event.unit))
+            self.actions.append(Action(event.op or "", event.unit))
         elif event.kind == "collective" and event.op in GATHERS + REDUCES:
             unit = event.unit or self._unit_of(event, later)
             if unit is not None:  # others, such as the mean of a loss, are no state
-                self._done.add((event.op, unit))
+                self._done.add((event.op or "", unit))
                 self._collective(event, unit)
 
     def _collective(self, event: Event, unit: str) -> None:
@@ -147,24 +155,25 @@ class _Reader:
         if event.unit and last and (last.op, last.unit) == (event.op, unit) and not last.changes:
             last.num_sent += sent_bytes(event)
         else:
-            self.actions.append(Action(event.op, unit, sent_bytes(event)))
+            self.actions.append(Action(event.op or "", unit, sent_bytes(event)))
 
     def _unit_of(self, event: Event, later: Event | None) -> str | None:
         what = "parameters" if event.op in GATHERS else "gradients"
         fits = [unit for unit, num_bytes in self._units.items() if num_bytes == event.num_bytes]
         if later is not None and later.op == what and later.unit in fits:
             return later.unit
-        return next((unit for unit in fits if (event.op, unit) not in self._done), None)
+        return next((unit for unit in fits if (event.op or "", unit) not in self._done), None)
 
     def _memory(self, event: Event) -> None:
-        place, before = (event.op, event.unit), self._held.get((event.op, event.unit), 0.0)
-        self._held[place] = event.num_bytes
+        place, num_bytes = _held(event)
+        before = self._held.get(place, 0.0)
+        self._held[place] = num_bytes
         if not self.actions:
-            self.start[place] = event.num_bytes
+            self.start[place] = num_bytes
             return
-        last = self.actions[-1]
-        if event.op == "parameters" and event.num_bytes < before:
-            self.actions.append(Action("free", event.unit))
-        elif event.op == "gradients" and not event.num_bytes and last.op not in ("drop", *REDUCES):
+        what, unit = place
+        if what == "parameters" and num_bytes < before:
+            self.actions.append(Action("free", unit))
+        elif what == "gradients" and not num_bytes and self.actions[-1].op not in ("drop", *REDUCES):
             self.actions.append(Action("drop", "all"))
-        self.actions[-1].changes.append((place, event.num_bytes))
+        self.actions[-1].changes.append((place, num_bytes))

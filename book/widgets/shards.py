@@ -17,6 +17,7 @@ A stop, of which the first is the start, has
 """
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -195,16 +196,17 @@ def figures(play: Play) -> list[list[str]]:
 def _traffic(play: Play) -> list[list[str]]:
     """Bytes that each rank sends in its collectives by the bandwidth-optimal algorithms (see book.cost)."""
     t = play.world_size
-    calls = [next(iter(step.actions.values())).event for step in play.steps if step.kind == "collective"]
+    firsts = [next(iter(step.actions.values())).event for step in play.steps if step.kind == "collective"]
+    calls = [(call.op or "collective", len(call.group or ()), call.num_bytes or 0.0) for call in firsts if call]
     factors = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
-    known = [call for call in calls if call.op in factors]
-    sent = sum(factors[call.op] * (len(call.group) - 1) / len(call.group) * call.num_bytes for call in known)
-    counts = {op: sum(call.op == op for call in calls) for op in dict.fromkeys(call.op for call in calls)}
+    known = [call for call in calls if call[0] in factors]
+    sent = sum(factors[op] * (size - 1) / size * num_bytes for op, size, num_bytes in known)
+    counts = Counter(op for op, _, _ in calls)
     names = ", ".join(f"{count} {op.replace('_', '-')}{'s' * (count > 1)}" for op, count in counts.items())
     names = names[2:] if len(calls) == 1 else f"collectives: {names or 'nothing moves'}"
     rules = [f"{count if count > 1 else ''}{'·' * (count > 1)}{'2' * (factors[op] == 2)}(t−1)/t·n"
              for op, count in counts.items() if op in factors]
-    sizes = {call.num_bytes for call in known}
+    sizes = {num_bytes for _, _, num_bytes in known}
     n = f", n = {_written(sizes.pop())}" if len(sizes) == 1 else ""
     rule = f": {' + '.join(rules)}{n}, t = {t}" if rules and n else f" in {len(known)} collectives" * bool(known)
     return [[_written(round(sent)), f"sent by each rank{rule}"],

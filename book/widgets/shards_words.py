@@ -70,7 +70,8 @@ def tiles_of(state: State, name: str) -> State:
 
 def part(play: Play, tiles: Iterable[Place], all_ranks: Sequence[State], name: str) -> str:
     """Which part of a matrix these blocks are, "its" part where each rank has another one."""
-    rows, columns = ({place[axis] for place in tiles} for axis in (1, 2))
+    places = list(tiles)
+    rows, columns = {row for _, row, _ in places}, {column for _, _, column in places}
     if not rows:
         return f"nothing of {name}"
     everything = set(range(play.world_size))
