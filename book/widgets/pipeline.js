@@ -3,7 +3,7 @@
 (() => {
   const { range, clamp, sum, make, color, and, num, upper, short, longest } = globalThis.lockstepScene;
   const { mountScene, define } = globalThis.lockstepScene;
-  const { TICKS, fit, lanes, axis } = globalThis.lockstepLanes;
+  const { TICKS, fit, lanes, axis } = globalThis.lockstepScene;
   const { min, max, abs } = Math;
   const NEAR = 0.01;
   const RESULT = { F: "output", B: "gradient", I: "gradient" };

@@ -9,9 +9,9 @@ from pathlib import Path
 
 WIDGETS = {  # by the name in their HTML, scripts in the order in which they load
     "player": ("scene", "player"),
-    "timeline": ("scene", "lanes", "timeline"),
-    "pipeline": ("scene", "lanes", "pipeline"),
-    "game": ("scene", "lanes", "pipeline", "game"),
+    "timeline": ("scene", "timeline"),
+    "pipeline": ("scene", "pipeline"),
+    "game": ("scene", "pipeline", "game"),
     "shards": ("scene", "shards"),
     "mesh": ("scene", "mesh"),
     "layouts": ("scene", "layouts"),

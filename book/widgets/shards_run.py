@@ -5,8 +5,9 @@ a dimension that no rank cuts has one part, any other one part per rank.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from book.blocks import MLP, PRODUCT, Block, BlockOp, Matrix
 from book.trace import Event, Trace
@@ -32,6 +33,11 @@ class Action:
     num_multiplications: int = 0
     event: Event | None = None
     sent_to: list[int] = field(default_factory=list)
+
+    @property
+    def group(self) -> tuple[int, ...]:
+        """The ranks of a collective."""
+        return (self.event.group if self.event else None) or ()
 
     def replaced(self, held: State) -> list[Place]:
         """What a rank no longer has after this: the sum that a reduce-scatter took, what it did not return."""
@@ -92,7 +98,7 @@ def read_play(trace: Trace) -> Play:
     play = MLP if "B" in shapes else PRODUCT
     sizes = {dim: size for matrix in play for dim, size in zip(matrix.dims, shapes.get(matrix.name, ()))}
     shown = {m.name: m for m in play if m.name in shapes or not m.name.startswith("d")}
-    whole = {name: tuple(sizes[dim] for dim in matrix.dims) for name, matrix in shown.items()}
+    whole = {name: (sizes[matrix.dims[0]], sizes[matrix.dims[1]]) for name, matrix in shown.items()}
     return Play(trace.world_size, shown, whole, [reader.start for reader in readers],
                 list(_aligned([reader.actions for reader in readers])), "bias" in shapes,
                 next(reader.num_bytes for reader in readers), trace.source)
@@ -116,7 +122,7 @@ class _Reader:
         self.actions = [a for a in self.actions if a.holds or a.kind in ("collective", "multiply", "message")]
 
     def _compute(self, event: Event) -> None:
-        op = BlockOp.parse(event.op)
+        op = BlockOp.parse(event.op or "")
         if op.kind == "given":
             self.shapes |= {block.matrix: block.shape for block in op.blocks}
         elif op.kind == "sends":
@@ -133,19 +139,19 @@ class _Reader:
         """Messages that nothing comes between are one action."""
         if not self.actions or self.actions[-1].kind != "message" or self.actions[-1].holds:
             self.actions.append(Action("message", "message"))
-        self.actions[-1].sent_to += [event.peer] if event.kind == "send" else []
+        self.actions[-1].sent_to += [event.peer] if event.kind == "send" and event.peer is not None else []
 
     def _sends(self, blocks: Iterable[Block]) -> None:
         last = self.actions[-1] if self.actions else None
         if last is None or last.kind not in ("collective", "message"):
             raise ValueError("this run's collectives were not recorded: launch it with record=True")
         last.blocks += [block for block in blocks if block not in last.blocks]
-        last.name = last.event.op if last.event else last.name
+        last.name = last.event.op or "" if last.event else last.name
 
     def _hold(self, event: Event) -> None:
-        block, n = Block.parse(event.op), self._num_parts
+        block, n = Block.parse(event.op or ""), self._num_parts
         self.shapes[block.matrix] = block.shape
-        self.num_bytes = round(event.num_bytes / (block.size[0] * block.size[1]))
+        self.num_bytes = round((event.num_bytes or 0) / (block.size[0] * block.size[1]))
         place = (block.matrix, block.rows[0] * n // block.shape[0], block.columns[0] * n // block.shape[1])
         last = self.actions[-1] if self.actions else None
         given = block.matrix in self._given and not (last and last.kind == "collective" and last.name)
@@ -167,7 +173,7 @@ def _aligned(programs: list[list[Action]]) -> Iterator[Step]:
         ready = {rank: program[at[rank]] for rank, program in enumerate(programs) if at[rank] < len(program)}
         alone = {rank: action for rank, action in ready.items() if action.kind in ALONE}
         together = {rank: action for rank, action in ready.items() if action.kind == "collective" and
-                    all(peer in ready and ready[peer].kind == "collective" for peer in action.event.group)}
+                    all(peer in ready and ready[peer].kind == "collective" for peer in action.group)}
         able = alone or together or ready
         first = next(iter(able.values()))
         now = {rank: action for rank, action in able.items() if _key(action) == _key(first)}
@@ -176,7 +182,93 @@ def _aligned(programs: list[list[Action]]) -> Iterator[Step]:
         yield Step(first.kind, first.name, now)
 
 
-def _key(action: Action) -> tuple:
+def _key(action: Action) -> tuple[Any, ...]:
     if action.kind == "collective":
-        return action.kind, action.event.group
+        return action.kind, action.group
     return action.kind, action.name, tuple(sorted(block.matrix for block in action.blocks))
+
+
+class Drawing:
+    """Which matrices are drawn where, and how finely."""
+
+    def __init__(self, play: Play):
+        self._play = play
+        self._cut, self._axes = cuts(play)
+        self._names = list(play.matrices)
+        mlp = "B" in play.matrices
+        self.slots = ["X", "A", "H", "B", "Y"] if mlp else ["X", "A", "Y"]
+        self.matrices = [self._matrix(name) for name in self._names]
+
+    def _matrix(self, name: str) -> dict[str, Any]:
+        matrix, base = self._play.matrices[name], name.removeprefix("d")
+        slot = self.slots.index({"P": "H"}.get(base, base))
+        lanes = self._play.world_size if matrix.summed in self._cut and matrix.summed else 1
+        axes = [axis for axis in (0, 1) if (name, axis) in self._axes]
+        painted = min(axes, key=lambda axis: matrix.dims[axis] == "T", default=None)  # tokens are cut beside another
+        paint = {None: "", 0: "row", 1: "column"}[painted]
+        grid = [self._play.world_size if axis in axes else 1 for axis in (0, 1)]
+        return {"name": name, "recipe": matrix.recipe, "shape": list(self._play.shapes[name]), "slot": slot,
+                "line": int(name != base), "grid": grid, "lanes": lanes, "paint": paint,
+                **({"bias": 1} if self._play.bias and name == "Y" else {})}
+
+    def blocks(self, rank: int, state: State) -> list[list[Any]]:
+        """The blocks of a state as the drawing cuts them."""
+        found = {self._coarse(place): self._shown(place, contents) for place, contents in state.items()}
+        return [[rank, matrix, number, shown] for (matrix, number), shown in found.items()]
+
+    def gone(self, rank: int, places: Iterable[Place]) -> list[list[Any]]:
+        """The blocks that a rank has no longer."""
+        return [[rank, *at] for at in dict.fromkeys(map(self._coarse, places))]
+
+    def moves(self, step: Step, before: list[State]) -> list[list[Any]]:
+        """What of each rank's blocks goes to which other: those that it sent and that the other has afterwards."""
+        if step.kind not in ("collective", "message"):
+            return []
+        found: dict[tuple[int, int, int], list[int]] = {}
+        for src, sender in step.actions.items():
+            names = {block.matrix for block in sender.blocks}
+            held = {place for place in before[src] if place[0] in names}
+            for dst, action in step.actions.items():
+                given = held & action.holds.keys() if step.kind == "collective" else held
+                for place in sorted(given) if dst in (sender.sent_to or step.actions) and dst != src else ():
+                    matrix, number = self._coarse(place)
+                    numbers = found.setdefault((matrix, src, dst), [])
+                    numbers.extend([number] if number not in numbers else [])
+        return [[*key, numbers] for key, numbers in found.items()]
+
+    def busy(self, step: Step) -> list[int]:
+        """The matrices that a step works on."""
+        names = {block.matrix for action in step.actions.values() for block in action.blocks}
+        names |= {place[0] for action in step.actions.values() for place in action.holds}
+        return sorted(self._names.index(name) for name in names)
+
+    def _coarse(self, place: Place) -> tuple[int, int]:
+        name, row, column = place
+        down, across = self.matrices[self._names.index(name)]["grid"]
+        return self._names.index(name), (row if down > 1 else 0) * across + (column if across > 1 else 0)
+
+    def _shown(self, place: Place, contents: Contents) -> list[float] | None:
+        matrix = self.matrices[self._names.index(place[0])]
+        if contents is None:
+            return None
+        counts = [*contents[:matrix["lanes"]], *contents[-1:] * bool(matrix.get("bias"))]
+        return [int(count) if count == int(count) else round(count, 4) for count in counts]
+
+
+def cuts(play: Play) -> tuple[set[str], set[tuple[str, int]]]:
+    """The dimensions that some rank has in parts, or sums in parts; and of which matrix which axis (0: rows) is cut."""
+    dims: set[str] = set()
+    axes: set[tuple[str, int]] = set()
+    for state in (state for states in play.states() for state in states):
+        for name, matrix in play.matrices.items():
+            tiles = {(r, c): contents for (m, r, c), contents in state.items() if m == name}
+            axes |= {(name, axis) for axis in (0, 1) if tiles and _differs(tiles, axis, play.world_size)}
+            if any(held and len(set(held[:play.world_size])) > 1 for held in tiles.values() if matrix.summed):
+                dims.add(matrix.summed)
+    return dims | {play.matrices[name].dims[axis] for name, axis in axes}, axes
+
+
+def _differs(tiles: Mapping[tuple[int, int], Contents], axis: int, num_parts: int) -> bool:
+    """Whether a rank has some rows (or columns) of blocks and not others, or other contents in them."""
+    lines = [{at[1 - axis]: held for at, held in tiles.items() if at[axis] == i} for i in range(num_parts)]
+    return any(line != lines[0] for line in lines)

@@ -4,7 +4,7 @@
 (() => {
   const { range, clamp, sum, make, and, upper, seconds, bytes, rankName, longest } = globalThis.lockstepScene;
   const { mountScene, pickable, define } = globalThis.lockstepScene;
-  const { TICKS, fit, lanes, axis } = globalThis.lockstepLanes;
+  const { TICKS, fit, lanes, axis } = globalThis.lockstepScene;
   const { min, max, round } = Math;
   const COLOURS = 4;
 
