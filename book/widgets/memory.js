@@ -2,7 +2,7 @@
    mean; nothing is drawn that they don't say. */
 (() => {
   const { EPS, range, clamp, sum, make, canvas, color, bytes, rect, ease, rankName } = globalThis.lockstepScene;
-  const { mountScene, define, plain } = globalThis.lockstepScene;
+  const { mountScene, byStops, define } = globalThis.lockstepScene;
   const { min, max, ceil, floor } = Math;
   const LANES = 3; // kinds of state that have a lane; activations are in the bar to scale alone
   const NAMES = ["parameters", "gradients", "optimizer state", "activations"];
@@ -197,13 +197,10 @@
   }
 
   const kind = {
+    ...byStops,
     start: legend,
     decode,
     stage,
-    tell: ({ run }, k) => run.stops[k].say,
-    captions: ({ run }) => run.stops.map(stop => stop.say),
-    words: ({ run }, k) => plain(run.stops[k].say),
-    parts: ({ times, stops }) => [times, stops.slice(1).map(stop => stop.phase)],
     rate: step => (step ? 1.4 : 1.1),
     /** From the same share of its step. */
     resume({ run }, { run: old, t, over }) {

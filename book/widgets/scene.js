@@ -487,6 +487,14 @@
     return view;
   }
 
+  /** What a kind says of itself whose runs have their stops in their data. */
+  const byStops = {
+    tell: ({ run }, k) => run.stops[k].say,
+    captions: ({ run }) => run.stops.map(stop => stop.say),
+    words: ({ run }, k) => plain(run.stops[k].say),
+    parts: ({ times, stops }) => [times, stops.slice(1).map(stop => stop.phase)],
+  };
+
   /** Let the reader point at marks, touch them or give them the focus: view.picked is what of(mark) says, or null. */
   function pickable(view, selector, of, show) {
     const { field } = view;
@@ -575,41 +583,10 @@
   }
 
   globalThis.lockstepScene = {
-    ...{ TICKS, fit, lanes, axis },
-    ...{
-      EPS,
-      range,
-      clamp,
-      sum,
-      make,
-      canvas,
-      color,
-      and,
-      num,
-      upper,
-      seconds,
-      bytes,
-      short,
-      rect,
-      bar,
-      ease,
-      rankName,
-    },
-    ...{
-      pill,
-      choice,
-      choices,
-      footer,
-      frame,
-      watchWidth,
-      shell,
-      write,
-      reserve,
-      plain,
-      longest,
-      mountScene,
-      pickable,
-    },
-    define,
+    ...{ EPS, range, clamp, sum, make, canvas },
+    ...{ color, and, num, upper, seconds, bytes, short, plain, longest },
+    ...{ rect, bar, ease, rankName, TICKS, fit, lanes, axis },
+    ...{ pill, choice, choices, footer, frame, watchWidth, shell, write, reserve },
+    ...{ mountScene, byStops, pickable, define },
   };
 })();

@@ -2,7 +2,7 @@
    shards.py says what the data mean; nothing is drawn that they don't say. */
 (() => {
   const { EPS, range, clamp, make, canvas, color, and, bytes, rect, bar, ease, rankName } = globalThis.lockstepScene;
-  const { mountScene, pickable, define, plain } = globalThis.lockstepScene;
+  const { mountScene, byStops, pickable, define } = globalThis.lockstepScene;
   const { min, max, abs, floor, ceil } = Math;
   const NONE = "var(--p0)";
 
@@ -234,6 +234,7 @@
 
   // # widget
   const kind = {
+    ...byStops,
     below(view) {
       view.detail = make("div.lk-detail lk-small", view.root);
       pickable(
@@ -245,10 +246,6 @@
     },
     decode,
     stage,
-    tell: ({ run }, k) => run.stops[k].say,
-    captions: ({ run }) => run.stops.map(stop => stop.say),
-    words: ({ run }, k) => plain(run.stops[k].say),
-    parts: ({ times, stops }) => [times, stops.slice(1).map(stop => stop.phase)],
     rate: step => (step ? 1.4 : 0.6),
     /** From the start; an end stays an end. */
     resume: ({ run }, { over }) => (over ? run.times.length - 1 : 0),
