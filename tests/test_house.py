@@ -190,6 +190,18 @@ def test_the_readme_is_two_screens_with_one_picture() -> None:
     assert len(text.splitlines()) <= MAX_README_LINES and len(re.findall(r"!\[[^\]]+\]\(", text)) == 1
 
 
+def test_mypy_says_the_same_where_only_what_checks_is_installed() -> None:
+    tomllib = pytest.importorskip("tomllib")  # from Python 3.11
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["mypy"]["overrides"]
+    passed_over = {name.removesuffix(".*") for each in settings if each.get("ignore_missing_imports")
+                   for name in each["module"]}
+    installed = set(re.findall(r"^(\w+)==", (ROOT / "requirements-check.txt").read_text("utf-8"), re.M))
+    imported = {module.split(".")[0] for path in SOURCES for node in ast.walk(tree(path))
+                for module in ([alias.name for alias in node.names] if isinstance(node, ast.Import)
+                               else [node.module] if isinstance(node, ast.ImportFrom) and node.module else [])}
+    assert imported - passed_over - installed - {"book"} <= sys.stdlib_module_names
+
+
 def test_how_long_make_test_takes_is_said_alike_everywhere() -> None:
     told = re.compile(r"make test\b.*?(an? (?:\w+ )*hour|\d+ minutes)")
     said = {name: told.findall((ROOT / name).read_text("utf-8"))

@@ -24,14 +24,14 @@ class Cells:
     """Runs cells in one namespace, which becomes `__main__`; a cell that raises does not stop those below it."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
-        self.shell = _Shell(config=_NO_HISTORY, user_ns=namespace)  # type: ignore[no-untyped-call]
+        self.shell = _Shell(config=_NO_HISTORY, user_ns=namespace)
         self.errors: list[BaseException] = []
 
     def run(self, sources: Sequence[str]) -> None:
         """Runs cells one after the other, and keeps the errors of those that fail."""
         for source in sources:
             # With history, so that `In` and `Out` have the cell.
-            result = self.shell.run_cell(source, store_history=True)  # type: ignore[no-untyped-call]
+            result = self.shell.run_cell(source, store_history=True)
             error = result.error_before_exec or result.error_in_exec
             if error is not None:
                 self.errors.append(error)
