@@ -590,6 +590,24 @@ def test_what_was_recorded_survives_a_failure_and_a_hang():
     assert sends_and_receives(hung.value.trace) == sorted([*EXCHANGE, (0, "recv", 1), (1, "recv", 0)])
 
 
+def sends_once_and_receives_twice(kept):
+    """A ring with one receive too many, by ranks that keep the request of their isend or not."""
+    dist.init_process_group()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    request = dist.isend(torch.ones(1), (rank + 1) % world_size)
+    if not kept:
+        del request
+    for _ in range(2):
+        dist.recv(torch.zeros(1), (rank - 1) % world_size)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_hang_names_requests_that_nobody_kept(kept):
+    with pytest.raises(HangError) as hung:
+        launch(sends_once_and_receives_twice, 3, kept, record=True, hang_s=0.5)
+    assert ("ranks 0, 1, 2 did not keep what isend returned" in str(hung.value)) is not kept
+
+
 def test_a_run_that_was_not_recorded_says_so():
     with pytest.raises(LaunchError, match="this run was not recorded: pass record=True"):
         launch(nothing, 1).trace

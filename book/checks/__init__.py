@@ -52,7 +52,8 @@ from book.checks.ranks import (
 )
 from book.checks.replicas import Meeting, replica_gradients
 from book.checks.ring import (
-    all_gather, all_reduce, bus_bandwidth, neighbour_exchange, point_to_point, reduce_scatter, ring_cost, ring_traffic,
+    all_gather, all_reduce, bus_bandwidth, chunks_in_words, neighbour_exchange, point_to_point, reduce_scatter,
+    ring_cost, ring_traffic,
 )
 from book.checks.sharded import (
     continued, load_failure, parts_without_zeros, saved_once, sharded_training, training_hint,
@@ -72,18 +73,18 @@ from book.checks.verdict import CheckFailed, number
 __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axes", "all_gather", "all_gather_rows",
            "all_reduce", "all_to_all_rows", "averaged", "averaged_in_bits", "awaited", "batch_loss", "block_count",
            "broadcast", "bubble_share", "bucket_layout", "bucket_traffic", "bus_bandwidth", "by_hand", "calls_into",
-           "clipped", "column_outputs", "computed", "continued", "counted_bytes", "crossing", "drawn_alike",
-           "dropout_masks", "epochs", "failure_of_replicas", "fewest", "first_losses", "first_step", "first_updates",
-           "from_stage_to_stage", "global_losses", "gpipe_order", "gradients_dropped", "gradients_of_replicas",
-           "gradients_sharded", "groups_of_axis", "held_in_time", "in_company", "load_failure", "losses_of_replicas",
-           "losses_of_steps", "members", "mesh_failure", "mesh_gradients", "mesh_losses", "micro_batch_losses", "moved",
-           "names_of_no_order", "neighbour_exchange", "nothing_behind", "nothing_kept", "num_sent_bytes", "number",
-           "on_grid", "one_f_one_b_order", "one_run_a_step", "operator", "optimizer_sharded", "own_pipeline",
-           "parameters_sharded", "parts_on_mesh", "parts_without_zeros", "peaks_in_flight", "placements", "places",
-           "point_to_point", "predicted_pipeline", "predicted_state", "received_once", "reduce_scatter",
-           "remote_failure", "replica_gradients", "resumed", "ring_cost", "ring_traffic", "row_outputs",
-           "rows_in_calls", "rows_sent", "same_group", "same_outputs", "same_replicas", "same_state", "same_weights",
-           "sample_mean", "saved", "saved_once", "shapes_in_words", "shard_shapes", "sharded_traffic",
-           "sharded_training", "shares_of_replicas", "split_module", "split_traffic", "stage_gradients", "stage_parts",
-           "summed_metrics", "torch_failure", "traffic_by_axis", "trained_alike", "training_hint", "vocabulary_loss",
-           "vocabulary_traffic", "weights_kept", "where_stuck", "within_groups"]
+           "chunks_in_words", "clipped", "column_outputs", "computed", "continued", "counted_bytes", "crossing",
+           "drawn_alike", "dropout_masks", "epochs", "failure_of_replicas", "fewest", "first_losses", "first_step",
+           "first_updates", "from_stage_to_stage", "global_losses", "gpipe_order", "gradients_dropped",
+           "gradients_of_replicas", "gradients_sharded", "groups_of_axis", "held_in_time", "in_company",
+           "load_failure", "losses_of_replicas", "losses_of_steps", "members", "mesh_failure", "mesh_gradients",
+           "mesh_losses", "micro_batch_losses", "moved", "names_of_no_order", "neighbour_exchange", "nothing_behind",
+           "nothing_kept", "num_sent_bytes", "number", "on_grid", "one_f_one_b_order", "one_run_a_step", "operator",
+           "optimizer_sharded", "own_pipeline", "parameters_sharded", "parts_on_mesh", "parts_without_zeros",
+           "peaks_in_flight", "placements", "places", "point_to_point", "predicted_pipeline", "predicted_state",
+           "received_once", "reduce_scatter", "remote_failure", "replica_gradients", "resumed", "ring_cost",
+           "ring_traffic", "row_outputs", "rows_in_calls", "rows_sent", "same_group", "same_outputs", "same_replicas",
+           "same_state", "same_weights", "sample_mean", "saved", "saved_once", "shapes_in_words", "shard_shapes",
+           "sharded_traffic", "sharded_training", "shares_of_replicas", "split_module", "split_traffic",
+           "stage_gradients", "stage_parts", "summed_metrics", "torch_failure", "traffic_by_axis", "trained_alike",
+           "training_hint", "vocabulary_loss", "vocabulary_traffic", "weights_kept", "where_stuck", "within_groups"]

@@ -19,7 +19,9 @@ TORCH_HINTS = {  # what an error of torch's own parts says, and what to look at
     "value was None when it should not be": 'has fully_shard been given a mesh? mesh=mesh["dp"]',
     "KeyError: 'betas'": "the optimizer's settings are in a list without names, in which stages overwrite one "
                          "another's: flatten_optimizer_state_dict=True files them by parameter",
-    "Missing key": "the checkpoint has no such name: was it saved, under a name that means the same in all shapes?"}
+    "Missing key": "the checkpoint has no such name: was it saved, under a name that means the same in all shapes?",
+    "Sharding propagation failed": "what a layer gives is not cut as the next one expects: q, k, v and up are cut by "
+                                   "columns (ColwiseParallel), out and down by rows (RowwiseParallel)"}
 
 
 # By hand

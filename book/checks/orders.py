@@ -61,10 +61,14 @@ def bubble_share(got: Any, trace: Trace) -> float:
     found, events = bubble(trace), [event.times_s for event in trace.events if event.end_s is not None]
     step_s, idle_s, busy_s, num_ranks = found.step_s, sum(found.idle_s), sum(found.busy_s), len(found.busy_s)
     all_s = sum(end_s - start_s for start_s, end_s in events)
+    work = [[event.times_s for event in trace.of_kind("compute") if event.rank == rank] for rank in range(num_ranks)]
+    spans_s = sum(max(end_s for _, end_s in own) - min(start_s for start_s, _ in own) for own in work)
     return number("the bubble", got, found.share, [
         (1 - found.share, "it is the busy share, and the idle one is asked for"),
         (idle_s / busy_s, "it is the idle time over the busy time; the share is over all of it"),
         (idle_s, "it is seconds; divide by the time that all ranks have together"),
+        (1 - busy_s / spans_s, "each rank's time is counted from its own first action to its own last: what a rank "
+         "waits before and after is the bubble, so every rank has the whole step"),
         (found.idle_s[0] / step_s, "it is one rank's idle share: a step has the time of all ranks"),
         (found.idle_s[-1] / step_s, "it is one rank's idle share, that of the last: a step has the time of all ranks"),
         (found.share * num_ranks, "it is the sum of the ranks' shares: divide by the number of ranks"),

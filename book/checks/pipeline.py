@@ -272,7 +272,9 @@ def gradients_of_replicas(found: Sequence[Gradients], single: Sequence[Gradients
         try:
             total = stage_gradients(found[replica::num_replicas], single, what="sequence", hints=hints)
         except CheckFailed as error:
-            raise CheckFailed(_why_apart(found[-num_replicas:], single) or f"replica {replica}, {error}") from None
+            last = found[-num_replicas:]
+            raise CheckFailed(_why_apart(last, single) or _left_out(last[0], single)
+                              or f"replica {replica}, {error}") from None
     return total
 
 
@@ -288,6 +290,16 @@ def _why_apart(last: Sequence[Gradients], single: Sequence[Gradients]) -> str:
         return f"sequence {listed(nowhere)} is in no replica's gradient: each replica takes a share of its own"
     return ("each replica's last stage has the gradient of its own sequences and nothing of the other replicas': "
             "average over the ranks that hold the same stage")
+
+
+def _left_out(own: Gradients, single: Sequence[Gradients]) -> str:
+    """Why some parameters of a stage lack sequences that others have; "" if it is not so."""
+    lacking = [name for name, gradient in own.items() if gradient is not None and Attribution(
+        whole({name: gradient}), [whole({name: one[name]}) for one in single]).absent_from()]
+    if not 0 < len(lacking) < len(own):
+        return ""
+    return (f"the gradient of {lacking[0]} has nothing of the other replicas' sequences, and those of other parameters "
+            "have: average all of them, biases and norms too")
 
 
 def losses_of_replicas(got: Sequence[Any], losses: Sequence[float], num_replicas: int) -> float:

@@ -5,7 +5,8 @@ flat buffer per rank, (n,), equally long. Chunks are those of `tensor_split`.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -27,11 +28,24 @@ SUMMED = {  # a chunk that should hold the sum
     "unknown": "holds neither a sum of the ranks' data for that chunk nor another chunk's: was wrong data added?"}
 TOO_OFTEN = "one step too many, or the wrong chunk sent"
 TOO_SELDOM = "was every step made, and the right chunk sent?"
+FEWER_CHUNKS = ("there are fewer chunks than ranks: buffer.chunk(n) gives no empty pieces, so of a short buffer it "
+                "gives fewer than n; tensor_split(n) always gives n")
 GATHERED = {  # a chunk that should hold its owner's data
     "own": "is as it was before: rank {owner}'s chunk never arrived, or was not written into the buffer",
     "other": "holds what rank {other} had there, but rank {owner} is the chunk's owner",
     "added to own": "holds its own old data plus rank {owner}'s: an all-gather copies, it does not add",
     "unknown": "holds something that no rank had there: is the chunk you receive the one that is sent?"}
+
+
+@contextmanager
+def chunks_in_words() -> Iterator[None]:
+    """On a rank: add to an index that is out of range what it means where a buffer is cut into chunks."""
+    try:
+        yield
+    except IndexError as error:
+        # The error itself goes on, so that it still points to the line where it happened.
+        error.args = (f"{error}: {FEWER_CHUNKS}",)
+        raise
 
 
 def reduce_scatter(before: Sequence[Any], after: Sequence[Any]) -> int:

@@ -34,11 +34,15 @@ GRADIENT = {  # a shard's gradient, which should be its part of the mean over ra
                "brought added once, and averaged once?",
     "unknown": "it is no sum of the ranks' gradients at these places. Are the gradients packed in the order of the "
                "parameters, and is this rank's own piece taken?"}
+LATE = ("Or do all hooks work on the last unit? A lambda looks `unit` up when it is called, after the loop: bind it "
+        "with lambda *_, unit=unit: ...")
 NO_GRADIENT = ("A p.grad was None: reduce_scatter ran before all gradients of the unit were there, or a second time. "
-               "It is called once in each backward, by the last of the unit's gradients")
+               "It is called once in each backward, by the last of the unit's gradients. " + LATE)
 TRAINING_ERRORS = {
     "storage of size 0": "Something is used while its unit is freed: which unit's all_gather has to come before, in "
-                         "which hook? In backward a block computes with its weights again",
+                         "which hook? In backward a block computes with its weights again. " + LATE,
+    "out of bounds for storage of size": "resize_ of a storage takes bytes, and there is less than the tensor needs: "
+                                         "flat.nbytes, which is numel() times element_size()",
     **{f"'NoneType' object has no attribute '{name}'": NO_GRADIENT  # what packs a p.grad asks it for these
        for name in ("flatten", "view", "reshape", "ravel", "detach", "numel")}}
 LOAD_ERRORS = {  # what DCP says when a checkpoint does not have what is asked for, and what it means here

@@ -105,7 +105,17 @@ class _Cut:
              "0, and the sum over the ranks hands the right one to all",
              [total - self.blocks[rank, self.rows, place] for place in (folded, np.clip(places[rank], 0, size - 1))]),
             ("a target is looked up at the wrong place: rank r's block begins at r S, so there its targets are those "
-             "from r S on, and its first is at place 0", self._misplaced())]
+             "from r S on, and its first is at place 0", self._misplaced()),
+            ("a rank holds the targets at the places 0 to S - 1 of its block: a comparison leaves out the first or the "
+             "last, or takes one more", self._off_by_one())]
+
+    def _off_by_one(self) -> list[np.ndarray]:
+        """Losses (N,) where a comparison with an end of a rank's block is wrong."""
+        size, places = self.size, self.targets - self.size * np.arange(self.num_ranks)[:, None]
+        found = self.blocks[np.arange(self.num_ranks)[:, None], self.rows, np.clip(places, 0, size - 1)]
+        return [self.total - shift - ((found - shift) * ((places >= first) & (places <= last))).sum(axis=0)
+                for first in (0, 1) for last in (size - 2, size - 1, size) if (first, last) != (0, size - 1)
+                for shift in (0, self.top)]
 
     def _misplaced(self) -> list[np.ndarray]:
         """Losses (N,) where a rank counts from a wrong first token: where it looks, what it holds, or both."""
