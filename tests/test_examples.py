@@ -19,7 +19,7 @@ from tests.website import ROOT
 
 EXAMPLES = ROOT / "examples"
 READS = ["examples/*.py", "chapters/02_data_parallel.ipynb"]
-NUM_RANKS, SAVE_EVERY = 2, 3
+NUM_RANKS, SAVE_EVERY = 2, 4
 PROGRAMS = ["train_ddp", pytest.param("train_fsdp", marks=pytest.mark.full)]
 
 
@@ -54,11 +54,25 @@ def processes_of(folder: Path) -> list[psutil.Process]:
 
 
 def kill_a_rank(process: subprocess.Popen[str], program: str, folder: Path) -> None:
-    """Wait until a run has saved twice and gone on, and kill its last rank."""
-    while len(losses(folder)) < 2 * SAVE_EVERY + 2:
+    """Kill the last rank of a run that has saved twice, two steps or more after a checkpoint.
+
+    On a loaded machine the run may be at the next checkpoint when a signal comes: so stop it, look, and only then kill.
+    """
+    while len(losses(folder)) < 2 * SAVE_EVERY:
         assert process.poll() is None
-        time.sleep(0.02)
-    ranks_of(process, program)[-1].send_signal(signal.SIGKILL)
+        time.sleep(0.01)
+    last = ranks_of(process, program)[-1]
+    while True:
+        last.send_signal(signal.SIGSTOP)
+        time.sleep(0.2)  # until the other rank waits for this one in the next all-reduce
+        done = losses(folder)
+        (_, step), _ = done[-1]
+        if 2 <= (step + 1) % SAVE_EVERY:
+            break
+        last.send_signal(signal.SIGCONT)
+        while len(losses(folder)) == len(done):
+            assert process.poll() is None
+    last.send_signal(signal.SIGKILL)
 
 
 def ranks_of(process: subprocess.Popen[str], program: str) -> list[psutil.Process]:
