@@ -6,10 +6,6 @@ process.
 
 `make answers` runs all of them, `make test` one of each of some families: which ones changes from commit to commit.
 """
-import contextlib
-import io
-import linecache
-import re
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -17,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from book.checks import CheckFailed
-from book.grading.lab import marks, points, shown
+from book.grading.lab import points
+from book.grading.trial import printed, stored
 from book.launch import LaunchError
 from tests import costs
 from tests.answers import LABS, PASS, answers, apply, read
@@ -26,40 +23,6 @@ from tests.families import drawn, family, strings
 HERE = Path(__file__).parent
 NUM_FAMILIES = 18  # that `make test` runs of a lab, within
 LIMIT_S = 25.0  # by tests/costs.json: the answers of the last lab train on 8 ranks, and take ten times as long
-
-
-def run_lab(lab, exercise, answer, name):
-    """Runs the lab's cells up to the checks of `exercise`, with `answer` in the place of its answer cell.
-
-    No player, panel or timing is run: it is the answer that is on trial. Returns what each check printed, by its id.
-    """
-    printed = {}
-    namespace = {"__name__": "__main__"}  # as in a kernel: RPC finds a class by that name
-    for cell in (c for c in lab.cells if c.cell_type == "code"):
-        mark = marks(cell)
-        if mark["kind"] == "check" and mark["exercise"] != exercise:
-            continue
-        if shown(cell):
-            continue
-        source = answer if (mark["kind"], mark.get("exercise")) == ("answer", exercise) else cell.source
-        filename = f"<ipython-input-{name}-{mark['id']}>"  # launch shows a cell's line where a rank fails
-        linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-        with contextlib.redirect_stdout(io.StringIO()) as told:
-            exec(compile(source, filename, "exec"), namespace)
-        if mark["kind"] == "check":
-            printed[mark["id"]] = without_device(told.getvalue())
-    return printed
-
-
-def without_device(text):
-    """What a cell printed, without the line in which `launch` tells once what the ranks run on."""
-    return re.sub(r"\d+ ranks? on \w+ \([^\n]*\n", "", text)
-
-
-def stored(lab, name):
-    """What a check of the lab printed when its outputs were stored."""
-    cell = next(c for c in lab.cells if marks(c).get("id") == name)
-    return without_device("".join(out["text"] for out in cell.outputs if out.get("name") == "stdout"))
 
 
 def daily(lab):
@@ -89,11 +52,11 @@ class LabsAnswers:
     def test_answer(self, answer):
         lab = LABS[self.name]
         if answer.expected == PASS:
-            printed = run_lab(lab, answer.exercise, answer.source, answer.name)
-            assert printed and printed == {name: stored(lab, name) for name in printed}
+            texts = printed(lab, answer.exercise, answer.source, answer.name)
+            assert texts and texts == {name: stored(lab, name) for name in texts}
             return
         with pytest.raises((CheckFailed, LaunchError)) as caught:
-            run_lab(lab, answer.exercise, answer.source, answer.name)
+            printed(lab, answer.exercise, answer.source, answer.name)
         assert answer.expected in str(caught.value)
 
     def test_there_are_enough_answers(self):

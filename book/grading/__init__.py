@@ -9,6 +9,8 @@
     run           one job under nbval, watched from outside; `nbval_plugin` writes its verdicts
     reference     what a lab's own solutions print, and the limits derived from their run
     lint          whether a lab is fit to be graded
+    mutate        what a lab's checks say of small faults in its solutions: `mutations` makes them,
+                  `trial` runs the checks of one exercise on an answer
     withheld      modules of the book that are disabled when an exercise is graded
     ranks         ranks on a wire, each in its own sandbox
     wired         exercises whose ranks can only send and receive, over `book.wire`
@@ -16,7 +18,7 @@
     report        CSV, JSON, Gradescope, HTML
     check         a student's own check
 
-`python -m book.grading lint | release | check | grade` is all of it.
+`python -m book.grading lint | mutate | release | check | grade` is all of it.
 """
 import sys
 

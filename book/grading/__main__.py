@@ -1,4 +1,4 @@
-"""Command line: python -m book.grading lint | release | check | grade"""
+"""Command line: python -m book.grading lint | mutate | release | check | grade"""
 from __future__ import annotations
 
 import argparse
@@ -28,12 +28,19 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The four verbs and their options."""
+    """The five verbs and their options."""
     top = argparse.ArgumentParser(prog="python -m book.grading", description="Labs as course assignments.")
     verbs = top.add_subparsers(dest="command", required=True)
     verb = verbs.add_parser("lint", help="is a lab fit to be graded? runs its solutions with two seeds")
     verb.add_argument("labs", nargs="+", type=Path, help="lab notebooks, or folders of them")
     verb.set_defaults(run=lint)
+    verb = verbs.add_parser("mutate", help="what do a lab's checks miss? puts small faults into its solutions")
+    verb.add_argument("lab", type=Path, help="the lab's source, with its solutions")
+    verb.add_argument("-n", "--num", type=int, default=20, help="mutants of each exercise, drawn (default 20)")
+    verb.add_argument("--seed", type=int, default=0, help="another seed draws others (default 0)")
+    verb.add_argument("--equivalent", type=Path, metavar="FILE",
+                      help="mutants that can't be told from the solution: lines 'before -> after  # reason'")
+    verb.set_defaults(run=mutate)
     verb = verbs.add_parser("release", help="make student copies: no solutions, no hidden checks")
     verb.add_argument("labs", nargs="+", type=Path, help="lab notebooks, or folders of them")
     verb.add_argument("-o", "--out", type=Path, required=True, help="folder for the copies")
@@ -73,6 +80,17 @@ def lint(options: Any) -> int:
         print(f"{source}: {'not fit to be graded' if found else 'fit to be graded'}", flush=True)
         status |= found
     return status
+
+
+def mutate(options: Any) -> int:
+    """Prints what the checks say of faults in a lab's own answers."""
+    from book.grading.mutate import read_equivalent, report
+
+    def tell(line: str) -> None:
+        print(line, flush=True)
+
+    known = read_equivalent(options.equivalent) if options.equivalent else {}
+    return int(report(read_lab(options.lab), options.num, options.seed, known, tell))
 
 
 def release(options: Any) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import nbformat
 
-from book.grading.lab import marks
+from book.grading.trial import solution
 
 HERE = Path(__file__).parent
 LABS = {path.stem: nbformat.read(path, as_version=4) for path in sorted((HERE.parents[1] / "labs").glob("*.ipynb"))}
@@ -42,17 +42,10 @@ def answers(lab: str) -> list[Answer]:
 
         def source(name: str) -> str:
             base, _, patch = written[name]
-            return apply(patch, source(base) if base else solution(lab, exercise))
+            return apply(patch, source(base) if base else solution(LABS[lab], exercise))
 
         found += [Answer(lab, exercise, name, written[name][1], source(name), path) for name in sorted(written)]
     return found
-
-
-def solution(lab: str, exercise: int) -> str:
-    """The lab's own answer to an exercise, without the marks around it."""
-    (found,) = [cell.source for cell in LABS[lab].cells if cell.cell_type == "code"
-                and (marks(cell)["kind"], marks(cell).get("exercise")) == ("answer", exercise)]
-    return "\n".join(line for line in found.split("\n") if not line.strip().startswith("### "))
 
 
 def read(text: str) -> Iterator[tuple[str, str, str, list[str]]]:

@@ -1,0 +1,120 @@
+"""L4: how good a lab's checks are: small faults in its own answers, and what the checks say of each.
+
+A mutant is caught when a check raises, or prints something else than it printed for the solution. One that survives is
+equivalent to the solution, which a person decides and writes down with a reason, or shows a hole in the checks.
+"""
+from __future__ import annotations
+
+import random
+import re
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbformat import NotebookNode
+
+from book.grading.lab import LabError, checks, marks, points
+from book.grading.mutations import Mutant, mutants
+from book.grading.trial import printed, solution, stored
+
+TELLING = ("CheckFailed", "HangError")
+LIMIT_S = 90  # of one mutant; a loop without an end is caught too
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the checks made of a mutant: "public" or "hidden", which caught it, "survived" or "equivalent"."""
+
+    exercise: int
+    mutant: Mutant
+    verdict: str
+    message: str
+
+    @property
+    def named(self) -> bool:
+        """Whether a check or a hang report has a word of the mistake; an error of Python's own shows only a line."""
+        return self.message.startswith(TELLING) and any(
+            re.search(rf"(?<!\w){re.escape(word)}", self.message) for word in self.mutant.mutation.words)
+
+
+def outcomes(lab: NotebookNode, num_each: int, seed: int, equivalent: Mapping[str, str]) -> Iterator[Outcome]:
+    """Runs `num_each` drawn mutants of each exercise, all where there are fewer, and yields what became of each.
+
+    `equivalent` has the reason of each mutant that can't be told from the solution, by `Mutant.key`.
+    """
+    for exercise in points(lab):
+        found = list(mutants(solution(lab, exercise)))
+        drawn = random.Random(f"{seed} {exercise}").sample(found, min(num_each, len(found)))
+        for mutant in sorted(drawn, key=lambda one: one.line):
+            yield _outcome(lab, exercise, mutant, equivalent)
+
+
+def _outcome(lab: NotebookNode, exercise: int, mutant: Mutant, equivalent: Mapping[str, str]) -> Outcome:
+    hidden = {marks(cell)["id"] for cell in checks(lab, exercise) if marks(cell).get("hidden")}
+    passed: dict[str, str] = {}
+    try:
+        with _limited():
+            texts = printed(lab, exercise, mutant.source, "mutant", passed)
+    except Exception as error:
+        where = "hidden" if {marks(cell)["id"] for cell in checks(lab, exercise)} - set(passed) <= hidden else "public"
+        return Outcome(exercise, mutant, where, f"{type(error).__name__}: {error}")
+    different = [name for name, text in texts.items() if text != stored(lab, name)]
+    if different:
+        return Outcome(exercise, mutant, "hidden" if set(different) <= hidden else "public",
+                       f"prints {texts[different[0]]!r}")
+    return Outcome(exercise, mutant, "equivalent" if mutant.key in equivalent else "survived",
+                   equivalent.get(mutant.key, ""))
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    def late(*_: Any) -> None:
+        raise TimeoutError(f"not done after {LIMIT_S} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def read_equivalent(path: Path) -> dict[str, str]:
+    """The mutants that a person has found to be equivalent: lines `before -> after  # reason`."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    for line in lines:
+        if " -> " not in line or "  # " not in line:
+            raise LabError(f"{path}: a line must read 'before -> after  # reason', not {line!r}")
+    return {key: reason for key, _, reason in (line.partition("  # ") for line in lines)}
+
+
+def table(found: list[Outcome]) -> str:
+    """A line for each exercise: how many mutants, what caught them, how many messages name the mistake."""
+    lines = ["exercise  mutants  public  hidden only  survived  equivalent  named"]
+    numbers: list[int | None] = [*sorted({one.exercise for one in found}), None]
+    for exercise in numbers:
+        own = [one for one in found if exercise in (None, one.exercise)]
+        counts = {verdict: sum(one.verdict == verdict for one in own)
+                  for verdict in ("public", "hidden", "survived", "equivalent")}
+        caught = [one for one in own if one.verdict in ("public", "hidden")]
+        named = f"{sum(one.named for one in caught)} of {len(caught)}"
+        lines.append(f"{exercise or 'all':>8}  {len(own):7}  {counts['public']:6}  {counts['hidden']:11}  "
+                     f"{counts['survived']:8}  {counts['equivalent']:10}  {named}")
+    return "\n".join(lines)
+
+
+def report(lab: NotebookNode, num_each: int, seed: int, equivalent: Mapping[str, str],
+           tell: Callable[[str], None]) -> bool:
+    """Runs mutants, tells each one's fate and a table at the end; returns whether any survived."""
+    found = []
+    for one in outcomes(lab, num_each, seed, equivalent):
+        found.append(one)
+        said = one.message.split("\n")[0]
+        tell(f"exercise {one.exercise}, {one.mutant.mutation.name}: {one.mutant.key}\n"
+             f"    {one.verdict}{'' if one.named or not said else ' (not named)'}{': ' + said if said else ''}")
+    tell(table(found))
+    return any(one.verdict == "survived" for one in found)
