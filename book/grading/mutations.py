@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+SYMMETRIC = {"max", "min", "mse_loss", "transpose"}  # functions of which the order of two arguments does not matter
 Change = Callable[[ast.AST], list[ast.AST]]  # what may stand in a node's place; the node must not be changed
 
 
@@ -39,7 +40,7 @@ def mutants(source: str) -> Iterator[Mutant]:
     """Every answer that differs from `source` in one fault of `MUTATIONS`; each source once."""
     seen = {ast.unparse(ast.parse(source))}
     for position, node in enumerate(_nodes(ast.parse(source))):
-        for mutation, new in ((mutation, new) for mutation in MUTATIONS for new in mutation.change(node)):
+        for mutation, new in ((each, new) for each in MUTATIONS for new in each.change(node)):
             mutant = _replaced(source, position, mutation, new)
             if mutant.source not in seen:
                 seen.add(mutant.source)
@@ -130,7 +131,8 @@ def _no_statement(kinds: tuple[type, ...]) -> Change:
 
 
 def _exchanged_arguments(node: ast.AST) -> list[ast.AST]:
-    if isinstance(node, ast.Call) and len(node.args) > 1 and not any(isinstance(a, ast.Starred) for a in node.args):
+    if (isinstance(node, ast.Call) and len(node.args) > 1 and not any(isinstance(a, ast.Starred) for a in node.args)
+            and getattr(node.func, "attr", getattr(node.func, "id", None)) not in SYMMETRIC):
         return [_with(node, args=[node.args[1], node.args[0], *node.args[2:]])]
     return []
 
