@@ -39,7 +39,7 @@ def lab(public=PUBLIC, hidden=HIDDEN, printed="right\n"):
 
 def fates(notebook, equivalent=None):
     found = mutate.outcomes(notebook, 100, 0, equivalent or {})
-    return {one.mutant.key: (one.verdict, one.named, one.message) for one in found}
+    return {one.mutant.key: (one.verdict, one.explained, one.message) for one in found}
 
 
 @pytest.mark.parametrize("source, name, after", [
@@ -120,7 +120,7 @@ def test_the_command_tells_each_fate_and_a_table(tmp_path, capsys):
     nbformat.write(lab("mean([1])", "", ""), tmp_path / "lab.ipynb")
     assert main(["mutate", str(tmp_path / "lab.ipynb"), "-n", "100"]) == 1
     told = capsys.readouterr().out
-    assert "exercise 1, off by one: total = 0 -> total = 1\n    survived" in told
+    assert "exercise 1, one step, chunk or rank too many or too few: total = 0 -> total = 1\n    survived" in told
     assert told.splitlines()[-1].split()[0] == "all"
     nbformat.write(lab(), tmp_path / "lab.ipynb")
     assert main(["mutate", str(tmp_path / "lab.ipynb"), "-n", "100"]) == 0

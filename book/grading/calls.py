@@ -19,20 +19,26 @@ class _Calls(NamedTuple):
     refused: Sequence[int]
     fcntl: int
     socket: int
+    preadv2: int
 
 
+_NEW_FUTEXES = (449, 454, 455, 456)  # the same on all architectures
 # Refused altogether: flock; inotify_init, inotify_init1, fanotify_init; add_key, request_key, keyctl; io_uring_setup,
 # which would open sockets without the socket call; shmget, memfd_create, memfd_secret, whose memory belongs to no
-# process while none maps it, so that the limit on all processes would not see it.
-_CALLS = {"x86_64": _Calls(0xC000003E, (73, 253, 294, 300, 248, 249, 250, 425, 29, 319, 447), fcntl=72, socket=41),
-          "aarch64": _Calls(0xC00000B7, (32, 26, 262, 217, 218, 219, 425, 194, 279, 447), fcntl=25, socket=198)}
+# process while none maps it, so that the limit on all processes would not see it; mincore, cachestat, which tell what
+# of a file the page cache holds, and futex_wake, futex_wait, futex_requeue, futex_waitv, which no C library calls yet.
+_CALLS = {"x86_64": _Calls(0xC000003E, (73, 253, 294, 300, 248, 249, 250, 425, 29, 319, 447, 27, 451, *_NEW_FUTEXES),
+                           fcntl=72, socket=41, preadv2=327),
+          "aarch64": _Calls(0xC00000B7, (32, 26, 262, 217, 218, 219, 425, 194, 279, 447, 232, 451, *_NEW_FUTEXES),
+                            fcntl=25, socket=198, preadv2=286)}
 # Allowed fcntl commands: those on a process's own handles, whom they signal, a pipe's size, the seals on memory.
 _FOR_ONESELF = (0, 1030, 1, 2, 3, 4, 8, 9, 15, 16, 1031, 1032, 1033, 1034)
 _FAMILIES = (1, 2, 10, 16)  # Unix, IPv4, IPv6, netlink: a network namespace holds all of them
+_NO_FLAGS = (0,)  # of preadv2: RWF_NOWAIT would tell whether the page cache holds a page
 _OTHER_NUMBERS = 0x40000000  # x86's x32 ABI: the same calls under other numbers
 
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # instructions of Linux's socket filters
-_NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24  # offsets of a call and of the low halves of its arguments
+_NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _SIXTH = 0, 4, 16, 24, 56  # offsets, of arguments those of their low halves
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
 
 
@@ -49,6 +55,7 @@ def seccomp_filter(machine: str | None = None) -> bytes:
     for number in calls.refused:
         program += [_step(_EQUAL, number, 0, 1), _step(_RETURN, _REFUSE)]
     program += _only(calls.fcntl, _SECOND, _FOR_ONESELF) + _only(calls.socket, _FIRST, _FAMILIES)
+    program += _only(calls.preadv2, _SIXTH, _NO_FLAGS)
     return b"".join([*program, _step(_RETURN, _ALLOW)])
 
 

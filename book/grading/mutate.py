@@ -6,7 +6,6 @@ equivalent to the solution, which a person decides and writes down with a reason
 from __future__ import annotations
 
 import random
-import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,10 +33,9 @@ class Outcome:
     message: str
 
     @property
-    def named(self) -> bool:
-        """Whether a check or a hang report has a word of the mistake; an error of Python's own shows only a line."""
-        return self.message.startswith(TELLING) and any(
-            re.search(rf"(?<!\w){re.escape(word)}", self.message) for word in self.mutant.mutation.words)
+    def explained(self) -> bool:
+        """Whether a check or a hang report says what is wrong; an error of Python or torch only shows the line."""
+        return self.message.startswith(TELLING)
 
 
 def outcomes(lab: NotebookNode, num_each: int, seed: int, equivalent: Mapping[str, str]) -> Iterator[Outcome]:
@@ -93,17 +91,17 @@ def read_equivalent(path: Path) -> dict[str, str]:
 
 
 def table(found: list[Outcome]) -> str:
-    """A line for each exercise: how many mutants, what caught them, how many messages name the mistake."""
-    lines = ["exercise  mutants  public  hidden only  survived  equivalent  named"]
+    """A line for each exercise: how many mutants, what caught them, of how many a message says what is wrong."""
+    lines = ["exercise  mutants  public  hidden only  survived  equivalent  explained"]
     numbers: list[int | None] = [*sorted({one.exercise for one in found}), None]
     for exercise in numbers:
         own = [one for one in found if exercise in (None, one.exercise)]
         counts = {verdict: sum(one.verdict == verdict for one in own)
                   for verdict in ("public", "hidden", "survived", "equivalent")}
         caught = [one for one in own if one.verdict in ("public", "hidden")]
-        named = f"{sum(one.named for one in caught)} of {len(caught)}"
+        explained = f"{sum(one.explained for one in caught)} of {len(caught)}"
         lines.append(f"{exercise or 'all':>8}  {len(own):7}  {counts['public']:6}  {counts['hidden']:11}  "
-                     f"{counts['survived']:8}  {counts['equivalent']:10}  {named}")
+                     f"{counts['survived']:8}  {counts['equivalent']:10}  {explained}")
     return "\n".join(lines)
 
 
@@ -114,7 +112,7 @@ def report(lab: NotebookNode, num_each: int, seed: int, equivalent: Mapping[str,
     for one in outcomes(lab, num_each, seed, equivalent):
         found.append(one)
         said = one.message.split("\n")[0]
-        tell(f"exercise {one.exercise}, {one.mutant.mutation.name}: {one.mutant.key}\n"
-             f"    {one.verdict}{'' if one.named or not said else ' (not named)'}{': ' + said if said else ''}")
+        tell(f"exercise {one.exercise}, {one.mutant.mutation.mistake}: {one.mutant.key}\n"
+             f"    {one.verdict}{': ' + said if said else ''}")
     tell(table(found))
     return any(one.verdict == "survived" for one in found)
