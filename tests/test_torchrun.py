@@ -1,4 +1,4 @@
-"""The chapter on ranks starts its program by launchers: the group they form, and that nothing stays behind."""
+"""The page on starting ranks starts its program by launchers: the group they form, and that nothing stays behind."""
 import os
 import re
 import signal
@@ -13,7 +13,7 @@ from tests.test_chapters import cells
 from tests.test_launch_processes import LIMIT_S, PROGRAMS, wait_until_gone
 
 pytestmark = pytest.mark.slow
-READS = ["chapters/01_ranks.ipynb", "tests/programs/*.py"]
+READS = ["chapters/81_starting_ranks.ipynb", "tests/programs/*.py"]
 
 TORCHRUN = "-m torch.distributed.run"
 LINE = re.compile(r"rank (\d) of 4, local rank (\d) of 2, node (\d), sum 4, arguments \[\]")
@@ -21,9 +21,9 @@ LINE = re.compile(r"rank (\d) of 4, local rank (\d) of 2, node (\d), sum 4, argu
 
 @pytest.fixture(scope="module")
 def chapter():
-    """What the chapter defines to put a program into a file and run commands on it."""
+    """What the page defines to put a program into a file and run commands on it."""
     namespace = {"os": os, "time": time}
-    for source in cells("01_ranks", "code"):
+    for source in cells("81_starting_ranks", "code"):
         if source.startswith("JOB =") or "def run_program(" in source:
             exec(source, namespace)
     return namespace
