@@ -93,7 +93,7 @@ def test_every_argument_of_torch_s_tensor_parallelism_is_named_with_its_default(
 
 
 def test_every_argument_of_torch_s_mesh_is_explained_with_its_default() -> None:
-    page = "\n".join(cells("07_hybrid_3d", "markdown"))
+    page = "\n".join(cells("87_hybrid_pytorch", "markdown"))
     signature = inspect.signature(init_device_mesh)
     assert f"\n`init_device_mesh{bare(signature)}`\n: " in page
     for p in signature.parameters.values():
