@@ -111,7 +111,7 @@ def test_every_argument_of_torch_s_pipelining_is_explained_with_its_default() ->
 
 
 def test_every_argument_of_torch_s_sharding_is_explained_with_its_default() -> None:
-    page = "\n".join(cells("04_sharded_data_parallel", "markdown"))
+    page = "\n".join(cells("84_sharded_in_pytorch", "markdown"))
     terms = re.findall(r"^(`[\w*]+.*)\n: ", page, flags=re.MULTILINE)
     named = [name.strip("*") for name in re.findall(r"`([^`]+)`", ", ".join(terms))]
     signatures = [inspect.signature(call).parameters.values() for call in (
