@@ -17,6 +17,7 @@
     mesh          lab 7: coordinates on a mesh, the groups of its axes, what crosses nodes
     hybrid        lab 7: a training step on a mesh: who holds which part, whose gradients
     hybrid_steps  lab 7: what it was built from, its losses and updates, what it sent; torch's own parts
+    parameter_server  lab 8: what a server answers and when, which pushes its steps are made of
 
 A check compares what ranks hold with what they should hold. Where these differ, `attribution` finds the coefficients of
 the contributions that the wrong tensor is made of, and the pattern that they form; a table in the lab's module has a
@@ -40,6 +41,10 @@ from book.checks.mesh import (
 )
 from book.checks.orders import (
     activations_kept, bubble_share, gpipe_order, one_f_one_b_order, peaks_in_flight, predicted_pipeline, where_stuck,
+)
+from book.checks.parameter_server import (
+    answer_kept, answered_together, is_future, lock_given_back, next_round_waits, no_lost_update, not_moved_yet,
+    round_step, same_answers, server_failure,
 )
 from book.checks.pipeline import (
     batch_loss, failure_of_replicas, first_updates, from_stage_to_stage, gradients_of_replicas, in_company,
@@ -71,20 +76,22 @@ from book.checks.tensor_model import (
 from book.checks.verdict import CheckFailed, number
 
 __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axes", "all_gather", "all_gather_rows",
-           "all_reduce", "all_to_all_rows", "averaged", "averaged_in_bits", "awaited", "batch_loss", "block_count",
-           "broadcast", "bubble_share", "bucket_layout", "bucket_traffic", "bus_bandwidth", "by_hand", "calls_into",
-           "chunks_in_words", "clipped", "column_outputs", "computed", "continued", "counted_bytes", "crossing",
-           "drawn_alike", "dropout_masks", "epochs", "failure_of_replicas", "fewest", "first_losses", "first_step",
-           "first_updates", "from_stage_to_stage", "global_losses", "gpipe_order", "gradients_dropped",
-           "gradients_of_replicas", "gradients_sharded", "groups_of_axis", "held_in_time", "in_company",
-           "load_failure", "losses_of_replicas", "losses_of_steps", "members", "mesh_failure", "mesh_gradients",
-           "mesh_losses", "micro_batch_losses", "moved", "names_of_no_order", "neighbour_exchange", "nothing_behind",
-           "nothing_kept", "num_sent_bytes", "number", "on_grid", "one_f_one_b_order", "one_run_a_step", "operator",
-           "optimizer_sharded", "own_pipeline", "parameters_sharded", "parts_on_mesh", "parts_without_zeros",
-           "peaks_in_flight", "placements", "places", "point_to_point", "predicted_pipeline", "predicted_state",
-           "received_once", "reduce_scatter", "remote_failure", "replica_gradients", "resumed", "ring_cost",
-           "ring_traffic", "row_outputs", "rows_in_calls", "rows_sent", "same_group", "same_outputs", "same_replicas",
-           "same_state", "same_weights", "sample_mean", "saved", "saved_once", "shapes_in_words", "shard_shapes",
-           "sharded_traffic", "sharded_training", "shares_of_replicas", "split_module", "split_traffic",
-           "stage_gradients", "stage_parts", "summed_metrics", "torch_failure", "traffic_by_axis", "trained_alike",
-           "training_hint", "vocabulary_loss", "vocabulary_traffic", "weights_kept", "where_stuck", "within_groups"]
+           "all_reduce", "all_to_all_rows", "answer_kept", "answered_together", "averaged", "averaged_in_bits",
+           "awaited", "batch_loss", "block_count", "broadcast", "bubble_share", "bucket_layout", "bucket_traffic",
+           "bus_bandwidth", "by_hand", "calls_into", "chunks_in_words", "clipped", "column_outputs", "computed",
+           "continued", "counted_bytes", "crossing", "drawn_alike", "dropout_masks", "epochs", "failure_of_replicas",
+           "fewest", "first_losses", "first_step", "first_updates", "from_stage_to_stage", "global_losses",
+           "gpipe_order", "gradients_dropped", "gradients_of_replicas", "gradients_sharded", "groups_of_axis",
+           "held_in_time", "in_company", "is_future", "load_failure", "lock_given_back", "losses_of_replicas",
+           "losses_of_steps", "members", "mesh_failure", "mesh_gradients", "mesh_losses", "micro_batch_losses", "moved",
+           "names_of_no_order", "neighbour_exchange", "next_round_waits", "no_lost_update", "not_moved_yet",
+           "nothing_behind", "nothing_kept", "num_sent_bytes", "number", "on_grid", "one_f_one_b_order",
+           "one_run_a_step", "operator", "optimizer_sharded", "own_pipeline", "parameters_sharded", "parts_on_mesh",
+           "parts_without_zeros", "peaks_in_flight", "placements", "places", "point_to_point", "predicted_pipeline",
+           "predicted_state", "received_once", "reduce_scatter", "remote_failure", "replica_gradients", "resumed",
+           "ring_cost", "ring_traffic", "round_step", "row_outputs", "rows_in_calls", "rows_sent", "same_answers",
+           "same_group", "same_outputs", "same_replicas", "same_state", "same_weights", "sample_mean", "saved",
+           "saved_once", "server_failure", "shapes_in_words", "shard_shapes", "sharded_traffic", "sharded_training",
+           "shares_of_replicas", "split_module", "split_traffic", "stage_gradients", "stage_parts", "summed_metrics",
+           "torch_failure", "traffic_by_axis", "trained_alike", "training_hint", "vocabulary_loss",
+           "vocabulary_traffic", "weights_kept", "where_stuck", "within_groups"]

@@ -1,0 +1,154 @@
+"""L3, lab 8: a parameter server over RPC: what it answers and when, which pushes its steps are made of.
+
+Gradients and parameters are flat, (n,). W workers push; pushes of a round are numbered from 1 in the order of arrival.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from book.checks.attribution import Attribution
+from book.checks.compare import agree, flat, held, magnitude
+from book.checks.verdict import CheckFailed, listed, refuse, require
+
+STEP = {  # the step of a synchronous round
+    "nothing": "round {round}: the last push has come, and the parameters are as they were: make the step before you "
+               "answer",
+    "sum": "round {round}: the step goes along the sum of the {size} gradients, not along their mean: with equal "
+           "shares the batch's gradient is the mean, and a sum goes {size} times as far",
+    "other": "round {round}: the step is made of worker {other}'s gradient alone: keep each push until the round is "
+             "full",
+    "missing ranks": "round {round}: the gradient of worker {absent} has no part in the step: is every push kept until "
+                     "the round is full?",
+    "alike": "round {round}: every gradient weighs {highest}, and should {shares}: weigh each by its worker's share of "
+             "the examples",
+    "scaled": "round {round}: the step is {times} times what it should be: it is lr times the mean of this round's "
+              "gradients, once",
+    "unequal": "round {round}: the gradients weigh {weights} in the step, and should {shares}",
+    "unknown": "round {round}: the step is no sum of this round's gradients: is a gradient of an earlier round in it? "
+               "Clear what was pushed when the step is made"}
+PUSHES = {  # what all pushes together have done
+    "nothing": "the pushes have left no trace in the parameters: does push write what work has returned?",
+    "missing ranks": "of {size} pushes at the same time {num_lost} left no trace in the parameters. {why}",
+    "scaled": "the pushes have moved the parameters {times} times as far as they should: each is applied once, whole",
+    "unequal": "the pushes weigh {weights} in the parameters, and each should weigh 1: apply each once. {why}",
+    "unknown": "the way that the parameters have gone is no sum of the pushes. {why}"}
+Notes = Sequence[str]  # what one push did, in order: made, acquire, read, work, write, release
+
+
+# A synchronous round
+
+def is_future(answer: Any) -> None:
+    """What `push_and_pull` returns must be a future: its thread is free, and the answer goes out when it is set."""
+    refuse(answer is None, "push_and_pull returned None: return the future that is answered when the round is full")
+    require(hasattr(answer, "done") and hasattr(answer, "then"),
+            f"push_and_pull returned a {type(answer).__name__}: at that moment nobody knows the new parameters. Return "
+            "a torch.futures.Future, and set its result later")
+
+
+def answered_together(done: Sequence[bool], num_workers: int, number: int) -> None:
+    """No push of round `number` may be answered before its last, and all by then; `done` has what came so far."""
+    come = len(done)
+    if come < num_workers:
+        for push in np.flatnonzero(done):
+            raise CheckFailed(f"round {number}: push {push + 1} is answered when {come} of {num_workers} pushes have "
+                              "come: its answer has to wait for the last one" + ("" if number == 1 else
+                              ". Is there a new future, and is what was pushed cleared, when a round is full?"))
+    waiting = [push + 1 for push, known in enumerate(done) if not known]
+    require(come < num_workers or not waiting, f"round {number}: all {num_workers} pushes have come, and push "
+            f"{listed(waiting)} has no answer: one push fills the round, and all of its pushes are answered then")
+
+
+def not_moved_yet(before: Any, after: Any, come: int, num_workers: int, number: int) -> None:
+    """Until the last push of a round the parameters must stay as they were."""
+    require(agree(after, before), f"round {number}: the parameters have moved when {come} of {num_workers} pushes have "
+            "come: a round is one step, along the mean of all gradients, not a step for each push")
+
+
+def round_step(before: Any, after: Any, gradients: Sequence[Any], lr: float, number: int,
+               weights: Sequence[float] | None = None) -> float:
+    """One step along the mean of a round's gradients, (W, n) by worker, or with other weights that add up to 1.
+
+    Returns the sum of the absolute values of the parameters after it.
+    """
+    shares = np.full(len(gradients), 1 / len(gradients)) if weights is None else np.asarray(weights)
+    found = Attribution((flat(before) - flat(after)) / lr, np.stack([flat(g) for g in gradients]), shares)
+    if not found.is_right():
+        raise CheckFailed(found.explain(STEP, round=number, shares=listed(f"{share:.3g}" for share in shares)))
+    return magnitude(after)
+
+
+def same_answers(answers: Sequence[Any], after: Any, number: int) -> None:
+    """Every worker must be given the parameters as they are after the step; `answers` is by worker."""
+    for worker, answer in enumerate(answers):
+        got = held(worker + 1, "the answer", answer, np.shape(after))
+        require(agree(got, after), f"round {number}: worker {worker} gets other parameters than the server has after "
+                "the step: set the result when the step is made")
+
+
+def answer_kept(given: Any, now: Any) -> None:
+    """An answer must stay as it was given when later rounds change the parameters."""
+    require(agree(now, given), "the answer of round 1 has changed in round 2: it is the live parameter, which the next "
+            "step changes in place, perhaps while it is being sent. Give a copy")
+
+
+def next_round_waits(done: bool | None) -> None:
+    """A push that comes the moment the round is answered must not be answered itself; None if none could come."""
+    refuse(done, "a push that comes as soon as the round is answered is answered at once, with parameters that it has "
+           "no part in: put the new future in place before you set the old one's result")
+
+
+def server_failure(message: str) -> str:
+    """The error of ranks that talk to a server: a check's own sentence, or an explanation if torch has none."""
+    said = re.search(r"CheckFailed: ([^\n]+)", message)
+    if said:
+        return said[1]
+    if "nothing has moved" in message:
+        return ("the server stands still: a thread that waits inside a method serves nobody else, and what it waits "
+                f"for needs a thread, or a lock, too.\n{message}")
+    if "pickle" in message and "Future" in message:
+        return ("the server sends the Future itself, which can't travel: @rpc.functions.async_execution above the "
+                "method has RPC send its result, when there is one")
+    return message
+
+
+# Two threads, one parameter
+
+def no_lost_update(before: Any, after: Any, gradients: Sequence[Any], lr: float, pushes: Sequence[Notes],
+                   made: int = 0) -> float:
+    """Every worker's push must be in the parameters, once; `pushes` are what each of them did, `made` locks were new.
+
+    `made` counts the locks that the server's own constructor made. Returns the sum of the parameters' absolute values.
+    """
+    found = Attribution((flat(before) - flat(after)) / lr, np.stack([flat(g) for g in gradients]))
+    if not found.is_right():
+        raise CheckFailed(found.explain(PUSHES, why=_why_lost(pushes, made), num_lost=len(found.absent_from())))
+    return magnitude(after)
+
+
+def _why_lost(pushes: Sequence[Notes], made: int) -> str:
+    """The likeliest reason why pushes are lost, from what each of them did."""
+    notes = next((push for push in pushes if "read" in push), [])
+    if "acquire" not in notes and "made" in notes:
+        return "Each push makes a lock of its own, which nobody else will ever wait for: all must take the same one"
+    if "acquire" not in notes and made:
+        return "The server has more locks than one, and no push takes self.lock: who takes another lock does not wait"
+    if "acquire" not in notes:
+        return "No push takes self.lock, so both have read before either writes"
+    taken = [notes[:place].count("acquire") - notes[:place].count("release") > 0 for place in range(len(notes))]
+    inside = {name: taken[notes.index(name)] for name in ("read", "work", "write") if name in notes}
+    if not inside.get("read"):
+        return "The lock is taken after the read: what was read may be old by then"
+    if not inside.get("write"):
+        return "The lock is released before the write, and meanwhile another push reads the old parameters"
+    return "The lock is released between the read and the write: hold it from one to the other"
+
+
+def lock_given_back(notes: Notes, raised: bool) -> None:
+    """A push that fails must raise at its worker, and must not keep the lock."""
+    require(raised, "a gradient of the wrong shape was pushed, and its worker was told nothing: let the error out")
+    require(notes.count("acquire") <= notes.count("release"), "a push that raised has kept the lock, so no push will "
+            "ever be served again: `with self.lock:` gives it back in any case")
