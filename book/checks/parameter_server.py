@@ -30,6 +30,12 @@ STEP = {  # the step of a synchronous round
     "unequal": "round {round}: the gradients weigh {weights} in the step, and should {shares}",
     "unknown": "round {round}: the step is no sum of this round's gradients: is a gradient of an earlier round in it? "
                "Clear what was pushed when the step is made"}
+APPLIED = {  # one push at an asynchronous server
+    "nothing": "the push of worker {worker} is not applied at once: only the answer may have to wait",
+    "scaled": "the push of worker {worker} moves the parameters {times} times as far as it should: lr times the "
+              "gradient, each push whole",
+    "unknown": "the push of worker {worker} moves the parameters elsewhere than along its gradient: is an earlier "
+               "push applied with it?"}
 PUSHES = {  # what all pushes together have done
     "nothing": "the pushes have left no trace in the parameters: does push write what work has returned?",
     "missing ranks": "of {size} pushes at the same time {num_lost} left no trace in the parameters. {why}",
@@ -113,6 +119,43 @@ def server_failure(message: str) -> str:
         return ("the server sends the Future itself, which can't travel: @rpc.functions.async_execution above the "
                 "method has RPC send its result, when there is one")
     return message
+
+
+# Bounded staleness
+
+def applied_at_once(before: Any, after: Any, gradient: Any, lr: float, worker: int) -> None:
+    """A push must move the parameters by lr times its gradient, the moment it comes."""
+    found = Attribution((flat(before) - flat(after)) / lr, flat(gradient)[None])
+    if not found.is_right():
+        raise CheckFailed(found.explain(APPLIED, worker=worker))
+
+
+def held_back(waiting: Sequence[int], given: Sequence[int], steps: Sequence[int], bound: int, pushed: int) -> None:
+    """After a push of worker `pushed`, those more than `bound` steps ahead of the slowest must wait, and nobody else.
+
+    `waiting` have no answer, `given` got theirs by this push; `steps` is by worker.
+    """
+    ahead = [own - min(steps) for own in steps]
+    for worker in given:
+        require(ahead[worker] <= bound, f"worker {worker} is {ahead[worker]} steps ahead of the slowest, the bound is "
+                f"{bound}, and it has its answer: more than bound is too many")
+    for worker in sorted(waiting, key=lambda other: other != pushed):
+        if ahead[worker] > bound:
+            continue
+        refuse(worker == pushed, f"worker {worker} is {ahead[worker]} steps ahead of the slowest, the bound is "
+               f"{bound}, and it has an answer to wait for: up to and including bound a worker goes on")
+        refuse(set(given) - {pushed}, f"worker {worker} was held and is now {ahead[worker]} steps ahead, with the "
+               f"bound {bound}; others were answered by this push, so look at all who are held, not at one")
+        raise CheckFailed(f"worker {worker} was held, is now {ahead[worker]} steps ahead, with the bound {bound}, and "
+                          "nobody who was held is looked at: a push of the slowest answers them too")
+
+
+def newest_given(answers: Sequence[Any], after: Any, pushed: int) -> None:
+    """All answers that a push of worker `pushed` brings must hold the parameters after it."""
+    for answer in answers:
+        got = held(pushed + 1, "an answer", answer, np.shape(after))
+        require(agree(got, after), f"an answer that worker {pushed}'s push has brought holds older parameters: a "
+                "worker that was held gets the parameters of the moment when it goes on")
 
 
 # Two threads, one parameter
