@@ -43,7 +43,7 @@ from book.checks.orders import (
     activations_kept, bubble_share, gpipe_order, one_f_one_b_order, peaks_in_flight, predicted_pipeline, where_stuck,
 )
 from book.checks.parameter_server import (
-    answer_kept, answered_together, applied_at_once, held_back, is_future, lock_given_back, newest_given,
+    answer_kept, answered_together, applied_at_once, held_back, is_future, late_push, lock_given_back, newest_given,
     next_round_waits, no_lost_update, not_moved_yet, round_step, same_answers, server_failure,
 )
 from book.checks.pipeline import (
@@ -82,16 +82,16 @@ __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axe
            "computed", "continued", "counted_bytes", "crossing", "drawn_alike", "dropout_masks", "epochs",
            "failure_of_replicas", "fewest", "first_losses", "first_step", "first_updates", "from_stage_to_stage",
            "global_losses", "gpipe_order", "gradients_dropped", "gradients_of_replicas", "gradients_sharded",
-           "groups_of_axis", "held_back", "held_in_time", "in_company", "is_future", "load_failure", "lock_given_back",
-           "losses_of_replicas", "losses_of_steps", "members", "mesh_failure", "mesh_gradients", "mesh_losses",
-           "micro_batch_losses", "moved", "names_of_no_order", "neighbour_exchange", "newest_given", "next_round_waits",
-           "no_lost_update", "not_moved_yet", "nothing_behind", "nothing_kept", "num_sent_bytes", "number", "on_grid",
-           "one_f_one_b_order", "one_run_a_step", "operator", "optimizer_sharded", "own_pipeline", "parameters_sharded",
-           "parts_on_mesh", "parts_without_zeros", "peaks_in_flight", "placements", "places", "point_to_point",
-           "predicted_pipeline", "predicted_state", "received_once", "reduce_scatter", "remote_failure",
-           "replica_gradients", "resumed", "ring_cost", "ring_traffic", "round_step", "row_outputs", "rows_in_calls",
-           "rows_sent", "same_answers", "same_group", "same_outputs", "same_replicas", "same_state", "same_weights",
-           "sample_mean", "saved", "saved_once", "server_failure", "shapes_in_words", "shard_shapes", "sharded_traffic",
-           "sharded_training", "shares_of_replicas", "split_module", "split_traffic", "stage_gradients", "stage_parts",
-           "summed_metrics", "torch_failure", "traffic_by_axis", "trained_alike", "training_hint", "vocabulary_loss",
-           "vocabulary_traffic", "weights_kept", "where_stuck", "within_groups"]
+           "groups_of_axis", "held_back", "held_in_time", "in_company", "is_future", "late_push", "load_failure",
+           "lock_given_back", "losses_of_replicas", "losses_of_steps", "members", "mesh_failure", "mesh_gradients",
+           "mesh_losses", "micro_batch_losses", "moved", "names_of_no_order", "neighbour_exchange", "newest_given",
+           "next_round_waits", "no_lost_update", "not_moved_yet", "nothing_behind", "nothing_kept", "num_sent_bytes",
+           "number", "on_grid", "one_f_one_b_order", "one_run_a_step", "operator", "optimizer_sharded", "own_pipeline",
+           "parameters_sharded", "parts_on_mesh", "parts_without_zeros", "peaks_in_flight", "placements", "places",
+           "point_to_point", "predicted_pipeline", "predicted_state", "received_once", "reduce_scatter",
+           "remote_failure", "replica_gradients", "resumed", "ring_cost", "ring_traffic", "round_step", "row_outputs",
+           "rows_in_calls", "rows_sent", "same_answers", "same_group", "same_outputs", "same_replicas", "same_state",
+           "same_weights", "sample_mean", "saved", "saved_once", "server_failure", "shapes_in_words", "shard_shapes",
+           "sharded_traffic", "sharded_training", "shares_of_replicas", "split_module", "split_traffic",
+           "stage_gradients", "stage_parts", "summed_metrics", "torch_failure", "traffic_by_axis", "trained_alike",
+           "training_hint", "vocabulary_loss", "vocabulary_traffic", "weights_kept", "where_stuck", "within_groups"]

@@ -36,6 +36,13 @@ APPLIED = {  # one push at an asynchronous server
               "gradient, each push whole",
     "unknown": "the push of worker {worker} moves the parameters elsewhere than along its gradient: is an earlier "
                "push applied with it?"}
+LATE = {  # one push at a server that divides by staleness
+    "nothing": "push {number} has not moved the parameters: a late gradient counts less, and is not dropped",
+    "one too many": "push {number} has the staleness {staleness}, and its step is divided by one more: a fresh "
+                    "gradient and one of staleness 1 are taken whole",
+    "whole": "push {number} has the staleness {staleness} and is taken whole: divide its step by its staleness",
+    "scaled": "push {number} has the staleness {staleness}, and its step is {times} times what it should be",
+    "unknown": "push {number} moves the parameters elsewhere than along its gradient: only its step is divided"}
 PUSHES = {  # what all pushes together have done
     "nothing": "the pushes have left no trace in the parameters: does push write what work has returned?",
     "missing ranks": "of {size} pushes at the same time {num_lost} left no trace in the parameters. {why}",
@@ -156,6 +163,24 @@ def newest_given(answers: Sequence[Any], after: Any, pushed: int) -> None:
         got = held(pushed + 1, "an answer", answer, np.shape(after))
         require(agree(got, after), f"an answer that worker {pushed}'s push has brought holds older parameters: a "
                 "worker that was held gets the parameters of the moment when it goes on")
+
+
+# Late gradients
+
+def late_push(answer: Any, staleness: int, number: int, before: Any, after: Any, gradient: Any, lr: float) -> None:
+    """Push `number`, from 0, must return its staleness, and have moved the parameters by lr / max(1, staleness)."""
+    require(isinstance(answer, tuple) and len(answer) == 3, "push_and_pull must return three things: the staleness, "
+            "the new version and the new parameters")
+    wrong = f"push {number} has the staleness {staleness}, and yours is {answer[0]}: "
+    refuse(number == 0 and answer[0] == 1, wrong + "a push does not make itself stale, so count before the version grows")
+    require(answer[0] == staleness, wrong + "it is how many pushes were applied between its worker's pull and itself, "
+            "the server's version less the one that the gradient was computed for")
+    require(answer[1] == number + 1, f"after push {number} the version is {answer[1]}, it should be {number + 1}: it "
+            "grows by one with each push")
+    found = Attribution((flat(before) - flat(after)) / lr, flat(gradient)[None], 1 / max(1, staleness))
+    if not found.is_right():
+        raise CheckFailed(found.explain(LATE, {"one too many": 1 / (staleness + 1), "whole": 1}, number=number,
+                                        staleness=staleness))
 
 
 # Two threads, one parameter
