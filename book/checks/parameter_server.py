@@ -172,7 +172,8 @@ def late_push(answer: Any, staleness: int, number: int, before: Any, after: Any,
     require(isinstance(answer, tuple) and len(answer) == 3, "push_and_pull must return three things: the staleness, "
             "the new version and the new parameters")
     wrong = f"push {number} has the staleness {staleness}, and yours is {answer[0]}: "
-    refuse(number == 0 and answer[0] == 1, wrong + "a push does not make itself stale, so count before the version grows")
+    refuse(number == 0 and answer[0] == 1, wrong + "a push does not make itself stale, so count "
+           "before the version grows")
     require(answer[0] == staleness, wrong + "it is how many pushes were applied between its worker's pull and itself, "
             "the server's version less the one that the gradient was computed for")
     require(answer[1] == number + 1, f"after push {number} the version is {answer[1]}, it should be {number + 1}: it "
