@@ -34,7 +34,7 @@ from book.checks.data_parallel import (
 from book.checks.hybrid import drawn_alike, mesh_failure, mesh_gradients, parts_on_mesh
 from book.checks.hybrid_steps import (
     by_hand, calls_into, first_losses, mesh_losses, moved, one_run_a_step, placements, resumed, saved, torch_failure,
-    traffic_by_axis,
+    traffic_by_axis, units_of_blocks,
 )
 from book.checks.mesh import (
     all_axes, crossing, groups_of_axis, members, own_pipeline, places, same_group, within_groups,
@@ -94,4 +94,5 @@ __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axe
            "same_weights", "sample_mean", "saved", "saved_once", "server_failure", "shapes_in_words", "shard_shapes",
            "sharded_traffic", "sharded_training", "shares_of_replicas", "split_module", "split_traffic",
            "stage_gradients", "stage_parts", "summed_metrics", "torch_failure", "traffic_by_axis", "trained_alike",
-           "training_hint", "vocabulary_loss", "vocabulary_traffic", "weights_kept", "where_stuck", "within_groups"]
+           "training_hint", "units_of_blocks", "vocabulary_loss", "vocabulary_traffic", "weights_kept", "where_stuck",
+           "within_groups"]

@@ -175,6 +175,14 @@ def placements(placed: Sequence[Mapping[str, tuple[Any, ...]]], layout: Mapping[
                "down by rows")
 
 
+def units_of_blocks(units: Sequence[Sequence[bool]]) -> None:
+    """Each block must be a unit of fully_shard; `units` says by rank, for each block of its stage, whether it is."""
+    for rank, own in enumerate(units):
+        refuse(own.count(False), f"{own.count(False)} of the {len(own)} blocks on rank {rank} are not sharded by "
+               'themselves: fully_shard(block, mesh=mesh["dp"]) for each block, then the part. Without it, a step '
+               "gathers all blocks at once")
+
+
 def saved(folder: str) -> None:
     """There must be a checkpoint in the folder."""
     require((Path(folder) / ".metadata").exists(), "save has written no checkpoint into the folder: dcp.save(state, "
