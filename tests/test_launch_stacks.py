@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -43,6 +44,23 @@ def test_the_lines_of_every_thread():
     (own,) = [line for line in waiting if line.filename == __file__]
     assert own.function == "wait_for" and own.source == "event.wait()"
     assert of_threads()[threading.get_ident()][-1].function == "of_threads"
+
+
+class Gradient:
+    """Something that a function holds, of which we can tell whether it is still there."""
+
+
+def test_a_variable_of_a_function_that_was_seen_goes_with_the_function():
+    def held_while_looked_at():
+        gradient = Gradient()
+        of_threads()
+        return weakref.ref(gradient)
+
+    gc.disable()  # a collection would free it too, if at some other time
+    try:
+        assert held_while_looked_at()() is None
+    finally:
+        gc.enable()
 
 
 def test_the_thread_that_crashed_is_blamed():

@@ -62,10 +62,12 @@ class Stack(NamedTuple):
 
 def of_threads() -> dict[int, tuple[Line, ...]]:
     """The lines of every thread that runs Python, by `threading.get_ident()`."""
-    stacks, collects = _stacks(), gc.isenabled()
+    collects = gc.isenabled()
     gc.disable()  # before Python 3.12 any allocation may start a collection, and that runs Python
     try:
-        found = list(stacks)
+        # A name for the iterator would close a cycle with this function's own frame, which it finds too. All frames
+        # that it has seen would then keep their variables, such as gradients, until the next collection.
+        found = list(_stacks())
     finally:
         if collects:
             gc.enable()
