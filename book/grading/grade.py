@@ -9,7 +9,7 @@ import secrets
 import shutil
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -98,7 +98,7 @@ class Grader:
             self._refer_wired()
             kept = {str(exercise): asdict(reference) for exercise, reference in self.references.items()}
             write_whole(self.out / "references.json", kept)
-        self.references = {int(n): Reference(r["outputs"], Limits(**r["limits"])) for n, r in kept.items()}
+        self.references = {int(n): Reference.read(written) for n, written in kept.items()}
 
     def refer(self, exercise: int) -> None:
         """Runs the lab's own solution of an exercise. Raises LabError if it does not pass its own checks."""
@@ -138,6 +138,9 @@ class Grader:
         record["retry"] = bool(missed) and _hung(result)
         if any(missed):
             return record | {"status": "a check failed" + (" that your copy does not have" if all(missed) else "")}
+        told = _too_large(marked, result, self.references[exercise])
+        if told:
+            return record | {"status": told}
         record = record | (self._wired(exercise, submission, ranks) if passed else {})
         if record["status"] == "passed":
             record["points"] = sum(m.get("points", 0) for m in marked if m["id"] in passed)
@@ -251,6 +254,18 @@ def _read(path: Path) -> Any:
         return json.loads(path.read_text())
     except (OSError, ValueError):
         return None
+
+
+def _too_large(marked: Sequence[dict[str, Any]], result: Result, reference: Reference) -> str | None:
+    """What a job held too much of, if a check limits its largest process to so many times the solution's.
+
+    This is measured from outside, since an answer can make up what it reports.
+    """
+    times = min((mark["memory"] for mark in marked if "memory" in mark), default=None)
+    if times is None or result.largest_bytes <= times * reference.largest_bytes:
+        return None
+    return (f"a rank holds too much: its process took {result.largest_bytes >> 20} MiB of memory, the largest of the "
+            f"lab's own solution {reference.largest_bytes >> 20} MiB")
 
 
 def _killed(result: Result) -> str | None:

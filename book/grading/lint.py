@@ -104,6 +104,8 @@ def _of_kind(mark: dict[str, Any], where: str, source: str, tags: Sequence[str])
             yield f"{where} is hidden and has points: only public checks may have points, which students are told"
         if mark.get("hidden") and HIDDEN not in tags:
             yield f"{where} is hidden and needs the tag {HIDDEN}: otherwise the website shows it"
+        if not isinstance(mark.get("memory", 1), (int, float)) or mark.get("memory", 1) < 1:
+            yield f"{where} needs as its memory a number of at least 1: how many times what the solution holds"
         if mark.get("wire") is not None and mark["wire"] not in wired.WIRED:
             yield f"{where} names the wire {mark['wire']!r}, which is not one of {', '.join(wired.WIRED)}"
     if mark["kind"] == "parameters" and not any(line.startswith("SEED =") for line in source.splitlines()):

@@ -17,9 +17,18 @@ ALLOWANCE_S, TIMES_SLOWER = 60, 4  # a submission may take this much longer than
 
 @dataclass
 class Reference:
-    """What the lab's own solution of an exercise printed, by check id, and the limits for submissions."""
+    """What the lab's own solution of an exercise printed, by check id, and the limits for submissions.
+
+    `largest_bytes` is the most that one of its processes held.
+    """
     outputs: dict[str, list[dict[str, Any]]]
     limits: Limits
+    largest_bytes: int = 0
+
+    @classmethod
+    def read(cls, written: dict[str, Any]) -> Reference:
+        """The reference that was written as a dictionary."""
+        return cls(written["outputs"], Limits(**written["limits"]), written.get("largest_bytes", 0))
 
     @classmethod
     def of(cls, result: Result, exercise: int) -> Reference:
@@ -27,7 +36,7 @@ class Reference:
         outputs = printed(result, exercise)
         slowest = max(cell["seconds"] for cell in result.cells)
         return cls(outputs, Limits(cell_s=ALLOWANCE_S / 2 + TIMES_SLOWER * slowest,
-                                   wall_s=ALLOWANCE_S + TIMES_SLOWER * result.wall_s))
+                                   wall_s=ALLOWANCE_S + TIMES_SLOWER * result.wall_s), result.largest_bytes)
 
 
 def outputs_of(lab: NotebookNode, exercise: int, seed: int | None = None) -> dict[str, list[dict[str, Any]]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,11 +34,15 @@ LIMIT_WORDS = ("Timeout of", "Kernel dead", "Kernel died", "Timed out", "wasn't 
 
 @dataclass
 class Result:
-    """How a job ended: a verdict for each cell that was run, and `why` it was stopped, if so."""
+    """How a job ended: a verdict for each cell that was run, and `why` it was stopped, if so.
+
+    `peak_bytes` is the most that all its processes held together, `largest_bytes` the most that one of them held.
+    """
     cells: list[dict[str, Any]] = field(default_factory=list)
     why: str | None = None
     wall_s: float = 0.0
     peak_bytes: int = 0
+    largest_bytes: int = 0
     log: str = ""
 
     def passed(self) -> set[str]:
@@ -69,7 +75,7 @@ class _Job:
         self.folder, self.limits, self.sandboxed = folder, limits, sandboxed
         self.result_file, self.log_file = folder / "result.json", folder / "log"
         self.started = time.monotonic()
-        self.seen, self.peak_bytes = False, 0
+        self.seen, self.peak_bytes, self.largest_bytes = False, 0, 0
         self.gone_since: float | None = None
 
     def run(self) -> Result:
@@ -79,9 +85,9 @@ class _Job:
             try:
                 why = self._watch(process)
             finally:
-                end(process)
+                self.largest_bytes = max(self.largest_bytes, end(process))
         result = Result(why=why, wall_s=time.monotonic() - self.started, peak_bytes=self.peak_bytes,
-                        log=_head(self.log_file))
+                        largest_bytes=self.largest_bytes, log=_head(self.log_file))
         return result if why else self._read(result)
 
     def _command(self) -> list[str]:
@@ -111,7 +117,8 @@ class _Job:
 
     def _watch(self, process: subprocess.Popen[bytes]) -> str | None:
         """Waits for nbval to end; returns the limit that was exceeded, if any."""
-        while process.poll() is None:
+        # The process is left unreaped for `end`, which asks the system what it and its descendants have used.
+        while not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             why = self._exceeded(process)
             if why:
                 return why
@@ -122,6 +129,7 @@ class _Job:
         children = descendants(process.pid)
         used = sum(map(memory_of, children))
         self.peak_bytes = max(self.peak_bytes, used)
+        self.largest_bytes = max([self.largest_bytes, *map(most_of, children)])
         if time.monotonic() - self.started > self.limits.wall_s:
             return "time limit"
         if used > self.limits.memory_bytes:
@@ -149,16 +157,19 @@ class _Job:
         return result
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Kills a process and all its descendants. Processes in the sandbox die with the sandbox."""
+def end(process: subprocess.Popen[bytes]) -> int:
+    """Kills a process and all its descendants. Processes in the sandbox die with the sandbox.
+
+    Returns the most memory in bytes that one of them has had at one time, of those that their parents waited for.
+    """
     children = descendants(process.pid)
-    for one in [process, *children]:
-        try:
-            one.kill()
-        except (OSError, psutil.Error):
-            pass  # it has already ended
-    process.wait()
+    for pid in [process.pid, *(child.pid for child in children)]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
     psutil.wait_procs(children, timeout=10)
+    return usage.ru_maxrss * 1024
 
 
 def descendants(pid: int) -> list[psutil.Process]:
@@ -179,6 +190,15 @@ def memory_of(process: psutil.Process) -> int:
             return process.memory_info().rss
         except psutil.Error:
             return 0
+
+
+def most_of(process: psutil.Process) -> int:
+    """The most memory in bytes that a process has had in use at one time, as the kernel counts it."""
+    try:
+        with open(f"/proc/{process.pid}/status") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))
+    except (OSError, StopIteration, ValueError):
+        return 0  # it has ended
 
 
 def _resident(pid: int) -> int:

@@ -177,7 +177,9 @@ def _gpus() -> list[str]:
 def _environment(env: Mapping[str, str]) -> list[str]:
     known = {"HOME": HOME, "TMPDIR": "/tmp", "PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "LANG": "C.UTF-8",
              "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONDONTWRITEBYTECODE": "1",
-             "PYTHONNOUSERSITE": "1", "IPYTHONDIR": f"{HOME}/.ipython", "MPLCONFIGDIR": f"{HOME}/.matplotlib"}
+             "PYTHONNOUSERSITE": "1", "IPYTHONDIR": f"{HOME}/.ipython", "MPLCONFIGDIR": f"{HOME}/.matplotlib",
+             # What is freed goes back to the system at once, so that a process's peak is what it has really held.
+             "MALLOC_MMAP_THRESHOLD_": str(1 << 17)}
     return [word for name, value in {**known, **env}.items() for word in ("--setenv", name, value)]
 
 
