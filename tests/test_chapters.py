@@ -54,9 +54,10 @@ SHOWN += [("04_sharded_data_parallel", sharded, name) for name in (
     "Unit", "units_of", "Replicated", "Zero1", "Zero2", "Zero3")]
 SHOWN += [("05_tensor_parallel", tensor, name) for name in (
     "mine", "by_columns", "by_rows", "IdentityThenAllReduce", "AllReduceThenIdentity", "identity_then_all_reduce",
-    "all_reduce_then_identity", "shard",
-    "AllGatherThenReduceScatter", "ReduceScatterThenAllGather", "ColumnParallelLinear", "RowParallelLinear",
-    "first_of_shard", "VocabParallelEmbedding", "vocab_parallel_cross_entropy")]
+    "all_reduce_then_identity", "shard", "ColumnParallelLinear", "RowParallelLinear")]
+SHOWN += [("85_tensor_in_pytorch", tensor, name) for name in (
+    "first_of_shard", "VocabParallelEmbedding", "vocab_parallel_cross_entropy",
+    "AllGatherThenReduceScatter", "ReduceScatterThenAllGather")]
 
 SHOWN += [("06_pipeline_parallel", pipeline, name) for name in (
     "Stage", "SplitStage", "run_one_f_one_b", "run_pipeline")]
@@ -88,7 +89,7 @@ def bare(signature: inspect.Signature) -> str:
     init_device_mesh, parallelize_module, ColwiseParallel, RowwiseParallel, SequenceParallel, PrepareModuleInput,
     loss_parallel], ids=lambda call: call.__name__)
 def test_every_argument_of_torch_s_tensor_parallelism_is_named_with_its_default(call: Callable[..., Any]) -> None:
-    page = "\n".join(cells("05_tensor_parallel", "markdown"))
+    page = "\n".join(cells("85_tensor_in_pytorch", "markdown"))
     assert f"\n`{call.__name__}{bare(inspect.signature(call))}`\n: " in page
 
 
