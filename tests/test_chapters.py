@@ -60,7 +60,8 @@ SHOWN += [("85_tensor_in_pytorch", tensor, name) for name in (
     "AllGatherThenReduceScatter", "ReduceScatterThenAllGather")]
 
 SHOWN += [("06_pipeline_parallel", pipeline, name) for name in (
-    "Stage", "SplitStage", "run_one_f_one_b", "run_pipeline")]
+    "Stage", "run_one_f_one_b")]
+SHOWN += [("86_pipelines_in_pytorch", pipeline, name) for name in ("SplitStage", "run_pipeline")]
 SHOWN += [("07_hybrid_3d", hybrid, name) for name in ("axis_groups", "average_gradients", "clip_gradients", "Hybrid")]
 
 
@@ -102,7 +103,7 @@ def test_every_argument_of_torch_s_mesh_is_explained_with_its_default() -> None:
 
 
 def test_every_argument_of_torch_s_pipelining_is_explained_with_its_default() -> None:
-    page = "\n".join(cells("06_pipeline_parallel", "markdown"))
+    page = "\n".join(cells("86_pipelines_in_pytorch", "markdown"))
     terms = re.findall(r"^(`\w+.*)\n: ", page, flags=re.MULTILINE)
     named = re.findall(r"`(\w+(?:=\w+)?)`", ", ".join(terms))
     signatures = [inspect.signature(call).parameters.values() for call in (
