@@ -1,12 +1,14 @@
 """A killed grading run can be resumed; without a sandbox nothing runs unless the instructor explicitly asks for it."""
 from __future__ import annotations
 
+import shutil
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from book.grading import sandbox
 from tests.attack_lab import USERS, Course, answered, attack_lab, attacks
 
 LIMIT_S = 600
@@ -54,6 +56,18 @@ def test_without_bubblewrap_nothing_is_run(tmp_path: Path) -> None:
     assert run.returncode == 1 and not run.stdout and len(run.stderr.splitlines()) == 1
     assert "sandbox" in run.stderr and "bwrap" in run.stderr and "apt install bubblewrap" in run.stderr
     assert not list((course.folder / "results").iterdir()) and course.left_behind() == ([], [])
+
+
+def test_a_book_that_python_would_not_import_in_the_sandbox_is_refused(tmp_path: Path) -> None:
+    """Such as a second clone: its grader would compare what two versions of the book print."""
+    course = Course(tmp_path, attack_lab())
+    course.hand_in("victim", answered(course.lab))
+    shutil.copytree(sandbox.BOOK, tmp_path / "clone" / "book")
+    run = subprocess.run(course.command(), env={**course.environment(), "PYTHONPATH": str(tmp_path / "clone")}, cwd="/",
+                         capture_output=True, text=True, timeout=LIMIT_S)
+    assert run.returncode == 1 and not run.stdout and len(run.stderr.splitlines()) == 1
+    assert f"this is the book in {tmp_path / 'clone'}, and submissions would import" in run.stderr
+    assert "pip install -e ." in run.stderr and not list((course.folder / "results").iterdir())
 
 
 def test_without_a_sandbox_an_attack_succeeds(tmp_path: Path) -> None:

@@ -95,10 +95,10 @@ class Grader:
         kept = _read(self.out / "references.json")
         if kept is None:
             list(pool.map(self.refer, labs.points(self.lab)))
-            self._refer_wired()
             kept = {str(exercise): asdict(reference) for exercise, reference in self.references.items()}
             write_whole(self.out / "references.json", kept)
         self.references = {int(n): Reference.read(written) for n, written in kept.items()}
+        self._refer_wired()
 
     def refer(self, exercise: int) -> None:
         """Runs the lab's own solution of an exercise. Raises LabError if it does not pass its own checks."""

@@ -22,6 +22,15 @@ from pathlib import Path
 from book.grading.calls import seccomp_filter
 
 BOOK = Path(__file__).resolve().parents[1]
+# Prints the folder of the book that Python finds by itself, and nothing where it can't import it.
+FOUND = """
+try:
+    import book
+    import torch
+    print(book.__path__[0])
+except ImportError:
+    pass
+"""
 HOME = "/home/student"
 FIRST_UID, NUM_UIDS = 61184, 4096  # systemd reserves this range for services' dynamic users: nobody else has them
 FILTER = 9  # the handle from which bubblewrap reads the system call filter
@@ -103,18 +112,24 @@ def dying_with_us() -> list[str]:
 
 
 def probe() -> None:
-    """Starts a sandbox that does nothing. Raises SandboxError if that fails."""
+    """Starts a sandbox that imports the book. Raises SandboxError if that fails, or if it finds another book there."""
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         try:
             folder_for(Path(folder))
         except NotImplementedError as error:
             raise SandboxError(f"{error}: grade on a machine with one of these.") from None
-        nothing = command([sys.executable, "-c", ""], Path(folder), Limits())
-        run = subprocess.run(nothing, capture_output=True, text=True)
+        run = subprocess.run(command([sys.executable, "-c", FOUND], Path(folder), Limits()), capture_output=True,
+                             text=True)
     if run.returncode:
         raise SandboxError(f"bubblewrap can't make a sandbox here ({run.stderr.strip() or run.returncode}). It needs "
                            "user namespaces: on Ubuntu 24.04 allow them for bwrap with an AppArmor profile; start a "
                            "container with permission to create them. Or grade on another machine.")
+    found = run.stdout.strip()
+    if found != str(BOOK):
+        there = f"the one in {Path(found).parent}" if found else "another one, or none"
+        raise SandboxError(f"this is the book in {BOOK.parent}, and submissions would import {there}: that is what "
+                           f"{sys.executable} has installed. Install this one with `pip install -e .`, or grade where "
+                           "the installed one is")
 
 
 def tool(name: str) -> str:
