@@ -20,6 +20,7 @@ class _Calls(NamedTuple):
     fcntl: int
     socket: int
     preadv2: int
+    futex: int
 
 
 _NEW_FUTEXES = (449, 454, 455, 456)  # the same on all architectures
@@ -28,13 +29,18 @@ _NEW_FUTEXES = (449, 454, 455, 456)  # the same on all architectures
 # process while none maps it, so that the limit on all processes would not see it; mincore, cachestat, which tell what
 # of a file the page cache holds, and futex_wake, futex_wait, futex_requeue, futex_waitv, which no C library calls yet.
 _CALLS = {"x86_64": _Calls(0xC000003E, (73, 253, 294, 300, 248, 249, 250, 425, 29, 319, 447, 27, 451, *_NEW_FUTEXES),
-                           fcntl=72, socket=41, preadv2=327),
+                           fcntl=72, socket=41, preadv2=327, futex=202),
           "aarch64": _Calls(0xC00000B7, (32, 26, 262, 217, 218, 219, 425, 194, 279, 447, 232, 451, *_NEW_FUTEXES),
-                            fcntl=25, socket=198, preadv2=286)}
+                            fcntl=25, socket=198, preadv2=286, futex=98)}
 # Allowed fcntl commands: those on a process's own handles, whom they signal, a pipe's size, the seals on memory.
 _FOR_ONESELF = (0, 1030, 1, 2, 3, 4, 8, 9, 15, 16, 1031, 1032, 1033, 1034)
 _FAMILIES = (1, 2, 10, 16)  # Unix, IPv4, IPv6, netlink: a network namespace holds all of them
 _NO_FLAGS = (0,)  # of preadv2: RWF_NOWAIT would tell whether the page cache holds a page
+# Of futex: all that stays in a process, and from outside it waiting. Waking would tell how many others wait: it reaches
+# every process that maps the same page of a file, in whatever sandbox.
+_PRIVATE, _REALTIME, _WAIT, _WAIT_BITSET, _NUM_FUTEX_CALLS = 128, 256, 0, 9, 14
+_FUTEXES = [_WAIT, _WAIT_BITSET, _WAIT_BITSET | _REALTIME,
+            *(_PRIVATE | clock | call for clock in (0, _REALTIME) for call in range(_NUM_FUTEX_CALLS))]
 _OTHER_NUMBERS = 0x40000000  # x86's x32 ABI: the same calls under other numbers
 
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # instructions of Linux's socket filters
@@ -42,10 +48,11 @@ _NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _SIXTH = 0, 4, 16, 24, 56  # offsets, o
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
 
 
-def seccomp_filter(machine: str | None = None) -> bytes:
+def seccomp_filter(machine: str | None = None, alone: bool = False) -> bytes:
     """A filter that answers such calls with EPERM, in the form that bubblewrap reads.
 
-    Raises NotImplementedError for an unsupported architecture.
+    A process that is `alone` may wake no other process either, which semaphores of multiprocessing need. Raises
+    NotImplementedError for an unsupported architecture.
     """
     calls = _CALLS.get(machine or platform.machine())
     if calls is None:
@@ -56,6 +63,7 @@ def seccomp_filter(machine: str | None = None) -> bytes:
         program += [_step(_EQUAL, number, 0, 1), _step(_RETURN, _REFUSE)]
     program += _only(calls.fcntl, _SECOND, _FOR_ONESELF) + _only(calls.socket, _FIRST, _FAMILIES)
     program += _only(calls.preadv2, _SIXTH, _NO_FLAGS)
+    program += _only(calls.futex, _SECOND, _FUTEXES) if alone else []
     return b"".join([*program, _step(_RETURN, _ALLOW)])
 
 

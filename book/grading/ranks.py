@@ -119,7 +119,7 @@ class Ranks:
         head, withheld = self.made_for
         folder = tempfile.TemporaryDirectory(prefix=self.prefix, ignore_cleanup_errors=True)
         parent = Path(folder.name)
-        path = sandbox.folder_for(parent, withheld) / "w"
+        path = sandbox.folder_for(parent, withheld, alone=True) / "w"
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
         path.chmod(0o777)

@@ -62,10 +62,11 @@ class Limits:
     scratch_bytes: int = 256 << 20
 
 
-def folder_for(parent: Path, withheld: Iterable[Path] = ()) -> Path:
+def folder_for(parent: Path, withheld: Iterable[Path] = (), alone: bool = False) -> Path:
     """Makes a run's folder `parent`/inside, for sockets: the only one visible both inside and outside the sandbox.
 
-    Next to it are the files that a sandbox sees in /etc and in place of withheld modules.
+    Next to it are the files that a sandbox sees in /etc and in place of withheld modules, and the filter of its system
+    calls, a narrower one if its process is `alone`.
     """
     inside = parent / "inside"
     inside.mkdir(mode=0o700)
@@ -73,7 +74,7 @@ def folder_for(parent: Path, withheld: Iterable[Path] = ()) -> Path:
         (parent / name).write_text(text)
     (parent / "withheld.py").write_text(WITHHELD)
     (parent / "withheld").write_text("\n".join(map(str, withheld)))
-    (parent / "calls").write_bytes(seccomp_filter())
+    (parent / "calls").write_bytes(seccomp_filter(alone=alone))
     if os.geteuid() == 0:
         parent.chmod(0o711)
         os.chown(inside, uid_of(parent), uid_of(parent))
