@@ -72,7 +72,7 @@ def test_the_chapter_shows_the_package_s_own_code(chapter: str, package: ModuleT
 
 
 def test_every_argument_of_ddp_is_explained_with_its_default() -> None:
-    page = "\n".join(cells("02_data_parallel", "markdown"))
+    page = "\n".join(cells("82_ddp_in_pytorch", "markdown"))
     terms = re.findall(r"^(`\w+.*)\n: ", page, flags=re.MULTILINE)
     named = dict(re.findall(r"`(\w+)(?:=(\w+))?`", ", ".join(terms)))
     signature = inspect.signature(DistributedDataParallel).parameters
