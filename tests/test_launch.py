@@ -3,6 +3,7 @@ import ctypes
 import gc
 import io
 import multiprocessing
+import functools
 import os
 import re
 import signal
@@ -49,6 +50,19 @@ def test_results_come_by_rank():
     run = launch(add_up, 4, 2)
     assert len(run) == 4 and run.backend in ("gloo", "nccl")
     assert all(torch.equal(result, torch.full((3,), 12.0)) for result in run)
+
+
+@functools.lru_cache(maxsize=2)
+def squared(x):
+    return x * x
+
+
+def test_a_function_with_a_cache_comes_with_it():
+    def called_twice():
+        return squared(3), squared(3), squared.cache_info()[:3]
+
+    assert list(launch(called_twice, 2)) == [(9, 9, (1, 1, 2))] * 2
+    assert list(launch(squared, 2, 4)) == [16, 16]
 
 
 def test_a_function_of_the_reader_comes_by_value_with_its_classes():
@@ -187,6 +201,28 @@ def test_an_error_is_told_with_its_own_line(capsys):
     assert error.rank == 2 and isinstance(error.__cause__, ZeroDivisionError)
     assert "in divide_on_rank_2" in error.traceback and len(error.stderr) == 3 and error.trace is None
     assert capsys.readouterr().out.count("before") == 3
+
+
+class Speechless(Exception):
+    def __str__(self):
+        raise KeyError("text")
+
+
+def test_an_error_that_has_no_text_is_named():
+    def fail():
+        raise Speechless
+
+    assert "Speechless: it has no text: its __str__ raised KeyError" in str(failure(fail, 1))
+
+
+def deeper():
+    return deeper()
+
+
+def test_a_recursion_without_end_is_told_in_few_lines():
+    assert re.fullmatch(
+        r"rank 0 failed in test_launch.py line \d+: return deeper\(\)\nRecursionError: .*\n"
+        r"called from test_launch.py line \d+: return deeper\(\), \d+ times", str(failure(deeper, 1)))
 
 
 def test_the_same_error_everywhere_is_told_once_for_the_lowest_rank():

@@ -15,6 +15,18 @@ def scaled(scale):
     return scale
 
 
+async def awaited():
+    pass
+
+
+def yielded():
+    yield
+
+
+async def yielded_later():
+    yield
+
+
 @pytest.mark.parametrize("args, options, error, words", [
     ((nothing, 0), {}, ValueError, "world_size must be at least 1, not 0"),
     ((nothing, -2), {}, ValueError, "world_size must be at least 1, not -2"),
@@ -23,6 +35,9 @@ def scaled(scale):
     ((nothing, 65), {}, ValueError, "pass allow_many_ranks=True to start more than 64"),
     ((4, nothing), {}, TypeError, "launch needs a function to run on the ranks, not 4"),
     ((scaled, 2), {}, TypeError, "scaled(scale) cannot be called with 0 arguments"),
+    ((awaited, 2), {}, TypeError, "awaited is an async function, which a call does not run: launch one that calls"),
+    ((yielded, 2), {}, TypeError, "yielded yields, so a call does not run it: collect the values in a list and return"),
+    ((yielded_later, 2), {}, TypeError, "yielded_later yields, so a call does not run it"),
     ((nothing, 2), {"timeout_s": 0}, ValueError, "timeout_s must be more than 0 seconds, not 0"),
     ((nothing, 2), {"hang_s": -1}, ValueError, "hang_s must be more than 0 seconds, not -1"),
     ((nothing, 2), {"hang_s": float("nan")}, ValueError, "hang_s must be more than 0 seconds, not nan"),
@@ -42,6 +57,13 @@ def test_bad_arguments_are_refused_in_one_sentence(args, options, error, words, 
     with pytest.raises(error, match=re.escape(words)):
         launch(*args, **options)
     assert capsys.readouterr().out == ""
+
+
+def test_a_working_folder_that_was_deleted_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    with pytest.raises(LaunchError, match="the folder that this process works in has been deleted: call os.chdir"):
+        launch(nothing, 2)
 
 
 def test_what_cannot_be_pickled_is_named():

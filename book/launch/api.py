@@ -184,6 +184,11 @@ def _check_process() -> None:
         raise LaunchError("this process is itself a rank: call the function directly instead of launching it")
     if "forkserver" not in multiprocessing.get_all_start_methods():
         raise LaunchError("launch needs to fork processes: use Linux, macOS, or WSL2 on Windows")
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise LaunchError("the folder that this process works in has been deleted: call os.chdir with one that "
+                          "exists, or start the notebook again") from None
 
 
 def _announce(line: str) -> None:

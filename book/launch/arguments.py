@@ -1,6 +1,7 @@
 """L2: check the arguments of a launch, with one clear sentence for those that cannot work, and pickle the call."""
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import io
@@ -10,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 MAX_RANKS = 64
+CACHED = type(functools.lru_cache(len))
 
 
 def check_call(fn: Any, world_size: Any, args: tuple[Any, ...], allow_many_ranks: bool) -> None:
@@ -24,6 +26,7 @@ def check_call(fn: Any, world_size: Any, args: tuple[Any, ...], allow_many_ranks
     if world_size > MAX_RANKS and not allow_many_ranks:
         raise ValueError(f"{world_size} ranks are {world_size} processes: pass allow_many_ranks=True to start more "
                          f"than {MAX_RANKS}")
+    _check_kind(fn)
     _check_arguments(fn, args)
 
 
@@ -67,6 +70,16 @@ def _takes_two(function: Any) -> bool:
     return True
 
 
+def _check_kind(fn: Callable[..., Any]) -> None:
+    """Refuse functions whose call does not run them."""
+    name = getattr(fn, "__name__", "the function")
+    if inspect.iscoroutinefunction(fn):
+        raise TypeError(f"{name} is an async function, which a call does not run: launch one that calls "
+                        f"asyncio.run({name}(...))")
+    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+        raise TypeError(f"{name} yields, so a call does not run it: collect the values in a list and return that")
+
+
 def _check_arguments(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
     try:
         signature = inspect.signature(fn)
@@ -97,8 +110,12 @@ def _dumps(value: Any) -> bytes:
     """
     import cloudpickle
 
+    by_value = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
+
     class Pickler(cloudpickle.Pickler):
         def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, CACHED) and obj.__module__ in by_value:
+                return _cached, (obj.__wrapped__, obj.cache_parameters())
             if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
                 return importlib.import_module, (obj.__name__,)
             return super().reducer_override(obj)
@@ -106,6 +123,11 @@ def _dumps(value: Any) -> bytes:
     file = io.BytesIO()
     Pickler(file).dump(value)
     return file.getvalue()
+
+
+def _cached(fn: Callable[..., Any], parameters: dict[str, Any]) -> Callable[..., Any]:
+    """A reader's function with a cache: pickle would look for its name in the rank's own `__main__`."""
+    return functools.lru_cache(**parameters)(fn)
 
 
 def _parts(fn: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:

@@ -181,7 +181,7 @@ def _recorded() -> Any:
 
 
 def _failure(error: BaseException) -> Failure:
-    name, message = type(error).__name__, str(error)
+    name, message = type(error).__name__, _text(error)
     if isinstance(error, SystemExit):
         name, message = "SystemExit", f"a rank must return, not call sys.exit({error.code!r})"
     try:
@@ -191,6 +191,14 @@ def _failure(error: BaseException) -> Failure:
     places = tuple(where.places_of_traceback(error.__traceback__))
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return Failure(name, message, places, text, exception, time.monotonic())
+
+
+def _text(error: BaseException) -> str:
+    """What an exception says; some can't say it."""
+    try:
+        return str(error)
+    except Exception as failed:
+        return f"it has no text: its __str__ raised {type(failed).__name__}"
 
 
 class _Line:

@@ -4,6 +4,8 @@ from __future__ import annotations
 import re
 import signal
 import time
+from collections.abc import Sequence
+from itertools import groupby
 
 from book.launch import where
 from book.launch.child import Failure
@@ -134,7 +136,16 @@ def _raised(member: RankProcess, failure: Failure) -> list[str]:
     place = f" in {last}" if last else "" if member.entered else " before its function started"
     head = f"rank {member.rank} failed{place}"
     error = f"{failure.name}: {steady(failure.message)}" if failure.message else failure.name
-    return [head, *(_remote(failure.message) or [error]), *(f"called from {place}" for place in reversed(callers))]
+    return [head, *(_remote(failure.message) or [error]), *_callers(callers)]
+
+
+def _callers(places: Sequence[where.Place]) -> list[str]:
+    """A line for each place, the innermost first; what repeats itself, as in a recursion, once."""
+    lines = []
+    for place, repeated in groupby(map(str, reversed(places))):
+        count = len(list(repeated))
+        lines.append(f"called from {place}" + (f", {count} times" if count > 1 else ""))
+    return lines
 
 
 def _remote(message: str) -> list[str]:
