@@ -132,11 +132,11 @@ def describe_failure(ranks: Ranks, first: RankProcess) -> str:
 
 
 def _raised(member: RankProcess, failure: Failure) -> list[str]:
-    *callers, last = (member.entered and failure.places) or [None]
-    place = f" in {last}" if last else "" if member.entered else " before its function started"
+    places = failure.places if member.entered else ()
+    place = f" in {places[-1]}" if places else "" if member.entered else " before its function started"
     head = f"rank {member.rank} failed{place}"
     error = f"{failure.name}: {steady(failure.message)}" if failure.message else failure.name
-    return [head, *(_remote(failure.message) or [error]), *_callers(callers)]
+    return [head, *(_remote(failure.message) or [error]), *_callers(places[:-1])]
 
 
 def _callers(places: Sequence[where.Place]) -> list[str]:
