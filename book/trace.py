@@ -31,6 +31,7 @@ import numpy as np
 
 from book.columns import ABSENT, ColumnError, Columns, count, measure, vector, word
 from book.promise import PROMISES
+from book.trace_schema import checked
 
 CLOCKS = ("modelled", "measured", "logical")
 SOURCES = ("simulated", "executed", "recorded", "instrumented")
@@ -182,6 +183,7 @@ class Trace:
                 raise KeyError("format")
             columns: dict[str, list[Any]] = data.pop("events")
             rows = [dict(zip(columns, values)) for values in zip(*columns.values(), strict=True)]
+            checked(data, rows)
             return cls([_event(row) for row in rows], **data)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise TraceError(f"this is not a trace's JSON (write one with to_json): {error}") from error

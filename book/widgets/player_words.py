@@ -193,7 +193,7 @@ def phases(run: Run) -> tuple[str, list[str]]:
     for step in range(run.num_steps):
         ops = [t.op for t in run.transfers if t.leaves == step]
         called = sorted({op for call in run.calls if call.step == step for op in call.ops.values()})
-        if ops or len(called) > 1 or len({*names, *called}) > MOST_NAMES:
+        if ops or len(called) != 1 or len({*names, *called}) > MOST_NAMES:
             digits.append("0" if 2 * ops.count("reduce") > len(ops) else "1" if "copy" in ops else "2")
             continue
         names += [op for op in called if op not in names]
