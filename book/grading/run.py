@@ -85,7 +85,7 @@ class _Job:
             try:
                 why = self._watch(process)
             finally:
-                self.largest_bytes = max(self.largest_bytes, end(process))
+                self.largest_bytes = max(self.largest_bytes, _end_measured(process))
         result = Result(why=why, wall_s=time.monotonic() - self.started, peak_bytes=self.peak_bytes,
                         largest_bytes=self.largest_bytes, log=_head(self.log_file))
         return result if why else self._read(result)
@@ -117,7 +117,7 @@ class _Job:
 
     def _watch(self, process: subprocess.Popen[bytes]) -> str | None:
         """Waits for nbval to end; returns the limit that was exceeded, if any."""
-        # The process is left unreaped for `end`, which asks the system what it and its descendants have used.
+        # The process is left unreaped for `_end_measured`, which asks the system what it and its descendants have used.
         while not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             why = self._exceeded(process)
             if why:
@@ -157,19 +157,33 @@ class _Job:
         return result
 
 
-def end(process: subprocess.Popen[bytes]) -> int:
-    """Kills a process and all its descendants. Processes in the sandbox die with the sandbox.
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kills a process and all its descendants. Processes in the sandbox die with the sandbox."""
+    children = descendants(process.pid)
+    process.kill()
+    _kill(children)
+    process.wait()
+    psutil.wait_procs(children, timeout=10)
+
+
+def _end_measured(process: subprocess.Popen[bytes]) -> int:
+    """The same for a process that nobody has waited for, even if it has ended.
 
     Returns the most memory in bytes that one of them has had at one time, of those that their parents waited for.
     """
     children = descendants(process.pid)
-    for pid in [process.pid, *(child.pid for child in children)]:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    os.kill(process.pid, signal.SIGKILL)
+    _kill(children)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     psutil.wait_procs(children, timeout=10)
     return usage.ru_maxrss * 1024
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.Error):  # it has already ended
+            process.kill()
 
 
 def descendants(pid: int) -> list[psutil.Process]:
