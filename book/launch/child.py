@@ -22,7 +22,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
-from book.launch import peers, remote, stacks, threads, where
+from book.launch import groups, peers, remote, stacks, threads, where
 
 FIRST_SEED = 1000
 _PR_SET_PDEATHSIG = 1
@@ -41,10 +41,11 @@ class Failure:
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank is doing ("waits in recv from rank 1"), where, and what it has recorded so far."""
+    """What a rank is doing ("waits in recv from rank 1"), where, its groups, and what it has recorded so far."""
     doing: str
     place: where.Place | None
     serves: Sequence[str]  # what it does at the same time for callers over RPC
+    groups: dict[str, tuple[int, ...]]  # the ranks of each group that it is in, by the group's name
     recorded: Any
 
 
@@ -237,9 +238,9 @@ class _Line:
 
 def _report() -> Report:
     try:
-        return Report(*_whereabouts(), _recorded())
+        return Report(*_whereabouts(), groups.made(), _recorded())
     except Exception:
-        return Report("does not say where it is", None, (), _recorded())
+        return Report("does not say where it is", None, (), {}, _recorded())
 
 
 def _whereabouts() -> tuple[str, where.Place, list[str]]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from itertools import groupby
 
-from book.launch import where
+from book.launch import groups, where
 from book.launch.child import Failure
 from book.launch.ranks import RankProcess, Ranks
 from book.launch.remote import remote_error
@@ -87,9 +87,17 @@ def describe_hang(ranks: Ranks, verdict: str, limit_s: float, dumps: dict[int, s
         lines.append(f"  rank {member.rank} {_standing(member, dumps)}")
         if member.working and member.report:
             lines += [f"    {served}" for served in member.report.serves]
-    if any(member.working and member.report and member.report.doing == "waits in new_group" for member in ranks):
-        lines.append("new_group: every rank must call it for every group, in the same order, members or not")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_group_rule(ranks)])
+
+
+def _group_rule(ranks: Ranks) -> list[str]:
+    """How `new_group` is to be called, if ranks wait in it or have made groups that differ."""
+    reports = {member.rank: member.report for member in ranks if member.working and member.report}
+    differ = groups.disagreement({rank: report.groups for rank, report in reports.items()})
+    if differ:
+        return [differ]
+    waits = any(report.doing == "waits in new_group" for report in reports.values())
+    return [f"new_group: {groups.RULE}"] if waits else []
 
 
 def _standing(member: RankProcess, dumps: dict[int, str]) -> str:
