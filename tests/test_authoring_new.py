@@ -36,7 +36,7 @@ def test_a_new_lab_keeps_the_rules_and_has_no_exercise(labs: Path) -> None:
     assert [marks(cell)["kind"] for cell in code_cells(lab)] == ["setup", "parameters"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_new_exercises_keep_the_rules_and_their_stubs_fail(labs: Path, tmp_path: Path) -> None:
     path = labs / "08_example.ipynb"
     for arguments in (["ring_sum"], ["tree_sum", "--points", "3", "--depends", "1"]):
