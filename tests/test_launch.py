@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from book.launch import HangError, LaunchError, RankError, groups, launch
+from book.launch import HangError, LaunchError, RankError, launch
 from book.launch.ranks import Ranks
 from tests.by_value import sent_by_value
 
@@ -381,7 +381,7 @@ def test_debug_level_names_mismatched_collectives():
         else:
             dist.broadcast(torch.ones(1), 0)
 
-    message = str(failure(mismatch, 2, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}))
+    message = str(failure(mismatch, 2, check_calls=False, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}))
     assert "Detected mismatch between collectives on ranks" in message
 
 
@@ -470,39 +470,6 @@ def test_a_group_that_one_rank_makes_alone():
     rule = "new_group: every rank must call it for every group, in the same order, members or not"
     head, lines = hang(alone)
     assert (head, lines) == (STILL, [f"rank 0 {where}", "rank 1 finished", "rank 2 finished", rule])
-
-
-def test_groups_that_only_their_members_make():
-    def members_alone():
-        rank, _ = start()
-        pair = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1])
-        dist.all_reduce(torch.zeros(1), group=pair)
-
-    with pytest.raises(HangError, match=r"new_group: .*every rank must call it for every group, in the same order"):
-        launch(members_alone, 4, hang_s=1)
-
-
-def test_groups_that_their_members_agree_on_are_not_blamed():
-    def hang_in_the_world():
-        rank, _ = start()
-        if rank < 2:
-            dist.new_group([0, 1], use_local_synchronization=True)
-            dist.barrier()
-
-    _, lines = hang(hang_in_the_world)
-    assert [line.split(" at ")[0] for line in lines] == [
-        "rank 0 waits in barrier", "rank 1 waits in barrier", "rank 2 finished"]
-
-
-@pytest.mark.parametrize("made, blamed", [
-    ({0: {"1": (0, 1)}, 1: {"1": (0, 1)}, 2: {}}, None),
-    ({0: {"1": (0, 1)}, 2: {"1": (2, 3)}, 3: {"1": (2, 3)}}, "where rank 0 made the group [0, 1], rank 2 made [2, 3];"),
-    ({0: {"2": (0, 2), "10": (0, 1)}, 1: {"2": (1, 2), "10": (1, 2)}},
-     "where rank 0 made the group [0, 2], rank 1 made [1, 2];"),
-])
-def test_the_first_group_that_ranks_disagree_on_is_named(made, blamed):
-    said = groups.disagreement(made)
-    assert said is None if blamed is None else blamed in said
 
 
 @pytest.mark.full

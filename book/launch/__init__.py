@@ -6,7 +6,8 @@
     supervise  the verdict: done, failed, hanging or late, and its words
     child      the rank's side: environment, output, result, the watch on its parent
     peers      refuses a peer that does not exist, which gloo does not
-    groups     the groups that each rank has made, and where ranks disagree
+    agreement  collectives whose ranks call different things are refused before bytes move
+    board      memory that all ranks share, where each notes its calls for the others
     threads    the rank's threads as the kernel sees them: who works, who waits for a core
     remote     errors that come over RPC, and calls that a rank serves, in words
     where      stack frames as the reader's own line and the operation waited for

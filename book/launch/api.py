@@ -112,6 +112,7 @@ def launch(
     timeout_s: float = 60,
     hang_s: float = 3,
     record: bool = False,
+    check_calls: bool = True,
     on_line: Callable[[int, str], None] | None = None,
     env: dict[str, str] | None = None,
     allow_many_ranks: bool = False,
@@ -119,9 +120,10 @@ def launch(
     """Run `fn(*args)` on `world_size` new processes and return their results by rank.
 
     Prints one line that names the backend (once, where one notebook cell launches again and again) and, when the ranks
-    are done, what they printed, in rank order;
-    `on_line(rank, line)` gets each line as it comes instead. `env` adds environment variables. `record` keeps what the
-    ranks communicate, for `run.trace`. The random numbers of Python, NumPy and torch are seeded with 1000 + rank.
+    are done, what they printed, in rank order; `on_line(rank, line)` gets each line as it comes instead. `record` keeps
+    what the ranks communicate, for `run.trace`. `check_calls` makes a collective raise where a peer calls another one,
+    or gives it a tensor that does not fit. `env` adds environment variables. The random numbers of Python, NumPy and
+    torch are seeded with 1000 + rank.
 
     Raises `RankError` for the first rank that raised or died; `HangError` when all unfinished ranks have waited for
     one another for `hang_s`, or are not done `timeout_s` after the last of them entered `fn`; `LaunchError` if the
@@ -138,7 +140,7 @@ def launch(
     warm_up()  # loads torch while this process does
     backend, reason = _backend(world_size, env or {})
     _announce(f"{world_size} rank{'s' * (world_size > 1)} on {reason}")
-    ranks = Ranks(world_size, on_line)
+    ranks = Ranks(world_size, on_line, check_calls)
     try:
         with _hosted_store(world_size) as port, ranks:
             environment = _environment(world_size, port, backend, env or {})

@@ -22,7 +22,8 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
-from book.launch import groups, peers, remote, stacks, threads, where
+from book.launch import agreement, peers, remote, stacks, threads, where
+from book.launch.board import Board
 
 FIRST_SEED = 1000
 _PR_SET_PDEATHSIG = 1
@@ -41,22 +42,25 @@ class Failure:
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank is doing ("waits in recv from rank 1"), where, its groups, and what it has recorded so far."""
+    """What a rank is doing ("waits in recv from rank 1"), where, and what it has recorded so far."""
     doing: str
     place: where.Place | None
     serves: Sequence[str]  # what it does at the same time for callers over RPC
-    groups: dict[str, tuple[int, ...]]  # the ranks of each group that it is in, by the group's name
     recorded: Any
 
 
-def main(rank: int, control: Connection, output: Connection, errors: Connection, job: bytes) -> None:
-    """Run one rank: the target of its process. Never returns."""
+def main(rank: int, control: Connection, output: Connection, errors: Connection, board: Board | None,
+         job: bytes) -> None:
+    """Run one rank: the target of its process. Never returns.
+
+    Without a `board` the ranks do not compare their calls.
+    """
     _leave_with_parent()
     _redirect(output, errors)
     line = _Line(control)
     threading.Thread(target=line.answer, daemon=True, name="launcher").start()
     try:
-        line.send("done", _run(rank, job, line))
+        line.send("done", _run(rank, job, board, line))
     except BaseException as error:
         _flush()
         line.send("failed", _failure(error), _recorded())
@@ -100,7 +104,7 @@ def _flush() -> None:
     ctypes.CDLL(None).fflush(None)
 
 
-def _run(rank: int, job: bytes, line: _Line) -> bytes:
+def _run(rank: int, job: bytes, board: Board | None, line: _Line) -> bytes:
     """Call the job's function; returns its pickled (result, recording)."""
     import cloudpickle
     env, sources, record, call = pickle.loads(job)
@@ -110,6 +114,8 @@ def _run(rank: int, job: bytes, line: _Line) -> bytes:
     _prepare_torch(rank)
     peers.refuse_missing()
     peers.refuse_itself()
+    if board is not None:
+        agreement.watch(board)
     function, args = cloudpickle.loads(call)
     _stand_in_for_main(function)
     if record:
@@ -238,9 +244,9 @@ class _Line:
 
 def _report() -> Report:
     try:
-        return Report(*_whereabouts(), groups.made(), _recorded())
+        return Report(*_whereabouts(), _recorded())
     except Exception:
-        return Report("does not say where it is", None, (), {}, _recorded())
+        return Report("does not say where it is", None, (), _recorded())
 
 
 def _whereabouts() -> tuple[str, where.Place, list[str]]:

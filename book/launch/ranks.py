@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from book.launch import child
+from book.launch.board import Board
 
 # How much of a rank's output is kept: an endless loop of prints must not fill the notebook's memory.
 MAX_KEPT_BYTES = 1 << 22
@@ -124,9 +125,10 @@ def warm_up() -> None:
 class Ranks:
     """The rank processes of one launch; a context that leaves no process behind."""
 
-    def __init__(self, world_size: int, on_line: Callable[[int, str], None] | None) -> None:
+    def __init__(self, world_size: int, on_line: Callable[[int, str], None] | None, check_calls: bool = True) -> None:
         self._all = [RankProcess(rank) for rank in range(world_size)]
         self._on_line = on_line
+        self._board = Board(world_size) if check_calls else None
         self._selector = selectors.DefaultSelector()
         self._looked_s = self._changed_s = time.monotonic()
 
@@ -143,6 +145,8 @@ class Ranks:
         for key in list(self._selector.get_map().values()):
             self._drop(key)
         self._selector.close()
+        if self._board is not None:
+            self._board.close()
         for member in self._all:
             if member.control is not None:
                 member.control.close()
@@ -160,7 +164,7 @@ class Ranks:
             self._watch(member.control, self._hear, member)
             self._watch(output, self._read, member.output, member)
             self._watch(errors, self._read, member.errors, None)
-            member.process = _context().Process(target=child.main, args=(member.rank, *ends, job))
+            member.process = _context().Process(target=child.main, args=(member.rank, *ends, self._board, job))
             try:
                 with without_main_module():
                     member.process.start()

@@ -7,12 +7,15 @@ import time
 from collections.abc import Sequence
 from itertools import groupby
 
-from book.launch import groups, where
+from book.launch import where
+from book.launch.agreement import CallMismatch
 from book.launch.child import Failure
 from book.launch.ranks import RankProcess, Ranks
 from book.launch.remote import remote_error
 from book.launch.stacks import of_crash
 
+MISMATCH = CallMismatch.__name__
+NEW_GROUP = "every rank must call it for every group, in the same order, members or not"
 START_LIMIT_S = 300.0
 SETTLE_LIMIT_S = 2.0
 SETTLE_S = 0.3
@@ -87,17 +90,9 @@ def describe_hang(ranks: Ranks, verdict: str, limit_s: float, dumps: dict[int, s
         lines.append(f"  rank {member.rank} {_standing(member, dumps)}")
         if member.working and member.report:
             lines += [f"    {served}" for served in member.report.serves]
-    return "\n".join([*lines, *_group_rule(ranks)])
-
-
-def _group_rule(ranks: Ranks) -> list[str]:
-    """How `new_group` is to be called, if ranks wait in it or have made groups that differ."""
-    reports = {member.rank: member.report for member in ranks if member.working and member.report}
-    differ = groups.disagreement({rank: report.groups for rank, report in reports.items()})
-    if differ:
-        return [differ]
-    waits = any(report.doing == "waits in new_group" for report in reports.values())
-    return [f"new_group: {groups.RULE}"] if waits else []
+    if any(member.working and member.report and member.report.doing == "waits in new_group" for member in ranks):
+        lines.append(f"new_group: {NEW_GROUP}")
+    return "\n".join(lines)
 
 
 def _standing(member: RankProcess, dumps: dict[int, str]) -> str:
@@ -131,6 +126,8 @@ def _kind(member: RankProcess) -> tuple[object, ...]:
 
 def describe_failure(ranks: Ranks, first: RankProcess) -> str:
     """The root cause with the learner's own line, and the ranks that failed in the same way."""
+    if first.failure and first.failure.name == MISMATCH:
+        return first.failure.message  # which names all ranks and their lines
     lines = _raised(first, first.failure) if first.failure else _died(first)
     alike = [member.rank for member in ranks if member.failed and member is not first and _kind(member) == _kind(first)]
     if alike:

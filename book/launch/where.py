@@ -4,6 +4,7 @@ The words are the same in every run: no process ids, no addresses, no temporary 
 """
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import re
@@ -63,6 +64,17 @@ def _label(filename: str) -> str:
     return os.path.basename(filename)
 
 
+def place_of(filename: str, number: int) -> Place:
+    """The place of a line, by its file and number."""
+    return _place(Line(filename, number, ""))
+
+
+@functools.cache
+def is_learners(filename: str) -> bool:
+    """Whether a code object's file name is that of the learner's own code."""
+    return not _is_library(filename) and not _is_book(filename)
+
+
 def _is_library(filename: str) -> bool:
     return any(part in filename for part in LIBRARY_FILES) or os.path.realpath(filename).startswith(_STDLIB)
 
@@ -80,7 +92,7 @@ def own_lines(lines: Sequence[Line]) -> Sequence[Line]:
 
     Falls back to the book's own lines, then to the innermost line, so that there is always a line to show.
     """
-    learner = [line for line in lines if not _is_library(line.filename) and not _is_book(line.filename)]
+    learner = [line for line in lines if is_learners(line.filename)]
     book = [line for line in lines if _is_book(line.filename) and not _is_launcher(line.filename)]
     return learner or book or lines[-1:]
 
