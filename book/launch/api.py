@@ -126,9 +126,8 @@ def launch(
     torch are seeded with 1000 + rank.
 
     Raises `RankError` for the first rank that raised or died; `HangError` when all unfinished ranks have waited for
-    one another for `hang_s`, or are not done `timeout_s` after the last of them entered `fn`; `LaunchError` if the
-    ranks cannot be started; `TypeError` or `ValueError` for arguments that cannot work; `ModuleNotFoundError` without
-    torch or cloudpickle.
+    one another for `hang_s`, or are not done `timeout_s` after the last of them entered `fn`; `LaunchError` if ranks
+    can't be started; `TypeError` or `ValueError` for bad arguments; `ModuleNotFoundError` without torch or cloudpickle.
     """
     _check_process()
     arguments.check_call(fn, world_size, args, allow_many_ranks)
