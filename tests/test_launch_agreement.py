@@ -156,6 +156,9 @@ def test_a_board_keeps_the_last_calls_of_every_rank_and_group_apart():
         kept = number >= 2 * DEPTH
         assert board.read(rank, group, number) == (call if kept else None)
     assert board.read(0, "0 [0, 1, 2]", 3 * DEPTH) is None and board.read(0, "another", 1) is None
+    last = board.last_calls()
+    assert {group: {rank: call.number for rank, call in calls.items()} for group, calls in last.items()} == {
+        group: dict.fromkeys(range(3), 3 * DEPTH - 1) for group in ("0 [0, 1, 2]", "1 [0, 2]")}
     board.close()
 
 

@@ -4,6 +4,7 @@
     arguments  what is checked and pickled before anything starts
     ranks      the processes, seen from the parent: pipes, lines, results, their end
     supervise  the verdict: done, failed, hanging or late, and its words
+    causes     why ranks wait for each other, from what each does and what it has called
     child      the rank's side: environment, output, result, the watch on its parent
     peers      refuses a peer that does not exist, which gloo does not
     agreement  collectives whose ranks call different things are refused before bytes move

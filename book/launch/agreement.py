@@ -228,12 +228,12 @@ def describe(calls: dict[int, Call]) -> str:
     differs = next((difference for difference, values in zip(DIFFERENCES, fields) if len(set(values)) > 1), "")
     alike: dict[str, list[int]] = defaultdict(list)
     for rank, call in sorted(calls.items()):
-        alike[_with_place(call.words)].append(rank)
+        alike[with_place(call.words)].append(rank)
     lines = [f"the ranks disagree in a collective: {differs}"]
     return "\n".join([*lines, *(f"  {_who(ranks)} {words}" for words, ranks in alike.items())])
 
 
-def _with_place(words: str) -> str:
+def with_place(words: str) -> str:
     """A note as a reader wants it: "all_reduce(float32 [4], SUM) at cell line 3: dist.all_reduce(x)"."""
     call, _, caller = words.partition("\n")
     filename, _, number = caller.rpartition(":")

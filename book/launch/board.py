@@ -1,8 +1,8 @@
 """L2: memory that all ranks of a launch share, in which each notes the collectives that it calls.
 
-For every group there is a ring of slots for each rank; slot `number % DEPTH` holds its call `number`. A rank writes its
-own slots only, and the number last, so that nobody reads half a slot. The launcher reads them too: also those of a rank
-that has died or can't answer.
+Every rank has a list of the groups that it has called something in, and for each of them a ring of slots: slot
+`number % DEPTH` holds its call `number`. A rank writes its own part only, and the number last, so that nobody takes
+half a slot for a whole one. The launcher reads them too: also those of a rank that has died or can't answer.
 """
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import mmap
 import os
 import struct
 import tempfile
-import zlib
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple
 
-NUM_GROUPS, DEPTH, SLOT_BYTES = 64, 8, 512
-_HEAD = struct.Struct("<QQHH")  # number, checksum of the group's name, lengths of key and words
+MAX_GROUPS, DEPTH, SLOT_BYTES = 64, 8, 512  # what a rank calls in further groups is not noted
+_HEAD = struct.Struct("<QHH")  # number, lengths of key and words
 _NUMBER = struct.Struct("<Q")
+_LENGTH = struct.Struct("<H")
+_PART_BYTES = MAX_GROUPS * SLOT_BYTES * (1 + DEPTH)
 
 
 class Call(NamedTuple):
@@ -31,8 +32,9 @@ class Board:
 
     def __init__(self, world_size: int, file: int | None = None) -> None:
         self._world_size = world_size
-        self._file = _new_file(_num_bytes(world_size)) if file is None else file
-        self._memory = mmap.mmap(self._file, _num_bytes(world_size))
+        self._places: dict[tuple[int, str], int] = {}
+        self._file = _new_file(world_size * _PART_BYTES) if file is None else file
+        self._memory = mmap.mmap(self._file, world_size * _PART_BYTES)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _shared, (self._world_size, DupFd(self._file))
@@ -44,31 +46,71 @@ class Board:
 
     def note(self, rank: int, group: str, call: Call) -> None:
         """Write down a call of this rank's own; its number counts the rank's calls in that group, from 1."""
-        at, words = self._slot(rank, group, call.number), call.words.encode()
-        words = words[:SLOT_BYTES - _HEAD.size - len(call.key)]
+        place = self._place(rank, group, new=True)
+        if place is None:
+            return
+        at = self._slot(rank, place, call.number)
+        words = call.words.encode()[:SLOT_BYTES - _HEAD.size - len(call.key)]
         _NUMBER.pack_into(self._memory, at, 0)
-        end = at + _HEAD.size + len(call.key)
-        self._memory[end - len(call.key):end] = call.key
-        self._memory[end:end + len(words)] = words
-        _HEAD.pack_into(self._memory, at, 0, _checksum(group), len(call.key), len(words))
+        self._write(at + _HEAD.size, call.key + words)
+        _HEAD.pack_into(self._memory, at, 0, len(call.key), len(words))
         _NUMBER.pack_into(self._memory, at, call.number)
 
     def read(self, rank: int, group: str, number: int) -> Call | None:
         """A rank's call with this number in a group; None if it has not come so far, or is far beyond."""
-        at = self._slot(rank, group, number)
-        found, checksum, key_bytes, words_bytes = _HEAD.unpack_from(self._memory, at)
-        if found != number or checksum != _checksum(group):
-            return None
+        place = self._place(rank, group)
+        call = None if place is None else self._call(self._slot(rank, place, number))
+        return call if call is not None and call.number == number else None
+
+    def last_calls(self) -> dict[str, dict[int, Call]]:
+        """For each group: the last call in it of each rank that has made one."""
+        last: dict[str, dict[int, Call]] = {}
+        for rank in range(self._world_size):
+            for place, group in enumerate(self._groups(rank)):
+                calls = (self._call(self._slot(rank, place, number)) for number in range(DEPTH))
+                known = [call for call in calls if call is not None]
+                if known:
+                    last.setdefault(group, {})[rank] = max(known)
+        return last
+
+    def _call(self, at: int) -> Call | None:
+        number, key_bytes, words_bytes = _HEAD.unpack_from(self._memory, at)
         start = at + _HEAD.size
         key = self._memory[start:start + key_bytes]
         words = self._memory[start + key_bytes:start + key_bytes + words_bytes]
-        if _NUMBER.unpack_from(self._memory, at)[0] != number:
-            return None  # written anew meanwhile
+        if not number or _NUMBER.unpack_from(self._memory, at)[0] != number:
+            return None  # empty, or being written
         return Call(number, key, words.decode(errors="replace"))
 
-    def _slot(self, rank: int, group: str, number: int) -> int:
-        place = (_checksum(group) % NUM_GROUPS * self._world_size + rank) * DEPTH + number % DEPTH
-        return place * SLOT_BYTES
+    def _groups(self, rank: int) -> list[str]:
+        """The names of a rank's groups, in the order of their places; long ones are cut."""
+        names = []
+        for place in range(MAX_GROUPS):
+            at = rank * _PART_BYTES + place * SLOT_BYTES
+            length, = _LENGTH.unpack_from(self._memory, at)
+            if not length:
+                break
+            names.append(self._memory[at + _LENGTH.size:at + _LENGTH.size + length].decode())
+        return names
+
+    def _place(self, rank: int, group: str, new: bool = False) -> int | None:
+        """Where in a rank's part a group is; None if it has not called anything there."""
+        group = group[:SLOT_BYTES - _LENGTH.size]
+        if (rank, group) not in self._places:
+            names = self._groups(rank)
+            if group not in names and new and len(names) < MAX_GROUPS:
+                at = rank * _PART_BYTES + len(names) * SLOT_BYTES
+                self._write(at + _LENGTH.size, group.encode())
+                _LENGTH.pack_into(self._memory, at, len(group))
+                names.append(group)
+            self._places.update({(rank, name): place for place, name in enumerate(names)})
+        return self._places.get((rank, group))
+
+    def _slot(self, rank: int, place: int, number: int) -> int:
+        return rank * _PART_BYTES + (MAX_GROUPS + place * DEPTH + number % DEPTH) * SLOT_BYTES
+
+    def _write(self, at: int, data: bytes) -> None:
+        self._memory[at:at + len(data)] = data
 
 
 def _shared(world_size: int, file: Any) -> Board:
@@ -80,11 +122,3 @@ def _new_file(num_bytes: int) -> int:
     with tempfile.TemporaryFile() as file:
         os.truncate(file.fileno(), num_bytes)
         return os.dup(file.fileno())
-
-
-def _num_bytes(world_size: int) -> int:
-    return NUM_GROUPS * world_size * DEPTH * SLOT_BYTES
-
-
-def _checksum(group: str) -> int:
-    return zlib.crc32(group.encode())

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from book.launch import child
-from book.launch.board import Board
+from book.launch.board import Board, Call
 
 # How much of a rank's output is kept: an endless loop of prints must not fill the notebook's memory.
 MAX_KEPT_BYTES = 1 << 22
@@ -253,6 +253,10 @@ class Ranks:
         member.exit_code = member.process.exitcode
         _kill_group(member.process.pid)  # at once: the kernel may reuse its process id
         self._changed_s = time.monotonic()
+
+    def last_calls(self) -> dict[str, dict[int, Call]]:
+        """The last collective that each rank has called in each group, as far as they compare their calls."""
+        return self._board.last_calls() if self._board is not None else {}
 
     def dismiss(self, limit_s: float) -> None:
         """Let finished ranks exit, and read the rest of their output."""

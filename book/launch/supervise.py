@@ -9,6 +9,7 @@ from itertools import groupby
 
 from book.launch import where
 from book.launch.agreement import CallMismatch
+from book.launch.causes import Standing, causes
 from book.launch.child import Failure
 from book.launch.ranks import RankProcess, Ranks
 from book.launch.remote import remote_error
@@ -85,7 +86,8 @@ def describe_hang(ranks: Ranks, verdict: str, limit_s: float, dumps: dict[int, s
         "late": f"not done after {limit_s:g} s",
         "not started": f"the ranks could not start within {limit_s:g} s",
     }[verdict]
-    lines = [first]
+    standings = [Standing(_doing(member)) for member in ranks]
+    lines = [first, *(f"cause: {cause}" for cause in causes(standings, ranks.last_calls()))]
     for member in ranks:
         lines.append(f"  rank {member.rank} {_standing(member, dumps)}")
         if member.working and member.report:
@@ -93,6 +95,13 @@ def describe_hang(ranks: Ranks, verdict: str, limit_s: float, dumps: dict[int, s
     if any(member.working and member.report and member.report.doing == "waits in new_group" for member in ranks):
         lines.append(f"new_group: {NEW_GROUP}")
     return "\n".join(lines)
+
+
+def _doing(member: RankProcess) -> str:
+    """What a rank does, in words, without the place."""
+    if member.finished:
+        return "finished"
+    return member.report.doing if member.report else "does not answer"
 
 
 def _standing(member: RankProcess, dumps: dict[int, str]) -> str:
