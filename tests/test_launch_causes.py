@@ -99,7 +99,7 @@ REDUCES = "all_reduce(float32 [4], SUM)"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program, said", [
-    (one_returns_early, "wait in barrier(); rank 2 returned without it (no call in this group so far)"),
+    (one_returns_early, "wait in barrier(); rank 2 returned without it (last call in this group: none)"),
     (one_leaves_the_loop_early, f"ranks 0, 2, 3 wait in {REDUCES}; rank 1 returned without it "
                                 f"(last call in this group: {REDUCES} at test_launch_causes.py line "),
     (one_receives_instead, f"ranks 0, 2, 3 wait in {REDUCES}; rank 1 waits in recv from rank 0 instead"),
@@ -142,4 +142,4 @@ def test_nothing_is_blamed_where_all_ranks_are_in_the_same_collective() -> None:
 def test_a_rank_that_computes_is_named_where_the_others_wait_for_it() -> None:
     ranks = [Standing("waits in barrier"), Standing("computes"), Standing("computes")]
     said, = causes(ranks, {"0 [0, 1, 2]": {0: _call(1, "barrier")}})
-    assert said == "rank 0 waits in barrier(); ranks 1, 2 compute instead (no call in this group so far)"
+    assert said == "rank 0 waits in barrier(); ranks 1, 2 compute instead (last call in this group: none)"

@@ -75,10 +75,7 @@ def hint_for(message: str, hints: Mapping[str, str]) -> str | None:
 
 
 def unmet(message: str, advice: str) -> str:
-    """An error of a rank, with advice instead of torch's report of collectives that do not match."""
-    if "CollectiveFingerPrint" not in message:
+    """An error of a launch, with advice if it says that the ranks' collectives do not match."""
+    if "the ranks disagree in a collective" not in message:
         return message
-    said = [line for line in message.splitlines() if "CollectiveFingerPrint" not in line]
-    said.insert(1, "the ranks that this call waits for are elsewhere, or bring another shape. Without group= that is "
-                   f"every rank of the world{advice}")
-    return "\n".join(said)
+    return f"{message}\na collective without group= is one of all ranks of the world{advice}"

@@ -80,7 +80,7 @@ def _told(ranks: Sequence[Standing], missing: _Missing) -> Iterator[str]:
     alike: dict[str, list[int]] = {}
     for rank in returned or missing.behind:
         last = missing.last.get(rank)
-        before = f"last call in this group: {with_place(last.words)}" if last else "no call in this group so far"
+        before = f"last call in this group: {with_place(last.words)}" if last else "last call in this group: none"
         does = "returned without it" if returned else f"{ranks[rank].doing} instead"
         alike.setdefault(f"{does} ({before})", []).append(rank)
     for does, who in alike.items():
