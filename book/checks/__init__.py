@@ -18,6 +18,7 @@
     hybrid        lab 7: a training step on a mesh: who holds which part, whose gradients
     hybrid_steps  lab 7: what it was built from, its losses and updates, what it sent; torch's own parts
     parameter_server  lab 8: what a server answers and when, which pushes its steps are made of
+    planner       lab 9: what a rank of a layout holds and sends, the seconds of a step, the layout to choose
 
 A check compares what ranks hold with what they should hold. Where these differ, `attribution` finds the coefficients of
 the contributions that the wrong tensor is made of, and the pattern that they form; a table in the lab's module has a
@@ -51,6 +52,7 @@ from book.checks.pipeline import (
     losses_of_replicas, losses_of_steps, micro_batch_losses, nothing_kept, remote_failure, rows_in_calls, same_outputs,
     same_replicas, same_weights, shares_of_replicas, stage_gradients, stage_parts,
 )
+from book.checks.planner import chosen_layout, held_on_rank, step_seconds, traffic_slips
 from book.checks.ranks import (
     all_gather_rows, all_to_all_rows, broadcast, names_of_no_order, on_grid, received_once, rows_sent, sample_mean,
     summed_metrics,
@@ -78,21 +80,22 @@ from book.checks.verdict import CheckFailed, number
 __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axes", "all_gather", "all_gather_rows",
            "all_reduce", "all_to_all_rows", "answer_kept", "answered_together", "applied_at_once", "averaged",
            "averaged_in_bits", "awaited", "batch_loss", "block_count", "broadcast", "bubble_share", "bucket_layout",
-           "bucket_traffic", "bus_bandwidth", "by_hand", "calls_into", "chunks_in_words", "clipped", "column_outputs",
-           "computed", "continued", "counted_bytes", "crossing", "drawn_alike", "dropout_masks", "epochs",
-           "failure_of_replicas", "fewest", "first_losses", "first_step", "first_updates", "from_stage_to_stage",
-           "global_losses", "gpipe_order", "gradients_dropped", "gradients_of_replicas", "gradients_sharded",
-           "groups_of_axis", "held_back", "held_in_time", "in_company", "is_future", "late_push", "load_failure",
-           "lock_given_back", "losses_of_replicas", "losses_of_steps", "members", "mesh_failure", "mesh_gradients",
-           "mesh_losses", "micro_batch_losses", "moved", "names_of_no_order", "neighbour_exchange", "newest_given",
-           "next_round_waits", "no_lost_update", "not_moved_yet", "nothing_behind", "nothing_kept", "num_sent_bytes",
-           "number", "on_grid", "one_f_one_b_order", "one_run_a_step", "operator", "optimizer_sharded", "own_pipeline",
-           "parameters_sharded", "parts_on_mesh", "parts_without_zeros", "peaks_in_flight", "placements", "places",
-           "point_to_point", "predicted_pipeline", "predicted_state", "received_once", "reduce_scatter",
-           "remote_failure", "replica_gradients", "resumed", "ring_cost", "ring_traffic", "round_step", "row_outputs",
-           "rows_in_calls", "rows_sent", "same_answers", "same_group", "same_outputs", "same_replicas", "same_state",
-           "same_weights", "sample_mean", "saved", "saved_once", "server_failure", "shapes_in_words", "shard_shapes",
-           "sharded_traffic", "sharded_training", "shares_of_replicas", "split_module", "split_traffic",
-           "stage_gradients", "stage_parts", "summed_metrics", "torch_failure", "traffic_by_axis", "trained_alike",
+           "bucket_traffic", "bus_bandwidth", "by_hand", "calls_into", "chosen_layout", "chunks_in_words", "clipped",
+           "column_outputs", "computed", "continued", "counted_bytes", "crossing", "drawn_alike", "dropout_masks",
+           "epochs", "failure_of_replicas", "fewest", "first_losses", "first_step", "first_updates",
+           "from_stage_to_stage", "global_losses", "gpipe_order", "gradients_dropped", "gradients_of_replicas",
+           "gradients_sharded", "groups_of_axis", "held_back", "held_in_time", "held_on_rank", "in_company",
+           "is_future", "late_push", "load_failure", "lock_given_back", "losses_of_replicas", "losses_of_steps",
+           "members", "mesh_failure", "mesh_gradients", "mesh_losses", "micro_batch_losses", "moved",
+           "names_of_no_order", "neighbour_exchange", "newest_given", "next_round_waits", "no_lost_update",
+           "not_moved_yet", "nothing_behind", "nothing_kept", "num_sent_bytes", "number", "on_grid",
+           "one_f_one_b_order", "one_run_a_step", "operator", "optimizer_sharded", "own_pipeline", "parameters_sharded",
+           "parts_on_mesh", "parts_without_zeros", "peaks_in_flight", "placements", "places", "point_to_point",
+           "predicted_pipeline", "predicted_state", "received_once", "reduce_scatter", "remote_failure",
+           "replica_gradients", "resumed", "ring_cost", "ring_traffic", "round_step", "row_outputs", "rows_in_calls",
+           "rows_sent", "same_answers", "same_group", "same_outputs", "same_replicas", "same_state", "same_weights",
+           "sample_mean", "saved", "saved_once", "server_failure", "shapes_in_words", "shard_shapes", "sharded_traffic",
+           "sharded_training", "shares_of_replicas", "split_module", "split_traffic", "stage_gradients", "stage_parts",
+           "step_seconds", "summed_metrics", "torch_failure", "traffic_by_axis", "traffic_slips", "trained_alike",
            "training_hint", "units_of_blocks", "vocabulary_loss", "vocabulary_traffic", "weights_kept", "where_stuck",
            "within_groups"]

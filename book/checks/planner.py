@@ -1,0 +1,326 @@
+"""L3, lab 9: a layout planned by hand: what a rank holds, what it sends, how long a step takes, which layout is best.
+
+Every answer is one number or a dict of them; the tables hold the values that mistakes give, each with its sentence.
+`config` has the sizes of the book's GPT, h its width, V its vocabulary, T its context; t is the size of tp. Numbers
+have ITEM_BYTES.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
+from typing import Any
+
+from book.checks.verdict import number, refuse, require, short
+from book.cost import Cluster, Estimate, Layout, StateBytes, Transformer
+
+ITEM_BYTES = 4
+HELD = ("parameters", "gradients", "optimizer", "activations")
+SHARDED_FROM = {"parameters": 3, "gradients": 2, "optimizer": 1}
+Mistakes = Iterator[tuple[float, str]]
+Measure = Callable[[Layout], float]
+
+
+# What a rank holds
+
+def held_on_rank(got: Any, state: StateBytes, activation_bytes: float | None, config: Any, layout: Layout, stage: int,
+                 num_micro_batches: int, numbers_kept: int = 2) -> float:
+    """`got` must be the bytes that a rank of this stage was measured to hold; returns their sum.
+
+    `activation_bytes` is None where they were not measured. The optimizer keeps `numbers_kept` numbers for each
+    parameter.
+    """
+    require(isinstance(got, Mapping) and set(got) == set(HELD),
+            f"held_bytes must return a dict with the bytes of {', '.join(HELD)}, not {got!r}")
+    where = f"{layout}; stage {stage}: the number of bytes of "
+    total = 0.0
+    for name in SHARDED_FROM:
+        want = getattr(state, name)
+        words = "optimizer state" if name == "optimizer" else name
+        mistakes = [*_shards(name, want, layout), *_state(name, want, config, layout, stage, numbers_kept)]
+        total += number(where + words, got[name], want, mistakes)
+    if activation_bytes is not None:
+        total += number(where + "activations", got["activations"], activation_bytes,
+                        _activations(activation_bytes, config, layout, stage, num_micro_batches))
+    return total
+
+
+def _shards(name: str, want: float, layout: Layout) -> Mistakes:
+    """Mistakes in what ZeRO divides."""
+    first, num = SHARDED_FROM[name], layout.dp
+    if layout.zero_stage >= first:
+        yield want * num, f"from ZeRO stage {first} on a rank keeps 1/{num} of them, a part for each replica"
+    else:
+        yield want / num, f"that is 1/{num} of them: replicas share them out only from ZeRO stage {first} on"
+
+
+def _state(name: str, want: float, config: Any, layout: Layout, stage: int, numbers_kept: int) -> Mistakes:
+    """Mistakes in how many parameters the rank has, and in what is kept for each."""
+    each = ITEM_BYTES * (numbers_kept if name == "optimizer" else 1)
+    share = each / (layout.dp if layout.zero_stage >= SHARDED_FROM[name] else 1)
+    for num_parameters, why in _parameters(want / share, config, layout, stage):
+        yield num_parameters * share, why
+    yield want / each, "that is how many numbers there are, and each has 4 bytes"
+    if name != "optimizer":
+        yield want / 2, "that is 2 bytes for each number: here all are float32, with 4"
+    else:
+        for numbers in {1, 2, 3} - {numbers_kept}:
+            yield want * numbers / numbers_kept, (
+                f"that is {4 * numbers} bytes for each parameter, and this optimizer keeps {4 * numbers_kept}: count "
+                "the tensors in its state. A copy of the weights in 32 bits is not among them: they have 32 bits")
+
+
+def _parameters(num: float, config: Any, layout: Layout, stage: int) -> Mistakes:
+    """Numbers of parameters that are often taken for `num`, that of a rank of this stage."""
+    h, vocabulary, t = config.width, config.vocab_size * config.width, layout.tp
+    is_first, is_last = stage == 0, stage == layout.pp - 1
+    blocks = config.num_layers // layout.pp
+    block = (12 * h * h + 7 * h) / t + 6 * h
+    embedding, head = vocabulary / t + config.context * h, vocabulary / t + 2 * h
+    whole = config.num_parameters
+    yield whole, "that is the whole model's"
+    yield whole / layout.num_gpus, f"that is the whole model over all {layout.num_gpus} ranks: replicas hold the " \
+        "same parameters, and some parameters are whole on each rank of tp, or on one stage alone"
+    yield whole / layout.pp / t, "that is the whole model over pp and tp: what tp does not cut is whole on each " \
+        "rank, and the embeddings and the head are on one stage each"
+    yield num + (is_first + is_last) * (vocabulary - vocabulary / t), "token embedding and head are cut over tp " \
+        "too, by vocabulary"
+    yield num + (not is_first) * embedding + (not is_last) * head, "embeddings are on the first stage only, the last " \
+        "norm and the head on the last"
+    yield num - is_first * embedding - is_last * head, "the blocks are not all: the first stage has the embeddings, " \
+        "the last one the norm and the head"
+    yield num - is_last * vocabulary / t, "the head has a weight of its own: it is not tied to the embedding"
+    yield num - is_first * config.context * h, "the first stage has the embedding of the positions too"
+    yield num - is_last * 2 * h, "the last stage has the norm before the head too"
+    for whole_on_each, what in ((6, "norms, and the biases that are added after the sum over tp, are"),
+                                (4, "norms are"), (2, "biases that are added after the sum over tp are")):
+        yield num - blocks * whole_on_each * h * (1 - 1 / t), f"{what} whole on each rank of tp"
+    yield num + (config.num_layers - blocks) * block, f"a stage has num_layers / pp blocks, {blocks}"
+
+
+def _activations(want: float, config: Any, layout: Layout, stage: int, num_micro_batches: int) -> Mistakes:
+    """Bytes that are often taken for what a stage's blocks keep at their peak."""
+    h, heads, t = config.width, config.num_heads, layout.tp
+    held = min(layout.pp - stage, num_micro_batches)
+    counted = ITEM_BYTES * (config.num_layers // layout.pp) * held * layout.micro_batch_size * config.context
+    flight = f"under 1F1B stage {stage} of {layout.pp} holds at most {held} of {num_micro_batches} micro-batches"
+    if layout.recompute == "full":
+        yield counted * h / t, "a block's input is whole on each rank of tp"
+        for mistaken in (16 * h + 4 + heads, 4 * h + 4 + (12 * h + heads) / t):
+            yield counted * mistaken, "with full recomputation a block keeps its input alone: the rest is made again"
+    else:
+        yield counted * (16 * h + 4 + heads) / t, "tp cuts only what lies between columns and rows of the cut " \
+            "layers: inputs and outputs of the norms are whole on each rank"
+        yield counted * (16 * h + 4 + heads), "what lies between the cut layers is cut over tp: heads and the MLP's " \
+            "hidden units"
+        yield want - counted * 4, "each norm also keeps two numbers for each token"
+        yield want - counted * heads / t, "attention also keeps a number for each head and token"
+        yield counted * h, "only with full recomputation does a block keep its input alone"
+    yield want / held, f"that is one micro-batch; {flight}"
+    yield want / held * num_micro_batches, f"that is all {num_micro_batches} micro-batches, as with GPipe; {flight}"
+    yield want / held * min(layout.pp, num_micro_batches), f"that is what the first stage holds; {flight}"
+    yield want / held * (layout.pp - stage), f"there are only {num_micro_batches} micro-batches; {flight}"
+    yield want * layout.pp, "that is all blocks: a stage has num_layers / pp of them"
+    yield want / layout.dp, "micro-batches are a replica's own: dp does not divide them further"
+    yield want / layout.micro_batch_size, "that is one sequence; a micro-batch has micro_batch_size of them"
+    yield want / ITEM_BYTES, "that is how many numbers there are, and each has 4 bytes"
+
+
+# What a rank sends
+
+def traffic_slips(want: Mapping[str, float], config: Any, layout: Layout, stage: int, num_micro_batches: int
+                  ) -> dict[str, list[tuple[float, str]]]:
+    """For each axis, what mistakes predict in place of the bytes that a rank of this stage sends."""
+    return {"pp": list(_pp_slips(want["pp"], layout, num_micro_batches)),
+            "dp": list(_dp_slips(want["dp"], layout, num_micro_batches)),
+            "tp": list(_tp_slips(want["tp"], config, layout, stage, num_micro_batches))}
+
+
+def _pp_slips(want: float, layout: Layout, m: int) -> Mistakes:
+    yield want / m, "that is one micro-batch; the step has several"
+    yield want / layout.tp, "here each rank of tp sends the whole tensor"
+    yield want * 2, "received bytes don't count: a rank sends its output forth, or the gradient of its input back"
+    yield want / 2, "a stage in the middle sends to both sides"
+    yield want / ITEM_BYTES, "that counts numbers, not bytes"
+
+
+def _dp_slips(want: float, layout: Layout, m: int) -> Mistakes:
+    num_passes = (2, 2, m + 1, 3 * m)[layout.zero_stage]
+    one = want / num_passes  # a reduce-scatter, or an all-gather
+    if layout.zero_stage < 2:
+        yield want * m, "gradients of micro-batches add up on the rank, and are averaged once in a step"
+        yield one, "that is half: an all-reduce is a reduce-scatter and an all-gather, and so is what ZeRO-1 does"
+    else:
+        for few in (2, 3):
+            yield one * few, "that is a step of one micro-batch: each micro-batch has a backward of its own, and " \
+                f"ZeRO-{layout.zero_stage} does not keep whole gradients"
+        yield one * 2 * m, "ZeRO-2 gathers the parameters once, after the update; ZeRO-3 twice for each " \
+            "micro-batch, for its forward and for its backward"
+    yield want * layout.dp / max(layout.dp - 1, 1), "in a reduce-scatter or an all-gather of n bytes each of k ranks " \
+        "sends (k-1)/k n, not n"
+    yield want * layout.dp / max(layout.dp - 1, 1) / 2, "in an all-reduce of n bytes each of k ranks sends " \
+        "2(k-1)/k n, not n"
+    for already in (layout.tp, layout.pp, layout.tp * layout.pp, layout.dp):
+        yield want / already, "parameter_bytes is what the rank holds, already cut over pp and tp"
+    yield want / ITEM_BYTES, "parameter_bytes are bytes already"
+
+
+def _tp_slips(want: float, config: Any, layout: Layout, stage: int, m: int) -> Mistakes:
+    t, is_first, is_last = layout.tp, stage == 0, stage == layout.pp - 1
+    ring, tokens = 2 * (t - 1) / t * ITEM_BYTES, m * layout.micro_batch_size * config.context
+    one, loss = ring * tokens * config.width, ring * tokens * 3 * is_last  # an all-reduce of activations; the loss's
+    num, often = config.num_layers // layout.pp, 6 if layout.recompute == "full" else 4
+    ends = (is_first + is_last) * one + loss
+    yield num * 4 * one + ends, "with full recomputation a block's forward runs again, with its all-reduces"
+    yield num * 6 * one + ends, "only with full recomputation does a block's forward run twice"
+    yield num * often * one, "that is the blocks alone: the embedding, the head and the loss are cut too"
+    yield want - loss, "the loss, cut by vocabulary, has three all-reduces of a number for each token"
+    yield want - loss * 2 / 3, "the loss has three all-reduces: of the largest logit, the sum and the target's logit"
+    yield want + (is_first + is_last) * one, "the embedding's output is summed in the forward alone, and the " \
+        "gradient of the head's input in the backward alone"
+    yield want - is_first * one, "the embedding is cut by vocabulary: its output is summed over tp"
+    yield want - is_last * one, "the head is cut by vocabulary: its input's gradient is summed over tp"
+    for fewer in (1, 2, 3):
+        yield num * fewer * one + ends, "attention and MLP each sum their output in the forward, and the gradient of " \
+            f"their input in the backward: that is {often} all-reduces in a block" + " with those that run again" * (
+                often == 6)
+        yield num * fewer * one, f"a block has {often} all-reduces, and the stage's ends have some too"
+    yield config.num_layers * often * one + ends, f"that is all blocks: a stage has num_layers / pp, {num}"
+    yield want / m, "that is one micro-batch; the step has several"
+    yield want * t / max(t - 1, 1) / 2, "an all-reduce of n bytes has each of k ranks send 2(k-1)/k n, not n"
+    yield want / 2, "an all-reduce is a reduce-scatter and an all-gather: 2(k-1)/k n, not (k-1)/k n"
+    yield want / ITEM_BYTES, "that counts numbers, not bytes"
+
+
+# How long a step takes
+
+def step_seconds(got: Any, cost: Estimate, layout: Layout, cluster: Cluster, num_micro_batches: int) -> float:
+    """`got` must be the seconds of the step that `cost` estimates; returns them."""
+    return number(f"{layout} on nodes of {cluster.gpus_per_node}, {num_micro_batches} micro-batches: the number of "
+                  "seconds", got, cost.step_s, _time_slips(cost, layout, cluster, num_micro_batches))
+
+
+def _time_slips(cost: Estimate, layout: Layout, cluster: Cluster, m: int) -> Mistakes:
+    computing, tp_s, pp_s, dp_s = cost.matmul_s, cost.tp_s, cost.pp_s, cost.dp_s
+    busy, idle = computing + tp_s + pp_s, (layout.pp - 1) / m
+    share = (layout.pp - 1) / (m + layout.pp - 1)
+    for wrong, why in (
+            (busy + dp_s, "a rank is also idle while the pipeline fills and drains"),
+            (busy * (1 + share) + dp_s, "(p-1)/(m+p-1) is the idle share of the whole; beside the busy time it is "
+                                        "(p-1)/m of that"),
+            (busy * (1 + layout.pp / m) + dp_s, "p stages are filled by p-1 micro-batches: the idle time is (p-1)/m of "
+                                                "the busy time"),
+            (busy + computing * idle + dp_s, "the pipeline also waits while a stage ahead sends: the idle time is in "
+                                             "proportion to the messages of tp and pp too"),
+            ((busy + dp_s) * (1 + idle), "messages of dp come once, after the pipeline: no idle time beside them"),
+            (busy * (1 + idle), "what dp sends is not there"),
+            ((computing + pp_s) * (1 + idle) + dp_s, "what tp sends is not there"),
+            ((computing + tp_s) * (1 + idle) + dp_s, "what pp sends is not there"),
+            ((busy - computing + computing / layout.tp) * (1 + idle) + dp_s,
+             "flops are those of one GPU already: tp does not divide them again")):
+        yield wrong, why
+    yield from _hidden_slips(cost, busy, idle, m)
+    yield from _link_slips(cost, layout, cluster, 1 + idle)
+
+
+def _hidden_slips(cost: Estimate, busy: float, idle: float, m: int) -> Mistakes:
+    """Mistakes in what of dp's messages computing hides; `cost` has what is waited for."""
+    sent_s = cost.step_s - busy * (1 + idle)
+    backward = 2 / 3 * busy / m
+    yield (busy * (1 + idle) + max(sent_s - backward, 0),
+           "nothing hides messages of dp here: they come after the pipeline")
+    yield busy * (1 + idle) + sent_s + backward, "the backward of the last micro-batch hides a part of dp's messages"
+
+
+def _link_slips(cost: Estimate, layout: Layout, cluster: Cluster, filled: float) -> Mistakes:
+    """Mistakes in which bandwidth an axis has. Those that would change nothing are the right answer, so not met."""
+    node, inside, card = cluster.gpus_per_node, cluster.inside_bytes_per_s, cluster.across_bytes_per_s
+    rest, span = cost.step_s - cost.dp_s, layout.tp * layout.dp
+    for bandwidth, why in (
+            (card, f"a group of dp has {max(node // layout.tp, 1)} members on each node, and its ring crosses with the "
+                   "cards of all of them" if span > node else f"a group of dp spans {span} neighbours, and a node has "
+                   f"{node}: it stays inside"),
+            (inside, f"a group of dp spans dp * tp = {span} neighbours, and a node has {node}: it crosses nodes"),
+            (card * node, f"of a group of dp only every {layout.tp}th GPU is a member"),
+            (card * max(node // layout.tp, 1), "no ring is faster than the links inside a node")):
+        yield rest + cost.dp_bytes / bandwidth, why
+    for bandwidth, why in (
+            (card, "a group of tp that fits on a node does not use the network" if layout.tp <= node else
+                   "a ring crosses from node to node with the cards of all its members there"),
+            (inside, f"a group of {layout.tp} does not fit on a node of {node}"),
+            (card * node, "no ring is faster than the links inside a node" if layout.tp > node else
+                          "a group of tp that fits on a node does not use the network")):
+        yield cost.step_s + filled * (cost.tp_bytes / bandwidth - cost.tp_s), why
+    yield cost.step_s + filled * (cost.pp_bytes / inside - cost.pp_s), "messages of pp cross nodes here"
+    yield (cost.step_s + filled * (cost.pp_bytes / (card * node) - cost.pp_s),
+           "along pp each GPU sends with its own card")
+
+
+# Which layout is best
+
+def chosen_layout(got: Any, model: Transformer, cluster: Cluster, global_batch: int, memory: Measure, seconds: Measure,
+                  slack: float = 0.0) -> tuple[Layout | None, float]:
+    """`got` must hold least of what fits and takes at most 1 + `slack` of the fastest's time; returns it, its seconds.
+
+    It must be None where nothing fits; then the seconds are 0.
+    """
+    where = f"{model.num_layers} layers on {cluster.num_gpus} GPUs"
+    room = cluster.usable_share * cluster.memory_bytes
+    every = list(_layouts(model, cluster.num_gpus, global_batch))
+    fitting = [layout for layout in every if memory(layout) <= room]
+    if not fitting:
+        require(got is None, f"{where}: no layout fits, and you chose {got}: return None then")
+        return None, 0.0
+    fastest = min(fitting, key=seconds)
+    require(got is not None, f"{where}: you found no layout that fits, and there are {len(fitting)}, such as {fastest}")
+    require(isinstance(got, Layout), f"{where}: chosen_layout must return a Layout, not {got!r}")
+    require(got in every, f"{where}: {got} is not one to choose from: {_why_not(got, model, cluster, global_batch)}")
+    require(memory(got) <= room, f"{where}: {got} holds {memory(got) / 1e9:.1f} GB, and {room / 1e9:.1f} GB are for "
+            f"training: {cluster.usable_share:g} of {cluster.memory_bytes / 1e9:g} GB")
+    limit_s = (1 + slack) * seconds(fastest) * (1 + 1e-9)
+    best = min((layout for layout in fitting if seconds(layout) <= limit_s), key=memory) if slack else fastest
+    refuse(seconds(got) > limit_s, f"{where}: {got} takes {short(seconds(got))} s, and {best}, which fits too, "
+           f"{short(seconds(best))} s{_overlooked(got, best, fitting, memory, seconds)}")
+    refuse(slack and memory(got) > memory(best) * (1 + 1e-9), f"{where}: {got} holds {memory(got) / 1e9:.2f} GB, and "
+           f"{best} only {memory(best) / 1e9:.2f} GB, and is fast enough")
+    return got, seconds(got)
+
+
+def _layouts(model: Transformer, num_gpus: int, global_batch: int) -> Iterator[Layout]:
+    """All layouts of the exercise."""
+    for tp, pp in product(range(1, num_gpus + 1), repeat=2):
+        if num_gpus % (tp * pp) or model.num_heads % tp or model.num_layers % pp:
+            continue
+        dp = num_gpus // (tp * pp)
+        for size, stage, recompute in product((1, 2, 4), (0, 1), (None, "full")):
+            if global_batch % (dp * size) == 0:
+                yield Layout(pp, dp, tp, size, zero_stage=stage, recompute=recompute)
+
+
+def _why_not(got: Layout, model: Transformer, cluster: Cluster, global_batch: int) -> str:
+    for wrong, why in (
+            (got.num_gpus != cluster.num_gpus, f"it has {got.num_gpus} GPUs"),
+            (model.num_heads % got.tp, f"{model.num_heads} heads can't be shared out over tp {got.tp}"),
+            (model.num_layers % got.pp, f"{model.num_layers} layers can't be shared out over pp {got.pp}"),
+            (global_batch % (got.dp * got.micro_batch_size), f"{global_batch} sequences are no whole micro-batches of "
+             f"{got.micro_batch_size} for {got.dp} replicas")):
+        if wrong:
+            return why
+    return "micro_batch_size is 1, 2 or 4, zero_stage 0 or 1, recompute None or \"full\""
+
+
+def _overlooked(got: Layout, best: Layout, fitting: list[Layout], memory: Measure, seconds: Measure) -> str:
+    """A hint at what a choice that is too slow was chosen by, or at what was not tried."""
+    differ = [name for name in ("pp", "dp", "tp", "micro_batch_size", "zero_stage", "recompute")
+              if getattr(got, name) != getattr(best, name)]
+    for found, hint in (
+            (len(differ) == 1, f"did you try every {' '.join(differ)}?"),
+            (got == min(fitting, key=memory), "yours is the one with the least memory"),
+            (got == max(fitting, key=seconds), "yours is the slowest"),
+            (_is_of_powers(got) and not _is_of_powers(best), "sizes need not be powers of two")):
+        if found:
+            return f": {hint}"
+    return ""
+
+
+def _is_of_powers(layout: Layout) -> bool:
+    return all(size & (size - 1) == 0 for size in (layout.pp, layout.tp))
