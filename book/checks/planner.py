@@ -203,21 +203,20 @@ def _time_slips(cost: Estimate, layout: Layout, cluster: Cluster, m: int) -> Mis
     computing, tp_s, pp_s, dp_s = cost.matmul_s, cost.tp_s, cost.pp_s, cost.dp_s
     busy, idle = computing + tp_s + pp_s, (layout.pp - 1) / m
     share = (layout.pp - 1) / (m + layout.pp - 1)
-    for wrong, why in (
-            (busy + dp_s, "a rank is also idle while the pipeline fills and drains"),
-            (busy * (1 + share) + dp_s, "(p-1)/(m+p-1) is the idle share of the whole; beside the busy time it is "
-                                        "(p-1)/m of that"),
-            (busy * (1 + layout.pp / m) + dp_s, "p stages are filled by p-1 micro-batches: the idle time is (p-1)/m of "
-                                                "the busy time"),
-            (busy + computing * idle + dp_s, "the pipeline also waits while a stage ahead sends: the idle time is in "
-                                             "proportion to the messages of tp and pp too"),
-            ((busy + dp_s) * (1 + idle), "messages of dp come once, after the pipeline: no idle time beside them"),
-            (busy * (1 + idle), "what dp sends is not there"),
-            ((computing + pp_s) * (1 + idle) + dp_s, "what tp sends is not there"),
-            ((computing + tp_s) * (1 + idle) + dp_s, "what pp sends is not there"),
-            ((busy - computing + computing / layout.tp) * (1 + idle) + dp_s,
-             "flops are those of one GPU already: tp does not divide them again")):
-        yield wrong, why
+    yield from (
+        (busy + dp_s, "a rank is also idle while the pipeline fills and drains"),
+        (busy * (1 + share) + dp_s,
+         "(p-1)/(m+p-1) is the idle share of the whole; beside the busy time it is (p-1)/m of that"),
+        (busy * (1 + layout.pp / m) + dp_s,
+         "p stages are filled by p-1 micro-batches: the idle time is (p-1)/m of the busy time"),
+        (busy + computing * idle + dp_s, "the pipeline also waits while a stage ahead sends: the idle time is in "
+         "proportion to the messages of tp and pp too"),
+        ((busy + dp_s) * (1 + idle), "messages of dp come once, after the pipeline: no idle time beside them"),
+        (busy * (1 + idle), "what dp sends is not there"),
+        ((computing + pp_s) * (1 + idle) + dp_s, "what tp sends is not there"),
+        ((computing + tp_s) * (1 + idle) + dp_s, "what pp sends is not there"),
+        ((busy - computing + computing / layout.tp) * (1 + idle) + dp_s,
+         "flops are those of one GPU already: tp does not divide them again"))
     yield from _hidden_slips(cost, busy, idle, m)
     yield from _link_slips(cost, layout, cluster, 1 + idle)
 
