@@ -5,7 +5,7 @@ from book.pipelines import gpipe, zero_bubble
 from book.schedule import PipelineSchedule
 
 
-def test_a_split_backward_lets_go_of_activations_after_its_weights():
+def test_a_split_backward_frees_activations_after_its_weight_part():
     order = PipelineSchedule.from_csv("# own,1,2\n0F0,0F1,0I0,0I1,0W0,0W1")
     assert order.in_flight() == [[1, 2, 2, 2, 1, 0]] and order.peak_in_flight() == [2]
 
@@ -15,7 +15,7 @@ def test_at_the_end_nothing_is_in_flight(make):
     assert [counts[-1] for counts in make(4, 3).in_flight()] == [0] * make(4, 3).world_size
 
 
-def test_what_is_in_flight_is_what_has_gone_forward_and_not_back():
+def test_in_flight_is_what_has_run_forward_but_not_backward():
     """Counted anew at every place of an order with split backwards, on two stages of each rank."""
     schedule = zero_bubble(6, 7)
     for rank, counts in enumerate(schedule.in_flight()):

@@ -126,7 +126,7 @@ def test_the_victim_keeps_everything(graded: Graded) -> None:
     assert "victim: 3 of 3 points" in graded.printed
 
 
-def test_what_remains_is_told_to_the_instructor(graded: Graded) -> None:
+def test_imports_from_the_book_are_reported_to_the_instructor(graded: Graded) -> None:
     assert "answers import from the book: book.checks.ring" in graded.course.record("book_itself")["notes"]
 
 

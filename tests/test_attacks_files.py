@@ -139,7 +139,7 @@ def graded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Graded(course, run.stdout, points, errors, [name.replace("/", "\u2215") for name in names], odd)
 
 
-def test_cells_get_what_their_answers_deserve(graded: Graded) -> None:
+def test_cells_are_scored_by_their_answers(graded: Graded) -> None:
     records = {name: graded.course.record(name) for name in graded.points}
     assert {name: record["points"] for name, record in records.items()} == graded.points
     assert {record["max_points"] for record in records.values()} == {3}

@@ -23,7 +23,7 @@ def sharded_lab() -> NotebookNode:
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_plain_data_parallelism_earns_nothing_as_any_stage_of_zero(user: str, tmp_path: Path) -> None:
+def test_plain_data_parallelism_gets_no_points_as_any_zero_stage(user: str, tmp_path: Path) -> None:
     course = Course(tmp_path, sharded_lab(), user == "nobody")
     (attack,) = attacks("memory")
     ids = {marks(cell)["exercise"]: marks(cell)["id"] for cell in code_cells(course.lab)

@@ -54,7 +54,7 @@ def test_an_unprivileged_users_ranks_are_contained_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_ranks_that_wait_forever_stop_nobody_else(user: str, tmp_path) -> None:
+def test_ranks_that_wait_forever_block_no_other_job(user: str, tmp_path) -> None:
     course = Course(tmp_path, torch_lab("mean", MEAN), user == "nobody")
     course.hand_in("victim", answered(course.lab))
     course.hand_in("attacker", answered(course.lab, answer=WAITS))

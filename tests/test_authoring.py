@@ -117,7 +117,7 @@ def test_normal_form_removes_what_differs_between_runs() -> None:
                                            "File python3/json/decoder.py:1"]
 
 
-def test_normal_form_is_the_same_for_two_saves_and_its_own_fixed_point() -> None:
+def test_normal_form_is_the_same_for_two_saves_and_idempotent() -> None:
     """Editors make new random ids at each save of a new cell: two saves must come out the same."""
     first, second = (normal_text(nbformat.writes(messy()), HERE) for _ in range(2))
     assert first == second == normal_text(first, HERE)

@@ -59,7 +59,7 @@ def test_new_exercises_keep_the_rules_and_their_stubs_fail(labs: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_an_exercise_is_added_before_what_closes_a_lab(tmp_path: Path) -> None:
+def test_an_exercise_is_added_before_the_closing_cells_of_a_lab(tmp_path: Path) -> None:
     path = tmp_path / "01_ranks.ipynb"
     path.write_bytes((ROOT / "labs" / path.name).read_bytes())
     assert main(["new-exercise", "01_ranks", "tree_sum", "--folder", str(tmp_path)]) == 0

@@ -446,7 +446,7 @@ def test_gradients_sent_after_backward_are_identified_by_address() -> None:
 
 
 @pytest.mark.slow
-def test_buckets_of_equal_size_are_told_apart_by_contents() -> None:
+def test_buckets_of_equal_size_are_distinguished_by_contents() -> None:
     trace = launch(follow_own, 2, After, "layers", record=True).trace
     assert contents(trace) == {2: names(2), 1: names(1), 0: names(0)}
     # On a GPU contents are not compared, and the buckets are taken in the order in which they were complete.

@@ -24,7 +24,7 @@ FOUND = Findings([Table("One & two", ("a", "b"), [("1", "2")], "A note.")], [Cla
 
 
 @pytest.mark.full
-def test_every_way_to_launch_runs() -> None:
+def test_every_launch_method_runs() -> None:
     found = launching.measure(world_sizes=(2,), num_rounds=1)
     [table], missing = found.tables, "accelerate is not installed"
     shown = {row[0] for row in table.rows}
@@ -34,7 +34,7 @@ def test_every_way_to_launch_runs() -> None:
 
 
 @pytest.mark.slow
-def test_a_way_that_fails_is_left_out_with_its_complaint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_method_that_fails_is_left_out_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     ways = {"this": launching.Way("benchmarks.programs.missing", 2),
             "that": launching.Way("benchmarks.programs.with_spawn", 2, "not_installed")}
     monkeypatch.setattr(launching, "WAYS", ways)
@@ -45,7 +45,7 @@ def test_a_way_that_fails_is_left_out_with_its_complaint(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_a_program_takes_all_that_it_started_with_it() -> None:
+def test_processes_started_by_a_program_end_with_it() -> None:
     start_child = ("import subprocess, sys; sleeper = [sys.executable, '-c', 'import time; time.sleep(60)']; "
                    "print(subprocess.Popen(sleeper, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)")
     _, said = process.time_program([sys.executable, "-c", start_child])
@@ -75,7 +75,7 @@ signal.pause()
 
 
 @pytest.mark.slow
-def test_a_program_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_program_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Torchrun keeps its ranks in sessions of their own, out of reach, and ends them when it is asked to end."""
     monkeypatch.setattr(process, "LIMIT_S", 2)
     with pytest.raises(Unavailable, match="not done after 2 s"):
@@ -90,7 +90,7 @@ def test_the_ring_is_compared_at_each_size() -> None:
     assert len(found.claims) == 1
 
 
-def test_the_ring_is_the_chapters(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_ring_is_that_of_the_chapter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     chapter = tmp_path / "chapter.ipynb"
     monkeypatch.setattr(ring, "CHAPTER", chapter)
     cells = [{"cell_type": "markdown", "source": ["def ring(buffer): not code"]},
@@ -128,7 +128,7 @@ def small_site(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_pages_are_weighed_and_painted(small_site: Path) -> None:
+def test_page_sizes_and_first_paints_are_measured(small_site: Path) -> None:
     find_browser()
     found = pages.measure(small_site, num_loads=1)
     [row] = found.tables[0].rows
@@ -199,11 +199,11 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_is_kept_is_read_as_it_was(elsewhere: Path) -> None:
+def test_kept_results_are_read_back_unchanged(elsewhere: Path) -> None:
     assert kept.read() == dict.fromkeys(("grading", "ring"), kept.Kept("Measured before.", FOUND, "All was smaller."))
 
 
-def test_a_part_that_was_measured_takes_the_place_of_what_was_kept(elsewhere: Path) -> None:
+def test_a_new_measurement_replaces_the_kept_one(elsewhere: Path) -> None:
     command.keep("Measured now.", {"ring": FOUND, "grading": Findings(left_out=["grading: no bubblewrap"])})
     parts = kept.read()
     assert parts["ring"] == kept.Kept("Measured now.", FOUND) and parts["grading"].measured_on == "Measured before."
@@ -214,7 +214,7 @@ def test_a_part_that_was_measured_takes_the_place_of_what_was_kept(elsewhere: Pa
     assert text.count("| 1 | 2 |\n\nA note.\n\nLeft out: that: why") == 2
 
 
-def test_the_page_of_measurements_says_what_is_kept() -> None:
+def test_the_measurements_page_shows_the_kept_results() -> None:
     """Each part with its numbers and promises, where, when, and by which command."""
     text, parts = kept.PAGE.read_text("utf-8"), kept.read()
     assert text == command.page(), "chapters/94_measurements.md is not what benchmarks/measured.json says"

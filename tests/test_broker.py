@@ -71,7 +71,7 @@ def answers_at(end: socket.socket, count: int) -> list[tuple[int, int, bytes]]:
 
 
 @pytest.mark.parametrize("ends", [3], indirect=True)
-def test_a_receive_from_any_rank_leaves_messages_to_earlier_receives_that_name_their_sender(ends: Ends) -> None:
+def test_a_receive_from_any_rank_yields_to_earlier_receives_that_name_the_sender(ends: Ends) -> None:
     _, (zero, one, two) = ends
     with serving(ends) as run:
         for number, peer in enumerate((2, ANY, ANY)):
@@ -83,7 +83,7 @@ def test_a_receive_from_any_rank_leaves_messages_to_earlier_receives_that_name_t
 
 
 @pytest.mark.parametrize("ends", [3], indirect=True)
-def test_of_several_waiting_messages_a_receive_from_any_rank_takes_the_one_that_came_first(ends: Ends) -> None:
+def test_a_receive_from_any_rank_takes_the_earliest_waiting_message(ends: Ends) -> None:
     broker, (zero, one, two) = ends
     with serving(ends):
         for rank, number, message in ((two, 2, b"c"), (one, 1, b"a")):

@@ -25,7 +25,7 @@ def wrong(tmp_path: Path) -> str:
     return page.as_uri()
 
 
-def test_what_goes_wrong_is_kept_and_nothing_leaves_this_machine(browser: Browser, wrong: str) -> None:
+def test_errors_are_collected_and_no_request_leaves_the_machine(browser: Browser, wrong: str) -> None:
     page, log = browser.open(wrong)
     page.wait_for_function("[...document.images].every(image => image.complete)")
     assert sorted(log.outside) == ["http://192.0.2.1/address.png", "https://example.com/name.png",
@@ -37,7 +37,7 @@ def test_what_goes_wrong_is_kept_and_nothing_leaves_this_machine(browser: Browse
         log.assert_clean()
 
 
-def test_a_page_that_is_used_again_is_as_new(browser: Browser, wrong: str) -> None:
+def test_a_reused_page_starts_clean(browser: Browser, wrong: str) -> None:
     page, _ = browser.open(wrong, width=500, color_scheme="dark", reduced_motion="reduce")
     other, _ = browser.open(wrong)
     assert other != page and page.evaluate(STATE) == [500, True, True, False, False, False]
@@ -54,7 +54,7 @@ def test_a_page_that_is_used_again_is_as_new(browser: Browser, wrong: str) -> No
 
 
 @pytest.mark.slow
-def test_loops_of_others_run_only_while_no_test_has_the_browser(chromium: Browser, wrong: str) -> None:
+def test_other_event_loops_run_only_while_no_test_uses_the_browser(chromium: Browser, wrong: str) -> None:
     """As jupyter_client's do, in a notebook's cells between two browser tests."""
     assert asyncio.run(asyncio.sleep(0, "ran")) == "ran"
     with chromium.awake():

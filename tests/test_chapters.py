@@ -66,7 +66,7 @@ SHOWN += [("07_hybrid_3d", hybrid, name) for name in ("axis_groups", "average_gr
 
 
 @pytest.mark.parametrize("chapter, package, name", SHOWN, ids=[name for *_, name in SHOWN])
-def test_the_chapter_shows_the_package_s_own_code(chapter: str, package: ModuleType, name: str) -> None:
+def test_the_chapter_shows_the_packages_own_code(chapter: str, package: ModuleType, name: str) -> None:
     shown, kept = definition(cells(chapter, "code"), name), getattr(package, name)
     assert ast.unparse(shown) == ast.unparse(definition([inspect.getsource(kept)], name))
 
@@ -89,12 +89,12 @@ def bare(signature: inspect.Signature) -> str:
 @pytest.mark.parametrize("call", [
     init_device_mesh, parallelize_module, ColwiseParallel, RowwiseParallel, SequenceParallel, PrepareModuleInput,
     loss_parallel], ids=lambda call: call.__name__)
-def test_every_argument_of_torch_s_tensor_parallelism_is_named_with_its_default(call: Callable[..., Any]) -> None:
+def test_every_argument_of_torchs_tensor_parallelism_is_named_with_its_default(call: Callable[..., Any]) -> None:
     page = "\n".join(cells("85_tensor_in_pytorch", "markdown"))
     assert f"\n`{call.__name__}{bare(inspect.signature(call))}`\n: " in page
 
 
-def test_every_argument_of_torch_s_mesh_is_explained_with_its_default() -> None:
+def test_every_argument_of_torchs_mesh_is_explained_with_its_default() -> None:
     page = "\n".join(cells("87_hybrid_pytorch", "markdown"))
     signature = inspect.signature(init_device_mesh)
     assert f"\n`init_device_mesh{bare(signature)}`\n: " in page
@@ -102,7 +102,7 @@ def test_every_argument_of_torch_s_mesh_is_explained_with_its_default() -> None:
         assert f"\n`{p.replace(annotation=p.empty)}`\n: " in page, p.name
 
 
-def test_every_argument_of_torch_s_pipelining_is_explained_with_its_default() -> None:
+def test_every_argument_of_torchs_pipelining_is_explained_with_its_default() -> None:
     page = "\n".join(cells("86_pipelines_in_pytorch", "markdown"))
     terms = re.findall(r"^(`\w+.*)\n: ", page, flags=re.MULTILINE)
     named = re.findall(r"`(\w+(?:=\w+)?)`", ", ".join(terms))
@@ -112,7 +112,7 @@ def test_every_argument_of_torch_s_pipelining_is_explained_with_its_default() ->
     assert len(named) == len(set(named))
 
 
-def test_every_argument_of_torch_s_sharding_is_explained_with_its_default() -> None:
+def test_every_argument_of_torchs_sharding_is_explained_with_its_default() -> None:
     page = "\n".join(cells("84_sharded_in_pytorch", "markdown"))
     terms = re.findall(r"^(`[\w*]+.*)\n: ", page, flags=re.MULTILINE)
     named = [name.strip("*") for name in re.findall(r"`([^`]+)`", ", ".join(terms))]

@@ -42,7 +42,7 @@ def test_one_wrong_chunk_is_named(rank, chunk, change, complaint):
 @pytest.mark.parametrize("after, complaint", [
     (SUM[:3], "there are 4 ranks, but 3 results"), (SUM[:, :40], "had 44 elements and now have 40"),
     ([None, *SUM[1:]], "rank 0 returned None"), ([SUM[0], *SUM[1:, :9]], "differ in length")])
-def test_results_that_cannot_be_compared(after, complaint):
+def test_results_that_cannot_be_compared_are_refused(after, complaint):
     with pytest.raises(CheckFailed, match=complaint):
         checks.all_reduce(WHOLE, after)
 
@@ -50,17 +50,17 @@ def test_results_that_cannot_be_compared(after, complaint):
 @pytest.mark.parametrize("got, complaint", [
     (None, "must be a number, not NoneType"), ("5", "must be a number, not str"), (True, "must be a number, not bool"),
     (float("nan"), "x is nan, which it should not be"), (10, "x is 10: twice"), (20, "4 times what it should be")])
-def test_a_number_that_is_wrong(got, complaint):
+def test_a_wrong_number_is_refused(got, complaint):
     with pytest.raises(CheckFailed, match=complaint):
         checks.number("x", got, 5, [(10, "twice")])
 
 
 @pytest.mark.parametrize("got", [5, 5.0, np.float32(5), torch.tensor(5), np.array(5.0)])
-def test_a_number_that_is_right(got):
+def test_a_right_number_passes(got):
     assert checks.number("x", got, 5) == 5.0
 
 
-def test_zero_can_be_wanted():
+def test_zero_can_be_the_expected_number():
     assert checks.number("x", 0, 0) == 0
     with pytest.raises(CheckFailed, match="x is 5, which it should not be"):
         checks.number("x", 5, 0)
@@ -103,25 +103,25 @@ def test_a_pattern_with_given_coefficients_needs_no_more_numbers_than_ranks():
     ([[1, 0], [1, 0]], "missing batches", "1"), ([[0, 1], [0, 1]], "only last batches", ""),
     ([[1, 1], [0, 0]], "only own", ""), ([[1, 1], [1, 0]], "missing batches", "1"),
     ([[0, 0], [1, 1]], "missing ranks", "0"), ([[1, 0], [1, 1]], "unequal", "")])
-def test_a_second_axis_is_told_apart(factors, pattern, absent):
+def test_a_second_axis_is_distinguished(factors, pattern, absent):
     found = Attribution(np.tensordot(factors, WHOLE.reshape(2, 2, 44), 2), WHOLE.reshape(2, 2, 44), own=0,
                         axes=("ranks", "batches"))
     name, fields = next(found.patterns())
     assert (name, fields.get("absent", "")) == (pattern, absent)
 
 
-def test_what_is_right_needs_no_pattern():
+def test_the_right_sum_is_recognized():
     assert Attribution(WHOLE.sum(axis=0), WHOLE).is_right() and not Attribution(WHOLE[0], WHOLE).is_right()
 
 
-def test_arrays_agree_but_for_rounding_as_seen_from_a_scale():
+def test_arrays_agree_up_to_rounding_relative_to_a_scale():
     assert compare.agree(WHOLE[0] + 1e-7, WHOLE[0]) and not compare.agree(WHOLE[0] + 1e-5, WHOLE[0])
     assert compare.agree(torch.tensor(WHOLE), WHOLE.ravel()) and not compare.agree(WHOLE[:2], WHOLE[0])
     assert compare.agree([1e-7], [0.0], scale=WHOLE) and not compare.agree([1e-7], [0.0])
     assert not compare.agree(None, WHOLE) and not compare.agree([np.nan], [1.0])
 
 
-def test_the_names_that_differ_come_in_their_order():
+def test_differing_names_keep_their_order():
     one = {"weight": torch.ones(2), "bias": torch.zeros(2), "norm": torch.ones(1)}
     other = {"norm": np.ones(1) + 1e-12, "bias": np.zeros(2), "weight": np.ones(2) + 1e-3}
     assert compare.differing(one, other) == ["weight", "norm"]
@@ -129,7 +129,7 @@ def test_the_names_that_differ_come_in_their_order():
     assert compare.differing(one, other, scale=WHOLE, tolerance=1e-5) == []
 
 
-def test_what_is_a_multiple_of_what():
+def test_multiples_are_recognized():
     assert compare.times(2 * WHOLE, torch.tensor(WHOLE)) == pytest.approx(2)
     assert np.isnan(compare.times(WHOLE, 0 * WHOLE))
 

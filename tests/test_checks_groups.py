@@ -40,7 +40,7 @@ def test_right_results_pass_in_any_form(convert):
     assert checks.all_to_all_rows([convert(b) for b in ROWS], [convert(b) for b in transposed]) == ROWS[:, 0].sum()
 
 
-def test_one_rank_needs_nobody():
+def test_one_rank_alone_passes():
     assert checks.broadcast(OWN[:1], OWN[:1], root=0) == OWN[0].sum()
     assert checks.all_gather_rows(OWN[:1], [OWN[:1]]) == OWN[0].sum()
     assert checks.received_once(Trace([], 1, "logical", "recorded"), 80, root=0) == 0
@@ -52,7 +52,7 @@ def test_one_rank_needs_nobody():
     ((1,), 0, "rank 1 holds zeros: was `buffer` filled from a receive"),
     ((1, slice(4, 10)), OWN[1, 4:], "rank 1 holds the root's data in 4 of 10 places"),
     ((1,), OWN[2] * 3, "rank 1 holds something that is no rank's data")])
-def test_a_broadcast_that_fails_on_one_rank(place, value, complaint):
+def test_a_broadcast_that_fails_on_one_rank_is_reported(place, value, complaint):
     with pytest.raises(CheckFailed, match=complaint):
         checks.broadcast(OWN, changed(np.tile(OWN[2], (4, 1)), place, value), root=2)
 
@@ -61,7 +61,7 @@ def test_a_broadcast_that_fails_on_one_rank(place, value, complaint):
     ((1, 3), OWN[0], "rank 1: row 3 holds rank 0's numbers"), ((2, 0), 0, "rank 2: row 0 is all zeros: is there"),
     ((2, 1), OWN[0] + OWN[1], "rank 2: row 1 holds a sum"), ((3, 3), 0, "rank 3: row 3, its own, is all zeros"),
     ((3, 0), OWN[0] * OWN[0], "rank 3: row 0 holds something that no rank had")])
-def test_an_all_gather_that_fails_in_one_row(place, value, complaint):
+def test_an_all_gather_that_fails_in_one_row_is_reported(place, value, complaint):
     with pytest.raises(CheckFailed, match=complaint):
         checks.all_gather_rows(OWN, list(changed(np.tile(OWN, (4, 1, 1)), place, value)))
 
@@ -73,14 +73,14 @@ def test_an_all_gather_that_fails_in_one_row(place, value, complaint):
     ((1, 3), ROWS[1, 3], "rank 1's row 3 holds this rank's own numbers for rank 3"),
     ((1, 1), 0, "rank 1's row 1 is its own, and all zeros"), ((1, 3), 0, "rank 1's row 3 is all zeros"),
     ((1, 3), 1, "rank 1's row 3 holds something that no rank had")])
-def test_an_all_to_all_that_fails_in_one_row(place, value, complaint):
+def test_an_all_to_all_that_fails_in_one_row_is_reported(place, value, complaint):
     with pytest.raises(CheckFailed, match=complaint):
         checks.all_to_all_rows(ROWS, changed(ROWS.transpose(1, 0, 2), place, value))
 
 
 @pytest.mark.parametrize("after, complaint", [
     ([None] * 4, "rank 0 returned None"), (OWN[:, :3], "returned 3 elements, but 4 rows of 10 are 40")])
-def test_results_that_have_no_rows(after, complaint):
+def test_results_without_rows_are_reported(after, complaint):
     with pytest.raises(CheckFailed, match=complaint):
         checks.all_gather_rows(OWN, after)
 
@@ -98,7 +98,7 @@ def test_results_that_have_no_rows(after, complaint):
     (2, 5, GRID[0, 2], "rank 5's `batch` is rank 0's, and must be rank 3's"),
     (2, 5, GRID[5, 2], "rank 5's `batch` is as it was before, and must be rank 3's"),
     (2, 5, GRID[3, 0], "rank 5's `batch` is made of something else")])
-def test_one_rank_that_is_wrong_on_the_grid(name, rank, value, complaint):
+def test_one_wrong_rank_on_the_grid_is_reported(name, rank, value, complaint):
     assert checks.on_grid(GRID, on_grid(), columns=3) == round(on_grid()[:, [0, 2]].sum())
     with pytest.raises(CheckFailed, match=complaint):
         checks.on_grid(GRID, changed(on_grid(), (rank, name), value), columns=3)
@@ -112,14 +112,14 @@ def metrics(loss, seen):
     (np.tile(OWN.sum(axis=0) * 2, (4, 1)), "'loss' counts the ranks 2, 2, 2, 2 times"),
     (changed(np.tile(OWN.sum(axis=0), (4, 1)), 2, OWN[:3].sum(axis=0)), "rank 2's 'loss' lacks what rank 3 had"),
     (changed(np.tile(OWN.sum(axis=0), (4, 1)), 2, OWN[1] * OWN[0]), "rank 2's 'loss' is no sum of anything")])
-def test_sums_that_are_wrong(loss, complaint):
+def test_wrong_sums_are_reported(loss, complaint):
     before = metrics(OWN, abs(OWN))
     right = np.tile(abs(OWN).sum(axis=0), (4, 1))
     with pytest.raises(CheckFailed, match=complaint):
         checks.summed_metrics(before, metrics(loss, right))
 
 
-def test_a_name_that_is_gone():
+def test_a_missing_name_is_reported():
     before = metrics(OWN, abs(OWN))
     with pytest.raises(CheckFailed, match="rank 0's 'seen' is gone"):
         checks.summed_metrics(before, [{"loss": rank["loss"]} for rank in before])
@@ -129,14 +129,14 @@ def test_a_name_that_is_gone():
     ((1 / 5, 1 / 3, 1, 1 / 4), "rank 0 holds the sum of the ranks' means"),
     ((1 / 12, 1 / 12, 0, 2 / 12), "weighs the samples of ranks 0, 1, 3 by 0.0833333, 0.0833333, 0.166667, and each"),
     ((1 / 12, 0, 0, 0), "rank 0 holds nothing but its own samples")])
-def test_means_that_are_wrong(weights, complaint):
+def test_wrong_means_are_reported(weights, complaint):
     own = changed(OWN, 2, 0)
     with pytest.raises(CheckFailed, match=complaint):
         checks.sample_mean(own, np.tile(np.array(weights) @ own, (4, 1)), (5, 3, 0, 4))
     assert checks.sample_mean(own, np.tile(own.sum(axis=0) / 12, (4, 1)), (5, 3, 0, 4)) == own.sum(axis=0).sum() / 12
 
 
-def test_a_trace_tells_who_received_more_than_a_copy():
+def test_a_trace_shows_which_rank_received_more_than_one_copy():
     copies = [Event(1, "recv", peer=0, num_bytes=80.0, step=step) for step in range(2)]
     sends = [Event(0, "send", peer=1, num_bytes=80.0, step=step) for step in range(2)]
     with pytest.raises(CheckFailed, match="rank 1 received 2 times the buffer"):
@@ -186,7 +186,7 @@ def test_a_set_of_names_without_order_keeps_the_order_they_came_in():
 
 @pytest.mark.parametrize("name, rows", [(0, PLACES), (1, PLACES.T)])
 @pytest.mark.parametrize("place, which", [(0, "the first rank"), (1, "one rank")])
-def test_sums_that_one_rank_of_each_group_has(name, rows, place, which):
+def test_sums_on_one_rank_of_each_group(name, rows, place, which):
     after = on_grid()
     for ranks in rows:
         for rank in set(ranks) - {ranks[place]}:
@@ -195,7 +195,7 @@ def test_sums_that_one_rank_of_each_group_has(name, rows, place, which):
         checks.on_grid(GRID, after, columns=3)
 
 
-def test_a_trace_tells_who_sent_less_than_its_rows():
+def test_a_trace_shows_which_rank_sent_less_than_its_rows():
     sends = [Event(rank, "send", peer=1 - rank, num_bytes=48.0 / (1 + rank), step=0) for rank in range(2)]
     with pytest.raises(CheckFailed, match="rank 1 sent 24 bytes, and its rows for the others have 48"):
         checks.rows_sent(Trace(sends, 2, "logical", "recorded"), 48)

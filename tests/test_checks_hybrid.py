@@ -62,12 +62,12 @@ def test_no_other_gradient_passes(seed):
     ([None] * 8, "has made no step"),
     ([dict.fromkeys(own) for own in gradients()], "no gradient for any parameter"),
 ])
-def test_a_wrong_gradient_is_told_what_it_is(found, complaint):
+def test_a_wrong_gradient_is_identified(found, complaint):
     with pytest.raises(CheckFailed, match=complaint):
         check(found)
 
 
-def test_a_sum_over_tp_is_told_from_one_over_dp():
+def test_a_sum_over_tp_is_distinguished_from_one_over_dp():
     local = gradients(lambda rank, name: np.repeat(np.eye(2)[MESH.coordinates(rank)["dp"]] / 4, 4))
     summed = [{name: sum(local[other][name] for other in MESH.group_of(rank, "tp")) / 2 for name in own}
               for rank, own in enumerate(local)]
@@ -75,7 +75,7 @@ def test_a_sum_over_tp_is_told_from_one_over_dp():
         check(summed)
 
 
-def test_ranks_that_scale_by_factors_of_their_own_drift_apart():
+def test_ranks_that_scale_by_different_factors_are_reported():
     found = gradients(lambda rank, name: np.full(8, (0.3 + 0.1 * (rank % 2)) / 8))
     with pytest.raises(CheckFailed, match="ranks 6, 7 of one tp group scale theirs by 0.3, 0.4"):
         check(found)
@@ -83,7 +83,7 @@ def test_ranks_that_scale_by_factors_of_their_own_drift_apart():
         check(times(0.3))
 
 
-def test_zeros_in_different_places_are_masks_that_ranks_drew_for_themselves():
+def test_zeros_in_different_places_are_masks_drawn_independently():
     whole, other = RNG.normal(size=(4, 6)), RNG.normal(size=(4, 6))
     mask = RNG.random((4, 6)) < 0.5
     checks.drawn_alike([whole * mask, whole * mask, other, other] * 2, MESH)
@@ -93,7 +93,7 @@ def test_zeros_in_different_places_are_masks_that_ranks_drew_for_themselves():
         checks.drawn_alike([whole, whole, other * mask, other * ~mask] * 2, MESH)
 
 
-def test_sizes_belong_to_axes_whatever_the_order():
+def test_sizes_belong_to_axes_in_any_order():
     mesh = Mesh(AXES, (4, 1, 2), ranks_per_node=4)
     messages = [("pp", 0, 2, 8.0), ("pp", 2, 4, 8.0), ("tp", 0, 1, 4.0)]
     total, want = {"pp": 16.0, "dp": 0.0, "tp": 4.0}, {"pp": 0.0, "dp": 0.0, "tp": 4.0}
@@ -120,14 +120,14 @@ def test_an_error_of_a_rank_gets_a_hint(message, hint):
     ([{name: WHOLE[name] for name in own} for own in held()], "is whole, its part has"),
     ([{name: value for name, value in own.items() if name != "norm"} for own in held()], "no rank holds norm"),
 ])
-def test_a_wrong_part_is_told_whose_it_is(parts, complaint):
+def test_the_rank_that_a_wrong_part_belongs_to_is_named(parts, complaint):
     drawn = [WHOLE] + [{name: RNG.normal(size=shape) for name, shape in SHAPES.items()} for _ in range(7)]
     checks.parts_on_mesh(held(), drawn, MESH, LAYOUT)
     with pytest.raises(CheckFailed, match=complaint):
         checks.parts_on_mesh(parts, drawn, MESH, LAYOUT)
 
 
-def test_what_runs_is_noted_and_what_is_imported_is_not():
+def test_calls_are_noted_and_imports_are_not():
     import book.pipelines
 
     with checks.calls_into(["book/mesh", "book/pipelines"]) as called:
@@ -150,14 +150,14 @@ def test_what_runs_is_noted_and_what_is_imported_is_not():
     ([None] * 4 + [1.5, 1.5, 1.5, 1.5], "the loss of share 0 alone"),
     ([None] * 4 + [2.0, 2.0, 2.0, 2.0], "that is the mean over the replicas"),
 ])
-def test_a_wrong_first_loss_is_told(losses, complaint):
+def test_a_wrong_first_loss_is_reported(losses, complaint):
     sequences = [1, 1, 2, 2, 2, 2, 3, 3]
     checks.first_losses([None] * 4 + [1.5, 1.5, 2.5, 2.5], sequences, MESH, 4)
     with pytest.raises(CheckFailed, match=complaint):
         checks.first_losses(losses, sequences, MESH, 4)
 
 
-def test_losses_have_to_go_on_as_in_one_process():
+def test_losses_must_continue_as_in_one_process():
     rows = [[None] * 3] * 4 + [[3.0, 2.0, 1.0]] * 2 + [[5.0, 4.0, 3.0]] * 2
     assert checks.mesh_losses(rows, [4.0, 3.0, 2.0], MESH) == 2.0
     with pytest.raises(CheckFailed, match="the loss of step 1 is 3, one process has 3.1"):

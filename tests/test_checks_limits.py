@@ -13,14 +13,14 @@ WHOLE = np.random.default_rng(0).integers(-1000, 1000, (4, 44)).astype(float)
 @pytest.mark.parametrize("times, reason", [
     ((2, 1, 1, 1), "one step too many, or the wrong chunk sent"), ((2, 0, 1, 1), "one step too many"),
     ((1, 1, 0, 1), "was every step made, and the right chunk sent"), ((1, 1, 0, 0), "was every step made")])
-def test_a_sum_with_too_much_and_one_with_too_little_have_other_reasons(times, reason):
+def test_sums_too_large_and_too_small_have_different_reasons(times, reason):
     after = np.tile(WHOLE.sum(axis=0), (4, 1))
     after[1, 11:22] = (np.array(times) @ WHOLE)[11:22]
     with pytest.raises(CheckFailed, match=f"rank 1 chunk 1 .*: {reason}"):
         checks.all_reduce(WHOLE, after)
 
 
-def test_not_even_one_micro_batch_more_may_be_kept():
+def test_one_more_micro_batch_kept_is_refused():
     order = one_f_one_b(3, 6)
     assert checks.activations_kept([3.005, 2.0, 0.9], order) == pytest.approx(5.905)
     for peaks, complaint in (([3.02, 2.0, 1.0], "rank 0 .* activations of 3.02 micro-batches where 3 are in flight"),

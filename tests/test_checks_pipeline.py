@@ -77,7 +77,7 @@ def test_wrong_gradients_are_named(found, complaint):
         checks.stage_gradients(found, SINGLE)
 
 
-def test_means_of_unequal_micro_batches_are_told():
+def test_means_of_unequal_micro_batches_are_reported():
     with pytest.raises(CheckFailed, match="every micro-batch weighs 0.25, but they have different numbers"):
         checks.stage_gradients(held(MEAN), SINGLE, [0.4, 0.2, 0.2, 0.2])
     with pytest.raises(CheckFailed, match="it is the mean of the micro-batches' means"):
@@ -85,7 +85,7 @@ def test_means_of_unequal_micro_batches_are_told():
     assert checks.batch_loss(torch.tensor(1.5), [1.0, 3.0], counts=[3, 1]) == 1.5
 
 
-def test_parts_that_change_a_number_are_told():
+def test_stages_that_change_a_weight_are_reported():
     model = {"a": np.ones(3), "b": np.zeros(2)}
     assert checks.stage_parts([{"a": np.ones(3)}, {"b": np.zeros(2)}], model) == [3, 2]
     with pytest.raises(CheckFailed, match="stage 1 has changed b"):
@@ -125,7 +125,7 @@ def swapped(order, place, rank=0):
 
 
 @pytest.mark.parametrize("rank, place", [(rank, place) for rank in (0, 2) for place in range(9)])
-def test_no_two_actions_of_1f1b_may_be_exchanged(rank, place):
+def test_exchanging_any_two_actions_of_1f1b_is_refused(rank, place):
     with pytest.raises(CheckFailed):
         checks.one_f_one_b_order(ran(swapped(one_f_one_b(3, 5), place, rank)), 3, 5)
 
@@ -136,12 +136,12 @@ def test_no_two_actions_of_1f1b_may_be_exchanged(rank, place):
      "not complete: pipeline: nobody runs B0 or I0 of stage 0"),
     (gpipe(2, 4), (2, 3), "micro_batch 3, it must be 0 to 2"),
 ])
-def test_other_orders_are_no_gpipe(order, size, complaint):
+def test_other_orders_are_not_gpipe(order, size, complaint):
     with pytest.raises(CheckFailed, match=complaint):
         checks.gpipe_order(ran(order), *size)
 
 
-def test_where_a_hung_1f1b_stands_is_told():
+def test_the_place_where_1f1b_hangs_is_reported():
     done = PipelineSchedule("o", 2, 4, [Action(0, 0, 0, "F"), Action(1, 1, 0, "F")], 2)
     assert checks.where_stuck(ran(done, [(0, "B", 0), (1, "F", 1)]), 2, 4) == (
         "rank 0 stands at B0, action 2 of its 8, which in 1F1B is F1; "
@@ -154,7 +154,7 @@ def test_where_a_hung_1f1b_stands_is_told():
     assert checks.where_stuck(None, 2, 4) == ""
 
 
-def test_what_is_kept_beside_the_order_is_told():
+def test_excess_activations_are_reported_even_if_the_order_is_right():
     order = one_f_one_b(2, 4)
     assert checks.activations_kept([2.0, 1.0], order) == 3.0
     with pytest.raises(CheckFailed, match="rank 1 has the right order, and keeps the activations of 4 micro-batches"):
@@ -193,7 +193,7 @@ AFTER = [{name: value - 0.1 * (GRADIENTS[0][name] + GRADIENTS[1][name]) / 2 for 
          for stage in BEFORE]
 
 
-def test_first_updates_are_told():
+def test_wrong_first_updates_are_reported():
     assert checks.first_updates(BEFORE, AFTER, GRADIENTS, 0.1, [0.5, 0.5]) > 0
     for after, complaint in ((BEFORE, "no stage's weights have changed"),
                              ([AFTER[0], BEFORE[1]], "stage 1's weights have not changed in the first step")):
@@ -209,20 +209,20 @@ def test_first_updates_are_told():
     (([1.1], [2.0, 3.0]), "the loss of step 0 is 1.1, .*mean over the whole batch"),
     (([1.0], [2.0]), "1 losses are returned for 2 steps"), ((None, [2.0, 3.0]), "no losses are returned for 1 step"),
     (([None], [2.0, 3.0]), "the loss of step 0 must be a number")])
-def test_losses_of_steps_are_told(got, complaint):
+def test_wrong_losses_of_steps_are_reported(got, complaint):
     checks.losses_of_steps(([1.0], [2.0, 3.0]), [1.0, 2.0, 3.0], 1)
     with pytest.raises(CheckFailed, match=complaint):
         checks.losses_of_steps(got, [1.0, 2.0, 3.0], 1)
 
 
-def test_weights_at_the_end_are_told():
+def test_wrong_weights_at_the_end_are_reported():
     expected = {"a": np.ones(4), "b": np.full(3, 2.0)}
     assert checks.same_weights(BEFORE, expected) == 10
     with pytest.raises(CheckFailed, match="b of stage 1 ends with other numbers"):
         checks.same_weights(BEFORE, {**expected, "b": np.array([2, 2, 2 + 1e-6])})
 
 
-def test_replicas_are_told_apart():
+def test_replicas_are_distinguished():
     starts = [{"a": np.full(2, float(rank)), "b": np.full(2, 10.0 + rank)} for rank in range(4)]
     right = [{"a": starts[0]["a"]}] * 2 + [{"b": starts[2]["b"]}] * 2
     checks.same_replicas(right, starts, 2)
@@ -237,7 +237,7 @@ def test_replicas_are_told_apart():
             checks.shares_of_replicas(rows, 12, 2)
 
 
-def test_what_is_still_kept_and_who_hands_on_is_told():
+def test_kept_micro_batches_and_wrong_senders_are_reported():
     checks.nothing_kept([0, 0])
     with pytest.raises(CheckFailed, match="stage 1 still has 2 of its micro-batches"):
         checks.nothing_kept([0, 2])
@@ -247,7 +247,7 @@ def test_what_is_still_kept_and_who_hands_on_is_told():
             checks.from_stage_to_stage([["worker0"], ["worker1"], ["worker2", owner]])
 
 
-def test_collectives_that_do_not_meet_are_told_in_three_lines():
+def test_mismatched_collectives_are_reported_in_three_lines():
     message = "rank 0 failed in cell line 3: f()\nRuntimeError: CollectiveFingerPrint(...)\nthe same on ranks 1, 2, 3"
     first, said, last = checks.failure_of_replicas(message).splitlines()
     assert (first, last) == ("rank 0 failed in cell line 3: f()", "the same on ranks 1, 2, 3")

@@ -110,7 +110,7 @@ def test_wrong_gradients_are_named(gradient, complaint):
     ((0.125, 0.25, 0.125, 0.25), "the 2 backwards of each rank weigh 0.125, 0.25, and should 0.25"),
     ((0.5, 0.5, 0, 0), "only this rank's own gradient"),
 ])
-def test_backwards_that_are_lost_are_told(weights, complaint):
+def test_lost_backward_passes_are_reported(weights, complaint):
     expected = one_process(4)
     found = right(expected, 2, lambda step, k, rank: {
         n: np.tensordot(weights, [part[n] for part in step.parts], axes=1) for n in START})
@@ -118,7 +118,7 @@ def test_backwards_that_are_lost_are_told(weights, complaint):
         checks.sharded_training(found, expected, UNITS)
 
 
-def test_a_gradient_that_is_never_cleared_is_told():
+def test_a_gradient_that_is_never_cleared_is_reported():
     expected = one_process(2)
     found = right(expected, 2, lambda step, k, rank: {
         n: mean(step)[n] + (mean(expected[0])[n] if k else 0) for n in START})
@@ -126,7 +126,7 @@ def test_a_gradient_that_is_never_cleared_is_told():
         checks.sharded_training(found, expected, UNITS)
 
 
-def test_optimizers_and_shards_are_told():
+def test_wrong_optimizers_and_shards_are_reported():
     expected = one_process(2)
 
     def spoiled(**changed):
@@ -155,7 +155,7 @@ def test_optimizers_and_shards_are_told():
             checks.sharded_training(ranks, expected, UNITS)
 
 
-def test_padding_with_a_gradient_is_told():
+def test_padding_with_a_gradient_is_reported():
     expected = one_process(2)
     ranks = right(expected, 2)
     ranks[1][0].updates["root"][1][-1] = 0.5
@@ -180,7 +180,7 @@ SIZES = {"root": (11, 2), "block 0": (10, 2)}  # numbers, tensors
 BLOCKS = {**SIZES, "block 1": (10, 2)}
 
 
-def test_gradients_that_stay_are_told():
+def test_unsharded_gradients_are_reported():
     passing = [("gradients", "block 1", 10), ("gradients", "block 1", 5), ("gradients", "root", 11),
                ("gradients", "block 0", 10), ("gradients", "block 0", 5), ("gradients", "root", 6), ("update",)]
     assert checks.gradients_sharded(recorded(*passing), BLOCKS, 8) == 8 * (11 + 10 + 5)
@@ -192,7 +192,7 @@ def test_gradients_that_stay_are_told():
             checks.gradients_sharded(recorded(*events), BLOCKS, 8)
 
 
-def test_gradients_that_are_there_after_the_step_are_told():
+def test_gradients_left_after_the_step_are_reported():
     dropped = recorded(("gradients", "block 1", 10), ("update",), ("gradients", "block 1", 5))
     checks.gradients_dropped(dropped, BLOCKS, 8)
     with pytest.raises(CheckFailed, match="rank 0 keeps 80 bytes of gradients of block 1 after the step"):
@@ -203,7 +203,7 @@ def whole_and_back(unit):
     return [("parameters", unit, 16), ("parameters", unit, 5)]
 
 
-def test_parameters_that_stay_whole_are_told():
+def test_parameters_that_are_never_freed_are_reported():
     step = [*whole_and_back("root"), ("parameters", "root", 17), *whole_and_back("block 0"), *whole_and_back("block 1"),
             ("backward",), *whole_and_back("block 1"), *whole_and_back("block 0"), ("parameters", "root", 6)]
     assert checks.parameters_sharded(recorded(*step), BLOCKS, 8, 1) == 8 * (17 + 16 + 5)
@@ -217,14 +217,14 @@ def test_parameters_that_stay_whole_are_told():
             checks.parameters_sharded(recorded(*events), BLOCKS, 8, 1)
 
 
-def test_optimizer_state_of_more_than_a_share_is_told():
+def test_optimizer_state_of_more_than_a_share_is_reported():
     assert checks.optimizer_sharded(recorded(("optimizer", "root", 12), ("optimizer", "block 0", 10)), SIZES, 2, 8) \
         == 8 * 22
     with pytest.raises(CheckFailed, match="rank 0 keeps 176 bytes of optimizer state for root"):
         checks.optimizer_sharded(recorded(("optimizer", "root", 22)), SIZES, 2, 8)
 
 
-def test_memory_that_outlives_a_forward_is_told():
+def test_parameters_left_after_a_forward_are_reported():
     checks.nothing_behind([0, 0])
     with pytest.raises(CheckFailed, match="on rank 1 80 bytes of whole parameters outlive the forward"):
         checks.nothing_behind([0, 80])
@@ -240,7 +240,7 @@ def collectives(*ops, num_bytes=800.0, num_ranks=4):
 
 @pytest.mark.parametrize("stage, ops", [(0, ["all_reduce"]), (1, ["reduce_scatter", "all_gather"]),
                                         (2, ["reduce", "broadcast"]), (3, ["all_gather"] * 2 + ["reduce_scatter"])])
-def test_what_each_stage_sends_passes_and_no_more(stage, ops):
+def test_each_stage_may_send_its_own_bytes_and_no_more(stage, ops):
     passes = checks.sharded_traffic(collectives(*ops), stage, 800.0)
     assert passes * 600 == pytest.approx(sharded_sent_bytes(stage, 4, 800.0))
     for wrong in ([*ops, "all_gather"], ops[1:]):
@@ -263,7 +263,7 @@ def test_predictions_pass_when_right_and_not_otherwise(stage):
             checks.predicted_state(wrong, measured, stage, 4, 8)
 
 
-def test_the_fewest_ranks_are_told():
+def test_a_wrong_fewest_number_of_ranks_is_reported():
     for got, want in ((3, 3), (None, None), (3.0, 3)):
         checks.fewest(got, want, "it")
     for got, want, complaint in ((2, 3, "round up"), (4, 3, "one rank fewer would do"), (None, 3, "on 3 ranks it does"),
@@ -272,7 +272,7 @@ def test_the_fewest_ranks_are_told():
             checks.fewest(got, want, "it")
 
 
-def test_norms_that_differ_from_rank_to_rank_are_told():
+def test_norms_that_differ_from_rank_to_rank_are_reported():
     local, want = [[3.0, 0.0], [2.4, 3.2]], 5.0  # by rank, by unit
     assert checks.clipped([5.0, 5.0], [0.2, 0.2], local, want, 1.0) == 5
     assert checks.clipped([5.0, 5.0], [1.0, 1.0], local, want, 9.0) == 5
@@ -292,7 +292,7 @@ def test_norms_that_differ_from_rank_to_rank_are_told():
             checks.clipped(norms, scales, local, want, most)
 
 
-def test_zeros_in_a_local_part_are_told():
+def test_zeros_in_a_local_part_are_reported():
     right = [{"shard": (3, 10, 0)}, {"shard": (3, 10, 3)}, {"shard": (3, 10, 6)}, {"shard": (1, 10, 9)}]
     checks.parts_without_zeros(right)
     checks.parts_without_zeros([{"one": (1, 2, 0)}, {"one": (1, 2, 1)}, {"one": (0, 2, 2)}])
@@ -300,7 +300,7 @@ def test_zeros_in_a_local_part_are_told():
         checks.parts_without_zeros([*right[:3], {"shard": (3, 10, 9)}])
 
 
-def test_what_is_in_a_checkpoint_is_told():
+def test_wrong_contents_of_a_checkpoint_are_reported():
     checks.saved_once({"shard": 100, "exp_avg": 100, "exp_avg_sq": 100, "step": 1}, 300, 4)
     for sizes, complaint in ((None, "no checkpoint that torch.distributed.checkpoint can read"),
                              ({"shard": 100}, "which is the optimizer's too"), ({"shard": 75}, "A plain tensor counts"),
@@ -311,7 +311,7 @@ def test_what_is_in_a_checkpoint_is_told():
     assert checks.load_failure("no /somewhere/x", "/somewhere") == "no the folder/x"
 
 
-def test_training_that_goes_on_is_that_of_one_process():
+def test_resumed_training_equals_one_process():
     expected = one_process(2, num_steps=4)
     loaded = [expected[2].before] * 2
 

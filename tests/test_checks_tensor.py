@@ -32,7 +32,7 @@ def test_right_products_pass_in_any_form(num_ranks, convert):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_millionth_too_much_in_one_number_of_one_rank_is_seen(seed):
+def test_an_error_of_one_millionth_on_one_rank_is_noticed(seed):
     rng = np.random.default_rng(seed)
     rank = rng.integers(2)
     rows = [WHOLE.copy(), WHOLE.copy()]
@@ -49,7 +49,7 @@ def test_a_millionth_too_much_in_one_number_of_one_rank_is_seen(seed):
     (lambda own: own.tolist(), "no tensor but a list"),
     (lambda own: own * np.nan, "rank 0 holds nan"),
 ])
-def test_other_columns_are_told(change, complaint):
+def test_wrong_columns_are_reported(change, complaint):
     own = blocks(WHOLE, 2, 1)
     own[0] = change(own[0])
     with pytest.raises(CheckFailed, match=complaint):
@@ -62,18 +62,18 @@ def test_other_columns_are_told(change, complaint):
     ([1, 1, 1, 1], 0.25, "but the bias is in it 0.25 times"),
     ([4, 4, 4, 4], 1, "this is 4 times the sum"),
 ])
-def test_other_sums_of_parts_are_told(weights, bias, complaint):
+def test_wrong_sums_of_parts_are_reported(weights, bias, complaint):
     got = sum(weight * part for weight, part in zip(weights, parts(4))) + bias * BIAS
     with pytest.raises(CheckFailed, match=complaint):
         checks.row_outputs([got] * 4, X, WEIGHT, BIAS)
 
 
-def test_rows_that_are_no_sum_of_parts_are_told():
+def test_rows_that_are_not_a_sum_of_parts_are_reported():
     with pytest.raises(CheckFailed, match="no sum of products of x's blocks with the weight's"):
         checks.row_outputs([np.tanh(WHOLE)] * 2, X, WEIGHT, BIAS)
 
 
-def test_work_that_is_not_shared_out_is_told():
+def test_work_that_is_not_shared_out_is_reported():
     checks.computed([50, 50], 100)
     with pytest.raises(CheckFailed, match="column_linear: rank 1 computes 0.75 of the product, its share is 1/2"):
         checks.computed([50, 75], 100)
@@ -91,7 +91,7 @@ def test_an_error_of_torch_keeps_its_kind_and_words(error, said):
     assert caught.value is error
 
 
-def test_torch_still_says_what_is_explained():
+def test_torch_still_raises_the_errors_that_are_explained():
     table = torch.zeros(2, 6)
     linear = torch.nn.functional.linear
     for act in (lambda: torch.ones(2, 3) @ torch.ones(2, 3), lambda: torch.ones(2, 3) + torch.ones(4),
@@ -123,13 +123,13 @@ EYE, ONES = np.eye(3), np.ones((3, 3))
     (EYE[::-1], ONES, "forward, rank 0: the ranks' tensors are in it 0, 0, 1 times"),
     (ONES / 3, ONES, "forward, rank 0: the ranks' tensors are in it 0.333333, 0.333333, 0.333333 times"),
 ])
-def test_other_operators_are_told(forward, backward, complaint):
+def test_wrong_operators_are_reported(forward, backward, complaint):
     assert checks.operator("f", both_ways(EYE, ONES), "identity", "sum") > 0
     with pytest.raises(CheckFailed, match=f"f, {complaint}"):
         checks.operator("f", both_ways(forward, backward), "identity", "sum")
 
 
-def test_an_operator_that_makes_something_else_is_told():
+def test_an_operator_that_makes_something_else_is_reported():
     runs = both_ways(EYE, ONES)
     runs[2]["output"] = np.ones((3, 4))
     with pytest.raises(CheckFailed, match="f, forward, rank 2: this can't be made from the ranks' tensors"):
@@ -173,7 +173,7 @@ def test_a_right_split_passes(num_ranks):
     (("input_gradient",), lambda g: None, "rank 1: x gets no gradient"),
     (("input_gradient",), np.tanh, "it is no sum of what comes back"),
 ])
-def test_other_splits_are_told(where, change, complaint):
+def test_wrong_splits_are_reported(where, change, complaint):
     runs, *others = split()
     place = runs[1]
     for key in where[:-1]:
@@ -204,7 +204,7 @@ SUM = ("all_reduce", 80)
     ([[SUM], [SUM]], "forward, rank 0: your code calls all_reduce, and nothing has to be sent"),
     ([[], [SUM], []], "rank 0 came to 2 barriers, the check has 1"),
 ])
-def test_other_traffic_is_told(phases, complaint):
+def test_wrong_traffic_is_reported(phases, complaint):
     wanted = {"forward": 0, "backward": 1}
     assert checks.split_traffic(traffic([], [SUM]), wanted, 80) == 80
     assert checks.split_traffic(traffic([SUM, SUM], [SUM]), {"forward": None, "backward": 1}, 80) == 80
@@ -228,7 +228,7 @@ def test_other_traffic_is_told(phases, complaint):
     (1622, 2560, "every rank gives the whole activation"),
     (1622, 10240, "that is what a ring sends"),
 ])
-def test_other_counts_are_told(parameters, num_bytes, complaint):
+def test_wrong_counts_are_reported(parameters, num_bytes, complaint):
     assert checks.block_count((1622, 7680), 24, 42, 3, 10, 8) == (1622, 7680)
     with pytest.raises(CheckFailed, match=complaint):
         checks.block_count((parameters, num_bytes), 24, 42, 3, 10, 8)
@@ -247,7 +247,7 @@ SOFTMAX = np.exp(LOGITS - TOTAL[:, None]) / 9
 LOSS = torch.tensor((TOTAL - LOGITS[np.arange(9), TARGETS]).mean())
 
 
-def test_the_loss_is_that_of_torch_and_so_are_its_gradients():
+def test_the_loss_and_its_gradients_equal_torchs():
     logits = torch.tensor(LOGITS, requires_grad=True)
     loss = torch.nn.functional.cross_entropy(logits, torch.tensor(TARGETS))
     loss.backward()
@@ -255,7 +255,7 @@ def test_the_loss_is_that_of_torch_and_so_are_its_gradients():
     assert checks.vocabulary_loss([loss] * 3, shares, logits, TARGETS) == pytest.approx(LOSS.item())
 
 
-def test_other_losses_are_told():
+def test_wrong_losses_are_reported():
     top, target, own = LOGITS.max(axis=1), LOGITS[np.arange(9), TARGETS], np.log(np.exp(LOGITS[:, :6]).sum(axis=1))
     gradients = blocks(SOFTMAX - CHOSEN, 2, 1)
     other = np.log(np.exp(LOGITS[:, 6:]).sum(axis=1))
@@ -278,12 +278,12 @@ def test_other_losses_are_told():
     (0.5, 0.5, "the part of the softmax is divided by 2 and the part of the target is divided by 2"),
     (1, 3, "the part of the softmax is right and the part of the target is 3 times"),
 ])
-def test_other_gradients_are_told(softmax, chosen, complaint):
+def test_wrong_gradients_are_reported(softmax, chosen, complaint):
     with pytest.raises(CheckFailed, match=complaint):
         checks.vocabulary_loss([LOSS] * 2, blocks(softmax * SOFTMAX - chosen * CHOSEN, 2, 1), LOGITS, TARGETS)
 
 
-def test_gradients_of_the_own_part_or_of_nothing_known_are_told():
+def test_gradients_of_a_local_softmax_or_unknown_ones_are_reported():
     own = [np.exp(z - np.log(np.exp(z).sum(axis=1, keepdims=True))) / 9 - c
            for z, c in zip(blocks(LOGITS, 2, 1), blocks(CHOSEN, 2, 1))]
     for gradients, complaint in ((own, "the softmax over the rank's own part"), (2 * [np.ones((9, 6))], "it should be"),
@@ -304,7 +304,7 @@ def drawn(seed, rank=0, dropout=0.25, calls=4):
 OTHER = [masks(drawn(9), drawn(10, rank)) for rank in range(2)]
 
 
-def test_right_masks_pass_and_the_factor_of_what_is_kept_comes_back():
+def test_right_masks_pass_and_return_the_scale_of_kept_values():
     runs = [masks(drawn(1), drawn(2, rank)) for rank in range(2)]
     assert checks.dropout_masks(runs, OTHER, (16, 32), 0.25) == 1 / 0.75
 
@@ -318,6 +318,6 @@ def test_right_masks_pass_and_the_factor_of_what_is_kept_comes_back():
     (drawn(1), drawn(10), "rank 0: two seeds give the same masks in apart"),
     (drawn(1), [None] * 4, r"gives nothing \(None\) as what apart gives"),
 ])
-def test_other_masks_are_told(alike, apart, complaint):
+def test_wrong_masks_are_reported(alike, apart, complaint):
     with pytest.raises(CheckFailed, match=complaint):
         checks.dropout_masks([masks(alike, apart), masks(alike, drawn(2, 1))], OTHER, (16, 32), 0.25)

@@ -61,14 +61,14 @@ def test_linear_mistakes_are_named(weights, complaint):
         checks.averaged(OWN, mixed(weights))
 
 
-def test_another_number_of_ranks_and_a_hint_of_the_lab_are_told():
+def test_another_world_size_and_a_hint_of_the_lab_are_reported():
     with pytest.raises(CheckFailed, match="there are 4 ranks, but 3 results"):
         checks.averaged(OWN, OWN[:3])
     with pytest.raises(CheckFailed, match="rank 0, weight: divide by five"):
         checks.averaged(OWN, mixed(MEAN * 5), hints={5: "divide by five"})
 
 
-def test_a_gradient_of_another_length_or_from_nowhere_is_not_taken_for_the_mean():
+def test_a_gradient_of_another_length_or_unknown_origin_is_not_taken_for_the_mean():
     for wrong in (np.ones(5), RNG.normal(size=(3, 4))):
         after = mixed(MEAN)
         after[2]["weight"] = wrong
@@ -112,7 +112,7 @@ def test_wrong_accumulations_are_named(weights, complaint):
         checks.accumulated(SINGLE, summed(weights), ONE)
 
 
-def test_an_accumulation_that_is_no_sum_of_micro_batches_is_refused():
+def test_an_accumulation_that_is_not_a_sum_of_micro_batches_is_refused():
     with pytest.raises(CheckFailed, match="this is no sum of the micro-batches' gradients"):
         checks.accumulated(SINGLE, [{"weight": np.ones((4, 5))}] * 2, ONE)
 
@@ -134,7 +134,7 @@ def meet(num_replicas, shares):
     (2, [[0, 1], [1, 2, 3]], "example 1 went to several replicas"),
     (2, [[0], [3]], "example 1, 2 of 0 to 3 went to no replica"),
 ])
-def test_shares_that_are_no_partition_are_told(num_replicas, shares, complaint):
+def test_shares_that_are_not_a_partition_are_reported(num_replicas, shares, complaint):
     with pytest.raises(CheckFailed, match=complaint):
         meet(num_replicas, shares).check(4)
 
@@ -144,7 +144,7 @@ def test_shares_that_are_no_partition_are_told(num_replicas, shares, complaint):
     ([0] * 4, "the module's gradients are zero"),
     ([0.3, 0.2, 0.25, 0.25], "the examples have different weights"),
 ])
-def test_a_gradient_with_other_weights_is_told(weights, complaint):
+def test_a_gradient_with_other_weights_is_reported(weights, complaint):
     single = {"weight": RNG.normal(size=(4, 6))}
     losses, meeting = np.arange(4.0), meet(2, [[0, 1], [2, 3]])
     assert checks.replica_gradients(meeting, 1.5, losses, {"weight": single["weight"].mean(axis=0)}, single) > 0
@@ -191,7 +191,7 @@ def test_wrong_traffic_is_named(sent, complaint):
         checks.bucket_traffic(backward(sent), backward([2.1, 4.1]), 2)
 
 
-def test_another_number_of_messages_than_of_buckets_is_told():
+def test_a_message_count_that_differs_from_the_buckets_is_reported():
     with pytest.raises(CheckFailed, match="2 all-reduces for 1 buckets: one each"):
         checks.bucket_traffic(backward([2.1, 4.1]), backward([2.1, 4.1]), 1)
 
@@ -213,7 +213,7 @@ def test_wrong_steps_are_named(weights, complaint):
         checks.first_step([WINDOWS.mean(axis=0), weights @ WINDOWS], WINDOWS)
 
 
-def test_losses_of_another_kind_are_told():
+def test_losses_of_the_wrong_kind_are_reported():
     windows, expected = np.array([1.0, 2.0, 6.0]), [3.0, 2.5]
     assert checks.global_losses([expected] * 2, windows, expected) == 2.5
     for losses, complaint in (
@@ -224,7 +224,7 @@ def test_losses_of_another_kind_are_told():
             checks.global_losses(losses, windows, expected)
 
 
-def test_states_that_crossed_are_told():
+def test_swapped_tensors_are_reported():
     before = [{"0.weight": np.full(3, rank), "1.mean": np.full(3, 10 + rank)} for rank in range(2)]
     assert checks.same_state(before, [before[0]] * 2, ["0.weight"]) == 30
     crossed = {"0.weight": before[0]["1.mean"], "1.mean": before[0]["0.weight"]}
@@ -232,7 +232,7 @@ def test_states_that_crossed_are_told():
         checks.same_state(before, [before[0], crossed], ["0.weight"])
 
 
-def test_one_epoch_too_few_examples_is_told():
+def test_missing_examples_of_one_epoch_are_reported():
     assert checks.epochs([[[2, 1], [0, 3]], [[3, 0], [2, 1]]], 4, 2) == [2, 0]
     with pytest.raises(CheckFailed, match="in epoch 1 example 3 of 0 to 3 is left out on every rank"):
         checks.epochs([[[2, 1], [0]], [[3, 0], [2, 1]]], 4, 2)
@@ -249,7 +249,7 @@ def test_one_epoch_too_few_examples_is_told():
     ([[[2, 1, 0, 3]], [[3, 0, 2, 1]]], "each rank takes all 4 examples"),
     ([[[2, 1]], [[2, 0]]], "example 2 comes 2 times and 1 of 4 not at all"),
 ])
-def test_epochs_that_lack_something_are_told(orders, complaint):
+def test_incomplete_epochs_are_reported(orders, complaint):
     with pytest.raises(CheckFailed, match=complaint):
         checks.epochs(orders, 4, 1)
 
@@ -258,7 +258,7 @@ ODD = [float("nan"), float("inf")]
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_no_number_is_told_wherever_it_stands(odd):
+def test_nan_and_infinity_are_reported_anywhere(odd):
     """Comparisons with nan are false, so a check that asks "too far apart?" would pass it."""
     good, bad = np.array([1.0, 3.0]), np.array([1.0, odd])
     for rank in range(2):
@@ -277,7 +277,7 @@ def test_no_number_is_told_wherever_it_stands(odd):
                 checks.accumulated([[{"w": g}] for g in before], [{"w": g} for g in after], ONE)
 
 
-def test_weights_of_another_number_are_told():
+def test_a_wrong_number_of_weights_is_reported():
     three, two = np.ones(3), np.ones(2)
     with pytest.raises(CheckFailed, match="rank 1 ends with 2 weights, one process with 3"):
         checks.trained_alike([three] * 2, [three, two], three)

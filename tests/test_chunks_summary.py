@@ -44,7 +44,7 @@ def test_an_all_reduce_of_the_book_has_the_phases_of_its_record(num_ranks):
         assert run_payload(as_trace(make(num_ranks)))["names"] == ["reduce-scatter", "all-gather", ""]
 
 
-def test_the_phases_of_any_other_all_reduce_are_those_that_its_ranks_look_like():
+def test_phases_of_an_unknown_all_reduce_are_inferred_from_its_ranks():
     for make, names in ((collectives.tree_all_reduce, ["reduce", "broadcast", ""]),
                         (collectives.halving_doubling_all_reduce, ["reduce-scatter", "all-gather", ""])):
         other = Schedule("other", 8, 8, make(8).moves, "all_reduce")

@@ -43,7 +43,7 @@ def test_the_scripts_of_ci_are_there_and_can_be_started():
     assert all(os.access(ROOT / name, os.X_OK) for name in called)
 
 
-def test_the_parts_of_a_divided_run_make_it_whole():
+def test_the_shards_together_run_every_test():
     divided = [(job, step["run"]) for path in WORKFLOWS for job, step in steps(path) if "SHARD=" in step.get("run", "")]
     assert divided
     for job, command in divided:

@@ -35,7 +35,7 @@ def test_every_function_that_returns_a_schedule_has_a_record() -> None:
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_a_record_states_what_is_so(name: str) -> None:
+def test_a_record_states_facts(name: str) -> None:
     collective = COLLECTIVES[name]
     assert collective.name == name and {collective.promise, *collective.phases} <= PROMISES.keys()
     for world_size in (1, 2, 3, 4, 6, 8, 12):
@@ -59,18 +59,18 @@ def names_that(test: object) -> set[str]:
 
 def test_every_collective_is_checked_timed_and_run() -> None:
     timed = {name for name, collective in COLLECTIVES.items() if collective.time_s}
-    assert names_that(test_schedule.test_promise_is_kept) == COLLECTIVES.keys()
+    assert names_that(test_schedule.test_every_schedule_keeps_its_promise) == COLLECTIVES.keys()
     assert names_that(test_simulate.test_time_is_the_closed_form) == timed
     assert {schedule.name for schedule in test_simulate.all_schedules(4)} == COLLECTIVES.keys()
     assert {schedule.name for schedule in test_execute.schedules(4)} == COLLECTIVES.keys()
 
 
-def test_a_collective_that_some_sizes_do_not_have_makes_none_there() -> None:
+def test_a_collective_makes_no_schedule_for_sizes_that_it_excludes() -> None:
     assert [len(OWN.schedules(world_size)) for world_size in (1, 2, 3, 4, 6, 8)] == [1, 1, 0, 1, 0, 1]
     assert all(schedule.check() for world_size in (1, 2, 4, 8, 16) for schedule in OWN.schedules(world_size))
 
 
-def test_nodes_are_cut_in_every_way() -> None:
+def test_nodes_are_divided_in_every_way() -> None:
     assert COLLECTIVES["hierarchical_all_reduce"].sizes(6) == [(1, 6), (2, 3), (3, 2), (6, 1)]
 
 

@@ -86,7 +86,7 @@ def test_each_rank_of_a_ring_sends_to_the_next_and_the_last_to_the_first():
         ("tp", 4, 5): 300, ("tp", 5, 6): 300, ("tp", 6, 7): 300, ("tp", 7, 4): 300}
 
 
-def test_groups_of_two_axes_and_of_none_are_told_apart():
+def test_groups_along_two_axes_and_along_none_are_distinguished():
     mesh = Mesh.of({"pp": 2, "dp": 2, "tp": 2})
     events = [Event(0, "collective", "all_reduce", group=(0, 1, 2, 3), num_bytes=8.0),
               Event(0, "collective", "all_reduce", group=(0, 3), num_bytes=8.0),
@@ -96,10 +96,10 @@ def test_groups_of_two_axes_and_of_none_are_told_apart():
     assert found == {("dp+tp", 0, 1): 12, ("none", 0, 3): 8, ("pp", 0, 4): 5, ("none", 0, 7): 7}
 
 
-def test_what_is_not_done_in_rings_is_not_guessed():
+def test_traffic_of_collectives_other_than_rings_is_not_guessed():
     with pytest.raises(ValueError, match="broadcast depends on how"):
         sent_bytes(Event(0, "collective", "broadcast", group=(0, 1), num_bytes=8.0))
 
 
-def test_the_config_leaves_no_rank_without_a_part():
+def test_every_rank_has_a_part_of_the_config():
     assert len(GPT(CONFIG).blocks) == 8 and CONFIG.num_heads == 8 and CONFIG.vocab_size >= 8

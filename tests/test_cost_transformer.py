@@ -98,7 +98,7 @@ def test_the_paper_counts_selective_recomputation_three_times(row, ratio):
 
 
 @pytest.mark.parametrize("sizes, words", [((0, 8, 2), "at least 1"), ((2, 8, 3), "shared out over 3 heads")])
-def test_what_cannot_be_is_refused(sizes, words):
+def test_invalid_input_raises_a_clear_error(sizes, words):
     with pytest.raises(ValueError, match=words):
         Transformer(*sizes)
     with pytest.raises(ValueError, match="recompute can't be"):

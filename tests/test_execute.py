@@ -58,7 +58,7 @@ def runs(request: pytest.FixtureRequest) -> tuple[list[Schedule], int, list]:
 
 
 @pytest.mark.slow
-def test_executed_traces_are_the_simulated_ones_but_for_times(runs):
+def test_executed_traces_equal_simulated_ones_except_for_times(runs):
     to_run, length, ranks = runs
     for place, schedule in enumerate(to_run):
         simulated = simulate(schedule, length * ITEM_BYTES, Link(1e-5, 1e9))
@@ -123,7 +123,7 @@ def test_tensors_hold_what_torchs_own_collectives_leave(runs):
 
 
 @pytest.mark.slow
-def test_a_chunk_that_does_not_fit_where_it_is_to_land_is_refused_in_one_sentence():
+def test_a_chunk_that_does_not_fit_its_destination_is_refused_in_one_sentence():
     with pytest.raises(LaunchError, match="puts chunk 1 of 1 elements into chunk 0 of 2: give a tensor whose"):
         launch(execute, 3, all_to_all(3), torch.ones(4))
 
@@ -163,7 +163,7 @@ def test_any_length_shape_and_dtype():
 
 
 @pytest.mark.slow
-def test_without_a_tensor_only_lanes_travel():
+def test_without_a_tensor_only_lanes_are_sent():
     run = launch(execute, 3, ring_all_reduce(3))
     assert run.trace.sent_bytes().tolist() == [0, 0, 0]
     assert set(run.trace.held().values()) == {(1, 1, 1)}
@@ -191,7 +191,7 @@ def replace_move(schedule: Schedule, place: int, **changes: object) -> Schedule:
 
 
 @pytest.mark.slow
-def test_a_wrong_schedule_runs_and_its_trace_shows_what_comes_of_it():
+def test_a_wrong_schedule_runs_and_its_trace_shows_the_result():
     right = ring_all_reduce(3)
     first = next(i for i, move in enumerate(right.moves) if move.step == 1 and move.dst == 2)
     wrong = replace_move(right, first, op="copy")
@@ -204,7 +204,7 @@ def test_a_wrong_schedule_runs_and_its_trace_shows_what_comes_of_it():
 
 
 @pytest.mark.slow
-def test_a_contribution_that_comes_twice_counts_twice():
+def test_a_contribution_received_twice_counts_twice():
     again = Move(1, 0, 1, 0, "reduce")
     twice = Schedule("twice", 2, 1, [Move(0, 0, 1, 0, "reduce"), again, again], "all_reduce")
     run = launch(execute_and_return, 2, twice, torch.tensor([1.0]), torch.tensor([10.0]))
@@ -220,7 +220,7 @@ def execute_and_return(schedule: Schedule, *tensors: torch.Tensor) -> torch.Tens
 
 
 @pytest.mark.slow
-def test_what_is_sent_is_what_was_held_when_the_step_began():
+def test_a_step_sends_what_was_held_when_it_began():
     moves = [Move(0, 0, 1, 0, "copy"), Move(0, 1, 0, 0, "copy"), Move(0, 1, 0, 1, "reduce")]
     swap = Schedule("swap", 2, 2, moves, "all_reduce")
     trace = launch(execute, 2, swap, torch.ones(2)).trace
@@ -228,7 +228,7 @@ def test_what_is_sent_is_what_was_held_when_the_step_began():
 
 
 @pytest.mark.slow
-def test_a_sum_that_lands_in_another_chunk():
+def test_a_sum_may_land_in_another_chunk():
     moves = [Move(0, 0, 1, 0, "reduce", into=1), Move(0, 0, 1, 1, "reduce", into=0)]
     crossed = Schedule("crossed", 2, 2, moves, "all_reduce")
     run = launch(execute_and_return, 2, crossed, torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0]))
@@ -238,7 +238,7 @@ def test_a_sum_that_lands_in_another_chunk():
 
 
 @pytest.mark.slow
-def test_schedules_that_follow_each_other_have_steps_that_follow_each_other():
+def test_steps_of_consecutive_schedules_are_consecutive():
     trace = launch(reduce_then_gather, 3).trace
     assert trace.num_steps == 4 and set(trace.of_kind("recv").array("step").tolist()) == {0, 1, 2, 3}
     assert trace.source == "executed" and (trace.name, trace.promise) == (None, None)  # neither schedule's alone

@@ -21,5 +21,5 @@ def run() -> list[float]:
 
 
 @pytest.mark.slow
-def test_what_comes_from_several_ranks_is_added_in_the_order_of_the_schedule():
+def test_messages_from_several_ranks_are_added_in_schedule_order():
     assert launch(run, 3)[0] == [0.0, 0.0]

@@ -68,7 +68,7 @@ def noted(cell: int, outcome: str, launches: Sequence[tuple[int, str]] = ()) -> 
 
 
 @pytest.mark.slow
-def test_cells_are_run_and_compared_wherever_their_ranks_were_when_they_were_stored(folder: Path) -> None:
+def test_cells_are_compared_whatever_device_their_stored_outputs_came_from(folder: Path) -> None:
     notebook = stored(folder, cell(LAUNCH, "2 ranks on nccl: a GPU each\n[0, 1]\n"), cell("print('two')", "one\n"),
                       cell("def refuse():\n    raise ValueError('no')\nlaunch(refuse, 1)"), cell("print(3)", "3\n"))
     verdict = notebooks.check(notebook, num_gpus=0)
@@ -80,7 +80,7 @@ def test_cells_are_run_and_compared_wherever_their_ranks_were_when_they_were_sto
 
 
 @pytest.mark.full
-def test_a_notebook_that_stands_still_is_ended_and_told(folder: Path) -> None:
+def test_a_notebook_that_hangs_is_ended_and_reported(folder: Path) -> None:
     notebook = stored(folder, cell("import time\ntime.sleep(600)"))
     [failure] = notebooks.check(notebook, num_gpus=0, limit_s=8).failures
     assert "ended after 8 s, the notebook's limit" in failure.why
@@ -92,7 +92,7 @@ DETACHED = ("import subprocess, sys; sleeper = [sys.executable, '-c', 'import ti
 
 
 @pytest.mark.slow
-def test_what_a_program_leaves_behind_in_another_session_is_ended_too() -> None:
+def test_detached_children_of_a_program_are_ended_too() -> None:
     ended = run_bounded("timeit", ["-n", "1", "-r", "1", DETACHED], limit_s=60)
     pid = int(ended.output.split()[1])
     assert ended.status == 0 and ended.num_left == 0
@@ -136,7 +136,7 @@ def test_a_part_that_needs_more_gpus_says_so(part: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_a_part_that_fails_is_told_with_its_error() -> None:
+def test_a_part_that_fails_is_reported_with_its_error() -> None:
     [told] = measured("nothing", num_gpus=0, limit_s=60).left_out
     assert told.startswith("nothing: ended with status 1") and "ModuleNotFoundError" in told
 
@@ -162,7 +162,7 @@ def test_cells_that_did_not_run_are_not_passed() -> None:
     assert verdict.failures == [notebooks.Failure(None, ["only 1 of 9 cells passed", "ran out"])]
 
 
-def test_the_cell_that_took_the_notebook_with_it_is_named() -> None:
+def test_the_cell_that_ended_the_notebook_is_named() -> None:
     notes = [*noted(0, "passed"), *noted(1, "failed")[:1]]
     for status, how in ((None, "ended after 9 s, the notebook's limit"), (-11, "pytest ended in this cell")):
         [failure] = notebooks.judged("chapters/09_planner.ipynb", notes, Ended(status, "", 9.0), 0, 9).failures
@@ -203,7 +203,7 @@ def test_gpus_that_a_launch_hides_from_its_ranks_are_not_counted(monkeypatch: py
     assert api._backend(2, hidden)[0] == backend
 
 
-def test_a_choice_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_choice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.parse(["--only", "labs/03", "labs/99"])
     assert "nothing to run begins with 'labs/99'" in capsys.readouterr().err
@@ -212,5 +212,5 @@ def test_a_choice_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(("driver", "cuda", "told"), [
     (None, "13.0", "no NVIDIA GPU"), ("580.1", None, "built without CUDA"), ("580.1", "13.0", "sees no GPU"),
 ])
-def test_the_reason_for_no_gpu_is_told(driver: str | None, cuda: str | None, told: str) -> None:
+def test_the_reason_for_no_gpu_is_reported(driver: str | None, cuda: str | None, told: str) -> None:
     assert told in Machine("Measured here.", "2.13.0", cuda, None, driver).why_not

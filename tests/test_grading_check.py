@@ -57,13 +57,13 @@ def exercise_2_alone():
     return lab
 
 
-def test_right_answers_pass_both(student):
+def test_right_answers_pass_both_checks(student):
     plain, ours, told = student(bounds=BOUNDS, sent=TOTAL)
     assert (plain, ours) == (0, 0) and "3 of 3 points" in told
 
 
 @pytest.mark.full
-def test_an_empty_copy_fails_both(student):
+def test_an_empty_copy_fails_both_checks(student):
     plain, ours, told = student()
     assert plain and ours and "0 of 3 points" in told and "exercise 1: 0 of 2 points: not answered" in told
 

@@ -89,7 +89,7 @@ def test_what_a_check_prints_is_compared():
     assert told["return total / len(values) -> return total * len(values)"] == ("public", False, "prints '12\\n'")
 
 
-def test_a_survivor_that_a_person_has_judged_is_equivalent(tmp_path):
+def test_a_survivor_listed_as_equivalent_is_accepted(tmp_path):
     (tmp_path / "equivalent.txt").write_text("total = 0 -> total = 1  # nobody looks\n")
     known = mutate.read_equivalent(tmp_path / "equivalent.txt")
     told = fates(lab("mean([1])", "", ""), known)
@@ -97,14 +97,14 @@ def test_a_survivor_that_a_person_has_judged_is_equivalent(tmp_path):
     assert told["total = 0 -> total = -1"][0] == "survived"
 
 
-def test_every_mutant_that_was_judged_is_still_one():
+def test_every_judged_mutant_still_exists():
     for name, notebook in LABS.items():
         path = ANSWERS / name / "equivalent.txt"
         keys = {one.key for exercise in points(notebook) for one in mutants(solution(notebook, exercise))}
         assert not path.exists() or mutate.read_equivalent(path).keys() <= keys
 
 
-def test_a_loop_without_an_end_is_caught(monkeypatch):
+def test_an_infinite_loop_is_caught(monkeypatch):
     monkeypatch.setattr(mutate, "LIMIT_S", 1)
     told = fates(lab("while mean([3]) != 3:\n    pass", "", ""))
     assert told["total = 0 -> total = 1"] == ("public", False, "TimeoutError: not done after 1 s")
@@ -116,7 +116,7 @@ def test_a_line_without_a_reason_is_refused(tmp_path):
         mutate.read_equivalent(tmp_path / "equivalent.txt")
 
 
-def test_the_command_tells_each_fate_and_a_table(tmp_path, capsys):
+def test_the_command_prints_each_outcome_and_a_table(tmp_path, capsys):
     nbformat.write(lab("mean([1])", "", ""), tmp_path / "lab.ipynb")
     assert main(["mutate", str(tmp_path / "lab.ipynb"), "-n", "100"]) == 1
     told = capsys.readouterr().out

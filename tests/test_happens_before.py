@@ -18,7 +18,7 @@ def steps(*recordings):
     return [(event.rank, event.step) for event in record.assemble(recordings).events if event.kind == "send"]
 
 
-def test_waiting_for_an_old_message_moves_no_rank_back():
+def test_waiting_for_an_old_message_never_lowers_a_step():
     sender = recording("send", 1, "+0", "+1", "-1", "+2", "-2", "-0", "+3", "-3")
     receiver = recording("recv", 0, "+0", "+1", "+2", "+3", "-0", "-1", "-2", "-3")
     assert steps(sender, receiver) == [(0, 0), (0, 0), (0, 1), (0, 2)]

@@ -127,7 +127,7 @@ def test_the_website_needs_nothing_from_the_package() -> None:
     assert not used_parts(PACKAGE / "authoring" / "sphinx_ext.py")
 
 
-def test_there_is_no_module_for_leftovers() -> None:
+def test_there_is_no_module_named_utils() -> None:
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, text=True, capture_output=True, check=True).stdout.split()
     assert not [name for name in tracked if Path(name).stem in {"utils", "util", "helpers", "common", "misc"}]
 
@@ -151,7 +151,7 @@ def unkempt(path: Path) -> Iterator[str]:
                 yield f"{node.name} has no docstring"
 
 
-def test_modules_and_functions_are_small_and_told() -> None:
+def test_modules_and_functions_are_small_and_documented() -> None:
     offences = [f"{name_of(path)}: {offence}" for path in SOURCES for offence in unkempt(path)]
     assert not offences, "\n".join(offences)
 
@@ -190,7 +190,7 @@ def test_the_readme_is_two_screens_with_one_picture() -> None:
     assert len(text.splitlines()) <= MAX_README_LINES and len(re.findall(r"!\[[^\]]+\]\(", text)) == 1
 
 
-def test_mypy_says_the_same_where_only_what_checks_is_installed() -> None:
+def test_mypy_reports_the_same_with_only_the_check_extra_installed() -> None:
     tomllib = pytest.importorskip("tomllib")  # from Python 3.11
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["mypy"]["overrides"]
     passed_over = {name.removesuffix(".*") for each in settings if each.get("ignore_missing_imports")
@@ -202,7 +202,7 @@ def test_mypy_says_the_same_where_only_what_checks_is_installed() -> None:
     assert imported - passed_over - installed - {"book"} <= sys.stdlib_module_names
 
 
-def test_how_long_make_test_takes_is_said_alike_everywhere() -> None:
+def test_all_documents_state_the_same_duration_of_make_test() -> None:
     told = re.compile(r"make test\b.*?(an? (?:\w+ )*hour|\d+ minutes)")
     said = {name: told.findall((ROOT / name).read_text("utf-8"))
             for name in ("README.md", "CONTRIBUTING.md", "Makefile")}

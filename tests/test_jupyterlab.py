@@ -97,7 +97,7 @@ def the_game_gives_the_kernel_a_schedule(page: Any, game: Any) -> None:
 
 
 @pytest.mark.full
-def test_a_product_of_the_readers_own_plays_in_jupyterlab(lab: str, browser: Browser) -> None:
+def test_a_readers_own_product_plays_in_jupyterlab(lab: str, browser: Browser) -> None:
     page, log = run_all(lab, browser, "shards.ipynb", 1)
     product = page.locator(WIDGET)
     product.get_by_role("button", name="One step forward").click()

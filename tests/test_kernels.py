@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("options", [(), pytest.param(("--fresh-kernels",), marks=pytest.mark.full)],
                          ids=["forked", "fresh"])
-def test_a_notebook_finds_what_it_finds_in_a_fresh_kernel(folder: Path, options: tuple[str, ...]) -> None:
+def test_a_forked_kernel_looks_like_a_fresh_one(folder: Path, options: tuple[str, ...]) -> None:
     run = nbval(folder, *options)
     assert run.returncode == 0, run.stdout
     assert not psutil.pid_exists(int((folder / "pid").read_text())), "the kernel has ended with the run"

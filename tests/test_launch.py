@@ -46,7 +46,7 @@ def add_up(scale):
     return x
 
 
-def test_results_come_by_rank():
+def test_results_are_ordered_by_rank():
     run = launch(add_up, 4, 2)
     assert len(run) == 4 and run.backend in ("gloo", "nccl")
     assert all(torch.equal(result, torch.full((3,), 12.0)) for result in run)
@@ -57,7 +57,7 @@ def squared(x):
     return x * x
 
 
-def test_a_function_with_a_cache_comes_with_it():
+def test_a_cached_function_can_be_launched():
     def called_twice():
         return squared(3), squared(3), squared.cache_info()[:3]
 
@@ -65,7 +65,7 @@ def test_a_function_with_a_cache_comes_with_it():
     assert list(launch(squared, 2, 4)) == [16, 16]
 
 
-def test_a_function_of_the_reader_comes_by_value_with_its_classes():
+def test_a_readers_function_is_pickled_by_value_with_its_classes():
     class Point:
         def __init__(self, x):
             self.x = x
@@ -112,7 +112,7 @@ def test_the_first_line_comes_before_anything_slow(monkeypatch):
 
 
 
-def test_on_line_gets_lines_in_place_of_the_output(capsys):
+def test_on_line_receives_lines_instead_of_the_output(capsys):
     heard = []
     launch(speak, 2, on_line=lambda rank, line: heard.append((rank, line)))
     assert sorted(heard) == [(0, "hello"), (0, "no end of line"), (1, "hello"), (1, "no end of line")]
@@ -141,7 +141,7 @@ def test_random_numbers_differ_between_ranks_but_not_between_launches():
     assert list(first) == list(again) and first[0] != first[1]
 
 
-def test_environment_is_that_of_now_with_env_on_top(monkeypatch):
+def test_the_current_environment_is_passed_with_env_on_top(monkeypatch):
     monkeypatch.setenv("LOCKSTEP_TEST", "now")
 
     def read():
@@ -192,7 +192,7 @@ def failure(fn, world_size=3, *args, **options):
     return caught.value
 
 
-def test_an_error_is_told_with_its_own_line(capsys):
+def test_an_error_is_reported_with_its_own_line(capsys):
     error = failure(divide_on_rank_2)
     assert re.fullmatch(
         r"rank 2 failed in test_launch.py line \d+: return 1 // \(rank - 2\)\n"
@@ -219,13 +219,13 @@ def deeper():
     return deeper()
 
 
-def test_a_recursion_without_end_is_told_in_few_lines():
+def test_an_endless_recursion_is_reported_in_few_lines():
     assert re.fullmatch(
         r"rank 0 failed in test_launch.py line \d+: return deeper\(\)\nRecursionError: .*\n"
         r"called from test_launch.py line \d+: return deeper\(\), \d+ times", str(failure(deeper, 1)))
 
 
-def test_the_same_error_everywhere_is_told_once_for_the_lowest_rank():
+def test_the_same_error_everywhere_is_reported_once_for_the_lowest_rank():
     def fail():
         start()
         raise ValueError("wrong shape")
@@ -242,7 +242,7 @@ def test_the_same_error_everywhere_is_told_once_for_the_lowest_rank():
     (lambda: os.kill(os.getpid(), signal.SIGKILL),
      "rank 1 was killed by SIGKILL before its function returned: the machine may have run out of memory"),
 ])
-def test_a_dead_rank_is_the_cause_not_its_victims(end, words):
+def test_a_dead_rank_is_the_cause_not_its_peers(end, words):
     def die():
         rank, _ = start()
         dist.barrier()
@@ -253,7 +253,7 @@ def test_a_dead_rank_is_the_cause_not_its_victims(end, words):
     assert str(failure(die)) == words
 
 
-def test_a_crash_in_c_is_told_with_its_line():
+def test_a_crash_in_c_is_reported_with_its_line():
     def crash():
         ctypes.string_at(0)
 
@@ -284,7 +284,7 @@ def test_a_peer_that_does_not_exist_is_named(record):
     lambda x, peer: dist.batch_isend_irecv([dist.P2POp(dist.irecv, x, peer)]),
     pytest.param(lambda x, peer: dist.broadcast(x, peer), marks=pytest.mark.full),
 ])
-def test_nobody_can_be_received_from(call):
+def test_a_receive_from_a_rank_that_does_not_exist_is_named(call):
     def receive():
         rank, _ = start()
         call(torch.zeros(1), rank - 1)
@@ -292,7 +292,7 @@ def test_nobody_can_be_received_from(call):
     assert str(failure(receive, 1)).splitlines()[1] == "ValueError: there is no rank -1: ranks are 0 to 0"
 
 
-def test_any_rank_can_still_be_received_from():
+def test_receiving_from_any_rank_still_works():
     def exchange():
         rank, _ = start()
         if rank == 0:
@@ -302,7 +302,7 @@ def test_any_rank_can_still_be_received_from():
     assert launch(exchange, 2)[0] == 1
 
 
-def test_a_message_that_does_not_fit_is_told_with_its_size():
+def test_a_message_that_does_not_fit_is_reported_with_its_size():
     def send_too_much():
         rank, _ = start()
         if rank == 0:
@@ -324,7 +324,7 @@ def test_a_message_that_does_not_fit_is_told_with_its_size():
     (lambda x: dist.irecv(x, group_src=1), "rank 1 receives from itself: copy instead"),
     (lambda x: dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 1)]), "rank 1 sends to itself: copy instead"),
 ])
-def test_a_rank_that_talks_to_itself_is_told(call, words, record):
+def test_a_rank_that_sends_to_itself_is_reported(call, words, record):
     def to_itself():
         rank, _ = start()
         if rank == 1:
@@ -358,7 +358,7 @@ class NotANumber:
         return int, ("many",)
 
 
-def test_what_cannot_be_rebuilt_is_told_on_either_side():
+def test_objects_that_cannot_be_unpickled_are_reported_on_either_side():
     assert str(failure(add_up, 1, NotANumber())) == (
         "rank 0 failed before its function started\n"
         "ValueError: invalid literal for int() with base 10: 'many'")
@@ -385,7 +385,7 @@ def test_debug_level_names_mismatched_collectives():
     assert "Detected mismatch between collectives on ranks" in message
 
 
-def test_asking_where_the_others_are_does_not_change_who_failed():
+def test_asking_for_stacks_does_not_change_which_rank_failed():
     def fail():
         rank, _ = start()
         if rank == 1:
@@ -424,7 +424,7 @@ def hang(fn, world_size=3, timeout_s=60.0, hang_s=0.5):
 STILL = "the ranks wait for one another: nothing has moved for 0.5 s"
 
 
-def test_everybody_receives_first():
+def test_a_ring_in_which_all_ranks_receive_first_hangs():
     def exchange():
         rank, world_size = start()
         buffer = torch.zeros(2)
@@ -437,7 +437,7 @@ def test_everybody_receives_first():
 
 
 @pytest.mark.full
-def test_everybody_sends_first():
+def test_a_ring_in_which_all_ranks_send_first_hangs():
     def exchange():
         rank, world_size = start()
         buffer = torch.zeros(2)
@@ -448,7 +448,7 @@ def test_everybody_sends_first():
     assert hang(exchange) == (STILL, [f"rank {r} waits in send to rank {(r + 1) % 3} {where}" for r in range(3)])
 
 
-def test_a_root_named_by_its_place_in_a_group():
+def test_a_root_given_by_its_rank_in_the_group_is_explained():
     def broadcast():
         rank, _ = start()
         pair = dist.new_group([1, 2])
@@ -460,7 +460,7 @@ def test_a_root_named_by_its_place_in_a_group():
                                        f"rank 2 waits in broadcast from rank 1 {where}"])
 
 
-def test_a_group_that_one_rank_makes_alone():
+def test_a_group_created_by_one_rank_alone_is_reported():
     def alone():
         rank, _ = start()
         if rank == 0:
@@ -532,7 +532,7 @@ def test_a_missing_rank_at_the_start():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a hang is told at the time limit")
-def test_the_threads_of_many_groups_are_no_work():
+def test_threads_of_many_groups_do_not_count_as_work():
     def wait_among_groups():
         rank, world_size = start()
         for _ in range(24):  # each with a thread of gloo that wakes up 100 times a second
@@ -543,7 +543,7 @@ def test_the_threads_of_many_groups_are_no_work():
     assert head == "the ranks wait for one another: nothing has moved for 2 s"
 
 
-def test_a_slow_rank_is_no_hang():
+def test_a_slow_rank_is_not_a_hang():
     def slow():
         rank, _ = start()
         if rank == 0:
@@ -554,7 +554,7 @@ def test_a_slow_rank_is_no_hang():
     assert list(launch(slow, 2, hang_s=1)) == ["done", "done"]
 
 
-def test_many_short_waits_are_no_hang():
+def test_many_short_waits_are_not_a_hang():
     def iterate():
         rank, world_size = start()
         buffer, end_s = torch.zeros(1), time.monotonic() + 1.5
@@ -570,7 +570,7 @@ def test_many_short_waits_are_no_hang():
     assert list(launch(iterate, 3, hang_s=0.5)) == ["done"] * 3
 
 
-def test_a_busy_rank_is_told_at_the_time_limit():
+def test_a_busy_rank_is_reported_at_the_time_limit():
     def be_busy():
         rank, _ = start()
         if rank == 0:
@@ -638,7 +638,7 @@ def sends_once_and_receives_twice(kept):
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_hang_names_requests_that_nobody_kept(kept):
+def test_a_hang_names_requests_that_were_discarded(kept):
     with pytest.raises(HangError) as hung:
         launch(sends_once_and_receives_twice, 3, kept, record=True, hang_s=0.5)
     assert ("ranks 0, 1, 2 did not keep what isend returned" in str(hung.value)) is not kept
@@ -651,5 +651,5 @@ def test_a_run_that_was_not_recorded_says_so():
 
 # Arguments
 
-def test_numbers_of_numpy_are_numbers():
+def test_numpy_numbers_are_accepted():
     assert list(launch(add_up, np.int64(1), 1, timeout_s=np.float32(60), hang_s=np.int64(3), env={"A": 1}))

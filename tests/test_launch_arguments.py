@@ -66,7 +66,7 @@ def test_a_working_folder_that_was_deleted_is_named(tmp_path, monkeypatch):
         launch(nothing, 2)
 
 
-def test_what_cannot_be_pickled_is_named():
+def test_an_object_that_cannot_be_pickled_is_named():
     guard = threading.Lock()
 
     def use_lock():
@@ -77,6 +77,6 @@ def test_what_cannot_be_pickled_is_named():
         launch(use_lock, 2)
 
 
-def test_rank_device_outside_a_rank():
+def test_rank_device_raises_outside_a_rank():
     with pytest.raises(LaunchError, match="belongs inside a function that launch or torchrun runs"):
         rank_device()

@@ -59,7 +59,7 @@ def test_no_process_outlives_a_killed_launcher():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_what_a_rank_has_started_ends_with_it():
+def test_processes_started_by_a_rank_end_with_it():
     def start_one():
         return subprocess.Popen(["sleep", "600"]).pid
 

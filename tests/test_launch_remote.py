@@ -58,7 +58,7 @@ def crunch():
         pass
 
 
-def test_a_call_that_computes_is_told_at_the_time_limit():
+def test_a_call_that_computes_is_reported_at_the_time_limit():
     def ask():
         if serve() == 0:
             rpc.rpc_sync("worker1", crunch)
@@ -71,7 +71,7 @@ def test_a_call_that_computes_is_told_at_the_time_limit():
     assert serves == "    for a peer it is at test_launch_remote.py line N"
 
 
-def test_a_call_that_is_never_answered():
+def test_a_call_without_a_reply_is_reported():
     def ask():
         if serve() == 0:
             rpc.rpc_sync("worker1", never)
@@ -98,7 +98,7 @@ def test_a_method_called_through_a_reference():
                             'rpc.remote("worker1", Keeper).rpc_sync().keep()')
 
 
-def test_a_method_called_where_no_thread_is_left_to_say_what_it_belongs_to():
+def test_a_method_called_with_no_thread_left_to_name_its_class():
     def ask():
         if serve(num_threads=2) == 0:
             keeper = rpc.remote("worker1", Keeper)
@@ -137,7 +137,7 @@ def test_a_forgotten_shutdown():
 
 @pytest.mark.parametrize("how", [
     "rpc_sync", pytest.param("rref", marks=pytest.mark.full), "through another"])
-def test_a_remote_error_is_told_with_its_own_line(how):
+def test_a_remote_error_is_reported_with_its_own_line(how):
     def ask():
         if serve(3) == 0:
             if how == "rpc_sync":

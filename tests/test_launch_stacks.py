@@ -50,7 +50,7 @@ class Gradient:
     """Something that a function holds, of which we can tell whether it is still there."""
 
 
-def test_a_variable_of_a_function_that_was_seen_goes_with_the_function():
+def test_reading_stacks_keeps_no_variables_of_finished_functions():
     def held_while_looked_at():
         gradient = Gradient()
         of_threads()
@@ -76,7 +76,7 @@ def test_a_stack_of_c_code_blames_nobody():
     assert of_crash(told) == (Line("main.py", 1, "<module>"),)
 
 
-def test_a_stack_is_found_behind_a_line_without_an_end():
+def test_a_stack_is_found_after_a_line_without_a_newline():
     told = '\r 45%|###Stack (most recent call first):\n  File "a b.py", line 3 in f\n'
     assert of_crash(told) == (Line("a b.py", 3, "f"),)
 
@@ -110,12 +110,12 @@ def test_what_is_called_on_a_line(tmp_path, source, called):
      "waits in rpc_sync"),
     ([("torch/distributed/pipelining/schedules.py", "step"), ("torch/autograd/graph.py", "backward")], "waits in step"),
 ])
-def test_what_a_thread_does_that_moves(innermost, doing):
+def test_the_innermost_calls_say_what_a_running_thread_does(innermost, doing):
     lines = [Line("ring.py", 1, "step"), *(Line(f"/site-packages/{file}", 1, name) for file, name in innermost)]
     assert doing_at(lines) == doing
 
 
-def test_a_thread_that_sleeps_on_its_way(tmp_path):
+def test_a_line_that_may_also_wait_does_not_count_as_sleeping(tmp_path):
     path = tmp_path / "cell.py"
     path.write_text("time.sleep(1)\nwork.wait(); time.sleep(1)\n")
     assert doing_at([Line(str(path), 1, "poll")]) == "sleeps"

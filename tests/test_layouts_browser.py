@@ -17,7 +17,7 @@ def fitting() -> list[str]:
     return [str(few().layouts[int(i)]) for i in shown(few()) if few().fits[i]]
 
 
-def test_arrows_go_through_all_by_speed_with_the_names_that_python_gives(show: Callable) -> None:
+def test_arrow_keys_visit_all_layouts_by_speed_with_pythons_names(show: Callable) -> None:
     page, names = show(layout_chart(few())), fitting()
     until(page, left=len(names), layout=names[0])
     for name in names[1:]:
@@ -30,7 +30,7 @@ def test_arrows_go_through_all_by_speed_with_the_names_that_python_gives(show: C
     until(page, layout=names[-2])
 
 
-def test_steps_walk_along_the_front(show: Callable) -> None:
+def test_steps_follow_the_pareto_front(show: Callable) -> None:
     page = show(layout_chart(few()), reduced_motion="reduce")
     front = [int(i) for i in few().front() if few().fits[i]]
     until(page, steps=len(front) - 1, step=0, layout=few().layouts[front[0]])
@@ -48,7 +48,7 @@ def choose(page: Any, **values: str) -> None:
         page.get_by_label(label, exact=True).select_option(label=value)
 
 
-def test_filters_leave_what_they_say(show: Callable) -> None:
+def test_filters_keep_the_matching_layouts(show: Callable) -> None:
     page, found = show(layout_chart(few())), few()
     layouts = [(found.layouts[int(i)], bool(found.fits[i])) for i in shown(found)]
 
@@ -72,7 +72,7 @@ def test_filters_leave_what_they_say(show: Callable) -> None:
     until(page, step=0, left=0)
 
 
-def test_a_point_can_be_pointed_at_and_touched(show: Callable) -> None:
+def test_a_point_can_be_hovered_and_touched(show: Callable) -> None:
     page, names = show(layout_chart(few())), fitting()
     until(page, layout=names[0])
     slowest = page.locator(".lk-point:not(.gone)").last.bounding_box()
@@ -101,7 +101,7 @@ def test_figures_and_bands_are_those_of_the_layout(show: Callable) -> None:
     assert abs(widths[0] - 100 * best.state_bytes / usable) < 0.5 and abs(sum(widths[3:]) - 100) < 0.6
 
 
-def test_where_nothing_fits_all_are_shown_and_say_so(show: Callable) -> None:
+def test_if_nothing_fits_all_layouts_are_shown_with_a_note(show: Callable) -> None:
     page = show(layout_chart(none()))
     until(page, left=len(shown(none())))
     assert "Does not fit." in page.inner_text(CAPTION) and "too much" in page.inner_text(".lockstep-player")

@@ -20,7 +20,7 @@ from tests.players import html_of
 
 
 @pytest.mark.parametrize("make", [few, many])
-def test_whatever_is_chosen_the_fastest_that_fits_is_shown(make):
+def test_the_fastest_layout_that_fits_is_shown_for_every_choice(make):
     found = make()
     here = set(shown(found).tolist())
     columns = [found.layouts.array(name) for name in GROUPED]
@@ -37,7 +37,7 @@ def test_whatever_is_chosen_the_fastest_that_fits_is_shown(make):
     assert set(found.front().tolist()) <= here and found.best in here and len(here) < len(found)
 
 
-def test_they_come_fastest_first_and_their_numbers_are_the_estimates():
+def test_layouts_are_sorted_by_speed_and_carry_their_estimates():
     found, chosen = few(), shown(few())
     data = layouts_payload(found)
     columns = data["columns"]
@@ -86,7 +86,7 @@ def test_a_chart_says_what_it_shows_and_can_show_another():
         live.trace
 
 
-def test_what_cannot_be_shown_is_refused():
+def test_invalid_input_raises_a_clear_error():
     with pytest.raises(TypeError, match="takes what search"):
         layout_chart([])
     with pytest.raises(ValueError, match="found no layout"):

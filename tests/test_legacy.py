@@ -53,7 +53,7 @@ def test_a_row_shows_what_happened_and_the_sentence_that_says_so(stated: dict, h
     (dict(new=refuses), r"new\(\), the new code, raises ValueError"),
     (dict(new=warns, new_gives=7), r"new\(\), the new code, warns: FutureWarning"),
     (dict(new=lambda: 3), r"new\(\) gives 3; the row says None")])
-def test_a_row_that_is_not_so_fails(stated: dict, complaint: str) -> None:
+def test_a_row_that_is_not_true_fails(stated: dict, complaint: str) -> None:
     section = Section("Calls")
     with pytest.raises(LegacyError, match=complaint):
         section.row("old()", stated.pop("old", nothing), "new()", stated.pop("new", nothing), today="", **stated)
@@ -87,7 +87,7 @@ def test_ranks_give_a_list_and_say_on_stderr_what_only_cpp_warns_of(capfd: pytes
 
 
 @pytest.mark.slow
-def test_the_error_of_one_rank_and_a_hang_are_told_apart() -> None:
+def test_the_error_of_one_rank_and_a_hang_are_distinguished() -> None:
     def one_refuses() -> None:
         import os
         if os.environ["RANK"] == "1":
@@ -116,7 +116,7 @@ def test_a_script_that_fails_says_why() -> None:
 
 
 @pytest.mark.slow
-def test_a_script_that_does_not_end_is_ended_with_its_ranks(tmp_path: Any) -> None:
+def test_a_script_that_hangs_is_ended_with_its_ranks(tmp_path: Any) -> None:
     """torchrun starts its ranks in sessions of their own."""
     source = f"import os, time; open('{tmp_path}/' + str(os.getpid()), 'w').close(); time.sleep(300)"
     with pytest.raises(ScriptError, match="has not ended after 10 s"):

@@ -30,7 +30,7 @@ def lane(page: Any, rank: int, kind: int) -> list[str]:
     return [fill for y, fill in rows if abs(y - tops[3 * rank + kind]) < 0.1]
 
 
-def test_each_stop_is_told(show: Callable) -> None:
+def test_each_stop_is_described(show: Callable) -> None:
     trace = recorded(3)
     page = show(memory_player(trace), reduced_motion="reduce")
     assert captions(page) == [stress + rest for stress, rest in [begin(read_held(trace)), *told(read_held(trace))]]
@@ -47,7 +47,7 @@ def test_a_unit_fills_when_it_is_gathered_and_empties_when_it_is_freed(show: Cal
     assert lane(page, 1, 0)[2] == "var(--r1)"
 
 
-def test_figures_count_as_it_goes(show: Callable) -> None:
+def test_figures_are_updated_at_each_stop(show: Callable) -> None:
     _, sizes = run_of(3)
     page, whole = show(memory_player(recorded(3)), reduced_motion="reduce"), sum(sizes)
     press(page, "Home")
@@ -74,7 +74,7 @@ def test_the_reader_chooses_stage_and_ranks(show: Callable) -> None:
     assert page.eval_on_selector_all(".lk-hold", widths)[0] == pytest.approx(2 * sharded[0], rel=0.02)
 
 
-def test_pieces_travel_while_a_collective_runs(show: Callable) -> None:
+def test_shards_move_while_a_collective_runs(show: Callable) -> None:
     page = show(memory_player(recorded(3, 4)))
     page.evaluate("""() => { window.seen = new Set(); new MutationObserver(() => document.querySelectorAll(
         '.lk-move g').forEach(g => seen.add(g.getAttribute('transform')))).observe(document.body,

@@ -35,7 +35,7 @@ def at_last(held: Held) -> dict[str, float]:
             ("parameters", "gradients", "optimizer")}
 
 
-def test_the_stage_and_the_units_are_read_off_the_run(step) -> None:
+def test_the_stage_and_the_units_are_inferred_from_the_run(step) -> None:
     stage, held, sizes = step
     assert held.zero_stage == stage and held.num_steps == 1
     assert held.units == dict(zip(("root", "block 0", "block 1"), sizes))
@@ -51,7 +51,7 @@ def test_bytes_held_and_sent_are_the_formulas(step) -> None:
     assert rule.endswith(f"of {in_bytes(sent, zeros=True)} = {3 if stage == 3 else 2}(N−1)/N·n")
 
 
-def test_each_unit_is_reduced_once_and_gathered_as_often_as_its_stage_says(step) -> None:
+def test_each_unit_is_reduced_once_and_gathered_as_its_stage_requires(step) -> None:
     stage, held, _ = step
     counts = {op: sorted(a.unit for a in held.actions if a.op == op) for op in ("all_gather", "reduce_scatter",
                                                                                 "all_reduce", "free")}
@@ -84,7 +84,7 @@ def test_figures_and_words_of_four_ranks() -> None:
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_shards_with_memory_of_their_own_are_shown_as_what_they_are(stage: int) -> None:
+def test_shards_with_separate_memory_are_shown_as_shards(stage: int) -> None:
     """They take more, and everything else is the same step."""
     trace, sizes = run_of(stage, own_shards=True)
     views, held = read_held(recorded(stage)), read_held(trace)
@@ -119,7 +119,7 @@ def looks(stage: int, lane: int) -> list[str]:
     return [look for k, look in enumerate(seen) if k == 0 or seen[k - 1] != look]
 
 
-def test_how_what_is_held_looks() -> None:
+def test_the_drawn_state_of_parameters_and_gradients() -> None:
     assert {stage: looks(stage, 0) for stage in range(4)} == {
         0: ["whole"], **dict.fromkeys((1, 2), ["whole", "updated", "whole"]),
         3: ["shard", "whole", "shard", "whole", "shard"]}
@@ -128,7 +128,7 @@ def test_how_what_is_held_looks() -> None:
     assert {stage: looks(stage, 2) for stage in range(4)} == {0: ["whole"], **dict.fromkeys((1, 2, 3), ["shard"])}
 
 
-def test_measured_times_and_the_order_of_events_leave_no_trace() -> None:
+def test_measured_times_and_the_order_of_events_do_not_change_the_page() -> None:
     trace = recorded(3)
     rows = [replace(event, start_s=2 * event.start_s + 1, end_s=2 * event.end_s + 1) for event in trace.events]
     random.Random(0).shuffle(rows)
@@ -150,13 +150,13 @@ def test_a_choice_of_runs_and_its_size() -> None:
     (lambda e: replace(e, num_bytes=e.num_bytes + 8) if (e.rank, e.kind, e.op) == (1, "memory", "optimizer") else e,
      "ranks 0 and 1 do not"),
     (lambda e: replace(e, kind="compute") if e.kind == "memory" else e, "follow_units")])
-def test_what_cannot_be_drawn_is_refused(change, words) -> None:
+def test_a_run_that_cannot_be_drawn_raises_a_clear_error(change, words) -> None:
     trace = recorded(3)
     with pytest.raises(ValueError, match=words):
         memory_player(Trace(map(change, trace.events), 2, trace.clock, trace.source))
 
 
-def test_other_things_are_refused() -> None:
+def test_other_types_are_refused() -> None:
     with pytest.raises(TypeError, match="takes a trace"):
         memory_player(ring_all_reduce(2))
     with pytest.raises(ValueError, match="up to 8 ranks"):
@@ -179,7 +179,7 @@ def test_bars_say_the_bytes_in_words() -> None:
     ({"zero_stage": -1}, "ZeRO stages 0 to 3 .* not stage -1"), ({"zero_stage": 7}, "not stage 7"),
     ({"num_parameters": 5}, "million"), ({"each": StateBytes(1, 1, 1)}, "ADAM_MIXED"),
     ({"gpu_bytes": 1.0}, "GPUs")])
-def test_bars_of_what_cannot_be_chosen(options, words) -> None:
+def test_bars_refuse_invalid_options(options, words) -> None:
     with pytest.raises(ValueError, match=words):
         memory_bars(**options)
     with pytest.raises(TypeError, match="no trace"):

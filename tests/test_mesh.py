@@ -51,7 +51,7 @@ def test_the_groups_of_some_axes_share_out_the_ranks(mesh, data):
 
 @settings(deadline=None, max_examples=40)
 @given(meshes(), st.data())
-def test_ranks_that_are_no_whole_group_have_no_axis(mesh, data):
+def test_ranks_that_are_not_a_whole_group_have_no_axis(mesh, data):
     ranks = data.draw(st.sets(st.sampled_from(range(mesh.world_size)), min_size=1))
     every = {group for size in range(len(mesh.axes) + 1) for axes in itertools.combinations(mesh.axes, size)
              for group in mesh.groups(*axes)}
@@ -100,7 +100,7 @@ def torch_s_groups(sizes):
 
 
 @pytest.mark.parametrize("sizes", [{"pp": 2, "dp": 2, "tp": 2}, {"tp": 2, "dp": 1, "pp": 4}], ids=str)
-def test_coordinates_and_groups_are_those_of_torch_s_device_mesh(sizes):
+def test_coordinates_and_groups_equal_those_of_torchs_device_mesh(sizes):
     for rank, (place, groups) in enumerate(launch(torch_s_groups, 8, sizes)):
         assert place == Mesh.of(sizes).coordinates(rank)
         assert all(theirs == made == told for theirs, made, told in groups.values())
@@ -122,6 +122,6 @@ def test_coordinates_and_groups_are_those_of_torch_s_device_mesh(sizes):
     (lambda: CUBE.rank_at(pp=0, dp=2, tp=0), "dp=2 is outside"),
     (lambda: CUBE.with_axes("pp", "dp"), "names each of them once"),
 ])
-def test_what_is_no_mesh_is_refused(make, message):
+def test_an_invalid_mesh_raises_a_clear_error(make, message):
     with pytest.raises(MeshError, match=re.escape(message)):
         make()

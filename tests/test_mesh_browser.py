@@ -140,7 +140,7 @@ def test_axes_by_dragging(show: Callable, width: int) -> None:
     assert not page.locator(".lk-axis.held").count()
 
 
-def test_each_stop_is_told_as_on_the_page_without_javascript(show: Callable) -> None:
+def test_each_stop_is_described_as_on_the_page_without_javascript(show: Callable) -> None:
     page, mesh = show(explorer(), reduced_motion="reduce"), mesh_of(CUBE)
     crossing = {"work": "None of it leaves its node.", "message": "All of it crosses a node.",
                 "collective": "None of it leaves its node."}
@@ -149,7 +149,7 @@ def test_each_stop_is_told_as_on_the_page_without_javascript(show: Callable) -> 
     assert [" ".join(text.split()) for text in captions(page)][1:] == wanted
 
 
-def test_what_ranks_do_and_send_is_on_them(show: Callable) -> None:
+def test_ranks_show_what_they_do_and_send(show: Callable) -> None:
     page = show(explorer(), reduced_motion="reduce")
     press(page, "ArrowRight")
     assert caption(page).startswith(SAID) and ranks(page, ".lk-cube.mate") == [0, 1, 2, 3]
@@ -162,7 +162,7 @@ def test_what_ranks_do_and_send_is_on_them(show: Callable) -> None:
     assert page.locator(".lk-tube:not(.in)").count() == 4
 
 
-def test_a_step_on_reordered_axes_names_the_ranks_anew(show: Callable) -> None:
+def test_a_step_on_reordered_axes_renames_the_ranks(show: Callable) -> None:
     """What rank 1 sent, another sends: the same coordinates, another number."""
     events = [Event(1, "send", peer=0, num_bytes=8.0, start_s=0.0, end_s=1.0),
               Event(0, "recv", peer=1, num_bytes=8.0, start_s=0.0, end_s=1.0)]
@@ -175,7 +175,7 @@ def test_a_step_on_reordered_axes_names_the_ranks_anew(show: Callable) -> None:
     assert caption(page) == "Rank 2 sends 8 B along tp. All of it crosses a node."
 
 
-def test_messages_travel(show: Callable) -> None:
+def test_messages_move(show: Callable) -> None:
     page = show(explorer())
     press(page, "ArrowRight")
     until(page, step=1, playing="false")

@@ -61,7 +61,7 @@ def test_the_stops_of_a_step() -> None:
         "All-reduce along dp on all 8 ranks: up to 14.3 kB from each rank, after the last backward."]
 
 
-def test_stops_depend_on_each_ranks_order_alone() -> None:
+def test_stops_depend_only_on_each_ranks_order() -> None:
     """Ranks that are late, and times that are twice as long, change nothing."""
     trace = recorded()
     late = [replace(event, start_s=2 * event.start_s + event.rank, end_s=2 * event.end_s + event.rank)
@@ -88,13 +88,13 @@ def test_of_several_steps_the_first_is_played_and_bytes_are_the_mean() -> None:
     assert {**several, "source": first["source"]} == first
 
 
-def test_state_sharded_inside_a_backward_is_told_with_it() -> None:
+def test_collectives_inside_a_backward_are_described_with_it() -> None:
     texts = said(recorded(zero_stage=2), mesh_of(CUBE))
     assert any(re.search(r"Backward of micro-batch 1 on stage 1: 5 all-reduces along tp, .* from each rank; "
                          r"3 reduce-scatters along dp, ", text) for text in texts)
 
 
-def test_what_crosses_nodes_in_each_order_is_what_the_mesh_says() -> None:
+def test_bytes_that_cross_nodes_in_each_order_are_those_of_the_mesh() -> None:
     """The coordinates of a rank stay; the trace of the renumbered ranks, counted anew, has the same bytes."""
     trace, mesh = recorded(), mesh_of(CUBE)
     sent = flows(trace, mesh)
@@ -119,13 +119,13 @@ def test_sizes_of_nodes_to_choose_from() -> None:
     assert sizes(mesh_of((3, 2, 2), 3)) == [1, 2, 3, 4, 8, 12]
 
 
-def test_messages_that_cross_are_no_deadlock() -> None:
+def test_crossing_messages_are_not_a_deadlock() -> None:
     """Both ranks ask for a message before they send, as batch_isend_irecv does: it is needed when it is waited for."""
     both = [Event(rank, kind, peer=1 - rank, num_bytes=8.0, end_s=9.0) for rank in (0, 1) for kind in ("recv", "send")]
     assert said(by_hand(*both), PAIR) == ["Both ranks send 8 B each along dp."]
 
 
-def test_a_message_is_named_only_if_it_can_be_nothing_else() -> None:
+def test_a_message_is_named_only_if_it_is_unambiguous() -> None:
     """Two sends after one forward could be anything, and so could one that goes to no neighbouring stage."""
     mesh = Mesh.of({"pp": 2})
     f0 = Event(0, "compute", "F", stage=0, micro_batch=0)
@@ -144,7 +144,7 @@ def test_a_chain_of_messages_is_a_stop_for_each() -> None:
     assert len(said(by_hand(there, got, back, Event(0, "recv", peer=1, num_bytes=8.0)), PAIR)) == 2
 
 
-def test_what_never_ends_is_said() -> None:
+def test_operations_that_never_complete_are_described() -> None:
     stuck = by_hand(Event(0, "recv", peer=1, num_bytes=8.0),
                     Event(1, "collective", "all_reduce", group=(0, 1), num_bytes=8.0))
     assert said(stuck, PAIR) == ["Rank 0 waits for a message from rank 1 that never came. "
@@ -172,7 +172,7 @@ def test_collectives_alone_are_counted_over_the_run() -> None:
                                      Event(rank, "recv", peer=1 - rank, num_bytes=1.0) for k in range(200)
                                      for rank in (0, 1)]), PAIR), ValueError, "200 stops, and the mesh explorer"),
 ])
-def test_what_cannot_be_shown_is_refused(wrong: Any, error: type, words: str) -> None:
+def test_invalid_input_raises_a_clear_error(wrong: Any, error: type, words: str) -> None:
     with pytest.raises(error, match=words):
         wrong()
 

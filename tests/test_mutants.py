@@ -26,7 +26,7 @@ def test_a_patch_fits_and_is_headed_by_a_sentence(patch):
     (1, "ERROR tests/test_a.py - ImportError: no\n", "tests/test_a.py"),
     (2, "make: *** [Makefile:1: quick] Error 2\n\n", "make: *** [Makefile:1: quick] Error 2"),
     (-9, "", "exit status -9"), (None, "", "not done after 5 s")])
-def test_what_failed_first_is_told(status, printed, first):
+def test_the_first_failed_test_is_reported(status, printed, first):
     assert mutants.first_failure(status, printed, 5) == first
 
 
@@ -36,12 +36,12 @@ def test_what_failed_first_is_told(status, printed, first):
     (f"{PYTHON}assert \"{ROOT}\" not in module.__file__'", 1, "0 of 1 found"),
     ("{python} -c 'raise SystemExit(3)'", 2, "the tests of mine fail without any fault")],
     ids=["found", "survives", "fails anyway"])
-def test_a_fault_is_in_the_copy_alone(command, status, told, capfd):
+def test_a_fault_is_put_into_the_copy_only(command, status, told, capfd):
     assert mutants.main([FAULT, "--tier", "mine", "--command", command]) == status
     assert told in "".join(capfd.readouterr())
 
 
-def test_what_cannot_be_tried_is_told(capfd):
+def test_a_mutant_that_cannot_be_tried_is_reported(capfd):
     for arguments in (["no_such_fault"], [FAULT, "--tier", "fast"]):
         assert mutants.main(arguments) == 2
     assert "no patch" in (said := capfd.readouterr().err) and "not fast" in said

@@ -19,7 +19,7 @@ def test_pieces_of_a_stream_are_joined_across_outputs_between_them():
 
 
 @pytest.mark.parametrize("num_cells, num_ignored, is_told", [(3, 1, True), (4, 1, False), (6, 2, True), (7, 2, False)])
-def test_fewer_than_a_third_of_cells_may_be_ignored(num_cells, num_ignored, is_told):
+def test_fewer_than_a_third_of_the_cells_may_be_ignored(num_cells, num_ignored, is_told):
     ignored = [new_code_cell("clock()", metadata={"tags": ["nbval-ignore-output"]}) for _ in range(num_ignored)]
     cells = [*ignored, *(new_code_cell("1") for _ in range(num_cells - num_ignored))]
     messages = [problem.message for problem in ignored_outputs(new_notebook(cells=cells))]

@@ -75,7 +75,7 @@ def test_logits_depend_on_what_came_before_and_on_nothing_later(dtype: torch.dty
     assert changed[:5].eq(0).all() and changed[5:].gt(1e-6).all()
 
 
-def test_equal_tokens_at_different_positions_are_told_apart() -> None:
+def test_equal_tokens_at_different_positions_are_distinguished() -> None:
     logits = GPT.seeded(SMALL, seed=0)(torch.zeros(1, SMALL.context, dtype=torch.int64))
     assert (logits[0, 1:] - logits[0, :-1]).abs().amax(dim=1).gt(1e-6).all()
 

@@ -307,7 +307,7 @@ def refused(case):
     ("targets", "stage 0 needs targets for 3 micro-batches, but got 0: give"),
     ("shape", r"stage 0 gives torch.float64 of the shape \(2, 6, 8\), and the others wait for torch.float64 of the "
               r"shape \(1, 6, 8\): ")])
-def test_what_cannot_run_raises_a_clear_error(case, words):
+def test_invalid_input_raises_a_clear_error(case, words):
     assert re.match(words, launch(refused, 1, case)[0])
 
 

@@ -14,12 +14,12 @@ READS = ["chapters/03_ring_all_reduce.ipynb", "chapters/ring_all_reduce.svg", "b
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def test_the_picture_is_of_what_chapter_3_stores() -> None:
+def test_the_picture_shows_the_run_stored_in_chapter_3() -> None:
     assert picture.PICTURE.read_text("utf-8") == picture.draw(), "draw it again: make picture"
     assert f"({picture.PICTURE.relative_to(ROOT)})" in (ROOT / "README.md").read_text("utf-8")
 
 
-def test_a_ring_adds_until_each_rank_has_one_whole_chunk_and_copies_until_all_are() -> None:
+def test_a_ring_adds_until_each_rank_has_a_complete_chunk_then_copies() -> None:
     panels = picture.panels_of(picture.recorded_run(picture.CHAPTER))
     whole = [sum(mask == 15 for row in held for mask in row) for _, held, _ in panels]
     assert whole == [0, 0, 0, 4, 8, 12, 16]

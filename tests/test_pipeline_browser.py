@@ -31,7 +31,7 @@ def texts(page: Any, start: str) -> list[str]:
     return [text for text in all_texts if text.startswith(start)]
 
 
-def test_each_stop_is_told(show: Callable) -> None:
+def test_each_stop_is_described(show: Callable) -> None:
     page = show(pipeline_player(one_f_one_b(2, 3)), reduced_motion="reduce")
     assert captions(page) == [
         "Rank 0 starts the forward of micro-batch 0. The other rank waits for what comes from there.",
@@ -49,7 +49,7 @@ def test_each_stop_is_told(show: Callable) -> None:
         "Every micro-batch has gone forward and back on every stage. Done after 12 ms."]
 
 
-def test_split_backwards_and_second_stages_are_told(show: Callable) -> None:
+def test_split_backwards_and_second_stages_are_described(show: Callable) -> None:
     page = show(pipeline_player(zero_bubble(4, 2)), reduced_motion="reduce")
     said = captions(page)
     assert ("Rank 1 starts the forward of micro-batch 1 on stage 2. Rank 0 starts the input gradient of micro-batch 0 "
@@ -60,7 +60,7 @@ def test_split_backwards_and_second_stages_are_told(show: Callable) -> None:
     assert "Ranks 0 and 1 start weight gradients of micro-batches 0 and 1." in said
 
 
-def test_what_is_on_its_way_is_told_and_seen(show: Callable) -> None:
+def test_messages_in_flight_are_described_and_drawn(show: Callable) -> None:
     """A message longer than what a rank does meanwhile is waited for, and travels from lane to lane."""
     page = show(pipeline_player(gpipe(2, 2), link=Link(2.5e-3, 1e9)))
     scrub(page, 0.2)
@@ -77,7 +77,7 @@ def test_what_is_on_its_way_is_told_and_seen(show: Callable) -> None:
     assert page.locator(".lk-chip:not(.off)").all_inner_texts() in ([], ["1↑"])
 
 
-def test_strips_show_what_is_kept(show: Callable) -> None:
+def test_strips_show_kept_activations(show: Callable) -> None:
     page = show(pipeline_player(one_f_one_b(3, 4)), reduced_motion="reduce")
     for step in range(4):
         press(page, *["ArrowRight"] * (step > 0))
@@ -110,7 +110,7 @@ def test_a_second_stage_carries_a_line(show: Callable) -> None:
     assert "a line: a rank's second stage" in show(pipeline_player(interleaved(4, 2))).inner_text(".lk-key")
 
 
-def test_a_run_that_hung_ends_where_it_stood(show: Callable) -> None:
+def test_a_hung_run_ends_where_it_hung(show: Callable) -> None:
     done = [Action(0, 0, 0, "F"), Action(0, 0, 1, "F"), Action(1, 1, 0, "F"), Action(1, 1, 0, "B")]
     hung = recorded(PipelineSchedule("mine", 2, 2, done))
     page = show(pipeline_player({"hung": hung, "deadlock": PipelineSchedule("mine", 2, 2, WRONG)}),

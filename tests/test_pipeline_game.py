@@ -79,7 +79,7 @@ def test_the_rules_are_those_of_the_package(show: Callable) -> None:
         assert any(game["done"] for game in found)
 
 
-def test_room_for_activations_is_a_rule_too(show: Callable) -> None:
+def test_room_for_activations_is_also_a_rule(show: Callable) -> None:
     page, data = show(pipeline_game(2, 2)), data_of(pipeline_game(2, 3, most_in_flight=1))
     order = [(0, "F", 0), (0, "F", 1), (1, "F", 0), (1, "B", 0), (0, "B", 0), (0, "F", 1)]
     [game] = page.evaluate(RULES, [data, [order]])
@@ -109,7 +109,7 @@ def score(page: Any) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize(("make", "name", "peaks"), [
     (one_f_one_b, "1F1B", "3, 2, 1"), (gpipe, "GPipe", "3, 3, 3")])
-def test_a_known_order_is_recognised(show: Callable, make: Callable, name: str, peaks: str) -> None:
+def test_a_known_order_is_recognized(show: Callable, make: Callable, name: str, peaks: str) -> None:
     """Placed action by action, it scores as what it is; with 3 micro-batches on 3 ranks its bubble is 2/5."""
     page = show(pipeline_game(3, 3))
     place_all(page, make(3, 3))
@@ -129,7 +129,7 @@ def test_another_order_is_compared(show: Callable) -> None:
     assert score(page)["yours"] == ["10 ms", "7 of 8 placed", "1, 1"]
 
 
-def test_what_cannot_run_is_explained_and_loses_nothing(show: Callable) -> None:
+def test_an_invalid_placement_is_explained_and_changes_nothing(show: Callable) -> None:
     page = show(pipeline_game(3, 2))
     place(page, 0, "F", 0)
     for move, why in (((0, "B", 0), "rank 0 waits at B0 of stage 0 for the backward of micro-batch 0 on stage 1"),
@@ -186,7 +186,7 @@ def test_undo_and_restart(show: Callable) -> None:
     assert state(page)["placed"] == ""
 
 
-def test_what_is_placed_can_be_played(show: Callable) -> None:
+def test_placed_actions_can_be_played(show: Callable) -> None:
     page = show(pipeline_game(2, 2), reduced_motion="reduce")
     place_all(page, gpipe(2, 2))
     assert "this is GPipe" in caption(page) and state(page)["step"] == state(page)["steps"]
@@ -195,7 +195,7 @@ def test_what_is_placed_can_be_played(show: Callable) -> None:
     assert page.eval_on_selector_all("g.in text", "all => all.map(e => e.textContent)") == ["0"]
 
 
-def test_a_game_outlives_another_theme_and_width(show: Callable) -> None:
+def test_a_game_survives_a_change_of_theme_and_width(show: Callable) -> None:
     page = show(pipeline_game(2, 2))
     press(page, "f", "f")
     page.evaluate("document.documentElement.dataset.theme = 'dark'")
@@ -257,7 +257,7 @@ def test_a_reader_without_javascript_gets_the_rules(show: Callable) -> None:
     ((9, 4), {}, "up to 8 stages and 16 micro-batches"),
     ((4, 17), {}, "not 4 and 17"), ((2, 2), {"most_in_flight": 0}, "most_in_flight must be a whole number"),
     ((2, 2), {"forward_s": 0, "backward_s": 0}, "takes no time")])
-def test_what_is_no_game_is_refused(sizes: tuple[int, int], options: dict, message: str) -> None:
+def test_an_invalid_game_raises_a_clear_error(sizes: tuple[int, int], options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pipeline_game(*sizes, **options)
     with pytest.raises(TypeError, match="use pipeline_player to show a trace"):

@@ -81,7 +81,7 @@ def pipelines(draw: st.DrawFn) -> tuple[PipelineSchedule, Trace]:
 
 @settings(max_examples=80, deadline=None)
 @given(pipelines())
-def test_the_data_say_what_the_trace_says(drawn: tuple[PipelineSchedule, Trace]) -> None:
+def test_the_data_match_the_trace(drawn: tuple[PipelineSchedule, Trace]) -> None:
     schedule, trace = drawn
     run = run_of(pipeline_player(trace))
     found = {row[:4]: row[4:] for row in actions_in(run)}
@@ -100,7 +100,7 @@ def test_the_data_say_what_the_trace_says(drawn: tuple[PipelineSchedule, Trace])
 
 @settings(max_examples=40, deadline=None)
 @given(pipelines())
-def test_figures_are_the_trace_and_the_schedule(drawn: tuple[PipelineSchedule, Trace]) -> None:
+def test_figures_match_the_trace_and_the_schedule(drawn: tuple[PipelineSchedule, Trace]) -> None:
     schedule, trace = drawn
     (share, _), (_, _), (most, where), *_ = run_of(pipeline_player(trace))["figures"]
     assert share == f"{100 * bubble(trace).share:.1f} %"
@@ -109,7 +109,7 @@ def test_figures_are_the_trace_and_the_schedule(drawn: tuple[PipelineSchedule, T
     assert [int(peak) for peak in re.findall(r"\d+", where)] == (peaks if len(set(peaks)) > 1 else [])
 
 
-def test_times_are_few_whole_ticks() -> None:
+def test_times_are_small_whole_numbers_of_ticks() -> None:
     run = run_of(pipeline_player(one_f_one_b(4, 8)))
     assert run["ticks"] == 33 and run["actions"][3][:3] == [[3, "F", 0, 3, 4], [3, "B", 0, 4, 6], [3, "F", 1, 6, 7]]
 
@@ -173,7 +173,7 @@ def test_a_part_of_the_ranks_is_shown_as_a_pipeline_of_its_own() -> None:
     assert run_of(pipeline_player(trace, ranks=[0, 1]))["who"] == [0, 1]
 
 
-def test_an_order_that_cannot_go_on_is_shown_as_far_as_it_goes() -> None:
+def test_a_deadlocked_order_is_shown_up_to_the_deadlock() -> None:
     run = run_of(pipeline_player(PipelineSchedule("mine", 2, 2, WRONG)))
     assert order_of(run) == ["0F0", "1F0"]
     assert run["ends"] == ["rank 0 waits at B0 of stage 0 for the backward of micro-batch 0 on stage 1",
@@ -181,7 +181,7 @@ def test_an_order_that_cannot_go_on_is_shown_as_far_as_it_goes() -> None:
     assert run["figures"][0] == ["–", "no bubble: the order is not complete"]
 
 
-def test_a_run_that_hung_says_where_each_rank_stands() -> None:
+def test_a_hung_run_says_where_each_rank_waits() -> None:
     done = [Action(0, 0, 0, "F"), Action(0, 0, 1, "F"), Action(1, 1, 0, "F"), Action(1, 1, 0, "B")]
     hung = recorded(PipelineSchedule("mine", 2, 2, done, world_size=3))
     shown = pipeline_player(hung)
@@ -200,7 +200,7 @@ def test_runs_are_chosen_by_their_keys() -> None:
     assert [run["at"] for run in data["runs"]] == [[1, 1], [0, 0], [1, 0]]
 
 
-def test_a_race_cuts_one_model() -> None:
+def test_a_race_splits_one_model() -> None:
     """Two stages on a rank have half the layers each, so half the time and half the activations."""
     runs = {"1F1B": one_f_one_b(4, 8), "interleaved": interleaved(8, 8)}
     one, other = data_of(pipeline_race(runs))["runs"]
@@ -224,7 +224,7 @@ def test_a_race_cuts_one_model() -> None:
     ("gpipe", {}, TypeError, "takes a PipelineSchedule or a Trace of one, or a mapping of them, not str"),
     ({"a": gpipe(2, 2)}, {"select": "b"}, ValueError, "select can't be 'b': use one of a"),
 ])
-def test_what_is_no_pipeline_is_refused(what: Any, options: dict, error: type[Exception], message: str) -> None:
+def test_an_invalid_pipeline_is_refused(what: Any, options: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         pipeline_player(what, **options)
 

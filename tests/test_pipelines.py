@@ -30,7 +30,7 @@ def test_golden_orders(name):
 
 @given(sizes, st.integers(1, 4))
 @settings(deadline=None, max_examples=60)
-def test_every_schedule_runs_all_of_it(size, stages_per_rank):
+def test_every_schedule_runs_every_action(size, stages_per_rank):
     num_ranks, num_micro_batches = size
     made = [gpipe(*size), one_f_one_b(*size), zero_bubble(2 * num_ranks, num_micro_batches),
             interleaved(num_ranks * stages_per_rank, num_ranks * num_micro_batches, stages_per_rank)]
@@ -98,7 +98,7 @@ def test_an_order_that_cannot_run_is_explained(text, size, reason):
     ([Action(0, 0, 0, "X")], "kind must be one of F, B, I, W, not 'X'"),
     ([(0, 0)], "is not a Action: give"),
 ])
-def test_an_action_that_cannot_be_is_refused(actions, reason):
+def test_an_invalid_action_is_refused(actions, reason):
     with pytest.raises(ScheduleError) as caught:
         PipelineSchedule("own", 2, 2, actions)
     assert reason in str(caught.value)
@@ -115,13 +115,13 @@ def test_an_action_that_cannot_be_is_refused(actions, reason):
     (lambda: PipelineSchedule.from_csv(""), "write one with to_csv"),
     (lambda: PipelineSchedule("own name", 1, 1, []), "letters, digits and underscores"),
 ])
-def test_sizes_that_cannot_be_are_refused(make, reason):
+def test_invalid_sizes_are_refused(make, reason):
     with pytest.raises(ScheduleError) as caught:
         make()
     assert reason in str(caught.value)
 
 
-def test_an_order_may_be_a_part():
+def test_an_order_may_be_partial():
     """As a run that hung leaves it."""
     part = order("0F0,0F1\n1F0", 2, 2)
     assert [str(action) for action in part.runnable()] == ["F0 of stage 0", "F1 of stage 0", "F0 of stage 1"]

@@ -94,7 +94,7 @@ def test_time_is_that_of_the_simulated_pipeline(pp, num_micro_batches, stages_pe
     assert simulate_pipeline(schedule, part_s, 2 * part_s).duration_s == pytest.approx(busy_s + found.bubble_s)
 
 
-def test_parts_add_up_and_all_at_once_is_one_by_one():
+def test_parts_add_up_and_a_batch_of_estimates_equals_single_ones():
     layouts = [LAYOUT, Layout(1, 16, 1, zero_stage=3), Layout(2, 2, 4, 4, 2, 2, True, "full"), Layout(16 // 4, 1, 4)]
     found = estimates(MODEL, EVERYTHING, layouts, BATCH)
     for layout, row in zip(layouts, found):
@@ -106,7 +106,7 @@ def test_parts_add_up_and_all_at_once_is_one_by_one():
         assert row.mfu == pytest.approx(flops)
 
 
-def test_links_inside_and_across_nodes():
+def test_groups_use_the_links_inside_or_across_nodes():
     """tp 2 and dp 2 share a node of 4: only pp crosses. On nodes of 2 dp crosses, on its one card."""
     inside, dp_across = cost(), cost(replace(EVERYTHING, gpus_per_node=2))
     assert inside.dp_s == pytest.approx(inside.dp_bytes / 300e9)
@@ -141,7 +141,7 @@ def test_layouts_that_do_not_divide_are_refused(layout, words):
     ((0, 1, 1), "at least 1"), ((2, 1, 1, 1, 1, 4), "no ZeRO stage 4"), ((1, 1, 1, 1, 2), "need a pipeline"),
     ((1, 1, 1, 1, 1, 0, False, "some"), "recompute can't be 'some'"),
     ((1, 1, 2, 1, 1, 0, 2), "sequence_parallel is 0 or 1, not 2")])
-def test_layouts_that_cannot_be_are_refused(sizes, words):
+def test_invalid_layouts_are_refused(sizes, words):
     with pytest.raises(ValueError, match=words):
         Layout(*sizes)
 
@@ -151,12 +151,12 @@ def test_layouts_that_cannot_be_are_refused(sizes, words):
     ("efficiency", 0, "efficiency is a share"), ("efficiency", 1.1, "at most 1, not 1.1"),
     ("usable_share", 90, "usable_share is a share"), ("across_bytes_per_s", 0, "across_bytes_per_s is above 0"),
     ("memory_bytes", float("nan"), "memory_bytes is above"), ("num_passes", -1, "num_passes is at least 0")])
-def test_clusters_that_cannot_be_are_refused(name, value, words):
+def test_invalid_clusters_are_refused(name, value, words):
     with pytest.raises(ValueError, match=words):
         replace(A100, **{name: value})
 
 
-def test_nothing_to_estimate_is_said_in_words():
+def test_an_empty_list_or_batch_raises_a_clear_error():
     with pytest.raises(ValueError, match="the list has no layouts"):
         estimates(MODEL, EVERYTHING, [], BATCH)
     for batch in (0, -32):
@@ -182,7 +182,7 @@ def test_a_fit_finds_the_constants_that_made_the_times():
     assert (found.efficiency, found.num_passes) == pytest.approx((0.5, 9.0))
 
 
-def test_rows_held_out_are_within_ten_per_cent():
+def test_held_out_rows_are_within_ten_per_cent():
     """Six other rows of the table that was fitted; eight of another paper, a year later, where the largest are off."""
     same = [row for row in HELD_OUT if row in WEAK_SCALING]
     assert len(same) == 6 and max(abs(row.error) for row in same) < 0.06
@@ -200,7 +200,7 @@ def test_the_error_depends_on_the_rows_that_are_fitted():
             largest_errors(A100, rows, num_fitted)
 
 
-def test_one_share_of_the_peak_is_a_worse_formula():
+def test_a_single_share_of_the_peak_fits_worse():
     """The baseline: all steps at one share of the peak, the best for the same four rows."""
     shares = np.array([row.at_peak_s / row.step_s for row in FITTED])
     share = shares @ shares / shares.sum()
@@ -217,7 +217,7 @@ def test_sharding_alone_is_slower_than_the_formula():
 
 @pytest.mark.parametrize("full, selective, published", [*zip(RECOMPUTATION[::2], RECOMPUTATION[1::2],
                                                              (0.290, 0.318, 0.297, 0.321))])
-def test_what_less_recomputation_gains(full, selective, published):
+def test_the_gain_of_selective_recomputation(full, selective, published):
     assert full.step_s / selective.step_s - 1 == pytest.approx(published, abs=0.002)
     assert full.estimated_s / selective.estimated_s - 1 == pytest.approx(published, abs=0.08)
 

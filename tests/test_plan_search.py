@@ -27,7 +27,7 @@ def possible(pp, dp, tp, micro, stages, zero, parallel, recompute):
     return (dp > 1 or not zero) and ((tp > 1 and MODEL.num_tokens % tp == 0) or not parallel)
 
 
-def test_every_layout_is_there_once():
+def test_every_layout_is_found_once():
     sizes = [divisors(GPUS)] * 3 + [divisors(BATCH), divisors(MODEL.num_layers), range(4), (0, 1), RECOMPUTE]
     wanted = {Layout(*of) for of in product(*sizes) if possible(*of)}
     found = list(all_layouts(MODEL, GPUS, BATCH))
@@ -40,7 +40,7 @@ def test_tp_can_be_bounded():
     assert set(found.array("tp").tolist()) == {1, 2}
 
 
-def test_tall_clusters_have_many_layouts_and_each_row_is_its_own_estimate():
+def test_large_clusters_have_many_layouts_and_each_row_is_its_own_estimate():
     found = search(GPT3, replace(A100, num_gpus=16384), 16384)
     assert len(found) > 10_000
     for position in np.random.default_rng(0).choice(len(found), 20, replace=False):
@@ -63,7 +63,7 @@ def test_the_best_is_the_fastest_that_fits(found):
     assert len(ranked) == usable.sum() and (np.diff(step_s[ranked]) >= 0).all()
 
 
-def test_nothing_beats_the_front(found):
+def test_no_layout_dominates_the_front(found):
     step_s, memory = (found.estimates.array(name) for name in ("step_s", "memory_bytes"))
     front = found.front()
     for position in front:
@@ -104,6 +104,6 @@ def test_a_batch_that_no_layout_divides():
 
 
 @pytest.mark.parametrize("position", [-1, 10**6])
-def test_no_words_about_a_layout_that_is_not_there(found, position):
+def test_explaining_a_missing_layout_raises_a_clear_error(found, position):
     with pytest.raises(ValueError, match=f"no layout at position {position}: there are {len(found)}"):
         explain(found, position)

@@ -49,7 +49,7 @@ def test_every_control(show: Callable) -> None:
     until(page, step=0)
 
 
-def test_scrubbing_shows_what_travels(show: Callable) -> None:
+def test_scrubbing_shows_messages_in_flight(show: Callable) -> None:
     page = show(play(collectives.ring_all_reduce(4)))
     box = page.locator(".lk-scrub").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 1.5 / 6, box["y"] + box["height"] / 2)
@@ -92,7 +92,7 @@ def with_a_librarys_collective() -> Trace:
 
 
 @pytest.mark.parametrize("view", ["ring", "matrix"])
-def test_a_librarys_collective_changes_the_bars_and_nothing_travels(show: Callable, view: str) -> None:
+def test_a_librarys_collective_changes_the_bars_and_draws_no_messages(show: Callable, view: str) -> None:
     page = show(play(with_a_librarys_collective(), view=view, predict=True))
     page.focus(PLAYER)
     page.keyboard.press("ArrowRight")
@@ -109,7 +109,7 @@ def test_a_librarys_collective_changes_the_bars_and_nothing_travels(show: Callab
     assert not page.locator(".lk-bytes").is_visible()
 
 
-def test_keys_in_a_select_stay_its_own(show: Callable) -> None:
+def test_keys_in_a_select_do_not_move_the_player(show: Callable) -> None:
     page = show(play({n: collectives.ring_all_reduce(n) for n in range(2, 17)}))
     page.get_by_label("ranks").focus()
     page.keyboard.press("ArrowRight")
@@ -120,7 +120,7 @@ def test_keys_in_a_select_stay_its_own(show: Callable) -> None:
     until(page, ranks=5, view="ring")
 
 
-def test_predicting(show: Callable) -> None:
+def test_a_prediction_is_judged(show: Callable) -> None:
     page = show(play(collectives.ring_all_reduce(4), predict=True), reduced_motion="reduce")
     for step in range(6):
         right = "true" if step != 1 else "false"

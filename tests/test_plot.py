@@ -47,7 +47,7 @@ def test_times_are_written_in_their_unit(seconds, text):
     assert plot._seconds(seconds) == text
 
 
-def test_equal_lines_all_show_because_earlier_ones_are_wider():
+def test_equal_lines_all_stay_visible():
     lines = plot.lines({"1 rank": [3.0, 2.0], "4 ranks": [3.0, 2.0]}, "step", "loss").axes[0].lines
     assert [line.get_label() for line in lines] == ["1 rank", "4 ranks"]
     assert lines[0].get_linewidth() > lines[1].get_linewidth() and lines[1].get_ydata().tolist() == [3.0, 2.0]

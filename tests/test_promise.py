@@ -13,7 +13,7 @@ def exchanged(*pairs):
         for move in ((step, 0, 1, ours, "copy", theirs), (step, 1, 0, theirs, "copy", ours))], "all_to_all")
 
 
-def test_an_all_to_all_exchanges_every_block_by_itself():
+def test_an_all_to_all_exchanges_each_block_separately():
     assert exchanged((1, 0), (3, 2), (5, 4)).check()
     with pytest.raises(ScheduleError, match="at the end rank 0 chunk 1 holds chunk 2 of rank 1, not its chunk 0"):
         exchanged((1, 2), (3, 0)).check()
@@ -21,7 +21,7 @@ def test_an_all_to_all_exchanges_every_block_by_itself():
 
 
 @pytest.mark.parametrize("name", ["reduce_scatter", "all_gather", "scatter", "gather", "all_to_all"])
-def test_chunks_go_round_the_ranks(name):
+def test_chunks_are_assigned_to_ranks_cyclically(name):
     """A second block of chunks belongs to the ranks as the first one does."""
     one, two = (PROMISES[name].where(3, num_chunks) for num_chunks in (3, 6))
     assert np.array_equal(two, np.hstack([one, one]))

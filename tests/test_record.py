@@ -228,7 +228,7 @@ def exchange_halves(change: str) -> None:
     ("nan", [("recv", None, 0, None), ("hold", None, 1, None)]),
     ("nothing", [("recv", None, 0, None)]),
 ])
-def test_what_a_rank_changes_by_itself_is_a_hold(change, after):
+def test_a_local_change_is_a_hold(change, after):
     trace = launch(exchange_halves, 2, change, record=True).trace
     events = [(e.kind, e.op, e.step, e.contributions) for e in trace.logical().of_rank(0)]
     start = [("hold", None, 0, (1, 0)), ("send", None, 0, (1, 0))]
@@ -273,7 +273,7 @@ def test_a_chunk_changed_while_it_is_sent_is_seen_to_change():
 
 
 @pytest.mark.slow
-def test_several_messages_added_between_two_snapshots_are_told_apart():
+def test_several_messages_added_between_two_snapshots_are_distinguished():
     trace = launch(gather_at_root, 4, "one by one", record=True).trace
     for chunk in (0, 1):
         own = [(e.peer, e.op, e.contributions) for e in trace.of_rank(0) if e.kind == "recv" and e.chunk == chunk]
@@ -288,7 +288,7 @@ def test_a_root_that_forgets_its_own_data_is_seen_to_replace_it():
 
 
 @pytest.mark.slow
-def test_a_receive_in_flight_is_not_read_before_it_is_waited_for():
+def test_a_receive_is_not_read_before_its_wait():
     def early() -> None:
         buffer, chunks, rank, size = watched(2)
         if rank:
@@ -413,7 +413,7 @@ COLLECTIVES = ["all_reduce", "all_gather", "all_gather", "reduce_scatter", "redu
 
 
 @pytest.mark.slow
-def test_a_ranks_own_changes_and_a_collectives_are_told_apart():
+def test_a_ranks_own_changes_and_a_collectives_are_distinguished():
     def both() -> None:
         buffer, *_ = watched(1)
         buffer *= 2

@@ -106,7 +106,7 @@ def after(events):
 
 
 @pytest.mark.slow
-def test_what_is_left_after_the_step_is_the_formula(run):
+def test_memory_left_after_the_step_matches_the_formula(run):
     number, launched = run
     lengths, world_size = launched[0]
     held, _ = after(on_rank_0(launched.trace))

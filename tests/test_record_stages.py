@@ -76,7 +76,7 @@ def two_replicas():
 
 
 @pytest.mark.slow
-def test_replicas_are_told_apart_by_their_ranks():
+def test_replicas_are_distinguished_by_their_ranks():
     trace = launch(two_replicas, 4, record=True).trace
     assert pipeline_order(trace, ranks=(0, 2)).to_csv() == "# pipeline,2,2\n0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
     assert pipeline_order(trace, ranks=(1, 3)).to_csv() == "# pipeline,2,2\n0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n"

@@ -156,7 +156,7 @@ def test_a_trace_without_a_followed_backward_is_refused() -> None:
 
 
 @pytest.mark.parametrize("change", [Trace.logical, REPLAY])
-def test_only_what_was_recorded_has_an_order_to_replay(change: object) -> None:
+def test_a_trace_that_was_not_recorded_is_refused(change: object) -> None:
     with pytest.raises(ValueError, match="clock: replay the trace that was recorded, run.trace"):
         REPLAY(change(recorded(buckets(4000))))
 

@@ -18,7 +18,7 @@ READS = ["tests/golden/*.csv"]
 
 @pytest.mark.parametrize("make", [collectives.ring_reduce_scatter, collectives.ring_all_gather, collectives.broadcast,
                                   collectives.all_to_all])
-def test_four_ranks_are_the_classic_picture(make):
+def test_the_ring_of_four_ranks_is_the_textbook_one(make):
     assert make(4).to_csv() == (GOLDEN / f"{make.__name__}_4.csv").read_text()
 
 
@@ -30,7 +30,7 @@ def test_ring_all_reduce_is_reduce_scatter_then_all_gather():
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_promise_is_kept(name):
+def test_every_schedule_keeps_its_promise(name):
     faults = {}
     for world_size in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 17, 31, 32, 33, 63, 64):
         made = COLLECTIVES[name].schedules(world_size)
@@ -62,7 +62,7 @@ def _bruck_all_to_all():
             for step, far, chunk, into in hops for rank in range(4)]
 
 
-def test_a_schedule_of_any_name_is_held_to_the_promise_that_it_states():
+def test_a_schedule_of_any_name_is_checked_against_its_stated_promise():
     for world_size in (2, 3, 4, 5, 8, 13):
         moves = _bruck_all_gather(world_size)
         assert Schedule("bruck", world_size, world_size, moves, "all_gather").check().promise == "all_gather"
@@ -71,7 +71,7 @@ def test_a_schedule_of_any_name_is_held_to_the_promise_that_it_states():
     assert Schedule("bruck", 4, 4, _bruck_all_to_all(), "all_to_all").check().num_steps == 2
 
 
-def test_a_wrong_schedule_is_refused_by_the_promise_that_it_states():
+def test_a_wrong_schedule_fails_its_stated_promise():
     lost = [m for m in _bruck_all_gather(4) if (m.step, m.src, m.chunk) != (1, 2, 0)]
     with pytest.raises(ScheduleError, match="bruck: at the end rank 0 chunk 0 lacks the contribution of rank 3"):
         Schedule("bruck", 4, 4, lost, "all_gather").check()
@@ -89,7 +89,7 @@ def test_a_schedule_has_to_state_what_it_promises(name):
         "reduce_scatter, all_gather, broadcast, scatter, gather, reduce, all_to_all")
 
 
-def test_in_an_all_to_all_every_two_ranks_meet_once():
+def test_in_an_all_to_all_every_pair_of_ranks_exchanges_once():
     for world_size in (1, 2, 3, 4, 5, 8, 13, 64):
         schedule = collectives.all_to_all(world_size)
         pairs = [(m.src, m.dst) for m in schedule.moves]
@@ -108,7 +108,7 @@ def test_data_of_the_right_rank_but_of_another_chunk_is_refused():
         Schedule("broadcast", 2, 2, crossed, "broadcast").check()
 
 
-def test_into_is_kept_only_where_it_is_another_chunk():
+def test_into_is_stored_only_if_it_differs_from_the_chunk():
     same, other = (Schedule("one", 2, 2, [Move(0, 0, 1, 0, "copy", into)], "broadcast") for into in (0, 1))
     assert same == Schedule("one", 2, 2, [(0, 0, 1, 0, "copy")], "broadcast") != other
     assert same.moves[0].into is None and other.moves[0].into == 1
@@ -176,7 +176,7 @@ def test_a_double_contribution_is_named():
     (Move(2**40, 0, 1, 0, "copy"), "step must be a whole number, not 1099511627776"),
     (Move(0, 0, 1, 0, "add"), "op must be 'reduce' or 'copy', not 'add'"), (Move(0, 1, 1, 0, "copy"), "to itself"),
 ])
-def test_a_move_that_cannot_be_is_refused(move, complaint):
+def test_an_invalid_move_is_refused(move, complaint):
     with pytest.raises(ScheduleError, match=complaint):
         Schedule("broken", 4, 4, [move], "all_reduce")
 
@@ -190,7 +190,7 @@ def test_a_copy_that_races_with_another_message_is_refused():
         Schedule("ring", 3, 3, moves, "all_reduce").check()
 
 
-def test_a_world_size_that_cannot_be_is_refused():
+def test_an_invalid_world_size_is_refused():
     for collective, world_size in itertools.product(COLLECTIVES.values(), (0, -1, 2.5, "4", True)):
         num_arguments = len(collective.sizes(4)[0])
         with pytest.raises(ScheduleError, match=r"(world_size|num_nodes) must be a whole number of at least 1"):
@@ -199,7 +199,7 @@ def test_a_world_size_that_cannot_be_is_refused():
             collective.schedules(world_size)
 
 
-def test_csv_goes_both_ways():
+def test_csv_round_trip():
     for collective in COLLECTIVES.values():
         for schedule in collective.schedules(6):
             assert Schedule.from_csv(schedule.to_csv()) == schedule
@@ -228,6 +228,6 @@ def _messages_per_port(schedule):
     (("a,b", 2, 2), "name is letters, digits and underscores"), ((None, 2, 2), "name is letters"),
     (("ring", "2", 2), "world_size must be a whole number"), (("ring", 2, 0), "num_chunks must be a whole number"),
     (("ring", 2, 2, [], "world_peace"), "unknown promise 'world_peace'")])
-def test_a_head_that_cannot_be_is_refused(arguments, complaint):
+def test_an_invalid_header_is_refused(arguments, complaint):
     with pytest.raises(ScheduleError, match=complaint):
         Schedule(*(*arguments, [])[:4], *arguments[4:])

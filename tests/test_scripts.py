@@ -56,11 +56,11 @@ def test_a_line_has_one_statement(script: Path) -> None:
 
 
 @each_script
-def test_what_a_script_defines_it_uses(script: Path) -> None:
+def test_scripts_use_what_they_define(script: Path) -> None:
     assert unused(script.read_text("utf-8")) == []
 
 
-def test_what_scripts_share_another_one_takes() -> None:
+def test_shared_names_are_used_by_another_script() -> None:
     """Every name that a script puts at the disposal of the others."""
     texts = {script: code(script.read_text("utf-8")) for script in SCRIPTS}
     for script, text in texts.items():

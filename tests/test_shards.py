@@ -84,7 +84,7 @@ def atlas_of(num_ranks: int) -> Any:
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_any_sum_of_parts_is_read_off_its_numbers(data: st.DataObject) -> None:
+def test_any_sum_of_parts_is_recognized_from_its_numbers(data: st.DataObject) -> None:
     n = data.draw(st.sampled_from([2, 3, 4]))
     atlas = atlas_of(n)
     x, a = (atlas.given[name] for name in "XA")
@@ -104,7 +104,7 @@ def test_any_sum_of_parts_is_read_off_its_numbers(data: st.DataObject) -> None:
         assert found.contents[row, column] == pytest.approx([count * factor for count in counts], abs=1e-12)
 
 
-def test_what_is_no_block_is_not_read_as_one() -> None:
+def test_numbers_that_are_not_a_block_are_not_read_as_one() -> None:
     atlas = mlp_atlas(4)
     x, a = atlas.given["X"], atlas.given["A"]
     y = x @ a
@@ -130,7 +130,7 @@ edges = st.lists(st.integers(0, 60), min_size=2, max_size=2, unique=True).map(la
 
 @given(st.tuples(st.sampled_from(["", "d"]), st.sampled_from(ascii_uppercase)).map("".join), edges, edges,
        st.tuples(st.integers(1, 99), st.integers(1, 99)))
-def test_a_block_is_its_text(name: str, rows: tuple, columns: tuple, shape: tuple) -> None:
+def test_a_block_survives_a_round_trip_through_text(name: str, rows: tuple, columns: tuple, shape: tuple) -> None:
     block = Block(name, rows, columns, shape)
     assert Block.parse(str(block)) == block
 
@@ -152,7 +152,7 @@ X, A = Block("X", (0, 24), (0, 6), (24, 12)), Block("A", (0, 6), (0, 48), (12, 4
     (BlockOp("apply", (X,), "gelu"), "gelu: X[0:24, 0:6] of 24x12"), (BlockOp("apply", (), "add_"), "add_: "),
     (BlockOp("sends", (A,)), "sends: A[0:6, 0:48] of 12x48"), (BlockOp("sends"), "sends: "),
     (BlockOp("return"), "return"), (BlockOp("gradient"), "gradient")])
-def test_what_is_done_with_blocks_is_its_text(op: BlockOp, text: str) -> None:
+def test_a_block_operation_survives_a_round_trip_through_text(op: BlockOp, text: str) -> None:
     assert str(op) == text and BlockOp.parse(text) == op
     assert op.num_multiplications == (24 * 6 * 48 if op.kind == "multiply" else 0)
 
@@ -222,7 +222,7 @@ def test_sequence_parallel_ends_with_rows() -> None:
     ("no sum backward", "every rank ends with a partial sum of all of dX (1 of 2 terms), its columns of dA, complete "
                         "and its rows of dB, complete."),
 ])
-def test_a_mistake_is_shown_as_it_is(name: str, verdict: str) -> None:
+def test_a_mistake_gets_its_own_verdict(name: str, verdict: str) -> None:
     assert told(recorded(name))[-1] == WRONG + verdict
     assert run_of(recorded(name))["stops"][-1]["say"][0][2] is True
 
@@ -290,7 +290,7 @@ def in_bfloat16(x: Tensor, a: Tensor) -> Tensor:
 @pytest.mark.parametrize("fn", [
     waits_later, functional, in_bfloat16,
     *(pytest.param(fn, marks=pytest.mark.full) for fn in (as_linear, in_three_dims, in_float32))])
-def test_right_however_it_is_written(fn: Any) -> None:
+def test_every_right_way_to_write_it_passes(fn: Any) -> None:
     trace = followed(fn, 4 if fn is in_bfloat16 else 2)
     assert told(trace)[-1].startswith(DONE), told(trace)
 
@@ -313,7 +313,7 @@ def ring(x: Tensor, a: Tensor) -> Tensor:
 
 
 @pytest.mark.slow
-def test_messages_are_told_as_well() -> None:
+def test_messages_are_described_too() -> None:
     said = told(followed(ring, 3))
     assert sum("Rank 0 sends Y to rank 1; it gets a partial sum of all of Y" in text for text in said) == 2
     assert said[-1] == DONE + "every rank returns all of Y, complete."
@@ -392,7 +392,7 @@ def test_without_a_recording_it_only_computes() -> None:
     (lambda x, a: (x @ a).detach(), partial(trace_product, backward=True), 2, "has no gradient to follow"),
     (by_columns, trace_product, 5, "on 2 to 4 ranks, and 5 are running: launch 2, 3 or 4"),
 ])
-def test_what_cannot_be_followed_is_refused(fn: Any, trace: Any, num_ranks: int, message: str) -> None:
+def test_operations_that_cannot_be_followed_are_refused(fn: Any, trace: Any, num_ranks: int, message: str) -> None:
     with pytest.raises(RankError, match=message):
         launch(trace, num_ranks, fn, record=True)
 
@@ -408,7 +408,7 @@ def test_what_cannot_be_followed_is_refused(fn: Any, trace: Any, num_ranks: int,
     ([1], TypeError, "takes a recorded Trace .* not list"),
     ({"a": "b"}, TypeError, "not str"),
 ])
-def test_what_is_no_followed_product_is_refused(runs: Any, error: type[Exception], message: str) -> None:
+def test_a_trace_without_a_followed_product_is_refused(runs: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         sharded_product(runs)
 

@@ -31,7 +31,7 @@ def detail(page: Any) -> str:
     return page.inner_text(".lk-detail")
 
 
-def test_each_stop_is_told(show: Callable) -> None:
+def test_each_stop_is_described(show: Callable) -> None:
     page = show(product("by rows"), reduced_motion="reduce")
     assert captions(page) == [
         "Y = X A on 2 ranks. Every rank holds its columns of X and its rows of A.",
@@ -66,7 +66,7 @@ def test_blocks_have_the_colour_of_their_part(show: Callable) -> None:
 
 @pytest.mark.parametrize("name, label, bad", [("twice", "×2", True), ("partial", "1/2 terms", False),
                                               ("columns summed", "24×24 ?", True), ("bias", "2/2 + 2b", True)])
-def test_a_mistake_looks_like_one(show: Callable, name: str, label: str, bad: bool) -> None:
+def test_a_mistake_is_drawn_as_an_error(show: Callable, name: str, label: str, bad: bool) -> None:
     page = show(product(name))
     press(page, "End")
     assert labels(page)[2] == label and caption(page).startswith("Wrong: every rank returns")
@@ -76,7 +76,7 @@ def test_a_mistake_looks_like_one(show: Callable, name: str, label: str, bad: bo
     assert (page.locator(".lk-blank").count() > 0) == (name == "columns summed")
 
 
-def test_blocks_travel_while_a_collective_runs(show: Callable) -> None:
+def test_blocks_move_while_a_collective_runs(show: Callable) -> None:
     page = show(product("by rows", 4))
     press(page, "ArrowRight")
     until(page, step=1, playing="false")
@@ -135,7 +135,7 @@ def test_blocks_by_keyboard(show: Callable) -> None:
     assert page.locator(".lk-stage [tabindex='0']").count() == 1, "one stop for the Tab key"
 
 
-def test_what_comes_later_takes_the_place(show: Callable) -> None:
+def test_later_blocks_replace_earlier_ones(show: Callable) -> None:
     page = show(product("MLP"), reduced_motion="reduce")
     press(page, "ArrowRight")
     assert labels(page)[2] == "P 24×24"
@@ -153,7 +153,7 @@ def test_a_reduce_scatter_leaves_a_rank_its_part(show: Callable) -> None:
     assert labels(page)[4] == "2/2 terms"
 
 
-def test_another_run_starts_anew_and_an_end_stays_one(show: Callable) -> None:
+def test_another_run_starts_over_unless_the_last_one_had_ended(show: Callable) -> None:
     runs = {(name, n): recorded(name, n) for name in ("by rows", "by columns") for n in (2, 4)}
     page = show(sharded_product(runs, labels=["cut", "ranks"]), reduced_motion="reduce")
     press(page, "ArrowRight")

@@ -105,7 +105,7 @@ some_links = st.builds(Link, st.just(0.0) | some(0, 9), some(0, 9), st.just(0.0)
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), schedule=schedules(), num_bytes=st.just(0.0) | some(0, 60), link=some_links)
-def test_times_are_those_of_a_simulator_without_arrays(data, schedule, num_bytes, link):
+def test_times_equal_those_of_a_simulator_without_arrays(data, schedule, num_bytes, link):
     rank = st.integers(0, schedule.world_size - 1)
     slowdown = data.draw(st.dictionaries(rank, some(0, 5), max_size=3), "slowdown")
     pairs = st.tuples(rank, rank).filter(lambda pair: pair[0] != pair[1])
@@ -135,7 +135,7 @@ def test_a_rank_adds_one_message_after_the_other():
     assert [(e.peer, e.start_s, e.end_s) for e in trace.of_kind("recv")] == [(1, 0, 10), (2, 1, 19)]
 
 
-def test_a_straggler_holds_up_only_those_who_wait_for_it():
+def test_a_straggler_delays_only_the_ranks_that_wait_for_it():
     """Dataflow, not barriers: in a tree the other half goes on as if nothing were slow."""
     schedule = collectives.tree_all_reduce(8)
     calm, slow = (simulate(schedule, 1e6, LINK, slowdown=s) for s in ({}, {7: 10.0}))
@@ -161,7 +161,7 @@ def test_one_slow_link_can_be_given_alone():
     assert sends[0, 1] == pytest.approx(LINK.transfer_s(1e6))
 
 
-def test_a_link_keeps_its_fractions_beside_one_of_whole_numbers():
+def test_a_fractional_link_is_not_rounded_next_to_an_integer_one():
     message = Schedule("message", 2, 1, [(0, 0, 1, 0, "reduce")], "all_reduce")
     assert simulate(message, 1, Link(1, 1, 0), links={(0, 1): Link(1.5, 1, 0.25)}).duration_s == 2.75
 
@@ -175,7 +175,7 @@ def test_equal_moves_are_one_message():
     assert simulate(apart, 0, link).duration_s == 2.0
 
 
-def test_contributions_say_what_was_sent_and_what_is_held_then():
+def test_contributions_of_a_message_and_of_the_chunk_after_it():
     trace = simulate(collectives.ring_all_reduce(3), 3, LINK)
     first = [e for e in trace.events if e.step == 0 and 1 in (e.rank, e.peer) and e.chunk == 0 and e.kind != "hold"]
     assert [(e.rank, e.kind, e.op, e.contributions) for e in first] == [
@@ -185,7 +185,7 @@ def test_contributions_say_what_was_sent_and_what_is_held_then():
     assert np.allclose(trace.sent_bytes(), 4)
 
 
-def test_a_chunk_that_lands_in_another_leaves_as_one_and_arrives_as_the_other():
+def test_a_message_into_another_chunk_is_sent_as_one_and_received_as_the_other():
     trace = simulate(collectives.all_to_all(2), 2, LINK)
     assert [(e.rank, e.kind, e.chunk, e.contributions) for e in trace.events if e.kind != "hold"] == [
         (0, "send", 1, (1, 0)), (1, "recv", 0, (1, 0)), (1, "send", 0, (0, 1)), (0, "recv", 1, (0, 1))]
@@ -206,12 +206,12 @@ def test_bad_input_gets_one_clear_sentence(arguments, complaint):
 
 
 @pytest.mark.parametrize("numbers", [(-1, 1), (0, 0), (0, -5), (float("nan"), 1), (0, 1, -1)])
-def test_a_link_that_cannot_be_is_refused(numbers):
+def test_an_invalid_link_is_refused(numbers):
     with pytest.raises(ValueError, match="must be positive|can't be negative"):
         Link(*numbers)
 
 
-def test_a_part_of_a_trace_takes_the_time_from_its_own_start():
+def test_the_duration_of_a_part_of_a_trace_counts_from_its_first_event():
     whole = simulate(collectives.ring_all_reduce(4), 4e6, LINK)
     last = [event for event in whole.events if event.step == 5]
     assert Trace(last, 4, "modelled", "simulated").duration_s == pytest.approx(LINK.transfer_s(1e6))
@@ -227,7 +227,7 @@ def test_bus_bandwidth_factors():
         cost.bus_bandwidth_bytes_per_s("gossip", 4, 1e9, 1.0)
 
 
-def test_a_fitted_link_is_the_one_that_made_the_times():
+def test_a_fit_recovers_the_link_that_produced_the_times():
     sizes = [1e3, 1e5, 1e7]
     fitted = cost.fit_ring_link(4, sizes, [cost.ring_all_reduce_s(4, n, LINK) for n in sizes])
     assert fitted.latency_s == pytest.approx(LINK.latency_s)

@@ -33,7 +33,7 @@ def test_a_split_backward_sends_its_gradient_before_its_weights():
     assert spans(trace, 1) == [("F0", 1, 2), ("I0", 2, 3), ("W0", 3, 5)]
 
 
-def test_messages_take_time_and_share_a_wire():
+def test_messages_take_time_and_share_a_link():
     trace = simulate_pipeline(gpipe(2, 2), 1, 1, link=Link(0.5, 100), num_bytes=100)
     assert spans(trace, 1)[:2] == [("F0", 2.5, 3.5), ("F1", 4, 5)]
     sent = [(e.rank, e.peer, e.op, e.stage, e.micro_batch, e.start_s, e.end_s) for e in trace.of_kind("send")]
@@ -48,7 +48,7 @@ def test_outputs_and_gradients_travel_at_the_same_time():
         ("output", 0, 1, 4), ("output", 1, 4, 7), ("gradient", 0, 6, 9), ("gradient", 1, 9, 12)]
 
 
-def test_between_stages_of_one_rank_nothing_travels():
+def test_stages_of_one_rank_send_no_messages():
     trace = simulate_pipeline(zero_bubble(4, 2), 1, 2, link=Link(0, 1e9), num_bytes=8)
     hops = {(e.op, e.stage) for e in trace.of_kind("send")}
     assert hops == {("output", 0), ("output", 2), ("gradient", 1), ("gradient", 3)}
@@ -82,7 +82,7 @@ def test_a_trace_survives_json():
 @pytest.mark.parametrize(("arguments", "options"), [
     ((-1, 2), {}), ((1, -2), {}), ((1, 2, 3), {}), ((1, 2, -1), {}), ((1, 2), {"num_bytes": -1}),
     ((float("nan"), 2), {}), ((1, 2), {"slowdown": {4: 2.0}}), ((1, 2), {"slowdown": {0: 0}})])
-def test_times_that_cannot_be_are_refused(arguments, options):
+def test_invalid_times_are_refused(arguments, options):
     with pytest.raises(ValueError, match="must not be|can't be"):
         simulate_pipeline(gpipe(2, 2), *arguments, **options)
 

@@ -179,7 +179,7 @@ def test_follows_the_systems_colours(site_url: str, browser: Browser) -> None:
     assert themes["light"] != themes["dark"]
 
 
-def test_html_outputs_are_not_painted_over_in_the_dark(site_url: str, browser: Browser) -> None:
+def test_html_outputs_keep_their_background_in_the_dark_theme(site_url: str, browser: Browser) -> None:
     """Put an HTML output on a real page, as a player is one, and ask for its background."""
     page, _ = browser.open(f"{site_url}/chapters/03_ring_all_reduce.html", color_scheme="dark")
     page.evaluate("""document.querySelector('.bd-article').insertAdjacentHTML('beforeend',
@@ -250,7 +250,7 @@ def test_a_lab_that_is_published_without_solutions_has_none(path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)
-def test_the_website_without_solutions_has_them_nowhere(bare_site: Site, path: Path) -> None:
+def test_the_website_without_solutions_contains_none(bare_site: Site, path: Path) -> None:
     """The chapters are left out: they build what labs ask for."""
     wanted, texts = solutions(read_lab(path)), files(bare_site)
     page = texts[f"labs/{path.stem}.html"]

@@ -49,7 +49,7 @@ def test_a_tier_takes_what_its_marks_say(pytester: pytest.Pytester, tier: str) -
     assert taken(pytester, "--tier", tier) == NAMES[tier]
 
 
-def test_a_drawn_share_comes_from_beyond_the_tier_and_follows_from_the_seed(pytester: pytest.Pytester) -> None:
+def test_a_sample_comes_from_beyond_the_tier_and_is_determined_by_the_seed(pytester: pytest.Pytester) -> None:
     options = ("--tier", "quick", "--add-drawn", "0.6", "--added-only", "--seed")
     drawn = [taken(pytester, *options, str(seed)) for seed in range(6)]
     assert all(len(names) == 3 and not names & NAMES["quick"] for names in drawn)
@@ -82,7 +82,7 @@ def test_a_changed_module_is_nearest_to_the_tests_that_import_it() -> None:
     assert near["labs/01_ranks.ipynb"] > 1 and "tests/test_schedule.py" not in near
 
 
-def test_a_name_leads_past_the_package_that_hands_it_on() -> None:
+def test_an_import_is_followed_through_the_package_that_reexports_it() -> None:
     near = distances(["book/cost/links.py"])
     assert near["tests/test_simulate.py"] == 1 and "tests/test_wire.py" not in near
     assert affected._leads_to("book.cost", "Link") == {"book/cost/links.py"}
@@ -100,7 +100,7 @@ def test_a_lab_affects_its_own_notebook_alone() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(EVERYTHING))
-def test_what_everything_depends_on_affects_everything_from_afar(name: str) -> None:
+def test_files_that_everything_depends_on_affect_every_test(name: str) -> None:
     assert (ROOT / name).is_file()
     assert distances([name])["tests/test_simulate.py"] in (1, FAR)
 
@@ -125,7 +125,7 @@ def test_an_edited_file_and_a_new_one_are_changed(tmp_path, monkeypatch) -> None
     assert changed_since("HEAD") == {"edited.py", "new.py"}
 
 
-def test_what_is_made_once_is_handed_on_and_a_failure_is_tried_again() -> None:
+def test_a_value_made_once_is_shared_and_a_failure_is_retried() -> None:
     made = iter([RuntimeError("no"), [1, 2]])
 
     def make() -> list[int]:
@@ -139,7 +139,7 @@ def test_what_is_made_once_is_handed_on_and_a_failure_is_tried_again() -> None:
     assert once("test-of-once", make) == once("test-of-once", make) == [1, 2]
 
 
-def test_answers_to_whom_one_function_speaks_are_a_family() -> None:
+def test_answers_that_get_their_message_from_one_function_are_a_family() -> None:
     cell = nbformat.v4.new_code_cell("def mine():\n    raise ValueError('only this lab says so')")
     lab = strings(nbformat.v4.new_notebook(cells=[cell]))
     told = family(lab, 1, "at rank 2 only this lab says so, alas")

@@ -87,7 +87,7 @@ def passes(draw: st.DrawFn) -> tuple[Trace, Replay]:
 
 @settings(max_examples=80, deadline=None)
 @given(passes())
-def test_the_data_say_what_the_replayed_trace_says(drawn: tuple[Trace, Replay]) -> None:
+def test_the_data_match_the_replayed_trace(drawn: tuple[Trace, Replay]) -> None:
     trace, replay = drawn
     modelled = replay(trace)
     data, run = run_of(trace, replay)
@@ -113,7 +113,7 @@ def test_what_is_exposed_adds_up_to_the_figure(drawn: tuple[Trace, Replay]) -> N
         assert all(before[1] < after[0] for before, after in pairwise(own))
 
 
-def test_ranks_that_do_not_do_the_same_are_told_from_those_that_do() -> None:
+def test_ranks_that_differ_are_distinguished_from_those_that_agree() -> None:
     trace = recorded(layers(4), 8)
     assert run_of(trace)[1]["overlap"]["even"] is True
     assert run_of(trace, replace(REPLAY, slowdown={5: 2.0}))[1]["overlap"]["even"] is False
@@ -126,7 +126,7 @@ def one_after_the_other(*buckets: dict[int | None, list[tuple[str, int]]]) -> Tr
     return Trace(events, 2, "measured", "recorded")
 
 
-def test_a_second_pass_fills_buckets_anew() -> None:
+def test_a_second_pass_fills_buckets_again() -> None:
     """Gradients are accumulated in a pass without an all-reduce, then sent after another."""
     kept, sent = {None: [("b", 100), ("a", 200)]}, {0: [("b", 100)], 1: [("a", 200)]}
     data, run = run_of(one_after_the_other(kept, sent))
@@ -180,7 +180,7 @@ def test_pages_are_the_same_on_every_machine() -> None:
     assert on_gpus["overlap"]["step_s"] == pytest.approx(overlap(fast).step_s, rel=1e-5)
 
 
-def test_a_run_that_hung_on_gpus_is_shown_as_it_was_meant() -> None:
+def test_a_run_that_hung_on_gpus_is_replayed_as_if_it_had_finished() -> None:
     trace = recorded(layers(4), backend="nccl")
     last = max(i for i, event in enumerate(trace.events) if event.kind == "collective")
     events = [replace(e, end_s=None) if i == last else e for i, e in enumerate(trace.events)]
@@ -190,7 +190,7 @@ def test_a_run_that_hung_on_gpus_is_shown_as_it_was_meant() -> None:
     assert live["duration_s"] == pytest.approx(REPLAY(trace).duration_s)
 
 
-def test_one_rank_has_no_share_of_hidden_communication() -> None:
+def test_one_rank_has_no_hidden_share() -> None:
     page = html_of(bucket_timeline(recorded(layers(4), 1), REPLAY))
     assert "<td>none</td><td>–</td><td>–</td>" in page
 
@@ -218,7 +218,7 @@ def test_a_real_run_has_the_same_page_each_time() -> None:
     ([1, 2], REPLAY, TypeError, "takes a recorded Trace .* not list"),
     ({"a": "b"}, REPLAY, TypeError, "not str"),
 ])
-def test_what_is_no_backward_pass_is_refused(runs: Any, replay: Any, error: type[Exception], message: str) -> None:
+def test_runs_without_a_backward_pass_are_refused(runs: Any, replay: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         bucket_timeline(runs, replay)
 
@@ -244,7 +244,7 @@ def test_a_reader_without_javascript_gets_the_figures_and_the_buckets() -> None:
         "DDP: bucket timeline of 2 runs (0.5, 25), 2 ranks, order recorded, durations modelled")
 
 
-def test_long_tables_are_left_to_the_picture() -> None:
+def test_long_tables_are_shortened() -> None:
     many = html_of(bucket_timeline(recorded(layers(30, 1)), REPLAY))
     assert many.count("<table>") == 1
     assert " and 48 more</td>" in html_of(bucket_timeline(recorded(layers(30, 30)), REPLAY))

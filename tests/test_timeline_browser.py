@@ -23,7 +23,7 @@ def bucket(page: Any, rank: int, index: int) -> tuple[str, str]:
     return g.get_attribute("class"), g.get_attribute("aria-label")
 
 
-def test_each_stop_is_told(show: Callable) -> None:
+def test_each_stop_is_described(show: Callable) -> None:
     page = show(bucket_timeline(recorded(SMALL), REPLAY), reduced_motion="reduce")
     assert captions(page) == [
         "Backward begins at the last layer. On each rank 3 gradients, 200 kB, go into 2 buckets.",
@@ -50,7 +50,7 @@ def test_a_late_rank_is_waited_for(show: Callable) -> None:
     assert "exposed on the slowest rank" in figures(page)
 
 
-def test_what_is_sent_after_backward_and_what_nobody_sends(show: Callable) -> None:
+def test_gradients_sent_after_backward_and_never_sent(show: Callable) -> None:
     runs = {"late": recorded(SMALL, at_the_end=True), "kept": recorded({None: SMALL[0]})}
     page = show(bucket_timeline(runs, REPLAY), reduced_motion="reduce")
     said = captions(page)
@@ -70,7 +70,7 @@ def test_one_rank_has_nothing_to_hide(show: Callable) -> None:
                              "buckets, 200 kB on each rank": "2"}
 
 
-def test_buckets_fill_wait_fly_and_are_averaged(show: Callable) -> None:
+def test_buckets_fill_wait_travel_and_are_averaged(show: Callable) -> None:
     page = show(bucket_timeline(recorded(SMALL), LATE), reduced_motion="reduce")
     seen: dict[int, list[tuple[str, str]]] = {0: [], 1: []}
     for _ in range(int(state(page)["steps"]) + 1):
@@ -128,7 +128,7 @@ def test_buckets_by_keyboard_and_by_touch(show: Callable) -> None:
     assert detail(page).startswith("3 Bucket 3")
 
 
-def test_the_clock_goes_on_in_another_run(show: Callable) -> None:
+def test_the_clock_continues_in_another_run(show: Callable) -> None:
     page = show(bucket_timeline(caps(), REPLAY, select=0.5, labels=["bucket_cap_mb"]), reduced_motion="reduce")
     select = page.get_by_label("bucket_cap_mb")
     assert select.evaluate("s => s.selectedOptions[0].text") == "0.5"

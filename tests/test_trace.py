@@ -16,7 +16,7 @@ def ring(world_size=4, **kwargs):
     return simulate(collectives.ring_all_reduce(world_size), 1e6, LINK, **kwargs)
 
 
-def test_json_goes_both_ways():
+def test_json_round_trip():
     events = [Event(0, "hold", chunk=0, step=0, contributions=(1, 0)), Event(1, "hold", chunk=0, step=0),
               Event(0, "send", peer=1, chunk=0, step=0, num_bytes=2.5, start_s=0.0, end_s=1.5, contributions=(1, 0.5)),
               Event(1, "collective", op="all_reduce", group=(0, 1), num_bytes=8, start_s=2.0)]
@@ -32,7 +32,7 @@ def test_something_else_is_not_a_trace(text):
         Trace.from_json(text)
 
 
-def test_logical_forgets_time_and_the_order_of_arrival():
+def test_logical_drops_times_and_the_order_of_arrival():
     trace = ring()
     events = list(trace.events)
     random.Random(5).shuffle(events)
@@ -56,12 +56,12 @@ def test_chrome_has_a_slice_per_message_end_in_microseconds():
 
 
 @pytest.mark.parametrize("arguments", [("sundial", "simulated"), ("measured", "invented")])
-def test_a_clock_or_source_that_cannot_be_is_refused(arguments):
+def test_an_invalid_clock_or_source_is_refused(arguments):
     with pytest.raises(TraceError, match="must be one of"):
         Trace([], 1, *arguments)
 
 
-def test_an_empty_trace_answers():
+def test_an_empty_trace_has_no_steps_and_no_duration():
     trace = Trace([], 2, "measured", "recorded")
     assert (trace.num_steps, trace.num_chunks, trace.duration_s, trace.held()) == (0, 0, None, {})
     assert trace.sent_bytes().tolist() == [0, 0] and len(trace.logical().events) == 0
@@ -71,7 +71,7 @@ def test_an_empty_trace_answers():
     (Event(0, "snd"), "kind must be one of"), (Event(2, "send"), "has rank 2: ranks are 0 to 1"),
     (Event(0, "send", peer=5), "has peer 5"), (Event(0.5, "send"), "rank must be a whole number"),
     (Event(0, "hold", contributions=()), "same number of entries")])
-def test_an_event_that_cannot_be_is_refused(event, complaint):
+def test_an_invalid_event_is_refused(event, complaint):
     with pytest.raises(TraceError, match=complaint):
         Trace([event], 2, "measured", "recorded")
 
@@ -82,7 +82,7 @@ def test_contributions_of_different_length_are_refused():
 
 
 @pytest.mark.parametrize("world_size", [0, "2", True, 1.5])
-def test_a_world_size_that_cannot_be_is_refused(world_size):
+def test_an_invalid_world_size_is_refused(world_size):
     with pytest.raises(TraceError, match="world_size must be a whole number"):
         Trace([], world_size, "measured", "recorded")
 

@@ -36,7 +36,7 @@ def damaged(rng: random.Random) -> str:
     return json.dumps(data)
 
 
-def test_a_damaged_trace_is_refused_or_plays():
+def test_a_damaged_trace_is_refused_or_still_plays():
     num_refused = 0
     for seed in range(400):
         try:
@@ -60,7 +60,7 @@ def test_a_damaged_trace_is_refused_or_plays():
     ("end_s", -1.0, "ends at -1.0 s, before it starts at"),
     ("contributions", [1, 1], "has 2 contributions, and there are 4 ranks"),
 ])
-def test_a_value_that_cannot_be_is_named(field, value, words):
+def test_an_invalid_value_is_named(field, value, words):
     data = copy.deepcopy(MODELLED)
     first = data["events"]["kind"].index("send")
     data["events"][field][first] = value
@@ -72,6 +72,6 @@ def test_a_value_that_cannot_be_is_named(field, value, words):
     ("world_size", 10**30, "world_size must be a whole number up to 1048576"),
     ("name", 5, "name must be text, not 5"),
 ])
-def test_a_head_that_cannot_be_is_named(field, value, words):
+def test_an_invalid_header_is_named(field, value, words):
     with pytest.raises(TraceError, match=words):
         Trace.from_json(json.dumps({**MODELLED, field: value}))

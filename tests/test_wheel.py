@@ -47,7 +47,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_all_of_the_package_s_files(unpacked: Path) -> None:
+def test_the_wheel_contains_all_files_of_the_package(unpacked: Path) -> None:
     def files(folder: Path) -> set[str]:
         return {str(path.relative_to(folder)) for path in folder.rglob("*")
                 if path.is_file() and "__pycache__" not in path.parts}

@@ -127,7 +127,7 @@ def test_a_message_into_the_wrong_chunk_and_one_never_received() -> None:
 
 
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=64))
-def test_masks_read_back(bits: list[int]) -> None:
+def test_masks_survive_a_round_trip(bits: list[int]) -> None:
     assert contents(write(tuple(bits)), len(bits)) == tuple(bits)
 
 
@@ -148,7 +148,7 @@ def test_wrong_runs_say_what_is_wrong() -> None:
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("num_ranks", [2, 3, 4])
-def test_goals_are_what_the_schedule_promises(name: str, num_ranks: int) -> None:
+def test_goals_are_the_promise_of_the_schedule(name: str, num_ranks: int) -> None:
     for schedule in COLLECTIVES[name].schedules(num_ranks):
         promise, size = PROMISES[COLLECTIVES[name].promise], (num_ranks, schedule.num_chunks)
         data = run_payload(simulated(schedule))
@@ -186,7 +186,7 @@ def test_rooted_collectives_in_words() -> None:
     assert said["all_to_all"][-1] == "Done: every rank holds a chunk of every rank's data."
 
 
-def test_what_a_rooted_collective_sends() -> None:
+def test_bytes_sent_by_rooted_collectives() -> None:
     data = payloads(8)
     figures = {name: (run["total"], run["who"], run["formula"].replace("\u00a0", " ")) for name, run in data.items()}
     assert figures["broadcast"] == (3.0, 0, ": ⌈lg N⌉ · n")
@@ -201,7 +201,7 @@ def test_what_a_rooted_collective_sends() -> None:
 
 
 @pytest.mark.slow
-def test_executed_collectives_keep_each_its_own_promise() -> None:
+def test_each_executed_collective_keeps_its_own_promise() -> None:
     makes = (collectives.broadcast, collectives.all_to_all, collectives.ring_reduce_scatter)
     traces = {make.__name__: launch(execute, 4, make(4), torch.ones(10 * 4)).trace for make in makes}
     data = data_of(play(traces))
@@ -264,7 +264,7 @@ def recorded(*calls: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_librarys_collective_is_one_step_in_which_nothing_is_seen_to_travel() -> None:
+def test_a_librarys_collective_is_one_step_without_messages() -> None:
     data = recorded("all_reduce")
     assert told(data) == ["Start: every rank holds only its own data.",
                           "All 4 ranks call all_reduce: the library moves the data, and does not tell how.",
@@ -349,7 +349,7 @@ def test_html_is_the_same_every_time_and_has_no_measured_time() -> None:
     assert data_of(slow)["runs"][0]["source"] == "executed on 4 ranks · n = 400 MB"
 
 
-def test_html_keeps_to_itself() -> None:
+def test_html_escapes_titles() -> None:
     bad = """</script></div><script>alert('1')</script>"&amp;"""
     shown = play(collectives.ring_all_reduce(2), title=bad)
     assert "<script" not in html_of(shown)
@@ -407,7 +407,7 @@ def test_choices() -> None:
     (lambda: race({"a": collectives.ring_all_reduce(4), "b": collectives.ring_all_reduce(4)}), "no modelled times"),
     (lambda: panel(lambda: None, pace=3), "panel: pace can't be 3"),
 ])
-def test_bad_input_is_told(call: Callable[[], Any], message: str) -> None:
+def test_bad_input_raises_a_clear_error(call: Callable[[], Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         call()
 

@@ -137,7 +137,7 @@ def test_colours_stand_out(show: Callable, widget: Widget) -> None:
 
 
 @each_widget
-def test_dark_wherever_the_page_is_dark(show: Callable, widget: Widget) -> None:
+def test_dark_if_the_page_is_dark(show: Callable, widget: Widget) -> None:
     page = shown(show, widget)
     light = page.evaluate(COLOURS, widget.themed)
     paint(page, "dark")
@@ -148,7 +148,7 @@ def test_dark_wherever_the_page_is_dark(show: Callable, widget: Widget) -> None:
 
 
 @pytest.mark.parametrize("widget", first(*WIDGETS), ids=str)
-def test_dark_where_the_system_is(show: Callable, widget: Widget) -> None:
+def test_dark_if_the_system_is_dark(show: Callable, widget: Widget) -> None:
     """Where the page says nothing; what the page says goes first."""
     light = shown(show, widget).evaluate(COLOURS, widget.themed)
     page = shown(show, widget, color_scheme="dark")
@@ -189,7 +189,7 @@ def test_without_javascript_it_can_be_read(show: Callable, widget: Widget) -> No
     assert page.locator(selector).count() == count and words in page.inner_text("main")
 
 
-def test_they_stand_beside_each_other(show: Callable) -> None:
+def test_two_of_each_work_on_one_page(show: Callable) -> None:
     """Two of each on one page: none takes another's ids, and keys act on the one that has the focus."""
     page = show(*(widget.make() for widget in WIDGETS), *(widget.make() for widget in WIDGETS))
     assert page.locator(PLAYER).count() == 2 * len(WIDGETS)

@@ -131,7 +131,7 @@ def test_messages_arrive_and_are_counted(broker: Broker) -> None:
 
 
 @pytest.mark.slow
-def test_a_receive_from_any_rank_knows_who_sent(broker: Broker) -> None:
+def test_a_receive_from_any_rank_returns_the_sender(broker: Broker) -> None:
     _, (root, *_), messages = ask(broker, "gather_from_any(buffer)")
     assert root[0] == root[1] > 0 and sorted(messages) == [(1, 0, 32), (2, 0, 32)]
 
@@ -149,7 +149,7 @@ def product(buffer):
 
 
 @pytest.mark.slow
-def test_cells_run_as_in_ipython_and_one_that_fails_costs_nothing(ranks: Ranks) -> None:
+def test_cells_run_as_in_ipython_and_a_failing_one_changes_nothing(ranks: Ranks) -> None:
     broker = Broker(ranks.connect(3, ["import torch", "kept = 1"], []))
     broker.start([*OTHER_CELLS, USES_THEM], timeout_s=120)
     inputs, results, _ = ask(broker, "product(buffer)")

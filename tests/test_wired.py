@@ -63,7 +63,7 @@ PACKED = """def ring_all_reduce(buffer):
 
 
 @pytest.mark.slow
-def test_whole_buffers_in_small_numbers_are_no_ring(ranks: Mapping[str, Ranks]) -> None:
+def test_whole_buffers_as_few_messages_are_not_a_ring(ranks: Mapping[str, Ranks]) -> None:
     lab = LABS["03_ring_all_reduce"]
     sources = {marks(cell)["id"]: [cell.source] for cell in code_cells(lab) if marks(cell)["kind"] == "answer"}
     right = [f"{sources['ring-all-reduce'][0]}\nright = ring_all_reduce"]
