@@ -132,6 +132,23 @@ def test_right_but_unusual_programs_are_let_pass():
     assert list(launch(right_but_unusual, 4)) == [[4.0 * (rank + 1)] * 2 for rank in range(4)]
 
 
+def one_is_refused_first():
+    rank = start()
+    if rank == 1:
+        with pytest.raises(RuntimeError):
+            dist.all_gather([torch.ones(2)] * 3, torch.ones(1))
+        dist.send(torch.ones(1), 0)
+    if rank == 0:
+        dist.recv(torch.ones(1), 1)
+    total = torch.ones(4)
+    dist.all_reduce(total)
+    return total.tolist()
+
+
+def test_a_call_that_torch_refuses_counts_as_never_made():
+    assert list(launch(one_is_refused_first, 2)) == [[2.0] * 4] * 2
+
+
 def test_torch_itself_refuses_bad_arguments():
     def bad():
         start()

@@ -167,6 +167,7 @@ def test_cells_of_a_real_kernel(tmp_path):
     assert fail[-1].traceback == ["RankError: " + fail[-1].evalue]
     assert (hang[-1].ename, hang[-1].evalue) == (
         "HangError", "the ranks wait for one another: nothing has moved for 1 s\n"
+        "cause: ranks 0, 1 all receive first, and nobody sends: let one of them send first\n"
         "  rank 0 waits in recv from rank 1 at cell line 4: dist.recv(torch.empty(1), peer)\n"
         "  rank 1 waits in recv from rank 0 at cell line 4: dist.recv(torch.empty(1), peer)")
     assert "".join(output.text for output in remote).splitlines()[1:] == ["[9, 16]"]  # RPC finds a cell's function

@@ -542,7 +542,7 @@ def refused_once(watching: bool) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("watching", [False, True])
 def test_a_refused_call_counts_as_never_made(watching):
-    run = launch(refused_once, 2, watching, record=True)
+    run = launch(refused_once, 2, watching, record=True, check_calls=False)  # which would refuse it first
     assert "contiguous" in run[0][0] and "invalid tensor size" in run[1][0]
     moves = [(e.rank, e.kind, e.peer, e.step) for e in run.trace.logical().events if e.kind != "hold"]
     per_chunk = 2 if watching else 1

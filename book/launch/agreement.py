@@ -90,9 +90,14 @@ def _watched(function: Callable[..., Any], kind: Kind, checks: _Checks) -> Calla
     @functools.wraps(function)
     def collective(*args: Any, **options: Any) -> Any:
         with checks.outermost() as is_outermost:
-            if is_outermost:
-                checks.compare(described, args, options)
-            return function(*args, **options)
+            if not is_outermost:
+                return function(*args, **options)
+            noted = checks.compare(described, args, options)
+            try:
+                return function(*args, **options)
+            except Exception:
+                checks.take_back(noted)  # torch has refused the call: it counts as never made
+                raise
 
     return collective
 
@@ -161,19 +166,22 @@ class _Checks:
         """A context that says whether it is the first of its kind: collectives call others to do their work."""
         return _Outermost(self._local)
 
-    def compare(self, called: _Description, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Note a call, and raise `CallMismatch` if a peer's call with the same number is another one."""
+    def compare(self, called: _Description, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[str, int] | None:
+        """Note a call, and raise `CallMismatch` if a peer's call with the same number is another one.
+
+        Returns the group's name and the call's number, for `take_back`.
+        """
         import torch.distributed as dist
         if options.get("use_local_synchronization"):
-            return  # of new_group: then only the members call it
+            return None  # of new_group: then only the members call it
         try:
             group = called.argument("group", args, options) or dist.group.WORLD
             rank, ranks = dist.get_rank(), dist.get_process_group_ranks(group)
             fields, words = called.fields_and_words(group, args, options)
         except Exception:
-            return  # torch refuses such arguments itself, and says why
+            return None  # torch refuses such arguments itself, and says why
         if rank not in ranks:
-            return
+            return None
         name = f"{group.group_name} {ranks}"
         self._numbers[name] += 1
         call = Call(self._numbers[name], _key(fields), f"{words}\n{_caller()}")
@@ -182,6 +190,15 @@ class _Checks:
             other = self._board.read(peer, name, call.number) if peer != rank else None
             if other is not None and other.key != call.key:
                 raise CallMismatch(self._told(name, ranks, call.number))
+        return name, call.number
+
+    def take_back(self, noted: tuple[str, int] | None) -> None:
+        """Make a noted call, the last one in its group, one that was never made."""
+        if noted is not None:
+            import torch.distributed as dist
+            name, number = noted
+            self._numbers[name] = number - 1
+            self._board.erase(dist.get_rank(), name, number)
 
     def _told(self, name: str, ranks: list[int], number: int) -> str:
         """What each rank of a group calls, once all have come or `WAIT_S` is over."""

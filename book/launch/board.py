@@ -56,6 +56,12 @@ class Board:
         _HEAD.pack_into(self._memory, at, 0, len(call.key), len(words))
         _NUMBER.pack_into(self._memory, at, call.number)
 
+    def erase(self, rank: int, group: str, number: int) -> None:
+        """Take back a call of this rank's own."""
+        place = self._place(rank, group)
+        if place is not None:
+            _NUMBER.pack_into(self._memory, self._slot(rank, place, number), 0)
+
     def read(self, rank: int, group: str, number: int) -> Call | None:
         """A rank's call with this number in a group; None if it has not come so far, or is far beyond."""
         place = self._place(rank, group)
