@@ -178,7 +178,7 @@ def _sent(stop: Stop, mesh: Mesh, names: list[str]) -> list[Data]:
         return []
     by_label: dict[str, list[Event]] = defaultdict(list)
     for item in stop.items:
-        label = f"{item.made.op}{item.made.micro_batch}" if item.made else ""
+        label = f"{item.made.kind}{item.made.micro_batch}" if item.made else ""
         by_label[label] += item.inner if stop.kind == "work" else [item.event]
     return [{**_flow(names, *sent), "label": label} for label, events in by_label.items()
             for sent in flows(Trace(events, mesh.world_size, "measured", "recorded"), mesh).items()]
@@ -226,7 +226,7 @@ class _Teller:
         same: dict[tuple[Any, ...], list[Event]] = defaultdict(list)
         for item in stop.items:
             made = item.made
-            key = (made.stage, made.op, made.micro_batch) if made else (-1, "", -1)
+            key = (made.stage, made.kind, made.micro_batch) if made else (-1, "", -1)
             same[(*key, item.event.num_bytes)].append(item.event)
         for (stage, kind, micro_batch, num_bytes), events in sorted(same.items()):
             ranks = sorted({event.rank for event in events})

@@ -11,28 +11,26 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from book.schedule import KINDS
+from book.schedule import KINDS, Action
 from book.trace import Event, Trace
 
 RESULTS = {"F": ("output", 1), "B": ("gradient", -1), "I": ("gradient", -1)}  # what goes to which neighbouring stage
+Channel = tuple[int | None, int | None]  # source and destination of a message, as far as the trace tells
 
 
 @dataclass
 class Item:
-    """What one rank does next: a "work", "send", "recv" or "collective"; of work, `inner` are its collectives.
+    """What one rank does next: "work", "send", "recv" or "collective".
 
-    Of a message that follows the action it comes from, `made` is that action.
+    Work has its `action`, and the collectives inside it in `inner`. A message has in `made` the action that it comes
+    from, if that is known.
     """
 
     kind: str
     event: Event
     inner: list[Event] = field(default_factory=list)
-    made: Event | None = None
-
-    @property
-    def action(self) -> tuple:
-        """What tells an action from others of its rank."""
-        return self.event.op, self.event.stage, self.event.micro_batch
+    action: Action | None = None
+    made: Action | None = None
 
 
 @dataclass
@@ -68,53 +66,59 @@ def read_step(trace: Trace) -> Step:
                          "one does not say what a rank did between its messages")
     programs = [_program(trace, rank) for rank in range(trace.world_size)]
     stages: dict[int, set[int]] = {}
-    for event in _actions(trace):
-        stages.setdefault(event.stage, set()).add(event.rank)
-    repeats = Counter((event.rank, event.op, event.stage, event.micro_batch) for event in _actions(trace))
-    num_steps = max(repeats.values(), default=1)
+    actions = [item.action for program in programs for item in program if item.action]
+    for action in actions:
+        stages.setdefault(action.stage, set()).add(action.rank)
+    num_steps = max(Counter(actions).values(), default=1)
     played = [_first_step(program) for program in programs]
-    for item in (item for program in played for item in program if item.made):
-        if item.event.peer not in stages.get(item.made.stage + RESULTS[item.made.op][1], ()):
-            item.made = None  # it goes elsewhere, so it is something else
+    for item in (item for program in played for item in program):
+        if item.made and item.event.peer not in stages.get(item.made.stage + RESULTS[item.made.kind][1], ()):
+            item.made = None  # the receiver is not on the neighbouring stage, so this is not that action's result
     return Step(list(_Schedule(played, whole=num_steps == 1).stops()),
                 {stage: frozenset(ranks) for stage, ranks in sorted(stages.items())}, num_steps)
 
 
-def _actions(trace: Trace) -> Iterator[Event]:
-    return (event for event in trace.of_kind("compute") if _is_action(event))
+def _action(event: Event) -> Action | None:
+    """The pipeline action that an event is; None for anything else."""
+    if event.kind != "compute" or event.op not in KINDS or event.stage is None or event.micro_batch is None:
+        return None
+    return Action(event.rank, event.stage, event.micro_batch, event.op)
 
 
-def _is_action(event: Event) -> bool:
-    return event.op in KINDS and None not in (event.stage, event.micro_batch)
+def _group(event: Event) -> tuple[int, ...]:
+    """The ranks of a collective; none where the trace does not say."""
+    return event.group or ()
 
 
 def _is_shown(event: Event) -> bool:
-    if event.start_s is None or event.kind not in ("send", "recv", "collective", "compute"):
+    if event.start_s is None:
         return False
-    if event.kind == "collective" and len(event.group) == 1:  # nobody to wait for, nothing to send
-        return False
-    return event.kind != "compute" or _is_action(event)
+    if event.kind == "collective":  # alone, a rank has nobody to wait for and nothing to send
+        return len(_group(event)) > 1
+    return event.kind in ("send", "recv") or _action(event) is not None
 
 
 def _begins(event: Event) -> float:
     """When a rank comes to it: a message that was asked for early is needed only when it is waited for."""
-    return event.end_s if event.kind == "recv" and event.end_s is not None else event.start_s
+    if event.kind == "recv" and event.end_s is not None:
+        return event.end_s
+    return event.start_s or 0.0  # shown events have one
 
 
 def _program(trace: Trace, rank: int) -> list[Item]:
-    """What a rank did, in its order; what it received inside an action, the action needs."""
+    """What a rank did, in its order; what it received inside an action comes before that action, which needs it."""
     items: list[Item] = []
-    action = None
+    work: Item | None = None
     shown = [event for event in trace.of_rank(rank) if _is_shown(event)]
     for event in sorted(shown, key=_begins):
-        inside = action is not None and action.event.end_s is not None and _begins(event) <= action.event.end_s
+        around = work if work and work.event.end_s is not None and _begins(event) <= work.event.end_s else None
         if event.kind == "compute":
-            action = Item("work", event)
-            items.append(action)
-        elif event.kind == "collective" and inside:
-            action.inner.append(event)
-        elif event.kind == "recv" and inside:
-            items.insert(items.index(action), Item("recv", event))
+            work = Item("work", event, action=_action(event))
+            items.append(work)
+        elif event.kind == "collective" and around:
+            around.inner.append(event)
+        elif event.kind == "recv" and around:
+            items.insert(items.index(around), Item("recv", event))
         else:
             items.append(Item(event.kind, event))
     _find_made(items)
@@ -122,12 +126,13 @@ def _program(trace: Trace, rank: int) -> list[Item]:
 
 
 def _find_made(items: list[Item]) -> None:
-    """Say of each message from which action it comes, where it is the only one that can: the rest stay unnamed."""
-    last, sends = None, {}
+    """Set `made` of each message sent after an action, unless two messages to one peer could be its result."""
+    last: Action | None = None
+    sends: dict[int | None, Item] = {}
     for item in items:
         if item.kind == "work":
-            last, sends = item.event, {}
-        elif item.kind == "send" and last is not None and last.op in RESULTS:
+            last, sends = item.action, {}
+        elif item.kind == "send" and last is not None and last.kind in RESULTS:
             earlier = sends.setdefault(item.event.peer, item)
             item.made = last
             if earlier is not item:
@@ -137,9 +142,9 @@ def _find_made(items: list[Item]) -> None:
 def _first_step(program: list[Item]) -> list[Item]:
     seen = set()
     for place, item in enumerate(program):
-        if item.kind == "work":
-            if item.action in seen:
-                return program[:place]
+        if item.action in seen:
+            return program[:place]
+        if item.action:
             seen.add(item.action)
     return program
 
@@ -150,7 +155,7 @@ class _Schedule:
     def __init__(self, programs: list[list[Item]], whole: bool):
         self._left = [deque(program) for program in programs]
         self._whole = whole
-        self._on_way: Counter[tuple[int, int]] = Counter()
+        self._on_way: Counter[Channel] = Counter()
 
     def stops(self) -> Iterator[Stop]:
         """What is done at once, until nothing is left or nothing can go on."""
@@ -166,26 +171,26 @@ class _Schedule:
     def _messages(self) -> list[Item]:
         """Sends that ranks have come to; what is on its way is taken, but not sent on at once."""
         sent: list[Item] = []
-        fresh: Counter[tuple[int, int]] = Counter()
+        fresh: Counter[Channel] = Counter()
         resting: set[int] = set()
         while any([self._message(rank, sent, fresh, resting) for rank in range(len(self._left))]):
             pass
         self._on_way += fresh
         return sent
 
-    def _message(self, rank: int, sent: list[Item], fresh: Counter, resting: set[int]) -> bool:
+    def _message(self, rank: int, sent: list[Item], fresh: Counter[Channel], resting: set[int]) -> bool:
         """Whether this rank could send or take its next message; one that took what came just now rests."""
         item = self._left[rank][0] if self._left[rank] else None
         if item is None or item.kind not in ("send", "recv") or (item.kind == "send" and rank in resting):
             return False
-        pair = (rank, item.event.peer) if item.kind == "send" else (item.event.peer, rank)
+        channel = (rank, item.event.peer) if item.kind == "send" else (item.event.peer, rank)
         if item.kind == "send":
             sent.append(item)
-            fresh[pair] += 1
-        elif self._on_way[pair]:
-            self._on_way[pair] -= 1
-        elif fresh[pair]:
-            fresh[pair] -= 1
+            fresh[channel] += 1
+        elif self._on_way[channel]:
+            self._on_way[channel] -= 1
+        elif fresh[channel]:
+            fresh[channel] -= 1
             resting.add(rank)
         else:
             return False
@@ -196,7 +201,7 @@ class _Schedule:
         """Actions whose collectives find all of their group at an action."""
         ready = self._next("work")
         while waiting := [rank for rank, item in ready.items()
-                          if any(peer not in ready for event in item.inner for peer in event.group)]:
+                          if any(peer not in ready for event in item.inner for peer in _group(event))]:
             for rank in waiting:
                 del ready[rank]
         return [self._left[rank].popleft() for rank in ready]
@@ -207,7 +212,7 @@ class _Schedule:
         while True:
             ready = self._next("collective")
             able = [item for item in ready.values() if all(
-                peer in ready and _call(ready[peer].event) == _call(item.event) for peer in item.event.group)]
+                peer in ready and _call(ready[peer].event) == _call(item.event) for peer in _group(item.event))]
             alike = [item for item in able if _pattern(item.event) == _pattern((found or able)[0].event)]
             if not alike:
                 return found
@@ -220,10 +225,11 @@ class _Schedule:
         return frozenset(rank for rank, left in enumerate(self._left) if not any(i.kind == "work" for i in left))
 
 
-def _call(event: Event) -> tuple:
-    return event.op, tuple(sorted(event.group))
+def _call(event: Event) -> tuple[str | None, list[int]]:
+    return event.op, sorted(_group(event))
 
 
-def _pattern(event: Event) -> tuple:
+def _pattern(event: Event) -> tuple[str | None, list[int]]:
     """What collectives along one axis have in common."""
-    return event.op, tuple(sorted(peer - min(event.group) for peer in event.group))
+    group = sorted(_group(event))
+    return event.op, [peer - group[0] for peer in group]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,9 @@ from book.trace import Event, Trace
 
 Contributions = tuple[float, ...] | None
 State = dict[tuple[int, int], Contributions]  # by (rank, chunk)
+Pair = tuple[int, int]  # of ranks
 LARGEST_WORLD = 64
+T = TypeVar("T")
 
 
 @dataclass
@@ -94,7 +96,8 @@ class Run:
     def states(self) -> Iterator[State]:
         """What each (rank, chunk) holds before each step, and last of all at the end; one dict, changed in place."""
         changes = [(step, 1, (rank, chunk), held) for step, rank, chunk, held in self.holds]
-        changes += [(t.arrives + 1, 0, (t.dst, t.into), t.after) for t in self.transfers if t.into is not None]
+        changes += [(t.arrives + 1, 0, (t.dst, t.into), t.after) for t in self.transfers
+                    if t.into is not None and t.arrives is not None]
         by_step = defaultdict(list)
         for step, _, where, contents in sorted(changes, key=lambda change: change[:2]):
             by_step[step].append((where, contents))
@@ -139,11 +142,10 @@ def read_run(trace: Trace) -> Run:
                          "follows sends, receives and collectives of a watched buffer: watch(buffer, num_chunks))")
     if any(e.step is None for e in played):
         raise ValueError("this trace's sends, receives and collectives have no steps: give each event its step")
-    steps = sorted({e.step for e in played})
+    steps = sorted({_known(e.step) for e in played})
     position = {step: i for i, step in enumerate(steps)}
     run = Run(trace.world_size, max(trace.num_chunks, 1), len(steps), [])
-    run.transfers = [_transfer(send, recv, position) for send, recv in _pair(sends, recvs)]
-    run.transfers.sort(key=lambda t: t.leaves)
+    run.transfers = sorted(_transfers(sends, recvs, position), key=lambda t: t.leaves)
     for e in holds + sends + recvs:
         if e.chunk is not None and e.num_bytes:
             run.sizes[e.chunk] = max(run.sizes.get(e.chunk, 0), e.num_bytes)
@@ -156,14 +158,34 @@ def _trace_of(schedule: Schedule) -> Trace:
     return simulate(schedule, 0, Link(0.0, 1.0), contributions=True).logical()
 
 
-def _pair(sends: list[Event], recvs: list[Event]) -> Iterable[tuple[Event | None, Event | None]]:
-    """Sends with their receives: first those that agree on chunk and step, then in order on each channel."""
+def _known(value: T | None) -> T:
+    """A field of an event, after `read_run` has checked that the event has it."""
+    assert value is not None
+    return value
+
+
+def _transfers(sends: list[Event], recvs: list[Event], position: Mapping[int, int]) -> Iterator[Transfer]:
+    """A transfer for each send, with its receive if there is one, and for each receive without a send."""
     waiting = defaultdict(list)
     for recv in recvs:
-        waiting[recv.peer, recv.rank].append(recv)
-    pairs, late = [], []
+        waiting[_known(recv.peer), recv.rank].append(recv)
+    for send, matched in _pair(sends, waiting):
+        yield _transfer(send, matched, position)
+    for recv in (recv for queue in waiting.values() for recv in queue):
+        at = position[_known(recv.step)]
+        yield Transfer(_known(recv.peer), recv.rank, recv.chunk, recv.chunk, recv.op, at, at, None, recv.contributions,
+                       recv.num_bytes, recv.start_s, recv.end_s)
+
+
+def _pair(sends: list[Event], waiting: dict[Pair, list[Event]]) -> list[tuple[Event, Event | None]]:
+    """Sends with their receives, which are taken out of `waiting`, by (source, destination).
+
+    First those that agree on chunk and step, then in order on each channel.
+    """
+    pairs: list[tuple[Event, Event | None]] = []
+    late = []
     for send in sends:
-        queue = waiting[send.rank, send.peer]
+        queue = waiting.get((send.rank, _known(send.peer)), [])
         same = next((r for r in queue if (r.step, r.chunk) == (send.step, send.chunk)), None)
         if same is None:
             late.append(send)
@@ -171,29 +193,26 @@ def _pair(sends: list[Event], recvs: list[Event]) -> Iterable[tuple[Event | None
         queue.remove(same)
         pairs.append((send, same))
     for send in late:
-        queue = waiting[send.rank, send.peer]
-        pairs.append((send, queue.pop(0) if queue and queue[0].step >= send.step else None))
-    return pairs + [(None, recv) for queue in waiting.values() for recv in queue]
+        queue = waiting.get((send.rank, _known(send.peer)), [])
+        follows = queue and _known(queue[0].step) >= _known(send.step)
+        pairs.append((send, queue.pop(0) if follows else None))
+    return pairs
 
 
-def _transfer(send: Event | None, recv: Event | None, position: Mapping[int, int]) -> Transfer:
-    if send is None:
-        at = position[recv.step]
-        return Transfer(recv.peer, recv.rank, recv.chunk, recv.chunk, recv.op, at, at, None, recv.contributions,
-                        recv.num_bytes, recv.start_s, recv.end_s)
-    t = Transfer(send.rank, send.peer, send.chunk, None, None, position[send.step], None, send.contributions, None,
-                 send.num_bytes, send.start_s, send.end_s)
+def _transfer(send: Event, recv: Event | None, position: Mapping[int, int]) -> Transfer:
+    t = Transfer(send.rank, _known(send.peer), send.chunk, None, None, position[_known(send.step)], None,
+                 send.contributions, None, send.num_bytes, send.start_s, send.end_s)
     if recv is not None:
-        t.into, t.op, t.arrives, t.after = recv.chunk, recv.op, position[recv.step], recv.contributions
+        t.into, t.op, t.arrives, t.after = recv.chunk, recv.op, position[_known(recv.step)], recv.contributions
         t.end_s = recv.end_s
         t.chunk = t.into if t.chunk is None else t.chunk
     return t
 
 
-def _read_calls(events: list[Event], position: Mapping[int, int], changed: set[tuple[int, int]]) -> list[Call]:
+def _read_calls(events: list[Event], position: Mapping[int, int], changed: set[tuple[int | None, int]]) -> list[Call]:
     calls: dict[tuple[int, tuple[int, ...]], Call] = {}
     for event in events:
-        at, group = position[event.step], event.group or ()
+        at, group = position[_known(event.step)], event.group or ()
         call = calls.setdefault((at, group), Call(at, group))
         call.ops[event.rank] = event.op or "a collective"
         call.changes |= (event.step, event.rank) in changed
@@ -204,7 +223,7 @@ def _read_holds(run: Run, holds: list[Event], steps: list[int]) -> None:
     for event in holds:
         at = sum(step < event.step for step in steps) if event.step is not None else 0
         at += event.op is not None  # a collective's doing: it is seen after the collective's own step
-        where = event.rank, event.chunk
+        where = event.rank, _known(event.chunk)
         if at == 0 and where not in run.start:
             run.start[where] = event.contributions
         else:
@@ -212,9 +231,6 @@ def _read_holds(run: Run, holds: list[Event], steps: list[int]) -> None:
             if event.op is None:
                 run.own[at].add(event.rank)
     run.holds.sort(key=lambda hold: hold[:3])
-
-
-Pair = tuple[int, int]
 
 
 def shape_of(pairs: Iterable[Pair], world_size: int) -> dict[str, Any]:
