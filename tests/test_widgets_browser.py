@@ -189,6 +189,16 @@ def test_without_javascript_it_can_be_read(show: Callable, widget: Widget) -> No
     assert page.locator(selector).count() == count and words in page.inner_text("main")
 
 
+@each_widget
+def test_data_of_another_version_keep_their_words_with_a_message(show: Callable, widget: Widget,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("book.widgets.page.DATA_VERSION", 2)
+    page, (selector, count, words) = show(widget.make(), wait=False), widget.told
+    assert page.inner_text("[role=alert]") == ("These data have version 2, and this page draws version 1: run the cell "
+                                               "again.")
+    assert page.locator(selector).count() == count and words in page.inner_text("main")
+
+
 def test_two_of_each_work_on_one_page(show: Callable) -> None:
     """Two of each on one page: none takes another's ids, and keys act on the one that has the focus."""
     page = show(*(widget.make() for widget in WIDGETS), *(widget.make() for widget in WIDGETS))

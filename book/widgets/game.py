@@ -72,7 +72,7 @@ class PipelineGame(Page):
         known = [{"name": name, "order": run.order.to_csv().splitlines()[1:], "step_s": run.bubble.step_s,
                   "peaks": run.order.peak_in_flight(), "row": self._row(name, run)}
                  for name, run in self._known.items()]
-        return {"v": 1, "title": self.title, "n": self.num_stages, "batches": self.num_micro_batches,
+        return {"title": self.title, "n": self.num_stages, "batches": self.num_micro_batches,
                 "source": self._source(), "forward_s": self._durations.forward_s,
                 "backward_s": self._durations.backward_s, "most": self._most or 0, "known": known}
 

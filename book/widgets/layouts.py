@@ -51,7 +51,7 @@ class LayoutChart(Page):
 
     def data(self, live: bool) -> dict[str, Any]:
         """The chart's data, live or not: all of it is modelled."""
-        return {"v": 1, "title": self.title, **layouts_payload(self.found)}
+        return {"title": self.title, **layouts_payload(self.found)}
 
     def text(self) -> str:
         """One line that says what is shown."""

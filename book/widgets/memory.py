@@ -69,7 +69,7 @@ class MemoryPlayer(Page):
         runs = {key: {"source": origin(self.traces[key], live), **run_payload(held)}
                 for key, held in self._held.items()}
         room = [max(_room(held, what) for held in self._held.values()) for what in STATE]
-        return {"v": 1, "title": self.title, "room": room, **arranged(runs, self._labels, self._select)}
+        return {"title": self.title, "room": room, **arranged(runs, self._labels, self._select)}
 
     def text(self) -> str:
         """One line that says what is shown."""

@@ -61,7 +61,7 @@ class MemoryBars(Page):
 
     def data(self, live: bool) -> dict[str, Any]:
         """What there is to choose, and what is chosen."""
-        return {"v": 1, "title": self.title, "models": list(MODELS.items()), "gpus": list(GPUS), **self._chosen,
+        return {"title": self.title, "models": list(MODELS.items()), "gpus": list(GPUS), **self._chosen,
                 "most": MOST_RANKS, "precisions": [[name, [each.parameters, each.gradients, each.optimizer]]
                                                    for name, each in PRECISIONS.items()]}
 

@@ -67,7 +67,7 @@ class MeshExplorer(Page):
 
     def data(self, live: bool) -> dict[str, Any]:
         """The explorer's data; where it is live, with the backend's name."""
-        return {"v": 1, "title": self.title, "source": self._source(live),
+        return {"title": self.title, "source": self._source(live),
                 **mesh_payload(self._trace, self.mesh, self._step)}
 
     def text(self) -> str:

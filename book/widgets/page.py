@@ -12,6 +12,7 @@ from book.trace import Trace
 from book.widgets.registry import standalone
 
 Data = dict[str, Any]
+DATA_VERSION = 1  # scene.js draws data of this version and no other
 
 
 class Page(ABC):
@@ -42,12 +43,15 @@ class Page(ABC):
 
     def live_json(self) -> str:
         """The data as a live widget gets it."""
-        return _compact(self.data(live=True))
+        return self._json(live=True)
 
     def html(self) -> str:
         """The div that a script mounts; its data is in an attribute, so that no markup in a title can break out."""
-        data = _compact(self.data(live=False)).replace("&", "&amp;").replace("'", "&#39;").replace("<", "&lt;")
+        data = self._json(live=False).replace("&", "&amp;").replace("'", "&#39;").replace("<", "&lt;")
         return f"<div data-lockstep-{self.widget}='{data}'>{self.words()}</div>"
+
+    def _json(self, live: bool) -> str:
+        return json.dumps({"v": DATA_VERSION, **self.data(live)}, separators=(",", ":"), ensure_ascii=False)
 
     def save(self, path: str | Path) -> None:
         """Write one HTML file to `path` that shows the widget in any browser, without a network."""
@@ -75,10 +79,6 @@ def heading(title: str, source: str = "") -> str:
 def listed(texts: Iterable[str], tag: str = "ol") -> str:
     """An HTML list of texts."""
     return f"<{tag}>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</{tag}>"
-
-
-def _compact(data: Any) -> str:
-    return json.dumps(data, separators=(",", ":"), ensure_ascii=False)
 
 
 def arranged(runs: Mapping[Any, Data], labels: Sequence[str] | None, select: Any, integers: str = "ranks") -> Data:

@@ -79,7 +79,7 @@ class PipelinePlayer(Page):
         self.traces: dict[Any, Trace] = {key: run.trace for key, run in self.runs.items()}
         self._given_title, self.title = title, title or _title(list(self.runs.values()))
         shown = arranged({key: run_payload(run) for key, run in self.runs.items()}, labels, select, integers="run")
-        self._data = {"v": 1, "title": self.title, "view": view, **shown}
+        self._data = {"title": self.title, "view": view, **shown}
 
     def with_trace(self, what: Any) -> PipelinePlayer:
         """The same player of another trace or schedule."""

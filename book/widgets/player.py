@@ -113,7 +113,7 @@ class Options:
 def payload(traces: Mapping[Any, Trace], title: str, options: Options, with_backend: bool) -> dict[str, Any]:
     """The player's JSON for one or more runs; keys of `traces` (or tuples of them) become the choices to select."""
     runs = {key: run_payload(trace, options.promise, with_backend) for key, trace in traces.items()}
-    return {"v": 1, "kind": options.kind, "title": title, "view": options.view, "predict": options.predict,
+    return {"kind": options.kind, "title": title, "view": options.view, "predict": options.predict,
             "clock": options.clock, **arranged(runs, options.labels, options.select)}
 
 

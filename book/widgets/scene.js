@@ -515,6 +515,14 @@
   }
 
   // # mounting
+  const VERSION = 1;  // DATA_VERSION in page.py
+
+  /** Why this script cannot draw such data, which a notebook may have stored long ago; "" if it can. */
+  function mismatch({ v }) {
+    if (v === VERSION) return "";
+    return `These data have version ${v}, and this page draws version ${VERSION}: run the cell again.`;
+  }
+
   /** widgetOf(data): the function that draws such data; in a page data-lockstep-<name> holds it. */
   function define(name, widgetOf) {
     const key = "lockstep" + upper(name);
@@ -573,8 +581,11 @@
     function scan(root = document) {
       for (const el of root.querySelectorAll(`[data-lockstep-${name}]:not([data-mounted])`)) {
         el.dataset.mounted = "";
-        el.replaceChildren();
-        mount(el, JSON.parse(el.dataset[key]));
+        const data = JSON.parse(el.dataset[key]);
+        const fault = mismatch(data);
+        if (fault) el.prepend(make("p", null, { role: "alert" }, fault));
+        else el.replaceChildren();
+        if (!fault) mount(el, data);
       }
     }
     globalThis[key] = { mount, scan, render };

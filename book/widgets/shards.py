@@ -68,7 +68,7 @@ class ShardedProduct(Page):
         """The widget's data; where it is live, with the backend's name."""
         runs = {key: run_payload(play, origin(self.traces[key], live))
                 for key, play in self._plays.items()}
-        return {"v": 1, "title": self.title, **arranged(runs, self._labels, self._select)}
+        return {"title": self.title, **arranged(runs, self._labels, self._select)}
 
     def text(self) -> str:
         """One line that says what is shown."""

@@ -260,7 +260,7 @@ class BucketTimeline(Page):
         names: dict[tuple[str, float], int] = {}
         runs = {key: run_payload(trace, source_of(trace, live), names) for key, trace in shown.items()}
         known = {"names": [name for name, _ in names], "sizes": [round(num_bytes) for _, num_bytes in names]}
-        return {"v": 1, "title": self.title, **known,
+        return {"title": self.title, **known,
                 **arranged(runs, self._labels, self._select, integers="run")}
 
 
