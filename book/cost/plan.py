@@ -1,4 +1,4 @@
-"""L1: what a layout costs on a cluster: bytes held, bytes sent, seconds of a step; for one layout or all at once.
+"""L1: what a layout costs on a cluster: bytes held, bytes sent, seconds of a step; for one layout or many at once.
 
 Every rank does the same work here: layers, embedding and logits are spread evenly over time, and the first stage's
 rank, which keeps the most activations, stands for memory.
@@ -172,7 +172,7 @@ class _Terms:
         # the embedding's dropout mask; without a pipeline, the last norm, and the logits in 32 bits (korthikanti2022)
         ends = np.minimum(self.pp, self.m) * n / shared + (self.pp == 1) * (
             4 * n / shared + 4 * tokens * model.vocab_size / self.tp)
-        # ZeRO-3 has a layer gathered and the next one on its way; from ZeRO-2 on a layer's gradients are there whole
+        # ZeRO-3 holds one gathered layer while it gathers the next; from ZeRO-2 on, one layer's full gradients exist
         gathered = self.by("zero_stage", range(4), lambda stage: layer * (
             2 * each.parameters * (stage == 3) + each.gradients * (stage >= 2)))
         return {"state_bytes": self.by("zero_stage", range(4), lambda stage: state_bytes(
@@ -188,7 +188,7 @@ class _Terms:
         again = self.recomputed("full") * 2 * ring_sent_bytes(self.tp, self.between_bytes)
         # each rank of a tensor-parallel group sends its part of what goes to the next stage (narayanan2021, 4.1)
         between = 2 * self.v * self.m * self.between_bytes / self.tp
-        often = {2: (self.m + 1) / 2, 3: self.m}  # a backward of its own for each micro-batch: as hybrid_sent_bytes
+        often = {2: (self.m + 1) / 2, 3: self.m}  # each micro-batch has its own backward, as in hybrid_sent_bytes
         return {"tp_bytes": self.m * self.layers * (with_gathers + again),
                 "pp_bytes": np.where(self.pp > 1, between, 0.0),
                 "dp_bytes": self.by("zero_stage", range(4), lambda stage: often.get(stage, 1) * sharded_sent_bytes(
@@ -198,7 +198,7 @@ class _Terms:
         model, cluster = self.model, self.cluster
         again = self.by("recompute", RECOMPUTE, lambda how: recomputed_flops(model, self.b, how))
         flops = self.layers * (3 * model.layer_flops(self.b) + again) + 3 * model.head_flops(self.b) / self.pp
-        whole = self.kept(None)  # a third of the passes are a forward's, which recomputation makes again
+        whole = self.kept(None)  # a third of the passes are in the forward, which recomputation repeats
         passes = whole + self.by("recompute", RECOMPUTE, lambda how: (how is not None) * (
             whole if how == "full" else whole - self.kept(how)) / 3)
         busy = {"matmul_s": self.m * flops / self.tp / (cluster.flops_per_s * cluster.efficiency),

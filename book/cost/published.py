@@ -33,12 +33,12 @@ class Published:
 
     @property
     def cluster(self) -> Cluster:
-        """As many A100s as it took."""
+        """A cluster of as many A100s as the row used."""
         return replace(A100, num_gpus=self.layout.num_gpus)
 
     @property
     def estimated_s(self) -> float:
-        """The seconds that the planner gives for it."""
+        """The seconds that the planner estimates."""
         return estimate(self.model, self.cluster, self.layout, self.global_batch).step_s
 
     @property
@@ -99,8 +99,8 @@ def _sharded() -> tuple[Published, ...]:
 
 
 WEAK_SCALING, RECOMPUTATION = _weak_scaling(), _recomputation()
-SHARDED = _sharded()  # of another kind than the rest: the formulas miss them, and no number of this page rests on them
-FITTED = WEAK_SCALING[::3]  # what the constants see; the other rows of these two are held out
+SHARDED = _sharded()  # ZeRO-3 alone: the formulas underestimate these steps, so they are neither fitted nor held out
+FITTED = WEAK_SCALING[::3]  # the rows that the constants are fitted to; the other rows of these two papers are held out
 HELD_OUT = tuple(row for row in WEAK_SCALING + RECOMPUTATION if row not in FITTED)
 
 
