@@ -20,7 +20,7 @@ from book.grading.mutations import Mutant, mutants
 from book.grading.trial import printed, solution, stored
 
 TELLING = ("CheckFailed", "HangError")
-LIMIT_S = 90  # of one mutant; a loop without an end is caught too
+LIMIT_S = 90  # of one mutant; this also ends infinite loops
 
 
 @dataclass(frozen=True)

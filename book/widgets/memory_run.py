@@ -146,7 +146,7 @@ class _Reader:
             self.actions.append(Action(event.op or "", event.unit))
         elif event.kind == "collective" and event.op in GATHERS + REDUCES:
             unit = event.unit or self._unit_of(event, later)
-            if unit is not None:  # others, such as the mean of a loss, are no state
+            if unit is not None:  # others, such as the mean of a loss, are not state
                 self._done.add((event.op or "", unit))
                 self._collective(event, unit)
 

@@ -158,7 +158,7 @@ class _Schedule:
         self._on_way: Counter[Channel] = Counter()
 
     def stops(self) -> Iterator[Stop]:
-        """What is done at once, until nothing is left or nothing can go on."""
+        """What is done at once, until nothing is left or nothing can proceed."""
         num_left = None
         while num_left != (num_left := sum(map(len, self._left))):
             for kind, take in (("message", self._messages), ("work", self._work), ("collective", self._collectives)):
@@ -169,7 +169,7 @@ class _Schedule:
             yield Stop("stuck", stuck)
 
     def _messages(self) -> list[Item]:
-        """Sends that ranks have come to; what is on its way is taken, but not sent on at once."""
+        """Sends that ranks have reached; messages in flight are received, but not sent on at once."""
         sent: list[Item] = []
         fresh: Counter[Channel] = Counter()
         resting: set[int] = set()
@@ -179,7 +179,7 @@ class _Schedule:
         return sent
 
     def _message(self, rank: int, sent: list[Item], fresh: Counter[Channel], resting: set[int]) -> bool:
-        """Whether this rank could send or take its next message; one that took what came just now rests."""
+        """Whether this rank could send or receive its next message; after receiving one of this stop it sends none."""
         item = self._left[rank][0] if self._left[rank] else None
         if item is None or item.kind not in ("send", "recv") or (item.kind == "send" and rank in resting):
             return False
@@ -198,7 +198,7 @@ class _Schedule:
         return True
 
     def _work(self) -> list[Item]:
-        """Actions whose collectives find all of their group at an action."""
+        """Actions that can run: every rank in the groups of their collectives is at an action too."""
         ready = self._next("work")
         while waiting := [rank for rank, item in ready.items()
                           if any(peer not in ready for event in item.inner for peer in _group(event))]:
@@ -207,7 +207,7 @@ class _Schedule:
         return [self._left[rank].popleft() for rank in ready]
 
     def _collectives(self) -> list[Item]:
-        """Collectives that the whole group has come to, as many in a row as are alike; of one kind at a time."""
+        """Collectives that their whole group has reached, as many in a row as are of the same kind."""
         found: list[Item] = []
         while True:
             ready = self._next("collective")

@@ -72,7 +72,7 @@ class PipelinePlayer(Page):
         self._which: dict[str, Any] = {"step": step, "ranks": ranks}
         self.runs: dict[Any, Pipeline] = {key: read_pipeline(what, durations, **self._which)
                                           for key, what in runs.items()}
-        if view == "race":  # of one model: where it is cut into more stages, each is shorter
+        if view == "race":  # all runs split one model, so more stages mean shorter ones
             least = min(run.order.num_stages for run in self.runs.values())
             cut = {key: durations.cut(run.order.num_stages / least) for key, run in self.runs.items()}
             self.runs = {key: read_pipeline(what, cut[key], **self._which) for key, what in runs.items()}

@@ -94,7 +94,7 @@ def panel(run: Callable[..., Trace], *, title: str | None = None, promise: str |
 
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-TICKS = 10_000  # a modelled time is written in this many parts of the run's duration
+TICKS = 10_000  # modelled times are written in units of the run's duration divided by this
 
 
 @dataclass(frozen=True)
