@@ -1,4 +1,6 @@
 """Ranks compare their collectives before bytes move: differences are named, and right programs are let pass."""
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -145,8 +147,20 @@ def one_is_refused_first():
     return total.tolist()
 
 
+def all_are_refused_at_different_times(first):
+    rank = start()
+    time.sleep(0.3 * (rank != first))
+    with pytest.raises(RuntimeError, match="allgather: invalid"):
+        dist.all_gather([torch.ones(r + 1) for r in range(3)], torch.ones(rank + 1))
+    total = torch.ones(4)
+    dist.all_reduce(total)
+    return total.tolist()
+
+
 def test_a_call_that_torch_refuses_counts_as_never_made():
     assert list(launch(one_is_refused_first, 2)) == [[2.0] * 4] * 2
+    for first in range(3):
+        assert list(launch(all_are_refused_at_different_times, 3, first)) == [[3.0] * 4] * 3
 
 
 def test_torch_itself_refuses_bad_arguments():

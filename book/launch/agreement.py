@@ -188,9 +188,15 @@ class _Checks:
         self._board.note(rank, name, call)
         for peer in ranks:
             other = self._board.read(peer, name, call.number) if peer != rank else None
-            if other is not None and other.key != call.key:
+            if other is not None and other.key != call.key and not (
+                    self._has_refused(peer, name, call) or self._has_refused(rank, name, other)):
                 raise CallMismatch(self._told(name, ranks, call.number))
         return name, call.number
+
+    def _has_refused(self, rank: int, name: str, call: Call) -> bool:
+        """Whether torch has refused this call to a rank, which is at its next one: it will refuse it to all."""
+        refused = self._board.refused(rank, name)
+        return refused is not None and (refused.number, refused.key) == (call.number, call.key)
 
     def take_back(self, noted: tuple[str, int] | None) -> None:
         """Make a noted call, the last one in its group, one that was never made."""
@@ -198,7 +204,7 @@ class _Checks:
             import torch.distributed as dist
             name, number = noted
             self._numbers[name] = number - 1
-            self._board.erase(dist.get_rank(), name, number)
+            self._board.refuse(dist.get_rank(), name, number)
 
     def _told(self, name: str, ranks: list[int], number: int) -> str:
         """What each rank of a group calls, once all have come or `WAIT_S` is over."""

@@ -17,7 +17,7 @@ MAX_GROUPS, DEPTH, SLOT_BYTES = 64, 8, 512  # what a rank calls in further group
 _HEAD = struct.Struct("<QHH")  # number, lengths of key and words
 _NUMBER = struct.Struct("<Q")
 _LENGTH = struct.Struct("<H")
-_PART_BYTES = MAX_GROUPS * SLOT_BYTES * (1 + DEPTH)
+_PART_BYTES = MAX_GROUPS * SLOT_BYTES * (1 + DEPTH + 1)
 
 
 class Call(NamedTuple):
@@ -49,18 +49,26 @@ class Board:
         place = self._place(rank, group, new=True)
         if place is None:
             return
-        at = self._slot(rank, place, call.number)
+        self._put(self._slot(rank, place, call.number), call)
+
+    def _put(self, at: int, call: Call) -> None:
         words = call.words.encode()[:SLOT_BYTES - _HEAD.size - len(call.key)]
         _NUMBER.pack_into(self._memory, at, 0)
         self._write(at + _HEAD.size, call.key + words)
         _HEAD.pack_into(self._memory, at, 0, len(call.key), len(words))
         _NUMBER.pack_into(self._memory, at, call.number)
 
-    def erase(self, rank: int, group: str, number: int) -> None:
-        """Take back a call of this rank's own."""
-        place = self._place(rank, group)
-        if place is not None:
+    def refuse(self, rank: int, group: str, number: int) -> None:
+        """Take back a call of this rank's own that torch has refused; it stays readable as `refused`."""
+        place, call = self._place(rank, group), self.read(rank, group, number)
+        if place is not None and call is not None:
+            self._put(self._refused_slot(rank, place), call)
             _NUMBER.pack_into(self._memory, self._slot(rank, place, number), 0)
+
+    def refused(self, rank: int, group: str) -> Call | None:
+        """The last call in a group that this rank has taken back."""
+        place = self._place(rank, group)
+        return None if place is None else self._call(self._refused_slot(rank, place))
 
     def read(self, rank: int, group: str, number: int) -> Call | None:
         """A rank's call with this number in a group; None if it has not come so far, or is far beyond."""
@@ -113,7 +121,10 @@ class Board:
         return self._places.get((rank, group))
 
     def _slot(self, rank: int, place: int, number: int) -> int:
-        return rank * _PART_BYTES + (MAX_GROUPS + place * DEPTH + number % DEPTH) * SLOT_BYTES
+        return rank * _PART_BYTES + (MAX_GROUPS + place * (DEPTH + 1) + number % DEPTH) * SLOT_BYTES
+
+    def _refused_slot(self, rank: int, place: int) -> int:
+        return rank * _PART_BYTES + (MAX_GROUPS + place * (DEPTH + 1) + DEPTH) * SLOT_BYTES
 
     def _write(self, at: int, data: bytes) -> None:
         self._memory[at:at + len(data)] = data
