@@ -1,17 +1,19 @@
-"""L2: start a function on several real processes from a notebook cell, and say clearly what came of it.
+"""L2: run a function on several real processes from a notebook cell, and report clearly how that ended.
 
     api        launch, Run, the errors, rank_device: what the rest of the book uses
     arguments  what is checked and pickled before anything starts
     ranks      the processes, seen from the parent: pipes, lines, results, their end
     supervise  the verdict: done, failed, hanging or late, and its words
     causes     why ranks wait for each other, from what each does and what it has called
-    child      the rank's side: environment, output, result, the watch on its parent
-    peers      refuses a peer that does not exist, which gloo does not
-    agreement  collectives whose ranks call different things are refused before bytes move
+    child      the rank's side: environment, output, result, exit when the launcher dies
+    peers      refuses a peer that does not exist, which gloo fails to do
+    agreement  raises when ranks call different collectives, before any bytes move
     board      memory that all ranks share, where each notes its calls for the others
-    threads    the rank's threads as the kernel sees them: who works, who waits for a core
-    remote     errors that come over RPC, and calls that a rank serves, in words
-    where      stack frames as the reader's own line and the operation waited for
+    threads    the rank's threads as the kernel sees them: which work, which wait for a core
+    report     what a rank is doing, and how long it has stood still
+    blocked    waits inside one rank: for a lock, a thread, a queue or a store
+    rpc        errors that come over RPC, and calls that a rank serves, in words
+    where      turns stack frames into the reader's own line and the operation waited for
     pending    which transfer a waiting rank waits for
     preload    what the forkserver loads, so that a rank starts in milliseconds
 """

@@ -1,4 +1,4 @@
-"""L2: start a function on several real processes from a notebook cell, and say clearly what came of it.
+"""L2: run a function on several real processes from a notebook cell, and report clearly how that ended.
 
 `launch(fn, 4)` runs `fn` on four ranks that are set up as torchrun sets them up: `fn` calls an ordinary
 `dist.init_process_group()`, and runs unchanged under torchrun.
@@ -85,7 +85,7 @@ class Run:
 
 
 def rank_device() -> torch.device:
-    """Put this rank on its device, and return that: its own GPU where there is one for every rank, else the CPU.
+    """Put this rank on its device, and return it: its own GPU if there is one for every rank, else the CPU.
 
     Side effects: the GPU becomes this process's current CUDA device; if the CPU is chosen, all GPUs are hidden from
     this process (`CUDA_VISIBLE_DEVICES=""`). Call it before `dist.init_process_group()`, whose default backend follows
@@ -119,14 +119,14 @@ def launch(
 ) -> Run:
     """Run `fn(*args)` on `world_size` new processes and return their results by rank.
 
-    Prints one line that names the backend (once, where one notebook cell launches again and again) and, when the ranks
-    are done, what they printed, in rank order; `on_line(rank, line)` gets each line as it comes instead. `record` keeps
-    what the ranks communicate, for `run.trace`. `check_calls` makes a collective raise where a peer calls another one,
-    or gives it a tensor that does not fit. `env` adds environment variables. The random numbers of Python, NumPy and
-    torch are seeded with 1000 + rank.
+    Prints one line that names the backend (once per execution of a cell, however often the cell launches) and, when the
+    ranks are done, what they printed, in rank order; `on_line(rank, line)` gets each line as it comes instead. `record`
+    keeps what the ranks communicate, for `run.trace`. `check_calls` makes a collective raise if a peer calls a
+    different one or passes a tensor that does not fit. `env` adds environment variables. The random numbers of Python,
+    NumPy and torch are seeded with 1000 + rank.
 
     Raises `RankError` for the first rank that raised or died; `HangError` when all unfinished ranks have waited for
-    one another for `hang_s`, or are not done `timeout_s` after the last of them entered `fn`; `LaunchError` if ranks
+    one another for `hang_s`, or are not done `timeout_s` after the last rank entered `fn`; `LaunchError` if the ranks
     can't be started; `TypeError` or `ValueError` for bad arguments; `ModuleNotFoundError` without torch or cloudpickle.
     """
     _check_process()
@@ -154,7 +154,7 @@ def launch(
 
 def _interrupted(world_size: int) -> KeyboardInterrupt:
     """An interrupt that a notebook shows as one line, as it does a LaunchError."""
-    # No class of its own: nbval knows a cell that it has interrupted by the error's name.
+    # Not a subclass: nbval recognizes a cell that it has interrupted by the error's name.
     error: Any = KeyboardInterrupt(f"you have stopped this run; none of its {world_size} ranks is left")
     error._render_traceback_ = lambda: [f"KeyboardInterrupt: {error}"]
     return error
@@ -176,7 +176,7 @@ def _num_gpus(env: Mapping[str, Any]) -> int:
     if "CUDA_VISIBLE_DEVICES" not in env:
         return num_gpus
     names = [name.strip() for name in str(env["CUDA_VISIBLE_DEVICES"]).split(",")]
-    visible = itertools.takewhile(lambda name: name not in ("", "-1"), names)  # CUDA ignores what comes after those
+    visible = itertools.takewhile(lambda name: name not in ("", "-1"), names)  # CUDA ignores everything after those
     return min(num_gpus, len(list(visible)))
 
 
@@ -206,7 +206,7 @@ def _announce(line: str) -> None:
 
 @functools.cache
 def _announce_first_launch() -> None:
-    """Say once, on a terminal and never in a cell's output, that the first launch takes a few seconds."""
+    """Say once that the first launch takes a few seconds: on a terminal, never in a cell's output."""
     if sys.__stderr__ is not None and sys.__stderr__.isatty():
         print("first launch: loading torch for the ranks, a few seconds ...", file=sys.__stderr__, flush=True)
 
@@ -215,8 +215,8 @@ def _announce_first_launch() -> None:
 def _hosted_store(world_size: int) -> Iterator[int]:
     """The port of the store through which the ranks find one another; it listens on 127.0.0.1 only.
 
-    The store serves for as long as the object lives. Only this frame holds a reference and deletes it: other frames of
-    a launch may stay alive in the traceback of a kept error.
+    The store runs as long as its object exists. Only this frame refers to the object, and deletes it: other frames of a
+    launch may stay alive in the traceback of a kept error.
     """
     import torch.distributed as dist
     listener = socket.create_server(("127.0.0.1", 0), backlog=max(128, world_size))
@@ -230,10 +230,10 @@ def _hosted_store(world_size: int) -> Iterator[int]:
 
 
 def _environment(world_size: int, port: int, backend: str, extra: dict[str, str]) -> dict[str, str]:
-    """This process's environment with what torchrun sets, as far as it is the same on all ranks."""
+    """This process's environment, with the variables that torchrun sets to the same value on all ranks."""
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
     return {
-        # Without a name gloo looks the host's own up, which many laptops and containers cannot resolve.
+        # Without this, gloo resolves the host's name, which fails on many laptops and in many containers.
         **({"GLOO_SOCKET_IFNAME": loopback, "TP_SOCKET_IFNAME": loopback} if loopback else {}),
         **os.environ,
         **({"CUDA_VISIBLE_DEVICES": ""} if backend == "gloo" else {}),
@@ -292,7 +292,7 @@ def _unpickled(exception: bytes | None) -> BaseException | None:
 
 
 def _dropped_requests(ranks: Ranks) -> list[str]:
-    """What a recorded run says about requests that nobody kept, which is why the other side may wait in vain."""
+    """What a recorded run says about requests that a rank did not keep: its peer may wait for them forever."""
     recorded = [member.recording() for member in ranks]
     if all(payload is None for payload in recorded):
         return []
@@ -301,7 +301,7 @@ def _dropped_requests(ranks: Ranks) -> list[str]:
 
 
 def _partial_trace(ranks: Ranks, backend: str) -> Trace | None:
-    """What was recorded before a failure; None if that does not make a trace."""
+    """The trace of what was recorded before a failure; None if no trace can be made of it."""
     recorded = [member.recording() for member in ranks]
     if all(payload is None for payload in recorded):
         return None

@@ -1,4 +1,4 @@
-"""L2: check the arguments of a launch, with one clear sentence for those that cannot work, and pickle the call."""
+"""L2: check the arguments of a launch, with one clear sentence for each that cannot work, and pickle the call."""
 from __future__ import annotations
 
 import functools
@@ -15,7 +15,7 @@ CACHED = type(functools.lru_cache(len))
 
 
 def check_call(fn: Any, world_size: Any, args: tuple[Any, ...], allow_many_ranks: bool) -> None:
-    """Raise TypeError or ValueError for a call that cannot work, in words that say what to do."""
+    """Raise TypeError or ValueError for a call that cannot work, with a message that says what to do."""
     if not callable(fn):
         raise TypeError(f"launch needs a function to run on the ranks, not {fn!r}: launch(fn, world_size, *args)")
     if isinstance(world_size, bool) or not isinstance(world_size, Integral):
@@ -31,7 +31,7 @@ def check_call(fn: Any, world_size: Any, args: tuple[Any, ...], allow_many_ranks
 
 
 def check_options(timeout_s: Any, hang_s: Any, on_line: Any, env: Any) -> None:
-    """Raise TypeError or ValueError for options that would fail only later, in words that say what to do."""
+    """Raise TypeError or ValueError for options that would fail only later, with a message that says what to do."""
     for name, value in (("timeout_s", timeout_s), ("hang_s", hang_s)):
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError(f"{name} is a number of seconds, not {value!r}: pass a number, such as 10")
@@ -126,7 +126,7 @@ def _dumps(value: Any) -> bytes:
 
 
 def _cached(fn: Callable[..., Any], parameters: dict[str, Any]) -> Callable[..., Any]:
-    """A reader's function with a cache: pickle would look for its name in the rank's own `__main__`."""
+    """Rebuild a reader's cached function: pickle would look for its name in the rank's own `__main__`."""
     return functools.lru_cache(**parameters)(fn)
 
 

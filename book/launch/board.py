@@ -1,8 +1,8 @@
 """L2: memory that all ranks of a launch share, in which each notes the collectives that it calls.
 
 Every rank has a list of the groups that it has called something in, and for each of them a ring of slots: slot
-`number % DEPTH` holds its call `number`. A rank writes its own part only, and the number last, so that nobody takes
-half a slot for a whole one. The launcher reads them too: also those of a rank that has died or can't answer.
+`number % DEPTH` holds its call `number`. A rank writes only its own part, and writes the number last, so that no reader
+takes a half-written slot for a complete one. The launcher reads them too, even if a rank has died or can't answer.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PART_BYTES = MAX_GROUPS * SLOT_BYTES * (1 + DEPTH + 1)
 
 
 class Call(NamedTuple):
-    """What a rank has noted of a call: what must be the same on all ranks, and words for a reader."""
+    """What a rank has noted of a call: a key that must be the same on all ranks, and words for a reader."""
     number: int
     key: bytes
     words: str
@@ -40,7 +40,7 @@ class Board:
         return _shared, (self._world_size, DupFd(self._file))
 
     def close(self) -> None:
-        """Give the memory and the file back."""
+        """Release the memory and the file."""
         self._memory.close()
         os.close(self._file)
 
@@ -59,7 +59,7 @@ class Board:
         _NUMBER.pack_into(self._memory, at, call.number)
 
     def refuse(self, rank: int, group: str, number: int) -> None:
-        """Take back a call of this rank's own that torch has refused; it stays readable as `refused`."""
+        """Take back one of this rank's own calls that torch has refused; `refused` still returns it."""
         place, call = self._place(rank, group), self.read(rank, group, number)
         if place is not None and call is not None:
             self._put(self._refused_slot(rank, place), call)
@@ -71,7 +71,7 @@ class Board:
         return None if place is None else self._call(self._refused_slot(rank, place))
 
     def read(self, rank: int, group: str, number: int) -> Call | None:
-        """A rank's call with this number in a group; None if it has not come so far, or is far beyond."""
+        """A rank's call with this number in a group; None if it was not made yet, or `DEPTH` or more calls ago."""
         place = self._place(rank, group)
         call = None if place is None else self._call(self._slot(rank, place, number))
         return call if call is not None and call.number == number else None
@@ -97,7 +97,7 @@ class Board:
         return Call(number, key, words.decode(errors="replace"))
 
     def _groups(self, rank: int) -> list[str]:
-        """The names of a rank's groups, in the order of their places; long ones are cut."""
+        """The names of a rank's groups, in the order of their places; long names are cut."""
         names = []
         for place in range(MAX_GROUPS):
             at = rank * _PART_BYTES + place * SLOT_BYTES
@@ -108,7 +108,7 @@ class Board:
         return names
 
     def _place(self, rank: int, group: str, new: bool = False) -> int | None:
-        """Where in a rank's part a group is; None if it has not called anything there."""
+        """The place of a group in a rank's part; None if the rank has not called anything in that group."""
         group = group[:SLOT_BYTES - _LENGTH.size]
         if (rank, group) not in self._places:
             names = self._groups(rank)
@@ -135,7 +135,7 @@ def _shared(world_size: int, file: Any) -> Board:
 
 
 def _new_file(num_bytes: int) -> int:
-    """A file without a name; pages of it that nobody touches take no memory."""
+    """An open file without a name; pages that are never touched take no memory."""
     with tempfile.TemporaryFile() as file:
         os.truncate(file.fileno(), num_bytes)
         return os.dup(file.fileno())

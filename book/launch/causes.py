@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, groupby
 from typing import NamedTuple
 
 from book.launch.agreement import with_place
 from book.launch.board import Call
 
+LONG_RUN = 5  # ranks in a row that are named by their ends
 MOST = 3  # sentences: the first of them explain the others
 _WAITS_FOR = re.compile(r"waits (?:in|for its) (i?send|i?recv) (?:to|from) rank (\d+)")
 
@@ -25,7 +26,7 @@ class Standing(NamedTuple):
     @property
     def finished(self) -> bool:
         """Whether the rank's function has returned."""
-        return self.doing == "finished"
+        return self.doing == "finished" or self.doing.startswith("has returned")
 
     @property
     def peer(self) -> tuple[str, int] | None:
@@ -42,7 +43,7 @@ def causes(ranks: Sequence[Standing], calls: Mapping[str, Mapping[int, Call]]) -
     missed = [missing for group, last in calls.items() if (missing := _missing(ranks, group, last))]
     crossed = _crossed(missed)
     found = [crossed] if crossed else [sentence for missing in missed for sentence in _told(ranks, missing)]
-    return list(dict.fromkeys(found or _messages(ranks)))[:MOST]
+    return list(dict.fromkeys(found or list(_messages(ranks)) or _left(ranks)))[:MOST]
 
 
 class _Missing(NamedTuple):
@@ -84,12 +85,7 @@ def _told(ranks: Sequence[Standing], missing: _Missing) -> Iterator[str]:
         does = "returned without it" if returned else f"{ranks[rank].doing} instead"
         alike.setdefault(f"{does} ({before})", []).append(rank)
     for does, who in alike.items():
-        subject = f"rank{'s' * (len(who) > 1)} {', '.join(map(str, who))}"
-        yield f"{_listed(missing.waiting)} in {_words(missing)}; {subject} {_plural(does, len(who))}"
-
-
-def _plural(does: str, num: int) -> str:
-    return does.replace("waits", "wait", 1).replace("computes", "compute", 1) if num > 1 else does
+        yield f"{_listed(missing.waiting)} in {_words(missing)}; {named(who)} {plural(does, len(who))}"
 
 
 def _words(missing: _Missing) -> str:
@@ -97,7 +93,19 @@ def _words(missing: _Missing) -> str:
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]} waits" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} wait"
+    return f"{named(ranks)} {'waits' if len(ranks) == 1 else 'wait'}"
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Ranks in words, runs of five and more by their ends: "rank 2", "ranks 0, 1, 4-63"."""
+    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
+    parts = [f"{run[0]}-{run[-1]}" if len(run) >= LONG_RUN else ", ".join(map(str, run)) for run in runs]
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(parts)}"
+
+
+def plural(does: str, num: int) -> str:
+    """What `num` ranks do: "wait in recv" for "waits in recv" if there are several."""
+    return re.sub(r"^(wait|compute|sleep)s\b", r"\1", re.sub(r"^has\b", "have", does)) if num > 1 else does
 
 
 def _messages(ranks: Sequence[Standing]) -> Iterator[str]:
@@ -125,7 +133,17 @@ def _circle(ranks: Sequence[Standing], first: int, verb: str) -> Iterator[str]:
         rank = found[1]
         circle.append(rank)
     if found and found == (verb, first):
-        listed = ", ".join(map(str, sorted(circle)))
-        yield f"ranks {listed} all " + {
+        yield f"{named(sorted(circle))} all " + {
             "send": "send first, and nobody receives: let one of them receive first, or use isend",
             "recv": "receive first, and nobody sends: let one of them send first"}[verb]
+
+
+def _left(ranks: Sequence[Standing]) -> Iterator[str]:
+    """A sentence if some ranks wait, as in DDP's own all-reduce, and all others have returned."""
+    waiting = [rank for rank, standing in enumerate(ranks) if standing.doing.startswith("waits")]
+    returned = [rank for rank, standing in enumerate(ranks) if standing.finished]
+    if waiting and returned and len(waiting) + len(returned) == len(ranks):
+        does = {ranks[rank].doing for rank in waiting}
+        if len(does) == 1:
+            has = "has" if len(returned) == 1 else "have"
+            yield f"{named(waiting)} {plural(does.pop(), len(waiting))}; {named(returned)} {has} returned"

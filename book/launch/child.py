@@ -1,7 +1,7 @@
 """L2: the rank's side of `launch`: what runs in each rank process, from start to exit.
 
-A rank and its launcher share one duplex pipe. The launcher asks ("look", "report", "leave") and a thread of the
-rank answers, so that a rank that waits for its peers can still say where it waits.
+A rank and its launcher share one duplex pipe. The launcher asks ("look", "report", "leave") and a thread of the rank
+answers, so a rank that waits for its peers can still say where it waits.
 """
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
-from book.launch import agreement, peers, remote, stacks, threads, where
+from book.launch import agreement, peers, where
 from book.launch.board import Board
+from book.launch.report import Stillness, report
 
 FIRST_SEED = 1000
 _PR_SET_PDEATHSIG = 1
@@ -38,15 +38,6 @@ class Failure:
     traceback: str
     exception: bytes | None
     time_s: float
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a rank is doing ("waits in recv from rank 1"), where, and what it has recorded so far."""
-    doing: str
-    place: where.Place | None
-    serves: Sequence[str]  # what it does at the same time for callers over RPC
-    recorded: Any
 
 
 def main(rank: int, control: Connection, output: Connection, errors: Connection, board: Board | None,
@@ -71,7 +62,7 @@ def main(rank: int, control: Connection, output: Connection, errors: Connection,
 
 
 def _leave_with_parent() -> None:
-    """Make this process die when its launcher dies, however that happens."""
+    """Make this process die when its launcher dies, for whatever reason."""
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Every rank inherits the pipe that keeps the fork server alive. With it closed here, the server exits with the
@@ -123,6 +114,7 @@ def _run(rank: int, job: bytes, board: Board | None, line: _Line) -> bytes:
         recorder.start()
     line.send("entered")
     result = function(*args)
+    line.send("returned")
     recorded = _recorded()
     try:
         return _dumps((result, recorded))
@@ -201,7 +193,7 @@ def _failure(error: BaseException) -> Failure:
 
 
 def _text(error: BaseException) -> str:
-    """What an exception says; some can't say it."""
+    """The exception's message; some exceptions raise when asked for it."""
     try:
         return str(error)
     except Exception as failed:
@@ -215,10 +207,10 @@ class _Line:
         self.leave = threading.Event()
         self._control = control
         self._lock = threading.Lock()
-        self._stillness = _Stillness()
+        self._stillness = Stillness()
 
     def send(self, kind: str, *content: Any) -> None:
-        """Send one message; huge ones block until the launcher has read them."""
+        """Send one message; a huge one blocks until the launcher has read it."""
         message = pickle.dumps((kind, *content))
         with self._lock:
             self._control.send_bytes(message)
@@ -235,69 +227,8 @@ class _Line:
     def _reply(self, question: str) -> tuple[Any, ...]:
         if question == "report":
             _flush()
-            return "reported", _report()
+            return "reported", report(_recorded)
         try:
             return "looked", self._stillness.measure_s()
-        except Exception:  # no file descriptor may be left; the launcher is still there
+        except Exception:  # perhaps no file descriptor is left; the launcher still expects an answer
             return "looked", 0.0
-
-
-def _report() -> Report:
-    try:
-        return Report(*_whereabouts(), _recorded())
-    except Exception:
-        return Report("does not say where it is", None, (), _recorded())
-
-
-def _whereabouts() -> tuple[str, where.Place, list[str]]:
-    """What this rank does, where, and for which callers; reads only frames of threads that stand still (see stacks)."""
-    main = threading.main_thread().ident
-    main_stands, all_stand = threads.stand_still()
-    lines = stacks.of_threads()
-    frames = sys._current_frames() if all_stand else {main: sys._current_frames()[main]} if main_stands else {}
-    doing = where.doing(where.stack(frames[main])) if main_stands else where.doing_at(lines[main])
-    return doing, where.own_place(lines[main]), remote.served_calls(lines, frames)
-
-
-class _Stillness:
-    """How long this rank has waited in the same communication call.
-
-    The main thread's CPU clock tells one wait from the next: a blocked thread uses no CPU time.
-    """
-
-    def __init__(self) -> None:
-        self._mark: tuple[Any, ...] | None = None
-        self._since_s = 0.0
-        self._cpu_ns: dict[int, int] = {}
-        self._queue: dict[int, tuple[bool, int]] = {}
-
-    def measure_s(self) -> float:
-        """Seconds since this rank last made progress, if it waits in communication; 0.0 if it makes progress."""
-        now_s, mark = time.monotonic(), self._current_mark()
-        cpu_ns = threads.cpu_ns() if mark is not None else {}
-        if mark is None or mark != self._mark or threads.worked(self._cpu_ns, cpu_ns, now_s - self._since_s):
-            self._mark, self._since_s, self._cpu_ns = mark, now_s, cpu_ns
-        return now_s - self._since_s
-
-    def _current_mark(self) -> tuple[Any, ...] | None:
-        if not hasattr(time, "pthread_getcpuclockid"):
-            return None  # macOS: a hang is then reported at the time limit
-        main, lines = threading.main_thread().ident, stacks.of_threads()
-        if main not in lines or not where.communicates(lines[main]):
-            return None
-        # Another thread may be asleep in a remote call for a peer. It will wake up and continue.
-        if any(where.sleeps(other) for thread, other in lines.items() if thread != threading.get_ident()):
-            return None
-        if self._starves():
-            return None  # a thread is waiting for a core on a loaded machine
-        return lines[main][-1], time.clock_gettime_ns(time.pthread_getcpuclockid(main))
-
-    def _starves(self) -> bool:
-        """Whether a thread of this process is runnable and has not run since the last look.
-
-        Being runnable is not enough: gloo's threads wake up 100 times a second, and on a loaded machine they queue for
-        a core most of the time.
-        """
-        before, self._queue = self._queue, threads.queue()
-        return any(runnable and before.get(thread, (False, turns))[1] == turns
-                   for thread, (runnable, turns) in self._queue.items() if thread != threading.get_native_id())

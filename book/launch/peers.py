@@ -1,9 +1,9 @@
 """L2: refuse a peer that does not exist, or that is the rank itself, in the call that names it.
 
-gloo does not check the peers of sends and receives. It reads past the end of its list, and the behaviour is undefined:
-the rank crashes, waits forever or spins, differently from run to run. NCCL refuses such a peer, and so does torch in
-every group except the default one. A rank that sends to itself gets a socket error of gloo from `isend`; torch's `send`
-refuses it, and NCCL supports it.
+gloo does not check the peers of sends and receives. It reads past the end of its list, which is undefined behaviour:
+the rank may crash, wait forever or spin, and that varies from run to run. NCCL refuses such a peer, and so does torch
+in every group except the default one. When a rank sends to itself, gloo raises a socket error in `isend`; torch's
+`send` refuses it, and NCCL supports it.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def refuse_missing() -> None:
     """Make operations of this process raise ValueError if they name a peer outside the world."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
-    resolve = distributed_c10d.get_group_rank  # what every operation with a peer passes its number through
+    resolve = distributed_c10d.get_group_rank  # every operation with a peer looks the peer up with this
 
     @functools.wraps(resolve)
     def get_group_rank(group: Any, global_rank: int) -> int:
@@ -33,7 +33,7 @@ def refuse_itself() -> None:
     """Make `isend` and `irecv` of this process raise ValueError for its own rank, except on NCCL."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
-    resolve = distributed_c10d._canonicalize_group_rank  # what a peer passes through, named in the group or the world
+    resolve = distributed_c10d._canonicalize_group_rank  # looks a peer up by its rank in the group or in the world
 
     @functools.wraps(resolve)
     def canonicalize(group: Any, *args: Any, **options: Any) -> int:

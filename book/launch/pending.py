@@ -1,6 +1,6 @@
 """L2: name the operation behind a `wait()` by reading the source of the frame that waits.
 
-A request (`work = dist.irecv(buf, left)`) does not know its peer once it is made; the line that made it does.
+A request (`work = dist.irecv(buf, left)`) does not store its peer; the line that created the request names it.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def call_name(call: ast.Call | None) -> str | None:
 
 
 def peer_words(name: str, src: Any, dst: Any) -> str:
-    """" from rank 1", " to rank 2", " from any rank", or nothing where an operation has no peer."""
+    """" from rank 1", " to rank 2", " from any rank", or "" for an operation without a peer."""
     if isinstance(src, int):
         return f" from rank {src}"
     if isinstance(dst, int):
@@ -30,7 +30,7 @@ def peer_words(name: str, src: Any, dst: Any) -> str:
 
 
 def current_call(frame: FrameType) -> ast.Call | None:
-    """The call that a frame is in, read from its source; None where the source is not known."""
+    """The call that a frame is in, read from its source; None if the source is unknown."""
     text = _segment(frame) or linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
     try:
         nodes = list(ast.walk(ast.parse(text.rstrip(":"))))
@@ -40,7 +40,7 @@ def current_call(frame: FrameType) -> ast.Call | None:
 
 
 def _segment(frame: FrameType) -> str | None:
-    """Exactly the expression being evaluated (Python 3.11 and later know its columns)."""
+    """Exactly the expression being evaluated; None before Python 3.11, which does not record columns."""
     if sys.version_info < (3, 11):
         return None
     first, last, start, end = list(frame.f_code.co_positions())[frame.f_lasti // 2]
@@ -75,7 +75,7 @@ def _point_to_point(call: ast.Call, frame: FrameType) -> str:
 
 
 def _value(node: ast.expr, frame: FrameType) -> Any:
-    """Evaluate names and arithmetic in a frame; None where that would mean calling something."""
+    """Evaluate names and arithmetic in a frame; None if that would call something."""
     if any(isinstance(part, (ast.Call, ast.Await, ast.NamedExpr)) for part in ast.walk(node)):
         return None
     try:
@@ -99,7 +99,7 @@ def _origin(node: ast.expr, frame: FrameType) -> ast.Call | None:
 
 
 def _looped(name: str, frame: FrameType) -> ast.Call | None:
-    """The request that a loop `for name in requests:` is at, where `requests` is a list written out."""
+    """The call that made the request which `for name in requests:` is at, if `requests` is a list literal."""
     for node in _statements(frame):
         if not (isinstance(node, ast.For) and isinstance(node.target, ast.Name) and node.target.id == name):
             continue

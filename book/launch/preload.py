@@ -1,10 +1,11 @@
-"""L2: loads what ranks need; only the server process that ranks are forked from imports this module.
+"""L2: load what ranks need; only the server process that ranks are forked from imports this module.
 
 A rank forked from a process that has already imported torch starts in milliseconds instead of seconds. The launching
 process never imports this module.
 """
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -34,11 +35,14 @@ def preload() -> None:
     launcher = os.getppid()
     for name in MODULES:
         if os.getppid() != launcher:
-            os._exit(0)  # nobody is left to fork ranks for
+            os._exit(0)  # the launcher has ended: no ranks will be needed
         try:
             importlib.import_module(name)
         except ImportError:
             continue
+    # Otherwise a rank's garbage collector visits all that torch has imported, and every page of it is copied.
+    gc.collect()
+    gc.freeze()
 
 
 def _silence() -> None:

@@ -19,8 +19,9 @@ from typing import Any
 
 from book.launch import child
 from book.launch.board import Board, Call
+from book.launch.report import Report
 
-# How much of a rank's output is kept: an endless loop of prints must not fill the notebook's memory.
+# How much of a rank's output is kept: an endless loop of prints must not fill up the notebook's memory.
 MAX_KEPT_BYTES = 1 << 22
 LISTEN_LIMIT_S = 0.2
 _main_module_lock = threading.Lock()
@@ -67,18 +68,19 @@ class RankProcess:
     process: Any = None
     control: Connection | None = None
     entered: bool = False
+    returned: bool = False
     result: bytes | None = None
     failure: child.Failure | None = None
     exit_code: int | None = None
-    still_s: float | None = 0.0  # None: asked, not answered
-    report: child.Report | None = None
+    still_s: float | None = 0.0  # None: asked, but not answered yet
+    report: Report | None = None
     recorded: Any = None
     output: Lines = field(default_factory=Lines)
     errors: Lines = field(default_factory=Lines)
 
     @property
     def finished(self) -> bool:
-        """Whether the rank's function has returned."""
+        """Whether the rank's function has returned and its result is here."""
         return self.result is not None
 
     @property
@@ -140,7 +142,7 @@ class Ranks:
 
     def __exit__(self, *_: Any) -> None:
         self._kill()
-        self._on_line = None  # an interrupted launch must not call back any more
+        self._on_line = None  # an interrupted launch must not call back anymore
         self.listen(0.0)
         for key in list(self._selector.get_map().values()):
             self._drop(key)
@@ -196,7 +198,7 @@ class Ranks:
                     continue
 
     def look(self) -> None:
-        """Ask the ranks how long they have stood still, unless an answer to the last question is missing.
+        """Ask the ranks how long they have stood still, unless one has not answered the last question.
 
         A rank whose C code holds the GIL cannot answer, and more questions would fill its pipe.
         """
@@ -215,7 +217,7 @@ class Ranks:
         return calm and all((member.still_s or 0.0) >= limit_s for member in self._all if member.working)
 
     def _hear(self, key: selectors.SelectorKey, member: RankProcess) -> None:
-        assert member.control is not None  # this is what was heard
+        assert member.control is not None  # the message came through it
         try:
             kind, *content = pickle.loads(member.control.recv_bytes())
         except (EOFError, OSError):
@@ -223,6 +225,8 @@ class Ranks:
             return
         if kind == "entered":
             member.entered = True
+        elif kind == "returned":
+            member.returned = True
         elif kind == "looked":
             member.still_s, = content
         elif kind == "reported":
@@ -251,11 +255,11 @@ class Ranks:
         self._selector.unregister(key.fileobj)
         member.process.join()
         member.exit_code = member.process.exitcode
-        _kill_group(member.process.pid)  # at once: the kernel may reuse its process id
+        _kill_group(member.process.pid)  # immediately: the kernel may reuse the process id
         self._changed_s = time.monotonic()
 
     def last_calls(self) -> dict[str, dict[int, Call]]:
-        """The last collective that each rank has called in each group, as far as they compare their calls."""
+        """The last collective that each rank has called in each group; {} if the ranks do not compare their calls."""
         return self._board.last_calls() if self._board is not None else {}
 
     def dismiss(self, limit_s: float) -> None:
@@ -284,11 +288,11 @@ class Ranks:
         return stacks
 
     def _kill(self) -> None:
-        """Kill every rank that is alive and every process that it has started."""
+        """Kill every live rank and all processes that it has started."""
         living = [member for member in self._all if getattr(member.process, "pid", None) and member.exit_code is None]
         for member in living:
             _kill_group(member.process.pid)
-            # It may not be the leader of its process group yet.
+            # The rank may not lead its process group yet.
             with suppress(ProcessLookupError):
                 os.kill(member.process.pid, signal.SIGKILL)
         for member in living:

@@ -4,23 +4,25 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from book.launch import where
 from book.launch.agreement import CallMismatch
-from book.launch.causes import Standing, causes
+from book.launch.causes import Standing, causes, named, plural
 from book.launch.child import Failure
 from book.launch.ranks import RankProcess, Ranks
-from book.launch.remote import remote_error
+from book.launch.rpc import remote_error
 from book.launch.stacks import of_crash
 
 MISMATCH = CallMismatch.__name__
 NEW_GROUP = "every rank must call it for every group, in the same order, members or not"
-START_LIMIT_S = 300.0
+START_LIMIT_S = SEND_LIMIT_S = 300.0
 SETTLE_LIMIT_S = 2.0
 SETTLE_S = 0.3
 LEAVE_LIMIT_S = 5.0
+RETURNED = "has returned, and its result is on its way"
+MOST_APART = 8  # ranks of which each has a line of its own
 REPORT_LIMIT_S = 2.0
 # Errors of a rank whose peer has died: an effect of the failure that we look for, not its cause.
 VICTIM = re.compile(r"connection.{0,12}(closed|reset|refused)|broken pipe|socket closed|originated at tensorpipe",
@@ -37,7 +39,7 @@ _VARYING = (
 def supervise(ranks: Ranks, timeout_s: float, hang_s: float) -> str:
     """Listen to the ranks until the launch is "done", "failed", "hang", "late" or "not started"; returns which."""
     tick_s = max(0.02, min(0.5, hang_s / 6))
-    deadline_s, entered = time.monotonic() + START_LIMIT_S, False
+    deadline_s, entered, returned = time.monotonic() + START_LIMIT_S, False, False
     next_look_s = 0.0
     while True:
         ranks.listen(tick_s)
@@ -49,6 +51,8 @@ def supervise(ranks: Ranks, timeout_s: float, hang_s: float) -> str:
             return "done"
         if not entered and all(member.entered for member in ranks):
             entered, deadline_s = True, now_s + timeout_s
+        if not returned and all(member.returned for member in ranks if member.working):
+            returned, deadline_s = True, now_s + SEND_LIMIT_S  # `timeout_s` is for what the functions do
         if entered and ranks.stand_still(hang_s):
             return "hang"
         if now_s >= deadline_s:
@@ -88,25 +92,37 @@ def describe_hang(ranks: Ranks, verdict: str, limit_s: float, dumps: dict[int, s
     }[verdict]
     standings = [Standing(_doing(member)) for member in ranks]
     lines = [first, *(f"cause: {cause}" for cause in causes(standings, ranks.last_calls()))]
-    for member in ranks:
-        lines.append(f"  rank {member.rank} {_standing(member, dumps)}")
-        if member.working and member.report:
-            lines += [f"    {served}" for served in member.report.serves]
+    lines += _standing_lines(ranks, dumps)
     if any(member.working and member.report and member.report.doing == "waits in new_group" for member in ranks):
         lines.append(f"new_group: {NEW_GROUP}")
     return "\n".join(lines)
 
 
+def _standing_lines(ranks: Ranks, dumps: dict[int, str]) -> Iterator[str]:
+    """Where each rank is; in a large run, ranks that stand at the same place share their lines."""
+    alike: dict[tuple[str, ...], list[int]] = {}
+    num = len(list(ranks))
+    for member in ranks:
+        beside = member.report.beside if member.working and member.report else ()
+        own = str(member.rank) if num <= MOST_APART else ""
+        alike.setdefault((_standing(member, dumps), *beside, own), []).append(member.rank)
+    for (standing, *beside, _), who in alike.items():
+        yield f"  {named(who)} {plural(standing, len(who))}"
+        yield from (f"    {words}" for words in beside)
+
+
 def _doing(member: RankProcess) -> str:
-    """What a rank does, in words, without the place."""
+    """What a rank does, in words, without the place; if it waits for its own thread, what that waits for."""
     if member.finished:
         return "finished"
-    return member.report.doing if member.report else "does not answer"
+    if member.returned:
+        return RETURNED
+    return member.report.in_thread or member.report.doing if member.report else "does not answer"
 
 
 def _standing(member: RankProcess, dumps: dict[int, str]) -> str:
-    if member.finished:
-        return "finished"
+    if member.finished or member.returned:
+        return _doing(member)
     places = where.places(of_crash(dumps.get(member.rank, "")))
     if places:
         return f"computes at {places[-1]}"
@@ -140,8 +156,7 @@ def describe_failure(ranks: Ranks, first: RankProcess) -> str:
     lines = _raised(first, first.failure) if first.failure else _died(first)
     alike = [member.rank for member in ranks if member.failed and member is not first and _kind(member) == _kind(first)]
     if alike:
-        numbers = ", ".join(map(str, alike))
-        lines.append(f"the same on rank{'s' * (len(alike) > 1)} {numbers}")
+        lines.append(f"the same on {named(alike)}")
     return "\n".join(lines)
 
 

@@ -5,16 +5,34 @@ import os
 import threading
 import time
 
-# The kernel's name for the CPU clock of one thread: its id, inverted, above these three bits (per thread, precise).
+# The kernel encodes a thread's CPU clock as its inverted id, shifted left by three bits that say "per thread, precise".
 _THREAD_CLOCK = 0b110
 _TASKS = "/proc/self/task"
-# This RPC thread polls for messages in a busy loop. That it uses CPU does not mean that anything progresses, and it
-# only gives up its core when another thread preempts it.
+# This RPC thread polls for messages in a busy loop. Its CPU use is no sign of progress, and it gives up its core only
+# when another thread preempts it.
 _POLLER = "TP_SHM_reactor"
 # A waiting thread uses at most this share of a core. Each of gloo's threads, one per process group, uses 0.4 % while it
 # waits, and more on a loaded machine.
 _IDLE_SHARE, _IDLE_NS = 0.03, 5e6
 _WATCH_S = 0.05
+
+
+def are_known() -> bool:
+    """Whether the operating system tells what each thread does."""
+    return os.path.isdir(_TASKS)
+
+
+def has_children() -> bool:
+    """Whether this process has started other processes that still run."""
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{process}/stat", "rb") as file:
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
+        except OSError:
+            continue  # it has just ended
+        if int(parent) == os.getpid() and state != b"Z":
+            return True
+    return False
 
 
 def cpu_ns() -> dict[int, int]:
@@ -31,7 +49,7 @@ def cpu_ns() -> dict[int, int]:
 
 
 def worked(before_ns: dict[int, int], after_ns: dict[int, int], elapsed_s: float) -> bool:
-    """Whether any thread except the caller has used more CPU time between two looks than waiting needs."""
+    """Whether any thread except the caller has used more CPU time between two measurements than waiting needs."""
     limit_ns = 1e9 * _IDLE_SHARE * elapsed_s + _IDLE_NS
     return any(used - before_ns.get(thread, 0) > limit_ns
                for thread, used in after_ns.items() if thread != threading.get_native_id())
@@ -40,9 +58,9 @@ def worked(before_ns: dict[int, int], after_ns: dict[int, int], elapsed_s: float
 def stand_still() -> tuple[bool, bool]:
     """Whether the main thread is idle for a moment, and whether all other threads are idle too.
 
-    (True, True) where the operating system does not say.
+    (True, True) if the operating system does not tell.
     """
-    if not os.path.isdir(_TASKS):
+    if not are_known():
         return True, True
     start_s, before_ns, main = time.monotonic(), cpu_ns(), os.getpid()
     time.sleep(_WATCH_S)
@@ -57,7 +75,7 @@ def _clock_ns(thread: int) -> int:
 
 
 def queue() -> dict[int, tuple[bool, int]]:
-    """By thread id: whether the thread is runnable, and a number that grows whenever it has run."""
+    """By thread id: whether the thread is runnable, and a number that grows whenever the thread runs."""
     found = {}
     for thread in map(int, os.listdir(_TASKS)):
         try:

@@ -17,7 +17,7 @@ from typing import Any
 from book.launch import pending
 from book.launch.stacks import Line
 
-# Calls into C++ that block a Python frame without one of torch.distributed's frames under it.
+# Calls that block in C++ directly, with no frame of torch.distributed below the caller's.
 BLOCKING_CALLS = {"wait", "run_backward", "backward", "synchronize", "item", "cpu", "barrier", "shutdown", "to_here"}
 COMMUNICATION_FILES = ("/torch/distributed/", "/torch/nn/parallel/")
 LIBRARY_FILES = ("/site-packages/", "/dist-packages/", "<frozen ")
@@ -48,7 +48,7 @@ def cell_sources() -> dict[str, str]:
 
 
 def remember_sources(sources: dict[str, str]) -> None:
-    """Make tracebacks and `inspect` of this process find the lines of cells that were compiled elsewhere."""
+    """Let tracebacks and `inspect` in this process find the source of cells that were compiled elsewhere."""
     for name, text in sources.items():
         linecache.cache[name] = (len(text), None, text.splitlines(True), name)
 
@@ -88,9 +88,9 @@ def _is_launcher(filename: str) -> bool:
 
 
 def own_lines(lines: Sequence[Line]) -> Sequence[Line]:
-    """Keep, of lines from the outermost call inwards, those that the learner wrote.
+    """The lines that the learner wrote, of lines listed from the outermost call inwards.
 
-    Falls back to the book's own lines, then to the innermost line, so that there is always a line to show.
+    Falls back to the book's own lines, then to the innermost line, so there is always a line to show.
     """
     learner = [line for line in lines if is_learners(line.filename)]
     book = [line for line in lines if _is_book(line.filename) and not _is_launcher(line.filename)]
@@ -103,7 +103,7 @@ def own_place(lines: Sequence[Line]) -> Place:
 
 
 def places(lines: Sequence[Line]) -> list[Place]:
-    """The learner's lines, outermost first; none where only the launcher's own side was at work."""
+    """The learner's lines, outermost first; none if only the launcher's code was running."""
     return [_place(line) for line in own_lines(lines) if not _is_launcher(line.filename)]
 
 
@@ -126,14 +126,14 @@ def stack(frame: FrameType | None) -> list[FrameType]:
     return frames[::-1]
 
 
-def _lines_of(frames: Sequence[FrameType]) -> list[Line]:
-    """The lines that frames are at."""
-    return [Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in frames]
+def line_of(frame: FrameType) -> Line:
+    """The line that a frame is at."""
+    return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
-def _own_frame(frames: Sequence[FrameType]) -> FrameType:
+def own_frame(frames: Sequence[FrameType]) -> FrameType:
     """The innermost frame of the learner's code (see `own_lines`)."""
-    lines = _lines_of(frames)
+    lines = [line_of(frame) for frame in frames]
     own = own_lines(lines)[-1]
     return next(frame for frame, line in zip(reversed(frames), reversed(lines)) if line == own)
 
@@ -144,13 +144,13 @@ def communicates(lines: Sequence[Line]) -> bool:
 
 
 def sleeps(lines: Sequence[Line]) -> bool:
-    """Whether a thread at these lines sleeps, and will continue by itself."""
+    """Whether a thread at these lines sleeps and will wake up by itself."""
     calls = lines[-1].calls()
     return "sleep" in calls and calls.isdisjoint(BLOCKING_CALLS)
 
 
 def doing_at(lines: Sequence[Line]) -> str:
-    """What a running thread does, in less detail than `doing`: its frames may not be read."""
+    """What a running thread is doing, in less detail than `doing`: it is not safe to read its frames."""
     if sleeps(lines):
         return "sleeps"
     inside = [line.function for line in lines if _is_communication(line.filename)]
@@ -170,7 +170,7 @@ def _is_communication(filename: str) -> bool:
 def _torch_frame(frames: list[FrameType]) -> FrameType | None:
     """The outermost frame in torch.distributed: the function that the learner called.
 
-    An RRef's `rpc_sync()` enters through private functions; in that case it is the first public one.
+    An RRef's `rpc_sync()` enters through private functions; then it is the first public one.
     """
     inside = [frame for frame in frames
               if _is_communication(frame.f_code.co_filename) and frame.f_code.co_name != "wrapper"]
@@ -179,7 +179,7 @@ def _torch_frame(frames: list[FrameType]) -> FrameType | None:
 
 
 def doing(frames: list[FrameType]) -> str:
-    """What the thread with these frames does: "waits in recv from rank 1", "sleeps", "computes"."""
+    """What the thread with these frames is doing: "waits in recv from rank 1", "sleeps", "computes"."""
     innermost = pending.call_name(pending.current_call(frames[-1]))
     if innermost == "sleep":
         return "sleeps"
@@ -187,7 +187,7 @@ def doing(frames: list[FrameType]) -> str:
     if called is not None:
         return f"waits in {_operation(called)}"
     if innermost in BLOCKING_CALLS:
-        return f"waits {pending.describe(_own_frame(frames), frames[-1])}"
+        return f"waits {pending.describe(own_frame(frames), frames[-1])}"
     return "computes"
 
 

@@ -1,7 +1,7 @@
 """L2: remote procedure calls in words: an error that came from another worker, the calls that a rank serves.
 
-RPC runs its peers' calls in its own threads, and returns an error as one long text: the name of the worker, its
-traceback with all of torch's frames, and the same again for each worker on the way back.
+RPC runs calls from peers in its own threads, and returns an error as one long text: the name of the worker, its
+traceback with all of torch's frames, and the same again for each worker that the error passed through.
 """
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def remote_error(message: str) -> RemoteFailure | None:
 def served_calls(threads: Mapping[int, Sequence[Line]], frames: Mapping[int, FrameType]) -> list[str]:
     """What this process is doing for its peers: "for a peer it waits in to_here at ...", one line for each call.
 
-    `threads` holds the lines of all threads, `frames` the innermost frames of those that stand still, for more detail.
+    `threads` holds the lines of all threads, `frames` the innermost frames of idle ones, which give more detail.
     """
     counts: Counter[tuple[str, str]] = Counter()
     for thread, lines in threads.items():
@@ -59,8 +59,13 @@ def served_calls(threads: Mapping[int, Sequence[Line]], frames: Mapping[int, Fra
             for (doing, place), count in sorted(counts.items())]
 
 
+def serves(lines: Sequence[Line]) -> bool:
+    """Whether a thread at these lines runs a function that a peer has called."""
+    return bool(_called(lines))
+
+
 def _called(lines: Sequence[Line]) -> list[Line]:
-    """The lines of the function that a peer has called; none in a thread that serves no call."""
+    """The lines of the function that a peer has called; empty for a thread that serves no call."""
     names = [line.function if _RPC in line.filename else None for line in lines]
     if _SERVES not in names:
         return []

@@ -1,0 +1,124 @@
+"""L2: what a rank is doing, as the thread that answers the launcher sees it, and how long it has stood still."""
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any
+
+from book.launch import blocked, rpc, stacks, threads, where
+from book.launch.stacks import Line
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a rank is doing ("waits in recv from rank 1"), where, and what it has recorded so far."""
+    doing: str
+    place: where.Place | None
+    beside: Sequence[str]  # what its other threads are doing at the same time, for callers over RPC or for itself
+    in_thread: str | None = None  # what the one other thread that communicates is doing, if the main thread does not
+    recorded: Any = None
+
+
+def report(recorded: Callable[[], Any]) -> Report:
+    """This rank's report; `recorded()` returns what it has recorded."""
+    try:
+        seen = _seen()
+    except Exception:
+        seen = Report("does not say where it is", None, ())
+    return replace(seen, recorded=recorded())
+
+
+def _seen() -> Report:
+    """What the threads are doing; reads only frames of idle threads (see stacks)."""
+    main = threading.main_thread().ident
+    assert main is not None  # it has started
+    main_stands, all_stand = threads.stand_still()
+    lines = stacks.of_threads()
+    frames = sys._current_frames() if all_stand else {main: sys._current_frames()[main]} if main_stands else {}
+    served = rpc.served_calls(lines, frames)
+    seen = Report(_doing(main, lines, frames), where.own_place(lines[main]), served)
+    if where.communicates(lines[main]):
+        return seen
+    names = _threads_of_the_learner(lines)
+    does = {ident: _doing(ident, lines, frames) for ident in names}
+    beside = [f"its thread {names[ident]} {does[ident]} at {where.own_place(lines[ident])}" for ident in names]
+    waiting = [does[ident] for ident in names if where.communicates(lines[ident])]
+    return replace(seen, beside=[*served, *beside], in_thread=waiting[0] if len(waiting) == 1 else None)
+
+
+def _doing(thread: int, lines: Mapping[int, Sequence[Line]], frames: Mapping[int, FrameType]) -> str:
+    """What a thread is doing, in more detail if it is idle and `frames` has its innermost frame."""
+    if thread not in frames:
+        return where.doing_at(lines[thread])
+    stack = where.stack(frames[thread])
+    doing = where.doing(stack)
+    return blocked.describe(stack) if doing == "computes" and threads.are_known() else doing
+
+
+def _threads_of_the_learner(lines: Mapping[int, Sequence[Line]]) -> dict[int, str]:
+    """Names of the threads that the learner's code has started, by identifier, sorted by name."""
+    started = {thread.ident: thread.name for thread in threading.enumerate()
+               if thread not in (threading.main_thread(), threading.current_thread())}
+    return {ident: name for ident, name in sorted(started.items(), key=lambda item: item[1])
+            if ident is not None and ident in lines and not rpc.serves(lines[ident])
+            and any(where.is_learners(line.filename) for line in lines[ident])}
+
+
+def _may_wait_forever(main: int, lines: Mapping[int, Sequence[Line]]) -> bool:
+    """Whether the main thread, if it uses no CPU time, waits for other ranks or for threads that wait themselves.
+
+    A Timer and a thread that reads a file will go on by themselves; child processes may compute.
+    """
+    if where.communicates(lines[main]):
+        return True
+    own = [lines[ident] for ident in (main, *_threads_of_the_learner(lines))]
+    return (all(where.communicates(line) or blocked.without_limit(line) for line in own)
+            and not any(map(blocked.with_limit, lines.values())) and not threads.has_children())
+
+
+class Stillness:
+    """How long this rank has waited in the same call.
+
+    The main thread's CPU clock distinguishes one wait from the next: a blocked thread uses no CPU time.
+    """
+
+    def __init__(self) -> None:
+        self._mark: tuple[Any, ...] | None = None
+        self._since_s = 0.0
+        self._cpu_ns: dict[int, int] = {}
+        self._queue: dict[int, tuple[bool, int]] = {}
+
+    def measure_s(self) -> float:
+        """Seconds since this rank last made progress, if it waits in communication; 0.0 if it makes progress."""
+        now_s, mark = time.monotonic(), self._current_mark()
+        cpu_ns = threads.cpu_ns() if mark is not None else {}
+        if mark is None or mark != self._mark or threads.worked(self._cpu_ns, cpu_ns, now_s - self._since_s):
+            self._mark, self._since_s, self._cpu_ns = mark, now_s, cpu_ns
+        return now_s - self._since_s
+
+    def _current_mark(self) -> tuple[Any, ...] | None:
+        if not hasattr(time, "pthread_getcpuclockid"):
+            return None  # macOS: a hang is then reported at the time limit
+        main, lines = threading.main_thread().ident, stacks.of_threads()
+        if main not in lines or not _may_wait_forever(main, lines):
+            return None
+        # Another thread may be asleep in a remote call for a peer. It will wake up and continue.
+        if any(where.sleeps(other) for thread, other in lines.items() if thread != threading.get_ident()):
+            return None
+        if self._starves():
+            return None  # a thread is waiting for a core on a loaded machine
+        return lines[main][-1], time.clock_gettime_ns(time.pthread_getcpuclockid(main))
+
+    def _starves(self) -> bool:
+        """Whether a thread of this process is runnable and has not run since the last look.
+
+        Being runnable is not enough: gloo's threads wake up 100 times a second, and on a loaded machine they queue for
+        a core most of the time.
+        """
+        before, self._queue = self._queue, threads.queue()
+        return any(runnable and before.get(thread, (False, turns))[1] == turns
+                   for thread, (runnable, turns) in self._queue.items() if thread != threading.get_native_id())
