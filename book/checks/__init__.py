@@ -1,9 +1,9 @@
-"""L3: verdicts on a learner's run; that on a wrong one names the misconception that it looks like.
+"""L3: verdicts on a learner's run; if it is wrong, the verdict names the likely misconception.
 
     verdict       CheckFailed, what raises it, and the check of a single number
     compare       comparisons that checks share: arrays, dicts of them, what ranks hold
-    attribution   what a tensor is made of: its coefficients, the pattern that they form, and a lab's sentence for it
-    ranks         lab 1: whose data ranks hold after copies, and over whom they summed
+    attribution   what a tensor is made of: its coefficients, the pattern that they form, and the lab's sentence for it
+    collectives   lab 1: whose data ranks hold after copies, and over which ranks they summed
     data_parallel lab 2: averaged gradients, the state at the start, the global batch, the epochs
     buckets       lab 2: what is in a bucket, and when it was sent
     replicas      lab 2: what threads computed, and what came back to the module
@@ -16,21 +16,31 @@
     orders        lab 6: in which order ranks ran, what they kept, how much they were idle
     mesh          lab 7: coordinates on a mesh, the groups of its axes, what crosses nodes
     hybrid        lab 7: a training step on a mesh: who holds which part, whose gradients
-    hybrid_steps  lab 7: what it was built from, its losses and updates, what it sent; torch's own parts
-    parameter_server  lab 8: what a server answers and when, which pushes its steps are made of
+    hybrid_steps  lab 7: what a step was built from, its losses and updates, what it sent; torch's own parts
+    parameter_server  lab 8: what a server answers and when, and which pushes its steps are made of
     planner       lab 9: what a rank of a layout holds and sends, the seconds of a step, the layout to choose
+    frameworks    lab 10: what frameworks hide: accumulation, which rank sees which rows, uneven batches
 
 A check compares what ranks hold with what they should hold. Where these differ, `attribution` finds the coefficients of
 the contributions that the wrong tensor is made of, and the pattern that they form; a table in the lab's module has a
-sentence for each pattern. What is no sum of contributions, such as an order or a recording, has its sentence beside the
-condition, in `require` and `refuse`; a single number has the values that mistakes give, in `number`.
+sentence for each pattern. For anything that is not a sum of contributions, such as an order or a recording, the
+sentence stands beside the condition, in `require` and `refuse`; for a single number, `number` is given the values that
+mistakes lead to.
 
-Every check raises `CheckFailed` with one sentence, that of the likeliest reason. An exercise's last check returns what
-the cell prints, which depends on the run's data: a stored "ok" would prove nothing.
+Every check raises `CheckFailed` with one sentence that names the likeliest reason. An exercise's last check returns
+what the cell prints, which depends on the run's data: a stored "ok" would prove nothing.
 """
 from book.checks.buckets import awaited, bucket_layout, bucket_traffic, num_sent_bytes
+from book.checks.collectives import (
+    all_gather_rows, all_to_all_rows, broadcast, names_of_no_order, on_grid, received_once, rows_sent, sample_mean,
+    summed_metrics,
+)
 from book.checks.data_parallel import (
     accumulated, averaged, averaged_in_bits, epochs, first_step, global_losses, same_state, trained_alike, weights_kept,
+)
+from book.checks.frameworks import (
+    global_batches, num_window_steps, same_weights_on, synchronised_once, uneven_failure, uneven_gradient,
+    window_gradient,
 )
 from book.checks.hybrid import drawn_alike, mesh_failure, mesh_gradients, parts_on_mesh
 from book.checks.hybrid_steps import (
@@ -44,8 +54,9 @@ from book.checks.orders import (
     activations_kept, bubble_share, gpipe_order, one_f_one_b_order, peaks_in_flight, predicted_pipeline, where_stuck,
 )
 from book.checks.parameter_server import (
-    answer_kept, answered_together, applied_at_once, held_back, is_future, late_push, lock_given_back, newest_given,
-    next_round_waits, no_lost_update, not_moved_yet, round_step, same_answers, server_failure,
+    answer_kept, answered_together, applied_at_once, asked_by_learner, held_back, is_future, late_push,
+    lock_given_back, newest_given, next_round_waits, no_lost_update, not_moved_yet, round_step, same_answers,
+    server_failure,
 )
 from book.checks.pipeline import (
     batch_loss, failure_of_replicas, first_updates, from_stage_to_stage, gradients_of_replicas, in_company,
@@ -53,10 +64,6 @@ from book.checks.pipeline import (
     same_replicas, same_weights, shares_of_replicas, stage_gradients, stage_parts,
 )
 from book.checks.planner import chosen_layout, held_on_rank, step_seconds, traffic_slips
-from book.checks.ranks import (
-    all_gather_rows, all_to_all_rows, broadcast, names_of_no_order, on_grid, received_once, rows_sent, sample_mean,
-    summed_metrics,
-)
 from book.checks.replicas import Meeting, replica_gradients
 from book.checks.ring import (
     all_gather, all_reduce, bus_bandwidth, chunks_in_words, neighbour_exchange, point_to_point, reduce_scatter,
@@ -78,24 +85,25 @@ from book.checks.tensor_model import (
 from book.checks.verdict import CheckFailed, number
 
 __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axes", "all_gather", "all_gather_rows",
-           "all_reduce", "all_to_all_rows", "answer_kept", "answered_together", "applied_at_once", "averaged",
-           "averaged_in_bits", "awaited", "batch_loss", "block_count", "broadcast", "bubble_share", "bucket_layout",
-           "bucket_traffic", "bus_bandwidth", "by_hand", "calls_into", "chosen_layout", "chunks_in_words", "clipped",
-           "column_outputs", "computed", "continued", "counted_bytes", "crossing", "drawn_alike", "dropout_masks",
-           "epochs", "failure_of_replicas", "fewest", "first_losses", "first_step", "first_updates",
-           "from_stage_to_stage", "global_losses", "gpipe_order", "gradients_dropped", "gradients_of_replicas",
-           "gradients_sharded", "groups_of_axis", "held_back", "held_in_time", "held_on_rank", "in_company",
-           "is_future", "late_push", "load_failure", "lock_given_back", "losses_of_replicas", "losses_of_steps",
-           "members", "mesh_failure", "mesh_gradients", "mesh_losses", "micro_batch_losses", "moved",
-           "names_of_no_order", "neighbour_exchange", "newest_given", "next_round_waits", "no_lost_update",
-           "not_moved_yet", "nothing_behind", "nothing_kept", "num_sent_bytes", "number", "on_grid",
-           "one_f_one_b_order", "one_run_a_step", "operator", "optimizer_sharded", "own_pipeline", "parameters_sharded",
-           "parts_on_mesh", "parts_without_zeros", "peaks_in_flight", "placements", "places", "point_to_point",
-           "predicted_pipeline", "predicted_state", "received_once", "reduce_scatter", "remote_failure",
-           "replica_gradients", "resumed", "ring_cost", "ring_traffic", "round_step", "row_outputs", "rows_in_calls",
-           "rows_sent", "same_answers", "same_group", "same_outputs", "same_replicas", "same_state", "same_weights",
-           "sample_mean", "saved", "saved_once", "server_failure", "shapes_in_words", "shard_shapes", "sharded_traffic",
-           "sharded_training", "shares_of_replicas", "split_module", "split_traffic", "stage_gradients", "stage_parts",
-           "step_seconds", "summed_metrics", "torch_failure", "traffic_by_axis", "traffic_slips", "trained_alike",
-           "training_hint", "units_of_blocks", "vocabulary_loss", "vocabulary_traffic", "weights_kept", "where_stuck",
+           "all_reduce", "all_to_all_rows", "answer_kept", "answered_together", "applied_at_once", "asked_by_learner",
+           "averaged", "averaged_in_bits", "awaited", "batch_loss", "block_count", "broadcast", "bubble_share",
+           "bucket_layout", "bucket_traffic", "bus_bandwidth", "by_hand", "calls_into", "chosen_layout",
+           "chunks_in_words", "clipped", "column_outputs", "computed", "continued", "counted_bytes", "crossing",
+           "drawn_alike", "dropout_masks", "epochs", "failure_of_replicas", "fewest", "first_losses", "first_step",
+           "first_updates", "from_stage_to_stage", "global_batches", "global_losses", "gpipe_order",
+           "gradients_dropped", "gradients_of_replicas", "gradients_sharded", "groups_of_axis", "held_back",
+           "held_in_time", "held_on_rank", "in_company", "is_future", "late_push", "load_failure", "lock_given_back",
+           "losses_of_replicas", "losses_of_steps", "members", "mesh_failure", "mesh_gradients", "mesh_losses",
+           "micro_batch_losses", "moved", "names_of_no_order", "neighbour_exchange", "newest_given", "next_round_waits",
+           "no_lost_update", "not_moved_yet", "nothing_behind", "nothing_kept", "num_sent_bytes", "num_window_steps",
+           "number", "on_grid", "one_f_one_b_order", "one_run_a_step", "operator", "optimizer_sharded", "own_pipeline",
+           "parameters_sharded", "parts_on_mesh", "parts_without_zeros", "peaks_in_flight", "placements", "places",
+           "point_to_point", "predicted_pipeline", "predicted_state", "received_once", "reduce_scatter",
+           "remote_failure", "replica_gradients", "resumed", "ring_cost", "ring_traffic", "round_step", "row_outputs",
+           "rows_in_calls", "rows_sent", "same_answers", "same_group", "same_outputs", "same_replicas", "same_state",
+           "same_weights", "same_weights_on", "sample_mean", "saved", "saved_once", "server_failure", "shapes_in_words",
+           "shard_shapes", "sharded_traffic", "sharded_training", "shares_of_replicas", "split_module", "split_traffic",
+           "stage_gradients", "stage_parts", "step_seconds", "summed_metrics", "synchronised_once", "torch_failure",
+           "traffic_by_axis", "traffic_slips", "trained_alike", "training_hint", "uneven_failure", "uneven_gradient",
+           "units_of_blocks", "vocabulary_loss", "vocabulary_traffic", "weights_kept", "where_stuck", "window_gradient",
            "within_groups"]

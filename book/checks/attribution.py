@@ -19,9 +19,9 @@ yields what fits, the most telling first; `explain` gives a lab's sentence for t
     "unequal"               any other sum, with the coefficients `{weights}`
     "unknown"               no sum of the contributions, or more than one fits
 
-All sentences may also speak of `{size}`, how many contributions there are, and `{share}`, the coefficient that each
-should have. Patterns with given coefficients are tested on the data itself, so they are found even where a sum has no
-unique coefficients, as it has fewer numbers than contributions.
+All sentences may also use `{size}`, the number of contributions, and `{share}`, the coefficient that each should have.
+Patterns with given coefficients are tested on the data itself, so they are found even if the coefficients of a sum are
+not unique because it has fewer numbers than contributions.
 """
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ import numpy as np
 from book.checks.compare import ROUNDED, SIX_DIGITS, TOLERANCE, agree, flat, times
 from book.checks.verdict import listed, short
 
-CLOSE = 1e-6  # to which coefficients are compared
+CLOSE = 1e-6  # the tolerance for coefficients
 
 
 class Pattern(NamedTuple):
-    """A pattern that fits, and the fields of its sentence that other patterns don't have."""
+    """A pattern that fits, and those fields of its sentence that other patterns don't have."""
 
     name: str
     fields: Mapping[str, Any] = {}
 
 
 class Attribution:
-    """What `got` is made of: how often each of `rows`, (*axes, *got), is in it, which should be `wanted` times.
+    """What `got` is made of: how often each of `rows`, (*axes, *got), is in it; it should be `wanted` times.
 
-    `axes` label the rows; the first is that of the ranks or of whatever contributes. `own` is the place there of the
+    `axes` label the rows; the first is that of the ranks or of whatever contributes. `own` is the index on it of the
     rank that holds `got`. `counts` are named numbers by which mistakes multiply or divide. `tolerance` is that of
     `agree`.
     """
@@ -72,7 +72,7 @@ class Attribution:
 
     @cached_property
     def times(self) -> float | None:
-        """How many times what it should be this is; None if it is no multiple."""
+        """The factor if this is a multiple of what it should be; None if it is not."""
         right = self.wanted @ self.rows
         if self.got.shape != right.shape or not right.any():
             return None
@@ -84,7 +84,7 @@ class Attribution:
         return self._is(self.wanted)
 
     def absent_from(self, axis: int = 0) -> list[int]:
-        """The places on an axis that should have a part in this, and have none; [] if the coefficients are unknown."""
+        """The indices on an axis that should have a part in this but have none; [] if the coefficients are unknown."""
         if self.factors is None:
             return []
         due = (self.wanted.reshape(self.shape) != 0) & ~np.isnan(self.factors)
@@ -95,7 +95,7 @@ class Attribution:
         return np.flatnonzero(zero.all(axis=others) & due.any(axis=others)).tolist()
 
     def is_times(self, factor: float) -> bool:
-        """Whether this is so many times what it should be."""
+        """Whether this is `factor` times what it should be."""
         return self.times is not None and bool(np.isclose(self.times, factor, rtol=max(CLOSE, self.tolerance)))
 
     def explain(self, sentences: Mapping[str, str], mistakes: Mapping[str, Any] = {}, hints: Mapping[float, str] = {},
@@ -153,7 +153,7 @@ class Attribution:
             yield Pattern("alike")
 
     def _fields(self) -> dict[str, Any]:
-        """What any sentence may speak of."""
+        """The fields that any sentence may use."""
         found: dict[str, Any] = {"size": len(self.rows), "share": short(self.wanted[0])}
         if self.times is not None:
             found["times"] = short(self.times)
@@ -166,7 +166,7 @@ class Attribution:
         return (np.arange(len(self.rows)) == place).astype(float)
 
     def _is(self, factors: Any) -> bool:
-        """Whether these coefficients give what is there."""
+        """Whether these coefficients give what was observed."""
         return self._near(np.broadcast_to(np.asarray(factors, dtype=float).ravel(), len(self.rows)) @ self.rows)
 
     def _near(self, other: np.ndarray) -> bool:

@@ -36,10 +36,10 @@ def bucket_layout(buckets: Sequence[Sequence[str]], sizes: Mapping[str, int], bu
 
 
 def bucket_traffic(own: Trace, reference: Trace, num_buckets: int) -> tuple[int, float]:
-    """A followed backward must send the bytes that torch's DDP sends, bucket by bucket, while it goes on.
+    """A followed backward must send the bytes that torch's DDP sends, bucket by bucket, while it runs.
 
     Both traces come from `follow_backward`. Every bucket but the last must have been issued before the last gradient
-    was ready, and none be waited for at once: some of the communication must run beside backward when it is replayed.
+    was ready, and none may be waited for immediately: in a replay some of the communication must run beside backward.
     Returns how many all-reduces a rank issued, and their bytes.
     """
     sent, wanted = _all_reduces(own, 0), sum(event.num_bytes or 0 for event in _all_reduces(reference, 0))
@@ -57,10 +57,10 @@ def bucket_traffic(own: Trace, reference: Trace, num_buckets: int) -> tuple[int,
 
 
 def awaited(trace: Trace, op: str | None = None) -> None:
-    """Each rank must have waited for all its collectives, and have issued some called `op`, if that is given.
+    """Each rank must have waited for all its collectives, and must have issued some called `op` if that is given.
 
-    `trace` is a recording without `follow_backward`, or from before it: that notes the end of what nobody waited for.
-    A collective whose future was asked for counts as waited for.
+    `trace` is a recording without `follow_backward`, which would note the end even of what nobody waited for. A
+    collective whose future was asked for counts as waited for.
     """
     for rank in range(trace.world_size):
         own = [event for event in trace.of_rank(rank) if event.kind == "collective" and op in (None, event.op)]
@@ -91,7 +91,7 @@ def _check_overlap(rank: int, sent: Sequence[Event], ready: Sequence[Event]) -> 
 
 
 def _check_hidden(trace: Trace) -> None:
-    """Where there is something to hide, a replay with all-reduces that take any time must hide some of it."""
+    """If there is something to hide, a replay whose all-reduces take time must hide some of it."""
     try:
         hidden_s = overlap(Replay(1e-9, Link(0, 1e9))(trace)).hidden_s
     except ValueError as error:

@@ -14,15 +14,15 @@ import numpy as np
 from book.checks.verdict import CheckFailed, finite, require
 
 TOLERANCE = 1e-9
-SIX_DIGITS = 1e-5  # what is left where numbers have been float32 on the way
+SIX_DIGITS = 1e-5  # the error that remains if numbers were float32 at some point
 ROUNDED = "this is right to six digits only: has it been float32 on the way?"
 REDUCED = "only rank 0 holds {}: reduce gives the result to one rank, all_reduce to every rank"
 State = Mapping[str, Any]
-Gradients = Mapping[str, Any]  # None where there is no gradient
+Gradients = Mapping[str, Any]  # None if there is no gradient
 
 
 def dense(tensor: Any) -> np.ndarray:
-    """A tensor or an array, in float64 and in its shape."""
+    """A tensor or an array as a float64 array of the same shape."""
     if hasattr(tensor, "detach"):
         tensor = tensor.detach().cpu().double().numpy()
     return np.asarray(tensor, dtype=np.float64)
@@ -34,19 +34,19 @@ def flat(tensor: Any) -> np.ndarray:
 
 
 def whole(named: State, names: Collection[str] | None = None) -> np.ndarray:
-    """All arrays of a state, or those of some names, end to end."""
+    """All arrays of a state, or those with the given names, end to end."""
     return np.concatenate([flat(named[name]) for name in (named if names is None else names)])
 
 
 def magnitude(tensor: Any) -> float:
-    """The sum of absolute values, which depends on the data: what most checks return, for the cell to print."""
+    """The sum of absolute values: most checks return it for the cell to print, since it depends on the data."""
     return float(np.abs(dense(tensor)).sum())
 
 
 def agree(got: Any, want: Any, scale: Any = None, tolerance: float = TOLERANCE) -> bool:
     """Whether `got` equals `want` up to rounding, relative to the largest element of `scale` (default: of `want`).
 
-    Both are compared end to end: only their numbers of elements must be the same. None never agrees.
+    Both are flattened first, so only their numbers of elements must be the same. None never agrees.
     """
     if got is None or (flat_got := flat(got)).shape != (flat_want := flat(want)).shape:
         return False
@@ -55,7 +55,7 @@ def agree(got: Any, want: Any, scale: Any = None, tolerance: float = TOLERANCE) 
 
 
 def identical(got: Any, want: Any) -> bool:
-    """Whether both are the same numbers in the same order, to the last bit."""
+    """Whether both have the same numbers in the same order, to the last bit."""
     return np.array_equal(flat(got), flat(want))
 
 
@@ -69,7 +69,7 @@ def differing(one: State, other: State, scale: Any = None, tolerance: float = 0.
 
 
 def times(got: Any, want: Any) -> float:
-    """Of all multiples of `want`, the one nearest to `got`, for as many elements; nan where `want` is 0."""
+    """The factor by which `want`, of the same size, comes nearest to `got`; nan if `want` is 0."""
     got, want = flat(got), flat(want)
     return float(want @ got / (want @ want)) if want.any() else float("nan")
 
@@ -81,7 +81,7 @@ def first_wrong(losses: Sequence[float] | np.ndarray, want: Sequence[float]) -> 
 
 
 def held(rank: int, what: str, value: Any, shape: Sequence[int]) -> np.ndarray:
-    """What `rank` gives as `what`, in float64; CheckFailed for no tensor, another shape, fewer digits, nan and inf."""
+    """What `rank` gives as `what`, in float64; CheckFailed for no tensor, another shape or dtype, nan and inf."""
     if value is None or not hasattr(value, "shape"):
         given = "nothing (None)" if value is None else f"no tensor but a {type(value).__name__}"
         raise CheckFailed(f"rank {rank} gives {given} as {what}: is the result returned, as a tensor? "
@@ -89,13 +89,13 @@ def held(rank: int, what: str, value: Any, shape: Sequence[int]) -> np.ndarray:
     require(tuple(value.shape) == tuple(shape),
             f"rank {rank} gives {what} in the shape {tuple(value.shape)}, it should be {tuple(shape)}")
     require(str(value.dtype).endswith("float64"),
-            f"rank {rank} gives {what} as {str(value.dtype).removeprefix('torch.')}: all that comes in is float64, so "
-            "where has it changed?")
+            f"rank {rank} gives {what} as {str(value.dtype).removeprefix('torch.')}: all inputs are float64, so where "
+            "was it converted?")
     return finite(rank, what, dense(value))
 
 
 def same(where: str, got: np.ndarray, want: np.ndarray, scale: np.ndarray, why: Callable[[], str]) -> None:
-    """`got` must equal `want` up to rounding, relative to the largest element of `scale`; else `why` says why."""
+    """`got` must equal `want` up to rounding, relative to the largest element of `scale`; if not, `why` says why."""
     if not agree(got, want, scale):
         raise CheckFailed(f"{where}: {ROUNDED if agree(got, want, scale, SIX_DIGITS) else why()}")
 
@@ -107,7 +107,7 @@ def furthest(arrays: Sequence[np.ndarray]) -> tuple[int, float]:
 
 
 def all_but_rank_0(wrong: Collection[int], num_ranks: int) -> bool:
-    """Whether all ranks but rank 0 are wrong, as with a reduce in place of an all-reduce."""
+    """Whether all ranks but rank 0 are wrong, as after a reduce instead of an all-reduce."""
     return set(wrong) == set(range(1, num_ranks))
 
 
@@ -117,9 +117,9 @@ def num_given(values: Sequence[Any] | None) -> int:
 
 
 def before_and_after(before: Sequence[Any], after: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """The ranks' buffers as two (R, n) arrays; CheckFailed where a rank or a buffer is missing.
+    """The ranks' buffers as two (R, n) arrays; CheckFailed if a rank or a buffer is missing.
 
-    They are compared exactly, so ValueError for fractions, whose sums depend on the order of additions.
+    They are compared exactly, so fractions, whose sums depend on the order of additions, raise ValueError.
     """
     before, after = buffers_of(before), buffers_of(after)
     if not np.array_equal(before, np.rint(before)):

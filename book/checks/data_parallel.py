@@ -1,6 +1,6 @@
 """L3, lab 2: averaged gradients, the state that ranks start from, the steps and losses of the global batch, the epochs.
 
-Gradients and states come as one dict per rank, name -> tensor or array, None where there is no gradient.
+Gradients and states come as one dict per rank, name -> tensor or array; None if there is no gradient.
 """
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ AVERAGED = {  # a gradient that should be the mean over ranks; "times left_out" 
     "missing ranks": "nothing of rank {absent} is in it",
     "scaled": "this is {scaled}: by what do you divide, and how often?",
     "unequal": "the ranks' gradients have the weights {weights}; each must have {share}",
-    "unknown": "what is there can't be made from the ranks' gradients of this parameter: is each result copied back to "
-               "the place it came from, and has everything arrived by then?"}
+    "unknown": "this can't be made from the ranks' gradients of this parameter: is each result copied back to the "
+               "place it came from, and has everything arrived by then?"}
 ACCUMULATED = {  # gradients that should be the mean over ranks and micro-batches
     "times num_micro_batches": "the micro-batches' gradients add up, and each loss is a mean: divide by the number of "
                                "micro-batches",
@@ -61,8 +61,8 @@ def averaged(before: Sequence[Gradients], after: Sequence[Gradients], frozen: Co
     """Every rank must hold the mean over ranks of the gradients in `before`; a None there counts as zeros.
 
     `frozen` names the parameters that must stay without a gradient. `hints` maps a factor to the message for gradients
-    that are that many times the mean. `tolerance` is a share of a parameter's largest gradient. Returns the sum of
-    the mean's absolute values, which no rounding on the way changes.
+    that are that many times the mean. `tolerance` is relative to a parameter's largest gradient. Returns the sum of the
+    mean's absolute values, which does not depend on how the ranks rounded.
     """
     require(len(before) == len(after), f"there are {len(before)} ranks, but {len(after)} results")
     for rank, name in ((rank, name) for rank, own in enumerate(after) for name in frozen if own[name] is not None):
@@ -83,8 +83,8 @@ def averaged(before: Sequence[Gradients], after: Sequence[Gradients], frozen: Co
 def averaged_in_bits(before: Sequence[Gradients], after: Sequence[Gradients], num_bits: int) -> float:
     """Every rank must hold the mean, or the mean times the number of ranks, as a sum of numbers of `num_bits` bits.
 
-    That is their significand, the leading one included: 8 for bfloat16, 11 for float16. Rounding errors may be up to
-    one in 2^(num_bits - 3) of a parameter's largest gradient, but must cancel to half a percent over all of them.
+    These are the bits of the significand, with the leading one: 8 for bfloat16, 11 for float16. Rounding errors may be
+    up to one in 2^(num_bits - 3) of a parameter's largest gradient, but must cancel to half a percent over all of them.
     Returns what `averaged` does.
     """
     total = averaged(before, after, tolerance=2.0 ** (3 - num_bits))
@@ -163,7 +163,7 @@ def _why_not_averaged(own: Mapping[str, np.ndarray], after: Sequence[Gradients],
     if all_but_rank_0({rank for rank, _ in faults}, len(after)):
         return REDUCED.format("the mean")
     rank = faults[0][0]
-    name = max((n for r, n in faults if r == rank), key=lambda n: own[n].shape[1])  # the one that tells most
+    name = max((n for r, n in faults if r == rank), key=lambda n: own[n].shape[1])  # the largest one tells most
     return f"rank {rank}, {name}: {_why_no_mean(rank, name, own, after[rank][name], hints, tolerance)}"
 
 
@@ -200,7 +200,7 @@ def same_state(before: Sequence[State], after: Sequence[State], parameters: Sequ
 
 
 def trained_alike(starts: Sequence[Any], ends: Sequence[Any], expected: Any) -> float:
-    """All ranks must end with `expected`, what one process gets that starts with rank 0's weights.
+    """All ranks must end with `expected`, the weights of one process that starts with rank 0's.
 
     Weights come as one flat tensor per rank. Returns the sum of their absolute values at the end.
     """
@@ -212,11 +212,11 @@ def trained_alike(starts: Sequence[Any], ends: Sequence[Any], expected: Any) -> 
     rank, apart = furthest(ends)
     kept = np.allclose(ends[rank] - ends[0], starts[rank] - starts[0], rtol=1e-6)
     require(apart <= TOLERANCE, f"ranks 0 and {rank} end with different weights: " + (
-        "that is by as much as before the first step. Averaged gradients move all ranks alike, but nothing has brought "
-        "them together" if kept else "their gradients differ too: are they averaged in every step?"))
+        "they differ by as much as before the first step. Averaged gradients move all ranks alike, but nothing has "
+        "made them equal" if kept else "their gradients differ too: are they averaged in every step?"))
     require(agree(ends[0], expected),
             "the ranks end with the same weights, but not with those of one process that starts from rank 0's and "
-            "trains on the whole batches: hand rank 0's out before the first step, and average gradients in every "
+            "trains on the whole batches: broadcast rank 0's before the first step, and average gradients in every "
             "step. Is it the same optimizer, with the same learning rate, and are gradients cleared before each step?")
     return magnitude(expected)
 
@@ -243,8 +243,8 @@ def _why_not_rank_0(wrong: Sequence[tuple[int, str]], before: Sequence[State], a
     rank, name = (kept or wrong)[0]
     names = {name for _, name in kept}
     if kept == differ:
-        return ("every tensor is as it was: broadcast into the module's own tensors, or copy_() into them; a copy or a "
-                "new parameter is not what an optimizer made before this holds")
+        return ("every tensor is as it was: broadcast into the module's own tensors, or copy_() into them; an "
+                "optimizer made before this does not know a copy or a new parameter")
     if kept and names == {name for _, name in differ if name not in parameters}:
         return f"the buffers are still each rank's own, for example {name}: a state is more than its parameters"
     if kept and names == {name for _, name in differ if name in parameters}:
@@ -303,7 +303,7 @@ def global_losses(losses: Sequence[Sequence[float]], windows: Any, expected: Seq
 
 
 def _why_repeated(found: Attribution, num_ranks: int) -> str:
-    """The message if as many windows count twice as make the ranks' shares equal; "" otherwise."""
+    """The message if as many windows count twice as it takes to make the ranks' shares equal; "" otherwise."""
     weights, num_windows = found.factors, len(found.rows)
     if weights is None or weights.min() <= 0:
         return ""
@@ -334,8 +334,8 @@ def epochs(orders: Sequence[Sequence[Sequence[int]]], num_examples: int, num_epo
     `orders[rank][epoch]` lists the examples that a rank gets. Returns rank 0's first example of every epoch.
     """
     for rank, own in enumerate(orders):
-        require(num_given(own) == num_epochs, f"rank {rank} has {num_given(own)} epochs, {num_epochs} are meant to "
-                "come: return one list of examples for each")
+        require(num_given(own) == num_epochs, f"rank {rank} has {num_given(own)} epochs instead of {num_epochs}: "
+                "return one list of examples for each")
     shuffled = [[list(share) for share in shares] for shares in zip(*orders)]
     for epoch, shares in enumerate(shuffled):
         _check_shares(epoch, shares, num_examples)

@@ -56,8 +56,8 @@ def drawn_alike(outputs: Sequence[Any], mesh: Mesh) -> None:
             return
         zeros = int(((dense(output) == 0) != (dense(outputs[first]) == 0)).sum())
         refuse(zeros, f"ranks {first} and {rank} of one tp group have zeros in {zeros} different places of their "
-               "outputs: each has drawn a dropout of its own. What is whole on all ranks of tp takes one mask, or the "
-               "weights that they hold alike drift apart; and here none is asked for")
+               "outputs: each has drawn a dropout mask of its own. What all ranks of tp hold needs the same mask, or "
+               "the weights that they hold alike drift apart; and this exercise asks for no dropout")
 
 
 def parts_on_mesh(held: Sequence[State], drawn: Sequence[State], mesh: Mesh, layout: Cuts) -> None:
@@ -120,7 +120,7 @@ class _Step:
                        "ranks_of_replica": mesh.world_size // dp, "tp": tp, "batches": num_micro_batches * dp}
 
     def why(self, rank: int, wrong: Sequence[str]) -> str:
-        """What is wrong with the gradients of these names on this rank."""
+        """What is wrong with the gradients of the parameters with these names on this rank."""
         every, split = len(wrong) == len(self.found[rank]), [name for name in wrong if self.layout[name] is not None]
         kept = [name for name in wrong if self.layout[name] is None]
         one = self._attributed(rank, wrong if every else max((split or kept, kept), key=len))
@@ -145,7 +145,7 @@ class _Step:
                 "hold the same parameters on other sequences are those of its dp group; average over them")
 
     def _why_times(self, rank: int, one: Attribution, only_whole: bool) -> str:
-        """Why a gradient is so many times the right one."""
+        """Why a gradient is a multiple of the right one."""
         if only_whole and one.is_times(self.counts["tp"]):
             return (". What is not cut is whole on every rank of tp, and so is its gradient: the way back into the cut "
                     "layers has summed it already")
@@ -178,7 +178,7 @@ class _Step:
                 "same share?")
 
     def _added(self, rank: int, name: str, axes: tuple[str, ...]) -> np.ndarray | None:
-        """The sum, along these axes, of what each rank has of a parameter before anything is averaged."""
+        """The sum, along these axes, of the ranks' gradients of a parameter before anything is averaged."""
         shares = np.array_split(np.arange(len(self.single)), self.mesh.size("dp"))
         parts, size = [], flat(self.found[rank][name]).size
         for other in self.mesh.group_of(rank, *axes):

@@ -28,9 +28,9 @@ TORCH_HINTS = {  # what an error of torch's own parts says, and what to look at
 
 @contextmanager
 def calls_into(places: Sequence[str]) -> Iterator[set[str]]:
-    """Note which of these places, parts of file names, have a function called in this block, in this thread.
+    """Note in which of these places, parts of file names, functions are called in this block, by this thread.
 
-    Imports do not count, only calls. If the block raises an error after such a call, the call is reported instead: code
+    Only calls count, not imports. If the block raises an error after such a call, the call is reported instead: code
     that is not built by hand may fail before the check.
     """
     found: set[str] = set()
@@ -58,7 +58,7 @@ def by_hand(called: Sequence[set[str]]) -> None:
 
 
 def one_run_a_step(num_runs: Sequence[int]) -> None:
-    """`num_runs` has by rank how many times its pipeline ran in a step: once, with all micro-batches."""
+    """Each pipeline must run once in a step, with all micro-batches; `num_runs` has by rank how often it ran."""
     for rank, runs in enumerate(num_runs):
         require(runs <= 1, f"rank {rank} runs its pipeline {runs} times in a step: with one micro-batch in each run no "
                 "stage computes while another does; give run all micro-batches at once")

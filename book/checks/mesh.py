@@ -47,7 +47,7 @@ def groups_of_axis(axis: str, answer: Any, mesh: Mesh) -> int:
 
 
 def same_group(asked: Sequence[Sequence[int] | None]) -> None:
-    """All ranks must make the same group with `new_group` at one moment; `asked` has by rank its ranks."""
+    """All ranks must make the same group in the same call of `new_group`; `asked` has, by rank, the group's ranks."""
     names = ["all ranks" if ranks is None else f"ranks {listed(ranks)}" for ranks in asked]
     only_own = all(ranks is not None and rank in ranks for rank, ranks in enumerate(asked))
     why = ("each makes only the groups that it is in; new_group is a collective of the world, so all ranks make all "
@@ -66,11 +66,10 @@ def all_axes(groups: Any) -> None:
 
 
 def members(found: Sequence[Mapping[str, Sequence[int]]], mesh: Mesh) -> None:
-    """`found` has by rank the ranks that it meets in the group of each axis."""
+    """Every rank must be in the right groups; `found` has, by rank and axis, the ranks of its group."""
     for rank, axis in ((rank, axis) for rank in range(len(found)) for axis in mesh.axes):
         own, want = list(found[rank][axis]), list(mesh.group_of(rank, axis))
-        require(own, f"rank {rank} keeps a group of {axis} that it is not in: keep the one whose ranks have it among "
-                "them")
+        require(own, f"rank {rank} keeps a group of {axis} that it is not in: keep the one that it is a member of")
         refuse(own != want and sorted(own) == want, f"rank {rank}'s group of {axis} has the order {listed(own)}")
         if own != want:
             raise CheckFailed(f"rank {rank}'s group of {axis} is ranks {listed(own)}, that is "
@@ -78,7 +77,7 @@ def members(found: Sequence[Mapping[str, Sequence[int]]], mesh: Mesh) -> None:
 
 
 def within_groups(trace: Trace, mesh: Mesh, axis: str) -> None:
-    """Every collective of the run but a barrier must be over the group that its rank has on this axis."""
+    """Every collective of the run, except barriers, must be over the group that its rank has on this axis."""
     for event in trace.of_kind("collective"):
         group, want = tuple(sorted(event.group or ())), mesh.group_of(event.rank, axis)
         refuse(event.op != "barrier" and group != want, f"rank {event.rank} calls {event.op} over ranks "
@@ -86,7 +85,7 @@ def within_groups(trace: Trace, mesh: Mesh, axis: str) -> None:
 
 
 def own_pipeline(ranks: Sequence[int], embeds: bool, predicts: bool, rank: int) -> None:
-    """A pipeline's ranks must have the rank at its stage's place: first where it embeds, last where it predicts."""
+    """The rank must be at its stage's place among the pipeline's ranks: first if it embeds, last if it predicts."""
     require(rank in ranks, f"rank {rank} is given a pipeline of ranks {listed(ranks)}, which it is not in")
     place = list(ranks).index(rank)
     ends = " and ".join(["embeds"] * embeds + ["predicts"] * predicts) or "neither embeds nor predicts"
@@ -97,10 +96,10 @@ def own_pipeline(ranks: Sequence[int], embeds: bool, predicts: bool, rank: int) 
 
 def crossing(answer: Any, order: Sequence[str], want: Mapping[str, float], total: Mapping[str, float],
              others: Mapping[tuple[str, ...], Mapping[str, float]], messages: Sequence[Message], mesh: Mesh) -> float:
-    """`answer` must be the bytes of each axis that cross nodes, where ranks are laid out in this order of the axes.
+    """`answer` must be the bytes of each axis that cross nodes if ranks are laid out in this order of the axes.
 
-    `total` is what each axis sends, `others` what other orders would give. `messages` are (axis, src, dst, bytes), and
-    `mesh` numbers their ranks. Returns the sum.
+    `total` is what each axis sends, `others` what other orders would give. `messages` are (axis, src, dst, bytes), with
+    ranks as `mesh` numbers them. Returns the sum.
     """
     require(isinstance(answer, Mapping) and set(answer) == set(want),
             f"crossing_bytes must return a dict with the bytes of {', '.join(want)}")

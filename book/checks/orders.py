@@ -39,7 +39,7 @@ def one_f_one_b_order(trace: Trace, num_stages: int, num_micro_batches: int) -> 
             raise CheckFailed(f"rank {rank} starts its first backward after {got} forward{'s' * (got > 1)}, in 1F1B "
                               f"after {want}: this way ranks are idle {share} of the time, in 1F1B {best}")
         require(got == want, f"rank {rank} starts its first backward after {got} forwards, in 1F1B after {want}: more "
-                "keep more activations, and gain no time")
+                "forwards keep more activations and gain no time")
     for rank in range(num_stages):
         for place, (action, due) in enumerate(zip(order.of_rank(rank), wanted.of_rank(rank))):
             require(action == due, f"rank {rank}'s action {place + 1} is {action}, in 1F1B it is {due}: after the "
@@ -84,7 +84,7 @@ def peaks_in_flight(got: Any, schedule: PipelineSchedule) -> list[int]:
     peaks = _whole_numbers("peak_in_flight", got, len(wanted))
     for rank, (own, want) in enumerate(zip(peaks, wanted)):
         num_forwards = sum(action.kind == "F" for action in schedule.of_rank(rank))
-        said = {num_forwards: "it counts all forwards: a backward lets go of what one has kept",
+        said = {num_forwards: "it counts all forwards: a backward frees what its forward has kept",
                 0: "it is what is left at the end: keep the highest count on the way",
                 want - 1: "count the forward that has just run, before the backward lets go"}
         require(own == want, f"peak_in_flight says {own} for rank {rank} of {schedule.name}, which has {want}: "

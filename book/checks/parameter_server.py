@@ -5,7 +5,10 @@ Gradients and parameters are flat, (n,). W workers push; pushes of a round are n
 from __future__ import annotations
 
 import re
+import sys
+import threading
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ import numpy as np
 from book.checks.attribution import Attribution
 from book.checks.compare import agree, flat, held, magnitude
 from book.checks.verdict import CheckFailed, listed, refuse, require
+from book.launch.where import is_learners
 
 STEP = {  # the step of a synchronous round
     "nothing": "round {round}: the last push has come, and the parameters are as they were: make the step before you "
@@ -48,14 +52,14 @@ PUSHES = {  # what all pushes together have done
     "missing ranks": "of {size} pushes at the same time {num_lost} left no trace in the parameters. {why}",
     "scaled": "the pushes have moved the parameters {times} times as far as they should: each is applied once, whole",
     "unequal": "the pushes weigh {weights} in the parameters, and each should weigh 1: apply each once. {why}",
-    "unknown": "the way that the parameters have gone is no sum of the pushes. {why}"}
+    "unknown": "the change of the parameters is no sum of the pushes. {why}"}
 Notes = Sequence[str]  # what one push did, in order: made, acquire, read, work, write, release
 
 
 # A synchronous round
 
 def is_future(answer: Any) -> None:
-    """What `push_and_pull` returns must be a future: its thread is free, and the answer goes out when it is set."""
+    """What `push_and_pull` returns must be a future: that frees its thread, and the answer is sent once it is set."""
     refuse(answer is None, "push_and_pull returned None: return the future that is answered when the round is full")
     require(hasattr(answer, "done") and hasattr(answer, "then"),
             f"push_and_pull returned a {type(answer).__name__}: at that moment nobody knows the new parameters. Return "
@@ -63,7 +67,7 @@ def is_future(answer: Any) -> None:
 
 
 def answered_together(done: Sequence[bool], num_workers: int, number: int) -> None:
-    """No push of round `number` may be answered before its last, and all by then; `done` has what came so far."""
+    """All pushes of round `number` must be answered when its last one comes; `done` is about those that came so far."""
     come = len(done)
     if come < num_workers:
         for push in np.flatnonzero(done):
@@ -109,7 +113,7 @@ def answer_kept(given: Any, now: Any) -> None:
 
 
 def next_round_waits(done: bool | None) -> None:
-    """A push that comes the moment the round is answered must not be answered itself; None if none could come."""
+    """A push that comes as soon as the round is answered must not be answered itself; `done` is None if none came."""
     refuse(done, "a push that comes as soon as the round is answered is answered at once, with parameters that it has "
            "no part in: put the new future in place before you set the old one's result")
 
@@ -161,8 +165,8 @@ def newest_given(answers: Sequence[Any], after: Any, pushed: int) -> None:
     """All answers that a push of worker `pushed` brings must hold the parameters after it."""
     for answer in answers:
         got = held(pushed + 1, "an answer", answer, np.shape(after))
-        require(agree(got, after), f"an answer that worker {pushed}'s push has brought holds older parameters: a "
-                "worker that was held gets the parameters of the moment when it goes on")
+        require(agree(got, after), f"an answer that worker {pushed}'s push triggered holds older parameters: a worker "
+                "that was held gets the parameters of the moment when it goes on")
 
 
 # Late gradients
@@ -188,7 +192,7 @@ def late_push(answer: Any, staleness: int, number: int, before: Any, after: Any,
 
 def no_lost_update(before: Any, after: Any, gradients: Sequence[Any], lr: float, pushes: Sequence[Notes],
                    made: int = 0) -> float:
-    """Every worker's push must be in the parameters, once; `pushes` are what each of them did, `made` locks were new.
+    """Every worker's push must be in the parameters, once; `pushes` are what each of them did.
 
     `made` counts the locks that the server's own constructor made. Returns the sum of the parameters' absolute values.
     """
@@ -204,7 +208,7 @@ def _why_lost(pushes: Sequence[Notes], made: int) -> str:
     if "acquire" not in notes and "made" in notes:
         return "Each push makes a lock of its own, which nobody else will ever wait for: all must take the same one"
     if "acquire" not in notes and made:
-        return "The server has more locks than one, and no push takes self.lock: who takes another lock does not wait"
+        return "The server has several locks, and no push takes self.lock: a push with another lock does not wait"
     if "acquire" not in notes:
         return "No push takes self.lock, so both have read before either writes"
     taken = [notes[:place].count("acquire") - notes[:place].count("release") > 0 for place in range(len(notes))]
@@ -216,8 +220,19 @@ def _why_lost(pushes: Sequence[Notes], made: int) -> str:
     return "The lock is released between the read and the write: hold it from one to the other"
 
 
+def asked_by_learner() -> bool:
+    """Whether the caller was called by code of the learner's, and not by a library that needs a lock for itself.
+
+    A Semaphore and a Condition need one too: then it counts who has asked for these.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename == threading.__file__:
+        frame = frame.f_back
+    return frame is not None and is_learners(frame.f_code.co_filename)
+
+
 def lock_given_back(notes: Notes, raised: bool) -> None:
     """A push that fails must raise at its worker, and must not keep the lock."""
-    require(raised, "a gradient of the wrong shape was pushed, and its worker was told nothing: let the error out")
+    require(raised, "a gradient of the wrong shape was pushed, and its worker got no error: don't catch it")
     require(notes.count("acquire") <= notes.count("release"), "a push that raised has kept the lock, so no push will "
-            "ever be served again: `with self.lock:` gives it back in any case")
+            "ever be served again: `with self.lock:` releases it in any case")

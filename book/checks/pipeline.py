@@ -79,12 +79,12 @@ def micro_batch_losses(got: Any, expected: Sequence[float]) -> None:
             f"would be {len(expected)}: append each to self.losses")
     for m, (loss, wanted) in enumerate(zip(got, expected)):
         number(f"the loss of micro-batch {m}", loss, wanted, [
-            (2 * wanted, "it is not times self.scale"),
+            (2 * wanted, "it is not multiplied by self.scale"),
             (expected[(m + 1) % len(expected)], "it is that of another micro-batch")])
 
 
 def nothing_kept(counts: Sequence[int]) -> None:
-    """When all backwards are done no stage may keep anything; `counts` has by stage how many micro-batches it keeps."""
+    """After all backwards no stage may keep anything; `counts` has by stage how many micro-batches it keeps."""
     for stage, count in enumerate(counts):
         refuse(count, f"stage {stage} still has {count} of its micro-batches in self.kept when their backwards "
                "are done: backward(m) must drop what it used, as self.kept.pop(m) does")
@@ -293,7 +293,7 @@ def _why_apart(last: Sequence[Gradients], single: Sequence[Gradients]) -> str:
 
 
 def _left_out(own: Gradients, single: Sequence[Gradients]) -> str:
-    """Why some parameters of a stage lack sequences that others have; "" if it is not so."""
+    """Why some parameters of a stage lack sequences that others have; "" if none do."""
     lacking = [name for name, gradient in own.items() if gradient is not None and Attribution(
         whole({name: gradient}), [whole({name: one[name]}) for one in single]).absent_from()]
     if not 0 < len(lacking) < len(own):

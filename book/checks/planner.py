@@ -1,6 +1,6 @@
 """L3, lab 9: a layout planned by hand: what a rank holds, what it sends, how long a step takes, which layout is best.
 
-Every answer is one number or a dict of them; the tables hold the values that mistakes give, each with its sentence.
+Every answer is one number or a dict of numbers; the tables hold the values that mistakes give, each with its sentence.
 `config` has the sizes of the book's GPT, h its width, V its vocabulary, T its context; t is the size of tp. Numbers
 have ITEM_BYTES.
 """
@@ -26,8 +26,7 @@ def held_on_rank(got: Any, state: StateBytes, activation_bytes: float | None, co
                  num_micro_batches: int, numbers_kept: int = 2) -> float:
     """`got` must be the bytes that a rank of this stage was measured to hold; returns their sum.
 
-    `activation_bytes` is None where they were not measured. The optimizer keeps `numbers_kept` numbers for each
-    parameter.
+    `activation_bytes` is None if they were not measured. The optimizer keeps `numbers_kept` numbers for each parameter.
     """
     require(isinstance(got, Mapping) and set(got) == set(HELD),
             f"held_bytes must return a dict with the bytes of {', '.join(HELD)}, not {got!r}")
@@ -212,9 +211,9 @@ def _time_slips(cost: Estimate, layout: Layout, cluster: Cluster, m: int) -> Mis
         (busy + computing * idle + dp_s, "the pipeline also waits while a stage ahead sends: the idle time is in "
          "proportion to the messages of tp and pp too"),
         ((busy + dp_s) * (1 + idle), "messages of dp come once, after the pipeline: no idle time beside them"),
-        (busy * (1 + idle), "what dp sends is not there"),
-        ((computing + pp_s) * (1 + idle) + dp_s, "what tp sends is not there"),
-        ((computing + tp_s) * (1 + idle) + dp_s, "what pp sends is not there"),
+        (busy * (1 + idle), "what dp sends is missing"),
+        ((computing + pp_s) * (1 + idle) + dp_s, "what tp sends is missing"),
+        ((computing + tp_s) * (1 + idle) + dp_s, "what pp sends is missing"),
         ((busy - computing + computing / layout.tp) * (1 + idle) + dp_s,
          "flops are those of one GPU already: tp does not divide them again"))
     yield from _hidden_slips(cost, busy, idle, m)
@@ -222,7 +221,7 @@ def _time_slips(cost: Estimate, layout: Layout, cluster: Cluster, m: int) -> Mis
 
 
 def _hidden_slips(cost: Estimate, busy: float, idle: float, m: int) -> Mistakes:
-    """Mistakes in what of dp's messages computing hides; `cost` has what is waited for."""
+    """Mistakes in which part of dp's messages computing hides; `cost` has the part that is waited for."""
     sent_s = cost.step_s - busy * (1 + idle)
     backward = 2 / 3 * busy / m
     yield (busy * (1 + idle) + max(sent_s - backward, 0),
@@ -231,7 +230,7 @@ def _hidden_slips(cost: Estimate, busy: float, idle: float, m: int) -> Mistakes:
 
 
 def _link_slips(cost: Estimate, layout: Layout, cluster: Cluster, filled: float) -> Mistakes:
-    """Mistakes in which bandwidth an axis has. Those that would change nothing are the right answer, so not met."""
+    """Mistakes in which bandwidth an axis has; one that changes nothing gives the right answer, so nobody meets it."""
     node, inside, card = cluster.gpus_per_node, cluster.inside_bytes_per_s, cluster.across_bytes_per_s
     rest, span = cost.step_s - cost.dp_s, layout.tp * layout.dp
     for bandwidth, why in (
@@ -258,9 +257,9 @@ def _link_slips(cost: Estimate, layout: Layout, cluster: Cluster, filled: float)
 
 def chosen_layout(got: Any, model: Transformer, cluster: Cluster, global_batch: int, memory: Measure, seconds: Measure,
                   slack: float = 0.0) -> tuple[Layout | None, float]:
-    """`got` must hold least of what fits and takes at most 1 + `slack` of the fastest's time; returns it, its seconds.
+    """`got` must be the smallest layout that takes at most 1 + `slack` times as long as the fastest that fits.
 
-    It must be None where nothing fits; then the seconds are 0.
+    It must be None if nothing fits. Returns it and its seconds, 0 for None.
     """
     where = f"{model.num_layers} layers on {cluster.num_gpus} GPUs"
     room = cluster.usable_share * cluster.memory_bytes
@@ -308,7 +307,7 @@ def _why_not(got: Layout, model: Transformer, cluster: Cluster, global_batch: in
 
 
 def _overlooked(got: Layout, best: Layout, fitting: list[Layout], memory: Measure, seconds: Measure) -> str:
-    """A hint at what a choice that is too slow was chosen by, or at what was not tried."""
+    """A hint at how a layout that is too slow was chosen, or at what was not tried."""
     differ = [name for name in ("pp", "dp", "tp", "micro_batch_size", "zero_stage", "recompute")
               if getattr(got, name) != getattr(best, name)]
     for found, hint in (

@@ -34,7 +34,7 @@ GRADIENT = {  # the module's gradient, which should be the mean over the example
 
 @dataclass(frozen=True)
 class Visit:
-    """One forward: in which thread and module object, with weights at which address, on which examples, in order."""
+    """One forward: its thread, its module object, the address of its weights, and its examples in order."""
 
     thread: int
     network: int
@@ -75,7 +75,7 @@ class Meeting:
         require(self._caller not in {visit.thread for visit in self.visits},
                 "a forward ran in the notebook's own thread: give each replica a thread of its own")
         require(len(self.visits) == self.num_replicas, f"{len(self.visits)} forwards ran for {self.num_replicas} "
-                "replicas: one each, please (split(n) cuts pieces of n examples, tensor_split(n) cuts into n pieces)")
+                "replicas: run one for each (split(n) cuts pieces of n examples, tensor_split(n) cuts into n pieces)")
         require(self.complete, "the replicas ran one after another: start every thread before you join the first")
         examples = [example for visit in self.visits for example in visit.examples]
         seen = np.bincount(np.array(examples, dtype=int), minlength=num_examples)

@@ -39,7 +39,7 @@ GATHERED = {  # a chunk that should hold its owner's data
 
 @contextmanager
 def chunks_in_words() -> Iterator[None]:
-    """On a rank: add to an index that is out of range what it means where a buffer is cut into chunks."""
+    """On a rank: add to an error about an index out of range what it means for a buffer that is cut into chunks."""
     try:
         yield
     except IndexError as error:
@@ -135,7 +135,7 @@ def ring_traffic(trace: Trace, length: int, element_bytes: int) -> float:
             + ("that is the traffic of a root, or of whole buffers passed around; send one chunk a step" if of_a_root
                else "is one of the steps made too often, or more than a chunk sent in a step?"))
     require(sent[laziest] >= least, f"rank {laziest} sent only {sent[laziest] / num_bytes:.2f} times the buffer, "
-            f"{asked}: who does its part of the work?")
+            f"{asked}: are some of its steps missing?")
     for rank in range(world_size):
         partners = sorted({event.peer for event in trace.of_kind("send") if event.rank == rank})
         require(len(partners) < 2,
@@ -181,14 +181,14 @@ def bus_bandwidth(answer: Any, world_size: int, num_bytes: float, seconds: float
 
 
 def _chunks(buffers: np.ndarray) -> list[slice]:
-    """The chunks of a buffer as `tensor_split` and `array_split` cut them."""
+    """The chunks of a buffer, cut as `tensor_split` and `array_split` do."""
     num_chunks, length = buffers.shape
     edges = np.cumsum([0] + [len(part) for part in np.array_split(np.arange(length), num_chunks)])
     return [slice(a, b) for a, b in pairwise(edges)]
 
 
 def _moved(before: Sequence[Any], after: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """The buffers as arrays, which must be as long as before, and not all as before."""
+    """The buffers as arrays; they must have kept their length, and something in them must have changed."""
     before, after = before_and_after(before, after)
     require(after.shape == before.shape,
             f"the buffers had {before.shape[1]} elements and now have {after.shape[1]}: work in place")

@@ -1,12 +1,12 @@
 """L3, lab 4: steps with sharded state against those of one process, and checkpoints of it.
 
-A rank's steps come as a list with, for each, `loss`; `updates`, what its optimizer was given, unit -> (shard, its
-gradient) as they were just before the update; `num_foreign`, how many numbers it had besides; `weights`, the model's
-parameters after the step. One process's have `loss`, `before` and `after`, its weights, and `parts`, the gradients of
-each part of the batch, rank by rank and, within a rank, backward by backward.
+A rank's steps come as a list. Each has `loss`; `updates`, what its optimizer was given, unit -> (shard, its gradient)
+just before the update; `num_foreign`, how many other numbers the optimizer had; `weights`, the model's parameters after
+the step. A step of one process has `loss`, its weights `before` and `after`, and `parts`, the gradients of each part of
+the batch, rank by rank and, within a rank, backward by backward.
 
-How a unit is cut is left to the learner: which numbers are in a shard is found by their values, of which no two are
-alike.
+How a unit is cut is left to the learner: which numbers are in a shard is found by their values, which are all
+different.
 """
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def _check_gradients(k: int, steps: Sequence[Step], places: Sequence[Places], wa
 
 
 def _why_gradient(rank: int, got: np.ndarray, rows: np.ndarray, num_ranks: int, previous: np.ndarray | None) -> str:
-    """What the gradient of a shard is in place of the mean of `rows`, one for each backward of each rank."""
+    """What the gradient of a shard is instead of the mean of `rows`, one for each backward of each rank."""
     if previous is not None and agree(got, rows.mean(axis=0) + previous, rows):
         return "the gradient of the step before is still in it: who clears the shard's gradient after the update?"
     found = Attribution(got, rows.reshape(num_ranks, -1, rows.shape[1]), 1 / len(rows), rank, ("ranks", "backwards"),
@@ -218,10 +218,10 @@ def parts_without_zeros(parts: Sequence[Mapping[str, tuple[int, int, int]]]) -> 
 
 
 def saved_once(sizes: Mapping[str, int] | None, num_numbers: int, num_ranks: int) -> None:
-    """A checkpoint must hold `num_numbers` of state once: no fewer, none for every rank, and no zeros between them.
+    """A checkpoint must hold `num_numbers` of state once: all of them, none once for each rank, and no padding zeros.
 
-    `sizes` says how many numbers are saved under each name, None where there is no checkpoint. Names with a single
-    number, such as a step's, may come on top.
+    `sizes` says how many numbers are saved under each name; None if there is no checkpoint. Names with a single number,
+    such as a step count, do not count.
     """
     if sizes is None:
         raise CheckFailed("there is no checkpoint that torch.distributed.checkpoint can read: is dcp.save called, on "
@@ -251,8 +251,7 @@ def continued(loaded: Sequence[State], ranks: Sequence[Sequence[Step]], expected
               slips: Mapping[str, State]) -> float:
     """What each rank loaded must be the weights before step `first`, and each step from there that of one process.
 
-    `slips` maps messages to the weights after step `first` if something was forgotten. Returns the last
-    loss.
+    `slips` maps messages to the weights after step `first` if something was forgotten. Returns the last loss.
     """
     where = f"on {len(loaded)} rank{'s' * (len(loaded) > 1)}"
     for rank, weights in enumerate(loaded):

@@ -1,7 +1,8 @@
 """L3, lab 4: what ranks hold of sharded state and when, what they send, how they clip.
 
-A unit's `sizes` are its numbers of parameters, unit -> (numbers, tensors). A share is 1/N of the numbers and, to leave
-room for every way to fill up, one number for each tensor. What a rank holds is read from a recording's memory events.
+`sizes` has for each unit how many numbers its parameters have, and in how many tensors. A share is 1/N of the numbers
+plus one number for each tensor, to leave room for every kind of padding. What a rank holds is read from a recording's
+memory events.
 """
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ SHARDED = STATE[:3]  # activations are no state of a model
 
 
 def predicted_state(got: Any, measured: StateBytes, zero_stage: int, num_ranks: int, item_bytes: int) -> float:
-    """`got` must be the three bytes that `measured` says a rank holds. Returns their sum."""
+    """`got` must be the bytes of three kinds of state that a rank holds, as `measured`. Returns their sum."""
     require(isinstance(got, (tuple, list)) and len(got) == len(SHARDED), "held_bytes must return three numbers, the "
             f"bytes of parameters, gradients and optimizer state, not {got!r}")
     for first, name, value in zip((3, 2, 1), SHARDED, got):
@@ -42,8 +43,8 @@ def fewest(got: Any, want: int | None, name: str) -> None:
         return
     require(got is not None, f"{name}: you say that it never fits, but on {want} rank{'s' * (want > 1)} it does")
     number(f"{name}: the fewest ranks", got, want, [
-        (want - 1, "a part of a rank is a rank more: round up"),
-        (want + 1, "one rank fewer would do: what just fits, fits")])
+        (want - 1, "round up: a fraction of a rank takes one more rank"),
+        (want + 1, "one rank fewer would do: it just fits")])
 
 
 # In time
@@ -58,7 +59,7 @@ def held_in_time(trace: Trace, rank: int, what: str) -> Iterator[tuple[Event, di
 
 
 def optimizer_sharded(trace: Trace, sizes: Sizes, numbers_each: int, item_bytes: int) -> float:
-    """No rank may keep optimizer state for more than its share, `numbers_each` for each number.
+    """No rank may keep optimizer state for more than its share, with `numbers_each` numbers for each parameter.
 
     Returns the bytes that rank 0 keeps at the end.
     """
@@ -81,7 +82,7 @@ def gradients_dropped(trace: Trace, sizes: Sizes, item_bytes: int) -> None:
 
 
 def gradients_sharded(trace: Trace, sizes: Sizes, item_bytes: int) -> float:
-    """Whole gradients may be there for the unit that backward is in, and for root; at the update for none.
+    """Only the unit that backward is in, and root, may have whole gradients; at the update no unit may.
 
     Returns the most bytes of gradients that rank 0 held at once.
     """
@@ -102,7 +103,7 @@ def gradients_sharded(trace: Trace, sizes: Sizes, item_bytes: int) -> float:
 
 
 def parameters_sharded(trace: Trace, sizes: Sizes, item_bytes: int, num_forwards: int) -> float:
-    """A unit may be whole twice for each forward: while that runs, and while its backward does.
+    """A unit may be made whole twice for each forward: while that runs, and while its backward runs.
 
     Returns the most bytes of parameters that rank 0 held at once. Raises CheckFailed for a unit that is never freed,
     or freed too late.
@@ -130,7 +131,7 @@ def parameters_sharded(trace: Trace, sizes: Sizes, item_bytes: int, num_forwards
 
 
 def nothing_behind(num_bytes: Sequence[float]) -> None:
-    """No memory of whole parameters may be left between forward and backward; `num_bytes` is what is, by rank."""
+    """No memory of whole parameters may be left between forward and backward; `num_bytes` is what is left, by rank."""
     for rank, kept in enumerate(num_bytes):
         refuse(kept, f"on rank {rank} {kept:.0f} bytes of whole parameters outlive the forward, though no "
                "parameter shows them: autograd has kept views of them for backward. An empty tensor in p.data takes "
@@ -157,7 +158,7 @@ def _whole(held: Mapping[str, float], sizes: Sizes, num_ranks: int, item_bytes: 
 # Sent
 
 def sharded_traffic(trace: Trace, zero_stage: int, num_bytes: float, num_steps: int = 1) -> float:
-    """All ranks together must have sent what the stage needs, but for what fills shards up.
+    """All ranks together must have sent what the stage needs, apart from padding.
 
     `num_bytes` are those of all parameters. Returns how often a rank sent its (N-1)/N of the model in a step.
     """
@@ -225,7 +226,7 @@ def clipped(norms: Sequence[Any], scales: Sequence[float], local: Sequence[Seque
                                                  np.linalg.norm(np.sum(local, axis=1))))])
     factor = min(1.0, max_norm / want)
     for rank, scale in enumerate(scales):
-        by = "by no one factor" if np.isnan(scale) else f"by {short(scale)}"
+        by = "by several factors" if np.isnan(scale) else f"by {short(scale)}"
         require(np.isclose(scale, factor, rtol=1e-5), f"rank {rank}'s gradients are multiplied {by}, and should be by "
                 f"{short(factor)} {_why_scale(scale, want, max_norm)}")
     return float(want)

@@ -22,7 +22,7 @@ from book.checks.verdict import CheckFailed, listed, refuse, require, short
 PRODUCT = ("the weight is cut along the wrong dim, or not at all: nn.Linear keeps it as (outputs, inputs), so a column "
            "of the product is a row of the weight, dim 0, and an input is dim 1. Or x is cut once more: it comes as "
            "the rank needs it")
-MEANINGS = {  # what torch says, as a pattern, of tensors that don't fit, and what it means where a map is cut
+MEANINGS = {  # what torch says, as a pattern, of tensors that don't fit, and what it means if a map is cut
     r"cannot be multiplied \(\d+x(\d+) and (\d+)x":
         "what comes in has {0} numbers in a row, what it is multiplied with takes {1}: {product}",
     r"expanded size of the tensor \((\d+)\) must match the existing size \((\d+)\)":
@@ -62,7 +62,7 @@ OPERATORS = {
 
 @contextmanager
 def shapes_in_words(product: str = PRODUCT) -> Iterator[None]:
-    """On a rank: add to torch's errors about shapes what they mean where a map is cut.
+    """On a rank: add to torch's errors about shapes what they mean if a map is cut.
 
     `product` is the message for a product whose sides don't fit.
     """
@@ -165,7 +165,7 @@ def _why_not_columns(rank: int, got: np.ndarray, whole: np.ndarray, bias: np.nda
 
 
 def _columns(got: np.ndarray, whole: np.ndarray) -> list[int] | None:
-    """Which columns of `whole` those of `got` are; None where one is none of them."""
+    """Which columns of `whole` those of `got` are; None if some column is not among them."""
     same = [[agree(column, other, whole) for other in whole.T] for column in got.T]
     return [row.index(True) for row in same] if all(map(any, same)) else None
 
@@ -249,7 +249,7 @@ def split_module(runs: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str
 
 def shard_shapes(rank: int, num_ranks: int, shards: Mapping[str, Any], whole: Mapping[str, Any],
                  layout: Mapping[str, int | None]) -> None:
-    """A rank must hold a part of each parameter of `whole` that has the shape `layout` says, and no other parameter."""
+    """A rank must hold a part of each parameter of `whole`, in the shape that `layout` says, and no other parameter."""
     for name in layout:
         require(name in shards, f"rank {rank}'s module has no parameter {name}, it has "
                 f"{listed(shards) or 'none at all'}: keep the names of the whole module, and each part as a parameter")

@@ -18,7 +18,7 @@ from book.trace import Event, Trace
 
 Mistake = tuple[str, list[np.ndarray]]  # its message, and the losses (N,) that it can lead to on a rank
 Run = Mapping[str, Sequence[Any]]
-MANY = 5.0  # standard deviations: fair coins are further from their mean once in two million
+MANY = 5.0  # standard deviations: a fair draw is further from its mean once in two million
 
 
 # The loss
@@ -43,8 +43,8 @@ def vocabulary_loss(losses: Sequence[Any], gradients: Sequence[Any], logits_NV: 
 class _Cut:
     """Logits (N, V) that are cut by vocabulary, and the right and wrong losses that follow from them.
 
-    `blocks` (R, N, S), `totals` and `tops` (R, N) are of the ranks, `total`, `top` and `target` (N,) of the whole: the
-    logarithm of the sum of exponentials, the largest logit, the target's logit.
+    `blocks` (R, N, S), `totals` and `tops` (R, N) are those of the ranks, `total`, `top` and `target` (N,) those of the
+    whole: the logarithm of the sum of exponentials, the largest logit, the target's logit.
     """
 
     def __init__(self, logits: np.ndarray, targets: np.ndarray, num_ranks: int) -> None:
@@ -110,7 +110,7 @@ class _Cut:
              "last, or takes one more", self._off_by_one())]
 
     def _off_by_one(self) -> list[np.ndarray]:
-        """Losses (N,) where a comparison with an end of a rank's block is wrong."""
+        """Losses (N,) if a comparison with an end of a rank's block is wrong."""
         size, places = self.size, self.targets - self.size * np.arange(self.num_ranks)[:, None]
         found = self.blocks[np.arange(self.num_ranks)[:, None], self.rows, np.clip(places, 0, size - 1)]
         return [self.total - shift - ((found - shift) * ((places >= first) & (places <= last))).sum(axis=0)
@@ -118,7 +118,7 @@ class _Cut:
                 for shift in (0, self.top)]
 
     def _misplaced(self) -> list[np.ndarray]:
-        """Losses (N,) where a rank counts from a wrong first token: where it looks, what it holds, or both."""
+        """Losses (N,) if a rank counts from a wrong first token: in where it looks, in what it holds, or in both."""
         size, ranks = self.size, np.arange(self.num_ranks)[:, None]
         right, wrong = self.targets - ranks * size, [self.targets - first
                                                      for first in (0 * ranks, ranks * self.num_ranks, ranks)]
@@ -157,8 +157,8 @@ def _check_gradient(rank: int, gradient: Any, blocks: Sequence[np.ndarray], num_
 
 def _why_infinite(loss: float, logits: np.ndarray) -> str:
     if loss == -np.inf:
-        return ("the logarithm is that of 0, as all logits are far below what you subtract: that is the largest one of "
-                "the whole vocabulary, a MAX over the ranks and no sum")
+        return ("the logarithm is that of 0, as all logits of a prediction are far below what you subtract: that is "
+                "the prediction's own largest logit of the whole vocabulary, a MAX over the ranks and no sum")
     if loss == np.inf and logits.max() < 700:  # below what exp takes in float64
         return ("exp of logits as small as these is finite, so see which of the two is inf, the logarithm of the sum "
                 "or the target's logit. A rank that doesn't hold a target adds 0, not -inf, and only the largest logit "
@@ -200,11 +200,11 @@ def _why_gradient(got: np.ndarray, softmax: np.ndarray, chosen: np.ndarray, logi
 # Dropout
 
 def dropout_masks(runs: Sequence[Run], other_seed: Sequence[Run], shape: Sequence[int], dropout: float) -> float:
-    """What ranks make of ones in this `shape`: `alike` the same on all, `apart` on each by itself, at each call anew.
+    """Masks must be new in each call; those of `alike` the same on all ranks, those of `apart` different on each.
 
-    A run has lists `alike` and `apart` of what the calls gave, and `gradients` of what `alike` was given. The last call
-    of `alike` comes after one of `apart` that drew more numbers on some ranks. `other_seed` are runs with another seed.
-    Returns what a kept one has become, 1 / (1 - dropout) as rank 0 made it.
+    A run has the outputs of the calls of `alike` and `apart`, given ones in this `shape`, and `gradients` of the inputs
+    of `alike`. The last call of `alike` comes after one of `apart` that drew more numbers on some ranks. `other_seed`
+    are runs with another seed. Returns what a kept one has become on rank 0, 1 / (1 - dropout).
     """
     for rank, run in enumerate(runs):
         for kind in ("alike", "apart"):
@@ -226,7 +226,7 @@ def dropout_masks(runs: Sequence[Run], other_seed: Sequence[Run], shape: Sequenc
 
 
 def _check_scaled(where: str, output: np.ndarray, dropout: float) -> None:
-    """Kept ones must have become 1 / (1 - dropout), and about the right share be dropped."""
+    """Kept ones must have become 1 / (1 - dropout), and about the right share must be dropped."""
     kept, dropped, right = output[output != 0], (output == 0).mean(), 1 / (1 - dropout)
     spread = np.sqrt(dropout * (1 - dropout) / output.size)
     require(0 < dropped < 1, f"{where}: {'nothing' if len(kept) else 'everything'} is dropped")
@@ -294,7 +294,7 @@ def split_traffic(trace: Trace, wanted: Mapping[str, int | None], num_bytes: int
 
 
 def vocabulary_traffic(traces: Mapping[int, Trace], num_predictions: int) -> float:
-    """What a rank sends must be the same for each vocabulary size of `traces`, and none of it point to point.
+    """What a rank sends, in collectives or point to point, must not grow with the vocabulary size, the key of `traces`.
 
     Returns the bytes that a rank gives to collectives, for each prediction.
     """
@@ -311,14 +311,32 @@ def block_count(answer: Any, width: int, mlp_width: int, num_ranks: int, num_tok
                 element_bytes: int) -> tuple[float, float]:
     """`answer` must be (parameters that a rank holds of one split block, bytes that it gives to all-reduces); returned.
 
-    Cut are the weights, and the biases of maps that are cut by columns, (4 D^2 + 2 D M + 3 D + M) / R; whole are two
-    norms and two biases, 6 D. Each of two sums is D numbers a token, forward and backward.
+    The weights and the biases of maps that are cut by columns are cut, (4 D^2 + 2 D M + 3 D + M) / R; two norms and two
+    biases stay whole, 6 D. Each of two sums has D numbers for each token, forward and backward.
     """
     require(isinstance(answer, (tuple, list)) and len(answer) == 2,
             f"return two numbers, parameters and bytes, not {type(answer).__name__}")
     weights, biases, whole = 4 * width**2 + 2 * width * mlp_width, 3 * width + mlp_width, 6 * width
-    everything, num_bytes = weights + biases + whole, 4 * num_tokens * width * element_bytes
-    return (number("the number of parameters", answer[0], (weights + biases) / num_ranks + whole, [
+    num_bytes = 4 * num_tokens * width * element_bytes
+    return (number("the number of parameters", answer[0], (weights + biases) / num_ranks + whole,
+                   _wrong_parameters(weights, biases, whole, width, num_ranks)),
+            number("the number of bytes", answer[1], num_bytes, [
+                (num_bytes / 2,
+                 "that is half: there is one after attention and one after the MLP, and backward has as many"),
+                (num_bytes / 4,
+                 "that is a single all-reduce: attention and MLP make one each, forward and backward"),
+                (num_bytes / element_bytes, f"that counts numbers: each has {element_bytes} bytes"),
+                (num_bytes / num_ranks, "every rank gives the whole activation, not a part of it"),
+                (num_bytes * mlp_width / width,
+                 "what is added up is as wide as the block's output, not as the hidden layer"),
+                (num_bytes * 2 * (num_ranks - 1) / num_ranks,
+                 "that is what a ring sends; asked for is what goes in")]))
+
+
+def _wrong_parameters(weights: int, biases: int, whole: int, width: int, num_ranks: int) -> list[tuple[float, str]]:
+    """Numbers of parameters of a split block that mistakes give; `whole` stay whole, `biases` belong to cut columns."""
+    everything, of_qkv = weights + biases + whole, 3 * width
+    return [
         (everything, "that is the whole block"),
         (everything / num_ranks,
          "not everything is cut: norms, and the biases of the maps that are cut by rows, are whole on every rank"),
@@ -328,22 +346,14 @@ def block_count(answer: Any, width: int, mlp_width: int, num_ranks: int, num_tok
         ((everything - 5 * width) / num_ranks + 5 * width,
          "one bias too much is cut: out and down add theirs to the whole sum, so both are whole"),
         (weights / num_ranks + biases + whole, "the biases of the maps that are cut by columns are cut with them"),
-        ((weights + 3 * width) / num_ranks + mlp_width + whole, "the bias of up is cut as its outputs are"),
-        ((weights + mlp_width) / num_ranks + 3 * width + whole,
+        ((weights + of_qkv) / num_ranks + biases - of_qkv + whole, "the bias of up is cut as its outputs are"),
+        ((weights + biases - of_qkv) / num_ranks + of_qkv + whole,
          "the biases of q, k and v are cut as their outputs are"),
         ((weights + biases) / num_ranks + 4 * width,
          "2 D are missing: a block has two norms, and whole biases in out and down"),
         ((weights + biases) / num_ranks + 2 * width, "that is without the norms"),
         (weights / num_ranks + 4 * width, "that is without any biases"),
-        (weights / num_ranks, "that is the weights alone: norms and biases are parameters too"),
-    ]), number("the number of bytes", answer[1], num_bytes, [
-        (num_bytes / 2, "that is half: there is one after attention and one after the MLP, and backward has as many"),
-        (num_bytes / 4, "that is a single all-reduce: attention and MLP make one each, forward and backward"),
-        (num_bytes / element_bytes, f"that counts numbers: each has {element_bytes} bytes"),
-        (num_bytes / num_ranks, "every rank gives the whole activation, not a part of it"),
-        (num_bytes * mlp_width / width, "what is added up is as wide as the block's output, not as the hidden layer"),
-        (num_bytes * 2 * (num_ranks - 1) / num_ranks, "that is what a ring sends; asked for is what goes in"),
-    ]))
+        (weights / num_ranks, "that is the weights alone: norms and biases are parameters too")]
 
 
 def _check_phase(where: str, events: Sequence[Event], num: int, num_bytes: int) -> None:

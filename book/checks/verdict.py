@@ -28,10 +28,10 @@ def refuse(mistaken: object, message: str) -> None:
 
 
 def number(name: str, got: Any, want: float, misconceptions: Iterable[tuple[float, str]] = ()) -> float:
-    """`got` must equal `want` to one part in a million; otherwise the message is that of the misconception it equals.
+    """`got` must equal `want` to one part in a million; otherwise the message names the misconception.
 
-    `misconceptions` are the values that mistakes give, each with its message; the first that fits is given. Returns
-    `got` as a float.
+    `misconceptions` are the values that mistakes give, each with its message; the first value that fits decides.
+    Returns `got` as a float.
     """
     value = got.item() if getattr(got, "ndim", None) == 0 else got
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -47,7 +47,7 @@ def number(name: str, got: Any, want: float, misconceptions: Iterable[tuple[floa
 
 
 def finite(rank: int, name: str, array: np.ndarray) -> np.ndarray:
-    """`array`, which `rank` holds as `name`, must have no nan or inf: comparisons with nan are false. Returns it."""
+    """`array`, which `rank` holds as `name`, must not have nan or inf; returns it. Comparisons with nan are false."""
     for odd in array[~np.isfinite(array)]:
         raise CheckFailed(f"rank {rank} holds {odd} in {name}: was something divided by zero, read before it "
                           "was there (torch.empty), or has it grown without bound?")
@@ -60,7 +60,7 @@ def equal(a: float, b: float) -> bool:
 
 
 def short(x: float) -> str:
-    """A number in six digits."""
+    """A number with six significant digits."""
     return f"{x:.6g}"
 
 

@@ -42,7 +42,11 @@ def answers(lab: str) -> list[Answer]:
 
         def source(name: str) -> str:
             base, _, patch = written[name]
-            return apply(patch, source(base) if base else solution(LABS[lab], exercise))
+            try:
+                return apply(patch, source(base) if base else solution(LABS[lab], exercise))
+            except ValueError as error:
+                where = f"answer {name!r} of {path.parent.name}/{path.name} does not fit the lab's solution"
+                raise ValueError(f"{where}: {error}") from None
 
         found += [Answer(lab, exercise, name, written[name][1], source(name), path) for name in sorted(written)]
     return found

@@ -77,7 +77,7 @@ def broadcast(before: Sequence[Any], after: Sequence[Any], root: int) -> int:
 
 
 def received_once(trace: Trace, num_bytes: int, root: int) -> int:
-    """In a broadcast of `num_bytes` made of sends and receives no rank may receive more than that, the root less.
+    """In a broadcast of `num_bytes` made of sends and receives no rank may receive more than that, and the root less.
 
     Returns the bytes that the root sent.
     """
@@ -91,9 +91,9 @@ def received_once(trace: Trace, num_bytes: int, root: int) -> int:
     require(received[busiest] <= num_bytes, f"rank {busiest} received {received[busiest] / num_bytes:.2g} times the "
             "buffer: it needs one copy, so only a rank that has the root's data sends, and once to each")
     require(received[laziest] >= num_bytes, f"rank {laziest} received {received[laziest]:g} bytes, and the buffer has "
-            f"{num_bytes:g}: does it come whole, in its own dtype?")
+            f"{num_bytes:g}: is it sent whole, in its own dtype?")
     require(received[root] < num_bytes,
-            f"rank {root} is the root and received the whole buffer: who sends to a rank that has it?")
+            f"rank {root} is the root and received the whole buffer: who sends it what it already has?")
     return round(trace.sent_bytes()[root])
 
 
@@ -141,7 +141,7 @@ def rows_sent(trace: Trace, row_bytes: int) -> int:
 
 
 def _rows(buffers: Sequence[Any], length: int) -> np.ndarray:
-    """Every rank's rows as one array (R, R, n)."""
+    """The rows of all ranks as one array (R, R, n)."""
     flat, num_ranks = buffers_of(buffers), len(buffers)
     require(flat.shape[1] == num_ranks * length, f"a rank returned {flat.shape[1]} elements, but {num_ranks} rows of "
             f"{length} are {num_ranks * length}")
@@ -216,10 +216,10 @@ def on_grid(before: Sequence[Sequence[Any]], after: Sequence[Sequence[Any]], col
 
 
 def names_of_no_order(*stems: str) -> list[str]:
-    """Names that begin with `stems`, such that a set of two to four of them keeps the order of insertion.
+    """Names that begin with `stems` and hash so that a set of two to four of them keeps the order of insertion.
 
-    Ranks forked from one process hash strings alike, so their sets agree on an order; those of processes that torchrun
-    starts don't. These names all ask for the first place in a set's table of eight.
+    Ranks forked from one process hash strings alike, so their sets agree on an order; sets in processes that torchrun
+    starts don't. These names all hash to the first of the eight slots in a small set's table.
     """
     return [next(name for number in itertools.count() if hash(name := f"{stem}_{number}") % 8 == 0) for stem in stems]
 

@@ -1,0 +1,204 @@
+"""L3, lab 10: what frameworks hide: how gradients accumulate, which rank sees which rows, uneven batches.
+
+Gradients are flat, (n,). A window is the passes that lead to one step of the optimizer. R ranks; steps count from 1 in
+messages. Rows are the numbers of examples.
+"""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from book.checks.attribution import Attribution
+from book.checks.compare import held, magnitude, whole
+from book.checks.verdict import CheckFailed, listed, refuse, require
+from book.trace import Trace
+
+WINDOW = {  # the gradient with which an optimizer steps at the end of a window
+    "nothing": "step {step}: the gradient is 0 when the optimizer steps: clear it after the step, not before",
+    "by passes": "step {step}: the last window has only {length} of {passes} passes, and its losses are divided by "
+                 "{passes}: here each window is divided by the passes that it has",
+    "by length": "step {step}: the last window has only {length} of {passes} passes, and its losses are divided by "
+                 "{length}: the trainer divides every loss by passes, also in a short window",
+    "times passes": "step {step}: the gradient is {passes} times what it should be: backward adds up the gradients of "
+                    "the passes, so divide each loss by passes",
+    "over passes": "step {step}: the gradient is divided by passes twice",
+    "over ranks": "step {step}: the gradient is divided by the number of ranks twice: DDP has taken the mean over the "
+                  "ranks already",
+    "only own": "step {step}: rank {rank} steps with its own gradients alone: the last pass of a window has to "
+                "synchronise, also of a short one",
+    "only last passes": "step {step}: only the last pass of the window has a part in the gradient: zero_grad clears "
+                        "what the passes before it left, so call it once a step",
+    "missing passes": "step {step}: pass {absent} of the window, counted from 0, has no part in the gradient",
+    "scaled": "step {step}: the gradient is {times} times what it should be",
+    "unequal": "step {step}: the passes of the ranks weigh {weights} in the gradient, and each should weigh {share}",
+    "unknown": "step {step}: the gradient is no sum of the gradients of this window: is one of an earlier window in "
+               "it? Call zero_grad after each step"}
+UNEVEN = {  # the gradient of ranks with unequal numbers of rows
+    "nothing": "rank {rank}: the gradient is 0",
+    "means of ranks": "rank {rank}: the mean of each rank weighs the same, so a row counts for more on a rank with few "
+                      "rows: multiply each rank's loss by its share of the global batch, times the number of ranks",
+    "over ranks": "rank {rank}: the gradient is divided by the number of ranks once too often: DDP takes the mean over "
+                  "the ranks, and your weights already add up to it",
+    "times rows": "rank {rank}: the gradient is the sum over the rows of the global batch: divide by their number",
+    "of sums": "rank {rank}: the rows' losses are added up and nothing divides by the global batch: DDP divides by the "
+               "number of ranks alone",
+    "missing rows": "rank {rank}: of the global batch the rows {absent}, counted from 0, have no part in the gradient",
+    "scaled": "rank {rank}: the gradient is {times} times what it should be",
+    "unequal": "rank {rank}: the rows of the global batch weigh {weights} in the gradient, and each should weigh "
+               "{share}",
+    "unknown": "rank {rank}: the gradient is no sum of the rows' gradients"}
+Epoch = Sequence[Sequence[Sequence[int]]]  # by rank and step, the rows that the rank takes
+
+
+# Accumulation
+
+def num_window_steps(steps: Sequence[int], num_batches: int, passes: int) -> None:
+    """Each rank must step once for each window, the short last one too; `steps` is by rank."""
+    wanted = -(-num_batches // passes)
+    for rank, taken in enumerate(steps):
+        refuse(taken == num_batches != wanted, f"rank {rank}: the optimizer steps after every pass: it should step "
+               f"after each {passes}, so {wanted} times in {num_batches} batches")
+        refuse(taken == num_batches // passes != wanted, f"rank {rank}: the optimizer steps {taken} times, and "
+               f"{num_batches} batches make {wanted} windows of up to {passes} passes: the short last one is trained "
+               "on too")
+        require(taken == wanted, f"rank {rank}: the optimizer steps {taken} times, it should step {wanted} times")
+
+
+def window_gradient(step: int, rank: int, got: Any, rows: Any, passes: int, divisor: int) -> None:
+    """The gradient of a step must be the mean over ranks of a window's gradients, summed and divided by `divisor`.
+
+    `got` is what `rank` steps with, (n,); `rows` are the gradients of the passes alone, (R, passes of this window, n).
+    """
+    num_ranks, length = np.shape(rows)[:2]
+    found = Attribution(got, rows, 1 / (num_ranks * divisor), rank, ("ranks", "passes"),
+                        {"passes": passes, "ranks": num_ranks})
+    if not found.is_right():
+        mistakes = {"by passes": 1 / (num_ranks * passes), "by length": 1 / (num_ranks * length)}
+        raise CheckFailed(found.explain(WINDOW, mistakes if length < passes else {}, step=step, rank=rank,
+                                        passes=passes, length=length))
+
+
+def synchronised_once(trace: Trace, num_bytes: int, num_steps: int, num_batches: int) -> float:
+    """Each rank must have all-reduced a gradient of so many bytes once for each step, and not in each pass.
+
+    Returns how often it has.
+    """
+    for rank in range(trace.world_size):
+        sent = sum(event.num_bytes for event in trace.of_rank(rank)
+                   if event.op == "all_reduce" and event.kind == "collective") / num_bytes
+        require(sent == num_steps, f"rank {rank} all-reduces its gradient {sent:g} times in {num_batches} passes and "
+                f"{num_steps} steps: one time for each step is enough. no_sync has to hold while the forward runs, "
+                "since DDP decides there whether this backward synchronises")
+    return num_steps
+
+
+# Who sees which rows
+
+def global_batches(epochs: Mapping[int, Epoch], num_rows: int, global_batch: int, expected: Mapping[int, Sequence[int]]
+                   ) -> int:
+    """The ranks together must take each global batch of an epoch's order, and share it evenly.
+
+    `epochs` is by the number of the epoch, `expected` the order of all rows in each. Returns the rows of all steps,
+    each times the number of its step, added up.
+    """
+    total = 0
+    for epoch, ranks in epochs.items():
+        _check_lengths(epoch, ranks, num_rows, global_batch)
+        _check_once(epoch, ranks, num_rows)
+        steps = [[row for own in ranks for row in own[step]] for step in range(len(ranks[0]))]
+        first = next(iter(epochs))
+        refuse(epoch != first and ranks == epochs[first], f"epoch {epoch} has the same order as epoch {first}: a "
+               "framework calls set_epoch for you; here the epoch has to go into the generator's seed")
+        for step, rows in enumerate(steps):
+            due = expected[epoch][step * global_batch:(step + 1) * global_batch]
+            if sorted(rows) != sorted(due):
+                raise CheckFailed(_why_other_rows(epoch, step, rows, due, num_rows, global_batch, len(ranks)))
+            sizes = [len(own[step]) for own in ranks]
+            require(max(sizes) - min(sizes) <= 1, f"epoch {epoch}, step {step + 1}: the ranks take {listed(sizes)} "
+                    "rows: their numbers may differ by one at most")
+        total += sum((step + 1) * sum(rows) for step, rows in enumerate(steps))
+    return total
+
+
+def _check_lengths(epoch: int, ranks: Epoch, num_rows: int, global_batch: int) -> None:
+    wanted, num_ranks = -(-num_rows // global_batch), len(ranks)
+    for rank, own in enumerate(ranks):
+        require(own is not None, f"rank {rank} returned None: return the list of its batches")
+        where = f"epoch {epoch}: rank {rank} of {num_ranks} has {len(own)} batches, and should have {wanted}: "
+        refuse(len(own) < wanted and max(map(len, own), default=0) == global_batch and num_ranks > 1, where +
+               "each rank takes global_batch rows. That is what a loader's batch_size means under a framework; here "
+               "the ranks share global_batch")
+        refuse(len(own) == num_rows // global_batch < wanted, where + "the last, short one is dropped")
+        require(len(own) == wanted, where + "every rank takes part in every step")
+
+
+def _check_once(epoch: int, ranks: Epoch, num_rows: int) -> None:
+    """Every row must come once in an epoch."""
+    times = Counter(row for own in ranks for batch in own for row in batch)
+    twice = sorted(row for row, count in times.items() if count > 1)
+    if twice and times.total() > num_rows:
+        raise CheckFailed(f"epoch {epoch}: row {twice[0]} comes {times[twice[0]]} times, and the ranks take "
+                          f"{times.total()} rows of {num_rows}: a distributed sampler repeats rows until all ranks "
+                          "have as many; here no row comes twice")
+    refuse(twice, f"epoch {epoch}: some ranks share row {listed(twice[:1])}, and others never come: all ranks have to "
+           "shuffle with the same seed, and then take different parts")
+    missing = sorted(set(range(num_rows)) - set(times))
+    refuse(missing, f"epoch {epoch}: {len(missing)} of {num_rows} rows never come, row {listed(missing[:1])} for one: "
+           + ("do the global batches cover the whole order?" if len(ranks) == 1 else "if a batch does not divide by "
+              "the number of ranks, some ranks take one row more"))
+
+
+def _why_other_rows(epoch: int, step: int, rows: Sequence[int], due: Sequence[int], num_rows: int, global_batch: int,
+                    num_ranks: int) -> str:
+    where = f"epoch {epoch}, step {step + 1}: "
+    in_order = list(range(num_rows))[step * global_batch:(step + 1) * global_batch]
+    if sorted(rows) == in_order:
+        return where + "the rows come in their own order: shuffle them"
+    if len(rows) != len(due):
+        return where + f"the ranks take {len(rows)} rows together, and should take {len(due)}"
+    if num_ranks > 1:
+        return where + (f"on {num_ranks} ranks the global batch has other rows than on one: cut the order into global "
+                        "batches first, and then each of these into the ranks' parts")
+    return where + "one rank alone takes other rows than the order has: seed the generator with seed + epoch"
+
+
+def same_weights_on(weights: Mapping[int, Any]) -> float:
+    """Trained with the same global batches, any number of ranks must end with the same weights, (n,), by rank count.
+
+    Returns the sum of their absolute values.
+    """
+    (first, want), *others = weights.items()
+    for num_ranks, got in others:
+        require(np.allclose(got, want, rtol=0, atol=1e-9), f"{num_ranks} ranks end with other weights than {first}: "
+                "is each global batch shared out evenly?")
+    return magnitude(want)
+
+
+# Uneven batches
+
+def uneven_gradient(rank: int, gradients: Sequence[Any], rows: Any, sizes: Sequence[int]) -> None:
+    """A rank's gradient must be the mean over all rows of the global batch, whoever has them.
+
+    `gradients` are the rank's, by parameter; `rows` those of each row alone, (N, n), in the order of the ranks, which
+    have `sizes` of them.
+    """
+    refuse(any(gradient is None for gradient in gradients), f"rank {rank} has no gradient: every rank runs a backward, "
+           "also one without a row")
+    named = {str(place): held(rank, "a gradient", own, own.shape) for place, own in enumerate(gradients)}
+    num_rows, num_ranks = len(rows), len(sizes)
+    means = [1 / (num_ranks * size) for size in sizes for _ in range(size)]
+    found = Attribution(whole(named), rows, 1 / num_rows, axes=("rows",),
+                        counts={"ranks": num_ranks, "rows": num_rows})
+    if not found.is_right():
+        raise CheckFailed(found.explain(UNEVEN, {"means of ranks": means, "of sums": 1 / num_ranks}, rank=rank))
+
+
+def uneven_failure(message: str, sizes: Sequence[int]) -> str:
+    """The error of ranks with unequal numbers of rows: an explanation if some waited for one that has none."""
+    if 0 in sizes and ("nothing has moved" in message or "Connection closed" in message or "has ended" in message):
+        return (f"rank {sizes.index(0)} has no rows and the others wait for its part of the all-reduce: every rank "
+                f"runs a backward, also one without a row.\n{message}")
+    return message
