@@ -1,16 +1,16 @@
-"""What `make bench` measures, each part against something else in the same run.
+"""What `make bench` measures: each part compares the book with something else in the same run.
 
     launch       ranks that all-reduce once: book.launch against torchrun, spawn and accelerate's notebook launcher
     ring         the chapter's ring, written by hand, against gloo's all_reduce, in the same processes
     simulation   building and simulating a ring all-reduce, against the number of ranks
     planning     estimating every layout of a model, against the number of GPUs
     weights      what players add to the website's pages, in bytes
-    pages        what the website's pages weigh, and how soon they show something
+    pages        how large the website's pages are, and how soon they show something
     player       frames a second of the player at 16 ranks
     grading      one exercise with the sandbox and without it, and submissions an hour
 
-`python -m benchmarks` runs them all, `python -m benchmarks ring pages` some, `--quick` fewer repeats of less;
-`--keep` also keeps what was measured in measured.json, and writes the book's page of measurements from that, as `make
+`python -m benchmarks` runs them all, `python -m benchmarks ring pages` some; `--quick` measures less, with fewer
+repeats; `--keep` also saves the results in measured.json and writes the book's page of measurements from that, as `make
 bench` does. A module here is a part, or something that several need: `report` (tables), `kept` (measured.json and the
 page), `machine` (what it was measured on), `process` (programs timed from outside), `chromium`.
 """

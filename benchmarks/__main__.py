@@ -16,7 +16,7 @@ PARTS: dict[str, ModuleType] = {"launch": launching, "ring": ring, "simulation":
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print Markdown, and say on stderr what is going on; returns the exit status."""
+    """Measure and print Markdown, with the progress on stderr; returns the exit status."""
     options = parse(arguments)
     where = measured_on()
     found = {name: run(name, options.quick) for name in PARTS if name in (options.parts or PARTS)}
@@ -27,19 +27,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def keep(where: str, found: Mapping[str, Findings]) -> None:
-    """Keep what was measured, and write the book's page anew; a part that can't run here leaves what was kept of it."""
+    """Save the results and rewrite the book's page; if a part can't run here, its earlier results are kept."""
     kept.write({**kept.read(), **{name: kept.Kept(where, part) for name, part in found.items() if part.tables}})
     kept.PAGE.write_text(page(), "utf-8")
     print(f"== Kept in {kept.DATA.name}; {kept.PAGE.name} is written anew, and `make book` shows it", file=sys.stderr)
 
 
 def page() -> str:
-    """The book's page of what is kept; the first line of its module says what a part measures."""
+    """The book's page of what is kept; the first line of a part's module says what the part measures."""
     return kept.page(kept.read(), {name: part.__doc__.partition("\n")[0] for name, part in PARTS.items()})
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line; what is kept has to be measured with all repeats."""
+    """Read the command line; results that are kept must have been measured with all repeats."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure this book on this machine.")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"any of: {', '.join(PARTS)} (all, if none is given)")
     parser.add_argument("--quick", action="store_true", help="fewer repeats, for a first look")
@@ -54,7 +54,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run(name: str, quick: bool) -> Findings:
-    """Run one part; where it can't run here, that is what it found."""
+    """Run one part; if it can't run here, its findings say so."""
     print(f"== Measuring: {name}", file=sys.stderr, flush=True)
     start_s = time.perf_counter()
     try:

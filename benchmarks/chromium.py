@@ -1,4 +1,4 @@
-"""A headless Chromium of this machine, for pages that are served or lie on it."""
+"""This machine's headless Chromium, for pages that are served or stored here."""
 from __future__ import annotations
 
 import contextlib
@@ -16,7 +16,7 @@ VIEWPORT = {"width": 1280, "height": 900}
 
 
 def find_browser() -> str:
-    """The path of a Chromium, LOCKSTEP_BROWSER first; raises `Unavailable` where there is none."""
+    """The path of a Chromium, LOCKSTEP_BROWSER first; raises `Unavailable` if there is none."""
     named = os.environ.get("LOCKSTEP_BROWSER", "")
     found = next(filter(None, map(shutil.which, [named, *NAMES] if named else NAMES)), None)
     if not found:
@@ -26,7 +26,7 @@ def find_browser() -> str:
 
 @contextlib.contextmanager
 def running_browser() -> Iterator[Any]:
-    """Playwright's browser for the length of the block; raises `Unavailable` where it or Chromium is missing."""
+    """Playwright's browser for the duration of the block; raises `Unavailable` if it or Chromium is missing."""
     path = find_browser()
     try:
         from playwright.sync_api import sync_playwright
@@ -42,7 +42,7 @@ def running_browser() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def fresh_page(browser: Any) -> Iterator[Any]:
-    """A page of a context of its own, whose cache is empty."""
+    """A page in a context of its own, with an empty cache."""
     context = browser.new_context(viewport=VIEWPORT)
     try:
         yield context.new_page()

@@ -26,7 +26,7 @@ NOTE = ("The job is exercise 3 of the ring lab with its checks, up to 5 ranks: t
 
 
 def measure(num_rounds: int = 5, num_submissions: int = 20) -> Findings:
-    """Run one exercise with and without the sandbox, one after the other in each round; then grade submissions."""
+    """Run one exercise without and with the sandbox, one after the other in each round; then grade submissions."""
     try:
         sandbox.probe()
     except sandbox.SandboxError as error:
@@ -55,7 +55,7 @@ def time_job(notebook: nbformat.NotebookNode, sandboxed: bool) -> float:
 
 
 def time_grading(lab: nbformat.NotebookNode, num_submissions: int, num_jobs: int) -> float:
-    """Seconds to grade submissions of which every second one has a mistake in one exercise."""
+    """Seconds to grade submissions; every second one has a mistake in one exercise."""
     total = sum(points(lab).values())
     with tempfile.TemporaryDirectory() as folder:
         handed_in = Path(folder, "submissions")

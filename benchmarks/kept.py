@@ -23,7 +23,7 @@ one, and when.
 
 @dataclass(frozen=True)
 class Kept:
-    """What one part found; `measured_on` is a sentence, `about` another, on what no longer is as it was then."""
+    """What one part found; `measured_on` is a sentence, `about` another on what has changed since."""
 
     measured_on: str
     found: Findings
@@ -31,13 +31,13 @@ class Kept:
 
 
 def read() -> dict[str, Kept]:
-    """What is kept, by the parts' names."""
+    """What is kept, by the names of the parts."""
     return {name: Kept(part["measured_on"], _findings(part["found"]), part["about"])
             for name, part in json.loads(DATA.read_text("utf-8")).items()}
 
 
 def write(kept: Mapping[str, Kept]) -> None:
-    """Keep this, and nothing else."""
+    """Save this, and drop everything else that was kept."""
     parts = {name: asdict(part) for name, part in kept.items()}
     DATA.write_text(json.dumps(parts, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
@@ -49,7 +49,7 @@ def _findings(plain: Mapping[str, list]) -> Findings:
 
 
 def page(kept: Mapping[str, Kept], told: Mapping[str, str]) -> str:
-    """The book's page: every promise, then a section for each part, which `told` says in a sentence."""
+    """The book's page: all promises, then a section for each part; `told` has a sentence about each."""
     names = [name for name in told if name in kept]
     sections = [_section(name, kept[name], told[name]) for name in names]
     return "\n\n".join([INTRODUCTION, _promises({name: kept[name] for name in names}), *sections]) + "\n"
@@ -62,7 +62,7 @@ def _promises(kept: Mapping[str, Kept]) -> str:
 
 
 def _section(name: str, part: Kept, told: str) -> str:
-    """A part's tables under the title of its first one, with what was measured, where, when and by which command."""
+    """A part's tables under the title of the first one, with what was measured, where, when and by which command."""
     where = f"{part.measured_on} {part.about}".strip()
     parts = [f"## {part.found.tables[0].title}", told, f"{where} Command: `.venv/bin/python -m benchmarks {name}`."]
     for number, table in enumerate(part.found.tables):

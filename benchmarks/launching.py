@@ -24,7 +24,7 @@ NOTE = ("First time: from the start of a new Python to its end, importing torch 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to start ranks: a program that makes `num_calls` calls, or torchrun, which has no call to make (0)."""
+    """A way to start ranks: a program that makes `num_calls` calls, or 0 for torchrun, which is not called."""
 
     module: str
     num_calls: int
@@ -38,7 +38,7 @@ class Way:
                 "-m", self.module]
 
 
-WAYS = {  # more calls where a call can profit from the one before; spawn starts from nothing each time
+WAYS = {  # more calls if a call can profit from the one before; spawn starts from scratch each time
     OURS: Way("benchmarks.programs.with_launch", 6),
     "accelerate's `notebook_launcher`": Way("benchmarks.programs.with_notebook_launcher", 4, "accelerate"),
     "`torch.multiprocessing.spawn`": Way("benchmarks.programs.with_spawn", 1),
@@ -48,14 +48,14 @@ WAYS = {  # more calls where a call can profit from the one before; spawn starts
 
 @dataclass(frozen=True)
 class Sample:
-    """One round of one way, seconds: a fresh program with one call, and a further call in it."""
+    """One round of one way, in seconds: a fresh program with one call, and another call in the same program."""
 
     first_s: float
     again_s: float
 
 
 def measure(world_sizes: Sequence[int] = (4, 8), num_rounds: int = 3) -> Findings:
-    """Start each world size in every way, one way after the other in each round."""
+    """Start ranks of each world size in every way, one way after the other in each round."""
     found = Findings()
     ways = dict(WAYS)
     for name, way in WAYS.items():
@@ -69,7 +69,7 @@ def measure(world_sizes: Sequence[int] = (4, 8), num_rounds: int = 3) -> Finding
         if TORCHRUN in samples and OURS in samples:
             found.claims.append(_claim(world_size, _ratios(TORCHRUN, samples)))
     found.tables.append(table)
-    found.claims = found.claims[-1:]  # the promise is about the largest
+    found.claims = found.claims[-1:]  # the promise is about the largest world size
     return found
 
 
@@ -86,7 +86,7 @@ def _rounds(ways: dict[str, Way], world_size: int, num_rounds: int, found: Findi
 
 
 def take_sample(way: Way, world_size: int) -> Sample:
-    """Run one program that starts ranks in one way; raises `Unavailable` with its complaint if it fails."""
+    """Run one program that starts ranks in one way; raises `Unavailable` with its error if it fails."""
     whole_s, said = time_program(way.command(world_size))
     if not way.num_calls:
         return Sample(whole_s, whole_s)

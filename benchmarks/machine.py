@@ -1,4 +1,4 @@
-"""The machine that a benchmark ran on, without anything that names it."""
+"""The machine that a benchmark ran on, without its name."""
 from __future__ import annotations
 
 import importlib.metadata
@@ -21,7 +21,7 @@ def _num_cores() -> int:
 
 
 def _processor() -> str:
-    """The processor's model, where Linux tells it, else its architecture."""
+    """The processor's model if Linux tells it, else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:

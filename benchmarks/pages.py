@@ -29,7 +29,7 @@ FIRST_PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startT
 def measure(site: Path = SITE, num_loads: int = 9) -> Findings:
     """Load each chapter and lab of the website in `site` `num_loads` times with an empty cache.
 
-    Raises `Unavailable` where there is no website or no browser.
+    Raises `Unavailable` if there is no website or no browser.
     """
     pages, found = names_of_pages(site), Findings()
     with served(site) as address, running_browser() as browser:
@@ -46,7 +46,7 @@ def measure(site: Path = SITE, num_loads: int = 9) -> Findings:
 
 
 def load(browser: Any, url: str) -> tuple[set[str], float, float | None]:
-    """Open a page once: the paths it asked for, seconds to the first paint, and to the first player, if it has one."""
+    """Open a page once: the paths it requested, seconds to the first paint, and to the first player, if it has one."""
     paths: set[str] = set()
     with fresh_page(browser) as page:
         page.on("request", lambda request: paths.add(unquote(urlparse(request.url).path).lstrip("/")))

@@ -16,7 +16,7 @@ from book.widgets import play
 from book.widgets.registry import ASSETS, links, needed
 
 QUICK = {"seconds": 1.0}
-PROMISED_FRAMES, TOLERATED = 60, 1  # a second; a frame more or less is where the counting starts and ends
+PROMISED_FRAMES, TOLERATED = 60, 1  # a second; one frame depends on where the counting starts and ends
 COLUMNS = ("view", "frames a second at rest", "playing", "playing / at rest", "longest 1 % of frames over",
            "busy per frame")
 NOTE = ("Frames: callbacks of requestAnimationFrame, of which a browser makes 60 a second at most. Busy: time of the "
@@ -32,7 +32,7 @@ PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Player</ti
 
 @dataclass(frozen=True)
 class Frames:
-    """What was counted: frames a second, the shortest of the longest 1 % of frames, busy seconds a frame."""
+    """What was counted: frames per second, the shortest of the longest 1 % of frames, busy seconds per frame."""
 
     per_s: float
     longest_s: float
@@ -40,7 +40,7 @@ class Frames:
 
 
 def measure(world_size: int = 16, views: Sequence[str] = ("ring", "matrix"), seconds: float = 5.0) -> Findings:
-    """Play a ring all-reduce of `world_size` ranks in each view; raises `Unavailable` where there is no browser."""
+    """Play a ring all-reduce of `world_size` ranks in each view; raises `Unavailable` if there is no browser."""
     counted = {}
     with tempfile.TemporaryDirectory() as folder, running_browser() as browser:
         for view in views:
@@ -65,7 +65,7 @@ def write_page(folder: Path, world_size: int, view: str) -> Path:
 
 
 def count_playing(page: Any, seconds: float) -> Frames:
-    """Count frames from when the page's player was started with the space bar; `Unavailable` if it does not play."""
+    """Start the page's player with the space bar and count its frames; raises `Unavailable` if it does not play."""
     page.focus(".lockstep-player")
     page.keyboard.press("Space")
     frames = count(page, seconds)

@@ -1,4 +1,4 @@
-"""Programs of their own, timed from outside and ended with everything that they started."""
+"""Programs that are timed from outside, and ended with everything that they have started."""
 from __future__ import annotations
 
 import contextlib
@@ -36,14 +36,14 @@ def time_program(command: Sequence[str]) -> tuple[float, str]:
 
 
 def _environment() -> dict[str, str]:
-    """This environment, with gloo told to use loopback: it would look up the host's name, which not every one can."""
+    """This environment, with gloo on the loopback interface: else it resolves the host's name, which can fail."""
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
     return {**({"GLOO_SOCKET_IFNAME": loopback} if loopback else {}), **os.environ}
 
 
 def _end(program: subprocess.Popen[str]) -> None:
-    """End what is left of a program that was given a session, and so a process group, of its own."""
-    if program.poll() is None:  # torchrun puts its ranks into other groups, and ends them when it is asked to end
+    """End what is left of a program that has a session, and so a process group, of its own."""
+    if program.poll() is None:  # torchrun puts its ranks into other groups, and ends them when it is told to end
         program.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             program.wait(LEAVE_LIMIT_S)

@@ -1,4 +1,4 @@
-"""What a benchmark found, as Markdown: tables, claims of the book with what was measured, and what was left out."""
+"""What a benchmark found, as Markdown: tables, the book's claims and what was measured, and what was left out."""
 from __future__ import annotations
 
 import statistics
@@ -12,7 +12,7 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Table:
-    """A titled table of texts, one tuple a row; the note stands below it."""
+    """A titled table of texts, a tuple for each row; the note stands below it."""
 
     title: str
     columns: tuple[str, ...]
@@ -32,7 +32,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that the book promises, and what was measured of it."""
+    """Something that the book promises, and what was measured."""
 
     promise: str
     measured: str
@@ -67,7 +67,7 @@ def document(measured_on: str, findings: Sequence[Findings]) -> str:
 
 
 def ratio(values: Sequence[float]) -> str:
-    """Paired ratios in one cell: the median, and in brackets the smallest and the largest."""
+    """Paired ratios in one cell: the median, and in parentheses the smallest and the largest."""
     if len(values) == 1:
         return f"{values[0]:.3g}"
     return f"{statistics.median(values):.3g} ({min(values):.3g}–{max(values):.3g})"

@@ -28,9 +28,9 @@ AllReduce = Callable[[torch.Tensor], object]
 
 
 def chapter_ring() -> AllReduce:
-    """The chapter's own `ring`: the code cell that defines it is run, so that nothing here can differ from it.
+    """The chapter's own `ring`: runs the code cell that defines it, so this can't differ from the chapter.
 
-    Raises ValueError where no cell does.
+    Raises ValueError if no cell defines it.
     """
     cells = json.loads(CHAPTER.read_text("utf-8"))["cells"]
     for source in ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"):
@@ -42,7 +42,7 @@ def chapter_ring() -> AllReduce:
 
 
 def time_pairs(ring: AllReduce, sizes: Sequence[int], num_pairs: int) -> list[list[tuple[float, float]]]:
-    """On one rank: for each size in bytes, `num_pairs` pairs of seconds (ring, gloo), whoever goes first by turns."""
+    """On one rank: for each size in bytes, `num_pairs` pairs of seconds (ring, gloo); they go first by turns."""
     dist.init_process_group("gloo")
     pairs = []
     for num_bytes in sizes:

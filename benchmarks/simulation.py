@@ -18,7 +18,7 @@ COLUMNS = ("ranks", "moves", "schedule built", "simulated", "both, moves a secon
 
 
 def measure(world_sizes: Sequence[int] = (64, 128, 256, 512, 1024), num_rounds: int = 5) -> Findings:
-    """Build and simulate a ring all-reduce on each world size, each once a round; medians."""
+    """Build and simulate a ring all-reduce of each world size, each once per round; medians."""
     samples: dict[int, list[tuple[float, float]]] = {world_size: [] for world_size in world_sizes}
     for _ in range(num_rounds):
         for world_size in world_sizes:

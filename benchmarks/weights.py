@@ -12,20 +12,20 @@ from book.widgets.registry import ASSETS, SCRIPTS, STYLE
 
 SITE = ROOT / "_build" / "html"
 QUICK: dict[str, int] = {}
-GZIP_LEVEL = 6  # what servers use unless told otherwise
+GZIP_LEVEL = 6  # the default of servers
 PACKED = {".woff", ".woff2", ".png", ".jpg", ".gz"}  # files that no server compresses again
 CODE_BUDGET_BYTES, PAYLOAD_BUDGET_BYTES = 90_000, 60_000  # all code of widgets, compressed; the data of one, as it is
 NOTE = "Number: of files, or of players on the page. KB: 1000 bytes. Compressed: gzip, as web servers do."
 
 
 def measure(site: Path = SITE) -> Findings:
-    """Weigh the widgets' code, and the data of the players in the website in `site`; raises `Unavailable` for none."""
+    """Weigh the widgets' code and the data of players on the website in `site`; raises `Unavailable` without one."""
     pages = names_of_pages(site)
     return Findings([_table(site, pages)], _claims(site, pages))
 
 
 def names_of_pages(site: Path) -> list[str]:
-    """The chapters and labs of a website, as paths below its folder; raises `Unavailable` where there are none."""
+    """The chapters and labs of a website, as paths below its folder; raises `Unavailable` if there are none."""
     pages = sorted(str(page.relative_to(site)) for part in ("chapters", "labs") for page in site.glob(f"{part}/*.html"))
     if not pages:
         raise Unavailable("there is no built website: run `make site` first")
@@ -38,7 +38,7 @@ def plain(file: Path) -> int:
 
 
 def compressed(file: Path) -> int:
-    """A file's bytes as a web server sends them: with gzip, unless its format is compressed already."""
+    """A file's bytes as a web server sends them: gzipped, unless its format is compressed already."""
     content = file.read_bytes()
     return len(content) if file.suffix in PACKED else len(gzip.compress(content, GZIP_LEVEL))
 
@@ -75,7 +75,7 @@ def _table(site: Path, pages: Sequence[str]) -> Table:
 
 
 def _claims(site: Path, pages: Sequence[str]) -> list[Claim]:
-    """Whether players keep to their budgets: code compressed, data as they stand."""
+    """Whether players keep to their budgets: compressed for code, uncompressed for data."""
     largest = max((len(data) for page in pages for data in payloads(site / page)), default=0)
     packed = sum(compressed(ASSETS / name) for name in (*SCRIPTS, STYLE))
     return [Claim(f"the code of all widgets is at most {CODE_BUDGET_BYTES // 1000} KB, compressed", kilobytes(packed),

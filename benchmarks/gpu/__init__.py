@@ -1,14 +1,14 @@
-"""What `make gpu` does: everything of this book that a machine without a GPU cannot try, in one command.
+"""What `make gpu` does: try, in one command, everything in this book that needs a machine with GPUs.
 
     machine      which GPUs there are, and the versions of what drives them
-    notebooks    every chapter and every lab's solutions through nbval, each to a time limit
+    notebooks    every chapter and every lab's solutions through nbval, each with a time limit
     launching    starting ranks on NCCL against gloo
     ring         the chapter's ring, written by hand, against NCCL's all_reduce
     overlap      how much of DDP's communication is hidden, by the clock and by the recorder
-    recording    what the recorder costs on streams, and whether its times are those of NCCL and of CUDA events
+    recording    what the recorder costs on streams, and whether its times agree with NCCL and CUDA events
 
 `python -m benchmarks.gpu` runs them all and writes _build/gpu/report.md and report.json; `--notebooks`, `--measure`
 and `--only labs/03 ring` choose; `--rehearse` runs everything on gloo and the CPU. Other modules: `part` (one part in
 a process of its own), `bounded` (a program that ends at a limit, with all that it started), `cells` (what nbval says
-of each cell), `ranks` (timing inside ranks), `report`. No part can hang the command, and a part that fails is told.
+about each cell), `ranks` (timing inside ranks), `report`. No part can hang the command, and failures are reported.
 """

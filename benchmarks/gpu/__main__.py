@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check_notebooks(report: Report, options: argparse.Namespace, machine: Machine) -> None:
-    """Run the chosen notebooks, and tell of each as it ends."""
+    """Run the chosen notebooks, and report each as it ends."""
     if not options.chosen:
         return
     say(f"== Running {len(options.chosen)} notebooks, {options.jobs} side by side")
@@ -91,16 +91,16 @@ def _matching(names: Sequence[str], beginnings: Sequence[str]) -> list[str]:
 
 
 def _num_jobs() -> int:
-    """Side by side as many notebooks as have cores enough for their ranks."""
+    """How many notebooks have enough cores for their ranks if they run side by side."""
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(MOST_NOTEBOOKS, num_cores // CORES_A_NOTEBOOK))
 
 
 def say(text: str) -> None:
-    """Print at once: a log of a run that was cut short should hold what was known."""
+    """Print immediately: the log of a run that was cut short should hold what was known by then."""
     print(text, flush=True)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as at Ctrl-C, what was started then ends as well
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as with Ctrl-C: what was started ends too
     sys.exit(main())

@@ -17,14 +17,14 @@ from pathlib import Path
 from benchmarks.process import ROOT
 
 NAME, ALL = "LOCKSTEP_BOUNDED", uuid.uuid4().hex  # each program has ALL and a number of its own in its environment
-GONE_LIMIT_S = 10.0  # what sleeps in a GPU's driver cannot be killed: it is left behind and told
+GONE_LIMIT_S = 10.0  # a process that sleeps in a GPU's driver cannot be killed: it is left behind and reported
 
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a program ended: its exit status (None: at the limit), its output, and how many processes would not end."""
+    """How a program ended: exit status (None: at the limit), output, and how many processes could not be killed."""
 
     status: int | None
     output: str
@@ -51,7 +51,7 @@ def run_bounded(module: str, arguments: Sequence[str], limit_s: float) -> Ended:
             pass
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(program.pid, signal.SIGKILL)  # all that can be done where there is no /proc
+                os.killpg(program.pid, signal.SIGKILL)  # without /proc this is all that can be done
             num_left = end_all(mark)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 program.wait(1.0)
@@ -61,7 +61,7 @@ def run_bounded(module: str, arguments: Sequence[str], limit_s: float) -> Ended:
 
 
 def end_all(mark: str = ALL) -> int:
-    """Kill what has a mark in its environment, or all that was ever started here; returns how many would not go."""
+    """Kill processes with a mark in their environment, or all that were started here; returns how many remain."""
     end_s = time.monotonic() + GONE_LIMIT_S
     while (left := marked(mark)) and time.monotonic() < end_s:
         for pid in left:
@@ -72,10 +72,10 @@ def end_all(mark: str = ALL) -> int:
 
 
 def marked(mark: str) -> list[int]:
-    """The processes that were started with a mark that begins so, wherever they have gone since.
+    """The processes that were started with a mark that begins with `mark`.
 
-    Kernels, ranks and torchrun's workers are in sessions of their own, and some have lost their parents; the
-    environment is what they all inherit. Without /proc (macOS) there are none to be found.
+    Kernels, ranks and torchrun's workers are in sessions of their own, and some have lost their parents, but they all
+    inherit the environment. Without /proc (macOS) none can be found.
     """
     found, entry = [], f"{NAME}={mark}".encode()
     for path in Path("/proc").glob("[0-9]*/environ"):

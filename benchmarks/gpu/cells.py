@@ -1,4 +1,4 @@
-"""A plugin of pytest that notes what nbval says of each cell, as it goes: loaded with `-p benchmarks.gpu.cells`."""
+"""A pytest plugin that notes what nbval says about each cell as it runs: loaded with `-p benchmarks.gpu.cells`."""
 from __future__ import annotations
 
 import json
@@ -21,14 +21,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Note that a cell starts: one that takes the kernel with it, or is ended, says nothing more."""
+    """Note that a cell starts: if it crashes the kernel or is killed, nothing else is noted."""
     _note(item, {"event": "start", "source": item.cell.source})
     return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Note how a cell ended: its call, or what went wrong before or after it."""
+    """Note how a cell ended: the outcome of its call, or what went wrong before or after it."""
     report = yield
     if report.when == "call" or not report.passed:
         outcome = "not run" if hasattr(report, "wasxfail") or report.skipped else report.outcome
@@ -38,13 +38,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def launches(item: pytest.Item) -> list[tuple[int, str]]:
-    """How many ranks each launch of a cell said that it started, and on which backend."""
+    """How many ranks each launch in a cell printed that it started, and on which backend."""
     streams = [output.get("text", "") for output in item.test_outputs or [] if output.get("output_type") == "stream"]
     return [(int(num_ranks), backend) for num_ranks, backend in LAUNCHED.findall("".join(streams))]
 
 
 def first_lines(error: BaseException) -> list[str]:
-    """The first lines of what nbval says of a cell: how the outputs differ, or the error and its last line."""
+    """The first lines of what nbval says about a cell: how the outputs differ, or the error and its last line."""
     inner = COLOURS.sub("", getattr(error, "inner_traceback", "") or "")
     lines = [line.rstrip() for line in inner.splitlines() if line.strip()]
     head = COLOURS.sub("", str(error)).strip().splitlines()[:NUM_LINES] or [type(error).__name__]

@@ -21,7 +21,7 @@ PHASE_NOTE = ("Device: CUDA's context and a first tensor. Group: `init_process_g
 
 
 def phases(backend: str | None) -> dict[str, float]:
-    """In a rank: the seconds of each phase of its start; with a `backend` of None torch chooses, as in the book."""
+    """In a rank: the seconds of each phase of its start; if `backend` is None, torch chooses, as in the book."""
     start_s, seconds = time.perf_counter(), {}
     device = torch.device("cpu") if backend else rank_device()
     tensor = torch.ones(1, device=device)
@@ -39,7 +39,7 @@ def phases(backend: str | None) -> dict[str, float]:
 
 
 def launch_once(world_size: int, backend: str | None) -> tuple[float, dict[str, float], str]:
-    """Seconds of one launch, its slowest rank's phases, and the backend that it took."""
+    """Seconds of one launch, the slowest rank's time in each phase, and the backend that was used."""
     start_s = time.perf_counter()
     run = silent(phases, world_size, backend)
     taken_s = time.perf_counter() - start_s
@@ -47,7 +47,7 @@ def launch_once(world_size: int, backend: str | None) -> tuple[float, dict[str, 
 
 
 def measure(num_gpus: int, num_rounds: int = 5) -> Findings:
-    """Launch 1, 2, 4 ... ranks both ways by turns, warmed up by one launch each."""
+    """Launch 1, 2, 4 ... ranks in both ways by turns, after one launch each to warm up."""
     columns = ("ranks", "backend", "launch", "gloo", "ratio to gloo")
     table = Table("Launching again, NCCL against gloo", columns, [], NOTE)
     inside = Table("Inside a rank", ("ranks", "backend", *PHASES), [], PHASE_NOTE)

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, and the versions of what drives them; nothing that names the machine."""
+"""This machine's GPUs and the versions of their software, without the machine's name."""
 from __future__ import annotations
 
 import re
@@ -14,7 +14,7 @@ from benchmarks.report import Table
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, as torch and so every rank sees it."""
+    """One GPU as torch sees it, and so every rank."""
 
     name: str
     num_bytes: int
@@ -23,7 +23,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """What this machine has: `driver`, `cuda` and `nccl` are None where there is none, `links` nvidia-smi's table."""
+    """What this machine has: `driver`, `cuda` and `nccl` are None if missing; `links` is nvidia-smi's table."""
 
     measured_on: str
     torch: str
@@ -51,7 +51,7 @@ class Machine:
 
 
 def find() -> dict[str, Any]:
-    """This machine, as plain data; asks the driver, so it runs in a process that can be ended."""
+    """This machine as plain data; it asks the driver, so it runs in a process that can be killed."""
     import torch
     gpus = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
     found = [Gpu(gpu.name, gpu.total_memory, f"{gpu.major}.{gpu.minor}") for gpu in gpus]
@@ -71,7 +71,7 @@ def _nccl() -> str | None:
 
 
 def _driver() -> str | None:
-    """The driver's version as its kernel module tells it, or else as nvidia-smi does (WSL2 has no such file)."""
+    """The driver's version according to its kernel module, or else to nvidia-smi (WSL2 has no such file)."""
     try:
         found = re.search(r"^NVRM version:.*?\b(\d+\.\d+(?:\.\d+)?)\b",
                           Path("/proc/driver/nvidia/version").read_text("utf-8"), re.M)

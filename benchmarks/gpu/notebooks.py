@@ -1,4 +1,4 @@
-"""Every notebook through nbval with this machine's GPUs: one by one in its own pytest, each to a time limit."""
+"""Run every notebook through nbval with this machine's GPUs, each in a pytest of its own with a time limit."""
 from __future__ import annotations
 
 import json
@@ -20,7 +20,7 @@ NOTE = ("Compared with the stored outputs; nbval_sanitize.cfg lets backend and d
 
 @dataclass(frozen=True)
 class Failure:
-    """A cell that failed, by its number among the code cells (None: not of one cell), and the first lines of why."""
+    """A failed cell, by its number among the code cells (None: the notebook), and the first lines that say why."""
 
     cell: int | None
     why: list[str]
@@ -28,7 +28,7 @@ class Failure:
 
 @dataclass
 class Verdict:
-    """What became of one notebook; `launches` has (ranks, backend) in order, of cells that ended."""
+    """How one notebook ended; `launches` has (ranks, backend) in order, for cells that ended."""
 
     notebook: str
     num_cells: int = 0
@@ -49,14 +49,14 @@ class Verdict:
 
 
 def names() -> list[str]:
-    """The book's notebooks, labs with their solutions."""
+    """The book's notebooks; the labs have their solutions."""
     paths = [path for folder in ("chapters", "labs") for path in sorted((ROOT / folder).glob("*.ipynb"))]
     return [str(path.relative_to(ROOT)) for path in paths]
 
 
 def run_all(notebooks: Sequence[str], num_gpus: int, num_jobs: int, limit_s: float,
             tell: Callable[[Verdict], None]) -> list[Verdict]:
-    """Run notebooks, `num_jobs` side by side, and tell of each as it ends; returns the verdicts in their order."""
+    """Run notebooks, `num_jobs` side by side, and report each as it ends; returns the verdicts in order."""
     def one(notebook: str) -> Verdict:
         verdict = check(notebook, num_gpus, limit_s)
         tell(verdict)
@@ -84,7 +84,7 @@ def check(notebook: str, num_gpus: int, limit_s: float = LIMIT_S) -> Verdict:
 
 
 def judged(notebook: str, notes: Sequence[dict[str, Any]], ended: Ended, num_gpus: int, limit_s: float) -> Verdict:
-    """What the notes on a notebook's cells, and the way its pytest ended, come to."""
+    """The verdict that follows from the notes on a notebook's cells and the way its pytest ended."""
     cells = [cell for cell in json.loads((ROOT / notebook).read_text("utf-8"))["cells"] if cell["cell_type"] == "code"]
     verdict = Verdict(notebook, len(cells), seconds=ended.seconds)
     ends = [note for note in notes if note["event"] == "end"]
@@ -105,7 +105,7 @@ def judged(notebook: str, notes: Sequence[dict[str, Any]], ended: Ended, num_gpu
 
 
 def _unfinished(notes: Iterable[dict[str, Any]], done: set[int], ended: Ended, limit_s: float) -> list[Failure]:
-    """The cell that a notebook was in when it was ended or its pytest died, and processes that would not go."""
+    """The cell that a notebook was in when it was killed or its pytest died, and processes that could not be killed."""
     found = []
     begun = [note for note in notes if note["event"] == "start" and note["cell"] not in done]
     how = f"ended after {limit_s:g} s, the notebook's limit" if ended.status is None else "pytest ended in this cell"

@@ -25,7 +25,7 @@ RECORDED_NOTE = ("Each row is a launch of its own, `follow_backward` around one 
 
 @dataclass(frozen=True)
 class Size:
-    """A model of square layers, and what it is fed: each layer's weight is a bucket of its own from 25 MB on."""
+    """A model of square layers, and its batch: from 25 MB on, each layer's weight is a bucket of its own."""
 
     width: int = 4096
     num_layers: int = 16
@@ -47,19 +47,19 @@ class Steps:
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         layers = [nn.Linear(size.width, size.width, bias=False) for _ in range(size.num_layers)]
         whole = nn.Sequential(*layers).to(device, dtype)
-        # A cap under a layer's size: each weight is sent as it is, and the other ways can send just the same.
+        # With a cap below a layer's size each weight is sent by itself, so the other ways can send the same.
         cap_mb = size.width**2 * dtype.itemsize / 2**20 / 2
         self.model = DDP(whole, bucket_cap_mb=cap_mb, gradient_as_bucket_view=True)
         self.inputs = torch.randn(size.batch, size.width, device=device, dtype=dtype)
         self.spare = [torch.zeros_like(weight) for weight in whole.parameters()]
 
     def overlapped(self) -> None:
-        """DDP's own."""
+        """DDP's own step."""
         self.model.zero_grad()
         self.model(self.inputs).sum().backward()
 
     def computed(self) -> None:
-        """The same pass, and nothing sent."""
+        """The same pass, with nothing sent."""
         with self.model.no_sync():
             self.overlapped()
 
@@ -92,7 +92,7 @@ def time_steps(size: Size, num_rounds: int) -> tuple[dict[str, list[float]], str
 
 
 def follow_step(size: Size) -> None:
-    """On one rank: a recorded backward pass after others, when DDP has settled its buckets."""
+    """On one rank: record a backward pass after others, once DDP has settled its buckets."""
     steps = Steps(size, joined())
     for _ in range(3):
         steps.overlapped()
@@ -118,7 +118,7 @@ def measure(num_gpus: int, size: Size = Size(), num_rounds: int = 10, num_record
 
 
 def hidden_shares(seconds: dict[str, list[float]]) -> list[float]:
-    """In each round, what part of the all-reduces' time DDP's step does not take on top of the pass."""
+    """In each round, the share of the all-reduces' time that DDP's step does not add to the pass."""
     turns = zip(seconds["pass"], seconds["all-reduces"], seconds["overlapped"])
     return [(computing + sending - both) / sending for computing, sending, both in turns]
 

@@ -1,6 +1,6 @@
-"""One part in a process of its own, which can be ended: `python -m benchmarks.gpu.part NAME NUM_GPUS FILE`.
+"""One part in a process of its own, which can be killed: `python -m benchmarks.gpu.part NAME NUM_GPUS FILE`.
 
-What it finds goes into FILE as JSON. NUM_GPUS of 0 is a rehearsal: few ranks on gloo, few repeats of little.
+What it finds goes into FILE as JSON. NUM_GPUS of 0 is a rehearsal: few ranks on gloo, small sizes, few repeats.
 """
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTS = ("launching", "ring", "overlap", "recording")
 
 
 class PartFailed(Exception):
-    """A part that found nothing: the text says how it ended."""
+    """A part failed; the text says how it ended."""
 
 
 def run_part(name: str, num_gpus: int, limit_s: float) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def run_part(name: str, num_gpus: int, limit_s: float) -> dict[str, Any]:
 
 
 def measured(name: str, num_gpus: int, limit_s: float) -> Findings:
-    """What one part measured; where it failed, that is what it found."""
+    """What one part measured; if it failed, its findings say so."""
     try:
         found = run_part(name, num_gpus, limit_s)
     except PartFailed as error:

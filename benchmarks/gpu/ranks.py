@@ -1,4 +1,4 @@
-"""Timing inside ranks, on the device that they compute on, and what becomes of the times outside."""
+"""Timing inside ranks, on the device that they compute on, and summaries of the times."""
 from __future__ import annotations
 
 import contextlib
@@ -26,7 +26,7 @@ def joined() -> torch.device:
 
 
 def finish(device: torch.device) -> None:
-    """Wait until a GPU has done all that it was given."""
+    """Wait until a GPU has done all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -34,7 +34,7 @@ def finish(device: torch.device) -> None:
 def time_once(work: Work, device: torch.device) -> float:
     """Seconds of `work` on this rank, from a common start; on a GPU between two events on its stream.
 
-    Work on other streams counts where the current stream waits for it, as it does after `wait()`.
+    Work on other streams counts if the current stream waits for it, as it does after `wait()`.
     """
     dist.barrier()
     finish(device)
@@ -51,7 +51,7 @@ def time_once(work: Work, device: torch.device) -> float:
 
 
 def by_turns(ways: dict[str, Work], num_rounds: int, device: torch.device, num_warm: int = 3) -> dict[str, list[float]]:
-    """Seconds of each way in each round, on this rank; who goes first changes, and the first rounds do not count."""
+    """Seconds of each way in each round, on this rank; the first way changes, and the first rounds do not count."""
     names, seconds = list(ways), {name: [] for name in ways}
     for turn in range(num_warm + num_rounds):
         for name in names[turn % len(names):] + names[:turn % len(names)]:
@@ -68,19 +68,19 @@ def silent(function: Callable[..., Any], world_size: int, *args: Any, **options:
 
 
 def slowest(by_rank: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
-    """For each way and round the seconds of the slowest rank."""
+    """The seconds of the slowest rank, for each way and round."""
     return {name: [max(turn) for turn in zip(*(rank[name] for rank in by_rank))] for name in by_rank[0]}
 
 
 def spread(seconds: Sequence[float]) -> str:
-    """Times in one cell: the median, and in brackets the smallest and the largest."""
+    """Times in one cell: the median, and in parentheses the smallest and the largest."""
     if len(seconds) == 1:
         return duration(seconds[0])
     return f"{duration(statistics.median(seconds))} ({duration(min(seconds))}–{duration(max(seconds))})"
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
-    """Each time over the other one of its round."""
+    """Each time divided by the other one of its round."""
     return [one / other for one, other in zip(above, below)]
 
 

@@ -1,4 +1,4 @@
-"""The recorder on streams: what it costs, and whether its times are those of CUDA events and of NCCL's own."""
+"""The recorder on streams: what it costs, and whether its times agree with CUDA events and NCCL's own times."""
 from __future__ import annotations
 
 import statistics
@@ -32,7 +32,7 @@ BACKWARD_NOTE = ("Recorded: from the start of the first gradient to the end of t
 
 @dataclass
 class Watcher:
-    """A communication hook that averages as DDP does, and keeps what a second clock says of each all-reduce."""
+    """A communication hook that averages as DDP does, and times each all-reduce with a second clock."""
 
     device: torch.device
     works: list[Any] = field(default_factory=list)
@@ -143,7 +143,7 @@ def _collective_row(world_size: int, num_bytes: int, num_repeats: int) -> tuple[
 
 
 def passes(trace: Trace) -> list[float]:
-    """Seconds of each recorded backward pass of rank 0: from its first gradient's start to its last one's end."""
+    """Seconds of each recorded backward pass of rank 0, from its first gradient's start to its last one's end."""
     found: list[list[float]] = []
     first = None
     for event in trace.of_rank(0):

@@ -1,4 +1,4 @@
-"""A run as Markdown, to be pasted into an issue, and as JSON."""
+"""A run as Markdown, which can be pasted into an issue, and as JSON."""
 from __future__ import annotations
 
 import json
@@ -43,7 +43,7 @@ class Report:
 
 
 def _failures(verdict: Verdict) -> str:
-    """What failed in one notebook, each cell with its first lines; nothing where all is well."""
+    """What failed in one notebook, with the first lines about each cell; "" if nothing failed."""
     parts = []
     for failure in verdict.failures:
         where = "" if failure.cell is None else f", code cell {failure.cell}"
@@ -52,6 +52,6 @@ def _failures(verdict: Verdict) -> str:
 
 
 def _fenced(lines: str | Sequence[str]) -> str:
-    """Lines as they are, in a block that their own fences do not end; nothing for nothing."""
+    """Lines as they are, in a block that their own fences do not end; "" if there are none."""
     text = lines if isinstance(lines, str) else "\n".join(lines)
     return f"~~~~text\n{text}\n~~~~" if text else ""

@@ -1,4 +1,4 @@
-"""How a program that starts ranks repeatedly tells how long each call took."""
+"""Report how long each call took in a program that starts ranks repeatedly."""
 from __future__ import annotations
 
 import json
@@ -20,6 +20,6 @@ def report(start_ranks: Callable[[int], object]) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on at the moment."""
+    """A port that is free at the moment."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return listener.getsockname()[1]

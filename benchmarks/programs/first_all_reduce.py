@@ -1,11 +1,11 @@
-"""The work of every launch that is compared: join the group, all-reduce once. As a program: a rank of torchrun's."""
+"""What ranks do in every launch that is compared: join the group, all-reduce once. As a program: a torchrun rank."""
 import torch
 import torch.distributed as dist
 
 
 def first_all_reduce() -> float:
     """All-reduce a one from each rank; returns the sum, and raises if it is not the number of ranks."""
-    dist.init_process_group("gloo")  # named, so that a machine with GPUs compares the same thing
+    dist.init_process_group("gloo")  # named, so that a machine with GPUs measures the same thing
     total = torch.ones(1)
     dist.all_reduce(total)
     world_size = dist.get_world_size()

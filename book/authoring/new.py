@@ -64,10 +64,10 @@ CLOSING = re.compile(r"## |```\{bibliography\}")  # how a cell begins that comes
 def new_lab(name: str, folder: Path) -> Path:
     """Write the lab `folder`/`name`.ipynb without exercises, and return its path.
 
-    Raises NotebookError for a name that is not of the form 08_name, or that a lab has.
+    Raises NotebookError for a name that is not of the form 11_name, or that a lab has.
     """
     if not re.fullmatch(r"\d\d_[a-z][a-z0-9_]*", name):
-        raise NotebookError(f"a lab's name is two digits, _ and small letters, such as 08_name: not {name!r}.")
+        raise NotebookError(f"a lab's name is two digits, _ and small letters, such as 11_name: not {name!r}.")
     path = folder / f"{name}.ipynb"
     if path.exists():
         raise NotebookError(f"{path} exists already.")

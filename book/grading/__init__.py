@@ -9,7 +9,7 @@
     run           one job under nbval, watched from outside; `nbval_plugin` writes its verdicts
     reference     what a lab's own solutions print, and the limits derived from their run
     lint          whether a lab is fit to be graded
-    mutate        what a lab's checks say of small faults in its solutions: `mutations` makes them,
+    mutate        what a lab's checks say about small faults in its solutions: `mutations` makes them,
                   `trial` runs the checks of one exercise on an answer
     withheld      modules of the book that are disabled when an exercise is graded
     ranks         ranks on a wire, each in its own sandbox
@@ -18,10 +18,10 @@
     report        CSV, JSON, Gradescope, HTML
     check         a student's own check
 
-`python -m book.grading lint | mutate | release | check | grade` is all of it.
+`python -m book.grading lint | mutate | release | check | grade` is the command line of it all.
 """
 import sys
 
-# jsonschema, with which nbformat validates notebooks, imports this if it is installed, to check IRIs: that spends
-# seconds building a grammar in every process of a grading run, and no notebook has an IRI to check.
-sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None is how Python keeps a module out
+# nbformat validates notebooks with jsonschema, which imports this package, if installed, to check IRIs. The import
+# spends seconds building a grammar in every process of a grading run, and no notebook has an IRI to check.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None makes the import fail

@@ -4,10 +4,13 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from book.grading.lab import LabError, read_lab
 from book.grading.release import release_all, sources_in
+
+if TYPE_CHECKING:
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 UNSAFE = """
 **********************************************************************************************
@@ -31,9 +34,18 @@ def parser() -> argparse.ArgumentParser:
     """The five verbs and their options."""
     top = argparse.ArgumentParser(prog="python -m book.grading", description="Labs as course assignments.")
     verbs = top.add_subparsers(dest="command", required=True)
+    for add_verb in (_add_lint, _add_mutate, _add_release, _add_check, _add_grade):
+        add_verb(verbs)
+    return top
+
+
+def _add_lint(verbs: Verbs) -> None:
     verb = verbs.add_parser("lint", help="is a lab fit to be graded? runs its solutions with two seeds")
     verb.add_argument("labs", nargs="+", type=Path, help="lab notebooks, or folders of them")
     verb.set_defaults(run=lint)
+
+
+def _add_mutate(verbs: Verbs) -> None:
     verb = verbs.add_parser("mutate", help="what do a lab's checks miss? puts small faults into its solutions")
     verb.add_argument("lab", type=Path, help="the lab's source, with its solutions")
     verb.add_argument("-n", "--num", type=int, default=20, help="mutants of each exercise, drawn (default 20)")
@@ -41,6 +53,9 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument("--equivalent", type=Path, metavar="FILE",
                       help="mutants that can't be told from the solution: lines 'before -> after  # reason'")
     verb.set_defaults(run=mutate)
+
+
+def _add_release(verbs: Verbs) -> None:
     verb = verbs.add_parser("release", help="make student copies: no solutions, no hidden checks")
     verb.add_argument("labs", nargs="+", type=Path, help="lab notebooks, or folders of them")
     verb.add_argument("-o", "--out", type=Path, required=True, help="folder for the copies")
@@ -50,10 +65,16 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument("--nbgrader", action="store_true", help="add nbgrader's metadata to the copies' cells")
     verb.add_argument("--force", action="store_true", help="replace existing copies, with any work in them")
     verb.set_defaults(run=release)
+
+
+def _add_check(verbs: Verbs) -> None:
     verb = verbs.add_parser("check", help="for students: run every check of your notebook")
     verb.add_argument("notebook", type=Path, help="your notebook, with its .expected.json beside it")
     verb.add_argument("-e", "--exercise", type=int, action="append", help="only this exercise (may be repeated)")
     verb.set_defaults(run=check)
+
+
+def _add_grade(verbs: Verbs) -> None:
     verb = verbs.add_parser("grade", help="grade a folder of submissions in a sandbox")
     verb.add_argument("lab", type=Path, help="the lab's source, with its solutions")
     verb.add_argument("submissions", type=Path,
@@ -64,7 +85,6 @@ def parser() -> argparse.ArgumentParser:
     verb.add_argument("--unsafe-no-sandbox", action="store_true",
                       help="run submissions as yourself, with your files and network")
     verb.set_defaults(run=grade)
-    return top
 
 
 def lint(options: Any) -> int:
@@ -119,13 +139,8 @@ def check(options: Any) -> int:
 
 def grade(options: Any) -> int:
     """Grades submissions, with a progress bar, and writes the reports."""
-    from tqdm import tqdm
-
     from book.grading import sandbox
-    from book.grading.grade import FAILED
-    from book.grading.grade import grade as graded
-    from book.grading.handed_in import find, skipped
-    from book.grading.report import stale_pages, write_reports
+    from book.grading.report import write_reports
 
     if options.unsafe_no_sandbox:
         print(UNSAFE, file=sys.stderr)
@@ -134,24 +149,42 @@ def grade(options: Any) -> int:
     if not options.submissions.is_dir():
         raise LabError(f"{options.submissions} is not a folder")
     print("First the lab's own solutions run, then the submissions.", file=sys.stderr, flush=True)
+    records = _graded_with_bar(options)
+    write_reports(records, options.lab.stem, options.out)
+    print(f"{len(records)} submissions; grades.csv, grades.json, index.html and a page for each student are in "
+          f"{options.out}")
+    return int(_warn(options, records))
+
+
+def _graded_with_bar(options: Any) -> list[dict[str, Any]]:
+    """The records of all submissions; each advances the progress bar and is printed on stdout."""
+    from tqdm import tqdm
+
+    from book.grading.grade import grade as graded
+    from book.grading.handed_in import find
+
     with tqdm(total=len(find(options.submissions, options.lab.name)), unit="submission") as bar:
         def done(record: dict[str, Any]) -> None:
             bar.update()
             bar.write(f"{record['student']}: {record['points']} of {record['max_points']} points"
                       + (f" ({record['error']})" if record["error"] else ""), file=sys.stdout)
 
-        records = graded(options.lab, options.submissions, options.out, options.jobs,
-                         not options.unsafe_no_sandbox, done)
-    write_reports(records, options.lab.stem, options.out)
-    print(f"{len(records)} submissions; grades.csv, grades.json, index.html and a page for each student are in "
-          f"{options.out}")
+        return graded(options.lab, options.submissions, options.out, options.jobs, not options.unsafe_no_sandbox, done)
+
+
+def _warn(options: Any, records: list[dict[str, Any]]) -> bool:
+    """Names on stderr what was skipped, left over or not graded; returns whether the grader failed."""
+    from book.grading.grade import FAILED
+    from book.grading.handed_in import skipped
+    from book.grading.report import stale_pages
+
     failed = [record["student"] for record in records if (record["error"] or "").startswith(FAILED)]
     for names, told in ((skipped(options.submissions), "skipped, because they are not notebooks (.ipynb)"),
                         (stale_pages(records, options.out), "pages of an earlier run, without a submission now"),
                         (failed, "not graded because the grader failed; run the same command again")):
         if names:
             print(f"{told}: {', '.join(names)}", file=sys.stderr)
-    return int(bool(failed))
+    return bool(failed)
 
 
 if __name__ == "__main__":

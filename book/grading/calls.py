@@ -1,8 +1,8 @@
 """L4: system calls that reach out of a sandbox, and the seccomp filter that refuses them.
 
 Namespaces hide files, processes and networks. But sandboxes share other kernel objects: locks, leases and watches on
-files that both can read, keyrings, sockets that belong to no network. These are reliable channels that need no timing,
-and the broker would not see them. The numbers are those of Linux's system call tables; see seccomp(2).
+files that both can read, keyrings, sockets that belong to no network. Through these, sandboxes could talk reliably, and
+the broker would not see it. The numbers are those of Linux's system call tables; see seccomp(2).
 """
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class _Calls(NamedTuple):
 _NEW_FUTEXES = (449, 454, 455, 456)  # the same on all architectures
 # Refused altogether: flock; inotify_init, inotify_init1, fanotify_init; add_key, request_key, keyctl; io_uring_setup,
 # which would open sockets without the socket call; shmget, memfd_create, memfd_secret, whose memory belongs to no
-# process while none maps it, so that the limit on all processes would not see it; mincore, cachestat, which tell what
-# of a file the page cache holds, and futex_wake, futex_wait, futex_requeue, futex_waitv, which no C library calls yet.
+# process while none maps it, so that the limit on all processes would not count it; mincore, cachestat, which tell how
+# much of a file is in the page cache; futex_wake, futex_wait, futex_requeue, futex_waitv, which no C library calls yet.
 _CALLS = {"x86_64": _Calls(0xC000003E, (73, 253, 294, 300, 248, 249, 250, 425, 29, 319, 447, 27, 451, *_NEW_FUTEXES),
                            fcntl=72, socket=41, preadv2=327, futex=202),
           "aarch64": _Calls(0xC00000B7, (32, 26, 262, 217, 218, 219, 425, 194, 279, 447, 232, 451, *_NEW_FUTEXES),
                             fcntl=25, socket=198, preadv2=286, futex=98)}
-# Allowed fcntl commands: those on a process's own handles, whom they signal, a pipe's size, the seals on memory.
+# Allowed fcntl commands: those on a process's own handles, on whom these signal, a pipe's size, the seals on memory.
 _FOR_ONESELF = (0, 1030, 1, 2, 3, 4, 8, 9, 15, 16, 1031, 1032, 1033, 1034)
 _FAMILIES = (1, 2, 10, 16)  # Unix, IPv4, IPv6, netlink: a network namespace holds all of them
-_NO_FLAGS = (0,)  # of preadv2: RWF_NOWAIT would tell whether the page cache holds a page
-# Of futex: all that stays in a process, and from outside it waiting. Waking would tell how many others wait: it reaches
-# every process that maps the same page of a file, in whatever sandbox.
+_NO_FLAGS = (0,)  # for preadv2: RWF_NOWAIT would tell whether the page cache holds a page
+# For futex: every operation within a process; across processes only waiting. Waking would tell how many others wait: it
+# reaches every process that maps the same page of a file, in any sandbox.
 _PRIVATE, _REALTIME, _WAIT, _WAIT_BITSET, _NUM_FUTEX_CALLS = 128, 256, 0, 9, 14
 _FUTEXES = [_WAIT, _WAIT_BITSET, _WAIT_BITSET | _REALTIME,
             *(_PRIVATE | clock | call for clock in (0, _REALTIME) for call in range(_NUM_FUTEX_CALLS))]

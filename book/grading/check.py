@@ -1,4 +1,4 @@
-"""L4: a student's own check: the answers in a fresh copy of the lab, every check run by nbval, without a sandbox."""
+"""L4: a student's own check: the answers go into a fresh copy of the lab, and nbval runs every check, unsandboxed."""
 from __future__ import annotations
 
 import re
@@ -35,7 +35,7 @@ def check(notebook: Path, exercises: list[int] | None = None,
     """Yields a verdict for each exercise of a student's notebook, or for those named.
 
     `begins` is called with the number of each exercise before it is run, which takes a while. Raises LabError if there
-    is no notebook, no such exercise, or no file beside the notebook with what the checks must print.
+    is no notebook, no such exercise, or no file next to the notebook that says what the checks must print.
     """
     if not notebook.exists():
         raise LabError(f"there is no notebook {notebook}")

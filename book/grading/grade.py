@@ -1,4 +1,4 @@
-"""L4: a folder of submissions -> points. Secret seed, sandbox, one kernel per exercise; killed runs can be resumed."""
+"""L4: grade a folder of submissions: secret seed, sandbox, one kernel per exercise; a killed run can be resumed."""
 from __future__ import annotations
 
 import fcntl
@@ -29,7 +29,7 @@ from book.grading.submission import Submission, SubmissionError, answered, read_
 from book.grading.withheld import withheld
 from book.wire.broker import WireError, WireTimeout
 
-MAX_SEED = 10 ** 6  # labs multiply it by a thousand, and generators take 63 bits
+MAX_SEED = 10 ** 6  # labs multiply it by a thousand, and generators take at most 63 bits
 FAILED = "grading it failed"  # prefix of a record's error if the grader itself failed
 Record = dict[str, Any]
 
@@ -43,14 +43,14 @@ class Grader:
     seed: int = 0
     name: str = ""
     sha256: str = ""
-    handle: int = -1  # of the folder, which is kept locked
+    handle: int = -1  # of the folder, which stays locked
     references: dict[int, Reference] = field(default_factory=dict)
 
     @classmethod
     def start(cls, path: Path, out: Path, sandboxed: bool = True) -> Grader:
         """Starts a run in the folder `out`, or resumes the one that is there.
 
-        Raises LabError if `out` holds a run of another lab, of another version of this lab, or one in progress.
+        Raises LabError if `out` holds a run of another lab or of another version of this one, or one in progress.
         """
         grader = cls(labs.read_lab(path), out, sandboxed)
         grader.sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -67,7 +67,7 @@ class Grader:
         write_whole(state, kept)
         grader.seed, grader.name = kept["seed"], kept["name"]
         for left in Path(tempfile.gettempdir()).glob(grader.prefix() + "*"):
-            shutil.rmtree(left, ignore_errors=True)  # of a run that was killed
+            shutil.rmtree(left, ignore_errors=True)  # left over from a run that was killed
         return grader
 
     def _lock(self) -> None:
@@ -106,7 +106,7 @@ class Grader:
         self.references[exercise] = Reference.of(result, exercise)
 
     def _refer_wired(self) -> None:
-        """Runs the lab's own solutions over the wire too: if ranks can't start, no submission is to blame."""
+        """Runs the lab's own solutions over the wire too, so that ranks that can't start are not blamed on students."""
         with self.ranks() as ranks:
             for exercise in self.references:
                 try:
@@ -117,7 +117,7 @@ class Grader:
                     raise LabError(f"exercise {exercise}'s own solution does not pass over the wire: {why}")
 
     def attempt(self, exercise: int, submission: Submission, ranks: Ranks) -> Record:
-        """The verdict on one exercise of a submission: points, which checks passed, and what stopped it.
+        """The verdict on one exercise of a submission: points, which checks passed, and what stopped it, if anything.
 
         `told` is what a rank over the wire reported, for the student; `retry` says that the machine may be to blame.
         """
@@ -169,9 +169,9 @@ def grade(lab: Path, folder: Path, out: Path, num_jobs: int = 1, sandboxed: bool
           done: Callable[[Record], None] = lambda record: None) -> list[Record]:
     """Grades all submissions in `folder`, several at a time, and returns a record for each, sorted by name.
 
-    `done` is called with each record once it is complete. Exercises in which a limit was reached or ranks hung are
-    retried once at the end, one at a time: others may have starved them of resources. Raises LabError for an invalid
-    lab.
+    `done` is called with each record once it is complete. Exercises that reached a limit or whose ranks hung are
+    retried once at the end, one at a time: other submissions may have starved them of resources. Raises LabError for an
+    invalid lab.
     """
     entries = find(folder, lab.name)
     if not entries:
@@ -219,7 +219,7 @@ def _noted_in(record: Record) -> Iterator[None]:
 
 
 def _again(grader: Grader, entry: Entry, record: Record, done: Callable[[Record], None]) -> Record:
-    """Retries alone whatever may be due to a busy machine, or every exercise if the grader failed."""
+    """Retries, by itself, whatever may be due to a busy machine, or every exercise if the grader failed."""
     failed = record.pop("fault", None)
     record["error"] = None
     with _noted_in(record), grader.ranks() as ranks:
@@ -257,7 +257,7 @@ def _read(path: Path) -> Any:
 
 
 def _too_large(marked: Sequence[dict[str, Any]], result: Result, reference: Reference) -> str | None:
-    """What a job held too much of, if a check limits its largest process to so many times the solution's.
+    """The verdict if a check limits the largest process to a multiple of the solution's, and the job exceeded that.
 
     This is measured from outside, since an answer can make up what it reports.
     """
@@ -269,13 +269,13 @@ def _too_large(marked: Sequence[dict[str, Any]], result: Result, reference: Refe
 
 
 def _killed(result: Result) -> str | None:
-    """A reason if a rank was killed by a signal, which also happens to correct programs if the machine runs short."""
+    """The reason if a signal killed a rank, which happens to correct programs too if the machine runs out of memory."""
     killed = any("was killed by SIG" in cell["traceback"] for cell in result.cells if not cell["ok"])
     return "a rank was killed" if killed else None
 
 
 def _hung(result: Result) -> bool:
-    """Whether `launch` saw ranks wait for one another, which correct programs seem to do on a machine that is busy."""
+    """Whether `launch` reported a hang, as it may do for correct programs too on a busy machine."""
     return any("HangError" in cell["traceback"] for cell in result.cells if not cell["ok"])
 
 

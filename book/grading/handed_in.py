@@ -1,4 +1,4 @@
-"""L4: what is in a folder of submissions: for each student a notebook, or the reason why there is none."""
+"""L4: what a folder of submissions holds: for each student a notebook, or the reason why there is none."""
 from __future__ import annotations
 
 import hashlib
@@ -44,7 +44,7 @@ def find(folder: Path, lab_name: str) -> list[Entry]:
                 name = entry.name[:-len(SUFFIX)]
                 found.append(Entry(printable(name), slug(name), Path(entry.path)))
     twice = {slug for slug, count in Counter(entry.slug for entry in found).items() if count > 1}
-    return [Entry(e.student, slug(f"{e.student} {number}"), None, "this name is there twice, as a file and as a folder")
+    return [Entry(e.student, slug(f"{e.student} {number}"), None, "this name appears twice, as a file and as a folder")
             if e.slug in twice else e for number, e in enumerate(found)]
 
 
@@ -78,7 +78,7 @@ def _notebook_in(folder: Path, lab_name: str) -> tuple[Path | None, str | None]:
 
 
 def printable(text: str) -> str:
-    """Displayable text: control, text-direction and invalid characters become a replacement character."""
+    """Displayable text: control, text-direction and invalid characters are replaced."""
     return "".join(c if c in JOINERS or not unicodedata.category(c).startswith("C") else "\ufffd" for c in text)
 
 

@@ -1,4 +1,4 @@
-"""L4: a Jupyter kernel in the sandbox. Its messages go over sockets in the run's folder; the sandbox has no network."""
+"""L4: a Jupyter kernel in the sandbox. It communicates over sockets in the run's folder: the sandbox has no network."""
 from __future__ import annotations
 
 import fcntl
@@ -67,6 +67,6 @@ class SandboxProvisioner(LocalProvisioner):
             with socket.socket(socket.AF_UNIX) as one:
                 one.bind(path)
                 one.listen(16)
-                handles[path] = fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, sandbox.FILTER + 1)  # FILTER is taken
+                handles[path] = fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, sandbox.FILTER + 1)  # FILTER is in use
         self.handles = list(handles.values())
         return handles

@@ -10,7 +10,7 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_notebook
 
-KEY = "lockstep"  # where a cell's metadata say its id, kind, exercise and points
+KEY = "lockstep"  # the key in a cell's metadata that holds its id, kind, exercise and points
 KINDS = ("setup", "parameters", "answer", "check")
 SHOWN = ("play-", "panel-", "measure-", "deadlock-")  # id prefixes of setup cells that only show something
 
@@ -22,7 +22,7 @@ class LabError(ValueError):
 
 
 def read_lab(path: Path) -> NotebookNode:
-    """The notebook at `path`. Raises LabError when it can't be read as one."""
+    """The notebook at `path`. Raises LabError if it can't be read as one."""
     try:
         return nbformat.read(path, as_version=4)
     except (OSError, ValueError, AttributeError, KeyError, TypeError, nbformat.ValidationError) as error:
@@ -30,7 +30,7 @@ def read_lab(path: Path) -> NotebookNode:
 
 
 def marks(cell: NotebookNode) -> dict[str, Any]:
-    """The lab metadata of a cell: {} when it has none."""
+    """The lab metadata of a cell; {} if it has none."""
     return cell.metadata.get(KEY, {})
 
 
@@ -64,7 +64,7 @@ def points(lab: NotebookNode) -> dict[int, int]:
 
 
 def needed(lab: NotebookNode, exercise: int) -> set[int]:
-    """The exercises whose answers an exercise runs: its own, those its answer's `depends` names, and theirs in turn."""
+    """The exercises whose answers an exercise runs: itself, those that its `depends` names, and what they need."""
     direct: dict[int, set[int]] = {}
     for cell in code_cells(lab):
         if marks(cell).get("kind") == "answer":
@@ -101,7 +101,7 @@ def job(lab: NotebookNode, exercise: int, seed: int | None = None,
 
 
 def expect(notebook: NotebookNode, outputs: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Stores in a notebook's checks what they must print, for nbval to compare with."""
+    """Stores what they must print in a notebook's checks, for nbval to compare with."""
     for cell in notebook.cells:
         if marks(cell).get("kind") == "check":
             cell.outputs = [nbformat.from_dict(dict(out)) for out in outputs[marks(cell)["id"]]]
@@ -116,7 +116,7 @@ def with_seed(source: str, seed: int | None) -> str:
 
 
 def _cell(source: str, mark: Mapping[str, Any]) -> NotebookNode:
-    # A lone surrogate, which JSON allows, could not be written to the job's file.
+    # JSON allows lone surrogates, but they can't be written to the job's file.
     cell = new_code_cell(source.encode("utf-8", "replace").decode("utf-8"))
     cell.metadata[KEY] = deepcopy(dict(mark))
     return cell

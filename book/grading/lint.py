@@ -1,4 +1,4 @@
-"""L4: whether a lab is fit to be graded: its cells' marks, its points, and checks whose output can't be guessed."""
+"""L4: whether a lab is fit to be graded: the marks of its cells, its points, checks whose output can't be guessed."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -13,16 +13,16 @@ from book.grading.reference import outputs_of
 from book.grading.release import HIDDEN
 from book.wire.broker import WireError
 
-# Congruent modulo every number up to 16: a check that uses only SEED % 8, say, has eight outputs, which can be
-# hard-coded.
+# Congruent modulo every number up to 16: a check that uses only SEED % 8, for example, has just eight outputs, which a
+# learner could hard-code.
 SEEDS = (11, 11 + 720720)
 
 
 def faults(lab: NotebookNode) -> Iterator[str]:
-    """What is wrong with a lab as an assignment, one sentence each: first what can be read, then what must be run.
+    """What is wrong with a lab as an assignment, one sentence each: first what reading finds, then what a run finds.
 
-    The lab's solutions run with two seeds. A check that prints the same with both could be forged by printing it, so
-    the seeds differ by a number with many divisors.
+    The lab's solutions run with two seeds. A check that prints the same with both could be passed by printing just
+    that, so the seeds differ by a number with many divisors.
     """
     found = list(marked_wrongly(lab))
     yield from found
@@ -34,7 +34,7 @@ def faults(lab: NotebookNode) -> Iterator[str]:
 
 
 def _solved_wrongly(lab: NotebookNode, exercise: int, ranks: Ranks) -> Iterator[str]:
-    """What is wrong according to a run of the exercise's own solution."""
+    """What a run of the exercise's own solution shows to be wrong."""
     try:
         first, second = (outputs_of(lab, exercise, seed) for seed in SEEDS)
         for name in first:

@@ -1,4 +1,4 @@
-"""L4: inside the sandbox: a kernel on sockets that were bound outside, so that it needs no writable folder.
+"""L4: run a kernel inside the sandbox, on sockets that were bound outside, so that it needs no writable folder.
 
 python -m book.grading.listening HANDLES -f CONNECTION_FILE, where HANDLES is JSON that maps each socket's path to its
 handle.
@@ -14,7 +14,7 @@ import zmq
 
 
 def main() -> None:
-    """Runs ipykernel; when it binds a path that is among the handles, it listens on that handle."""
+    """Runs ipykernel; when it binds a path that is among the handles, it listens on that handle instead."""
     handles = json.loads(sys.argv.pop(1))
     bind = zmq.Socket.bind
 

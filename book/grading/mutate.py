@@ -1,7 +1,7 @@
-"""L4: how good a lab's checks are: small faults in its own answers, and what the checks say of each.
+"""L4: how good a lab's checks are: small faults in its own answers, and what the checks say about each.
 
-A mutant is caught when a check raises, or prints something else than it printed for the solution. One that survives is
-equivalent to the solution, which a person decides and writes down with a reason, or shows a hole in the checks.
+A mutant is caught when a check raises, or prints something other than it printed for the solution. A mutant that
+survives shows a hole in the checks, or is equivalent to the solution: a person decides that, and notes the reason.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMIT_S = 90  # of one mutant; this also ends infinite loops
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the checks made of a mutant: "public" or "hidden", which caught it, "survived" or "equivalent"."""
+    """What became of a mutant: a "public" or "hidden" check caught it, or it "survived" or is "equivalent"."""
 
     exercise: int
     mutant: Mutant
@@ -39,9 +39,9 @@ class Outcome:
 
 
 def outcomes(lab: NotebookNode, num_each: int, seed: int, equivalent: Mapping[str, str]) -> Iterator[Outcome]:
-    """Runs `num_each` drawn mutants of each exercise, all where there are fewer, and yields what became of each.
+    """Runs `num_each` drawn mutants of each exercise, or all if there are fewer, and yields the outcome of each.
 
-    `equivalent` has the reason of each mutant that can't be told from the solution, by `Mutant.key`.
+    `equivalent` has, by `Mutant.key`, the reason why a mutant is as good as the solution.
     """
     for exercise in points(lab):
         found = list(mutants(solution(lab, exercise)))
@@ -91,7 +91,7 @@ def read_equivalent(path: Path) -> dict[str, str]:
 
 
 def table(found: list[Outcome]) -> str:
-    """A line for each exercise: how many mutants, what caught them, of how many a message says what is wrong."""
+    """A line for each exercise: how many mutants, what caught them, for how many a message says what is wrong."""
     lines = ["exercise  mutants  public  hidden only  survived  equivalent  explained"]
     numbers: list[int | None] = [*sorted({one.exercise for one in found}), None]
     for exercise in numbers:
@@ -107,7 +107,7 @@ def table(found: list[Outcome]) -> str:
 
 def report(lab: NotebookNode, num_each: int, seed: int, equivalent: Mapping[str, str],
            tell: Callable[[str], None]) -> bool:
-    """Runs mutants, tells each one's fate and a table at the end; returns whether any survived."""
+    """Runs mutants, reports each outcome and a table at the end; returns whether any mutant survived."""
     found = []
     for one in outcomes(lab, num_each, seed, equivalent):
         found.append(one)

@@ -1,4 +1,4 @@
-"""L4: small faults put into an answer, each for the mistake of a learner that it stands for."""
+"""L4: small faults that are put into an answer; each stands for a mistake that learners make."""
 from __future__ import annotations
 
 import ast
@@ -6,13 +6,13 @@ import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-SYMMETRIC = {"max", "min", "mse_loss", "transpose"}  # functions of which the order of two arguments does not matter
-Change = Callable[[ast.AST], list[ast.AST]]  # what may stand in a node's place; the node must not be changed
+SYMMETRIC = {"max", "min", "mse_loss", "transpose"}  # functions whose first two arguments may be exchanged
+Change = Callable[[ast.AST], list[ast.AST]]  # a node's possible replacements; the node itself must not be changed
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """A kind of fault: its name, and the mistake of a learner that it stands for."""
+    """A kind of fault: its name, and the learner's mistake that it stands for."""
 
     name: str
     mistake: str
@@ -21,7 +21,7 @@ class Mutation:
 
 @dataclass(frozen=True)
 class Mutant:
-    """An answer with one fault: the fault, its line (from 1), that line's code before and after, the whole source."""
+    """An answer with one fault: the kind, its line (from 1), that line before and after, the whole source."""
 
     mutation: Mutation
     line: int
@@ -31,12 +31,12 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """What names the mutant as long as its line of the answer stays: "before -> after"."""
+        """The mutant's name, which stays the same as long as its line of the answer does: "before -> after"."""
         return f"{self.before} -> {self.after}"
 
 
 def mutants(source: str) -> Iterator[Mutant]:
-    """Every answer that differs from `source` in one fault of `MUTATIONS`; each source once."""
+    """Every answer that differs from `source` in one fault of `MUTATIONS`; equal sources come only once."""
     seen = {ast.unparse(ast.parse(source))}
     for position, node in enumerate(_nodes(ast.parse(source))):
         for mutation, new in ((each, new) for each in MUTATIONS for new in each.change(node)):
@@ -81,7 +81,7 @@ def _first_line(node: ast.AST) -> str:
     return ast.unparse(ast.fix_missing_locations(node)).split("\n")[0]
 
 
-# What may stand in a node's place
+# Replacements of a node
 
 def _operators(pairs: dict[type, list[type]]) -> Change:
     """Changes `a op b` and `a op= b` to other operators."""
@@ -122,7 +122,7 @@ def _plus(node: ast.expr, by: int) -> ast.expr:
 
 
 def _no_statement(kinds: tuple[type, ...]) -> Change:
-    """Leaves out statements of these kinds: calls whose result is not used, or assignments in place."""
+    """Leaves out statements of these kinds: calls whose result is not used, or in-place assignments."""
     def change(node: ast.AST) -> list[ast.AST]:
         dropped = isinstance(node, kinds) and (not isinstance(node, ast.Expr) or isinstance(node.value, ast.Call))
         return [ast.Pass()] if dropped else []

@@ -1,4 +1,4 @@
-"""A pytest plugin for nbval: cells are named by their ids, only checks are compared, verdicts go into a file.
+"""A pytest plugin for nbval: it names cells by their ids, compares only checks, and writes verdicts into a file.
 
 It runs in pytest's process, outside the sandbox, so a submission can't write the verdicts.
 """
@@ -23,7 +23,7 @@ def mark(item: Any) -> dict[str, Any]:
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Compare only the outputs of checks, and ignore nbval's marker comments in a learner's cells."""
+    """Compare only the outputs of checks, and ignore nbval's marker comments in other cells."""
     for item in items:
         kind = mark(item).get("kind")
         if kind != "check":
@@ -45,7 +45,7 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Any:
 
 
 def outputs(item: Any) -> list[dict[str, Any]]:
-    """What the cell printed or showed, for the reference run, as outputs of a notebook."""
+    """What the cell printed or showed, as outputs of a notebook, for the reference run."""
     return [dict(out) for out in item.test_outputs or [] if mark(item).get("kind") == "check"]
 
 

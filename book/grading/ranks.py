@@ -28,7 +28,7 @@ class WireMemory(WireTimeout):
 
 @dataclass
 class _Rank:
-    """A rank's process and the socket at which it connects for each exercise, so it is known who connects."""
+    """A rank's process, and the socket that it connects to for each exercise: its own, which shows who connects."""
     process: subprocess.Popen[bytes]
     listener: socket.socket
     folder: tempfile.TemporaryDirectory[str]
@@ -54,8 +54,8 @@ class _Rank:
 class Ranks:
     """The ranks for one submission's exercises, started when first needed and ended with the context.
 
-    Importing torch and running a lab's setup is most of a rank's work. So each rank does it once, and runs every
-    exercise in a process forked from there.
+    Importing torch and running a lab's setup is most of a rank's work. So each rank does that once, and then forks a
+    process for each exercise.
     """
 
     def __init__(self, sandboxed: bool = True, prefix: str = "lockstep-") -> None:
@@ -101,12 +101,12 @@ class Ranks:
         return made
 
     def check(self) -> None:
-        """Raises WireMemory if the ranks connected last were ended because they used too much memory."""
+        """Raises WireMemory if the last ranks that connected were ended because they used too much memory."""
         if self.too_large:
             raise WireMemory("the ranks use too much memory")
 
     def _watch(self) -> None:
-        """Ends ranks that use too much memory, busy or idle: limits are per process, and processes can start others."""
+        """Ends ranks that use too much memory: the sandbox limits each process, but a process can start others."""
         while not self.over.wait(WATCH_S):
             ranks = list(self.ranks)
             processes = [process for rank in ranks for process in descendants(rank.process.pid)]

@@ -1,4 +1,4 @@
-"""L4: which cell of the lab each cell of a submission is, also where an editor has lost the metadata that say so."""
+"""L4: which cell of the lab each cell of a submission is, even if an editor has lost the metadata that say so."""
 from __future__ import annotations
 
 import re
@@ -14,11 +14,11 @@ _DEFINED = re.compile(r"^(?:async )?(?:def|class) (\w+)", re.MULTILINE)
 
 
 def recognised(cells: Sequence[Any], own: Mapping[str, NotebookNode]) -> tuple[list[str | None], list[str]]:
-    """For each of a submission's cells the id of the lab's cell that it is, None for any other; notes on lost metadata.
+    """The id of the lab's cell that each cell of a submission is, None for other cells; and notes on lost metadata.
 
-    `own` are the lab's code cells, by the ids in their metadata. One that no cell's metadata name is found by the
-    notebook's own cell id, else by its text, and an answer by the functions and classes that it defines. An answer is
-    found in a cell of any type, other cells only in code.
+    `own` are the lab's code cells, by the ids in their metadata. A cell of the lab that no metadata name is found by
+    the notebook's own cell id, else by its text, and an answer by the functions and classes that it defines. An answer
+    may be in a cell of any type, other cells only in code.
     """
     claimed = [_named(cell) for cell in cells]
     names = [name if name in own and _can_be(cell, own[name]) else None for name, cell in zip(claimed, cells)]
@@ -37,7 +37,7 @@ def recognised(cells: Sequence[Any], own: Mapping[str, NotebookNode]) -> tuple[l
 
 
 def source_of(cell: Mapping[str, Any]) -> str:
-    """A cell's text, in which every line ends as it does in the lab."""
+    """A cell's text, with the line endings that the lab has."""
     source = cell.get("source", "")
     text = "".join(map(str, source)) if isinstance(source, list) else str(source)
     return text.replace("\r\n", "\n").replace("\r", "\n")
@@ -76,5 +76,5 @@ def _released(own: NotebookNode) -> str:
 
 
 def _plain(source: str) -> str:
-    """A source whose seed does not count: learners are told to try several."""
+    """A source without its seed, which does not count: learners are told to try several."""
     return with_seed(source, 0).strip()

@@ -12,14 +12,14 @@ from book.grading.run import Result, run
 from book.grading.sandbox import Limits
 
 PATIENT = Limits(cell_s=300, wall_s=900)  # for trusted code that takes an unknown time
-ALLOWANCE_S, TIMES_SLOWER = 60, 4  # a submission may take this much longer than the lab's own solution
+ALLOWANCE_S, TIMES_SLOWER = 60, 4  # how much longer a submission may take than the lab's own solution
 
 
 @dataclass
 class Reference:
     """What the lab's own solution of an exercise printed, by check id, and the limits for submissions.
 
-    `largest_bytes` is the most that one of its processes held.
+    `largest_bytes` is the most memory that one of its processes held.
     """
     outputs: dict[str, list[dict[str, Any]]]
     limits: Limits
@@ -27,7 +27,7 @@ class Reference:
 
     @classmethod
     def read(cls, written: dict[str, Any]) -> Reference:
-        """The reference that was written as a dictionary."""
+        """The reference from the dictionary that it was saved as."""
         return cls(written["outputs"], Limits(**written["limits"]), written.get("largest_bytes", 0))
 
     @classmethod

@@ -26,11 +26,11 @@ _SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n.*?^[ \t]*### END SOLUTION
 
 def release_all(labs: Iterable[Path], out: Path, force: bool = False, variant: str | None = None,
                 sources_out: Path | None = None, nbgrader: bool = False) -> Iterator[str]:
-    """Writes a student copy of each lab into `out`, with what its checks must print, yielding a line about each.
+    """Writes a student copy of each lab into `out`, with what its checks must print; yields a line about each.
 
-    A variant's own source, to grade with, goes into `sources_out`. An existing copy is kept, with the work in it,
-    unless `force`. The same labs always give the same files, byte for byte. Raises LabError for a folder without labs,
-    or a lab that `released` or `in_variant` refuses.
+    A variant's own source, which is needed for grading, goes into `sources_out`. An existing copy is kept, with the
+    work in it, unless `force` is set. The same labs always give the same files, byte for byte. Raises LabError for a
+    folder without labs, or a lab that `released` or `in_variant` refuses.
     """
     if sources_out and variant is None:
         raise LabError("without a variant, the lab itself is the source to grade with")
@@ -40,7 +40,7 @@ def release_all(labs: Iterable[Path], out: Path, force: bool = False, variant: s
         notebook = released(lab, source.name, nbgrader)
         out.mkdir(parents=True, exist_ok=True)
         kept, expected = copy.exists() and not force, copy.with_suffix(EXPECTED)
-        if not (kept and expected.exists()):  # an existing file belongs to the kept copy
+        if not (kept and expected.exists()):  # the existing file belongs to the copy that is kept
             write_notebook(pristine(notebook), expected)
         if kept:
             yield f"kept  {copy} (your work; delete or rename it to start over)"
@@ -72,7 +72,7 @@ def sources_in(labs: Iterable[Path]) -> list[Path]:
 
 
 def released(lab: NotebookNode, name: str = "this lab", nbgrader: bool = False) -> NotebookNode:
-    """A student copy of `lab`: solutions become stubs, hidden checks are removed, checks keep their outputs to compare.
+    """A student copy of `lab`: solutions become stubs, hidden checks are removed, other checks keep their outputs.
 
     Only answers and the seed can be edited. What only the website needs is left out: citations, how to get a copy. With
     `nbgrader`, cells carry that tool's metadata too. Raises LabError if a code cell has no mark, an answer has no
@@ -95,7 +95,7 @@ def released(lab: NotebookNode, name: str = "this lab", nbgrader: bool = False) 
 
 
 def pristine(notebook: NotebookNode) -> NotebookNode:
-    """The code cells of a released lab, into which answers are put when a student checks the copy."""
+    """The code cells of a released lab; answers are put into these when a student checks the copy."""
     copy = deepcopy(notebook)
     copy.cells = [cell for cell in copy.cells if cell.cell_type == "code"]
     return copy
@@ -126,7 +126,7 @@ def in_variant(lab: NotebookNode, variant: str, name: str = "this lab") -> Noteb
 
 def with_outputs(lab: NotebookNode) -> NotebookNode:
     """The lab with the outputs that its own solutions give in its checks. Raises LabError if one does not pass."""
-    from book.grading.reference import outputs_of  # starts kernels, which the website's environment can't
+    from book.grading.reference import outputs_of  # it starts kernels, and the website's environment has none
 
     copy = deepcopy(lab)
     printed = {name: out for exercise in points(copy) for name, out in outputs_of(copy, exercise).items()}

@@ -26,8 +26,8 @@ td.n, th.n { text-align: right; white-space: nowrap; }
 def write_reports(records: Sequence[Record], lab: str, out: Path) -> None:
     """Writes grades.csv, grades.json, index.html, and for each student NAME.html and NAME.gradescope.json.
 
-    Reports hold verdicts, and the error of a rank over the wire, which knows nothing that is secret: no other message
-    from a submission's code, no hidden source, no expected value. (The logs, which come from untrusted code, stay in
+    Reports hold verdicts, and the error of a rank over the wire, which knows no secrets: no other message from a
+    submission's code, no hidden source, no expected value. (The logs, which come from untrusted code, stay in
     students/NAME.json.)
     """
     (out / "grades.csv").write_text(grades_csv(records), encoding="utf-8")
@@ -44,7 +44,7 @@ def write_reports(records: Sequence[Record], lab: str, out: Path) -> None:
 
 
 def stale_pages(records: Sequence[Record], out: Path) -> list[str]:
-    """Pages that an earlier run wrote for students without a submission now."""
+    """Pages that an earlier run wrote for students who no longer have a submission."""
     slugs = {record["slug"] for record in records}
     return sorted(page.name for page in (out / "students").glob("*.html") if page.stem not in slugs)
 
@@ -77,7 +77,7 @@ def gradescope(record: Record) -> Record:
 
 
 def overview(records: Sequence[Record], lab: str) -> str:
-    """The instructor's page: everybody's points, with links to their pages."""
+    """The instructor's page: all students' points, with links to their pages."""
     numbers = list(records[0]["exercises"]) if records else []
     head = "".join(f'<th class="n">{n}</th>' for n in numbers)
     rows = "".join(
@@ -107,7 +107,7 @@ def student_page(record: Record, lab: str) -> str:
 
 
 def _outcome(exercise: Record) -> list[str]:
-    """An exercise's status, and what a rank over the wire told, as lines to show."""
+    """An exercise's status, and what a rank over the wire reported, as lines to show."""
     return [printable(line) for line in (exercise["status"], exercise.get("told", "").replace("\n", " ")) if line]
 
 

@@ -23,7 +23,7 @@ from book.grading import kernel, sandbox
 from book.grading.nbval_plugin import RESULT
 from book.grading.sandbox import Limits
 
-# The ranks' device differs between machines; `launch` prints it on its own line.
+# The ranks' device differs between machines; `launch` prints it on a line of its own.
 SANITIZE = "[launch]\nregex: \\d+ ranks? on \\w+ \\([^\\n]*\nreplace: RANKS\n"
 POLL_S = 0.2
 MAX_LOG_BYTES = 32 << 20
@@ -34,9 +34,10 @@ LIMIT_WORDS = ("Timeout of", "Kernel dead", "Kernel died", "Timed out", "wasn't 
 
 @dataclass
 class Result:
-    """How a job ended: a verdict for each cell that was run, and `why` it was stopped, if so.
+    """How a job ended: a verdict for each cell that was run, and `why` it was stopped, if it was.
 
-    `peak_bytes` is the most that all its processes held together, `largest_bytes` the most that one of them held.
+    `peak_bytes` is the most memory that all its processes held together, `largest_bytes` the most that one of them
+    held.
     """
     cells: list[dict[str, Any]] = field(default_factory=list)
     why: str | None = None
@@ -100,7 +101,7 @@ class _Job:
                   "--nbval-kernel-startup-timeout", "60", "job.ipynb"]
         if not self.sandboxed:
             return pytest
-        # nbval dies with the grader, and the sandbox with nbval; endless output exhausts nbval's memory, not ours.
+        # nbval dies with the grader, and the sandbox with nbval; endless output uses up nbval's memory, not ours.
         return [*sandbox.dying_with_us(), sandbox.tool("prlimit"), f"--as={8 << 30}", "--", *pytest]
 
     def _environment(self) -> dict[str, str]:
@@ -117,7 +118,7 @@ class _Job:
 
     def _watch(self, process: subprocess.Popen[bytes]) -> str | None:
         """Waits for nbval to end; returns the limit that was exceeded, if any."""
-        # The process is left unreaped for `_end_measured`, which asks the system what it and its descendants have used.
+        # The process is not reaped here: `_end_measured` asks the system what it and its descendants have used.
         while not os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             why = self._exceeded(process)
             if why:
@@ -167,9 +168,9 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end_measured(process: subprocess.Popen[bytes]) -> int:
-    """The same for a process that nobody has waited for, even if it has ended.
+    """Like `end`, for a process that nobody has waited for yet; it may have ended.
 
-    Returns the most memory in bytes that one of them has had at one time, of those that their parents waited for.
+    Returns the largest peak memory, in bytes, of the process and those descendants that their parents waited for.
     """
     children = descendants(process.pid)
     os.kill(process.pid, signal.SIGKILL)
@@ -187,7 +188,7 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
 
 
 def descendants(pid: int) -> list[psutil.Process]:
-    """The processes that a process has started, and those that they have started in turn."""
+    """The processes that a process has started, directly or indirectly."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.Error:
@@ -207,7 +208,7 @@ def memory_of(process: psutil.Process) -> int:
 
 
 def most_of(process: psutil.Process) -> int:
-    """The most memory in bytes that a process has had in use at one time, as the kernel counts it."""
+    """A process's peak memory in bytes, as the kernel counts it."""
     try:
         with open(f"/proc/{process.pid}/status") as file:
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM:"))

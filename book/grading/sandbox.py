@@ -2,7 +2,7 @@
 
 System calls that reach out of the sandbox are refused (see calls).
 
-Code inside sees Python, its packages and this book's package, and nothing else of the machine: no labs, no submissions,
+Code inside sees Python, its packages and this book's package, and nothing else on the machine: no labs, no submissions,
 no home folders. If the grader is root, the code runs under a user id that owns nothing.
 """
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from book.grading.calls import seccomp_filter
 
 BOOK = Path(__file__).resolve().parents[1]
-# Prints the folder of the book that Python finds by itself, and nothing where it can't import it.
+# Prints the folder of the book that Python finds by itself, or nothing if it can't import the book.
 FOUND = """
 try:
     import book
@@ -32,12 +32,12 @@ except ImportError:
     pass
 """
 HOME = "/home/student"
-FIRST_UID, NUM_UIDS = 61184, 4096  # systemd reserves this range for services' dynamic users: nobody else has them
+FIRST_UID, NUM_UIDS = 61184, 4096  # systemd reserves these ids for services' dynamic users: no other user has one
 FILTER = 9  # the handle from which bubblewrap reads the system call filter
 ETC = {"passwd": "root:x:0:0::/:/bin/false\nstudent:x:1000:1000::/home/student:/bin/sh\n",
        "group": "root:x:0:\nstudent:x:1000:\n", "hosts": "127.0.0.1 localhost lab\n::1 localhost lab\n",
        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n"}
-# Replaces modules with the chapters' solutions to an exercise: its names can be imported, but raise when called.
+# Takes the place of modules with the chapters' solutions to an exercise: their names can be imported, but not called.
 WITHHELD = '''def __getattr__(name):
     if name.startswith("__"):
         raise AttributeError(name)
@@ -65,8 +65,8 @@ class Limits:
 def folder_for(parent: Path, withheld: Iterable[Path] = (), alone: bool = False) -> Path:
     """Makes a run's folder `parent`/inside, for sockets: the only one visible both inside and outside the sandbox.
 
-    Next to it are the files that a sandbox sees in /etc and in place of withheld modules, and the filter of its system
-    calls, a narrower one if its process is `alone`.
+    Next to it are the files that a sandbox sees in /etc and in place of withheld modules, and the filter for its system
+    calls, which is stricter if its process is `alone`.
     """
     inside = parent / "inside"
     inside.mkdir(mode=0o700)
@@ -82,7 +82,7 @@ def folder_for(parent: Path, withheld: Iterable[Path] = (), alone: bool = False)
 
 
 def uid_of(parent: Path) -> int:
-    """The user id of a run's processes if the grader is root: one per run, because process limits count by user."""
+    """The user id of a run's processes if the grader is root: one per run, because process limits are per user."""
     return FIRST_UID + zlib.crc32(str(parent).encode()) % NUM_UIDS
 
 
@@ -108,7 +108,7 @@ def command(inner: Sequence[str], parent: Path, limits: Limits, env: Mapping[str
 
 
 def dying_with_us() -> list[str]:
-    """A command prefix that gets the command killed when the thread that started it ends, for whatever reason."""
+    """A command prefix that has the command killed when the thread that started it ends, for whatever reason."""
     return [tool("setpriv"), "--pdeathsig", "KILL", "--"]
 
 
@@ -128,9 +128,9 @@ def probe() -> None:
     found = run.stdout.strip()
     if found != str(BOOK):
         there = f"the one in {Path(found).parent}" if found else "another one, or none"
-        raise SandboxError(f"this is the book in {BOOK.parent}, and submissions would import {there}: that is what "
-                           f"{sys.executable} has installed. Install this one with `pip install -e .`, or grade where "
-                           "the installed one is")
+        raise SandboxError(f"this is the book in {BOOK.parent}, but submissions would import {there}, since that is "
+                           f"what {sys.executable} has installed. Install this one with `pip install -e .`, or grade "
+                           "where the installed one is")
 
 
 def tool(name: str) -> str:
@@ -200,7 +200,7 @@ def _environment(env: Mapping[str, str]) -> list[str]:
 
 
 def reachable(paths: Iterable[Path], bind: str = "--ro-bind") -> list[str]:
-    """For root: replace folders above `paths` that other users can't enter with empty ones that hold only `paths`."""
+    """For root: replace folders above `paths` that other users can't enter with folders that hold only `paths`."""
     closed: dict[Path, list[Path]] = {}
     for path in paths:
         shut = [p for p in reversed(path.parents) if not stat.S_IMODE(p.stat().st_mode) & stat.S_IXOTH]

@@ -1,4 +1,4 @@
-"""L4: a submission is untrusted data: its answer cells are extracted by id, and nothing else in it is trusted."""
+"""L4: read a submission as untrusted data: only its answer cells are used, and they are found by id."""
 from __future__ import annotations
 
 import hashlib
@@ -18,13 +18,13 @@ from book.grading.release import without_solutions
 from book.grading.withheld import imports_from_book
 
 MAX_BYTES = 8 << 20
-MAX_CELLS = 1000  # each of an answer's cells is run, and each is compared with each cell of the lab
+MAX_CELLS = 1000  # all cells of an answer are run, and each is compared with each cell of the lab
 MAX_NOTES, MAX_NOTE_CHARS = 20, 200
 EDITED = "was edited, which changes nothing"
 
 
 class SubmissionError(ValueError):
-    """A submission that can't be read; the message says why in one sentence."""
+    """A submission can't be read; the message says why in one sentence."""
 
 
 @dataclass
@@ -84,7 +84,7 @@ def _read_regular(path: Path) -> bytes:
 
 
 def _notebook(raw: bytes) -> tuple[dict[str, Any], list[Any]]:
-    """A notebook and its cells; one of nbformat 3 or older is converted. Raises SubmissionError if it is none."""
+    """A notebook and its cells, converted from nbformat 3 or older. Raises SubmissionError if it is not a notebook."""
     try:
         notebook = json.loads(raw)
         if "worksheets" in notebook:
@@ -100,7 +100,7 @@ def _notebook(raw: bytes) -> tuple[dict[str, Any], list[Any]]:
 
 def _shortened(notes: list[str]) -> list[str]:
     """The first notes, each of a length that a report can show."""
-    more = [f"{len(notes) - MAX_NOTES} notes more"] if len(notes) > MAX_NOTES else []
+    more = [f"{len(notes) - MAX_NOTES} more notes"] if len(notes) > MAX_NOTES else []
     return [note if len(note) <= MAX_NOTE_CHARS else note[:MAX_NOTE_CHARS] + "…" for note in notes[:MAX_NOTES]] + more
 
 
@@ -112,7 +112,7 @@ def _imports(found: Submission, lab: NotebookNode) -> list[str]:
 
 
 def _other_variant(theirs: str | None, ours: str | None) -> list[str]:
-    """A note in case variant B, say, is graded with the source of variant A."""
+    """A note if, for example, variant B is graded with the source of variant A."""
     told = "no variant" if theirs is None else f"variant {theirs[:20]}"
     graded = "of none" if ours is None else f"of variant {ours}"
     return [f"the copy is of {told}, the source it is graded with {graded}"] if theirs != ours else []
@@ -143,7 +143,7 @@ class _Reader:
                 (self.waiting if self.answer is None else self.found.answers[self.answer]).append(source)
             return
         if mark in self.seen:
-            self.found.notes.append(f"cell {mark} is there twice")
+            self.found.notes.append(f"cell {mark} appears twice")
         self.seen.add(mark)
         if marks(self.own[mark])["kind"] == "answer":
             self.found.answers.setdefault(mark, []).extend([*self.waiting, source])
@@ -155,5 +155,5 @@ class _Reader:
 
     def _close(self) -> None:
         if self.waiting:
-            self.found.notes.append("cells that stand beside no answer were left out")
+            self.found.notes.append("cells that belong to no answer were left out")
         self.answer, self.waiting = None, []

@@ -1,4 +1,4 @@
-"""L4: one answer put in the place of a lab's own, and the checks of its exercise run on it, in this process."""
+"""L4: put one answer in the place of the lab's own, and run the checks of its exercise on it, in this process."""
 from __future__ import annotations
 
 import contextlib
@@ -16,8 +16,8 @@ def printed(lab: NotebookNode, exercise: int, answer: str, name: str,
             texts: dict[str, str] | None = None) -> dict[str, str]:
     """What each check of an exercise prints, by the check's id, with `answer` in the place of its answer cell.
 
-    The other answers are the lab's own, and no player, panel or timing is run. Raises what a check raises; `texts` then
-    has the checks before it. Only for code that you would run by hand: there is no sandbox.
+    The other answers are the lab's own; players, panels and timings are not run. Raises what a check raises; `texts`
+    then has the checks before it. Only for code that you would run by hand: there is no sandbox.
     """
     texts = {} if texts is None else texts
     namespace: dict[str, Any] = {"__name__": "__main__"}  # as in a kernel: RPC finds a class by that name
@@ -26,7 +26,7 @@ def printed(lab: NotebookNode, exercise: int, answer: str, name: str,
         if shown(cell) or (mark["kind"] == "check" and mark["exercise"] != exercise):
             continue
         source = answer if (mark["kind"], mark.get("exercise")) == ("answer", exercise) else cell.source
-        filename = f"<ipython-input-{name}-{mark['id']}>"  # launch shows a cell's line where a rank fails
+        filename = f"<ipython-input-{name}-{mark['id']}>"  # launch shows the line of a cell where a rank fails
         linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
         with contextlib.redirect_stdout(io.StringIO()) as told:
             exec(compile(source, filename, "exec"), namespace)
@@ -42,12 +42,12 @@ def stored(lab: NotebookNode, check: str) -> str:
 
 
 def solution(lab: NotebookNode, exercise: int) -> str:
-    """The lab's own answer to an exercise, without the marks around it."""
+    """The lab's own answer to an exercise, without the solution markers."""
     (found,) = [cell.source for cell in code_cells(lab)
                 if (marks(cell)["kind"], marks(cell).get("exercise")) == ("answer", exercise)]
     return "\n".join(line for line in found.split("\n") if not line.strip().startswith("### "))
 
 
 def without_device(text: str) -> str:
-    """What a cell printed, without the line in which `launch` tells once what the ranks run on."""
+    """What a cell printed, without the line in which `launch` says what the ranks run on."""
     return re.sub(r"\d+ ranks? on \w+ \([^\n]*\n", "", text)

@@ -1,7 +1,7 @@
 """L4: exercises whose ranks can only send and receive, graded by what the broker, outside the sandboxes, has counted.
 
-Each rank gets its own input. What it must hold at the end, and who may send how much to whom, is decided here; no
-expected value ever enters a sandbox.
+Each rank gets its own input. What it must hold at the end, and who may send how much to whom, is decided here: expected
+values never enter a sandbox.
 """
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from book.grading.withheld import withheld
 from book.wire.broker import Broker, WireError, WireRun
 
 RUN_S, HANG_S = 60, 15
-LARGEST = 1 << 50  # the sums of up to 8 such numbers are exact in float64, and no smaller type holds one
+LARGEST = 1 << 50  # sums of up to 8 such numbers are exact in float64, and no smaller type can hold one
 Arrays = Sequence[np.ndarray]
 Message = tuple[int, int, int]
 
@@ -41,7 +41,7 @@ class Wired:
 
 
 def verdict(lab: NotebookNode, exercise: int, answers: Answers | None, ranks: Ranks) -> str | None:
-    """Why an exercise's answers do not do what its `wire` mark asks for; None if they do, or there is no such mark.
+    """Why an exercise's answers do not do what its `wire` mark asks for; None if they do or there is no such mark.
 
     `answers` None stands for the lab's own solutions. Raises WireError if a rank fails, WireTimeout if ranks wait for
     one another or take too long; any text from a rank is untrusted.
@@ -94,7 +94,7 @@ def _wrong(wired: Wired, case: Mapping[str, int], inputs: Arrays, run: WireRun) 
 
 def ring(messages: Sequence[Message], case: Mapping[str, int], rounds: int, ways: Sequence[int] = (1, -1),
          num_chunks: int | None = None) -> str | None:
-    """A ring's traffic: every rank sends to one neighbour, all in the same direction, at most a chunk in each round.
+    """A ring's traffic: each rank sends to one neighbour, all in the same direction, and at most a chunk in each round.
 
     `num_chunks` is how many chunks a buffer has; None means one per rank.
     """

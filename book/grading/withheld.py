@@ -1,4 +1,4 @@
-"""L4: which modules of the book an exercise is graded without: the chapters' solutions, unless the lab uses them."""
+"""L4: which modules of the book are withheld while an exercise is graded: the chapters' code, unless a lab uses it."""
 from __future__ import annotations
 
 import ast

@@ -1,19 +1,22 @@
-"""L2: the small GPT that every lab trains and splits, the text that it learns, and the ways to train it on many ranks.
+"""L2: the small GPT that every lab trains and splits, the text that it learns, and ways to train it on many ranks.
 
     model           GPTConfig, GPT: a decoder-only transformer whose parts can be split
     text            the book's story, its characters as tokens, windows of it for training
-    data            data parallelism: one state for all ranks, gradients averaged in buckets
+    data            data parallelism: the same state on all ranks, gradients averaged in buckets
     tensor          tensor parallelism: layers cut over ranks, and the GPT made of them
     sharded         Zero1, Zero2, Zero3: optimizer state, gradients and parameters sharded over data-parallel ranks
-    stage           GPTStage: a run of the GPT's blocks, for one stage of a pipeline
+    stage           GPTStage: consecutive blocks of the GPT, for one stage of a pipeline
     pipeline        run_pipeline, Stage, Mail: any pipeline schedule over messages; 1F1B written out
     split_backward  a backward in two halves, with the weight gradients deferred: I and W
     remote          RemotePipeline: stages on other workers, called over RPC; replicas of such pipelines (DP+PP)
     hybrid          Hybrid: tensor, pipeline and data parallelism on one mesh
     checked         argument checks, kept apart from the code that chapters show
 """
-from book.parallel.data import BucketedDDP, broadcast_state
-from book.parallel.model import GPT, GPTConfig
-from book.parallel.text import Characters, Windows, load_text
+from book.extras import needed_by
+
+with needed_by("book.parallel", "torch"):
+    from book.parallel.data import BucketedDDP, broadcast_state
+    from book.parallel.model import GPT, GPTConfig
+    from book.parallel.text import Characters, Windows, load_text
 
 __all__ = ["GPT", "BucketedDDP", "Characters", "GPTConfig", "Windows", "broadcast_state", "load_text"]

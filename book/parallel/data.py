@@ -1,4 +1,4 @@
-"""L2: data parallelism as chapter 02 builds it: one state for all ranks, gradients averaged in buckets.
+"""L2: data parallelism as chapter 02 builds it: the same state on all ranks, gradients averaged in buckets.
 
 Later chapters combine it with other kinds of parallelism. Torch's own is `torch.nn.parallel.DistributedDataParallel`.
 """
@@ -12,7 +12,7 @@ from torch import nn
 
 
 def broadcast_state(module: nn.Module) -> None:
-    """Give every rank rank 0's parameters and buffers."""
+    """Copy rank 0's parameters and buffers to every rank."""
     for tensor in [*module.parameters(), *module.buffers()]:
         dist.broadcast(tensor.detach(), src=0)
 
@@ -21,8 +21,8 @@ class BucketedDDP(nn.Module):
     """Average gradients in buckets, each as soon as it is full; call `finish()` after backward.
 
     A bucket is closed once its gradients reach `bucket_bytes`. Buckets go from the last parameter to the first, and are
-    all-reduced in that order over all ranks of the world. Raises RuntimeError if backward gave some parameter no
-    gradient, and for a second backward before `finish()`.
+    all-reduced in that order over all ranks of the world. Raises RuntimeError if a parameter got no gradient from
+    backward, and for a second backward before `finish()`.
     """
 
     def __init__(self, module: nn.Module, bucket_bytes: int) -> None:

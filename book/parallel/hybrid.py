@@ -67,11 +67,11 @@ def clip_gradients(parameters: Iterable[nn.Parameter], groups: Mapping[str, dist
                    max_norm: float) -> torch.Tensor:
     """Scale the gradients of the whole model to a norm of at most `max_norm`; return their norm. Only without ZeRO.
 
-    Each gradient counts once: the squares of parameters split over tp are summed over tp, those that all tp ranks hold
-    are not, and stages are summed over pp. Replicas hold the same averaged gradients, so nothing is summed over dp.
-    Every rank of the mesh must call it, between `gradients` and the step. With ZeRO-1 gradients are not averaged before
-    the step; with ZeRO-2 and 3 there are none, and ValueError is raised. Equals `torch.nn.utils.clip_grad_norm_` in one
-    process.
+    Each gradient counts once: squares are summed over tp for parameters that are split over tp, and not for those that
+    all tp ranks hold; then they are summed over the stages (pp). Replicas hold the same averaged gradients, so nothing
+    is summed over dp. Every rank of the mesh must call it, between `gradients` and the step. With ZeRO-1 gradients are
+    not averaged before the step; with ZeRO-2 and 3 there are none, and ValueError is raised. Equals
+    `torch.nn.utils.clip_grad_norm_` in one process.
     """
     gradients = [(p.grad, hasattr(p, "shard_dim")) for p in parameters if p.grad is not None]
     cut, whole = (sum(g.square().sum() for g, is_cut in gradients if is_cut == wanted) for wanted in (True, False))
@@ -126,7 +126,7 @@ class Hybrid:
         multiple of dp times the number of micro-batches.
         """
         inputs, targets = (self.share(tensor) for tensor in (inputs_BT, targets_BT))
-        if self.mail is None:  # the shape of messages is known from the first batch on
+        if self.mail is None:  # the first batch tells the shape of messages
             like = torch.empty(*inputs[0].shape, self.config.width, dtype=self.config.dtype, device=inputs_BT.device)
             self.mail = Mail(self.schedule, like, self.pipeline)
         loss = run_pipeline(self.schedule, {self.place["pp"]: self.stage}, self.mail, inputs, targets)

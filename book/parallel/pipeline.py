@@ -23,7 +23,7 @@ from book.schedule import PipelineSchedule, Work
 
 
 class Stage:
-    """A stage on its rank: the module, and for each micro-batch in flight what its backward needs.
+    """A stage on its rank: the module, and what the backward of each micro-batch in flight needs.
 
     The last stage ends in `loss_fn(output, target)`, divided by the number of micro-batches: gradients add up, so the
     sum of the micro-batches' means would be that many times too large. Actions are recorded.
@@ -47,7 +47,7 @@ class Stage:
         return y.detach()
 
     def backward(self, m: int, gradient: torch.Tensor | None = None) -> torch.Tensor | None:
-        """B: takes the gradient of the output (None for the loss), adds to the weights', returns the input's."""
+        """B: takes the gradient of the output (None for the loss), adds the weights' gradients, returns the input's."""
         with stage_action("B", self.number, m):
             x, y = self.kept.pop(m)
             y.backward(gradient)
@@ -64,7 +64,7 @@ class SplitStage(Stage):
         return split.input_gradient
 
     def backward_weights(self, m: int) -> None:
-        """W: adds what I left to the weights' gradients."""
+        """W: adds the gradients that I left out to those of the weights."""
         with stage_action("W", self.number, m):
             self.kept.pop(m).backward_weights()
 
@@ -85,7 +85,7 @@ def stages_here(schedule: PipelineSchedule, gpt: GPT, place: int | None = None) 
 def run_pipeline(schedule: PipelineSchedule, stages: dict[int, SplitStage], mail: Mail,
                  inputs: Sequence[torch.Tensor] | None = None, targets: Sequence[torch.Tensor] | None = None
                  ) -> torch.Tensor | None:
-    """Run this rank's actions of any schedule, in its order; gradients are added to the parameters'.
+    """Run this rank's actions of any schedule, in order; gradients are added to the parameters' `.grad`.
 
     `inputs` (one for each micro-batch) are needed on the rank of stage 0, `targets` on that of the last stage. Returns
     the mean loss of the batch on the rank of the last stage, None elsewhere. Micro-batches must have equal sizes.
@@ -127,7 +127,7 @@ def run_one_f_one_b(stage: Stage, like: torch.Tensor, forth: dist.ProcessGroup, 
 
     def send(tensor: torch.Tensor, peer: int, group: dist.ProcessGroup) -> None:
         if peer in sent:
-            sent[peer].wait()  # in its order, the peer receives that one before it needs more from here
+            sent[peer].wait()  # the peer receives in order, so this ends
         sent[peer] = dist.isend(tensor, peer, group=group)
 
     def receive(peer: int, group: dist.ProcessGroup) -> torch.Tensor:
@@ -183,20 +183,20 @@ class _Letter:
 
 
 class Mail:
-    """Outputs and gradients in transit between this rank and others; those that stay on the rank are handed over.
+    """Outputs and gradients in transit between this rank and others; those that stay on the rank are handed over here.
 
     `like` is a tensor with the shape and dtype of all messages. Sends don't block. Messages from one rank to another
-    arrive in the order in which they were made: a rank that needs the third one receives the first two as well, and
+    arrive in the order in which they were made: a rank that needs the third one receives the first two as well and
     keeps them.
 
     Messages to higher ranks use one process group, those to lower ranks another: in a lazily initialized group NCCL
     runs all messages between two ranks in one queue, and two ranks that both start by sending would wait for each other
     to receive. A group made with `device_id` has one queue for all its ranks, and NCCL requires the same order of work
-    in all groups on all ranks: there, use one common order or `dist.batch_isend_irecv`. This has been run on gloo.
+    in all groups on all ranks: use one common order or `dist.batch_isend_irecv` there. This has been run on gloo only.
     """
 
     def __init__(self, schedule: PipelineSchedule, like: torch.Tensor, ranks: Sequence[int] | None = None) -> None:
-        """`ranks` are those of this pipeline, in its order, if there are several. Raises what `check()` raises."""
+        """`ranks` are the ranks of this pipeline, in its order, if there are several. Raises what `check()` raises."""
         self.ranks = list(range(schedule.world_size)) if ranks is None else list(ranks)
         self.like, self.place = like, self.ranks.index(dist.get_rank())
         self.letters = {letter.work: letter for letter in _letters(schedule.check())
@@ -242,7 +242,7 @@ class Mail:
                 for src in range(len(self.ranks))}
 
     def _forget(self, peer: int, made: int) -> None:
-        """Release sends that `peer` received before it made the result that just arrived: no backend tells us that."""
+        """Release sends that `peer` received before it made the result that just arrived; no backend reports that."""
         taken = [letter.dst == peer and letter.taken < made for letter, _ in self.sent]
         for (_, request), is_taken in zip(self.sent, taken):
             if is_taken:

@@ -31,9 +31,9 @@ from book.record import action_done, stage_action
 
 @contextlib.contextmanager
 def rpc_worker(num_threads: int = 16, timeout_s: float = 60) -> Iterator[int]:
-    """Be `worker{rank}` while the block runs, and serve the other workers until all of them are done; yields the rank.
+    """Run the block as `worker{rank}`, then serve the other workers until all of them are done; yields the rank.
 
-    `num_threads` serve calls; a pipeline needs more threads than micro-batches, since each micro-batch may block one
+    `num_threads` threads serve calls. A pipeline needs more threads than micro-batches: each micro-batch may block one
     while it waits for its input, and replies need one too. A call that takes longer than `timeout_s` fails. Call
     `dist.init_process_group()` first.
     """
@@ -43,15 +43,15 @@ def rpc_worker(num_threads: int = 16, timeout_s: float = 60) -> Iterator[int]:
     options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=num_threads, rpc_timeout=timeout_s)
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=dist.get_world_size(), rpc_backend_options=options)
     yield rank
-    # Not after an error: shutdown waits for calls, and one that never ends would hide the error. Launchers end peers.
+    # Not after an error: shutdown waits for calls, and one that never ends would hide it. The launcher ends the peers.
     rpc.shutdown()
 
 
 class RemoteStage:
     """A stage of the small GPT on the worker that holds it; its methods are called remotely.
 
-    Weights are drawn with `seed`, or without one from this worker's generator. With `peers`, the ranks that hold this
-    stage in all replicas, the stage is a DDP module over them.
+    Weights are drawn with `seed`, or from this worker's generator if there is none. With `peers`, the ranks that hold
+    this stage in all replicas, the stage is a DDP module over them.
     """
 
     def __init__(self, config: GPTConfig, stage: int, num_stages: int, seed: int | None = None,
@@ -67,7 +67,7 @@ class RemoteStage:
         self.part.model.blocks[self.part.first].register_forward_pre_hook(self._enter)
 
     def forward(self, x_rref: rpc.RRef, micro_batch: int) -> torch.Tensor:
-        """Fetch a micro-batch from wherever it is and compute; threads serve calls, but only one computes at a time.
+        """Fetch a micro-batch from wherever it is and run it; threads serve calls, but only one computes at a time.
 
         Inputs and outputs are on the CPU.
         """
@@ -120,8 +120,8 @@ class RemoteStage:
 class RemotePipeline:
     """A GPT whose stages live on `workers`, in that order; the rank that creates it drives it.
 
-    `seed` is that of the whole model. `peers` has, for each stage, the ranks that hold it in all replicas: each
-    replica's driver creates its own pipeline, all at the same time, and DDP averages their gradients.
+    `seed` is that of the whole model. `peers` has, for each stage, the ranks that hold it in all replicas: the drivers
+    of all replicas create their pipelines at the same time, and DDP averages the gradients.
     """
 
     def __init__(self, workers: Sequence[str], config: GPTConfig, seed: int | None = None,
@@ -134,8 +134,8 @@ class RemotePipeline:
     def __call__(self, tokens_BT: torch.Tensor, num_micro_batches: int) -> torch.Tensor:
         """Token numbers (B, T) -> logits (B, T, V) on the CPU, in `num_micro_batches` that are in flight together.
 
-        Only references pass through here: a stage fetches its input from the previous stage. Micro-batches may overtake
-        one another. Raises ValueError for more micro-batches than sequences.
+        Only references pass through this process: a stage fetches its input from the previous stage. Micro-batches may
+        overtake one another. Raises ValueError for more micro-batches than sequences.
         """
         if not 1 <= num_micro_batches <= len(tokens_BT):
             raise ValueError(f"{len(tokens_BT)} sequences can't make {num_micro_batches} micro-batches: each needs "
@@ -152,8 +152,8 @@ class RemotePipeline:
         """Run `dist_autograd.backward`, then wait until every stage has all its gradients.
 
         In torch 2.13 that call may return before the first stage is done: if the gradients of two micro-batches reach a
-        middle stage at once, it can forget that it forwarded one (`clearOutstandingRpcs` in dist_engine.cpp). The
-        optimizer would then step without it.
+        middle stage at the same time, that stage can forget that it passed one on (`clearOutstandingRpcs` in
+        dist_engine.cpp). The optimizer would then step without it.
         """
         dist_autograd.backward(context_id, [loss])
         for waiting in [stage.rpc_async().wait_for_gradients(context_id) for stage in self.stages]:

@@ -1,7 +1,7 @@
 """L2: sharded data parallelism as chapter 04 builds it: ZeRO-1, 2 and 3 from reduce-scatter and all-gather.
 
-Each stage adds to the previous one: the optimizer's state is sharded, then the gradients, then the parameters; stage 0
-is the baseline. Torch's own are ZeroRedundancyOptimizer and fully_shard.
+Each stage adds to the previous one: first the optimizer's state is sharded, then the gradients, then the parameters;
+stage 0 is the baseline. Torch's own are ZeroRedundancyOptimizer and fully_shard.
 """
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def check_shards(name: str, group: Group, num_shards: int | None) -> None:
     """Raise ValueError for a number of shards that is neither 1 nor the number of ranks of the group."""
     num_ranks = dist.get_world_size(group)
     if num_shards is not None and num_shards not in (1, num_ranks):
-        raise ValueError(f"{name} can't have {num_shards!r} shards: each rank has a shard of its own, {num_ranks}, or "
-                         "all of it, 1")
+        raise ValueError(f"{name} can't have {num_shards!r} shards: use {num_ranks}, one for each rank, or 1, the "
+                         "whole on every rank")
 
 
 class Unit:
@@ -110,7 +110,7 @@ class Unit:
 
 
 def check_alike(name: str, parameters: Sequence[nn.Parameter]) -> None:
-    """Raise ValueError if parameters can't share a flat buffer, or an update."""
+    """Raise ValueError if parameters can't share a flat buffer or an update."""
     if len({(p.dtype, p.device) for p in parameters}) != 1:
         raise ValueError(f"{name} has parameters of several dtypes or devices, or none: a flat buffer has one")
     if not all(p.requires_grad for p in parameters):
@@ -121,7 +121,7 @@ def check_alike(name: str, parameters: Sequence[nn.Parameter]) -> None:
 def units_of(module: nn.Module, group: Group = None, num_shards: int | None = None) -> list[Unit]:
     """One unit for each block of a model, in order, and one, "root", for the parameters outside the blocks.
 
-    Parameters that several blocks share are in "root" too: they must stay while any of these blocks runs.
+    Parameters that several blocks share are in "root" too: they must stay in memory while any of these blocks runs.
     """
     blocks = {name: part for name, part in module.named_modules() if isinstance(part, Block)}
     users = Counter(p for part in blocks.values() for p in part.parameters())
@@ -138,7 +138,7 @@ def units_of(module: nn.Module, group: Group = None, num_shards: int | None = No
 
 
 def check_whole(units: Sequence[Unit], *_: Any) -> None:
-    """Raise RuntimeError if parameters have no memory, before they are saved in that state."""
+    """Raise RuntimeError if parameters have no memory and so can't be saved."""
     if not all(unit.is_whole for unit in units):
         raise RuntimeError("the parameters are in shards: save state_dict() of what shards them, on every rank")
 
@@ -148,7 +148,7 @@ class Replicated:
 
     Use it as the model; call `step()` after one backward, or after several, whose gradients add up. `make_optimizer`
     gets the flat shards that this rank updates, so the optimizer must be elementwise, as SGD and Adam are. All ranks
-    must use the same parts of the model. Buffers are left alone.
+    must use the same parts of the model. Buffers are not changed.
     """
 
     def __init__(self, module: nn.Module, make_optimizer: MakeOptimizer, group: Group = None) -> None:
@@ -156,7 +156,7 @@ class Replicated:
         self.optimizer = make_optimizer([unit.shard for unit in self.units])
 
     def make_units(self, module: nn.Module, group: Group) -> list[Unit]:
-        """Units that each rank has whole."""
+        """Units of which each rank has the whole."""
         return units_of(module, group, num_shards=1)
 
     def __call__(self, *inputs: Any) -> Any:
@@ -170,7 +170,7 @@ class Replicated:
         self.update()
 
     def update(self) -> None:
-        """The optimizer's step, only on what this rank updates."""
+        """Run the optimizer's step on what this rank updates."""
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -193,7 +193,7 @@ class Zero1(Replicated):
         return units_of(module, group)
 
     def step(self) -> None:
-        """Average the gradients, each rank its shard; update the shard; gather the shards."""
+        """Average the gradients, on each rank those of its shard; update the shard; gather all shards."""
         for unit in self.units:
             unit.reduce_scatter()
         self.update()
@@ -202,7 +202,7 @@ class Zero1(Replicated):
 
 
 class Zero2(Zero1):
-    """Stage 2: a rank keeps only its shard of the gradients too; each unit's are scattered during backward."""
+    """Stage 2: a rank also keeps only its shard of the gradients; each unit's are scattered during backward."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -223,7 +223,7 @@ class Zero2(Zero1):
         unit.reduce_scatter()
 
     def finish(self) -> None:
-        """Scatter the gradients of units in which backward has reached only some of the parameters."""
+        """Scatter the gradients of units where backward has reached only some of the parameters."""
         for unit in self.units:
             if self.ready[unit]:
                 self.unit_done(unit)
@@ -237,7 +237,7 @@ class Zero2(Zero1):
 
 
 class Zero3(Zero2):
-    """Stage 3: a rank keeps only its shard of the parameters too. A unit is whole only while it runs."""
+    """Stage 3: a rank also keeps only its shard of the parameters. A unit is whole only while it runs."""
 
     def __init__(self, module: nn.Module, *arguments: Any, **options: Any) -> None:
         super().__init__(module, *arguments, **options)
@@ -251,7 +251,7 @@ class Zero3(Zero2):
         module.register_state_dict_pre_hook(partial(check_whole, self.units))
 
     def gather(self, unit: Unit) -> None:
-        """Gather a unit, unless it is whole."""
+        """Gather a unit, unless it is whole already."""
         if not unit.is_whole:
             unit.all_gather()
 

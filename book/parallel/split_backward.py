@@ -16,8 +16,8 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 class SplitBackward:
     """The first half of a backward from `y` to `x`: `input_gradient` is x's; `backward_weights()` does the other half.
 
-    `gradient` is that of `y`, None for a loss. If `x` needs no gradient, as token numbers, everything is left for the
-    second half. Raises ValueError for a weight that is used in two places, which can't be split.
+    `gradient` is that of `y`, None for a loss. If `x` needs no gradient, as with token numbers, everything is left for
+    the second half. Raises ValueError for a weight that is used in two places, which can't be split.
     """
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor, gradient: torch.Tensor | None = None) -> None:
@@ -48,7 +48,7 @@ def _backward_from(node: Node, gradients: tuple[torch.Tensor | None, ...], weigh
 
 
 def _fed_on_the_way(y: torch.Tensor, x: torch.Tensor) -> dict[Node, list[torch.Tensor]]:
-    """The nodes on the path from `y` to `x` that weights feed, with those weights: there the halves are split."""
+    """The nodes on the path from `y` to `x` that weights feed, with those weights: the backward is split at these."""
     end = get_gradient_edge(x).node
     on_the_way = {end}
     beside: dict[Node, list[torch.Tensor]] = {}

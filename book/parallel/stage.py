@@ -22,7 +22,7 @@ class GPTStage(nn.Module):
         super().__init__()
         num_blocks = len(model.blocks)
         if not 1 <= num_stages <= num_blocks:
-            raise ValueError(f"{num_blocks} blocks can't make {num_stages} stages: each needs a block at least")
+            raise ValueError(f"{num_blocks} blocks can't make {num_stages} stages: each needs at least one block")
         if not 0 <= stage < num_stages:
             raise ValueError(f"there is no stage {stage}: stages are 0 to {num_stages - 1}")
         self.first, self.last = (num_blocks * s // num_stages for s in (stage, stage + 1))

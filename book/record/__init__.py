@@ -4,24 +4,27 @@
     recorder        start, watch, lanes, emit, collect: what runs in a rank
     backward        follow_backward: which gradient was ready when, and which bucket took it
     stages          stage_action, follow_stages: which forward or backward of which micro-batch a rank ran
-    memory          held_state, follow_units: what a rank actually holds of each part of a model, and works on
-    buckets         whose gradients an all-reduce carries, in a reader's own wrapper
+    memory          held_state, follow_units: how much of each part of a model a rank holds, and which part it works on
+    buckets         whose gradients an all-reduce carries in a reader's own wrapper
     clock           times on a GPU's clock, converted to the program's
     group           the process group that records every operation and passes it on
     snapshots       snapshots of the watched buffer around each operation
     provenance      what the snapshots show: which chunk, added or replaced, whose contributions
-    watcher         what a rank's program does with the blocks of some matrices, operation by operation
+    watcher         what a rank's program does with the blocks of given matrices, operation by operation
     atlas           which block of which matrix a tensor holds, recognized by its values
     activations     the bytes that autograd keeps for backward
     happens_before  operations of all ranks matched and sorted into steps: assemble, from_zero
 """
-from book.record.backward import follow_backward
-from book.record.happens_before import assemble, from_zero
-from book.record.memory import follow_units, held_state, holds, storage_bytes, unit_action, unit_done
-from book.record.recorder import collect, emit, lanes, paused, start, watch
-from book.record.recording import dropped_requests
-from book.record.snapshots import WatchError
-from book.record.stages import action_done, follow_stages, stage_action
+from book.extras import needed_by
+
+with needed_by("book.record", "torch"):
+    from book.record.backward import follow_backward
+    from book.record.happens_before import assemble, from_zero
+    from book.record.memory import follow_units, held_state, holds, storage_bytes, unit_action, unit_done
+    from book.record.recorder import collect, emit, lanes, paused, start, watch
+    from book.record.recording import dropped_requests
+    from book.record.snapshots import WatchError
+    from book.record.stages import action_done, follow_stages, stage_action
 
 __all__ = ["WatchError", "action_done", "assemble", "collect", "dropped_requests", "emit", "follow_backward",
            "follow_stages", "follow_units", "from_zero", "held_state", "holds", "lanes", "paused", "stage_action",

@@ -15,7 +15,7 @@ class saved_for_backward(saved_tensors_hooks):  # noqa: N801 (a context manager,
     """Counts what forward passes in the block keep for backward: `with saved_for_backward(parameters) as kept: ...`.
 
     `kept.num_bytes` is the total. A storage counts once, however many tensors share it; of a DTensor, only this rank's
-    part counts. `parameters`, which stay in memory anyway, and any other tensors listed there do not count.
+    part counts. Tensors listed in `parameters` do not count: parameters stay in memory anyway.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor] = ()) -> None:
@@ -45,8 +45,8 @@ class saved_for_backward(saved_tensors_hooks):  # noqa: N801 (a context manager,
 class held_for_backward(saved_tensors_hooks):  # noqa: N801
     """Tracks what is currently kept for backward: `with held_for_backward(parameters) as held: ...`.
 
-    `held.num_bytes` is what forwards inside have kept and no backward has freed yet, `held.peak_bytes` its maximum so
-    far. Storages and `parameters` count as in `saved_for_backward`.
+    `held.num_bytes` is what forward passes in the block have kept and no backward pass has freed yet, `held.peak_bytes`
+    its maximum so far. Storages and `parameters` count as in `saved_for_backward`.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor] = ()) -> None:

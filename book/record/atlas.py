@@ -1,11 +1,11 @@
 """L2: which block of which matrix a tensor holds, and which parts of a sum are in it, recognized by its values.
 
-A product Y = X A sums over the columns of X and the rows of A. Cut that dimension into N parts, and Y is the sum of N
+A product Y = X A sums over the columns of X and the rows of A. If that dimension is cut into N parts, Y is the sum of N
 partial products: part j from columns j of X and rows j of A. The values are random, so any tensor that is a sum of
 partial products reveals which are in it, and how often each: they are the unique solution of an overdetermined linear
 system. A tensor that no such sum explains stays unknown. This works after a GELU too: the second product of an MLP is
 compared with the partial products of the GELU's output. Half of the dtype's digits must match: random numbers never
-agree that far by chance.
+agree to that many digits by chance.
 
 Shapes: dimensions T, D, M, O as in book.blocks, each cut in N parts; L lanes, one per part and one for a bias.
 """
@@ -34,7 +34,7 @@ class Find:
 
 
 class Atlas:
-    """All matrices of a play for N ranks: the given ones, the same on all ranks, and those computed from them.
+    """All matrices of a play for N ranks: the given ones, which all ranks share, and those computed from them.
 
     `given` holds X, A, B, dY and the bias, if there is one, in float64.
     """
@@ -60,7 +60,7 @@ class Atlas:
         return Block(matrix, (top, bottom), (left, right), (height, width))
 
     def find(self, tensor: torch.Tensor) -> Find | None:
-        """What a tensor of shape (..., columns) holds, as it is or transposed; None if unknown."""
+        """What a tensor of shape (..., columns) holds, either as it is or transposed; None if unknown."""
         if tensor.ndim < 2 or not tensor.is_floating_point() or not tensor.numel():
             return None
         values = tensor.detach().to("cpu", torch.float64).reshape(-1, tensor.shape[-1]).numpy()

@@ -66,7 +66,7 @@ def follow_backward(model: nn.Module, hook: Hook | None = None) -> Iterator[None
 
 
 class _Sender:
-    """What a DDP model's communication hook does: a model takes only one, and it can't be replaced."""
+    """What a DDP model's communication hook does: a model accepts only one, which can't be replaced."""
 
     def __init__(self, group: dist.ProcessGroup):
         self.group = group
@@ -109,15 +109,15 @@ def _send(sender, bucket):  # type: ignore[no-untyped-def]
 def _average(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average as DDP does without a hook: multiply by 1/N, where torch's allreduce_hook divides by N.
 
-    Identical to the last bit except for gradients left in the bucket by an earlier pass (gradient_as_bucket_view=True
-    and not set to None), which DDP divides: a hook can't tell which those are.
+    Identical to the last bit except for gradients that an earlier pass left in the bucket (gradient_as_bucket_view=True
+    and not set to None): DDP divides these, and a hook can't tell which they are.
     """
     total = bucket.buffer().mul_(1 / group.size())
     return dist.all_reduce(total, group=group, async_op=True).get_future().then(lambda future: future.value()[0])
 
 
 class _Follower:
-    """Records the gradients of one model as they become ready, and tells the recorder which an all-reduce carries."""
+    """Records the gradients of one model as they become ready, and tells the recorder which ones all-reduces carry."""
 
     def __init__(self, model: nn.Module, recording: recorder._Recorder, sender: _Sender | None):
         self._model, self._recording = model, recording

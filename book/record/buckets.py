@@ -1,7 +1,7 @@
-"""L2: whose gradients an all-reduce carries, in a module that sends them in its own way.
+"""L2: whose gradients an all-reduce carries, for a module that sends them in its own way.
 
 A tensor that shares memory with gradients is identified with certainty. A copy of several gradients is identified by
-the module's own `buckets`, lists of parameters. Anything else stays unknown. Contents are compared on the CPU only: on
+the module's own `buckets`, lists of parameters. Anything else stays unknown. Contents are compared only on the CPU: on
 a GPU that would block the program until the device has caught up.
 """
 from __future__ import annotations
@@ -22,7 +22,7 @@ class OwnBuckets:
         self._arriving: tuple[nn.Parameter, ref[torch.Tensor]] | None = None
 
     def arrives(self, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
-        """A gradient is about to become `parameter.grad`, or to be added to it; a hook may send it before that.
+        """Note that a gradient is about to become `parameter.grad` or to be added to it; a hook may send it before.
 
         Only a weak reference is kept: with a strong one autograd would copy the gradient instead of handing it over.
         """
@@ -58,9 +58,9 @@ class OwnBuckets:
                 for bucket in listed]
 
     def _copied(self, copy: torch.Tensor, ready: Mapping[nn.Parameter, int]) -> tuple[int | None, list[nn.Parameter]]:
-        """The complete bucket of the copy's size; of several the one with its contents, or else the first complete.
+        """The complete bucket of the copy's size; of several, the one with its contents, or else the first to complete.
 
-        On devices other than the CPU contents are not compared, so it is always the first complete one.
+        On devices other than the CPU contents are not compared, so it is always the first to complete.
         """
         complete = [(max(ready[parameter] for parameter in bucket), number, bucket)
                     for number, bucket in enumerate(self._listed())
@@ -95,7 +95,7 @@ def _num_bytes(tensor: torch.Tensor) -> int:
 
 
 def _holds(copy: torch.Tensor, bucket: Sequence[nn.Parameter]) -> bool:
-    """Whether `copy` is the gradients of `bucket` end to end, unscaled or all scaled by one factor, such as 1/N."""
+    """Whether `copy` is the gradients of `bucket` end to end, as they are or all scaled by one factor, such as 1/N."""
     gradients = [parameter.grad for parameter in bucket]
     if any(gradient is None or gradient.dtype != copy.dtype for gradient in gradients):
         return False

@@ -1,6 +1,6 @@
 """L2: times on a device's clock, for a program that runs ahead of its device.
 
-Without a GPU the program's own times are right, and nothing needs correcting.
+Without a GPU the program's own times are right, and nothing has to be corrected.
 """
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-Place = tuple[str, int, str]  # of a time in the recording: its rows, the row's index, the time's name
+Place = tuple[str, int, str]  # where a time is in the recording: which rows, the row's index, the time's name
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Stamp:
 
 
 def now(device: torch.device) -> Stamp:
-    """This moment, for work on `device`: on a GPU an event is recorded on the current stream too."""
+    """A stamp of this moment for work on `device`; on a GPU it also records an event on the current stream."""
     if device.type != "cuda":
         return Stamp(time.monotonic_ns())
     event = torch.cuda.Event(enable_timing=True)
@@ -33,8 +33,9 @@ def now(device: torch.device) -> Stamp:
 class Clock:
     """Moments on one device, converted to CLOCK_MONOTONIC once the device has finished its work.
 
-    A GPU's events are timed relative to one that the program waited for at the start, so ranks agree to within that
-    wait (tens of microseconds). NCCL's completions are recorded on the streams that torch gives a future's callbacks.
+    A GPU's events are timed relative to one that the program waited for at the start, so ranks agree to within the time
+    of that wait (tens of microseconds). NCCL's completions are recorded on the streams that torch sets for a future's
+    callbacks.
     """
 
     def __init__(self, device: torch.device):
@@ -72,9 +73,9 @@ class Clock:
 def in_program_order(times: Sequence[tuple[str, int, str, int]]) -> Iterator[tuple[str, int, str, int]]:
     """Device times (rows, index, name, time) in the order noted, adjusted so that the program's steps never go back.
 
-    A GPU's clock ticks every half microsecond, so two events may have the same time; what comes later in the program
-    is then put a nanosecond later. An operation never ends before it starts; apart from that, ends of operations may
-    be in any order.
+    A GPU's clock ticks every half microsecond, so two events may have the same time; the one that comes later in the
+    program is then moved a nanosecond later. An operation never ends before it starts; otherwise operations may end in
+    any order.
     """
     latest, started = 0, {}
     for rows, index, name, time_ns in times:

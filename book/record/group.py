@@ -1,6 +1,6 @@
 """L2: a process group that records the operations that pass through it.
 
-It sees what patching `dist.*` functions misses: DDP's all-reduces come from C++, FSDP's from inside torch.
+It sees what patching `dist.*` functions would miss: DDP's all-reduces come from C++, FSDP's from inside torch.
 """
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ class Recorder(Protocol):
         """Record that the program has waited for an operation; `source_rank()` gives the sender's rank in its group."""
 
     def dropped(self, indices: Iterable[int]) -> None:
-        """Record that the program holds the request of these operations no more, waited for or not."""
+        """Record that the program no longer holds the request of these operations, waited for or not."""
 
     def completes(self, index: int, future: torch.futures.Future) -> None:
-        """Record when `future` completes: perhaps nobody waits for the operation itself."""
+        """Record when `future` completes: the program may never wait for the operation itself."""
 
     def follows(self, index: int) -> bool:
         """Whether to record when this operation completes, whoever waits for it."""
 
 
 def install(recorder: Recorder) -> None:
-    """Make every process group that this process creates from here on report its operations to `recorder`.
+    """Make every process group that this process creates from now on report its operations to `recorder`.
 
-    Torch looks its class up by this name whenever it makes a group, whatever the backend, so `get_backend()`, debug
+    Torch looks the class up by this name whenever it creates a group, whatever the backend, so `get_backend()`, debug
     wrappers and groups with several backends keep working.
     """
     RecordingGroup.recorder = recorder
@@ -68,7 +68,7 @@ def install(recorder: Recorder) -> None:
 
 
 class RecordedWork(Work):
-    """A request that records when the program has waited for it: when it completed by itself is nondeterministic."""
+    """A request that records when the program has waited for it; when it completes by itself is nondeterministic."""
 
     def __init__(self, recorder: Recorder, work: Work, indices: Sequence[int]):
         super().__init__()
@@ -97,7 +97,7 @@ class RecordedWork(Work):
         self._note()
 
     def get_future(self) -> torch.futures.Future:
-        """The backend's future; for a program that waits on it, only the time of completion is recorded."""
+        """The backend's future; if the program waits on that, only the time of completion is recorded."""
         future = self._work.get_future()
         for index in self._indices:
             self._recorder.completes(index, future)
@@ -121,8 +121,8 @@ for _method in ("is_success", "exception", "source_rank", "_source_rank", "resul
 class RecordingGroup(ProcessGroup):
     """A process group that records every operation and leaves the work to a plain group with the same backends.
 
-    Torch builds it in place of its own class and then gives it backends (gloo, NCCL, one per device, with debug
-    wrappers): both groups get them, so whatever is not recorded works as usual.
+    Torch builds it in place of its own class and then registers backends (gloo, NCCL, one per device, with debug
+    wrappers). Both groups get them, so whatever is not recorded works as usual.
     """
 
     recorder: Recorder
@@ -131,7 +131,7 @@ class RecordingGroup(ProcessGroup):
         super().__init__(rank, size)
         self._inner = ProcessGroup(store, rank, size)
         self._ranks: tuple[int, ...] = ()
-        # Shared by all threads, as in the backend: what another thread issues meanwhile is coalesced too.
+        # Shared by all threads, as in the backend: what another thread issues in the meantime is coalesced too.
         self._batch: list[int] | None = None
 
     def _register_backend(self, *args: Any) -> None:
@@ -182,12 +182,12 @@ class RecordingGroup(ProcessGroup):
         return work
 
     def _global_rank(self, peer: int | None) -> int | None:
-        """A peer outside the group is left as given: the backend reports the error."""
+        """The peer's rank in the world; a peer outside the group stays as given, and the backend reports the error."""
         return self._ranks[peer] if peer is not None and 0 <= peer < len(self._ranks) else peer
 
     @contextlib.contextmanager
     def _withdrawing(self, indices: Iterable[int]) -> Iterator[None]:
-        """Withdraw operations if the backend refuses them; the program may catch the error and go on."""
+        """Withdraw operations if the backend refuses them; the program may catch the error and continue."""
         try:
             yield
         except Exception:
@@ -201,13 +201,13 @@ class RecordingGroup(ProcessGroup):
             if any(map(self.recorder.follows, indices)):
                 recorded.get_future()
             return recorded
-        for index in indices:  # the backend has synchronised by itself
+        for index in indices:  # the call was synchronous: there is no request to wait for
             self.recorder.waited(index)
         return None
 
 
 def _recorded_collective(op: str, method: str) -> Callable[..., Work | None]:
-    # Torch passes tensors by position, from Python as from C++.
+    # Torch passes tensors by position, both from Python and from C++.
     return lambda self, *args, **keywords: self._call("collective", op, method, args, keywords=keywords)
 
 

@@ -1,4 +1,4 @@
-"""L2: what the ranks' recorders saw, combined into one trace.
+"""L2: combine what the ranks' recorders saw into one trace.
 
 A rank's recorder knows the order of its own program: when it issued an operation and when it waited for it. A send
 and its matching receive are one message; the ranks' calls of one collective are one operation. An operation comes one
@@ -22,8 +22,8 @@ Node = int  # position in the list of messages and collectives
 def assemble(recordings: Sequence[Recording | None], backend: str | None = None) -> Trace:
     """One trace from the recordings of ranks 0, 1, ...; None stands for a rank without a recording.
 
-    Events are sorted by step, then rank, then program order; times start at 0. If all events were emitted, the trace's
-    source, name and promise are those they were emitted with, where these are the same for all.
+    Events are sorted by step, then rank, then program order; times start at 0. If all events were emitted, the trace
+    has their source, name and promise, as far as these agree.
     """
     known = [recording or Recording() for recording in recordings]
     order = _Order(known)
@@ -35,7 +35,7 @@ def assemble(recordings: Sequence[Recording | None], backend: str | None = None)
 
 
 def _origin(recordings: Sequence[Recording]) -> Origin:
-    """Where all the events come from: one schedule, one kind of source, or a recorded program."""
+    """The origin of all events: one schedule, one kind of source, or a recorded program."""
     origins = {origin for recording in recordings for origin in recording.origins}
     if not origins or any(recording.operations or recording.holds for recording in recordings):
         return Origin("recorded")
@@ -118,7 +118,7 @@ def _operation_events(rank: int, recording: Recording, index: int, order: _Order
 
 
 def _pieces(operation: Operation, partner: Operation | None) -> Iterator[Piece]:
-    """The operation's pieces; if several of the sender's chunks held what was sent, with the chunk it landed in."""
+    """The operation's pieces; if the sent data matches several of the sender's chunks, the receiver's chunk decides."""
     pieces = operation.pieces or (Piece(None, None, operation.num_bytes, None),)
     landed = partner.pieces if partner is not None and len(partner.pieces) == len(pieces) else ()
     for place, piece in enumerate(pieces):
@@ -128,10 +128,10 @@ def _pieces(operation: Operation, partner: Operation | None) -> Iterator[Piece]:
 
 
 class _Order:
-    """Happens-before over all ranks: which calls are one operation, its step, and each rank's step along its log.
+    """Happens-before over all ranks: which calls form one operation, its step, and each rank's step along its log.
 
-    `ready[rank][position]` is the step that an operation issued at that entry of the rank's log would have, as far as
-    this rank can tell.
+    `ready[rank][position]` is the step that an operation issued at that entry of the rank's log would have if only this
+    rank mattered.
     """
 
     def __init__(self, recordings: Sequence[Recording]):
@@ -169,7 +169,7 @@ class _Order:
         return node
 
     def _match_messages(self) -> None:
-        """Match the k-th send between two ranks with one tag to the k-th such receive: backends keep the order."""
+        """Match the k-th send between two ranks with a tag to the k-th such receive: backends preserve that order."""
         ends: dict[tuple[Any, ...], dict[str, list[tuple[int, int]]]] = defaultdict(lambda: {"send": [], "recv": []})
         for rank, index, operation in self._operations():
             if operation.kind in ("send", "recv"):
@@ -195,7 +195,7 @@ class _Order:
             self._earlier.update(zip(nodes[1:], nodes))
 
     def _walk(self) -> None:
-        """Advance through all logs in parallel; a wait needs its operation's level, so the calls of all its members."""
+        """Advance through all logs in parallel; a wait needs its operation's level, and so all members' calls."""
         at = [0] * len(self._recordings)
         while any(at[rank] < len(recording.log) for rank, recording in enumerate(self._recordings)):
             moved = [self._advance(rank, at) for rank in range(len(at))]
@@ -228,7 +228,7 @@ class _Order:
             self._level[node] = max(self._level[node], self._level[self._earlier[node]] + 1)
 
     def _settle_blocked(self, at: list[int]) -> None:
-        """Fix the level, as known so far, of waits that returned before the other end was called (crossing sends)."""
+        """Fix the levels, as known so far, of waits that returned before the other end was called (crossing sends)."""
         for rank, recording in enumerate(self._recordings):
             if at[rank] < len(recording.log):
                 self._missing[self._node[rank, recording.log[at[rank]][1]]] = 0

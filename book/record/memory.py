@@ -1,6 +1,6 @@
-"""L2: follow the state of training: which part of a model a rank works on, and what it holds of each part.
+"""L2: follow the state of training: which part of a model a rank works on, and how much of each part it holds.
 
-The recorder sees what is gathered and scattered; what a rank keeps, frees and computes is measured here.
+The recorder sees what is gathered and scattered; this module measures what a rank keeps, frees and computes.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METHODS = (*AVERAGING, "all_gather", "free")
 
 
 def holds(what: str, unit: str, num_bytes: float) -> None:
-    """Record that from here on this rank holds `num_bytes` of a unit's "parameters", "gradients" or other STATE.
+    """Record that this rank now holds `num_bytes` of a unit's "parameters", "gradients" or other STATE.
 
     `unit` names the part of the model. Raises ValueError if `what` is not in STATE.
     """
@@ -90,9 +90,9 @@ class Unit(Protocol):
 
 
 def follow_units(units: Sequence[Unit], optimizer: torch.optim.Optimizer) -> None:
-    """Record from here on which unit's forward and backward run, and what this rank holds of each unit.
+    """From now on, record which unit's forward and backward run, and what this rank holds of each unit.
 
-    Every number of bytes is measured: before and after each collective of a unit, after each forward and backward,
+    All numbers of bytes are measured: before and after each collective of a unit, after each forward and backward,
     after the optimizer's step and after its `zero_grad`.
     """
     _Follower(units, optimizer).measure()
@@ -154,6 +154,6 @@ class _Follower:
 
     def _end(self, work: str, unit: str) -> None:
         start_s = self.began.pop((work, unit), None)
-        if start_s is not None:  # whichever comes first, a unit's last gradient or the averaging, ends its backward
+        if start_s is not None:  # its last gradient or the averaging ends a unit's backward, whichever comes first
             unit_done(work, unit, start_s)
             self.measure()

@@ -5,8 +5,8 @@ What happened is inferred from the snapshots and the messages alone, never from 
 - a receive straight into the buffer replaced the chunks that it covers ("copy");
 - a chunk that equals a received message, or the sum of several, was replaced by it ("copy"); one that equals its old
   contents plus messages was added to ("reduce"). If it held nothing before, both are true, and it counts as "copy";
-- the same holds if the result was also divided by the number of ranks: then a hold follows that shows the mean;
-- any other change was made by the rank itself: a hold. What can't be decoded is None.
+- the same applies if the result was also divided by the number of ranks: a hold with the mean then follows;
+- the rank itself made any other change, which is a hold. What can't be decoded is None.
 
 Shapes: C chunks, K lanes (one per rank).
 """
@@ -21,7 +21,7 @@ import numpy as np
 from book.record.recording import Hold, Operation, Piece
 from book.record.snapshots import Snapshot, Watch
 
-MOST_COMBINED = 8  # up to this many waiting messages all combinations are tried, beyond it only one, two or all
+MOST_COMBINED = 8  # up to this many waiting messages all combinations are tried, with more only one, two or all of them
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class _Waiting:
 
 def read(watch: Watch, operations: Sequence[Operation],
          position: int) -> tuple[dict[int, tuple[Piece, ...]], list[Hold]]:
-    """What each operation did to the watched buffer, by its index, and what the rank changed by itself, up to now.
+    """What each operation, by its index, has done to the watched buffer so far, and what the rank changed by itself.
 
     `position` is the length of the rank's log. Has no side effects, so it can be called again later.
     """
@@ -58,7 +58,7 @@ class _Reader:
 
     def read(self, snapshots: list[Snapshot], completed: Iterable[int],
              lost: Iterable[int]) -> tuple[dict[int, tuple[Piece, ...]], list[Hold]]:
-        """`completed` operations on the buffer are done but were not waited for; `lost` ones may never complete."""
+        """Pieces and holds; `completed` operations are done but were not waited for, `lost` ones may never complete."""
         for chunk in range(self._watch.num_chunks):
             self._hold(chunk, self._known[chunk], snapshots[0])
         for snapshot in snapshots[1:-1]:
@@ -101,7 +101,7 @@ class _Reader:
                 self._hold(span.chunk, unknown, snapshot, index)
 
     def _sent_from_buffer(self, snapshot: Snapshot) -> Iterator[Piece]:
-        """Pieces sent straight from the buffer; unknown if only part of a chunk, or of a chunk being received into."""
+        """Pieces sent straight from the buffer; unknown for part of a chunk and for a chunk being received into."""
         for span in self._watch.spans[snapshot.index]:
             known = span.whole and span.chunk not in snapshot.in_flight
             yield Piece(span.chunk, None, span.num_bytes, _contributions(self._known[span.chunk]) if known else None)

@@ -30,13 +30,13 @@ _recorder: _Recorder | None = None
 
 
 class Follower(Protocol):
-    """What follows a backward pass; called under the recorder's lock, so it must not call the recorder."""
+    """An object that follows a backward pass; called under the recorder's lock, so it must not call the recorder."""
 
     def issued(self, index: int, operation: Operation, tensors: Sequence[torch.Tensor]) -> tuple[int | None, list[int]]:
         """The bucket that an operation carries and the positions of the gradients in it; (None, []) if unknown."""
 
     def completed(self, index: int) -> None:
-        """An operation has completed; called by the thread that notices it, perhaps more than once."""
+        """Note that an operation has completed; called by the thread that notices it, perhaps more than once."""
 
 
 class _Thread(threading.local):
@@ -50,7 +50,7 @@ _thread = _Thread()
 
 
 def start() -> None:
-    """Record this process from here on: call it in a rank before `dist.init_process_group()`."""
+    """Record this process from now on: call it in a rank before `dist.init_process_group()`."""
     recorder = _get_recorder()
     recorder.started = True
     install(recorder)
@@ -81,7 +81,7 @@ def emit(*events: Event, source: str = "instrumented", name: str | None = None, 
 
 
 def watch(buffer: torch.Tensor, num_chunks: int) -> None:
-    """Follow the chunks of `buffer`: from here on the trace says what each of them holds, and what messages held.
+    """Follow the chunks of `buffer`: from now on the trace says what each of them holds, and what messages held.
 
     `buffer` is contiguous and laid out as by `lanes(num_chunks)`; raises WatchError if it is not. Watching another
     buffer ends the first watch. Without a recording this does nothing, so the same function runs under torchrun.
@@ -112,7 +112,7 @@ def lanes(num_chunks: int, world_size: int | None = None, block: int = 1, dtype:
 def paused() -> Iterator[None]:
     """Leave this thread's operations out of the recording, for code that emits its own events about them.
 
-    Operations that other threads issue meanwhile are recorded.
+    Operations that other threads issue in the meantime are recorded.
     """
     before, _thread.paused = _thread.paused, True
     try:
@@ -141,7 +141,7 @@ def _get_recorder() -> _Recorder:
 class _Recorder:
     """One process's recording; any thread may issue operations, and backends complete them in their own threads.
 
-    One lock guards all of it, and nothing that may call back runs while it is held.
+    One lock guards it all; nothing that may call back into the recorder runs while the lock is held.
     """
 
     def __init__(self) -> None:
@@ -208,8 +208,8 @@ class _Recorder:
                 self._watch.waited(index, operation, tensors, position)
 
     def dropped(self, indices: Iterable[int]) -> None:
-        """Record that nothing holds the request of these operations any more; those waited for do not count."""
-        # No lock: the garbage collector may call this while this very thread holds it.
+        """Record that nothing holds the request of these operations anymore; those waited for do not count."""
+        # No lock: the garbage collector may call this while the same thread holds it.
         for index in indices:
             self.recording.operations[index].dropped = index not in self._waited
 
@@ -217,14 +217,14 @@ class _Recorder:
         """Have the backend's thread record the completion; `collect` records it if that thread has not yet."""
         with self._lock:
             self._futures[index] = future
-        future.add_done_callback(lambda _: self._completed(index))  # if done, it is called at once: don't hold the lock
+        future.add_done_callback(lambda _: self._completed(index))  # outside the lock: it may be called at once
 
     def follows(self, index: int) -> bool:
         """Whether to record when this operation completes, whoever waits for it: for collectives while following."""
         return self._follower is not None and self.recording.operations[index].kind == "collective"
 
     def follow(self, follower: Follower | None) -> None:
-        """Ask `follower` about each operation from here on; None ends that."""
+        """Ask `follower` about each operation from now on; None stops that."""
         with self._lock:
             if follower and self._follower:
                 raise RuntimeError("a backward pass is being followed already: end that `with` block first")

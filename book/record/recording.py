@@ -37,9 +37,9 @@ class Hold:
 class Operation:
     """One call of one rank: `kind` is "send", "recv" or "collective"; `ranks`, its group's, and `peer` are global.
 
-    A `withdrawn` one was refused when it was called, so it moved nothing and matches nothing. The program let go of
-    the request of a `dropped` one before it had waited for it. `bucket` is the bucket
-    of gradients that it carries, if followed and known, `unit` the part of the model that it belongs to.
+    A `withdrawn` one was refused when it was called, so it moved nothing and matches nothing. The request of a
+    `dropped` one was discarded before the program had waited for it. `bucket` is the bucket of gradients that it
+    carries, if followed and known, `unit` the part of the model that it belongs to.
     """
 
     kind: str
@@ -98,7 +98,7 @@ class Recording:
 
 
 def dropped_requests(recordings: Sequence[Recording | None]) -> list[str]:
-    """A sentence for each kind of message, if a rank did not keep its request: such a message may never move."""
+    """A sentence for each kind of message whose request some rank did not keep: such a message may never move."""
     said = []
     for kind, call in (("send", "isend"), ("recv", "irecv")):
         ranks = [rank for rank, recording in enumerate(recordings) if recording is not None

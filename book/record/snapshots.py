@@ -1,9 +1,8 @@
 """L2: snapshots of a watched buffer while a program runs.
 
 A watched buffer has `num_chunks` chunks of `world_size` lanes each; rank r's data starts as ones in lane r. Whenever
-the program issues an operation or has waited for one, the buffer's lanes are saved, and those of the message sent or
-received. What they mean is worked out afterwards (see provenance): a snapshot is one pass over the buffer, and on a GPU
-never waits for the device.
+the program issues an operation or has waited for one, the lanes of the buffer and of the message are saved. What they
+mean is worked out afterwards (see provenance): a snapshot is one pass over the buffer, and never waits for a GPU.
 
 Shapes: C chunks, K lanes (one per rank), B elements a lane. Tensors are used through their methods only.
 """
@@ -73,7 +72,7 @@ class Watch:
         self._check_start()
 
     def issued(self, index: int, operation: Operation, tensors: Sequence[Tensor], position: int) -> None:
-        """Take a snapshot before an operation starts: it sends what the buffer, or its own tensor, holds now."""
+        """Take a snapshot before an operation starts, of what it is about to send from the buffer or another tensor."""
         spans = tuple(span for tensor in tensors for span in self._spans(tensor))
         message = None
         if operation.kind == "send" and not spans:
@@ -102,7 +101,7 @@ class Watch:
         self.snapshots.append(self._snapshot("wait", position, index, message))
 
     def end(self, position: int, completed: Collection[int]) -> Snapshot:
-        """A snapshot of the buffer as it is now; `completed` operations are done, though nobody waited for them."""
+        """A snapshot of the buffer as it is now; `completed` operations are done, although nobody waited for them."""
         in_flight = (chunks for index, chunks in self.pending.items() if index not in completed)
         return replace(self._snapshot("end", position), in_flight=frozenset().union(*in_flight))
 

@@ -1,14 +1,14 @@
-"""L2: what a rank's program does with the blocks of some matrices, operation by operation.
+"""L2: what a rank's program does with the blocks of given matrices, operation by operation.
 
 A `Watcher` sees every operation that torch dispatches in its block: forward, backward, collectives. It recognizes what
-a tensor holds by its values (see atlas), never by what is expected: so a missing all-reduce shows as a partial sum, an
-extra one as a sum that counts twice. Its events, in addition to the recorder's, are ordered by start time:
+a tensor holds by its values (see atlas), never by what is expected. So a missing all-reduce shows up as a partial sum,
+and an extra one as a sum whose parts count twice. Its events come on top of the recorder's, ordered by start time:
 
     compute  what the program did with blocks, as a BlockOp of book.blocks
     hold     a block that the rank has from then on, "Y[0:12, 0:24] of 24x48", and how often each of the N parts of
-             its sum, then the bias, is in it; None if its values are unexplained
+             its sum, and then the bias, is in it; None if its values are unexplained
 
-A given block counts as held from its first use: only blocks that are used must be there.
+A given block counts as held from its first use: a rank needs only the blocks that it uses.
 """
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UNWRAPPED = ("DTensor", "AsyncCollectiveTensor")  # dispatch again with the tens
 
 
 def around(atlas: Atlas, found: Find) -> Block:
-    """The smallest block around everything that was found of a matrix."""
+    """The smallest block that contains everything that was found of a matrix."""
     rows, columns = zip(*found.contents)
     return atlas.block(found.matrix, (min(rows), max(rows) + 1), (min(columns), max(columns) + 1))
 
@@ -47,7 +47,7 @@ class Watcher(TorchDispatchMode):
         self.events: list[Event] = []
         self._atlas, self._rank = atlas, dist.get_rank()
         self._held: dict[tuple[str, int, int], Contents | None] = {}
-        self._sent: list[tuple[float, torch.Tensor, Block | None]] = []  # may have been changed by pending collectives
+        self._sent: list[tuple[float, torch.Tensor, Block | None]] = []  # pending collectives may have changed these
         self._unknown: dict[int, tuple[torch.Tensor, Block]] = {}  # tensors with unexplained values, by address
         shapes = {name: tuple(atlas.given[name].reshape(-1, atlas.given[name].shape[-1]).shape) for name in given}
         blocks = [Block(name, (0, height), (0, width), (height, width)) for name, (height, width) in shapes.items()]
@@ -101,7 +101,7 @@ class Watcher(TorchDispatchMode):
         self._hold(result, into)
 
     def _changed(self, name: str, places: list[Block | None], result: torch.Tensor, start_s: float) -> None:
-        """Record any other operation if its result is a block that the rank did not hold before in this form."""
+        """Record any other operation if its result is a block that the rank did not hold in this form before."""
         found, place = self._atlas.find(result), next(filter(None, places), None)
         if found is None and (place is None or result.shape[-2:] != place.size):
             return
@@ -114,7 +114,7 @@ class Watcher(TorchDispatchMode):
             self._hold(result, into)
 
     def _collective(self, func: Any, args: tuple, kwargs: Any) -> Any:
-        """Record a collective: inputs are read before the call, outputs when they are next used and so complete."""
+        """Record a collective: inputs are read before the call, outputs at their next use, when they are complete."""
         named = dict(zip((argument.name for argument in func._schema.arguments), args)) | kwargs
         filled = "output" if not func.__name__.startswith("recv") else "tensors"
         inputs = _plain(value for key, value in named.items() if not key.startswith(filled))
@@ -130,7 +130,7 @@ class Watcher(TorchDispatchMode):
         return result
 
     def _arrived(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Read what collectives have left in the memory that is used now."""
+        """Read what collectives have written to the memory that is about to be used."""
         used = [_span(tensor) for tensor in tensors]
         waiting, self._sent = self._sent, []
         for time_s, tensor, place in waiting:
@@ -173,7 +173,7 @@ class Watcher(TorchDispatchMode):
         return [place or self._guess(factor, other) for factor, place in zip(factors, places)]
 
     def _guess(self, tensor: torch.Tensor, matrix: str) -> Block | None:
-        """Where an unexplained result should be: per dimension all of the matrix if it fits, else this rank's part."""
+        """Where an unexplained result should be: per dimension the whole matrix if it fits, else this rank's part."""
         if matrix not in self._atlas.play:
             return None
         whole = self._atlas.shape(matrix)
@@ -195,7 +195,7 @@ class Watcher(TorchDispatchMode):
 
     def _hold(self, tensor: torch.Tensor, place: Block | None, time_s: float | None = None,
               again: bool = False) -> None:
-        """Record the blocks of a tensor that the rank did not hold before in this form, or with `again` all of them."""
+        """Record the blocks of a tensor that the rank did not hold in this form before; with `again`, all of them."""
         found = self._atlas.find(tensor)
         if found:
             self._unknown.pop(_memory(tensor), None)
@@ -234,7 +234,7 @@ def _known(places: Iterable[Block | None]) -> tuple[Block, ...]:
 
 
 def _plain(values: Iterable[Any]) -> list[torch.Tensor]:
-    """The tensors in `values`; a wrapper, as while a collective is pending, is replaced by the tensor inside it."""
+    """The tensors in `values`; a wrapper, such as that of a pending collective, is replaced by the tensor inside."""
     tensors = list(tensors_in(values))
     while any(map(is_traceable_wrapper_subclass, tensors)):
         tensors = [getattr(tensor, tensor.__tensor_flatten__()[0][0]) if is_traceable_wrapper_subclass(tensor)

@@ -1,7 +1,7 @@
 """L3: traces as animated players: `play` one, `race` several on one clock, `panel` to rerun one by hand.
 
     play(trace)                                  a trace or a schedule
-    play({4: trace, 8: trace})                   the reader chooses; keys may be tuples: {(4, "even"): ...}
+    play({4: trace, 8: trace})                   several, to choose from; keys may be tuples: {(4, "even"): ...}
     race({"ring": trace, "tree": trace})         modelled traces side by side
     panel(run, num_ranks=(2, 4, 8))              controls, a button, and the player of what run(...) returns
     bucket_timeline(trace, replay)               a backward pass: gradients, buckets and their all-reduces on one clock
@@ -14,18 +14,18 @@
     mesh_explorer(trace, mesh)                   ranks on their nodes, the groups of each, a step that is played on them
     layout_chart(search(...))                    all layouts of a model on a cluster, memory against time
 
-Each returns an object that shows itself: in a live notebook as a widget with the traits `step`, `playing`, `payload`
-and `error` (and `player.trace = other`), on a static page as HTML that scripts, loaded deferred, bring to life.
-That HTML is the same for the same program: it holds logical steps and modelled times, never a measured time.
-`save("player.html")` writes it, with its scripts and styles, as one file, which any browser shows without a network.
+Each returns an object that displays itself: in a live notebook as a widget with the traits `step`, `playing`, `payload`
+and `error` (and `player.trace = other`), on a static page as HTML that deferred scripts bring to life. The same program
+always gives the same HTML: it holds logical steps and modelled times, never a measured time. `save("player.html")`
+writes it, with its scripts and styles, as one file, which any browser shows without a network.
 
     registry        all widgets, and which scripts draw each
-    page, live      what every widget is: a page with data and words; an anywidget around it
-    terms           bytes and times, names and counts, as their texts have them
-    scene.js        what all scripts share, and what all data have; widgets.css is the style of them all
+    page, live      what all widgets share: a page with data and words; an anywidget around it
+    terms           how their texts write bytes, times, names and counts
+    scene.js        what all scripts and all data share; widgets.css has the styles of all widgets
 
-A widget's module has its name: its Page, its function, and what is drawn. What reads a trace for it is in `*_run`, long
-texts are in `*_words`. Its script stands beside it.
+A widget's module is named for it: it has its Page, its function, and the data that is drawn. What reads a trace for it
+is in `*_run`, long texts are in `*_words`. Its script lies next to it.
 """
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-/* Lockstep's pipeline game. Its rules are those of book.schedule and book.simulate, held equal by a test; game.py says
+/* Lockstep's pipeline game. Its rules are those of book.schedule and book.simulate, which a test compares; game.py says
    what the data mean. */
 (() => {
   const { range, clamp, sum, make, and, short, pill, shell, write, define } = globalThis.lockstepScene;

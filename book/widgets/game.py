@@ -19,9 +19,9 @@ def pipeline_game(num_stages: int = 4, num_micro_batches: int = 4, *, forward_s:
                   title: str | None = None) -> PipelineGame | Live:
     """A game: the reader places forwards and backwards, and the order is compared with GPipe and 1F1B.
 
-    Stage r is on rank r. What cannot run is refused with the reason that `PipelineSchedule` gives; `most_in_flight`
-    says how many forwards a rank has room for. In a live notebook `.schedule` is the order so far. Raises
-    ScheduleError for counts below 1, ValueError for more than 8 stages or 16 micro-batches.
+    Stage r is on rank r. An action that cannot run is refused with the reason that `PipelineSchedule` gives;
+    `most_in_flight` says how many forwards a rank has room for. In a live notebook `.schedule` is the order so far.
+    Raises ScheduleError for counts below 1, ValueError for more than 8 stages or 16 micro-batches.
     """
     return show(PipelineGame(num_stages, num_micro_batches, Durations(forward_s, backward_s), most_in_flight, title))
 
@@ -33,8 +33,8 @@ TITLE = "Place the forwards and backwards yourself"
 class PipelineGame(Page):
     """What a game shows: an empty pipeline, how long its actions take, and the schedules to compare with.
 
-    `most_in_flight` is how many forwards a rank may keep, 0 for as many as it likes. Raises ScheduleError for counts
-    below 1, ValueError for more than 8 stages or 16 micro-batches.
+    `most_in_flight` is how many forwards a rank may keep, None for any number. Raises ScheduleError for counts below 1,
+    ValueError for more than 8 stages or 16 micro-batches.
     """
 
     widget = "game"
@@ -45,7 +45,7 @@ class PipelineGame(Page):
                      most_in_flight=1 if most_in_flight is None else most_in_flight)
         if num_stages > MOST_RANKS or num_micro_batches > MOST_BATCHES:
             raise ValueError(f"the game has up to {MOST_RANKS} stages and {MOST_BATCHES} micro-batches, not "
-                             f"{num_stages} and {num_micro_batches}: nobody wants to place more by hand")
+                             f"{num_stages} and {num_micro_batches}: more are too many to place by hand")
         self.num_stages, self.num_micro_batches = num_stages, num_micro_batches
         self.title, self._durations, self._most = title or TITLE, durations, most_in_flight
         self.traces: dict[Any, Trace] = {}

@@ -33,7 +33,7 @@
     return [...parts, `${HOW[d.how]} recompute`].filter(Boolean).join(", ");
   }
 
-  /** Of layouts, fastest first, those that no other beats in both. */
+  /** The layouts, fastest first, that no other beats in both time and memory. */
   function frontOf(some) {
     let least = Infinity;
     return some.filter(d => {
@@ -44,7 +44,7 @@
   }
 
   // # stage
-  /** As many of 1, 2, 5 times a power of ten as stand apart. */
+  /** As many of 1, 2, 5 times a power of ten as have room. */
   function ticks(low, high, px, gap) {
     const tens = range(14, k => 10 ** (k - 4));
     const between = set => tens.flatMap(ten => set.map(x => x * ten)).filter(x => x >= low && x <= high);
@@ -218,7 +218,7 @@
       const { t, playing } = state;
       const last = max(0, front.length - 1);
       const [k, now] = [clamp(ceil(t - EPS), last), clamp(floor(t + EPS), last)];
-      // Who moves along the front looks there.
+      // Moving along the front drops any layout that was picked.
       if (shown !== t) [picked, held] = [null, false];
       shown = t;
       const d = picked ?? front[now];

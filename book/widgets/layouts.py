@@ -1,8 +1,7 @@
 """L3: the chart of layouts on a page and in a notebook, and the layouts in it as small numbers.
 
-Of all layouts with the same pp, tp, ZeRO stage and recomputation the fastest that fits stands for all (where none
-fits, the smallest), and nothing of the front is left out: among what is shown, whatever those four are, the fastest
-that fits is the fastest of all.
+Of all layouts with the same pp, tp, ZeRO stage and recomputation only the fastest that fits is shown, or the smallest
+if none fits. Nothing of the front is left out: whatever those four are, the fastest layout that fits is shown.
 """
 from __future__ import annotations
 
@@ -24,14 +23,14 @@ def layout_chart(found: Search, *, title: str | None = None) -> LayoutChart | Li
     """The layouts that a search found, memory against time: a chart to filter, and what one layout's costs are made of.
 
     `found` is what `book.cost.search` returns. Of layouts with the same pp, tp, ZeRO stage and recomputation only the
-    fastest that fits is shown, and all that no other beats in both time and memory. Raises TypeError for what is no
-    search, ValueError for one that found nothing.
+    fastest that fits is shown, and all layouts that no other beats in both time and memory. Raises TypeError for
+    anything but a search, ValueError for one that found nothing.
     """
     return show(LayoutChart(found, title))
 
 
 class LayoutChart(Page):
-    """What a chart of layouts shows: all that a search found, thinned out."""
+    """What a chart of layouts shows: a selection of all that a search found."""
 
     widget = "layouts"
 
@@ -58,7 +57,7 @@ class LayoutChart(Page):
         return f"{self.title}: {len(self.found):,} layouts, {int(self.found.fits.sum()):,} fit, modelled"
 
     def words(self) -> str:
-        """How many layouts there are, and a table of the front among those that fit (of all, where none does)."""
+        """How many layouts there are, and a table of the front among those that fit (of all, if none fits)."""
         found, front = self.found, self.found.front()
         front = front[found.fits[front]] if found.fits.any() else front
         rows = "".join(self._row(int(position)) for position in front)
@@ -83,7 +82,7 @@ GROUPED = ("pp", "tp", "zero_stage", "recompute")
 
 
 def shown(found: Search) -> np.ndarray:
-    """Positions of the layouts that stand in the chart, fastest first; of very many groups the fastest."""
+    """Positions of the layouts in the chart, fastest first; of too many groups only the fastest."""
     step_s, memory = (found.estimates.array(name) for name in ("step_s", "memory_bytes"))
     groups = np.column_stack([found.layouts.array(name) for name in GROUPED])
     order = np.lexsort([np.where(found.fits, step_s, memory), ~found.fits, *groups.T])

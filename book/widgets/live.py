@@ -21,7 +21,7 @@ from book.widgets.registry import ASSETS, STYLE, module
 class Live(anywidget.AnyWidget):
     """A live widget. Traits: `step` and `playing` go both ways, `payload` is the data, `error` a text to show.
 
-    Setting `trace` shows another trace; `shown` is what stands on a static page.
+    Setting `trace` shows another trace; `shown` is what a static page shows.
     """
 
     payload = traitlets.Unicode().tag(sync=True)
@@ -35,7 +35,7 @@ class Live(anywidget.AnyWidget):
 
     @property
     def trace(self) -> Trace:
-        """The trace that is shown: the first one, where there are several; AttributeError where there is none."""
+        """The trace that is shown, the first one of several; raises AttributeError if there is none."""
         return self._shown_trace()
 
     @trace.setter
@@ -45,7 +45,7 @@ class Live(anywidget.AnyWidget):
         self.payload = self.shown.live_json()
 
     def save(self, path: str | Path) -> None:
-        """Write what stands on a static page to `path`, as one HTML file that needs no network."""
+        """Write what a static page shows to `path`, as one HTML file that needs no network."""
         self.shown.save(path)
 
     def _shown_trace(self) -> Trace:
@@ -57,12 +57,12 @@ class Live(anywidget.AnyWidget):
         return self.shown.text()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        """The live view, and beside it the HTML and text that a stored notebook keeps."""
+        """The live view, with the HTML and text that a stored notebook keeps."""
         return _beside(super()._repr_mimebundle_(**kwargs), self.shown)
 
 
 class Game(Live):
-    """A live pipeline game. The trait `placed` is what the reader has placed so far, as text; `schedule` says it."""
+    """A live pipeline game. The trait `placed` is what the reader has placed so far, as text; `schedule` returns it."""
 
     shown: PipelineGame
     placed = traitlets.Unicode("").tag(sync=True)
@@ -76,7 +76,7 @@ class Game(Live):
         return self.shown.simulate(self.placed)
 
 
-OWN = {"game": Game}  # live widgets that have more than what all have
+OWN = {"game": Game}  # live widgets with a class of their own
 
 
 @cache
@@ -119,7 +119,7 @@ class Panel(ipywidgets.VBox):
         return f"Panel ({', '.join(self._controls)}): {self.player.shown.text()}"
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        """The live panel, and beside it the recorded player of the last run."""
+        """The live panel, with the recorded player of the last run."""
         return _beside(super()._repr_mimebundle_(**kwargs), self.player.shown, repr(self))
 
 

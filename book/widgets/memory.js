@@ -202,12 +202,12 @@
     decode,
     stage,
     rate: step => (step ? 1.4 : 1.1),
-    /** From the same share of its step. */
+    /** Continue at the same share of the step. */
     resume({ run }, { run: old, t, over }) {
       const steps = run.times.length - 1;
       return over ? steps : floor((t / (old.times.length - 1)) * steps + EPS);
     },
-    /** What has no value is counted as it goes. */
+    /** Figures without a value are counted as the clock runs. */
     figures({ run, shown }) {
       const now = { 0: bytes(sum(run.sums[shown])), 3: bytes(run.sent[shown]) };
       return run.figures.map(([value, meaning], i) => [(value || now[i]).replace(" ", "\u00a0"), meaning]);

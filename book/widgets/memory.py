@@ -1,7 +1,7 @@
 """L3: the memory player on a page and in a notebook: what each rank holds of a model's state, step by step.
 
-The data of a run, beside what scene.js says of all runs: `n` ranks; `units`, each with its `name` and the `bytes` of
-its whole parameters. A stop, of which the first is the start, has
+The data of a run, in addition to what scene.js says about all runs: `n` ranks; `units`, each with its `name` and the
+`bytes` of its whole parameters. A stop, of which the first is the start, has
 
     op, unit    what all ranks do, and the unit's number; null: all of them
     sent        bytes that each rank sends
@@ -10,8 +10,8 @@ its whole parameters. A stop, of which the first is the start, has
     look        "" nothing, "shard" this rank's shard, "whole" all of it, "updated" all, of which only this rank's shard
                 is updated, "own" the gradient of this rank's own part of the batch
 
-A figure without a value is counted as the clock runs. `room` is the most that a rank holds of each kind in any run:
-bars of all runs are drawn to one scale.
+A figure without a value is counted while the clock runs. `room` is the most that a rank holds of each kind in any run:
+the bars of all runs have the same scale.
 """
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def memory_player(runs: Trace | Mapping[Any, Trace], *, title: str | None = None
     """What each rank holds of a model's state in a training step, or in several that the reader chooses from.
 
     `runs` are traces recorded with book.record.follow_units; keys may be tuples such as (stage, num_ranks). `labels`
-    name the choices and `select` is the key to open with. Raises TypeError for what is no trace, ValueError for a trace
-    that does not say what ranks hold, whose ranks differ, or with more than 8 of them.
+    name the choices and `select` is the key to open with. Raises TypeError for anything but traces, ValueError for a
+    trace that does not say what ranks hold, whose ranks differ, or with more than 8 ranks.
     """
     traces = mapping(runs if isinstance(runs, Mapping) else {"": runs})
     check_choice("select", select, (None, *traces))
@@ -65,7 +65,7 @@ class MemoryPlayer(Page):
         return MemoryPlayer({"": what}, self._given_title)
 
     def data(self, live: bool) -> dict[str, Any]:
-        """The player's data; where it is live, with the backend's name."""
+        """The player's data; in a live notebook with the backend's name."""
         runs = {key: {"source": origin(self.traces[key], live), **run_payload(held)}
                 for key, held in self._held.items()}
         room = [max(_room(held, what) for held in self._held.values()) for what in STATE]
@@ -77,7 +77,7 @@ class MemoryPlayer(Page):
         return f"{self.title}: memory player{self.several()}, {ranks} ranks, recorded"
 
     def words(self) -> str:
-        """The figures of each run and, where there is one run, its steps."""
+        """The figures of each run and, if there is only one, its steps."""
         parts = [heading(self.title)]
         for name, held in zip(names_of(self.traces), self._held.values()):
             known = [f"{value} {meaning}" for value, meaning in _final(held)]
@@ -125,7 +125,7 @@ class _Drawing:
         return [STATE.index(what), self.names.index(unit), _number(num_bytes), look]
 
     def changes(self, op: str, unit: str, measured: Sequence[tuple[Place, float]]) -> list[list[Any]]:
-        """What an action changes: what was measured, and what only looks different from here on."""
+        """What an action changes: what was measured, and what only looks different from now on."""
         found = [self.change(place, num_bytes, op) for place, num_bytes in measured]
         silent = [("parameters", unit)] if op == "all_gather" else [("gradients", unit)] if op in REDUCES else (
             [("parameters", name) for name in self.names] if op == "update" and self._stage in (1, 2) else [])
@@ -143,7 +143,7 @@ class _Drawing:
 
 
 def _final(held: Held) -> list[list[str]]:
-    """The figures that stand for the whole step."""
+    """The figures for the whole step."""
     return [[value, meaning] for value, meaning in figures(held) if value]
 
 
@@ -171,7 +171,7 @@ SHARDED = ("nothing", "the optimizer's state", "the optimizer's state and the gr
 
 
 def begin(held: Held) -> list[str]:
-    """What is there before the first action: [words to stress, the rest]."""
+    """What ranks hold before the first action: [words to stress, the rest]."""
     whole = _kb(sum(held.units.values()))
     parameters = sum(num_bytes for (what, _), num_bytes in held.start.items() if what == "parameters")
     more = parameters - sum(held.units.values())
@@ -227,7 +227,7 @@ def _computed(held: Held, action: Action, grown: dict[str, float]) -> tuple[str,
 
 
 def figures(held: Held) -> list[list[str]]:
-    """[value, meaning]; an empty value is what the player counts as it goes."""
+    """[value, meaning]; an empty value is one that the player counts as it goes."""
     whole = sum(held.units.values())
     totals = list(held.totals())
     sent = sum(action.num_sent for action in held.actions)
@@ -238,7 +238,7 @@ def figures(held: Held) -> list[list[str]]:
 
 
 def _rule(held: Held, sent: float, whole: float) -> str:
-    """The closed form, where it is what was sent."""
+    """The closed form, if it gives what was sent."""
     stage, per_step = held.zero_stage, sent / held.num_steps
     if stage is None or abs(sharded_sent_bytes(stage, held.world_size, whole) - per_step) > 1e-6 * whole:
         return ""

@@ -1,7 +1,7 @@
 """L3: bytes of sharded state by formula: the reader chooses model, ranks, stage, precision and GPU.
 
-The data have what there is to choose and what is chosen at first; the bytes are worked out in JavaScript, by the
-formula of book.cost.state_bytes, to which a test holds them.
+The data have the choices and what is chosen at first. JavaScript computes the bytes by the formula of
+book.cost.state_bytes; a test compares the two.
 """
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def memory_bars(num_parameters: float = 7.5e9, num_ranks: int = 64, zero_stage: 
                 title: str | None = None) -> MemoryBars | Live:
     """Bytes of state on each rank in each ZeRO stage, by the formula of `book.cost.state_bytes`.
 
-    The arguments are what it opens with (rajbhandari2020, figure 1); the reader changes them all. Raises ValueError
-    for what can't be chosen: 1 to 1024 ranks, `each` one of book.cost's three, memory of GPUs that there are.
+    The arguments are what it opens with (rajbhandari2020, figure 1); the reader can change them all. Raises ValueError
+    for what can't be chosen: there are 1 to 1024 ranks, `each` is one of book.cost's three, and `gpu_bytes` the memory
+    of an existing GPU.
     """
     return show(MemoryBars(num_parameters, num_ranks, zero_stage, each, gpu_bytes, title))
 
@@ -35,7 +36,7 @@ MOST_RANKS, MOST_PARAMETERS = 1024, 1e13
 
 
 class MemoryBars(Page):
-    """What the bars show at first; raises ValueError for a choice that is none of the reader's."""
+    """What the bars show at first; raises ValueError for what a reader can't choose."""
 
     widget = "memory_bars"
 
@@ -56,11 +57,11 @@ class MemoryBars(Page):
         self.traces, self.title = {}, title or "Bytes of state on each rank"
 
     def with_trace(self, what: Trace) -> MemoryBars:
-        """These bars are of a formula: raises TypeError."""
+        """Refuse: the bars show a formula. Raises TypeError."""
         raise TypeError("memory_bars() shows a formula, no trace: memory_player(trace) shows what was recorded")
 
     def data(self, live: bool) -> dict[str, Any]:
-        """What there is to choose, and what is chosen."""
+        """The choices, and what is chosen."""
         return {"title": self.title, "models": list(MODELS.items()), "gpus": list(GPUS), **self._chosen,
                 "most": MOST_RANKS, "precisions": [[name, [each.parameters, each.gradients, each.optimizer]]
                                                    for name, each in PRECISIONS.items()]}

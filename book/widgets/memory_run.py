@@ -33,7 +33,7 @@ class Action:
 
 @dataclass
 class Held:
-    """A training step: the units' names, bytes of their whole parameters, what is held at first, the actions."""
+    """A training step: the bytes of each unit's whole parameters, what is held at first, the actions."""
 
     world_size: int
     units: dict[str, float]
@@ -43,7 +43,7 @@ class Held:
 
     @property
     def zero_stage(self) -> int | None:
-        """The ZeRO stage that this looks like; None where nothing is reduced."""
+        """The ZeRO stage that this looks like; None if nothing is reduced."""
         ops = [action.op for action in self.actions]
         if self.frees:
             return 3
@@ -68,7 +68,7 @@ class Held:
 
 
 def read_held(trace: Trace) -> Held:
-    """The logical actions of a followed step; raises ValueError for a trace without one, or of ranks that differ."""
+    """The logical actions of a followed step; raises ValueError for a trace without one, and if ranks differ."""
     if trace.world_size > MOST_RANKS:
         raise ValueError(f"memory is shown for up to {MOST_RANKS} ranks, and this trace has {trace.world_size}")
     programs = [sorted(trace.of_rank(rank), key=lambda event: event.start_s) for rank in range(trace.world_size)]
@@ -103,12 +103,12 @@ def _read(events: Sequence[Event], world_size: int) -> Held:
 
 
 def _held(event: Event) -> tuple[Place, float]:
-    """Of which place a memory event tells, and how many bytes."""
+    """The place that a memory event is about, and its bytes."""
     return (event.op or "", event.unit or ""), event.num_bytes or 0.0
 
 
 def _moved(events: Sequence[Event]) -> dict[str, float]:
-    """The bytes of each unit that collectives name: the most that one of them, or several in a row, moved of it."""
+    """The bytes of each unit that collectives name: the most that one of them, or several in a row, moved."""
     moved: dict[str, float] = {}
     last: Place | None = None
     total = 0.0
@@ -127,8 +127,10 @@ def _followers(events: Sequence[Event]) -> list[Event | None]:
 
 
 class _Reader:
-    """One rank's events as actions. A collective that names no unit gets the one whose bytes change, or the next one of
-    its size; several in a row for one unit are one action.
+    """One rank's events as actions.
+
+    A collective that names no unit gets the unit whose bytes change, or the next one of its size. Several in a row for
+    one unit are one action.
     """
 
     def __init__(self, units: dict[str, float]):

@@ -24,7 +24,7 @@
     return { ...raw, n, A, at, group, S: raw.stops.length - 1, home: range(A), orders: permutations(range(A)) };
   }
 
-  /** Who is where in this order of the axes, with so many ranks on a node. */
+  /** Where each rank is, for this order of the axes and number of ranks on a node. */
   function seated(run, order, per) {
     const number = run.at.map(at => order.reduce((before, a) => before * run.shape[a] + at[a], 0));
     const node = number.map(x => floor(x / per));
@@ -78,7 +78,7 @@
     return { W, H, small, pad, w, h, d, gx, gy, nw, nh, frames, place };
   }
 
-  /** A line between two ranks that goes behind no other. */
+  /** A line between two ranks that passes behind no other rank. */
   function route(a, b, set) {
     const { w, h, d, place } = set;
     const [A, B] = [place[a], place[b]];
@@ -212,7 +212,7 @@
     });
   }
 
-  /** A rank; mark() says what is to be seen of it now. */
+  /** A rank; mark() sets how it looks now. */
   function cube(parent, run, view, r, { w, h, d, place }) {
     const { x, y } = place[r];
     const attrs = { transform: `translate(${x},${y})`, role: "img", tabindex: -1, "data-r": r };
@@ -283,7 +283,7 @@
     ];
   }
 
-  /** With whom a rank shares an axis, and what it sends along it. */
+  /** Which ranks a rank shares an axis with, and what it sends along it. */
   function sharing(run, view, r, name) {
     const mine = run.flows.filter(flow => flow.axis === name && flow.src === r);
     const group = name < run.A ? run.group(r, name) : [...new Set(mine.map(flow => flow.dst))];
@@ -313,7 +313,7 @@
     const lay = order => {
       const had = document.activeElement;
       for (const b of order.toReversed()) box.prepend(cards[b].card);
-      if (box.contains(had)) had.focus(); // what moves in the page loses it
+      if (box.contains(had)) had.focus(); // an element that is moved in the page loses the focus
     };
     return (view, r) => {
       if (laid !== view.order) lay((laid = view.order));
@@ -347,7 +347,7 @@
     return { card, grip, size, buttons, lines: [make("span", card), make("span", card)] };
   }
 
-  /** Let go over another card, it takes that one's place. */
+  /** A card that is dropped on another takes its place. */
   function drag(card, grip, drop, cards) {
     let start = null;
     grip.onpointerdown = e => {
@@ -381,7 +381,7 @@
     const state = { t: 0, speed: 1, playing: false, stops: () => range(run.S + 1), wait: () => false, rate };
     let view = seated(run, run.home, run.per);
     let picked = 0;
-    let [look, fresh] = [true, true]; // whether a rank's groups are shown; whether the caption is of the view
+    let [look, fresh] = [true, true]; // whether a rank's groups are shown; whether the caption is about the view
     let stage, shown, said;
     const ui = shell(el, data, state, { build, draw, turn });
     const { root, field, caption } = ui;
@@ -407,7 +407,7 @@
       build(from);
       draw();
     }
-    /** So many places in, or to this place. */
+    /** Move an axis inwards by so many places, or to a given place. */
     function move(a, by, to) {
       const order = view.order.filter(b => b !== a);
       order.splice(to ? by : clamp(view.order.indexOf(a) + by, run.A - 1), 0, a);

@@ -1,15 +1,16 @@
 """L3: the mesh explorer on a page and in a notebook: a recorded step on a mesh, and the JSON that is drawn.
 
-Ranks are named by their numbers in the trace; the script gives them others where the reader reorders the axes.
+Ranks are named by their numbers in the trace; the script renumbers them if the reader reorders the axes.
 
-    axes, shape, per    the mesh as it was recorded: axes from the outermost in, ranks per node; `sizes` to choose from
-    names               the axes, and what else is sent along, as book.cost.flows calls it: "dp+tp", "none"
+    axes, shape, per    the mesh as it was recorded: axes, outermost first, ranks per node; `sizes` to choose from
+    names               the axes, and other paths of messages as book.cost.flows calls them: "dp+tp", "none"
     flows               what is sent in a step, each with its `axis` (its place in `names`), `src`, `dst` and `bytes`;
-                        `span` says that it is a step, or the whole run
+                        `span` says whether that is a step or the whole run
     stops               what is played, after the start
 
-A stop has, beside what scene.js says of all stops, with @5 for rank 5, the `kind` of what is done, `work`, a list of
-[kind of action, micro-batch, ranks], and what is `sent`: flows with a `label`, the action that they come from, "F0".
+A stop has, in addition to what scene.js says about all stops, the `kind` of what is done; `work`, a list of [kind of
+action, micro-batch, ranks]; and what is `sent`: flows with a `label`, the action that they come from, "F0". Its texts
+have @5 for rank 5.
 """
 from __future__ import annotations
 
@@ -33,11 +34,11 @@ if TYPE_CHECKING:
 def mesh_explorer(trace: Trace, mesh: Mesh, *, title: str | None = None) -> MeshExplorer | Live:
     """The ranks of a recorded training step on their nodes: the groups of each, and what is sent along each axis.
 
-    The reader plays the step, reorders the axes and changes how many ranks a node has; bytes then go from coordinates
-    to coordinates as they did. Forwards and backwards are told apart where the program marks them (`stage_action`); of
-    several steps the first is played, and bytes are the mean. Raises TypeError for what is no trace and no mesh,
-    ValueError for another number of ranks, more than 16 of them, more than 4 axes or 128 stops, a logical trace, and
-    what `book.cost.flows` raises.
+    The reader plays the step, reorders the axes and changes how many ranks a node has; bytes then go between the same
+    coordinates as before. Forwards and backwards are told apart if the program marks them (`stage_action`). In a run of
+    several steps, the first is played, and bytes are the mean. Raises TypeError for anything but a trace and a mesh,
+    ValueError for a different number of ranks, more than 16 ranks, 4 axes or 128 stops, a logical trace, and what
+    `book.cost.flows` raises.
     """
     return show(MeshExplorer(trace, mesh, title))
 
@@ -66,7 +67,7 @@ class MeshExplorer(Page):
         return MeshExplorer(what, self.mesh, self._given_title)
 
     def data(self, live: bool) -> dict[str, Any]:
-        """The explorer's data; where it is live, with the backend's name."""
+        """The explorer's data; in a live notebook with the backend's name."""
         return {"title": self.title, "source": self._source(live),
                 **mesh_payload(self._trace, self.mesh, self._step)}
 
@@ -113,8 +114,8 @@ def _check(trace: Any, mesh: Any) -> None:
         raise TypeError("mesh_explorer() takes a recorded Trace (run.trace) and the Mesh that its ranks are on, not "
                         f"{type(trace).__name__} and {type(mesh).__name__}")
     if trace.world_size != mesh.world_size:
-        raise ValueError(f"the trace has {trace.world_size} ranks and the mesh has {mesh.world_size}: they have to be "
-                         "as many")
+        raise ValueError(f"the trace has {trace.world_size} ranks and the mesh has {mesh.world_size}: give the mesh "
+                         "that the program ran on")
     if mesh.world_size > MOST_RANKS or len(mesh.axes) > MOST_AXES:
         raise ValueError(f"the mesh explorer shows up to {MOST_RANKS} ranks on up to {MOST_AXES} axes, not "
                          f"{mesh.world_size} on {len(mesh.axes)}")
@@ -133,12 +134,12 @@ def mesh_payload(trace: Trace, mesh: Mesh, step: Step) -> Data:
 
 
 def step_flows(trace: Trace, mesh: Mesh, step: Step) -> Flows:
-    """Bytes from rank to rank by axis in a step: of several, the mean."""
+    """Bytes from rank to rank by axis in a step; the mean if there are several."""
     return {key: num_bytes / step.num_steps for key, num_bytes in sorted(flows(trace, mesh).items())}
 
 
 def sizes(mesh: Mesh) -> list[int]:
-    """Ranks per node to choose from: 1, 2, 4, ..., all of them, and what the mesh has."""
+    """Numbers of ranks per node to choose from: 1, 2, 4, ..., all ranks, and what the mesh has."""
     powers = {2**k for k in range(mesh.world_size.bit_length()) if 2**k < mesh.world_size}
     return sorted(powers | {mesh.world_size, mesh.ranks_per_node or mesh.world_size})
 
@@ -156,12 +157,12 @@ def orders(sent: Flows, mesh: Mesh) -> dict[tuple[str, ...], float]:
 
 
 def most_sent(sent: Flows, mesh: Mesh) -> dict[str, float]:
-    """What the rank that sends most along an axis sends."""
+    """For each axis, the bytes of the rank that sends the most along it."""
     return {name: float(per_rank.max()) for name, per_rank in bytes_by_axis(sent, mesh.world_size).items()}
 
 
 def short(num_bytes: float) -> float:
-    """A number of bytes with no more digits than it has."""
+    """A number of bytes without needless digits."""
     return int(num_bytes) if num_bytes == int(num_bytes) else round(num_bytes, 3)
 
 
@@ -211,7 +212,7 @@ class _Teller:
         self._step, self._mesh = step, mesh
 
     def work(self, stop: Stop) -> Iterator[Said]:
-        """An action of a stage is one sentence, however many ranks the stage has."""
+        """One sentence for each action of a stage, however many ranks the stage has."""
         same: dict[tuple[Any, ...], list[Item]] = defaultdict(list)
         for item in stop.items:
             same[item.event.stage, item.event.op, item.event.micro_batch].append(item)
@@ -222,7 +223,7 @@ class _Teller:
                    f" {inside}." if inside else "")
 
     def messages(self, stop: Stop) -> Iterator[Said]:
-        """Results that go from one stage to the next are one sentence, and so are others of the same size."""
+        """One sentence for results that go from a stage to the next, and one for other messages of the same size."""
         same: dict[tuple[Any, ...], list[Event]] = defaultdict(list)
         for item in stop.items:
             made = item.made
@@ -255,7 +256,7 @@ class _Teller:
                 size or " nobody goes on before all have come."
 
     def stuck(self, stop: Stop) -> Iterator[Said]:
-        """What the ranks wait for that never came."""
+        """What the ranks wait for in vain."""
         for item in stop.items:
             event = item.event
             if item.kind == "recv":
@@ -276,7 +277,7 @@ class _Teller:
                          for (op, axis), events in same.items())
 
     def _where(self, ranks: list[int], stage: int | None = None) -> str:
-        """The ranks as the stage that they are, or as all, or by their names."""
+        """The ranks in words: as stages, as all ranks, or one by one."""
         names = _names(ranks, self._mesh.world_size)
         if stage is not None:
             return f"stage {stage}" + f", {names}" * (self._step.ranks_of_stage[stage] != set(ranks))
@@ -292,7 +293,7 @@ def _several(op: str, count: int) -> str:
 
 
 def _size(events: list[Event]) -> str:
-    """What each rank sends in these collectives, all together."""
+    """What each rank sends in all of these collectives together."""
     sent: dict[int, float] = defaultdict(float)
     for event in events:
         sent[event.rank] += sent_bytes(event)

@@ -1,9 +1,9 @@
 """L3: a recorded training step on a mesh as stops: what ranks compute, send and reduce, in logical order.
 
-Each rank does what it did in its own order. A forward or backward is one thing with the collectives inside it, so the
-ranks of these run it together; a message is taken after it was sent; a collective waits for its whole group. What can
-be done at once is one stop: messages, then actions, then collectives between actions. Times decide each rank's own
-order and nothing else, so the same program has the same stops.
+Each rank keeps its own order. A forward or backward counts as one with the collectives inside it, so all ranks of these
+run it together; a message is received after it was sent; a collective waits for its whole group. What can be done at
+the same time is one stop: messages, then actions, then collectives between actions. Times decide only each rank's own
+order, so the same program always has the same stops.
 """
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Channel = tuple[int | None, int | None]  # source and destination of a message, 
 class Item:
     """What one rank does next: "work", "send", "recv" or "collective".
 
-    Work has its `action`, and the collectives inside it in `inner`. A message has in `made` the action that it comes
-    from, if that is known.
+    Work has its `action`, and the collectives inside it in `inner`. `made` is the action that a message comes from, if
+    that is known.
     """
 
     kind: str
@@ -35,7 +35,7 @@ class Item:
 
 @dataclass
 class Stop:
-    """What is done at once: items of one kind; `ended` are ranks that compute nothing more, `stuck` says what waits."""
+    """What is done at the same time: items of one kind; `ended` are ranks that compute nothing more."""
 
     kind: str
     items: list[Item]
@@ -52,7 +52,7 @@ class Step:
 
     @property
     def span(self) -> str:
-        """What the bytes of the trace are counted over; without actions nothing says how many steps it has."""
+        """What the bytes of the trace are counted over; without actions the number of steps is unknown."""
         return "in a step" if self.ranks_of_stage else "in this run"
 
 
@@ -86,7 +86,7 @@ def _action(event: Event) -> Action | None:
 
 
 def _group(event: Event) -> tuple[int, ...]:
-    """The ranks of a collective; none where the trace does not say."""
+    """The ranks of a collective; () if the trace does not say."""
     return event.group or ()
 
 
@@ -99,14 +99,14 @@ def _is_shown(event: Event) -> bool:
 
 
 def _begins(event: Event) -> float:
-    """When a rank comes to it: a message that was asked for early is needed only when it is waited for."""
+    """When a rank comes to an event: a message that was requested early is needed only when it is waited for."""
     if event.kind == "recv" and event.end_s is not None:
         return event.end_s
     return event.start_s or 0.0  # shown events have one
 
 
 def _program(trace: Trace, rank: int) -> list[Item]:
-    """What a rank did, in its order; what it received inside an action comes before that action, which needs it."""
+    """What a rank did, in its order; what it received inside an action comes before the action, which needs it."""
     items: list[Item] = []
     work: Item | None = None
     shown = [event for event in trace.of_rank(rank) if _is_shown(event)]
@@ -165,11 +165,11 @@ class _Schedule:
                 if items := take():
                     yield Stop(kind, items, self._ended())
         stuck = [left[0] for left in self._left if left]
-        if stuck and self._whole:  # of several steps the first is cut out, and messages of the next may be left
+        if stuck and self._whole:  # a step cut out of several may leave messages of the next one
             yield Stop("stuck", stuck)
 
     def _messages(self) -> list[Item]:
-        """Sends that ranks have reached; messages in flight are received, but not sent on at once."""
+        """Sends that ranks have reached; messages in flight are received, but not passed on in the same stop."""
         sent: list[Item] = []
         fresh: Counter[Channel] = Counter()
         resting: set[int] = set()
@@ -179,7 +179,7 @@ class _Schedule:
         return sent
 
     def _message(self, rank: int, sent: list[Item], fresh: Counter[Channel], resting: set[int]) -> bool:
-        """Whether this rank could send or receive its next message; after receiving one of this stop it sends none."""
+        """Whether this rank sent or received its next message; once it has received one of this stop, it sends none."""
         item = self._left[rank][0] if self._left[rank] else None
         if item is None or item.kind not in ("send", "recv") or (item.kind == "send" and rank in resting):
             return False
@@ -198,7 +198,7 @@ class _Schedule:
         return True
 
     def _work(self) -> list[Item]:
-        """Actions that can run: every rank in the groups of their collectives is at an action too."""
+        """Actions that can run: all ranks in the groups of their collectives are at an action too."""
         ready = self._next("work")
         while waiting := [rank for rank, item in ready.items()
                           if any(peer not in ready for event in item.inner for peer in _group(event))]:
@@ -207,7 +207,7 @@ class _Schedule:
         return [self._left[rank].popleft() for rank in ready]
 
     def _collectives(self) -> list[Item]:
-        """Collectives that their whole group has reached, as many in a row as are of the same kind."""
+        """Collectives that their whole group has reached, as long as consecutive ones are of the same kind."""
         found: list[Item] = []
         while True:
             ready = self._next("collective")

@@ -38,7 +38,7 @@ class Page(ABC):
         """The same widget of another trace."""
 
     def several(self) -> str:
-        """How many runs there are, and what they are called, where there is more than one."""
+        """How many runs there are, and what they are called, if there is more than one."""
         return f" of {len(self.traces)} runs ({', '.join(names_of(self.traces))})" if len(self.traces) > 1 else ""
 
     def live_json(self) -> str:
@@ -46,7 +46,7 @@ class Page(ABC):
         return self._json(live=True)
 
     def html(self) -> str:
-        """The div that a script mounts; its data is in an attribute, so that no markup in a title can break out."""
+        """The div that a script mounts; its data is in an attribute, so markup in a title can't break out."""
         data = self._json(live=False).replace("&", "&amp;").replace("'", "&#39;").replace("<", "&lt;")
         return f"<div data-lockstep-{self.widget}='{data}'>{self.words()}</div>"
 
@@ -72,7 +72,7 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
 
 
 def heading(title: str, source: str = "") -> str:
-    """The HTML that begins a page's words: its title, and where it comes from."""
+    """The HTML at the start of a page's words: its title, and where its data comes from."""
     return f"<p><strong>{escape(title)}</strong>{f' ({escape(source)})' * bool(source)}</p>"
 
 
@@ -82,7 +82,7 @@ def listed(texts: Iterable[str], tag: str = "ol") -> str:
 
 
 def arranged(runs: Mapping[Any, Data], labels: Sequence[str] | None, select: Any, integers: str = "ranks") -> Data:
-    """`axes`, what there is to choose, and `runs`, each with its place `at` on them, the run to open with first.
+    """`axes`, the choices, and `runs`, each with its place `at` on the axes; the run to open with comes first.
 
     The keys of `runs` (or tuples of them) become the choices. `labels` names each part of a key; without it a part that
     is an integer in all of them is called `integers`, and others "run". Raises ValueError for keys or labels that don't
@@ -120,7 +120,7 @@ def _keys(runs: Mapping[Any, Any], labels: Sequence[str] | None) -> list[tuple[A
 
 
 def show(page: Page) -> Any:
-    """The live widget; what it shows, where a page is built without the packages that a live notebook needs."""
+    """The live widget, or just the page if the packages that a live notebook needs are not installed."""
     try:
         from book.widgets.live import live_class
     except ImportError:
@@ -129,7 +129,7 @@ def show(page: Page) -> Any:
 
 
 def mapping(what: Any) -> dict[Any, Any]:
-    """Several runs by key: a mapping as it is, a sequence by number, one run alone; raises ValueError for none."""
+    """Runs by key: a mapping as it is, a sequence by number, or a single run; raises ValueError for none."""
     if isinstance(what, Mapping):
         traces = dict(what)
     elif isinstance(what, Sequence) and not isinstance(what, str):
@@ -142,7 +142,7 @@ def mapping(what: Any) -> dict[Any, Any]:
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    """Raise ValueError for a value that is none of the choices."""
+    """Raise ValueError for a value that is not among the choices."""
     if value not in choices:
         known = ", ".join(str(choice) for choice in choices if choice is not None)
         raise ValueError(f"{name} can't be {value!r}: use one of {known}")

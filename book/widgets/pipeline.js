@@ -223,7 +223,7 @@
     return [says + (says && told.length ? " " : ""), told[0] ?? (says ? "" : `After ${at(t)}.`), rest.join("")];
   }
 
-  /** Of ranks that end an action: which hold the most, which wait, which are done. */
+  /** Among ranks that end an action: which hold the most, which wait, which are done. */
   function standing(run, t) {
     const { ranks, full, ends, who } = run;
     const [peaks, waits, over] = [[], [], []];
@@ -269,7 +269,7 @@
     return `the ${what} of micro-batch ${next.m} ${where} stage ${from}`;
   }
 
-  /** A micro-batch's way. */
+  /** The path of a micro-batch. */
   function follow({ acts, at }, m) {
     const own = acts.filter(x => x.m === m);
     const on = kinds => own.filter(x => kinds.includes(x.kind));
@@ -282,7 +282,7 @@
     return `: forward ${way(on("F"))}, backward ${way(on("BI"))}${where}`;
   }
 
-  /** In flight: in whole ranks' activations. */
+  /** What is in flight, counted in whole ranks' activations. */
   function tellRace(names, { runs, total_s }, t) {
     const [left, done] = [[], []];
     const now = short((t / TICKS) * total_s);
@@ -370,7 +370,7 @@
     parts: ({ times }) => [[0, TICKS], "0", { snap: false, steps: times.length - 1 }],
     rate: step => max(TICKS / 14, (step || 0) / 0.7),
     figures: ({ run }) => range(5, i => run.figures[i] ?? ["", ""]),
-    /** The clock goes on, and an end stays an end. */
+    /** The clock continues; a run at its end stays at the end. */
     resume: ({ run }, { run: old, t, over }) => (over ? TICKS : min(TICKS, (t * old.total_s) / run.total_s)),
     turn(view, by) {
       const last = max(...view.run.runs.map(run => run.batches)) - 1;

@@ -27,9 +27,9 @@ def pipeline_player(what: Piped | Mapping[Any, Piped] | Sequence[Piped], *, forw
 
     `what` is a schedule, which is simulated with these durations; a modelled trace (simulate_pipeline,
     replay_pipeline), which has its own; or a recorded one, whose order is replayed with these: `step` and `ranks` say
-    which part of it, as in replay_pipeline. An order that is not complete, or stops for good, is shown as far as it
-    goes. `labels` name the choices and `select` is the key to open with. Raises TypeError for what is none of these,
-    ValueError for a trace without stages, more than 8 ranks or 2048 actions, or durations that cannot be.
+    which part of it, as in replay_pipeline. An order that is incomplete or gets stuck is shown as far as it goes.
+    `labels` name the choices and `select` is the key to open with. Raises TypeError for anything else, ValueError for
+    a trace without stages, more than 8 ranks or 2048 actions, or impossible durations.
     """
     runs = mapping(what)
     check_choice("select", select, (None, *runs))
@@ -40,7 +40,7 @@ def pipeline_player(what: Piped | Mapping[Any, Piped] | Sequence[Piped], *, forw
 def pipeline_race(runs: Mapping[str, Piped], *, forward_s: float = 1e-3, backward_s: float = 2e-3,
                   weight_s: float | None = None, link: Link | None = None, num_bytes: float = 0.0,
                   title: str = "Pipelines on one clock") -> PipelinePlayer | Live:
-    """Several pipelines under one another on one clock; `runs` are what `pipeline_player` takes.
+    """Several pipelines, one below the other, on one clock; `runs` are what `pipeline_player` takes.
 
     The durations are those of the run with the fewest stages: the others cut the same model into shorter ones.
     Raises ValueError for fewer than two runs, and what `pipeline_player` raises.
@@ -58,9 +58,9 @@ TITLE = "One step of a pipeline"
 
 
 class PipelinePlayer(Page):
-    """What a pipeline player shows: runs by key, with the durations of those that have no modelled times of their own.
+    """What a pipeline player shows: runs by key, and durations for those that have no modelled times of their own.
 
-    `view` is "player" (the reader chooses a run) or "race" (all of them under one another).
+    `view` is "player" (the reader chooses a run) or "race" (all of them, one below the other).
     """
 
     widget = "pipeline"
@@ -86,7 +86,7 @@ class PipelinePlayer(Page):
         return PipelinePlayer({"": what}, self._durations, self._given_title, **self._which)
 
     def data(self, live: bool) -> dict[str, Any]:
-        """The player's data: order and modelled times, on every machine the same, live or not."""
+        """The player's data: order and modelled times, the same on every machine, live or not."""
         return self._data
 
     def text(self) -> str:
@@ -96,7 +96,7 @@ class PipelinePlayer(Page):
         return f"{self.title}: {kind}{self.several()}, {sizes}, {self._sources()}"
 
     def words(self) -> str:
-        """The figures of each run and, where there is one run, its order."""
+        """The figures of each run and, if there is only one, its order."""
         lists = [_figures(name, run, len(self.runs) > 1) for name, run in zip(names_of(self.runs), self.runs.values())]
         order = _order(next(iter(self.runs.values()))) if len(self.runs) == 1 else ""
         return heading(self.title, self._sources()) + "".join(lists) + order
@@ -129,7 +129,7 @@ def _figures(name: str, run: Pipeline, named: bool) -> str:
 
 
 def _order(run: Pipeline) -> str:
-    """Each rank's actions, where they are few."""
+    """Each rank's actions, if they are few."""
     orders = [run.order.of_rank(rank) for rank in range(run.order.world_size)]
     if max(map(len, orders)) > MOST_WORDS:
         return ""

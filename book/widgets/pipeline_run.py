@@ -1,14 +1,14 @@
 """L3: a pipeline's order and modelled times as the small JSON that the pipeline player draws.
 
-A run has, beside what scene.js says of all runs,
+A run has, in addition to what scene.js says about all runs,
 
     n, stages    how many ranks, and which stages each of them runs
-    who          the ranks' numbers, which are not 0, 1, ... in one pipeline of several
+    who          the ranks' numbers, which are not 0, 1, ... if it is one pipeline of several
     batches      the number of its micro-batches
     step_s       what `ticks` ticks are, the unit of all its times
-    actions      for each rank its actions, [stage, kind, micro-batch, start, end], and when the result leaves and is
-                 there, if it travels to another rank
-    ends         for an order that is not complete or cannot go on: where each rank stands
+    actions      for each rank its actions, [stage, kind, micro-batch, start, end], and when the result leaves and
+                 arrives, if it goes to another rank
+    ends         for an order that is incomplete or cannot continue: where each rank stands
     brief        the most important figures in one line
 """
 from __future__ import annotations
@@ -37,7 +37,7 @@ KNOWN = ((gpipe, "GPipe", "(p−1)/(m+p−1)"), (one_f_one_b, "1F1B", "(p−1)/(
 
 @dataclass(frozen=True)
 class Durations:
-    """What a forward, a backward and its weights' part take on one stage, and the links that messages go over."""
+    """How long a forward, a backward and its weights' part take on one stage, and the link that messages go over."""
 
     forward_s: float = 1e-3
     backward_s: float = 2e-3
@@ -51,12 +51,12 @@ class Durations:
                                  num_bytes=self.num_bytes)
 
     def cut(self, times: float) -> Durations:
-        """Those of the same model, cut into so many times as many stages."""
+        """The durations of the same model, cut into `times` as many stages."""
         weight_s = None if self.weight_s is None else self.weight_s / times
         return replace(self, forward_s=self.forward_s / times, backward_s=self.backward_s / times, weight_s=weight_s)
 
     def words(self) -> str:
-        """How long a backward is, next to a forward: "B = 2F"."""
+        """How long a backward is, compared with a forward: "B = 2F"."""
         if not self.forward_s:
             return "F takes no time"
         return f"B = {self.backward_s / self.forward_s:.3g}F".replace("= 1F", "= F")
@@ -66,8 +66,8 @@ class Durations:
 class Pipeline:
     """One run of the player: the order of its actions, their modelled times, and where both come from.
 
-    `ends` says where each rank stands, if the order is not complete. `ranks` are the ranks' numbers in the run, where
-    the order has another 0, 1, ...
+    `ends` says where each rank stands if the order is incomplete. `ranks` are the ranks' numbers in the run if these
+    are not 0, 1, ... as in the order.
     """
 
     order: PipelineSchedule
@@ -78,7 +78,7 @@ class Pipeline:
 
     @cached_property
     def known(self) -> Known | None:
-        """Which of the well-known schedules it is, if it is one."""
+        """Which of the well-known schedules it is; None if it is none of them."""
         return known_as(self.order)
 
     @cached_property
@@ -91,7 +91,7 @@ def read_pipeline(what: Any, durations: Durations, step: int = 0, ranks: Sequenc
     """The run that a schedule, a modelled trace or a recorded one stands for.
 
     Raises TypeError for something else, ValueError for a trace without actions of stages, for more than can be drawn,
-    or where nothing takes time. An order that cannot run to its end is shown as far as it goes.
+    and if nothing takes time. An order that cannot run to its end is shown as far as it goes.
     """
     if isinstance(what, PipelineSchedule):
         order, ends = _as_far_as_it_goes(what)
@@ -123,14 +123,14 @@ def run_payload(run: Pipeline) -> dict[str, Any]:
 
 
 def _action(event: Event, sent: Mapping[Any, Event], clock: _Clock) -> list[Any]:
-    """An action as the data have it."""
+    """An action as JSON data."""
     message = sent.get((event.stage, event.micro_batch, RESULTS.get(event.op or "")))
     times = [*event.times_s, *(message.times_s if message else ())]
     return [event.stage, event.op, event.micro_batch, *map(clock.tick, times)]
 
 
 def figures(run: Pipeline) -> list[tuple[str, str]]:
-    """(value, meaning) of what a reader compares pipelines by."""
+    """(value, meaning) of the figures that readers compare pipelines by."""
     found, known = run.bubble, run.known
     peaks, several = run.order.peak_in_flight(), run.order.world_size > 1
     idle = dict.fromkeys(in_seconds(idle_s) for idle_s in (min(found.idle_s), max(found.idle_s)))
@@ -144,7 +144,7 @@ def figures(run: Pipeline) -> list[tuple[str, str]]:
 
 
 def brief(run: Pipeline) -> str:
-    """The figures in one line, for a view of several runs; memory in whole ranks' activations of a micro-batch."""
+    """The figures in one line, for a view of several runs; memory is counted in a whole rank's activations."""
     found, most = run.bubble, max(run.order.peak_in_flight())
     depth = max(len(stages_of(run.order, rank)) for rank in range(run.order.world_size))
     size = f" ({most} of 1/{depth} the size)" if depth > 1 else ""
@@ -154,7 +154,7 @@ def brief(run: Pipeline) -> str:
 
 @dataclass(frozen=True)
 class Known:
-    """A schedule that has a name, and the formula of its bubble, "" where there is none that simple."""
+    """A schedule with a name, and the formula of its bubble, "" if there is no simple one."""
 
     name: str
     formula: str
@@ -163,12 +163,12 @@ class Known:
     stages_per_rank: int
 
     def bubble(self, times: int = 1) -> float:
-        """What the formula gives, with so many times as many micro-batches."""
+        """What the formula gives, with `times` as many micro-batches."""
         return pipeline_bubble(self.num_ranks, times * self.num_micro_batches, self.stages_per_rank)
 
 
 def known_as(order: PipelineSchedule) -> Known | None:
-    """Which of the well-known schedules an order is, whatever its name; None where it is none of them."""
+    """Which of the well-known schedules an order is, whatever its name; None if it is none of them."""
     depth = max(1, order.num_stages // order.world_size)
     for make, name, formula in KNOWN:
         try:
@@ -181,13 +181,13 @@ def known_as(order: PipelineSchedule) -> Known | None:
 
 
 def stages_of(order: PipelineSchedule, rank: int) -> list[int]:
-    """The stages that a rank runs, first ones first."""
+    """The stages that a rank runs, in ascending order."""
     return sorted({action.stage for action in order.of_rank(rank)})
 
 
 @dataclass(frozen=True)
 class _Clock:
-    """Seconds in ticks: as few ticks as make every time a whole number of them, if there is such a number."""
+    """Seconds in ticks: the fewest ticks that make every time a whole number, if that is possible."""
 
     start_s: float
     step_s: float
@@ -206,7 +206,7 @@ class _Clock:
 
 
 def _as_far_as_it_goes(schedule: PipelineSchedule) -> tuple[PipelineSchedule, list[str]]:
-    """The actions of a schedule that can run, and for each rank where it stands if those are not all."""
+    """The actions of a schedule that can run, and where each rank stands if those are not all."""
     done: list[Action] = []
     try:
         for action in schedule.runnable():
@@ -222,7 +222,7 @@ def _as_far_as_it_goes(schedule: PipelineSchedule) -> tuple[PipelineSchedule, li
 
 
 def _standing(order: PipelineSchedule, ranks: Sequence[int] | None) -> list[str]:
-    """Where each rank of an order stands that is not complete; nothing for a complete one."""
+    """Where each rank of an incomplete order stands; [] for a complete one."""
     try:
         order.check()
     except ScheduleError:

@@ -16,7 +16,7 @@
     return s => (s in seen ? seen[s] : (seen[s] = read(s)));
   }
 
-  /** Of a message, its word's parts. */
+  /** The parts of a message's word. */
   function parse(parts, held, read, k) {
     const number = s => (s[0] === "-" ? -1 : parseInt(s, 36));
     const [src, dst, chunk] = parts.slice(1, 4).map(number);
@@ -117,7 +117,7 @@
     return [all.filter(Boolean).length, all.length];
   }
 
-  /** What has left by now, in buffers. */
+  /** What has been sent by now, in buffers. */
   function traffic(run, t) {
     const pairs = {};
     const out = Array(run.n).fill(0);
@@ -663,7 +663,7 @@
     return { ...ui, state };
   }
 
-  /** The button to the other view; returns what names it anew. */
+  /** The button to the other view; returns what renames it. */
   function viewPill(ui, state) {
     const b = pill(ui.more, "", "View", () => {
       state.view = b.textContent;

@@ -4,16 +4,16 @@ A run is written step by step, a message per word:
 
     021+6      rank 0 sends to rank 2 chunk 1, which is added there; afterwards rank 2's chunk holds ranks 1 and 2
     021=       ... which replaces rank 2's chunk; afterwards that holds just what was in the message
-    021?~3     ... received, nobody knows how; "~3": in the message were ranks 0 and 1, not what rank 0's chunk held
+    021?~3     ... received, it is unknown how; "~3": the message held ranks 0 and 1, not what rank 0's chunk held
     021!       ... never received;      021+6@5  into chunk 5;      021+6^4  arriving in step 4, not in its own
 
 A step in which only the library moved data has no words: what it changed is among the `holds`, [step, rank, chunk,
-contents] that hold from before that step on.
+contents], which apply from just before that step on.
 
 Contributions are a bit mask in hexadecimal, least significant digit (ranks 0-3) first; counts other than 0 and 1 are
-written out, "(1,2,0,0.25)"; "?" is unknown. Ranks and chunks are `width` digits in base 36. Nothing is left for the
-player to work out: what a chunk holds is what the trace says, and a message is only left out of the text where it
-equals what its sender's chunk held as the step began.
+written out, "(1,2,0,0.25)"; "?" is unknown. Ranks and chunks are `width` digits in base 36. The player works nothing
+out: what a chunk holds is what the trace says, and the contents of a message are left out only if they equal what its
+sender's chunk held when the step began.
 """
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def play(what: Playable | Mapping[Any, Playable] | Sequence[Playable], *, title:
     `promise` is what the run should end in, "all_reduce", "broadcast" or another of `book.promise.PROMISES`, from any
     root (default: what the trace promises; a recorded one promises nothing, and is taken for an all-reduce if anything
     is added). In a recorded run each collective of the library is a step. Raises ValueError for an unknown choice or a
-    trace without chunks to play, TypeError for something that is neither.
+    trace without chunks to play, TypeError for anything but traces and schedules.
     """
     check_choice("view", view, ("auto", "ring", "matrix"))
     check_choice("clock", clock, ("steps", "time"))
@@ -64,7 +64,7 @@ def play(what: Playable | Mapping[Any, Playable] | Sequence[Playable], *, title:
 
 def race(traces: Mapping[str, Playable], *, title: str = "A race on equal links",
          view: str = "auto") -> Shown | Live:
-    """Several modelled runs on one clock, side by side: who is done when, and what the busiest link carries.
+    """Several modelled runs on one clock, side by side: when each is done, and what the busiest link carries.
 
     Raises ValueError for fewer than two runs or one without modelled times (`simulate` gives them).
     """
@@ -118,7 +118,7 @@ def payload(traces: Mapping[Any, Trace], title: str, options: Options, with_back
 
 
 def run_payload(trace: Trace, promise: str | None = None, with_backend: bool = False) -> dict[str, Any]:
-    """One run as JSON data; the backend is left out where outputs must be the same on every machine."""
+    """One run as JSON data; the backend is left out if outputs must be the same on every machine."""
     run = read_run(trace)
     width = 1 if max(run.world_size, run.num_chunks) <= len(DIGITS) else 2
     promised, kept = promised_of(trace, run, promise)
@@ -146,14 +146,14 @@ def write(held: Contributions) -> str:
 
 
 def _write_start(run: Run) -> list[str]:
-    """A text per rank: what its chunks hold, written once if they all hold the same."""
+    """A text per rank: what its chunks hold, written only once if they all hold the same."""
     return [_line([write(run.start.get((r, c))) for c in range(run.num_chunks)]) for r in range(run.world_size)]
 
 
 def _write_goal(run: Run, promise: Promise) -> dict[str, list[str]]:
-    """`goals`: what each rank's chunks should hold at the end, "-" where that is left open, as `start` is written.
+    """`goals`: what each rank's chunks should hold at the end, written like `start`, with "-" if that is left open.
 
-    One text if it is the same for all ranks, none if it is all contributions everywhere.
+    One text if it is the same for all ranks; no `goals` if every chunk should hold all contributions.
     """
     size = run.world_size, run.num_chunks
     goal, where = promise.goal(*size), promise.where(*size)
@@ -206,7 +206,7 @@ def _write_times(run: Run, trace: Trace) -> dict[str, Any]:
 
 
 def _sizes(run: Run) -> dict[str, Any]:
-    """The buffer's bytes, and each chunk's share where they are not all the same."""
+    """The buffer's bytes, and each chunk's share unless all are the same."""
     num_bytes, shares = run.num_bytes(), run.shares()
     if num_bytes is None:
         return {}
@@ -235,11 +235,11 @@ class Shown(Page):
         return Shown({"": what}, self.title, replace(self.options, labels=None, select=None))
 
     def data(self, live: bool) -> dict[str, Any]:
-        """The players' data: with the backend's name where it is live."""
+        """The player's data; in a live notebook with the backend's name."""
         return payload(self.traces, self.title, self.options, with_backend=True) if live else self._data
 
     def words(self) -> str:
-        """The steps, where they are few."""
+        """The steps, if they are few."""
         return fallback(self.title, *self._about())
 
     def text(self) -> str:
@@ -252,7 +252,7 @@ class Shown(Page):
 
 
 def title_of(traces: Mapping[Any, Any]) -> str:
-    """A title from the traces' names where they all have the same."""
+    """A title from the traces' name if they all have the same one."""
     names = {getattr(what, "name", None) for what in traces.values()}
     name = names.pop() if len(names) == 1 else None
     if not name:
@@ -269,7 +269,7 @@ def describe(title: str, names: list[str], runs: list[Run], source: str) -> str:
 
 
 def fallback(title: str, names: list[str], runs: list[Run], source: str) -> str:
-    """HTML: the runs' sizes, and every step in words where that is short."""
+    """HTML: the runs' sizes, and every step in words if that is short."""
     parts = [f"<p><strong>{escape(title)}</strong> ({escape(source)})</p>"]
     if len(runs) > 1:
         rows = "".join(f"<li>{escape(name)}: {_size(run)}</li>" for name, run in zip(names, runs))

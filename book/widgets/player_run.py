@@ -1,7 +1,7 @@
 """L3: a trace as a player sees it: chunks that travel from step to step, each send matched to its receive.
 
 A collective that the library carried out is a step too: which ranks called it, and what their chunks hold afterwards.
-How it moved them the trace does not say, and so nothing here does.
+The trace does not say how it moved the data, and so the player does not either.
 """
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass
 class Transfer:
-    """One chunk on its way: from the send to the receive, if there was one (positions among the played steps)."""
+    """One chunk in transit, from its send to its receive, if there was one (positions among the played steps)."""
 
     src: int
     dst: int
@@ -43,7 +43,7 @@ class Transfer:
     end_s: float | None = None
 
     def finds_empty(self, held: State) -> bool:
-        """Whether it replaces a chunk that is known to hold nothing, when the chunks hold what `held` says."""
+        """Whether it replaces a chunk that is known to hold nothing, given what the chunks hold."""
         before = held.get((self.dst, self.into)) if self.into is not None else None
         return self.op == "copy" and before is not None and not any(before)
 
@@ -65,7 +65,7 @@ class Call:
 
 @dataclass
 class Run:
-    """What the player needs of one trace: starting contents, transfers by step, and other changes of contents."""
+    """What the player needs from a trace: starting contents, transfers by step, and other changes of contents."""
 
     world_size: int
     num_chunks: int
@@ -73,17 +73,17 @@ class Run:
     transfers: list[Transfer]
     start: State = field(default_factory=dict)
     holds: list[tuple[int, int, int, Contributions]] = field(default_factory=list)  # before which step, rank, chunk
-    own: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))  # before which step who changed its own
+    own: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))  # by step: who changed its own before it
     calls: list[Call] = field(default_factory=list)
-    sizes: dict[int, float] = field(default_factory=dict)  # bytes by chunk, where an event tells
+    sizes: dict[int, float] = field(default_factory=dict)  # bytes by chunk, as far as events tell
 
     @property
     def called(self) -> set[str]:
-        """The collectives that ranks called: what these moved is not seen."""
+        """The collectives that ranks called: the trace does not show what these moved."""
         return {op for call in self.calls for op in call.ops.values()} - {"barrier"}
 
     def shares(self) -> np.ndarray:
-        """Each chunk's share of the buffer, shape (num_chunks,): by its bytes where all are known, else equal."""
+        """Each chunk's share of the buffer, shape (num_chunks,): by its bytes if all are known, else equal."""
         total = self.num_bytes()
         if total is None:
             return np.full(self.num_chunks, 1 / self.num_chunks)
@@ -94,7 +94,7 @@ class Run:
         return sum(self.sizes.values()) if len(self.sizes) == self.num_chunks else None
 
     def states(self) -> Iterator[State]:
-        """What each (rank, chunk) holds before each step, and last of all at the end; one dict, changed in place."""
+        """What each (rank, chunk) holds before each step, and finally at the end; one dict, changed in place."""
         changes = [(step, 1, (rank, chunk), held) for step, rank, chunk, held in self.holds]
         changes += [(t.arrives + 1, 0, (t.dst, t.into), t.after) for t in self.transfers
                     if t.into is not None and t.arrives is not None]
@@ -113,7 +113,7 @@ class Run:
 
 
 def as_trace(what: Trace | Schedule) -> Trace:
-    """A trace that may be shown: a schedule is simulated without times, a measured trace loses its times.
+    """A trace that can be shown: a schedule is simulated without times, a measured trace loses its times.
 
     Raises TypeError for anything else and ValueError for more ranks than the player can show.
     """
@@ -128,9 +128,9 @@ def as_trace(what: Trace | Schedule) -> Trace:
 
 
 def read_run(trace: Trace) -> Run:
-    """A trace's transfers, matched send to receive, calls and holds; raises ValueError when it has none to play.
+    """A trace's transfers, each send matched to its receive, calls and holds; raises ValueError if there are none.
 
-    Collectives count only where a buffer is watched: without one there is nothing that they are seen to change.
+    Collectives count only if a buffer is watched: otherwise nothing is seen to change.
     """
     events = list(trace.events)
     sends, recvs = ([e for e in events if e.kind == kind and e.peer is not None] for kind in ("send", "recv"))
@@ -222,7 +222,7 @@ def _read_calls(events: list[Event], position: Mapping[int, int], changed: set[t
 def _read_holds(run: Run, holds: list[Event], steps: list[int]) -> None:
     for event in holds:
         at = sum(step < event.step for step in steps) if event.step is not None else 0
-        at += event.op is not None  # a collective's doing: it is seen after the collective's own step
+        at += event.op is not None  # a collective changed it: that is seen after the collective's own step
         where = event.rank, _known(event.chunk)
         if at == 0 and where not in run.start:
             run.start[where] = event.contributions
@@ -234,7 +234,7 @@ def _read_holds(run: Run, holds: list[Event], steps: list[int]) -> None:
 
 
 def shape_of(pairs: Iterable[Pair], world_size: int) -> dict[str, Any]:
-    """"ring" (only neighbours talk), "tree" (with each rank's depth and place; a star's hub too), else "mesh"."""
+    """"ring" (only neighbours talk), "tree" (with each rank's depth and place, and a star's hub), else "mesh"."""
     pairs = set(pairs)
     if world_size <= 2 or all((b - a) % world_size in (1, world_size - 1) for a, b in pairs):
         return {"kind": "ring"}
@@ -244,7 +244,7 @@ def shape_of(pairs: Iterable[Pair], world_size: int) -> dict[str, Any]:
 
 
 def _tree(edges: set[Pair], world_size: int) -> dict[str, Any] | None:
-    """Levels below the rank with most links, leaves side by side; None when the links are no tree."""
+    """Levels below the rank with the most links, leaves side by side; None if the links are not a tree."""
     if len(edges) != world_size - 1:
         return None
     near = defaultdict(list)

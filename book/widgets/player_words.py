@@ -1,7 +1,7 @@
 """L3: a run of the chunk player in words: where it comes from, what each step does, its phases, how it ends.
 
-What a step does is the half of a sentence that follows "rank 0 sends chunk 3 to rank 1". A step in which nothing is
-seen to travel, only collectives of the library, is told in whole sentences.
+What a step does is the second half of a sentence, after "rank 0 sends chunk 3 to rank 1". A step that has only
+collectives of the library, so that no chunk is seen to travel, is told in whole sentences.
 """
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from book.widgets.terms import in_bytes, spelled
 
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
-MOST_GROUPS = 4  # so many groups that call the same at once are told one by one
+MOST_GROUPS = 4  # up to this many groups that call the same collective at once are named one by one
 Message = list[Transfer]
 
 
 def words_of(run: Run) -> dict[str, Any]:
-    """`rests`: the different half sentences, `says`: which of them each step has, `begin`: the words before step 1."""
+    """`rests`: the distinct half sentences, `says`: which of them each step has, `begin`: the words before step 1."""
     texts = [_rest(run, step, held) for step, held in zip(range(run.num_steps), run.states())]
     rests = list(dict.fromkeys(texts))
     return {"rests": rests, "says": [rests.index(text) for text in texts], "begin": _begin(run)}
@@ -96,7 +96,7 @@ def _others(run: Run, messages: dict[tuple[int, int], Message]) -> str:
 
 
 def _library(calls: Sequence[Call], world_size: int, also_messages: bool) -> str:
-    """What the collectives of a step do, as far as it is seen."""
+    """What the collectives of a step do, as far as the trace shows it."""
     if not calls:
         return ""
     who = calls_in_words(calls, world_size)
@@ -111,7 +111,7 @@ def _library(calls: Sequence[Call], world_size: int, also_messages: bool) -> str
 
 
 def _own(run: Run, step: int) -> str:
-    """Who changed its own chunks before the next step: the picture shows what came of both."""
+    """Which ranks changed their own chunks before the next step: the picture shows the result of both."""
     ranks = sorted(run.own[step + 1]) if step + 1 in run.own else []
     if not ranks:
         return ""
@@ -160,11 +160,11 @@ SENT: dict[str, tuple[str, Callable[[int], float]]] = {
 
 
 def promised_of(trace: Trace, run: Run, asked: str | None) -> tuple[Promise, np.ndarray]:
-    """What the run should end in, and where it does, bool (R, C): as `asked`, or as the trace says, or as it looks.
+    """What the run should end in, and where it does, bool (R, C): as `asked`, else as the trace says, else as it looks.
 
-    A schedule's promise is meant to the letter. One that is only asked for may be kept with another root or other
-    owners than the book's schedules have. A recorded program has promised nothing: if it calls collectives, it may end
-    in an all-reduce or as one of them does; if it only copies, as an all-gather or a broadcast.
+    A schedule's promise is taken literally. One that is only asked for may be kept with another root or other owners
+    than in the book's schedules. A recorded program has promised nothing: if it calls collectives, it may end as an
+    all-reduce or as one of them does; if it only copies, as an all-gather or a broadcast.
     """
     if trace.promise and asked in (None, trace.promise):
         promise = PROMISES[trace.promise]
@@ -184,9 +184,9 @@ def _likely(run: Run) -> list[str]:
 
 
 def phases(run: Run) -> tuple[str, list[str]]:
-    """A digit per step: 0 where it mostly adds, 1 where it replaces, 2 where that is unknown, or what is called there.
+    """A digit per step: 0 if it mostly adds, 1 if it replaces, 2 if that is unknown, else which collective it calls.
 
-    From 3 on, a digit is a place in the list of collectives that is returned with them.
+    From 3 on, a digit is a place in the list of collectives that is returned with the digits.
     """
     digits: list[str] = []
     names: list[str] = []
@@ -202,18 +202,18 @@ def phases(run: Run) -> tuple[str, list[str]]:
 
 
 def phase_names(name: str | None, promise: str, shape: dict[str, Any]) -> list[str]:
-    """What the phases that add and that replace are called, and the one of which neither is known."""
+    """The names of the phase that adds, of the one that replaces, and of the one where that is unknown."""
     if promise in ("broadcast", "scatter", "gather", "reduce", "all_to_all"):
         return [spelled(promise), spelled(promise), ""]
     if name in COLLECTIVES:
         return [*map(spelled, COLLECTIVES[name].phases), ""]
-    # A schedule that is not the book's has no record: what it looks like, and what it is called, have to do.
+    # The book has no record of this schedule: judge it by its shape and its name.
     to_one = shape["kind"] == "tree" or any(word in (name or "") for word in ("server", "tree"))
     return ["reduce", "broadcast", ""] if to_one else ["reduce-scatter", "all-gather", ""]
 
 
 def source_of(trace: Trace, run: Run, with_backend: bool) -> str:
-    """Where the picture comes from; the backend only where the text need not be the same on every machine."""
+    """Where the picture comes from; the backend only if the text may differ between machines."""
     made = MADE[trace.source].format(trace.world_size)
     num_bytes = run.num_bytes()
     parts = [made, trace.backend if with_backend else None, f"n = {in_bytes(num_bytes)}" if num_bytes else None]
@@ -236,9 +236,9 @@ def totals(run: Run, promise: str) -> dict[str, Any]:
 
 
 def verdict(run: Run, promise: Promise, kept: np.ndarray, promised: bool) -> dict[str, Any]:
-    """`ok`, and in words how the run ends: which chunk is wrong, if one is.
+    """`ok`, and how the run ends in words: which chunk is wrong, if one is.
 
-    Nothing is said against a run that calls collectives and has `promised` nothing.
+    A run that calls collectives and has `promised` nothing is never called wrong.
     """
     where = promise.where(run.world_size, run.num_chunks)
     if kept[where].all():
@@ -252,7 +252,7 @@ def verdict(run: Run, promise: Promise, kept: np.ndarray, promised: bool) -> dic
 
 
 def _kept(run: Run, promise: Promise) -> np.ndarray:
-    """Which chunks end as promised, or as the mean of that, or where nothing is promised: bool (R, C)."""
+    """Which chunks end as promised, or as the mean of that, or without a promise about them: bool (R, C)."""
     final, size = run.final(), (run.world_size, run.num_chunks)
     unknown = (np.nan,) * run.world_size
     held = np.array([[final.get((r, c)) or unknown for c in range(run.num_chunks)] for r in range(run.world_size)])

@@ -1,6 +1,6 @@
 """L3: all widgets, and the scripts that draw each: what pages of the website, live widgets and tests load.
 
-The website runs this file by its path, without the package, so it imports nothing but the standard library.
+The website runs this file by its path, without the package, so it imports only the standard library.
 """
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ WIDGETS = {  # by the name in their HTML, scripts in the order in which they loa
     "memory_bars": ("scene", "memory_bars"),
 }
 ASSETS = Path(__file__).parent
-STYLE = "widgets.css"  # of all of them
+STYLE = "widgets.css"  # the styles of all widgets
 SCRIPTS = tuple(dict.fromkeys(f"{script}.js" for scripts in WIDGETS.values() for script in scripts))
 
 
 def needed(widgets: set[str]) -> list[str]:
-    """The files that a page with these widgets loads, in order: the style, where there is a widget, and scripts."""
+    """The files that a page with these widgets loads, in order: the styles, if there is a widget, and the scripts."""
     stems = {script for widget in widgets for script in WIDGETS[widget]}
     return [STYLE] * bool(stems) + [name for name in SCRIPTS if Path(name).stem in stems]
 
@@ -42,7 +42,7 @@ def module(widget: str) -> str:
 
 
 def standalone(widget: str, title: str, html: str) -> str:
-    """A whole page of one widget, whose `html` this is, with its style and scripts in it: it loads nothing."""
+    """A whole page of one widget, whose HTML is `html`, with its styles and scripts inlined: it loads nothing."""
     style, *scripts = [(ASSETS / name).read_text("utf-8") for name in needed({widget})]
     code = "".join(f"<script>{script}</script>\n" for script in scripts)
     return f"""<!doctype html>

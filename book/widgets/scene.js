@@ -65,7 +65,7 @@
   const upper = text => text[0].toUpperCase() + text.slice(1);
   const seconds = s => scaled(s * 1e6, ["µs", "ms", "s"]);
   const bytes = x => (x < 999.5 ? `${Math.round(x)} B` : scaled(x, ["B", "kB", "MB", "GB", "TB"]));
-  /** Without zeros at the end: "2.3 ms". */
+  /** Without trailing zeros: "2.3 ms". */
   const short = s => (s < EPS ? "0 s" : seconds(s).replace(/(\.\d*[1-9])0+ |\.0+ /, "$1 "));
 
   function scaled(x, units) {
@@ -413,7 +413,7 @@
   const longest = (texts, n) => texts.sort((a, b) => plain(b).length - plain(a).length).slice(0, n);
 
   /**
-   * Mount the player of a scene. What a kind of scene says of itself:
+   * Mount the player of a scene. What a kind of scene provides:
    *   start(view)              what it adds to the frame, once
    *   decode(raw, data)        a run, ready to draw: times (of its stops), and what the others need
    *   stage(view)              draws the run of the view into its field; returns what paints a moment
@@ -487,7 +487,7 @@
     return view;
   }
 
-  /** What a kind says of itself whose runs have their stops in their data. */
+  /** What a kind provides if its runs have their stops in their data. */
   const byStops = {
     tell: ({ run }, k) => run.stops[k].say,
     captions: ({ run }) => run.stops.map(stop => stop.say),

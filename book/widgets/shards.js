@@ -18,7 +18,7 @@
     return { ...raw, times: range(raw.stops.length), states, lines, cells: cellsOf(raw, lines) };
   }
 
-  /** The places of matrices, rank by rank; in each, all matrices that stand there by turns. */
+  /** The places of matrices, rank by rank; each with all matrices that are shown there in turn. */
   function cellsOf({ n, matrices, slots }, lines) {
     const stand = (m, line, slot) => matrices[m].slot === slot && matrices[m].line === line;
     const places = range(n).flatMap(r => range(lines).flatMap(line => slots.map((_, slot) => ({ r, line, slot }))));
@@ -30,7 +30,7 @@
   }
 
   const has = blocks => blocks.some(held => held !== undefined);
-  /** Which matrix is shown in a place: what came last takes it. */
+  /** Which matrix is shown in a place: the one that came last. */
   const shown = (state, cell) => cell.all.findLast(m => has(state[cell.r][m])) ?? cell.all[0];
 
   /** [first row, last, first column, last] of what is held. */
@@ -42,7 +42,7 @@
     return [...edge(rows, down, height), ...edge(columns, across, width)];
   }
 
-  /** What the blocks of a place contain; odd: of some part not once or never. */
+  /** What the blocks of a place contain; odd: a count other than 0 and 1. */
   function sums(m, blocks) {
     const held = blocks.filter(h => h !== undefined);
     const n = m.lanes;
@@ -247,7 +247,7 @@
     decode,
     stage,
     rate: step => (step ? 1.4 : 0.6),
-    /** From the start; an end stays an end. */
+    /** From the start; a run at its end stays at the end. */
     resume: ({ run }, { over }) => (over ? run.times.length - 1 : 0),
     /** Formulas and sizes stay on one line. */
     figures({ run }) {

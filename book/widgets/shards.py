@@ -1,17 +1,17 @@
 """L3: the sharded product on a page and in a notebook, and the JSON that its player draws.
 
-A run has, beside what scene.js says of all runs, `n` ranks, the bytes of an `item` and
+A run has, in addition to what scene.js says about all runs, `n` ranks, the bytes of an `item` and
 
-    matrices   what is drawn on each rank, in the places of `slots`; a later one of a slot and line takes its place:
-               name, recipe, shape, slot, line (0: forward, 1: gradients)
+    matrices   what is drawn on each rank, in the places of `slots`; a later matrix replaces one with the same slot and
+               line: name, recipe, shape, slot, line (0: forward, 1: gradients)
     grid       into how many blocks, [down, across], the run cuts a matrix
-    lanes      how many parts of a sum its blocks are drawn with, 1 where the run cuts no sum; bias: one more for it
+    lanes      how many parts of a sum its blocks are drawn with, 1 if the run cuts no sum; bias: one more for it
     paint      what colours a block without lanes: its "row", its "column" or nothing ("")
 
 A stop, of which the first is the start, has
 
-    set        blocks that change, [rank, matrix, number row by row, contents]: how often each lane is in it, null where
-               that is unknown; one without contents is there no longer
+    set        blocks that change, [rank, matrix, number row by row, contents]: how often each lane is in it, null if
+               that is unknown; a block without contents is gone
     moves      [matrix, from, to, numbers of its blocks]
     busy       the matrices that it works on
 """
@@ -35,9 +35,9 @@ def sharded_product(runs: Trace | Mapping[Any, Trace], *, title: str | None = No
                     labels: Sequence[str] | None = None, select: Any = None) -> ShardedProduct | Live:
     """A matrix product or MLP that ranks have cut, or several that the reader chooses from, step by step.
 
-    `runs` are traces recorded with `trace_product` or `trace_mlp` of book.shards, which read what each block
-    holds off its numbers. `labels` name the choices and `select` is the key to open with. Raises TypeError for what
-    is no trace, ValueError for a trace that follows no product.
+    `runs` are traces recorded with `trace_product` or `trace_mlp` of book.shards, which recognize what each block holds
+    by its numbers. `labels` name the choices and `select` is the key to open with. Raises TypeError for anything but
+    traces, ValueError for a trace that follows no product.
     """
     traces = mapping(runs if isinstance(runs, Mapping) else {"": runs})
     check_choice("select", select, (None, *traces))
@@ -65,7 +65,7 @@ class ShardedProduct(Page):
         return ShardedProduct({"": what}, self._given_title)
 
     def data(self, live: bool) -> dict[str, Any]:
-        """The widget's data; where it is live, with the backend's name."""
+        """The widget's data; in a live notebook with the backend's name."""
         runs = {key: run_payload(play, origin(self.traces[key], live))
                 for key, play in self._plays.items()}
         return {"title": self.title, **arranged(runs, self._labels, self._select)}
@@ -158,7 +158,7 @@ def _alone(play: Play, name: str) -> int:
 
 
 def share(x: float, whole: float) -> str:
-    """A part as text: "all" or "1/4" where it is that, else a percentage."""
+    """A part as text: "all" or "1/4" if it is that, else a percentage."""
     if x == whole:
         return "all"
     parts = whole / x if x else 0
@@ -169,7 +169,7 @@ def _written(num_bytes: float) -> str:
     return in_bytes(num_bytes, zeros=True)
 
 
-# words
+# The words
 MOVES = {"all_reduce": "what the ranks have is added up, and every rank gets the sum",
          "all_gather": "every rank gets what the others have",
          "reduce_scatter": "what the ranks have is added up, and every rank gets its part of the sum"}
@@ -222,18 +222,18 @@ def subject(ranks: Sequence[int], world_size: int) -> str:
 
 
 def join(texts: Iterable[str]) -> str:
-    """One text after the other, "and" before the last."""
+    """The texts as a list in prose: commas between them, "and" before the last."""
     *most, last = texts
     return f"{', '.join(most)} and {last}" if most else last
 
 
 def tiles_of(state: State, name: str) -> State:
-    """What of one matrix is in a state."""
+    """The blocks of one matrix in a state."""
     return {place: contents for place, contents in state.items() if place[0] == name}
 
 
 def part(play: Play, tiles: Iterable[Place], all_ranks: Sequence[State], name: str) -> str:
-    """Which part of a matrix these blocks are, "its" part where each rank has another one."""
+    """Which part of a matrix these blocks are; "its" part if each rank has a different one."""
     places = list(tiles)
     rows, columns = {row for _, row, _ in places}, {column for _, _, column in places}
     if not rows:
@@ -255,7 +255,7 @@ def part(play: Play, tiles: Iterable[Place], all_ranks: Sequence[State], name: s
 
 
 def fault(play: Play, tiles: Mapping[Place, Contents]) -> str:
-    """What is wrong with blocks, or still missing in them, in words that follow their name; empty if nothing is."""
+    """What is wrong with blocks or still missing in them, in words that follow their name; "" if nothing is."""
     held = [contents for contents in tiles.values() if contents is not None]
     if len(held) < len(tiles):
         return "unknown"
@@ -277,7 +277,7 @@ def fault(play: Play, tiles: Mapping[Place, Contents]) -> str:
 
 
 def result(play: Play, tiles: State, all_ranks: Sequence[State]) -> str:
-    """What blocks are, and how complete."""
+    """What blocks are, and how complete they are."""
     if not tiles:
         return "nothing new"
     texts = []
@@ -305,7 +305,7 @@ def _of_all(step: Step) -> list[State]:
 
 
 def _used(play: Play, step: Step, action: Action, name: str, held: State) -> str:
-    """The part of a factor that an action uses, and how far it is what it should be."""
+    """The part of a factor that an action uses, and whether it is what it should be."""
     used = [dict.fromkeys(_tiles(play, other, name)) for other in step.actions.values()]
     own = {place: held.get(place) for place in _tiles(play, action, name)}
     return result(play, own, used).removesuffix(", complete")
@@ -322,7 +322,7 @@ def _tiles(play: Play, action: Action, name: str) -> list[Place]:
 
 
 def _multiply(play: Play, step: Step, action: Action, held: State) -> tuple[str, str]:
-    """As the recipe of what came of it says."""
+    """The product in words, with its factors in the order of the result's recipe."""
     names = {block.matrix for block in action.blocks}
     made = next((matrix for matrix in play.matrices.values() if matrix.summed and set(matrix.factors) == names), None)
     gives = f": {result(play, action.holds, _of_all(step))}." if action.holds else "."
@@ -371,7 +371,7 @@ def _backward(play: Play, step: Step, action: Action, held: State) -> tuple[str,
 
 
 def _verdict(play: Play, states: list[State], names: Sequence[str], verb: str) -> Said:
-    """Whether all ranks together have all of these matrices, complete, and none has anything else."""
+    """Whether the ranks together have all of these matrices, complete, and no rank has anything else."""
     said: dict[str, list[int]] = {}
     ends = [{place: contents for name in names for place, contents in tiles_of(state, name).items()}
             for state in states]

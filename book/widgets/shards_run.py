@@ -1,7 +1,7 @@
 """L3: a followed matrix product as steps: what each rank did, and which blocks it holds after each of them.
 
-book.shards writes the trace that this reads. Blocks are told apart as finely as the run cuts its matrices:
-a dimension that no rank cuts has one part, any other one part per rank.
+book.shards writes the trace that this reads. Blocks are as fine as the run cuts its matrices: a dimension that no rank
+cuts has one part, any other has one part per rank.
 """
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Contents = tuple[float, ...] | None  # how often each part of the sum is in a bl
 Place = tuple[str, int, int]  # matrix, row and column among its N x N finest blocks
 State = dict[Place, Contents]
 MOST_RANKS = 4
-ALONE = ("multiply", "apply", "message")  # what a rank does when it comes to it; for the rest it is shown to wait
+ALONE = ("multiply", "apply", "message")  # a rank does these as soon as it comes to them; for others it is seen to wait
 
 
 @dataclass
 class Action:
     """What one rank did: `kind` "multiply", "apply", "collective", "message", "return", "backward" or "gradient".
 
-    `name` is the operation's, `blocks` are what it worked on, `holds` what the rank has of it, `sent_to` are peers.
+    `name` is the operation's, `blocks` are what it worked on, `holds` what the rank then has, `sent_to` are peers.
     """
 
     kind: str
@@ -40,7 +40,7 @@ class Action:
         return (self.event.group if self.event else None) or ()
 
     def replaced(self, held: State) -> list[Place]:
-        """What a rank no longer has after this: the sum that a reduce-scatter took, what it did not return."""
+        """What a rank no longer has after this: the sum that a reduce-scatter took, or what it did not return."""
         only = self.kind in ("return", "gradient") or self.name == "reduce_scatter"
         names = {place[0] for place in self.holds} if only else set()
         return [place for place in held if place[0] in names and place not in self.holds]
@@ -48,7 +48,7 @@ class Action:
 
 @dataclass
 class Step:
-    """What ranks did at once: actions of one kind and name, by rank."""
+    """What ranks did at the same time: actions of one kind and name, by rank."""
 
     kind: str
     name: str
@@ -80,7 +80,7 @@ class Play:
             yield [dict(state) for state in held]
 
     def bytes_of(self, tiles: Iterable[Place]) -> int:
-        """What blocks weigh."""
+        """The bytes of these blocks."""
         sizes = [self.shapes[name] for name, _, _ in tiles]
         return sum(height * width for height, width in sizes) * self.num_bytes // self.world_size**2
 
@@ -136,7 +136,7 @@ class _Reader:
         self.actions.append(Action("collective", "", event=event))
 
     def _message(self, event: Event) -> None:
-        """Messages that nothing comes between are one action."""
+        """Consecutive messages are one action."""
         if not self.actions or self.actions[-1].kind != "message" or self.actions[-1].holds:
             self.actions.append(Action("message", "message"))
         self.actions[-1].sent_to += [event.peer] if event.kind == "send" and event.peer is not None else []
@@ -167,7 +167,7 @@ class _Reader:
 
 
 def _aligned(programs: list[list[Action]]) -> Iterator[Step]:
-    """The ranks' actions side by side: what ranks do alone comes first, then collectives, then what they end with."""
+    """The ranks' actions side by side: first what ranks do alone, then collectives, then what they end with."""
     at = [0] * len(programs)
     while any(at[rank] < len(program) for rank, program in enumerate(programs)):
         ready = {rank: program[at[rank]] for rank, program in enumerate(programs) if at[rank] < len(program)}
@@ -204,7 +204,7 @@ class Drawing:
         slot = self.slots.index({"P": "H"}.get(base, base))
         lanes = self._play.world_size if matrix.summed in self._cut and matrix.summed else 1
         axes = [axis for axis in (0, 1) if (name, axis) in self._axes]
-        painted = min(axes, key=lambda axis: matrix.dims[axis] == "T", default=None)  # tokens are cut beside another
+        painted = min(axes, key=lambda axis: matrix.dims[axis] == "T", default=None)  # not tokens if another is cut
         paint = {None: "", 0: "row", 1: "column"}[painted]
         grid = [self._play.world_size if axis in axes else 1 for axis in (0, 1)]
         return {"name": name, "recipe": matrix.recipe, "shape": list(self._play.shapes[name]), "slot": slot,
@@ -217,11 +217,11 @@ class Drawing:
         return [[rank, matrix, number, shown] for (matrix, number), shown in found.items()]
 
     def gone(self, rank: int, places: Iterable[Place]) -> list[list[Any]]:
-        """The blocks that a rank has no longer."""
+        """The blocks that a rank no longer has."""
         return [[rank, *at] for at in dict.fromkeys(map(self._coarse, places))]
 
     def moves(self, step: Step, before: list[State]) -> list[list[Any]]:
-        """What of each rank's blocks goes to which other: those that it sent and that the other has afterwards."""
+        """Which of each rank's blocks go to which other rank: those that it sent and that the other has afterwards."""
         if step.kind not in ("collective", "message"):
             return []
         found: dict[tuple[int, int, int], list[int]] = {}
@@ -256,7 +256,7 @@ class Drawing:
 
 
 def cuts(play: Play) -> tuple[set[str], set[tuple[str, int]]]:
-    """The dimensions that some rank has in parts, or sums in parts; and of which matrix which axis (0: rows) is cut."""
+    """The dimensions that some rank has or sums in parts; and which axes of matrices are cut, as (matrix, axis)."""
     dims: set[str] = set()
     axes: set[tuple[str, int]] = set()
     for state in (state for states in play.states() for state in states):
@@ -269,6 +269,6 @@ def cuts(play: Play) -> tuple[set[str], set[tuple[str, int]]]:
 
 
 def _differs(tiles: Mapping[tuple[int, int], Contents], axis: int, num_parts: int) -> bool:
-    """Whether a rank has some rows (or columns) of blocks and not others, or other contents in them."""
+    """Whether a rank's rows (or columns) of blocks differ: it has some and not others, or other contents in them."""
     lines = [{at[1 - axis]: held for at, held in tiles.items() if at[axis] == i} for i in range(num_parts)]
     return any(line != lines[0] for line in lines)

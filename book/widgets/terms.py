@@ -1,4 +1,4 @@
-"""L3: names, counts, bytes and times as prose has them; scene.js writes bytes and times the same way."""
+"""L3: names, counts, bytes and times as texts write them; scene.js writes bytes and times the same way."""
 from __future__ import annotations
 
 from book.trace import Trace
@@ -16,22 +16,22 @@ def spelled(name: str) -> str:
 
 
 def counted(count: int, one: str) -> str:
-    """So many of what `one` of them is called: "1 micro-batch", "2 micro-batches"."""
+    """A count and its noun, of which `one` is the singular: "1 micro-batch", "2 micro-batches"."""
     return f"{count} {one}" if count == 1 else f"{count} {one}{'es' if one.endswith(('s', 'ch')) else 's'}"
 
 
 def origin(trace: Trace, with_backend: bool) -> str:
-    """Where a trace comes from: "recorded from 2 processes"; the backend only where it may differ between machines."""
+    """Where a trace comes from: "recorded from 2 processes"; the backend only if it may differ between machines."""
     where = f"{trace.source} from {counted(trace.world_size, 'process')}"
     return f"{where} on {trace.backend}" if with_backend and trace.backend else where
 
 
 BYTES, SECONDS = ("B", "kB", "MB", "GB", "TB"), {"s": 1, "ms": 1e3, "µs": 1e6}
-FULL = 0.9995  # of a unit: what rounds to all of it is written in it
+FULL = 0.9995  # from this share of a unit on, a value rounds to all of it and is written in it
 
 
 def in_bytes(num_bytes: float, zeros: bool = False) -> str:
-    """Bytes as "2.3 kB", 1 kB = 1000 B; with `zeros` always three digits, "2.30 kB", as in columns of them."""
+    """Bytes as "2.3 kB", 1 kB = 1000 B; with `zeros` always three digits, "2.30 kB", as columns need them."""
     power = 0
     while num_bytes >= 1000 * FULL and power < len(BYTES) - 1:
         num_bytes, power = num_bytes / 1000, power + 1
@@ -40,7 +40,7 @@ def in_bytes(num_bytes: float, zeros: bool = False) -> str:
 
 
 def in_seconds(seconds: float, unit: str = "") -> str:
-    """A time as "2.3 ms": in s, ms or µs, or all in one `unit`, as in a table."""
+    """A time as "2.3 ms": in s, ms or µs, or in the given `unit`, as tables need it."""
     if not seconds and not unit:
         return "0 s"
     fits = unit or next((name for name, per_s in SECONDS.items() if seconds * per_s >= FULL), "µs")

@@ -214,7 +214,7 @@
     return [[ready.length ? `${ready[0].on}: the gradient of ${ready[0].g.name} is ready` : "", parts.join(" ")]];
   }
 
-  /** Gradients that are ready at a stop, each once for the ranks that it does the same on. */
+  /** Gradients that are ready at a stop, grouped by ranks on which they have the same effect. */
   function readyAt({ n, ranks, buckets }, t) {
     const groups = {};
     ranks.forEach(({ grads }, r) => {
@@ -320,7 +320,7 @@
         : [[0, TICKS], "0", { snap: false, steps }];
     },
     rate: step => max(TICKS / 10, (step || 0) / 0.7),
-    /** The clock goes on from where it is, and an end stays an end. */
+    /** The clock continues from where it is; a run at its end stays at the end. */
     resume: ({ run }, before) =>
       before.over ? TICKS : min(TICKS, (before.t * before.run.duration_s) / run.duration_s),
     figures,

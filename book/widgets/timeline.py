@@ -1,10 +1,10 @@
 """L3: the bucket timeline: a followed backward pass, replayed on a modelled clock, on a page and in a notebook.
 
-`names` and `sizes` hold each gradient's parameter and bytes once for all runs. A run has, beside what scene.js says of
-all runs,
+`names` and `sizes` hold each gradient's parameter and bytes once for all runs. A run has, in addition to what
+scene.js says about all runs,
 
-    duration_s   what TICKS ticks are, the unit of all its times
-    buckets      the numbers of its buckets, in the order they get their first gradient; -1: none, or none that is known
+    duration_s   how long TICKS ticks, the unit of all its times, last
+    buckets      the numbers of its buckets, in the order in which they get their first gradient; -1: no known bucket
     ranks        for each rank its `gradients` in the order they were ready, [place in `names`, place in `buckets`,
                  from, to], and where its all-reduces run while no gradient is computed: `exposed`, [from, to]
     flights      all-reduces: `bucket` (its place), `start`, `end`, `bytes`, `ranks`
@@ -32,11 +32,11 @@ def bucket_timeline(runs: Trace | Mapping[Any, Trace], replay: Callable[[Trace],
                     select: Any = None) -> BucketTimeline | Live:
     """The backward pass of a recorded run, or of several that the reader chooses from, bucket by bucket.
 
-    `runs` are traces recorded with `follow_backward`; `replay`, a book.replay.Replay, gives their events modelled
-    times (a trace that it made already may stand among `runs`). The order is the recorded one. In a live notebook,
-    runs on NCCL have the times that were measured. `labels` name the choices and `select` is the key to open with.
-    Raises TypeError for what is no trace, ValueError for a trace without a followed backward pass, without times or
-    with more than 8 ranks, and for a recorded trace without a replay.
+    `runs` are traces recorded with `follow_backward`; `replay`, a book.replay.Replay, gives their events modelled times
+    (`runs` may also have traces that it has made already). The order is the recorded one. In a live notebook, runs on
+    NCCL have their measured times. `labels` name the choices and `select` is the key to open with. Raises TypeError for
+    anything but traces, ValueError for a trace without a followed backward pass, without times or with more than 8
+    ranks, and for a recorded trace without a replay.
     """
     traces = mapping(runs if isinstance(runs, Mapping) else {"": runs})
     check_choice("select", select, (None, *traces))
@@ -61,7 +61,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Flight:
-    """An all-reduce, as ranks saw it: which of the run's buckets it carries (an index), and when, in ticks."""
+    """An all-reduce as ranks saw it: which of the run's buckets it carries (an index), and when, in ticks."""
 
     bucket: int
     span: Span
@@ -77,7 +77,7 @@ class Backward:
     duration_s: float
     buckets: list[tuple[int, int]] = field(default_factory=list)
     gradients: list[list[Gradient]] = field(default_factory=list)  # by rank
-    flights: dict[Flight, list[int]] = field(default_factory=dict)  # whose they are
+    flights: dict[Flight, list[int]] = field(default_factory=dict)  # with the ranks that saw each
 
     def tick(self, time_s: float) -> int:
         """A moment of the trace in ticks."""
@@ -88,13 +88,13 @@ class Backward:
         return tick / TICKS * self.duration_s
 
     def index(self, bucket: tuple[int, int]) -> int:
-        """Where a bucket is in `buckets`; a new one is put at the end."""
+        """The index of a bucket in `buckets`; a new one is added at the end."""
         if bucket not in self.buckets:
             self.buckets.append(bucket)
         return self.buckets.index(bucket)
 
     def exposed(self, rank: int) -> list[Span]:
-        """When an all-reduce of `rank` runs and none of its gradients is computed, in ticks, in order."""
+        """When an all-reduce of `rank` runs while none of its gradients is computed, in ticks, in order."""
         computing = [gradient.span for gradient in self.gradients[rank]]
         flying = [flight.span for flight, ranks in self.flights.items() if rank in ranks]
         return _without(flying, computing)
@@ -109,7 +109,7 @@ def read_backward(trace: Trace) -> Backward:
         raise ValueError(f"the bucket timeline shows up to {MOST_RANKS} ranks, and this trace has {trace.world_size}: "
                          "record fewer, their buckets are the same")
     programs = followed(trace)
-    found = overlap(trace)  # refuses what did not end
+    found = overlap(trace)  # raises for an all-reduce that did not end
     if found.step_s <= 0:
         raise ValueError("this replay takes no time: give backward_s_per_byte or the link's latency more than 0 s")
     most = max(sum(event.kind == "compute" for event in program) for program in programs)
@@ -124,7 +124,7 @@ def read_backward(trace: Trace) -> Backward:
 
 
 def run_payload(trace: Trace, source: str, names: dict[tuple[str, float], int]) -> Data:
-    """One run as JSON data; puts gradients that are new into `names`, by parameter and bytes."""
+    """One run as JSON data; adds new gradients to `names`, by parameter and bytes."""
     run = read_backward(trace)
     ranks: list[Data] = []
     for rank, own in enumerate(run.gradients):
@@ -161,7 +161,7 @@ def _read_program(run: Backward, program: Sequence[Event]) -> None:
 
 
 def _carried(event: Event, full_s: dict[tuple[int, int], float]) -> tuple[int, int]:
-    """Which pass's bucket an all-reduce carries: of those with its number, the last that was full when it began."""
+    """Which pass's bucket an all-reduce carries: of those with its number, the last one that was full when it began."""
     number = NO_BUCKET if event.bucket is None else event.bucket
     same = [bucket for bucket in full_s if bucket[1] == number]
     full = [bucket for bucket in same if full_s[bucket] <= event.times_s[0]]
@@ -174,7 +174,7 @@ def _span(run: Backward, event: Event) -> Span:
 
 
 def _without(spans: Iterable[Span], others: Iterable[Span]) -> list[Span]:
-    """What of `spans` no span of `others` covers, as spans that don't touch, in order."""
+    """The parts of `spans` that no span of `others` covers, as spans that don't touch, in order."""
     change: dict[int, list[int]] = defaultdict(lambda: [0, 0])
     for kind, of_kind in enumerate((spans, others)):
         for start, end in of_kind:
@@ -213,7 +213,7 @@ class BucketTimeline(Page):
         return BucketTimeline({"": what}, self._replay, self.title)
 
     def data(self, live: bool) -> dict[str, Any]:
-        """The timeline's data; where it is live, runs on GPUs have the times that were measured there."""
+        """The timeline's data; in a live notebook, runs on GPUs have the times that were measured there."""
         if not live:
             return self._data
         shown = {key: trace if _has_true_times(trace) else self._modelled[key] for key, trace in self.traces.items()}
@@ -225,7 +225,7 @@ class BucketTimeline(Page):
         return f"{self.title}: bucket timeline{self.several()}, {ranks} ranks, order recorded, durations modelled"
 
     def words(self) -> str:
-        """The figures of each run and, where there is one run, its buckets."""
+        """The figures of each run and, if there is only one, its buckets."""
         rows = [[name, str(len(_numbers(read_backward(trace)))), *_figures(overlap(trace))]
                 for name, trace in zip(names_of(self.traces), self._modelled.values())]
         figures = table(rows, ["run", "buckets", "step", "all-reduces", "hidden behind backward", "exposed"])
@@ -265,16 +265,16 @@ class BucketTimeline(Page):
 
 
 def source_of(trace: Trace, live: bool) -> str:
-    """Where a run's order and times come from; the backend is named only where it may differ between machines."""
+    """Where a run's order and times come from; the backend is named only if it may differ between machines."""
     if trace.clock == "measured":
         return f"{origin(trace, live)} · durations measured"
     return f"order {origin(trace, live)} · durations modelled"
 
 
 def _has_true_times(trace: Trace) -> bool:
-    """On GPUs each rank computes by itself, and NCCL beside it; on gloo all share a few cores.
+    """Whether measured times mean something: on GPUs, ranks and NCCL run undisturbed; on gloo all share a few cores.
 
-    A run that hung has all-reduces that never ended, so there is nothing to draw but what was meant to be.
+    A run that hung has all-reduces that never ended, so only modelled times can be drawn.
     """
     return trace.clock == "measured" and trace.backend == "nccl" and all(
         event.end_s is not None for program in followed(trace) for event in program)

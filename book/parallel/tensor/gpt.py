@@ -1,4 +1,4 @@
-"""L2: split the book's GPT over ranks in place: its code stays, its layers and the steps between them are replaced.
+"""L2: split the book's GPT over ranks in place: its code stays, its layers and what connects them are replaced.
 
 Shapes: B sequences in the batch, T tokens, V vocabulary, of which a rank has v, about V/N on N ranks.
 """
@@ -36,9 +36,9 @@ def split_gpt(model: GPT, group: Group = None, sequence_parallel: bool = False, 
     Every rank gets the state of the group's first rank. Then q, k, v and up are split by columns, out and down by rows,
     embedding and head by vocabulary. `model(tokens)` returns this rank's logits (B, T, v), and `model.loss` takes them.
     With `sequence_parallel` a rank holds T/N of the tokens between the split layers; with `regather` as well, it keeps
-    only those of the split layers' inputs for backward. Move the model to its device first, create the optimizer
+    only these of the split layers' inputs for backward. Move the model to its device first, and create the optimizer
     afterwards; with dropout, give each rank its own random seed. `state_dict` then has only this rank's part. Raises
-    ValueError if the group's size does not divide the heads, and if head and embedding share one weight.
+    ValueError if the group's size does not divide the number of heads, or if head and embedding share one weight.
     """
     _check(model, group, sequence_parallel, regather)
     first_rank = dist.get_global_rank(group or dist.group.WORLD, 0)
@@ -76,7 +76,7 @@ def _split_block(block: Block, split: Split) -> None:
 
 
 def _lead_in_once(attention: Attention, split: Split) -> None:
-    """Let q, k and v share one entry of their input, so its gradient is summed over the ranks once, not three times."""
+    """Let q, k and v enter through one operator, so the gradient of their input is summed over the ranks only once."""
     attention.register_forward_pre_hook(lambda _, inputs: (split.enter(inputs[0], group=split.group),))
 
 

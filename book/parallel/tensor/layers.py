@@ -19,8 +19,8 @@ Operator = Callable[..., torch.Tensor]  # called as operator(x, group=group)
 def shard(parameter: nn.Parameter, dim: int, group: Group = None) -> nn.Parameter:
     """This rank's piece, along `dim`, of a parameter that is the same on all ranks; its `shard_dim` is `dim`.
 
-    If the length is not a multiple of the ranks, the first ranks hold one more; a DTensor's `Shard` cuts like `chunk`,
-    so elsewhere in that case. Raises ValueError if the length is less than the number of ranks.
+    If the length is not a multiple of the number of ranks, the first ranks hold one more; a DTensor's `Shard` cuts like
+    `chunk`, which differs in that case. Raises ValueError if the length is less than the number of ranks.
     """
     num_ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     if parameter.shape[dim] < num_ranks:
@@ -118,9 +118,9 @@ def vocab_parallel_cross_entropy(logits_BTv: torch.Tensor, targets_BT: torch.Ten
 class AlikeDropout(nn.Module):
     """Dropout with one mask for all ranks of a group, for activations that they all hold.
 
-    Plain dropout draws from the rank's own generator, which must differ between ranks, since elsewhere they hold
+    Plain dropout draws from the rank's own generator, which must differ between ranks because elsewhere they hold
     different parts. So the group's first rank draws a seed for each mask and broadcasts it. It draws from torch's CPU
-    generator, which `torch.utils.checkpoint` resets before it reruns a forward, so the mask is the same.
+    generator, which `torch.utils.checkpoint` resets before it reruns a forward, so the mask is the same then.
     """
 
     def __init__(self, probability: float, group: Group = None) -> None:

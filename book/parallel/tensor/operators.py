@@ -1,7 +1,7 @@
-"""L2: four operators through which activations enter layers split over ranks, and leave them again.
+"""L2: four operators through which activations enter and leave layers that are split over ranks.
 
-They come in two pairs: the backward of one is the forward of the other, and each is named by what it does forward and
-then backward. A group of None is all ranks.
+They come in two pairs: the backward of one is the forward of the other, and each is named for what it does forward and
+then backward. A group of None means all ranks.
 """
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ReduceScatterThenAllGather(torch.autograd.Function):
 
 
 def identity_then_all_reduce(x: torch.Tensor, group: Group = None) -> torch.Tensor:
-    """Pass activations that are the same on all ranks on to split layers; backward sums their gradients.
+    """Pass activations that are the same on all ranks to split layers; backward sums their gradients over the ranks.
 
     It is f in Megatron-LM's figure 3 (shoeybi2019).
     """
@@ -110,5 +110,5 @@ def reduce_scatter_then_all_gather(x: torch.Tensor, dim: int, group: Group = Non
 
 
 def already_entered(x: torch.Tensor, group: Group = None) -> torch.Tensor:
-    """Return the input unchanged: one operator in front of several layers has already been applied for all of them."""
+    """Return the input unchanged: an operator in front of several layers has been applied for all of them already."""
     return x

@@ -1,6 +1,7 @@
-"""L2: a matrix product split over all ranks in the two ways with which chapter 05 opens.
+"""L2: a matrix product split over all ranks, in the two ways that chapter 05 opens with.
 
-Every rank gets whole matrices and uses its blocks of them. No gradients pass between ranks here; the operators do that.
+Every rank gets whole matrices and uses its blocks of them. No gradients pass between ranks here; that is what the
+operators are for.
 """
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""L2: column-parallel layers that keep only a piece of their gathered input for backward, and gather it again there.
+"""L2: column-parallel layers that keep only a piece of their gathered input, and gather it again for backward.
 
 An ordinary linear layer keeps its input for its weight's gradient. After an all-gather that is the whole sequence on
 every rank, which sequence parallelism is meant to avoid (korthikanti2022, section 4.2.2).
@@ -23,7 +23,7 @@ class Regather:
         self._gathered: torch.Tensor | None = None
 
     def whole(self) -> torch.Tensor:
-        """The whole input, on every rank; freed again once the last layer has asked for it."""
+        """The whole input, on every rank; it is freed once the last layer has asked for it."""
         if self._gathered is None:
             self._gathered = all_gather_then_reduce_scatter(self.piece, self.dim, self.group)
             self.num_left = self.num_layers
