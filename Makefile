@@ -8,10 +8,11 @@
 
 PYTHON ?= python3
 PORT   ?= 8000
-JOBS   ?= 2
-# Attacks, and grading as a whole, wait for limits and sandboxes much of the time: one more at a time.
-WAITING_JOBS ?= $(shell echo $$(( $(JOBS) * 3 / 2 )))
+# Tests wait for ranks and pages at times: one more than there are cores.
+JOBS   ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$(( cores < 5 ? cores + 1 : 6 )))
 BIN    := .venv/bin
+# Where this is set, as in many container images, each of some hundred processes would compile the book again.
+unexport PYTHONDONTWRITEBYTECODE
 
 SOLUTIONS ?= 1
 SITE      := $(if $(filter 0,$(SOLUTIONS)),_build/without_solutions/)
@@ -38,7 +39,7 @@ NONE_IS_FINE := || test $$? = 5
 PYTEST    := $(BIN)/python -m pytest -rfEs --dist loadscope
 NOTEBOOKS := chapters labs --nbval
 
-.PHONY: help book site check quick test test-all changed sample answers browser attack graded mutants costs lint lab new-lab new-exercise gpu bench picture clean
+.PHONY: help book site check quick test test-all changed sample answers browser attack graded mutants costs lint lab new-lab new-exercise gpu bench hangs picture clean
 .DEFAULT_GOAL := help
 
 help:
@@ -57,11 +58,12 @@ help:
 	@echo "make mutants   check the tests: faults put into the package on purpose, and which target finds them"
 	@echo "make costs     run everything, and keep how long each test takes"
 	@echo "make lint      only the rules for notebooks (seconds)"
-	@echo "make new-lab NAME=08_name                      write a lab without exercises, in labs/"
-	@echo "make new-exercise LAB=08_name NAME=function    add an exercise to it (POINTS=2, DEPENDS='1 2')"
+	@echo "make new-lab NAME=11_name                      write a lab without exercises, in labs/"
+	@echo "make new-exercise LAB=11_name NAME=function    add an exercise to it (POINTS=2, DEPENDS='1 2')"
 	@echo "make site      only build the website, into $(HTML) (SOLUTIONS=0: without the labs' solutions)"
 	@echo "make gpu       on a machine with GPUs: labs, chapters and measurements on NCCL, and a report"
 	@echo "make bench     measure launching, the ring, the simulator, the pages and grading here, and write the page of measurements"
+	@echo "make hangs     run the programs of examples/hangs.py, and write the page When it hangs"
 	@echo "make picture   draw the README's picture again, from what chapter 3 stores"
 	@echo "make clean     remove what was built (the environment and your lab answers stay)"
 
@@ -76,7 +78,7 @@ check: $(CHECK_STAMP)
 	@$(BIN)/mypy
 
 quick: $(MORE_STAMP)
-	@$(PYTEST) tests $(NOTEBOOKS) --tier quick --add-affected $(SINCE) --budget 30 -q -n $(JOBS)
+	@$(PYTEST) tests $(NOTEBOOKS) --tier quick --add-affected $(SINCE) --budget 60 -q -n $(JOBS)
 
 test: $(MORE_STAMP)
 	@echo "== Testing: the package, the website in a browser, then every notebook (11 minutes)"
@@ -84,7 +86,7 @@ test: $(MORE_STAMP)
 
 test-all: $(MORE_STAMP)
 	@echo "== Testing everything (SHARD=$(SHARD))"
-	@$(PYTEST) tests $(NOTEBOOKS) --tier all --fresh-kernels --shard $(SHARD) -n $(WAITING_JOBS)
+	@$(PYTEST) tests $(NOTEBOOKS) --tier all --fresh-kernels --shard $(SHARD) -n $(JOBS)
 
 changed: $(MORE_STAMP)
 	@echo "== Testing what the changes since $(SINCE) affect, and test leaves out"
@@ -104,7 +106,7 @@ browser: $(ALL_STAMP)
 
 attack: $(ALL_STAMP)
 	@echo "== Testing: submissions that attack the grader (a quarter of an hour)"
-	@$(PYTEST) tests/test_attack*.py -n $(WAITING_JOBS)
+	@$(PYTEST) tests/test_attack*.py -n $(JOBS)
 
 graded: $(ALL_STAMP)
 	@echo "== Testing: every lab's solutions, graded in the sandbox (some minutes)"
@@ -136,6 +138,9 @@ lab: $(ALL_STAMP)
 
 bench: $(MORE_STAMP) $(SITE_STAMP)
 	@$(BIN)/python -m benchmarks --keep
+
+hangs: $(BOOK_STAMP)
+	@$(BIN)/python examples/hangs.py --page
 
 picture: $(BOOK_STAMP)
 	@$(BIN)/python -m book.authoring picture

@@ -1,4 +1,5 @@
 """How nbval runs the book's notebooks wherever pytest is started: strictly, in this Python, 2 minutes for a cell."""
+import gc
 import os
 from pathlib import Path
 
@@ -30,3 +31,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if os.name == "posix":
         from tests.kernels import use_for_nbval
         use_for_nbval(config, forked=not option.fresh_kernels)
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was collected out of Python's garbage collection: it stays to the end, and is large."""
+    gc.collect()
+    gc.freeze()

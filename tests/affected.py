@@ -2,8 +2,8 @@
 
 A file depends on the files that its imports lead to; a name that a package's `__init__` takes from a module leads to
 that module. A notebook depends on what its code cells import. What is not imported is named in a test module's READS,
-a list of patterns of paths below the repository. A script or style of a widget belongs to the test modules that have a
-widget made of it in their names, such as test_timeline_browser.
+a list of patterns of paths below the repository. A script or style of a widget belongs to the test modules about
+widgets or the browser that have the first word of a widget made of it in their names, such as test_memory_browser.
 """
 from __future__ import annotations
 
@@ -122,5 +122,7 @@ def _read(source: str) -> Iterator[str]:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "READS":
             for pattern in ast.literal_eval(node.value):
                 yield from (str(path.relative_to(ROOT)) for path in ROOT.glob(pattern) if path.is_file())
-    words = Path(source).stem.split("_")
-    yield from (str((ASSETS / name).relative_to(ROOT)) for name in needed(WIDGETS.keys() & set(words)))
+    words = set(Path(source).stem.split("_"))
+    if words & {"browser", "widget"}:
+        about = [widget for widget in WIDGETS if widget.split("_")[0] in words]
+        yield from (str((ASSETS / name).relative_to(ROOT)) for name in needed(about))

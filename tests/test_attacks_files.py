@@ -145,7 +145,7 @@ def test_cells_are_scored_by_their_answers(graded: Graded) -> None:
     assert {record["max_points"] for record in records.values()} == {3}
     told = {name: [note for note in record["notes"] if "changes nothing" in note] for name, record in records.items()}
     assert told["edited"] and told["setup"] and told["own-setup"] and not told["own-seed"]
-    assert records["twice"]["notes"] == ["cell bounds is there twice", "answer cell sent is missing"]
+    assert records["twice"]["notes"] == ["cell bounds appears twice", "answer cell sent is missing"]
 
 
 def test_a_file_that_is_not_a_notebook_is_explained_in_a_sentence(graded: Graded) -> None:

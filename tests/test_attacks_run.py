@@ -66,7 +66,7 @@ def test_a_book_that_python_would_not_import_in_the_sandbox_is_refused(tmp_path:
     run = subprocess.run(course.command(), env={**course.environment(), "PYTHONPATH": str(tmp_path / "clone")}, cwd="/",
                          capture_output=True, text=True, timeout=LIMIT_S)
     assert run.returncode == 1 and not run.stdout and len(run.stderr.splitlines()) == 1
-    assert f"this is the book in {tmp_path / 'clone'}, and submissions would import" in run.stderr
+    assert f"this is the book in {tmp_path / 'clone'}, but submissions would import" in run.stderr
     assert "pip install -e ." in run.stderr and not list((course.folder / "results").iterdir())
 
 

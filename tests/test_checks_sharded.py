@@ -286,7 +286,7 @@ def test_norms_that_differ_from_rank_to_rank_are_reported():
             ([5.0, 5.0], [0.2, 1.0], 1.0, "rank 1's gradients are multiplied by 1, and should be by 0.2"),
             ([5.0, 5.0], [0.04, 0.2], 1.0, "it is done twice"),
             ([5.0, 5.0], [1.8, 1.8], 9.0, "never longer"),
-            ([5.0, 5.0], [float("nan")] * 2, 1.0, "by no one factor, and should be by 0.2 .*, all units alike"),
+            ([5.0, 5.0], [float("nan")] * 2, 1.0, "by several factors, and should be by 0.2 .*, all units alike"),
             ([3.2, 3.2], [0.2, 0.2], 1.0, "that is the norm of one unit")):
         with pytest.raises(CheckFailed, match=complaint):
             checks.clipped(norms, scales, local, want, most)

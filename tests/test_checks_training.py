@@ -239,7 +239,7 @@ def test_missing_examples_of_one_epoch_are_reported():
 
 
 @pytest.mark.parametrize("orders, complaint", [
-    ([[], []], "rank 0 has 0 epochs, 1 are meant to come"),
+    ([[], []], "rank 0 has 0 epochs instead of 1"),
     ([[[2, 1]], []], "rank 1 has 0 epochs"),
     ([None, [[2, 1]]], "rank 0 has 0 epochs"),
     ([[[2, 1], [0, 3]], [[3, 0]]], "rank 0 has 2 epochs"),

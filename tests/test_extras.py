@@ -30,6 +30,11 @@ def said(program: str, *missing: str) -> str:
     (LAUNCH, ["cloudpickle"], "launch needs cloudpickle"),
     ("from book.launch import rank_device; rank_device()", ["torch"], "rank_device needs torch"),
     ("from book.plot import lines", ["matplotlib"], "book.plot needs matplotlib"),
+    ("import book.device", ["torch"], "book.device needs torch"),
+    ("from book.record.stages import follow_stages", ["torch"], "book.record needs torch"),
+    ("from book.execute import execute", ["torch"], "book.execute needs torch"),
+    ("from book.shards import trace_mlp", ["torch"], "book.shards needs torch"),
+    ("from book.parallel.pipeline import Mail", ["torch"], "book.parallel needs torch"),
     ("from book.widgets import panel; panel(print)", ["anywidget"], "panel needs anywidget"),
     ("from book.widgets import panel; panel(print)", ["ipywidgets"], "panel needs ipywidgets"),
 ])

@@ -284,7 +284,7 @@ def test_too_many_cells_are_refused_and_notes_are_kept_short(tmp_path):
     copy.cells[0] = new_code_cell("import " + ", ".join(f"book.{'x' * number}" for number in range(1, 60)))
     (tmp_path / "twice.ipynb").write_text(json.dumps(copy))
     notes = read_submission(tmp_path / "twice.ipynb", lab).notes
-    assert len(notes) == 21 and notes[-1].endswith("notes more") and max(map(len, notes)) <= 201
+    assert len(notes) == 21 and notes[-1].endswith("more notes") and max(map(len, notes)) <= 201
 
 
 def test_the_system_call_filter_exists_for_supported_architectures():

@@ -334,6 +334,6 @@ def three_shards():
 
 
 def test_a_rank_has_one_shard_or_all_of_them():
-    with pytest.raises(RankError, match="can't have 3 shards: each rank has a shard of its own, 2, or all") as caught:
+    with pytest.raises(RankError, match="can't have 3 shards: use 2, one for each rank, or 1") as caught:
         launch(three_shards, 2)
     assert isinstance(caught.value.__cause__, ValueError)

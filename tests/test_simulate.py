@@ -175,6 +175,12 @@ def test_equal_moves_are_one_message():
     assert simulate(apart, 0, link).duration_s == 2.0
 
 
+@pytest.mark.parametrize("num_ranks, watched", [(64, True), (65, False)])
+def test_contributions_are_kept_up_to_64_ranks(num_ranks, watched):
+    event = next(iter(simulate(collectives.broadcast(num_ranks), 8.0, LINK).events))
+    assert bool(event.contributions) is watched
+
+
 def test_contributions_of_a_message_and_of_the_chunk_after_it():
     trace = simulate(collectives.ring_all_reduce(3), 3, LINK)
     first = [e for e in trace.events if e.step == 0 and 1 in (e.rank, e.peer) and e.chunk == 0 and e.kind != "hold"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests import affected, costs
+from tests import affected, costs, tiers
 from tests.affected import EVERYTHING, FAR, changed_since, distances
 from tests.families import drawn, family, strings
 from tests.once import once
@@ -56,6 +56,26 @@ def test_a_sample_comes_from_beyond_the_tier_and_is_determined_by_the_seed(pytes
     assert drawn[0] == taken(pytester, *options, "0") and len({*map(frozenset, drawn)}) > 1
 
 
+def test_what_is_left_out_of_an_edited_file_is_named(pytester: pytest.Pytester, monkeypatch) -> None:
+    monkeypatch.setattr(tiers, "changed_since", lambda revision: {"tests/test_some.py"})
+    monkeypatch.setattr(tiers, "_distance", lambda item, near: 0)
+    pytester.makepyfile(test_some=TESTS)
+    pytester.makeini("[pytest]\nmarkers =\n  slow\n  full")
+    for budget_s, words in (("2", ["left out, over the budget of 2 s: test_some.py (3 s)"]), ("9", [])):
+        run = pytester.runpytest_inprocess("-p", "tests.tiers", "-p", "no:cacheprovider", "-p", "no:nbval",
+                                           "--tier", "quick", "--add-affected", "HEAD", "--budget", budget_s)
+        assert [line for line in run.outlines if line.startswith("left out")] == words
+
+
+@pytest.mark.parametrize("kept, name, seconds", [
+    ({"": 0.1, "test_a": 4.0}, "test_a", 4.0), ({"": 0.1, "test_a": 4.0}, "test_b", 0.1),
+    ({"": 0.0, "test_a[1]": 4.0, "test_a[2]": 6.0, "test_b": 9.0}, "test_a[3]", 5.0),
+    ({"": 0.0, "test_b": 9.0}, "test_a[3]", costs.NEW_S), (None, "test_a", costs.NEW_S)])
+def test_a_test_that_was_not_measured_is_never_free(monkeypatch, kept, name: str, seconds: float) -> None:
+    monkeypatch.setattr(costs, "_kept", lambda: {"file.py": kept} if kept else {})
+    assert costs.of_id(f"file.py::{name}") == seconds
+
+
 def test_shards_have_every_test_once(pytester: pytest.Pytester) -> None:
     parts = [taken(pytester, "--shard", f"{number}/2") for number in (1, 2)]
     assert parts[0] | parts[1] == NAMES["all"] and not parts[0] & parts[1]
@@ -92,6 +112,7 @@ def test_a_script_affects_the_tests_of_its_widgets_alone() -> None:
     timeline, scene = distances(["book/widgets/timeline.js"]), distances(["book/widgets/scene.js"])
     assert timeline["tests/test_timeline_browser.py"] == 1 and "tests/test_mesh_browser.py" not in timeline
     assert scene["tests/test_mesh_browser.py"] == scene["tests/test_player_browser.py"] == 1
+    assert distances(["book/widgets/memory_bars.js"])["tests/test_memory_browser.py"] == 1
 
 
 def test_a_lab_affects_its_own_notebook_alone() -> None:

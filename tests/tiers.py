@@ -22,6 +22,7 @@ from tests import costs
 from tests.affected import ROOT, changed_since, distances
 
 TIERS = {"none": 0, "quick": 1, "test": 2, "all": 3}
+LEFT_OUT = pytest.StashKey[list[str]]()
 WITH_PAGES = {"browser", "site", "site_url", "bare_site"}
 ALWAYS_FULL = re.compile(r"tests/test_(attacks_\w+|grading_labs)\.py")
 
@@ -43,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep what the options ask for, and report the rest as deselected."""
-    chosen = _added(config.option, [item for item in items if not _in_tier(item, config.option.tier)])
+    chosen = _added(config, [item for item in items if not _in_tier(item, config.option.tier)])
     if not config.option.added_only:
         chosen += _units(item for item in items if _in_tier(item, config.option.tier))
     if config.option.shard:
@@ -54,10 +55,29 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if id(item) in kept]
 
 
-def _added(option: Any, others: list[pytest.Item]) -> list[list[pytest.Item]]:
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell xdist's controller what this worker has left out: each chooses the same."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, [])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Keep what a worker tells."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", [])
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say which tests a change is nearest to, and were too costly for the budget."""
+    for words in config.stash.get(LEFT_OUT, []):
+        terminalreporter.write_line(f"left out, over the budget of {config.option.budget:g} s: {words}")
+
+
+def _added(config: pytest.Config, others: list[pytest.Item]) -> list[list[pytest.Item]]:
     """What the options add to the tier from the other tests."""
-    units = _units(others)
-    added = _affected(units, option.add_affected, option.budget) if option.add_affected else []
+    option, units = config.option, _units(others)
+    added, left_out = _affected(units, option.add_affected, option.budget) if option.add_affected else ([], [])
+    config.stash[LEFT_OUT] = left_out
     drawn = random.Random(option.seed).sample(units, round(option.add_drawn * len(units)))
     return added + [unit for unit in drawn if unit not in added]
 
@@ -92,17 +112,24 @@ def _units(items: Iterable[pytest.Item]) -> list[list[pytest.Item]]:
     return list(units.values())
 
 
-def _affected(units: list[list[pytest.Item]], revision: str, budget_s: float) -> list[list[pytest.Item]]:
-    """The units that changed files affect, nearest first and cheap ones before dear ones, up to the budget."""
+def _affected(units: list[list[pytest.Item]], revision: str,
+              budget_s: float) -> tuple[list[list[pytest.Item]], list[str]]:
+    """The units that changed files affect, nearest first and cheap ones before dear ones, up to the budget.
+
+    The second value has a line for each edited test module or notebook of which some units were too costly.
+    """
     near = distances(changed_since(revision))
     ranked = sorted((distance, costs.of(unit), number) for number, unit in enumerate(units)
                     if (distance := _distance(unit[0], near)) is not None)
-    taken, spent_s = [], 0.0
-    for _, cost_s, number in ranked:
+    taken, spent_s, left_s = [], 0.0, {}
+    for distance, cost_s, number in ranked:
         if spent_s + cost_s <= budget_s:
             taken.append(units[number])
             spent_s += cost_s
-    return taken
+        elif distance == 0:
+            file = units[number][0].nodeid.partition("::")[0]
+            left_s[file] = left_s.get(file, 0.0) + cost_s
+    return taken, [f"{file} ({cost_s:.0f} s)" for file, cost_s in sorted(left_s.items())]
 
 
 def _distance(item: pytest.Item, near: dict[str, int]) -> int | None:

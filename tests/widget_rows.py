@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from book import collectives
@@ -14,6 +15,7 @@ from book.simulate import simulate, simulate_pipeline
 from book.trace import Trace
 from book.widgets import (bucket_timeline, layout_chart, memory_player, pipeline_game, pipeline_player, pipeline_race,
                           play, race, sharded_product)
+from book.widgets.registry import ASSETS
 from tests.backward import layers, recorded
 from tests.memory import recorded as recorded_step
 from tests.layouts import few, many
@@ -47,6 +49,11 @@ class Widget:
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def path(self) -> Path:
+        """The script that draws it: whoever edits that runs this row."""
+        return ASSETS / f"{self.name}.js"
 
 
 # the chunk player
