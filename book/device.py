@@ -4,8 +4,11 @@
 """
 from __future__ import annotations
 
-import torch
-import torch.distributed as dist
+from book.extras import needed_by
+
+with needed_by("book.device", "torch"):
+    import torch
+    import torch.distributed as dist
 
 
 def message_backends() -> dict[str, str]:

@@ -13,14 +13,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-import torch
-import torch.distributed as dist
-
-from book import record
-from book.device import message_backends, message_device
+from book.extras import needed_by
 from book.launch import rank_device
 from book.schedule import Move, Schedule, ScheduleError
 from book.trace import Event, Trace
+
+with needed_by("book.execute", "torch"):
+    import torch
+    import torch.distributed as dist
+
+    from book import record
+    from book.device import message_backends, message_device
 
 
 def execute(schedule: Schedule, tensor: torch.Tensor | None = None) -> Trace:

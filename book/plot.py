@@ -7,17 +7,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from book.cost import Search, usable_bytes
-from book.extras import require
+from book.extras import needed_by
 from book.trace import Trace, TraceError
 
-try:
+with needed_by("book.plot", "matplotlib"):
     import matplotlib.pyplot as plt
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
-except ModuleNotFoundError:
-    require("book.plot", "matplotlib")
-    raise
 
 INK = "#707a89"
 SERIES = ("#3a86c8", "#c8612e", "#3d9a6d", "#9a6fc4")

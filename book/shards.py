@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
-import torch.distributed as dist
-from torch.distributed.tensor import DTensor
-
-from book import record
-from book.device import message_device
+from book.extras import needed_by
 from book.launch import rank_device
-from book.record.atlas import Atlas, mlp_atlas, product_atlas
-from book.record.watcher import Watcher, around
+
+with needed_by("book.shards", "torch"):
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor
+
+    from book import record
+    from book.device import message_device
+    from book.record.atlas import Atlas, mlp_atlas, product_atlas
+    from book.record.watcher import Watcher, around
 
 Product = Callable[..., torch.Tensor]
 
