@@ -42,16 +42,21 @@ def of_id(nodeid: str) -> float:
 
 def shards(units: list[list[pytest.Item]], count: int) -> list[list[list[pytest.Item]]]:
     """Divide tests into parts that take about as long: the longest class or module first, each to the shortest part."""
-    scopes: dict[str, list[list[pytest.Item]]] = {}
-    for unit in units:
-        scopes.setdefault(unit[0].nodeid.rsplit("::", 1)[0], []).append(unit)
     parts: list[list[list[pytest.Item]]] = [[] for _ in range(count)]
     times_s = [0.0] * count
-    for scope in sorted(scopes.values(), key=lambda scope: -sum(map(of, scope))):
+    for scope in longest_first(units):
         shortest = times_s.index(min(times_s))
         parts[shortest] += scope
         times_s[shortest] += sum(map(of, scope))
     return parts
+
+
+def longest_first(units: list[list[pytest.Item]]) -> list[list[list[pytest.Item]]]:
+    """The tests of each class or module, those that take the longest first."""
+    scopes: dict[str, list[list[pytest.Item]]] = {}
+    for unit in units:
+        scopes.setdefault(unit[0].nodeid.rsplit("::", 1)[0], []).append(unit)
+    return sorted(scopes.values(), key=lambda scope: -sum(map(of, scope)))
 
 
 @cache

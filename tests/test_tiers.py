@@ -1,6 +1,7 @@
 """Which tests a run takes: by tier, by what a change affects, within a budget, by lot and by shard."""
 from __future__ import annotations
 
+import re
 import subprocess
 from types import SimpleNamespace
 
@@ -79,6 +80,20 @@ def test_a_test_that_was_not_measured_is_never_free(monkeypatch, kept, name: str
 def test_shards_have_every_test_once(pytester: pytest.Pytester) -> None:
     parts = [taken(pytester, "--shard", f"{number}/2") for number in (1, 2)]
     assert parts[0] | parts[1] == NAMES["all"] and not parts[0] & parts[1]
+
+
+def test_processes_that_share_a_run_start_with_the_longest_modules(pytester: pytest.Pytester, monkeypatch) -> None:
+    pytester.makepyfile(**{f"test_{name}": "def test_a(): pass\ndef test_b(): pass" for name in ("few", "long", "mid")})
+    pytester.makeconftest("from tests import costs\n"
+                          "costs._kept = lambda: {f'test_{name}.py': {'': seconds} for name, seconds in "
+                          "(('few', 1.0), ('long', 9.0), ('mid', 4.0))}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    options = ("-v", "-p", "tests.tiers", "-p", "no:cacheprovider", "-p", "no:nbval")
+    for more, order in ((("-n1", "--dist=loadscope", "--no-loadscope-reorder"), ["long", "mid", "few"]),
+                        (("-n0",), ["few", "long", "mid"])):
+        run = pytester.runpytest_subprocess(*options, *more)
+        passed = "\n".join(line for line in run.outlines if "PASSED" in line)
+        assert re.findall(r"(\w+)\.py::test_([ab])\b", passed) == [(f"test_{n}", t) for n in order for t in "ab"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.floats(0, 50)), min_size=1, max_size=40), st.integers(1, 6))

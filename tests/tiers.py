@@ -53,6 +53,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = {id(item) for unit in chosen for item in unit}
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
     items[:] = [item for item in items if id(item) in kept]
+    if hasattr(config, "workerinput"):  # one of several processes: none should start a long module when the others end
+        items[:] = [item for scope in costs.longest_first(_units(items)) for unit in scope for item in unit]
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
