@@ -641,7 +641,22 @@ def sends_once_and_receives_twice(kept):
 def test_a_hang_names_requests_that_were_discarded(kept):
     with pytest.raises(HangError) as hung:
         launch(sends_once_and_receives_twice, 3, kept, record=True, hang_s=0.5)
+    assert "nothing has moved for 0.5 s" in str(hung.value)  # although gloo polls for what nobody takes
     assert ("ranks 0, 1, 2 did not keep what isend returned" in str(hung.value)) is not kept
+
+
+def sends_much(num_values):
+    dist.init_process_group("gloo")
+    values = torch.zeros(num_values)
+    if dist.get_rank() == 0:
+        dist.send(values, 1)
+    else:
+        dist.recv(values, 0)
+
+
+def test_a_long_transfer_is_no_hang():
+    """Only gloo's own thread works in it."""
+    launch(sends_much, 2, 200_000_000, hang_s=0.1)
 
 
 def test_a_run_that_was_not_recorded_says_so():

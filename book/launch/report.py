@@ -89,15 +89,15 @@ class Stillness:
     def __init__(self) -> None:
         self._mark: tuple[Any, ...] | None = None
         self._since_s = 0.0
-        self._cpu_ns: dict[int, int] = {}
+        self._used: dict[int, threads.Use] = {}
         self._queue: dict[int, tuple[bool, int]] = {}
 
     def measure_s(self) -> float:
         """Seconds since this rank last made progress, if it waits in communication; 0.0 if it makes progress."""
         now_s, mark = time.monotonic(), self._current_mark()
-        cpu_ns = threads.cpu_ns() if mark is not None else {}
-        if mark is None or mark != self._mark or threads.worked(self._cpu_ns, cpu_ns, now_s - self._since_s):
-            self._mark, self._since_s, self._cpu_ns = mark, now_s, cpu_ns
+        used = threads.used() if mark is not None else {}
+        if mark is None or mark != self._mark or threads.worked(self._used, used, now_s - self._since_s):
+            self._mark, self._since_s, self._used = mark, now_s, used
         return now_s - self._since_s
 
     def _current_mark(self) -> tuple[Any, ...] | None:

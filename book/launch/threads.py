@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import dataclass
 
 # The kernel encodes a thread's CPU clock as its inverted id, shifted left by three bits that say "per thread, precise".
 _THREAD_CLOCK = 0b110
@@ -11,10 +12,20 @@ _TASKS = "/proc/self/task"
 # This RPC thread polls for messages in a busy loop. Its CPU use is no sign of progress, and it gives up its core only
 # when another thread preempts it.
 _POLLER = "TP_SHM_reactor"
+# This thread of gloo polls without end if something has arrived that nobody takes: the request was dropped, or another
+# thread holds its lock. In a transfer, the sender's thread shows progress by the bytes that it has written.
+_TRANSPORT = "gloo_tcp_loop"
 # A waiting thread uses at most this share of a core. Each of gloo's threads, one per process group, uses 0.4 % while it
 # waits, and more on a loaded machine.
 _IDLE_SHARE, _IDLE_NS = 0.03, 5e6
 _WATCH_S = 0.05
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a thread has used so far: CPU time, and for gloo's transport the bytes that it has written, else None."""
+    cpu_ns: int
+    written: int | None = None
 
 
 def are_known() -> bool:
@@ -35,24 +46,25 @@ def has_children() -> bool:
     return False
 
 
-def cpu_ns() -> dict[int, int]:
-    """CPU time used so far by each thread except the RPC poller, in nanoseconds by thread id."""
-    used = {}
+def used() -> dict[int, Use]:
+    """What each thread except the RPC poller has used so far, by thread id."""
+    found = {}
     for thread in map(int, os.listdir(_TASKS)):
         try:
-            with open(f"{_TASKS}/{thread}/comm") as file:
-                if file.read().strip() != _POLLER:
-                    used[thread] = _clock_ns(thread)
+            name = _name(thread)
+            if name != _POLLER:
+                found[thread] = Use(_clock_ns(thread), _written(thread) if name == _TRANSPORT else None)
         except OSError:
             continue  # it has just ended
-    return used
+    return found
 
 
-def worked(before_ns: dict[int, int], after_ns: dict[int, int], elapsed_s: float) -> bool:
-    """Whether any thread except the caller has used more CPU time between two measurements than waiting needs."""
+def worked(before: dict[int, Use], after: dict[int, Use], elapsed_s: float) -> bool:
+    """Whether any thread except the caller has done more between two measurements than waiting needs."""
     limit_ns = 1e9 * _IDLE_SHARE * elapsed_s + _IDLE_NS
-    return any(used - before_ns.get(thread, 0) > limit_ns
-               for thread, used in after_ns.items() if thread != threading.get_native_id())
+    return any(use.cpu_ns - before.get(thread, Use(0)).cpu_ns > limit_ns
+               and (use.written is None or use.written != before.get(thread, Use(0)).written)
+               for thread, use in after.items() if thread != threading.get_native_id())
 
 
 def stand_still() -> tuple[bool, bool]:
@@ -62,16 +74,30 @@ def stand_still() -> tuple[bool, bool]:
     """
     if not are_known():
         return True, True
-    start_s, before_ns, main = time.monotonic(), cpu_ns(), os.getpid()
+    start_s, before, main = time.monotonic(), used(), os.getpid()
     time.sleep(_WATCH_S)
-    after_ns, elapsed_s = cpu_ns(), time.monotonic() - start_s
+    after, elapsed_s = used(), time.monotonic() - start_s
     wants_core, _ = queue()[main]
-    main_stands = before_ns[main] == after_ns[main] and not wants_core
-    return main_stands, main_stands and not worked(before_ns, after_ns, elapsed_s)
+    main_stands = before[main] == after[main] and not wants_core
+    return main_stands, main_stands and not worked(before, after, elapsed_s)
 
 
 def _clock_ns(thread: int) -> int:
     return time.clock_gettime_ns(~thread << 3 | _THREAD_CLOCK)
+
+
+def _name(thread: int) -> str:
+    with open(f"{_TASKS}/{thread}/comm") as file:
+        return file.read().strip()
+
+
+def _written(thread: int) -> int | None:
+    """The bytes that a thread has written, to sockets too; None if the kernel does not count them."""
+    try:
+        with open(f"{_TASKS}/{thread}/io") as file:
+            return int(dict(line.split(":", 1) for line in file)["wchar"])
+    except OSError:
+        return None
 
 
 def queue() -> dict[int, tuple[bool, int]]:
@@ -82,7 +108,7 @@ def queue() -> dict[int, tuple[bool, int]]:
             with open(f"{_TASKS}/{thread}/status") as file:
                 fields = dict(line.split(":", 1) for line in file)
             num_turns = int(fields["voluntary_ctxt_switches"]) + int(fields["nonvoluntary_ctxt_switches"])
-            had_core = _clock_ns(thread) if fields["Name"].strip() == _POLLER else num_turns
+            had_core = _clock_ns(thread) if fields["Name"].strip() in (_POLLER, _TRANSPORT) else num_turns
         except OSError:
             continue  # it has just ended
         found[thread] = fields["State"].strip().startswith("R"), had_core
