@@ -13,13 +13,14 @@ import pickle
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from book.extras import require
 from book.launch import arguments, supervise, where
 from book.launch.ranks import Ranks, warm_up
+from book.launch.transfer import SharedFile
 
 if TYPE_CHECKING:
     import torch
@@ -134,22 +135,22 @@ def launch(
     arguments.check_options(timeout_s, hang_s, on_line, env)
     world_size, timeout_s, hang_s = int(world_size), float(timeout_s), float(hang_s)
     require("launch", "torch", "cloudpickle")
-    call = arguments.pickled(fn, args)
-    _announce_first_launch()
-    warm_up()  # loads torch while this process does
-    backend, reason = _backend(world_size, env or {})
-    _announce(f"{world_size} rank{'s' * (world_size > 1)} on {reason}")
-    ranks = Ranks(world_size, on_line, check_calls)
-    try:
-        with _hosted_store(world_size) as port, ranks:
-            environment = _environment(world_size, port, backend, env or {})
-            job = pickle.dumps((environment, where.cell_sources(), record, call))
-            return _results(ranks, job, backend, timeout_s, hang_s)
-    except KeyboardInterrupt:
-        raise _interrupted(world_size) from None
-    finally:
-        if on_line is None:
-            _show(ranks)
+    with closing(SharedFile()) as called:
+        call = arguments.packed(fn, args, called)
+        _announce_first_launch()
+        warm_up()  # loads torch while this process does
+        backend, reason = _backend(world_size, env or {})
+        _announce(f"{world_size} rank{'s' * (world_size > 1)} on {reason}")
+        ranks = Ranks(world_size, on_line, check_calls)
+        try:
+            with _hosted_store(world_size) as port, ranks:
+                job = pickle.dumps((_environment(world_size, port, backend, env), where.cell_sources(), record, call))
+                return _results(ranks, job, called, backend, timeout_s, hang_s)
+        except KeyboardInterrupt:
+            raise _interrupted(world_size) from None
+        finally:
+            if on_line is None:
+                _show(ranks)
 
 
 def _interrupted(world_size: int) -> KeyboardInterrupt:
@@ -229,7 +230,7 @@ def _hosted_store(world_size: int) -> Iterator[int]:
         del store
 
 
-def _environment(world_size: int, port: int, backend: str, extra: dict[str, str]) -> dict[str, str]:
+def _environment(world_size: int, port: int, backend: str, extra: Mapping[str, Any] | None) -> dict[str, str]:
     """This process's environment, with the variables that torchrun sets to the same value on all ranks."""
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
     return {
@@ -237,16 +238,16 @@ def _environment(world_size: int, port: int, backend: str, extra: dict[str, str]
         **({"GLOO_SOCKET_IFNAME": loopback, "TP_SOCKET_IFNAME": loopback} if loopback else {}),
         **os.environ,
         **({"CUDA_VISIBLE_DEVICES": ""} if backend == "gloo" else {}),
-        **{name: str(value) for name, value in extra.items()},
+        **{name: str(value) for name, value in (extra or {}).items()},
         "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size),
         "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "launch",
     }
 
 
-def _results(ranks: Ranks, job: bytes, backend: str, timeout_s: float, hang_s: float) -> Run:
+def _results(ranks: Ranks, job: bytes, called: SharedFile, backend: str, timeout_s: float, hang_s: float) -> Run:
     try:
-        ranks.start(job)
+        ranks.start(job, called)
     except OSError as error:
         raise LaunchError(f"the ranks cannot be started: {error}; with many ranks, raise `ulimit -n`") from error
     verdict = supervise.supervise(ranks, timeout_s, hang_s)
@@ -257,7 +258,7 @@ def _results(ranks: Ranks, job: bytes, backend: str, timeout_s: float, hang_s: f
         raise _hang_error(ranks, verdict, limit_s, backend)
     ranks.dismiss(supervise.LEAVE_LIMIT_S)
     try:
-        results, recorded = zip(*(pickle.loads(member.result or b"") for member in ranks))
+        results, recorded = zip(*(member.unpacked() for member in ranks))
     except Exception as error:
         raise LaunchError(f"a rank's result cannot be rebuilt here ({type(error).__name__}: {error}): "
                           "return numbers, strings, lists, dicts or tensors") from error

@@ -4,11 +4,13 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import io
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral, Real
 from types import ModuleType
 from typing import Any
+
+from book.launch import transfer
+from book.launch.transfer import Packed, SharedFile
 
 MAX_RANKS = 64
 CACHED = type(functools.lru_cache(len))
@@ -93,17 +95,18 @@ def _check_arguments(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
                         "launch(fn, world_size, *args) passes exactly args") from None
 
 
-def pickled(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+def packed(fn: Callable[..., Any], args: tuple[Any, ...], file: SharedFile) -> Packed:
     """The call, pickled by value; raises TypeError that names what cannot be pickled."""
     try:
-        return _dumps((fn, args))
+        # Copied: some functions resize the tensors that they get.
+        return transfer.packed((fn, args), file, _reduced(), copied=True)
     except Exception as error:
         culprit = next((name for name, value in _parts(fn, args) if not _can_be_pickled(value)), "the function")
         raise TypeError(f"{culprit} cannot be sent to the ranks ({error}): create it inside the function") from None
 
 
-def _dumps(value: Any) -> bytes:
-    """Pickle `value` with cloudpickle, and modules by name.
+def _reduced() -> Callable[[Any], Any]:
+    """How cached functions and modules are pickled: modules by name.
 
     Cloudpickle guesses which submodules a function uses, and pickles them too. A function that uses `dist` and a
     variable `config` gets torch.distributed.config, a module of its own type, which cloudpickle cannot pickle.
@@ -112,17 +115,14 @@ def _dumps(value: Any) -> bytes:
 
     by_value = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
 
-    class Pickler(cloudpickle.Pickler):
-        def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, CACHED) and obj.__module__ in by_value:
-                return _cached, (obj.__wrapped__, obj.cache_parameters())
-            if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
-                return importlib.import_module, (obj.__name__,)
-            return super().reducer_override(obj)
+    def reduced(obj: Any) -> Any:
+        if isinstance(obj, CACHED) and obj.__module__ in by_value:
+            return _cached, (obj.__wrapped__, obj.cache_parameters())
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
+            return importlib.import_module, (obj.__name__,)
+        return NotImplemented
 
-    file = io.BytesIO()
-    Pickler(file).dump(value)
-    return file.getvalue()
+    return reduced
 
 
 def _cached(fn: Callable[..., Any], parameters: dict[str, Any]) -> Callable[..., Any]:
@@ -142,7 +142,7 @@ def _parts(fn: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[tuple[str,
 
 def _can_be_pickled(value: Any) -> bool:
     try:
-        _dumps(value)
+        transfer.pickled(value, _reduced())
     except Exception:
         return False
     return True

@@ -9,9 +9,10 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import tempfile
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple
+
+from book.launch.transfer import new_file
 
 MAX_GROUPS, DEPTH, SLOT_BYTES = 64, 8, 512  # what a rank calls in further groups is not noted
 _HEAD = struct.Struct("<QHH")  # number, lengths of key and words
@@ -33,7 +34,7 @@ class Board:
     def __init__(self, world_size: int, file: int | None = None) -> None:
         self._world_size = world_size
         self._places: dict[tuple[int, str], int] = {}
-        self._file = _new_file(world_size * _PART_BYTES) if file is None else file
+        self._file = new_file(world_size * _PART_BYTES) if file is None else file
         self._memory = mmap.mmap(self._file, world_size * _PART_BYTES)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -132,10 +133,3 @@ class Board:
 
 def _shared(world_size: int, file: Any) -> Board:
     return Board(world_size, file.detach())
-
-
-def _new_file(num_bytes: int) -> int:
-    """An open file without a name; pages that are never touched take no memory."""
-    with tempfile.TemporaryFile() as file:
-        os.truncate(file.fileno(), num_bytes)
-        return os.dup(file.fileno())

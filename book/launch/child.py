@@ -21,9 +21,10 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
-from book.launch import agreement, peers, where
+from book.launch import agreement, peers, transfer, where
 from book.launch.board import Board
 from book.launch.report import Stillness, report
+from book.launch.transfer import Packed, SharedFile
 
 FIRST_SEED = 1000
 _PR_SET_PDEATHSIG = 1
@@ -41,17 +42,18 @@ class Failure:
 
 
 def main(rank: int, control: Connection, output: Connection, errors: Connection, board: Board | None,
-         job: bytes) -> None:
+         called: SharedFile, results: SharedFile, job: bytes) -> None:
     """Run one rank: the target of its process. Never returns.
 
-    Without a `board` the ranks do not compare their calls.
+    `called` holds the large buffers of the call, `results` gets those of its result. Without a `board` the ranks do not
+    compare their calls.
     """
     _leave_with_parent()
     _redirect(output, errors)
     line = _Line(control)
     threading.Thread(target=line.answer, daemon=True, name="launcher").start()
     try:
-        line.send("done", _run(rank, job, board, line))
+        line.send("done", _run(rank, job, board, called, results, line))
     except BaseException as error:
         _flush()
         line.send("failed", _failure(error), _recorded())
@@ -95,9 +97,8 @@ def _flush() -> None:
     ctypes.CDLL(None).fflush(None)
 
 
-def _run(rank: int, job: bytes, board: Board | None, line: _Line) -> bytes:
-    """Call the job's function; returns its pickled (result, recording)."""
-    import cloudpickle
+def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results: SharedFile, line: _Line) -> Packed:
+    """Call the job's function; returns its packed (result, recording)."""
     env, sources, record, call = pickle.loads(job)
     os.environ.clear()
     os.environ.update(env, RANK=str(rank), LOCAL_RANK=str(rank))
@@ -107,7 +108,7 @@ def _run(rank: int, job: bytes, board: Board | None, line: _Line) -> bytes:
     peers.refuse_itself()
     if board is not None:
         agreement.watch(board)
-    function, args = cloudpickle.loads(call)
+    function, args = transfer.unpacked(call, called)
     _stand_in_for_main(function)
     if record:
         from book import record as recorder
@@ -117,7 +118,7 @@ def _run(rank: int, job: bytes, board: Board | None, line: _Line) -> bytes:
     line.send("returned")
     recorded = _recorded()
     try:
-        return _dumps((result, recorded))
+        return transfer.packed((result, recorded), results, _on_cpu)
     except Exception as error:
         name = getattr(function, "__name__", "the function")
         raise TypeError(f"what {name} returned cannot be sent back ({error}): "
@@ -148,23 +149,15 @@ def _prepare_torch(rank: int) -> None:
         seed(FIRST_SEED + rank)
 
 
-def _dumps(value: Any) -> bytes:
-    """Pickle by value; GPU tensors are moved to the CPU, so that results do not use the launcher's GPU."""
-    import cloudpickle
+def _on_cpu(obj: Any) -> Any:
+    """How a GPU tensor is pickled: as a CPU tensor, so that results do not use the launcher's GPU."""
     import torch
-
-    class Pickler(cloudpickle.Pickler):
-        def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, torch.Tensor) and obj.is_cuda:
-                copy = obj.detach().cpu()
-                if isinstance(obj, torch.nn.Parameter):
-                    copy = torch.nn.Parameter(copy, obj.requires_grad)
-                return copy.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-            return super().reducer_override(obj)
-
-    buffer = io.BytesIO()
-    Pickler(buffer).dump(value)
-    return buffer.getvalue()
+    if not isinstance(obj, torch.Tensor) or not obj.is_cuda:
+        return NotImplemented
+    copy = obj.detach().cpu()
+    if isinstance(obj, torch.nn.Parameter):
+        copy = torch.nn.Parameter(copy, obj.requires_grad)
+    return copy.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
 
 def _recorded() -> Any:
@@ -184,7 +177,7 @@ def _failure(error: BaseException) -> Failure:
     if isinstance(error, SystemExit):
         name, message = "SystemExit", f"a rank must return, not call sys.exit({error.code!r})"
     try:
-        exception = _dumps(error)
+        exception = transfer.pickled(error, _on_cpu)
     except Exception:
         exception = None
     places = tuple(where.places_of_traceback(error.__traceback__))

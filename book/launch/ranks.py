@@ -17,9 +17,10 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
-from book.launch import child
+from book.launch import child, transfer
 from book.launch.board import Board, Call
 from book.launch.report import Report
+from book.launch.transfer import Packed, SharedFile
 
 # How much of a rank's output is kept: an endless loop of prints must not fill up the notebook's memory.
 MAX_KEPT_BYTES = 1 << 22
@@ -69,7 +70,8 @@ class RankProcess:
     control: Connection | None = None
     entered: bool = False
     returned: bool = False
-    result: bytes | None = None
+    results: SharedFile | None = None
+    result: Packed | None = None
     failure: child.Failure | None = None
     exit_code: int | None = None
     still_s: float | None = 0.0  # None: asked, but not answered yet
@@ -96,8 +98,14 @@ class RankProcess:
     def recording(self) -> Any:
         """This rank's recording when it returned, failed or was last asked; None if there is none."""
         if self.result is not None:
-            return pickle.loads(self.result)[1]
+            return self.unpacked()[1]
         return self.recorded if self.recorded is not None else getattr(self.report, "recorded", None)
+
+
+    def unpacked(self) -> tuple[Any, Any]:
+        """The result and the recording of a finished rank; raises what unpickling raises."""
+        assert self.result is not None and self.results is not None
+        return transfer.unpacked(self.result, self.results)
 
 
 @contextmanager
@@ -150,15 +158,17 @@ class Ranks:
         if self._board is not None:
             self._board.close()
         for member in self._all:
-            if member.control is not None:
-                member.control.close()
+            for end in (member.control, member.results):
+                if end is not None:
+                    end.close()
             # A user may keep the error, and with it this object. Close all system resources now.
             if member.process is not None and (member.process.pid is None or member.process.exitcode is not None):
                 member.process.close()
 
-    def start(self, job: bytes) -> None:
+    def start(self, job: bytes, called: SharedFile) -> None:
         """Fork a process per rank that runs `job` (see `child.main`)."""
         for member in self._all:
+            member.results = SharedFile()
             member.control, theirs = multiprocessing.Pipe()
             output, output_end = multiprocessing.Pipe(duplex=False)
             errors, errors_end = multiprocessing.Pipe(duplex=False)
@@ -166,7 +176,8 @@ class Ranks:
             self._watch(member.control, self._hear, member)
             self._watch(output, self._read, member.output, member)
             self._watch(errors, self._read, member.errors, None)
-            member.process = _context().Process(target=child.main, args=(member.rank, *ends, self._board, job))
+            given = (self._board, called, member.results, job)
+            member.process = _context().Process(target=child.main, args=(member.rank, *ends, *given))
             try:
                 with without_main_module():
                     member.process.start()
