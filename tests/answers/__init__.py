@@ -1,7 +1,8 @@
 """Answers as learners give them, each kept as a patch of the solution that the lab holds.
 
 A file exercise_N.diff below the name of a lab holds the answers to one exercise. Each begins with a line
-`name: part of the message that it must get`, or `name: pass`. Its patch follows: lines that begin with "-" are replaced
+`name: part of the message that it must get`, or `name: pass`; `name: hidden: ...` if the learner's own checks miss it
+and a hidden one must find it. Its patch follows: lines that begin with "-" are replaced
 by those that begin with "+"; lines that begin with a space are kept, and say where. A line "@@" begins another place.
 `name on other: ...` is a patch of the answer called `other` instead. An empty line ends an answer.
 """
@@ -19,15 +20,20 @@ from book.grading.trial import solution
 HERE = Path(__file__).parent
 LABS = {path.stem: nbformat.read(path, as_version=4) for path in sorted((HERE.parents[1] / "labs").glob("*.ipynb"))}
 PASS = "pass"
+HIDDEN = "hidden: "
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer to an exercise of a lab, its whole code, what a check must say of it, and the file that holds it."""
+    """An answer to an exercise of a lab, its whole code, what a check must say of it, and the file that holds it.
+
+    `hidden` says whether the checks that the learner has must pass.
+    """
     lab: str
     exercise: int
     name: str
     expected: str
+    hidden: bool
     source: str
     path: Path
 
@@ -48,7 +54,10 @@ def answers(lab: str) -> list[Answer]:
                 where = f"answer {name!r} of {path.parent.name}/{path.name} does not fit the lab's solution"
                 raise ValueError(f"{where}: {error}") from None
 
-        found += [Answer(lab, exercise, name, written[name][1], source(name), path) for name in sorted(written)]
+        for name in sorted(written):
+            expected = written[name][1]
+            found.append(Answer(lab, exercise, name, expected.removeprefix(HIDDEN), expected.startswith(HIDDEN),
+                                source(name), path))
     return found
 
 
