@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import random
+import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -50,6 +51,13 @@ def drawn(families: Iterable[tuple[Family, str]], count: int, seed: str, cost_s:
             taken.add(name)
             spent_s += cost_s(name)
     return taken
+
+
+@cache
+def commit() -> str:
+    """The commit that is checked out, as the seed of what `make test` draws; empty where there is no repository."""
+    here = Path(__file__).parent
+    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, text=True, capture_output=True).stdout
 
 
 def _in_common(text: str, expected: str) -> int:

@@ -6,8 +6,6 @@ process.
 
 `make answers` runs all of them, `make test` one of each of some families: which ones changes from commit to commit.
 """
-import subprocess
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from book.grading.trial import printed, stored
 from book.launch import LaunchError
 from tests import costs
 from tests.answers import LABS, PASS, answers, apply, read
-from tests.families import drawn, family, strings
+from tests.families import commit, drawn, family, strings
 
 HERE = Path(__file__).parent
 NUM_FAMILIES = 12  # that `make test` runs of a lab, within
@@ -41,12 +39,6 @@ def public(lab, exercise):
     """The ids of the checks of an exercise that learners have."""
     return {marks(cell)["id"] for cell in code_cells(lab)
             if marks(cell)["kind"] == "check" and marks(cell)["exercise"] == exercise and not marks(cell).get("hidden")}
-
-
-@cache
-def commit():
-    """The commit that is checked out; an empty string where there is no repository."""
-    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, text=True, capture_output=True).stdout
 
 
 class LabsAnswers:

@@ -103,7 +103,8 @@ def test_lint_passes_a_lab_whose_checks_depend_on_the_seed(source):
     assert not list(faults(source))
 
 
-@pytest.mark.parametrize("printed", [pytest.param('"ok"', marks=pytest.mark.full), "SEED % 8"])
+@pytest.mark.full
+@pytest.mark.parametrize("printed", ['"ok"', "SEED % 8"])
 def test_lint_finds_a_check_that_could_be_forged(printed):
     """It finds nothing else, since the first exercise's checks are fine."""
     lab = attack_lab()

@@ -61,6 +61,7 @@ def run_all(lab: str, browser: Browser, name: str, num_widgets: int) -> tuple[An
     return page, log
 
 
+@pytest.mark.full
 def test_widgets_play_in_jupyterlab(lab: str, browser: Browser) -> None:
     """All in one notebook: what costs is JupyterLab's own start."""
     page, log = run_all(lab, browser, "widgets.ipynb", 3)

@@ -1,6 +1,7 @@
 """What every widget does, in a real Chromium, on static pages of its own HTML and assets, with the network blocked."""
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -8,9 +9,11 @@ import pytest
 
 from book.collectives import ring_all_reduce
 from book.widgets import play
+from tests.families import commit
 from tests.players import FRAMES, PLAYER, WAIT_MS, WALK, axe_finds, click, contrasts, first, paint, press, state, until
 from tests.widget_rows import WIDGETS, Widget
 
+NUM_DRAWN = 4
 each_widget = pytest.mark.parametrize("widget", WIDGETS, ids=str)
 THEMES = ("light", "dark")
 COLOURS = """selector => [getComputedStyle(document.querySelector('.lockstep-player')).backgroundColor,
@@ -37,12 +40,20 @@ def hasten(page: Any) -> None:
 
 
 def everywhere(*values: Any) -> list[Any]:
-    """Each widget with each of these values; `make test` takes the first value."""
-    return [pytest.param(widget, value, marks=pytest.mark.full if value != values[0] else (), id=f"{value}-{widget}")
-            for value in values for widget in WIDGETS]
+    """Each widget with each of these values; `make test` takes some widgets with the first value."""
+    drawn = random.Random(repr(values) + commit()).sample(WIDGETS, NUM_DRAWN)
+    return [pytest.param(widget, value, marks=() if value == values[0] and widget in drawn else pytest.mark.full,
+                         id=f"{value}-{widget}") for value in values for widget in WIDGETS]
 
 
-@each_widget
+def some_widgets(test: Callable) -> Any:
+    """Each widget; `make test` takes some of them, which change from commit to commit and from test to test."""
+    drawn = random.Random(test.__name__ + commit()).sample(WIDGETS, NUM_DRAWN)
+    marked = [pytest.param(widget, marks=() if widget in drawn else pytest.mark.full) for widget in WIDGETS]
+    return pytest.mark.parametrize("widget", marked, ids=str)(test)
+
+
+@some_widgets
 def test_transport(show: Callable, widget: Widget) -> None:
     page = shown(show, widget)
     click(page, "Play")
@@ -65,7 +76,7 @@ def test_transport(show: Callable, widget: Widget) -> None:
     assert page.locator(".lk-scrub").get_attribute("aria-valuemax") == str(widget.steps)
 
 
-@each_widget
+@some_widgets
 def test_keyboard_and_nothing_leaks(show: Callable, widget: Widget) -> None:
     page, last = shown(show, widget), widget.steps
     page.evaluate(LEAKS)
@@ -78,7 +89,7 @@ def test_keyboard_and_nothing_leaks(show: Callable, widget: Widget) -> None:
     assert page.evaluate("window.leaked") is None
 
 
-@each_widget
+@some_widgets
 def test_every_control_can_be_reached_by_tab(show: Callable, widget: Widget) -> None:
     page, reached = show(widget.make()), []
     page.evaluate("document.body.append(Object.assign(document.createElement('button'), {textContent: 'after it'}))")
@@ -136,7 +147,7 @@ def test_colours_stand_out(show: Callable, widget: Widget) -> None:
             assert min(found.values()) >= least, (theme, min(found.items(), key=lambda item: item[1]))
 
 
-@each_widget
+@some_widgets
 def test_dark_if_the_page_is_dark(show: Callable, widget: Widget) -> None:
     page = shown(show, widget)
     light = page.evaluate(COLOURS, widget.themed)
@@ -175,7 +186,7 @@ def test_axe_finds_nothing_in_one_of_each(show: Callable) -> None:
     assert not axe_finds(show(with_choices, *(widget.make() for widget in WIDGETS)))
 
 
-@each_widget
+@some_widgets
 def test_printing_shows_the_end(show: Callable, widget: Widget) -> None:
     page = shown(show, widget)
     page.emulate_media(media="print")

@@ -190,7 +190,7 @@ def run_on(ranks: Ranks, head: list[str], *sources: str) -> set[int]:
     return {rank.process.pid for rank in ranks.ranks}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_does_not_affect_the_next_one(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names, patched modules, threads, processes: each run is forked from ranks that have run only the head."""
     head = ["import os, subprocess, threading, time, torch", "kept = 1"]
