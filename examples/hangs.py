@@ -111,6 +111,19 @@ def tags_that_differ() -> None:
         dist.recv(torch.ones(4), src=0, tag=2)
 
 
+def a_request_that_is_dropped() -> None:
+    """A rank does not keep what `isend` returned.
+
+    A request that nobody refers to is deleted, and its message with it. Keep the request, and call `wait()` on it.
+    """
+    rank = start()
+    if rank == 0:
+        dist.isend(torch.ones(4), dst=1)
+    if rank == 1:
+        dist.recv(torch.ones(4), src=0)
+    dist.barrier()
+
+
 def a_peer_that_has_returned() -> None:
     """The peer returns without sending.
 
@@ -259,9 +272,10 @@ def a_key_that_nobody_sets() -> None:
 
 HANGS: list[Program] = [
     one_returns_early, one_leaves_the_loop_early, one_has_a_batch_fewer_under_ddp, one_receives_instead, all_send_first,
-    all_receive_first, tags_that_differ, a_peer_that_has_returned, a_chain_of_receives, two_groups_in_two_orders,
-    a_group_without_one_of_its_ranks, a_lock_taken_twice, two_locks_in_two_orders, an_empty_queue,
-    an_event_that_nobody_sets, a_thread_that_receives, a_future_that_is_not_done, a_key_that_nobody_sets,
+    all_receive_first, tags_that_differ, a_request_that_is_dropped, a_peer_that_has_returned, a_chain_of_receives,
+    two_groups_in_two_orders, a_group_without_one_of_its_ranks, a_lock_taken_twice, two_locks_in_two_orders,
+    an_empty_queue, an_event_that_nobody_sets, a_thread_that_receives, a_future_that_is_not_done,
+    a_key_that_nobody_sets,
 ]
 
 

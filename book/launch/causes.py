@@ -20,8 +20,9 @@ _WAITS_FOR = re.compile(r"waits (?:in|for its) (i?send|i?recv) (?:to|from) rank 
 
 
 class Standing(NamedTuple):
-    """What a rank does: "waits in recv from rank 1", "finished"."""
+    """What a rank does: "waits in recv from rank 1", "finished"; whether a message came for a request it dropped."""
     doing: str
+    dropped: bool = False
 
     @property
     def finished(self) -> bool:
@@ -40,6 +41,10 @@ def causes(ranks: Sequence[Standing], calls: Mapping[str, Mapping[int, Call]]) -
 
     `calls`: for each group, by its name and its ranks, the last call of each of its ranks that has made one.
     """
+    if dropped := [rank for rank, standing in enumerate(ranks) if standing.dropped]:
+        has = "has" if len(dropped) == 1 else "have"
+        return [f"{named(dropped)} {has} dropped what isend or irecv returned before it was done: keep it, and call "
+                "wait() on it"]
     missed = [missing for group, last in calls.items() if (missing := _missing(ranks, group, last))]
     crossed = _crossed(missed)
     found = [crossed] if crossed else [sentence for missing in missed for sentence in _told(ranks, missing)]

@@ -220,7 +220,7 @@ class _Line:
     def _reply(self, question: str) -> tuple[Any, ...]:
         if question == "report":
             _flush()
-            return "reported", report(_recorded)
+            return "reported", report(_recorded, self._stillness.polled)
         try:
             return "looked", self._stillness.measure_s()
         except Exception:  # perhaps no file descriptor is left; the launcher still expects an answer

@@ -20,16 +20,17 @@ class Report:
     place: where.Place | None
     beside: Sequence[str]  # what its other threads are doing at the same time, for callers over RPC or for itself
     in_thread: str | None = None  # what the one other thread that communicates is doing, if the main thread does not
+    dropped: bool = False  # whether a message has come for a request that this rank did not keep
     recorded: Any = None
 
 
-def report(recorded: Callable[[], Any]) -> Report:
+def report(recorded: Callable[[], Any], dropped: bool) -> Report:
     """This rank's report; `recorded()` returns what it has recorded."""
     try:
         seen = _seen()
     except Exception:
         seen = Report("does not say where it is", None, ())
-    return replace(seen, recorded=recorded())
+    return replace(seen, dropped=dropped, recorded=recorded())
 
 
 def _seen() -> Report:
@@ -87,6 +88,7 @@ class Stillness:
     """
 
     def __init__(self) -> None:
+        self.polled = False  # since then, see threads.polled
         self._mark: tuple[Any, ...] | None = None
         self._since_s = 0.0
         self._used: dict[int, threads.Use] = {}
@@ -98,6 +100,7 @@ class Stillness:
         used = threads.used() if mark is not None else {}
         if mark is None or mark != self._mark or threads.worked(self._used, used, now_s - self._since_s):
             self._mark, self._since_s, self._used = mark, now_s, used
+        self.polled = threads.polled(self._used, used, now_s - self._since_s)
         return now_s - self._since_s
 
     def _current_mark(self) -> tuple[Any, ...] | None:

@@ -90,7 +90,7 @@ def describe_hang(ranks: Ranks, verdict: str, limit_s: float, dumps: dict[int, s
         "late": f"not done after {limit_s:g} s",
         "not started": f"the ranks could not start within {limit_s:g} s",
     }[verdict]
-    standings = [Standing(_doing(member)) for member in ranks]
+    standings = [Standing(_doing(member), member.report is not None and member.report.dropped) for member in ranks]
     lines = [first, *(f"cause: {cause}" for cause in causes(standings, ranks.last_calls()))]
     lines += _standing_lines(ranks, dumps)
     if any(member.working and member.report and member.report.doing == "waits in new_group" for member in ranks):

@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 # The kernel encodes a thread's CPU clock as its inverted id, shifted left by three bits that say "per thread, precise".
@@ -61,10 +62,24 @@ def used() -> dict[int, Use]:
 
 def worked(before: dict[int, Use], after: dict[int, Use], elapsed_s: float) -> bool:
     """Whether any thread except the caller has done more between two measurements than waiting needs."""
+    return any(use.written is None or use.written != _of(thread, before).written
+               for thread, use in _busy(before, after, elapsed_s) if thread != threading.get_native_id())
+
+
+def polled(before: dict[int, Use], after: dict[int, Use], elapsed_s: float) -> bool:
+    """Whether gloo's transport has polled between two measurements for something that has arrived and nobody takes."""
+    return any(use.written is not None and use.written == _of(thread, before).written
+               for thread, use in _busy(before, after, elapsed_s))
+
+
+def _busy(before: dict[int, Use], after: dict[int, Use], elapsed_s: float) -> Iterator[tuple[int, Use]]:
+    """The threads that have used more CPU time between two measurements than waiting needs."""
     limit_ns = 1e9 * _IDLE_SHARE * elapsed_s + _IDLE_NS
-    return any(use.cpu_ns - before.get(thread, Use(0)).cpu_ns > limit_ns
-               and (use.written is None or use.written != before.get(thread, Use(0)).written)
-               for thread, use in after.items() if thread != threading.get_native_id())
+    yield from ((thread, use) for thread, use in after.items() if use.cpu_ns - _of(thread, before).cpu_ns > limit_ns)
+
+
+def _of(thread: int, before: dict[int, Use]) -> Use:
+    return before.get(thread, Use(0))
 
 
 def stand_still() -> tuple[bool, bool]:
