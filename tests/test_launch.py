@@ -17,9 +17,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
 from book.launch import HangError, LaunchError, RankError, launch
-from book.launch.ranks import Ranks
+from book.launch.ranks import MAX_LINE_BYTES, Lines, Ranks
 from tests.by_value import sent_by_value
 
 sent_by_value(__name__)
@@ -128,9 +130,35 @@ def test_megabytes_of_lines_and_a_huge_result_just_work(capsys):
 
     run = launch(chatter, 1)
     assert run[0][-1] == 24_999_999
-    lines = capsys.readouterr().out.splitlines()[1:]
-    assert lines[:20_000] == ["[rank 0] " + "x" * 99] * 20_000
-    assert lines[20_000:] == ["[rank 0] ... and more: 1 lines not kept"]
+    *lines, last = capsys.readouterr().out.splitlines()[1:]
+    assert set(lines) == {"[rank 0] " + "x" * 99} and 1_000 < len(lines) < 2_000
+    assert last == (f"[rank 0] ... and more, {20_001 - len(lines)} lines: stdout[0] of the run, or of the error, has "
+                    "them")
+    *kept, long = run.stdout[0].splitlines()
+    assert kept == ["x" * 99] * 20_000
+    assert long == "y" * MAX_LINE_BYTES + f" ... and {3_000_000 - MAX_LINE_BYTES} more bytes in this line"
+
+
+def test_lines_that_are_not_kept_are_counted_in_an_error_too(capsys):
+    def chatter():
+        for _ in range(60):
+            print("x" * 100_000)
+        print(1 / 0)
+
+    with pytest.raises(RankError) as caught:
+        launch(chatter, 1)
+    *kept, last = caught.value.stdout[0].splitlines()
+    assert set(kept) == {"x" * 100_000} and last == f"... and more: {60 - len(kept)} lines not kept"
+    shown = capsys.readouterr().out.splitlines()[1:]
+    assert shown[0] == "[rank 0] " + "x" * 100_000 and "and more, 41 lines" in shown[1]
+
+
+@given(st.lists(st.binary(max_size=9).map(lambda data: data.replace(b"b", b"\n")), max_size=9))
+def test_lines_do_not_depend_on_how_the_bytes_arrive(parts):
+    lines = Lines()
+    complete = [line for part in [*filter(None, parts), b""] for line in lines.feed(part)]
+    whole = [line.decode("utf-8", "replace") for line in b"".join(parts).split(b"\n")]
+    assert complete == lines.kept == (whole if whole[-1] else whole[:-1])
 
 
 def test_random_numbers_differ_between_ranks_but_not_between_launches():

@@ -12,14 +12,14 @@ import os
 import pickle
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from book.extras import require
 from book.launch import arguments, supervise, where
-from book.launch.ranks import Ranks, warm_up
+from book.launch.ranks import MAX_SHOWN_BYTES, Ranks, warm_up
 from book.launch.transfer import SharedFile
 
 if TYPE_CHECKING:
@@ -31,12 +31,19 @@ _announced: set[tuple[str, str]] = set()  # (execution of a cell, line) of this 
 NOT_RECORDED = "this run was not recorded: pass record=True to launch"
 
 
-class LaunchError(RuntimeError):
-    """A launch without results: `stderr` holds what each rank wrote there, `trace` what was recorded or None."""
+class Written(NamedTuple):
+    """What each rank wrote, by rank."""
+    stdout: list[str]
+    stderr: list[str]
 
-    def __init__(self, message: str, stderr: Sequence[str] = (), trace: Trace | None = None) -> None:
+
+class LaunchError(RuntimeError):
+    """A launch without results: `stdout` and `stderr` hold what each rank wrote, `trace` what was recorded or None."""
+
+    def __init__(self, message: str, written: Written | None = None, trace: Trace | None = None) -> None:
         super().__init__(message)
-        self.stderr, self.trace = list(stderr), trace
+        self.stdout, self.stderr = written or Written([], [])
+        self.trace = trace
 
     def _render_traceback_(self) -> list[str]:
         # IPython prints this instead of the launcher's own frames, which do not help a reader.
@@ -55,10 +62,13 @@ class HangError(LaunchError):
 
 
 class Run:
-    """The outcome of a launch: results by rank (`run[r]`, `len(run)`, iteration), `backend`, `stderr` and `trace`."""
+    """The outcome of a launch: results by rank (`run[r]`, `len(run)`, iteration), `backend` and `trace`.
 
-    def __init__(self, results: list[Any], backend: str, stderr: list[str], recorded: list[Any]) -> None:
-        self.backend, self.stderr = backend, stderr
+    `stdout[r]` and `stderr[r]` are what rank r wrote.
+    """
+
+    def __init__(self, results: list[Any], backend: str, written: Written, recorded: list[Any]) -> None:
+        self.backend, (self.stdout, self.stderr) = backend, written
         self._results, self._recorded = results, recorded
         self._trace: Trace | None = None
 
@@ -121,10 +131,10 @@ def launch(
     """Run `fn(*args)` on `world_size` new processes and return their results by rank.
 
     Prints one line that names the backend (once per execution of a cell, however often the cell launches) and, when the
-    ranks are done, what they printed, in rank order; `on_line(rank, line)` gets each line as it comes instead. `record`
-    keeps what the ranks communicate, for `run.trace`. `check_calls` makes a collective raise if a peer calls a
-    different one or passes a tensor that does not fit. `env` adds environment variables. The random numbers of Python,
-    NumPy and torch are seeded with 1000 + rank.
+    ranks are done, the first 131 kB of what they printed, in rank order; `on_line(rank, line)` gets each line as it
+    comes instead. `record` keeps what the ranks communicate, for `run.trace`. `check_calls` makes a collective raise if
+    a peer calls a different one or passes a tensor that does not fit. `env` adds environment variables. The random
+    numbers of Python, NumPy and torch are seeded with 1000 + rank.
 
     Raises `RankError` for the first rank that raised or died; `HangError` when all unfinished ranks have waited for
     one another for `hang_s`, or are not done `timeout_s` after the last rank entered `fn`; `LaunchError` if the ranks
@@ -262,7 +272,7 @@ def _results(ranks: Ranks, job: bytes, called: SharedFile, backend: str, timeout
     except Exception as error:
         raise LaunchError(f"a rank's result cannot be rebuilt here ({type(error).__name__}: {error}): "
                           "return numbers, strings, lists, dicts or tensors") from error
-    return Run(list(results), backend, _stderr(ranks), list(recorded))
+    return Run(list(results), backend, _written(ranks), list(recorded))
 
 
 def _rank_error(ranks: Ranks, backend: str) -> RankError:
@@ -270,7 +280,7 @@ def _rank_error(ranks: Ranks, backend: str) -> RankError:
     first = supervise.first_failure(ranks)
     message = supervise.describe_failure(ranks, first)
     supervise.ask_for_reports(ranks)
-    error = RankError(message, _stderr(ranks), _partial_trace(ranks, backend))
+    error = RankError(message, _written(ranks), _partial_trace(ranks, backend))
     error.rank = first.rank
     if first.failure is not None:
         error.traceback = first.failure.traceback
@@ -281,7 +291,7 @@ def _rank_error(ranks: Ranks, backend: str) -> RankError:
 def _hang_error(ranks: Ranks, verdict: str, limit_s: float, backend: str) -> HangError:
     stacks = supervise.ask_for_reports(ranks)
     lines = [supervise.describe_hang(ranks, verdict, limit_s, stacks), *_dropped_requests(ranks)]
-    return HangError("\n".join(lines), _stderr(ranks), _partial_trace(ranks, backend))
+    return HangError("\n".join(lines), _written(ranks), _partial_trace(ranks, backend))
 
 
 def _unpickled(exception: bytes | None) -> BaseException | None:
@@ -313,11 +323,18 @@ def _partial_trace(ranks: Ranks, backend: str) -> Trace | None:
         return None
 
 
-def _stderr(ranks: Ranks) -> list[str]:
-    return ["".join(line + "\n" for line in member.errors.shown()) for member in ranks]
+def _written(ranks: Ranks) -> Written:
+    by_stream = zip(*((member.output, member.errors) for member in ranks))
+    return Written(*(["".join(line + "\n" for line in lines.shown()) for lines in stream] for stream in by_stream))
 
 
 def _show(ranks: Ranks) -> None:
-    for member in ranks:
-        for line in member.output.shown():
+    """Print what the ranks wrote, in rank order, each up to its share of what a cell shows."""
+    members = list(ranks)
+    for member in members:
+        lines, num_others = member.output.head(MAX_SHOWN_BYTES // len(members))
+        for line in lines:
             print(f"[rank {member.rank}] {line}")
+        if num_others:
+            print(f"[rank {member.rank}] ... and more, {num_others} lines: stdout[{member.rank}] of the run, or of the "
+                  "error, has them")

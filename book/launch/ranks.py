@@ -1,6 +1,8 @@
 """L2: the launcher's side of the rank processes: start them, listen to them, ask them, end them."""
 from __future__ import annotations
 
+import bisect
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -22,33 +24,46 @@ from book.launch.board import Board, Call
 from book.launch.report import Report
 from book.launch.transfer import Packed, SharedFile
 
-# How much of a rank's output is kept: an endless loop of prints must not fill up the notebook's memory.
-MAX_KEPT_BYTES = 1 << 22
+# How much of a rank's output is kept, how much of one line, and how much of all ranks' output a cell shows: an endless
+# loop of prints must fill up neither the notebook's memory nor the page.
+MAX_KEPT_BYTES, MAX_LINE_BYTES, MAX_SHOWN_BYTES = 1 << 22, 1 << 18, 1 << 17
 LISTEN_LIMIT_S = 0.2
 _main_module_lock = threading.Lock()
 
 
 class Lines:
-    """The lines that a rank wrote to one stream; after `MAX_KEPT_BYTES` further lines are counted, not kept."""
+    """The lines that a rank wrote to one stream; after `MAX_KEPT_BYTES` further lines are counted, not kept.
+
+    Of a line longer than `MAX_LINE_BYTES` only its head is kept.
+    """
 
     def __init__(self) -> None:
         self.kept: list[str] = []
-        self._num_bytes = self._num_dropped = 0
+        self._num_bytes = self._num_dropped = self._num_cut = 0
         self._partial = bytearray()
 
     def feed(self, data: bytes) -> list[str]:
         """Add bytes that were read, b"" at the end of the stream; returns the lines that are now complete."""
-        self._partial += data
-        if b"\n" not in data and data:
-            return []
-        *whole, rest = bytes(self._partial).split(b"\n")
-        if not data and rest:
-            whole, rest = [*whole, rest], b""
-        self._partial = bytearray(rest)
-        lines = [line.decode("utf-8", "replace") for line in whole]
+        *whole, rest = data.split(b"\n")
+        lines = [self._end(part) for part in whole]
+        self._extend(rest)
+        if not data and self._partial:
+            lines.append(self._end(b""))
         for line in lines:
             self._keep(line)
         return lines
+
+    def _extend(self, part: bytes) -> None:
+        room = MAX_LINE_BYTES - len(self._partial)
+        self._partial += part[:room]
+        self._num_cut += max(0, len(part) - room)
+
+    def _end(self, part: bytes) -> str:
+        self._extend(part)
+        line = self._partial.decode("utf-8", "replace")
+        line += f" ... and {self._num_cut} more bytes in this line" if self._num_cut else ""
+        self._partial, self._num_cut = bytearray(), 0
+        return line
 
     def _keep(self, line: str) -> None:
         self._num_bytes += len(line) + 1
@@ -60,6 +75,17 @@ class Lines:
     def shown(self) -> list[str]:
         """The lines to show; if some were dropped, a last line says how many."""
         return self.kept + ([f"... and more: {self._num_dropped} lines not kept"] if self._num_dropped else [])
+
+    def head(self, limit: int) -> tuple[list[str], int]:
+        """The first lines to show that fit into `limit` characters together, and the number of the others.
+
+        A first line that does not fit is cut, and counts as one of the others.
+        """
+        lines = self.shown()
+        ends = list(itertools.accumulate(len(line) + 1 for line in lines))
+        num = bisect.bisect_right(ends, limit)
+        cut = [f"{lines[0][:limit]} ..."] if lines and not num else []
+        return lines[:num] + cut, len(lines) - num
 
 
 @dataclass
