@@ -110,6 +110,22 @@ def test_a_second_axis_is_distinguished(factors, pattern, absent):
     assert (name, fields.get("absent", "")) == (pattern, absent)
 
 
+@pytest.mark.parametrize("reduction, picked", [
+    ("MAX", WHOLE.max(axis=0)), ("MIN", WHOLE.min(axis=0) / 4), ("PRODUCT", WHOLE.prod(axis=0))])
+def test_an_all_reduce_that_does_not_add_up_is_named_divided_or_not(reduction, picked):
+    found = Attribution(picked, WHOLE, 0.25, own=1)
+    assert found.explain({"picked": "{reduction}", "unknown": "?"}) == reduction
+
+
+def test_numbers_that_some_ranks_divided_before_the_sum_and_others_after_it_are_recognized():
+    sentences = dict.fromkeys(["in flight", "unequal", "unknown"], "{size}") | {"in flight": "in flight"}
+    late = np.where(np.arange(WHOLE.shape[1]) % 3, 1, 0.25)  # rank 2 divides most numbers after they were sent
+    torn = (WHOLE[0] / 4 + WHOLE[1] + late * WHOLE[2] + WHOLE[3]) / 4
+    for got in (torn, WHOLE[0] / 4 + WHOLE[1:].sum(axis=0)):
+        assert Attribution(got, WHOLE, 0.25, own=1).explain(sentences) == "in flight"
+    assert Attribution(torn + 1e-3, WHOLE, 0.25, own=1).explain(sentences) == "4"
+
+
 def test_the_right_sum_is_recognized():
     assert Attribution(WHOLE.sum(axis=0), WHOLE).is_right() and not Attribution(WHOLE[0], WHOLE).is_right()
 

@@ -11,6 +11,8 @@ yields what fits, the most telling first; `explain` gives a lab's sentence for t
     "rounded"               right to six digits only, which has one sentence in all labs
     "times x", "over x"     `{x}` times what it should be, or divided by it, for each x of `counts`
     "added to own"          what it should be, plus the rank's own contribution
+    "in flight"             every contribution, of some numbers divided by `{size}` more often than of others
+    "picked"                no sum, but the largest, smallest or product of all, by the operation `{reduction}`
     "only own"              `{own_times}` times the rank's own contribution
     "only last <axis>"      of each rank the last contribution on this axis alone
     "missing <axis>"        `{absent}` on this axis have no part in it; on other axes than the first: of other ranks
@@ -25,8 +27,9 @@ not unique because it has fewer numbers than contributions.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +38,8 @@ from book.checks.compare import ROUNDED, SIX_DIGITS, TOLERANCE, agree, flat, tim
 from book.checks.verdict import listed, short
 
 CLOSE = 1e-6  # the tolerance for coefficients
+MOST_IN_FLIGHT = 5  # contributions; with more there are too many ways to divide some of them
+REDUCTIONS: Mapping[str, Callable[..., np.ndarray]] = {"MAX": np.max, "MIN": np.min, "PRODUCT": np.prod}
 
 
 class Pattern(NamedTuple):
@@ -131,6 +136,8 @@ class Attribution:
                 yield Pattern(f"over {name}")
         if self.own is not None and len(self.axes) == 1 and self._is(self.wanted + self._one(self.own)):
             yield Pattern("added to own")
+        if self.times is None and self.tolerance <= CLOSE:  # with a coarse one, many numbers would fit by chance
+            yield from self._in_another_way()
         if self.factors is not None:
             yield from self._by_factors(self.factors)
         if self.times is not None:
@@ -151,6 +158,24 @@ class Attribution:
                 yield Pattern(f"missing {name}", {"absent": listed(absent)})
         if np.ptp(self.wanted) > CLOSE and np.allclose(known, known[0], rtol=CLOSE):
             yield Pattern("alike")
+
+    def _in_another_way(self) -> Iterator[Pattern]:
+        """What fits if the numbers were not all made from the contributions by one sum."""
+        if self._is_divided_in_flight():
+            yield Pattern("in flight")
+        for reduction, reduced in REDUCTIONS.items() if len(self.axes) == 1 and self.factors is None else ():
+            picked = reduced(self.rows, axis=0)
+            if self._near(picked) or self._near(picked * self.wanted[0]):
+                yield Pattern("picked", {"reduction": reduction})
+
+    def _is_divided_in_flight(self) -> bool:
+        """Whether each number is a sum of all contributions, some divided by how many there are, once or more."""
+        size = len(self.rows)
+        if not 1 < size <= MOST_IN_FLIGHT or len(self.axes) > 1 or self.got.shape != self.rows.shape[1:]:
+            return False
+        powers = float(size) ** -np.arange(size + 1)  # a part passes through each rank's tensor, which divides it
+        apart = np.abs([np.array(factors) @ self.rows - self.got for factors in product(powers, repeat=size)])
+        return bool((apart.min(axis=0) <= self.tolerance * np.abs(self.rows).max()).all())
 
     def _fields(self) -> dict[str, Any]:
         """The fields that any sentence may use."""
