@@ -213,6 +213,59 @@ def test_wrong_steps_are_named(weights, complaint):
         checks.first_step([WINDOWS.mean(axis=0), weights @ WINDOWS], WINDOWS)
 
 
+def test_a_step_with_weight_decay_or_clipped_gradients_is_named():
+    mean, start = WINDOWS.mean(axis=0), RNG.normal(size=50)
+    length = np.linalg.norm(mean)
+    for step, complaint in ((mean + 1e-6 * start, "1e-06 times the weights are added to the gradients"),
+                            (mean + 0.1 * start, "0.1 times the weights are added"),
+                            (mean * 0.25 / (length + 1e-6), "its length is 0.25: are gradients clipped"),
+                            (mean * 0.123456 / length, "what is divided twice, or multiplied"),
+                            (mean + 1e-7 * start**2, "right to six digits only"),
+                            (mean + 0.1 * start**2, "it is no sum of the gradients")):
+        with pytest.raises(CheckFailed, match=complaint):
+            checks.first_step([step] * 2, WINDOWS, start=start)
+
+
+def test_more_windows_than_the_batch_has_are_explained_by_the_number_of_ranks():
+    mean = WINDOWS.mean(axis=0)
+    with pytest.raises(CheckFailed, match="12 windows went through the model on 1 rank, the batch has 6"):
+        checks.first_step([mean], WINDOWS, [[6, 6]])
+    with pytest.raises(CheckFailed, match="2 ranks put 12 windows through the model, the batch has 6"):
+        checks.first_step([mean] * 2, WINDOWS, [[6], [6]])
+
+
+def test_losses_of_a_known_slip_are_named():
+    expected, slips = [3.0, 2.5, 2.0], {"momentum": [3.0, 2.5, 1.9], "after": [2.5, 2.0, 1.5]}
+    for losses, complaint in (([3.0, 2.5, 1.9], "a momentum of 0.9"), ([2.5, 2.0, 1.5], "after the step"),
+                              ([3.0, 2.5, 1.8], "the first step is right and the second is not")):
+        with pytest.raises(CheckFailed, match=complaint):
+            checks.global_losses([losses] * 2, np.ones(3), expected, slips)
+
+
+def test_zeros_that_two_gradients_share_are_named():
+    rows = RNG.normal(size=(2, 3))
+    before = [{"a": rows[0], "b": rows[1]}, {"a": None, "b": None}]
+    first = rows[0] / 2
+    second = (rows[1] + first) / 2
+    after = [{"a": first, "b": second}, {"a": second, "b": second}]
+    with pytest.raises(CheckFailed, match="rank 1 had no gradient for a and b, and now holds the same numbers"):
+        checks.averaged(before, after)
+    assert checks.averaged(before, [{"a": rows[0] / 2, "b": rows[1] / 2}] * 2) > 0
+
+
+def test_buckets_that_wait_for_finish_are_reported():
+    def recorded(early):
+        starts = [0.5] * early + [2.0] * (2 - early)
+        events = [Event(r, "collective", op="all_reduce", num_bytes=8, start_s=s, end_s=3.0) for r in (0, 1)
+                  for s in starts]
+        barriers = [Event(r, "collective", op="barrier", start_s=1.0, end_s=1.0) for r in (0, 1)]
+        return Trace(events + barriers, 2, "measured", "recorded")
+
+    assert checks.started_in_backward(recorded(2), 2) == 2
+    with pytest.raises(CheckFailed, match="rank 0 .* had started 1 of 2 buckets"):
+        checks.started_in_backward(recorded(1), 2)
+
+
 def test_losses_of_the_wrong_kind_are_reported():
     windows, expected = np.array([1.0, 2.0, 6.0]), [3.0, 2.5]
     assert checks.global_losses([expected] * 2, windows, expected) == 2.5
@@ -230,6 +283,18 @@ def test_swapped_tensors_are_reported():
     crossed = {"0.weight": before[0]["1.mean"], "1.mean": before[0]["0.weight"]}
     with pytest.raises(CheckFailed, match="do all ranks send their tensors in the same order"):
         checks.same_state(before, [before[0], crossed], ["0.weight"])
+
+
+def test_states_sent_in_float32_or_without_some_buffers_are_reported():
+    before = [{"weight": RNG.normal(size=3), "mean": RNG.normal(size=2), "phase": np.full(2, rank)}
+              for rank in range(2)]
+    rounded = {name: array.astype(np.float32) for name, array in before[0].items()}
+    for after, complaint in (([rounded] * 2, "rank 0's weight has changed from the seventh digit on"),
+                             ([before[0], rounded], "rank 1's weight is rank 0's to six digits only"),
+                             ([before[0], before[0] | {"phase": before[1]["phase"]}], "phase is still each rank's own"),
+                             ([before[0], before[1] | {"weight": before[0]["weight"]}], "the buffers are still each")):
+        with pytest.raises(CheckFailed, match=complaint):
+            checks.same_state(before, after, ["weight"], unsaved=["phase"])
 
 
 def test_missing_examples_of_one_epoch_are_reported():

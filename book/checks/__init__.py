@@ -4,7 +4,8 @@
     compare       comparisons that checks share: arrays, dicts of them, what ranks hold
     attribution   what a tensor is made of: its coefficients, the pattern that they form, and the lab's sentence for it
     collectives   lab 1: whose data ranks hold after copies, and over which ranks they summed
-    data_parallel lab 2: averaged gradients, the state at the start, the global batch, the epochs
+    data_parallel lab 2: averaged gradients, the state at the start and at the end, the epochs
+    global_batch  lab 2: the first step and the losses of a batch that ranks share out
     buckets       lab 2: what is in a bucket, and when it was sent
     replicas      lab 2: what threads computed, and what came back to the module
     ring          lab 3: buffers after a ring all-reduce, what it sends and costs
@@ -30,18 +31,19 @@ mistakes lead to.
 Every check raises `CheckFailed` with one sentence that names the likeliest reason. An exercise's last check returns
 what the cell prints, which depends on the run's data: a stored "ok" would prove nothing.
 """
-from book.checks.buckets import awaited, bucket_layout, bucket_traffic, num_sent_bytes
+from book.checks.buckets import awaited, bucket_layout, bucket_traffic, num_sent_bytes, started_in_backward
 from book.checks.collectives import (
     all_gather_rows, all_to_all_rows, broadcast, names_of_no_order, on_grid, received_once, rows_sent, sample_mean,
     summed_metrics,
 )
 from book.checks.data_parallel import (
-    accumulated, averaged, averaged_in_bits, epochs, first_step, global_losses, same_state, trained_alike, weights_kept,
+    accumulated, averaged, averaged_in_bits, epochs, same_state, trained_alike, weights_kept,
 )
 from book.checks.frameworks import (
     global_batches, num_window_steps, same_weights_on, synchronised_once, uneven_failure, uneven_gradient,
     window_gradient,
 )
+from book.checks.global_batch import first_step, global_losses
 from book.checks.hybrid import drawn_alike, mesh_failure, mesh_gradients, parts_on_mesh
 from book.checks.hybrid_steps import (
     by_hand, calls_into, first_losses, mesh_losses, moved, one_run_a_step, placements, resumed, saved, torch_failure,
@@ -103,7 +105,7 @@ __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axe
            "rows_in_calls", "rows_sent", "same_answers", "same_group", "same_outputs", "same_replicas", "same_state",
            "same_weights", "same_weights_on", "sample_mean", "saved", "saved_once", "server_failure", "shapes_in_words",
            "shard_shapes", "sharded_traffic", "sharded_training", "shares_of_replicas", "split_module", "split_traffic",
-           "stage_gradients", "stage_parts", "step_seconds", "summed_metrics", "synchronised_once", "torch_failure",
-           "traffic_by_axis", "traffic_slips", "trained_alike", "training_hint", "uneven_failure", "uneven_gradient",
-           "units_of_blocks", "vocabulary_loss", "vocabulary_traffic", "weights_kept", "where_stuck", "window_gradient",
-           "within_groups"]
+           "stage_gradients", "stage_parts", "started_in_backward", "step_seconds", "summed_metrics",
+           "synchronised_once", "torch_failure", "traffic_by_axis", "traffic_slips", "trained_alike", "training_hint",
+           "uneven_failure", "uneven_gradient", "units_of_blocks", "vocabulary_loss", "vocabulary_traffic",
+           "weights_kept", "where_stuck", "window_gradient", "within_groups"]

@@ -72,6 +72,21 @@ def awaited(trace: Trace, op: str | None = None) -> None:
                "returned, and another's says nothing of it")
 
 
+def started_in_backward(trace: Trace, num_buckets: int) -> int:
+    """Each rank must have started all its buckets' all-reduces before its one barrier, which stands behind backward.
+
+    Returns `num_buckets`.
+    """
+    for rank in range(trace.world_size):
+        own = [event for event in trace.of_rank(rank) if event.start_s is not None]
+        end_s = min((event.start_s or 0.0 for event in own if event.op == "barrier"), default=float("inf"))
+        early = sum(event.op == "all_reduce" and (event.start_s or 0.0) < end_s for event in own)
+        require(early >= num_buckets, f"rank {rank} had all its gradients when backward ended, but had started {early} "
+                f"of {num_buckets} buckets, and finish() started the rest: a hook starts every bucket that is full and "
+                "whose turn it is, the last one too; finish() only waits")
+    return num_buckets
+
+
 def num_sent_bytes(trace: Trace, want: float) -> float:
     """Each rank must have all-reduced `want` bytes in this run. Returns `want`."""
     for rank in range(trace.world_size):

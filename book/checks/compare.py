@@ -100,6 +100,11 @@ def same(where: str, got: np.ndarray, want: np.ndarray, scale: np.ndarray, why: 
         raise CheckFailed(f"{where}: {ROUNDED if agree(got, want, scale, SIX_DIGITS) else why()}")
 
 
+def all_finite(arrays: Sequence[Any], name: str) -> list[np.ndarray]:
+    """What each rank holds as `name`, as flat arrays."""
+    return [finite(rank, name, flat(array)) for rank, array in enumerate(arrays)]
+
+
 def furthest(arrays: Sequence[np.ndarray]) -> tuple[int, float]:
     """The rank whose array is furthest from rank 0's, and their largest difference."""
     apart = [float(np.abs(array - arrays[0]).max()) for array in arrays]

@@ -1,17 +1,18 @@
-"""L3, lab 2: averaged gradients, the state that ranks start from, the steps and losses of the global batch, the epochs.
+"""L3, lab 2: averaged gradients, the state that ranks start from and end with, the epochs.
 
 Gradients and states come as one dict per rank, name -> tensor or array; None if there is no gradient.
 """
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from book.checks.attribution import Attribution
 from book.checks.compare import (
-    REDUCED, SIX_DIGITS, TOLERANCE, Gradients, State, agree, all_but_rank_0, differing, first_wrong, flat, furthest,
+    REDUCED, SIX_DIGITS, TOLERANCE, Gradients, State, agree, all_but_rank_0, all_finite, differing, flat, furthest,
     identical, magnitude, num_given, times, whole,
 )
 from book.checks.verdict import CheckFailed, finite, listed, refuse, require, short
@@ -24,6 +25,10 @@ AVERAGED = {  # a gradient that should be the mean over ranks; "times left_out" 
     "over num_ranks": "the mean is divided by the number of ranks once more",
     "nothing": "this is 0: was the gradient cleared after it was averaged?",
     "added to own": "the mean is added to the rank's own gradient: it must replace it",
+    "picked": "this is made number by number by the operation {reduction}: all_reduce adds up unless it is told "
+              "otherwise, and the mean is that sum, divided",
+    "in flight": "some gradients are divided before they are added up and some after it: between "
+                 "all_reduce(async_op=True) and its wait() nothing may touch the tensor, so divide after wait()",
     "only own": "this is {own_times} times the rank's own gradient, with nothing of the other ranks in it: was the "
                 "all-reduce waited for before its result was used?",
     "missing ranks": "nothing of rank {absent} is in it",
@@ -42,16 +47,7 @@ ACCUMULATED = {  # gradients that should be the mean over ranks and micro-batche
               "micro-batches",
     "unequal": "a micro-batch weighs between {lowest} and {highest}, each should weigh {share}",
     "unknown": "this is no sum of the micro-batches' gradients"}
-STEP = {  # a first step that should go along the mean gradient of the batch's windows
-    "times num_ranks": "it is {num_ranks} times as long. The global batch is the same, so the learning rate is too, "
-                       "and gradients are averaged, not summed",
-    "missing windows": "window {absent} of the batch's {size} has no part in it: each rank takes windows of its own, "
-                       "and none is left out",
-    "scaled": "it is {times} times as long: what is divided twice, or multiplied?",
-    "unequal": "a window weighs between {lowest} and {highest}, each should weigh {share}: the ranks' shares are not "
-               "equal, so weigh each rank's mean by its number of windows",
-    "unknown": "it is no sum of the gradients of the batch's windows: which windows does it use, and which optimizer? "
-               "Do all ranks start from rank 0's weights?"}
+SENT_AS_IT_IS = "it has been float32 on the way, so send each tensor in its own dtype"
 
 
 # Gradients
@@ -155,6 +151,8 @@ def _why_not_averaged(own: Mapping[str, np.ndarray], after: Sequence[Gradients],
     if kept and set(kept) <= {name for _, name in faults}:
         return (f"{kept[0]} is still each rank's own, on every rank, and other gradients are averaged: was this one "
                 "sent, waited for and copied back?")
+    if shared := _why_shared_zeros(own, after):
+        return shared
     several = any(rows.any(axis=1).sum() > 1 for rows in own.values())
     for source in range(len(after)):
         if several and all(agree(gradients[name], own[name][source], own[name]) for gradients in after for name in own):
@@ -165,6 +163,18 @@ def _why_not_averaged(own: Mapping[str, np.ndarray], after: Sequence[Gradients],
     rank = faults[0][0]
     name = max((n for r, n in faults if r == rank), key=lambda n: own[n].shape[1])  # the largest one tells most
     return f"rank {rank}, {name}: {_why_no_mean(rank, name, own, after[rank][name], hints, tolerance)}"
+
+
+def _why_shared_zeros(own: Mapping[str, np.ndarray], after: Sequence[Gradients]) -> str:
+    """The message if a rank holds the same numbers for two gradients that it lacked; "" otherwise."""
+    for rank, gradients in enumerate(after):
+        lacked = [name for name, rows in own.items() if gradients[name] is not None and not rows[rank].any()]
+        for one, other in combinations(lacked, 2):
+            if flat(gradients[one]).any() and identical(gradients[one], gradients[other]):
+                return (f"rank {rank} had no gradient for {one} and {other}, and now holds the same numbers for both: "
+                        "two missing gradients share one tensor of zeros, which the first all-reduce fills. Make new "
+                        "zeros for each")
+    return ""
 
 
 def _why_no_mean(rank: int, name: str, own: Mapping[str, np.ndarray], got: Any, hints: Mapping[float, str],
@@ -186,16 +196,18 @@ def _why_no_mean(rank: int, name: str, own: Mapping[str, np.ndarray], got: Any, 
 
 # The state at the start and at the end
 
-def same_state(before: Sequence[State], after: Sequence[State], parameters: Sequence[str]) -> float:
+def same_state(before: Sequence[State], after: Sequence[State], parameters: Sequence[str],
+               unsaved: Collection[str] = ()) -> float:
     """Every rank must hold what rank 0 held before, parameters and buffers alike.
 
-    `parameters` says which of the names are parameters. Returns the sum of absolute values of that state.
+    `parameters` says which of the names are parameters, `unsaved` which are buffers that a state_dict leaves out.
+    Returns the sum of absolute values of that state.
     """
     for name in differing(before[0], after[0]):
         raise CheckFailed(_why_root_changed(name, before, after[0][name]))
     wrong = [(rank, name) for rank in range(1, len(before)) for name in differing(before[0], after[rank])]
     if wrong:
-        raise CheckFailed(_why_not_rank_0(wrong, before, after, parameters))
+        raise CheckFailed(_why_not_rank_0(wrong, before, after, parameters, unsaved))
     return sum(map(magnitude, before[0].values()))
 
 
@@ -204,7 +216,7 @@ def trained_alike(starts: Sequence[Any], ends: Sequence[Any], expected: Any) -> 
 
     Weights come as one flat tensor per rank. Returns the sum of their absolute values at the end.
     """
-    starts, ends = _finite(starts, "the weights at the start"), _finite(ends, "the weights at the end")
+    starts, ends = all_finite(starts, "the weights at the start"), all_finite(ends, "the weights at the end")
     expected = flat(expected)
     for rank, end in enumerate(ends):
         require(end.shape == expected.shape,
@@ -221,11 +233,6 @@ def trained_alike(starts: Sequence[Any], ends: Sequence[Any], expected: Any) -> 
     return magnitude(expected)
 
 
-def _finite(arrays: Sequence[Any], name: str) -> list[np.ndarray]:
-    """What each rank holds as `name`, as flat arrays."""
-    return [finite(rank, name, flat(array)) for rank, array in enumerate(arrays)]
-
-
 def _why_root_changed(name: str, before: Sequence[State], got: Any) -> str:
     held = [flat(state[name]) for state in before]
     if np.allclose(flat(got), np.mean(held, axis=0)):
@@ -233,11 +240,13 @@ def _why_root_changed(name: str, before: Sequence[State], got: Any) -> str:
     for rank, other in enumerate(held):
         if identical(got, other):
             return f"rank 0's {name} is now what rank {rank} had: the source must be rank 0 (src=0)"
+    if agree(got, held[0], tolerance=SIX_DIGITS):
+        return f"rank 0's {name} has changed from the seventh digit on: {SENT_AS_IT_IS}"
     return f"rank 0's {name} has changed: rank 0 keeps what it has, and the others get that"
 
 
 def _why_not_rank_0(wrong: Sequence[tuple[int, str]], before: Sequence[State], after: Sequence[State],
-                    parameters: Sequence[str]) -> str:
+                    parameters: Sequence[str], unsaved: Collection[str]) -> str:
     differ = [(rank, name) for rank in range(1, len(before)) for name in differing(before[0], before[rank])]
     kept = [(rank, name) for rank, name in wrong if identical(after[rank][name], before[rank][name])]
     rank, name = (kept or wrong)[0]
@@ -245,6 +254,9 @@ def _why_not_rank_0(wrong: Sequence[tuple[int, str]], before: Sequence[State], a
     if kept == differ:
         return ("every tensor is as it was: broadcast into the module's own tensors, or copy_() into them; an "
                 "optimizer made before this does not know a copy or a new parameter")
+    if kept and names <= set(unsaved):
+        return (f"{name} is still each rank's own: a state_dict has no buffers that are registered with "
+                "persistent=False, module.buffers() has them all")
     if kept and names == {name for _, name in differ if name not in parameters}:
         return f"the buffers are still each rank's own, for example {name}: a state is more than its parameters"
     if kept and names == {name for _, name in differ if name in parameters}:
@@ -253,77 +265,9 @@ def _why_not_rank_0(wrong: Sequence[tuple[int, str]], before: Sequence[State], a
     if kept:
         return (f"rank {rank} still has its own {name}: not all of the module's parameters and buffers are sent, "
                 "or not waited for")
+    if agree(after[rank][name], before[0][name], tolerance=SIX_DIGITS):
+        return f"rank {rank}'s {name} is rank 0's to six digits only: {SENT_AS_IT_IS}"
     return f"rank {rank}'s {name} is neither its own nor rank 0's: do all ranks send their tensors in the same order?"
-
-
-# The global batch
-
-def first_step(updates: Sequence[Any], gradients: Any, rows: Sequence[Sequence[int]] = ()) -> float:
-    """Every rank's step on a global batch must be the step along the mean gradient of its windows.
-
-    `updates` has one (P,) per rank: (weights before - weights after) / learning rate of plain SGD. `gradients` (B, P)
-    are those of the batch's windows, one by one; `rows`, a list per rank, says how many windows each forward got, which
-    together must be the batch. Returns the length of the step.
-    """
-    num_ranks, num_windows = len(updates), len(gradients)
-    updates, gradients = _finite(updates, "its first step"), flat(gradients).reshape(num_windows, -1)
-    for rank, update in enumerate(updates):
-        require(agree(update, updates[0], gradients), f"ranks 0 and {rank} make different first steps: when the "
-                "optimizer steps, gradients must have been averaged (is finish() called before?)")
-    found = Attribution(updates[0], gradients, 1 / num_windows, axes=("windows",), counts={"num_ranks": num_ranks})
-    if not found.is_right():
-        raise CheckFailed(f"the first step on {num_ranks} rank{'s' * (num_ranks > 1)} is not that of one process: "
-                          + (_why_repeated(found, num_ranks) or found.explain(STEP)))
-    num_rows = sum(map(sum, rows))
-    refuse(rows and num_rows != num_windows, f"{num_ranks} ranks put {num_rows} windows through the model, the "
-           f"batch has {num_windows}: each rank takes its own share, and the gradients are averaged")
-    return float(np.linalg.norm(updates[0]))
-
-
-def global_losses(losses: Sequence[Sequence[float]], windows: Any, expected: Sequence[float]) -> float:
-    """Every rank must report, for each step, the mean loss of the global batch.
-
-    `losses` has a list per rank, `windows` (B,) are the losses of the first batch's windows one by one, `expected` is
-    what one process reports. Returns the last loss.
-    """
-    num_ranks, windows = len(losses), flat(windows)
-    for rank, own in enumerate(losses):
-        require(own is not None and len(own) == len(expected), f"rank {rank} reports {num_given(own)} losses for "
-                f"{len(expected)} steps: return a list with one number for each")
-    losses = _finite(losses, "the losses")
-    rank, apart = furthest(losses)
-    require(apart <= TOLERANCE, f"ranks 0 and {rank} report different losses: each reports that of its own windows; "
-            "the loss of the global batch takes an all-reduce")
-    step = first_wrong(losses[0], expected)
-    if step is not None:
-        got, want = float(losses[0][step]), expected[step]
-        raise CheckFailed(f"on {num_ranks} rank{'s' * (num_ranks > 1)} the loss of step {step} is {short(got)}, of one "
-                          f"process {short(want)}: {_why_loss(step, got, want, windows, num_ranks)}")
-    return float(losses[0][-1])
-
-
-def _why_repeated(found: Attribution, num_ranks: int) -> str:
-    """The message if as many windows count twice as it takes to make the ranks' shares equal; "" otherwise."""
-    weights, num_windows = found.factors, len(found.rows)
-    if weights is None or weights.min() <= 0:
-        return ""
-    twice = np.isclose(weights, 2 * weights.min())
-    if not 0 < twice.sum() == -num_windows % num_ranks or not np.allclose(weights[~twice], weights.min()):
-        return ""
-    return (f"windows {listed(np.flatnonzero(twice))} count twice: a DistributedSampler repeats examples to make the "
-            "ranks' shares equal")
-
-
-def _why_loss(step: int, got: float, want: float, windows: np.ndarray, num_ranks: int) -> str:
-    shares = [[windows[rank::num_ranks] for rank in range(num_ranks)], np.array_split(windows, num_ranks)]
-    if np.isclose(got, want * num_ranks):
-        return "it is summed over the ranks"
-    if any(np.isclose(got, np.mean([share.mean() for share in cut])) for cut in shares):
-        return "it is the mean of the ranks' means, and their shares are not equal: weigh each by its number of windows"
-    if step:
-        return ("the steps before are right. Does a step begin with the gradients or windows of another (zero_grad, "
-                "finish)?")
-    return "is it the mean over all windows of the global batch, before the step is made?"
 
 
 # Epochs

@@ -75,12 +75,13 @@ class Meeting:
         require(self._caller not in {visit.thread for visit in self.visits},
                 "a forward ran in the notebook's own thread: give each replica a thread of its own")
         require(len(self.visits) == self.num_replicas, f"{len(self.visits)} forwards ran for {self.num_replicas} "
-                "replicas: run one for each (split(n) cuts pieces of n examples, tensor_split(n) cuts into n pieces)")
+                "replicas: run one for each (split(n) cuts pieces of n examples, chunk(n) cuts into n pieces or fewer, "
+                "tensor_split(n) always into n)")
         require(self.complete, "the replicas ran one after another: start every thread before you join the first")
         examples = [example for visit in self.visits for example in visit.examples]
         seen = np.bincount(np.array(examples, dtype=int), minlength=num_examples)
         require(seen.all(), f"example {listed(np.flatnonzero(seen == 0))} of 0 to {num_examples - 1} went to no "
-                "replica: shares need not be equal (chunk and tensor_split leave nothing out)")
+                "replica: shares need not be equal (tensor_split leaves nothing out)")
         require(seen.max() == 1,
                 f"example {np.argmax(seen > 1)} went to several replicas: each gets a share of the batch")
         num_weights = len({visit.weights for visit in self.visits})
