@@ -68,6 +68,25 @@ def test_wrong_sums_of_parts_are_reported(weights, bias, complaint):
         checks.row_outputs([got] * 4, X, WEIGHT, BIAS)
 
 
+def test_parts_that_are_picked_from_are_named_in_rows_and_modules():
+    got = np.max(parts(4), axis=0) + BIAS
+    with pytest.raises(CheckFailed, match="by the operation MAX: parts of one sum are added up"):
+        checks.row_outputs([got] * 4, X, WEIGHT, BIAS)
+    runs, *others = split(4)
+    runs[0]["output"] = got
+    with pytest.raises(CheckFailed, match="by the operation MAX: parts of one sum are added up"):
+        checks.split_module(runs, *others)
+
+
+def test_a_slip_in_the_sixth_digit_is_named_before_rounding():
+    runs, *others = split()
+    runs[0]["output"] = WHOLE * (1 + 1e-6)
+    with pytest.raises(CheckFailed, match="right to six digits only"):
+        checks.split_module(runs, *others)
+    with pytest.raises(CheckFailed, match="rank 0's output is wrong: the slip"):
+        checks.split_module(runs, *others, {"the slip": WHOLE * (1 + 1e-6)})
+
+
 def test_rows_that_are_not_a_sum_of_parts_are_reported():
     with pytest.raises(CheckFailed, match="no sum of products of x's blocks with the weight's"):
         checks.row_outputs([np.tanh(WHOLE)] * 2, X, WEIGHT, BIAS)
@@ -134,6 +153,29 @@ def test_an_operator_that_makes_something_else_is_reported():
     runs[2]["output"] = np.ones((3, 4))
     with pytest.raises(CheckFailed, match="f, forward, rank 2: this can't be made from the ranks' tensors"):
         checks.operator("f", runs, "identity", "sum")
+
+
+def test_an_operator_that_changes_the_dtype_is_reported():
+    x = torch.ones(3)
+    runs, wide = {"f": [{"x": x, "output": x, "gradient": x}]}, {"f": [{"x": x, "output": x, "gradient": x.double()}]}
+
+    def sent(num_bytes):
+        return Trace([Event(0, "collective", op="all_reduce", num_bytes=num_bytes)], 1, "logical", "recorded")
+
+    checks.keeps_dtype(runs, sent(12), 12)
+    with pytest.raises(CheckFailed, match="f, backward, rank 0: float32 went in, and float64 came out"):
+        checks.keeps_dtype(wide, sent(12), 12)
+    with pytest.raises(CheckFailed, match="rank 0 gives all_reduce 24 bytes for a tensor of 12"):
+        checks.keeps_dtype(runs, sent(24), 12)
+
+
+def test_tensors_of_the_caller_must_stay_as_they_were():
+    targets = torch.arange(3)
+    with checks.left_alone("f", targets=targets):
+        targets + 1
+    with pytest.raises(CheckFailed, match="f has changed the targets that came in"), (
+            checks.left_alone("f", targets=targets)):
+        targets += 1
 
 
 LAYOUT = {"weight": 1, "bias": None}
@@ -266,6 +308,7 @@ def test_wrong_losses_are_reported():
                               (np.full(9, np.nan), "rank 0's loss is nan: exp of a large number is inf"),
                               (TOTAL - LOGITS[np.arange(9), np.clip(TARGETS, 0, 5)]
                                - LOGITS[np.arange(9), 6 + TARGETS % 6], "add the logit of another token"),
+                              ((TOTAL - target) * 9 / 8, "divided by 8, but there are 9 of them"),
                               (TOTAL - target * (TARGETS < 6), "a target lies on one rank"),
                               (TOTAL - 2 * target * (TARGETS < 6), "Which of these sums goes over the ranks"),
                               (np.full(9, np.inf), "A rank that doesn't hold a target adds 0, not -inf")):
@@ -306,7 +349,7 @@ OTHER = [masks(drawn(9), drawn(10, rank)) for rank in range(2)]
 
 def test_right_masks_pass_and_return_the_scale_of_kept_values():
     runs = [masks(drawn(1), drawn(2, rank)) for rank in range(2)]
-    assert checks.dropout_masks(runs, OTHER, (16, 32), 0.25) == 1 / 0.75
+    assert checks.dropout_masks(runs, OTHER, OTHER, (16, 32), [0.25] * 4) == 1 / 0.75
 
 
 @pytest.mark.parametrize("alike, apart, complaint", [
@@ -320,4 +363,12 @@ def test_right_masks_pass_and_return_the_scale_of_kept_values():
 ])
 def test_wrong_masks_are_reported(alike, apart, complaint):
     with pytest.raises(CheckFailed, match=complaint):
-        checks.dropout_masks([masks(alike, apart), masks(alike, drawn(2, 1))], OTHER, (16, 32), 0.25)
+        checks.dropout_masks([masks(alike, apart), masks(alike, drawn(2, 1))], OTHER, OTHER, (16, 32), [0.25] * 4)
+
+
+def test_the_first_p_and_seeds_that_are_products_are_named():
+    runs = [masks(drawn(1), drawn(2, rank)) for rank in range(2)]
+    with pytest.raises(CheckFailed, match="alike, call 2, rank 0: this is dropout with the p of the first call, 0.25"):
+        checks.dropout_masks(runs, OTHER, OTHER, (16, 32), [0.25, 0.25, 0.1, 0.25])
+    with pytest.raises(CheckFailed, match="with the seed 0, though .*: call 0 of apart: ranks 0 and 1 draw the same"):
+        checks.dropout_masks(runs, OTHER, [masks(drawn(9), drawn(10))] * 2, (16, 32), [0.25] * 4)

@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution, is_zero
-from book.checks.compare import agree, all_but_rank_0, dense, held, identical, magnitude, same, times
+from book.checks.compare import (
+    ROUNDED, SIX_DIGITS, agree, all_but_rank_0, dense, held, identical, magnitude, same, times,
+)
 from book.checks.verdict import CheckFailed, listed, refuse, require, short
+from book.trace import Trace
 
 # The message for a product whose sides don't fit, if nothing is known of the weight.
 PRODUCT = ("the weight is cut along the wrong dim, or not at all: nn.Linear keeps it as (outputs, inputs), so a column "
@@ -44,6 +47,8 @@ PARTS = {  # a sum of the ranks' parts
     "own": "this is the rank's own part of a sum, with nothing of the others in it: the all-reduce is missing",
     "mean": "this is the mean of the {size} ranks' parts: parts of one sum are added up, not averaged",
     "times num_ranks": "this is {num_ranks} times the sum: is it all-reduced twice?",
+    "picked": "this is made of the ranks' parts number by number by the operation {reduction}: parts of one sum are "
+              "added up, as all_reduce does unless it is told otherwise",
     "missing ranks": "the part of rank {absent} is not in it: does every rank's part go into the sum?",
     "unequal": "the ranks' parts are in it {weights} times, each should be in it once"}
 INPUT_GRADIENT = PARTS | {
@@ -58,6 +63,16 @@ OPERATORS = {
                         "all-reduce is for the way {way_back}",
                  "unequal": "the ranks' {what} are in it {weights} times: hand on the rank's own, as it is",
                  "unknown": UNKNOWN}}
+
+
+@contextmanager
+def left_alone(function: str, **given: Any) -> Iterator[None]:
+    """On a rank: the tensors that are `given` to a learner's function, by name, must be the same after it."""
+    before = {name: dense(tensor).copy() for name, tensor in given.items()}
+    yield
+    for name, tensor in given.items():
+        require(identical(tensor, before[name]), f"{function} has changed the {name} that came in: they are the "
+                "caller's, who may still need them. Operations with a _ at the end, and -= and the like, work in place")
 
 
 @contextmanager
@@ -137,6 +152,24 @@ def operator(name: str, runs: Sequence[Mapping[str, Any]], forward: str, backwar
     return magnitude(runs[0]["output"]) + magnitude(runs[0]["gradient"])
 
 
+def keeps_dtype(runs_of: Mapping[str, Sequence[Mapping[str, Any]]], trace: Trace, num_bytes: int) -> None:
+    """Operators must give tensors and gradients in the dtype that they get, and all-reduce `num_bytes` at a time.
+
+    `runs_of` has for each name the runs that `operator` takes, not in float64; `trace` is their recording.
+    """
+    for name, runs in runs_of.items():
+        for rank, run in enumerate(runs):
+            given, *made = (str(getattr(run[key], "dtype", None)).removeprefix("torch.")
+                            for key in ("x", "output", "gradient"))
+            for way, dtype in zip(("forward", "backward"), made):
+                require(dtype == given, f"{name}, {way}, rank {rank}: {given} went in, and {dtype} came out: an "
+                        "operator computes in the dtype that it is given")
+    for event in trace.events:
+        much = event.num_bytes or 0
+        require(event.op != "all_reduce" or much <= num_bytes, f"rank {event.rank} gives all_reduce {short(much)} "
+                f"bytes for a tensor of {num_bytes}: send it in the dtype that it has")
+
+
 def computed(num_flops: Sequence[float], whole_flops: float) -> None:
     """Each of R ranks may make up to 1/R of the `whole_flops` that column_linear takes in one process."""
     for rank, made in enumerate(num_flops):
@@ -176,6 +209,8 @@ def _why_not_rows(rank: int, got: np.ndarray, x: np.ndarray, weight: np.ndarray,
     crossed = [piece @ block.T for piece in pieces for block in blocks]
     whole_bias = np.broadcast_to(bias, got.shape)
     factors = Attribution(got, [*crossed, whole_bias]).factors
+    if factors is None and (picked := _why_picked(got, crossed[::num_ranks + 1], whole_bias)):
+        return picked
     if factors is None:
         if agree(got, sum(a @ weight[:, r::num_ranks].T for r, a in enumerate(pieces)) + bias, x @ weight.T):
             return (f"each rank takes inputs of the weight that lie {num_ranks} apart, but what it has of x is a block "
@@ -193,7 +228,7 @@ def _why_not_summed(rank: int, got: np.ndarray, parts: Sequence[np.ndarray], bia
     """What is wrong with a sum of the ranks' parts and a bias; None if it is no such sum."""
     factors = Attribution(got, [*parts, bias]).factors
     if factors is None:
-        return None
+        return _why_picked(got, parts, bias)
     found = Attribution(got - factors[-1] * bias, parts, own=rank, counts={"num_ranks": len(parts)})
     if found.is_right() and np.isclose(factors[-1], len(parts)):
         return (f"the bias is in it {len(parts)} times: every rank adds it to its part, and then the parts are added "
@@ -202,6 +237,12 @@ def _why_not_summed(rank: int, got: np.ndarray, parts: Sequence[np.ndarray], bia
         much = "not in it" if is_zero(factors[-1]) else f"in it {short(factors[-1])} times"
         return f"the parts are added up as they should be, but the bias is {much}: every rank must end with it once"
     return found.explain(PARTS)
+
+
+def _why_picked(got: np.ndarray, parts: Sequence[np.ndarray], bias: np.ndarray) -> str | None:
+    """The sentence if the parts are not added up but picked from number by number; None otherwise."""
+    found = Attribution(got - bias, parts)
+    return found.explain(PARTS) if any(name == "picked" for name, _ in found.patterns()) else None
 
 
 # A module
@@ -233,8 +274,9 @@ def split_module(runs: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str
     for rank, run in enumerate(runs):
         want = dense(whole["output"])
         got = held(rank, "the output", run["output"], want.shape)
-        same(f"rank {rank}'s output is wrong", got, want, want,
-             partial(_why_output, rank, got, outputs, np.broadcast_to(bias, want.shape), hints, between))
+        if not agree(got, want):  # a slip may change the output in the sixth digit only, so it comes before `same`
+            raise CheckFailed(f"rank {rank}'s output is wrong: " + _why_output(
+                rank, got, want, outputs, np.broadcast_to(bias, want.shape), hints, between))
     _check_gradients(runs, whole, layout)
     backs = [dense(part["input_gradient"]) for part in parts]
     for rank, run in enumerate(runs):
@@ -296,11 +338,13 @@ def _why_shape(shape: tuple[int, ...], dim: int | None, whole: np.ndarray, num_r
     return f"has the shape {shape}, its block has {_block(whole, dim, 0, num_ranks).shape}"
 
 
-def _why_output(rank: int, got: np.ndarray, parts: Sequence[np.ndarray], bias: np.ndarray, hints: Mapping[str, Any],
-                between: str) -> str:
+def _why_output(rank: int, got: np.ndarray, want: np.ndarray, parts: Sequence[np.ndarray], bias: np.ndarray,
+                hints: Mapping[str, Any], between: str) -> str:
     for hint, mistaken in hints.items():
         if agree(got, mistaken, got):
             return hint
+    if agree(got, want, tolerance=SIX_DIGITS):
+        return ROUNDED
     said = _why_not_summed(rank, got, parts, bias) or f"it is no sum of what the ranks' parts give: {between}"
     return said + " (identity_then_all_reduce adds nothing forward)" * (said == PARTS["own"])
 

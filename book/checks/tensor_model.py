@@ -171,6 +171,10 @@ def _why_loss(rank: int, got: float, cut: _Cut) -> str:
     for why, values in [*cut.wrong_sums(rank), *cut.wrong_targets(rank)]:
         if any(np.isclose(got, np.mean(value), rtol=1e-7, atol=TOLERANCE) for value in values):
             return why
+    divisor = cut.loss.sum() / got if got else 0.0
+    if divisor > 0.5 and np.isclose(divisor, round(divisor), rtol=1e-7, atol=0):
+        return (f"this is the sum over the predictions divided by {round(divisor)}, but there are {len(cut.targets)} "
+                "of them: divide by the number that came in")
     return ("it is the mean, over the predictions, of log(sum of the exponentials of all V logits) minus the logit of "
             "the target. Which of these sums goes over the ranks, and from what is the largest logit subtracted? Or is "
             "a target looked up at the wrong place? Rank r's block begins at r S")
@@ -199,18 +203,20 @@ def _why_gradient(got: np.ndarray, softmax: np.ndarray, chosen: np.ndarray, logi
 
 # Dropout
 
-def dropout_masks(runs: Sequence[Run], other_seed: Sequence[Run], shape: Sequence[int], dropout: float) -> float:
+def dropout_masks(runs: Sequence[Run], other_seed: Sequence[Run], seed_0: Sequence[Run], shape: Sequence[int],
+                  dropouts: Sequence[float]) -> float:
     """Masks must be new in each call; those of `alike` the same on all ranks, those of `apart` different on each.
 
     A run has the outputs of the calls of `alike` and `apart`, given ones in this `shape`, and `gradients` of the inputs
     of `alike`. The last call of `alike` comes after one of `apart` that drew more numbers on some ranks. `other_seed`
-    are runs with another seed. Returns what a kept one has become on rank 0, 1 / (1 - dropout).
+    are runs with another seed, `seed_0` with the seed 0, and `dropouts` the p of each call. Returns what a kept one has
+    become on rank 0 in the first, 1 / (1 - p).
     """
     for rank, run in enumerate(runs):
         for kind in ("alike", "apart"):
             for call, output in enumerate(run[kind]):
                 got = held(rank, f"what {kind} gives", output, shape)
-                _check_scaled(f"{kind}, call {call}, rank {rank}", got, dropout)
+                _check_scaled(f"{kind}, call {call}, rank {rank}", got, dropouts[call], dropouts[0])
     _check_alike([run["alike"] for run in runs])
     _check_apart([run["apart"] for run in runs])
     for rank, run in enumerate(runs):
@@ -222,12 +228,15 @@ def dropout_masks(runs: Sequence[Run], other_seed: Sequence[Run], shape: Sequenc
         for kind in ("alike", "apart"):
             refuse(identical(run[kind][0], other[kind][0]), f"rank {rank}: two seeds give the same masks in "
                    f"{kind}: its generator has to start from the seed")
+    _check_seed_0(seed_0)
     return float(dense(runs[0]["alike"][0]).max())
 
 
-def _check_scaled(where: str, output: np.ndarray, dropout: float) -> None:
+def _check_scaled(where: str, output: np.ndarray, dropout: float, first: float) -> None:
     """Kept ones must have become 1 / (1 - dropout), and about the right share must be dropped."""
     kept, dropped, right = output[output != 0], (output == 0).mean(), 1 / (1 - dropout)
+    refuse(dropout != first and len(kept) and np.allclose(kept, 1 / (1 - first)), f"{where}: this is dropout with the "
+           f"p of the first call, {first:.4g}, and p is {dropout:.4g} now: each call brings its own")
     spread = np.sqrt(dropout * (1 - dropout) / output.size)
     require(0 < dropped < 1, f"{where}: {'nothing' if len(kept) else 'everything'} is dropped")
     refuse(any(np.isin((output == 0).mean(axis=axis), (0, 1)).all() for axis in range(output.ndim)),
@@ -257,6 +266,17 @@ def _check_apart(ranks: Sequence[Sequence[Any]]) -> None:
             refuse(identical(a, b), f"rank {first}'s call {call} of apart draws the mask of rank {second}'s call "
                    f"{later}: ranks that skip some numbers of one generator meet in later calls; give each rank a "
                    "generator with a seed of its own")
+
+
+def _check_seed_0(runs: Sequence[Run]) -> None:
+    """With the seed 0 too, each rank must draw masks of its own."""
+    try:
+        _check_apart([run["apart"] for run in runs])
+        for rank, run in enumerate(runs):
+            _check_anew(rank, run)
+    except CheckFailed as why:
+        raise CheckFailed(f"with the seed 0, though not with every other: {why}. A product with the seed is 0 on every "
+                          "rank: add the rank to the seed") from None
 
 
 def _check_anew(rank: int, run: Run) -> None:
