@@ -127,7 +127,6 @@ class RankProcess:
             return self.unpacked()[1]
         return self.recorded if self.recorded is not None else getattr(self.report, "recorded", None)
 
-
     def unpacked(self) -> tuple[Any, Any]:
         """The result and the recording of a finished rank; raises what unpickling raises."""
         assert self.result is not None and self.results is not None
