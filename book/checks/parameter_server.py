@@ -107,8 +107,8 @@ def same_answers(answers: Sequence[Any], after: Any, number: int) -> None:
 
 
 def answer_kept(given: Any, now: Any) -> None:
-    """An answer must stay as it was given when later rounds change the parameters."""
-    require(agree(now, given), "the answer of round 1 has changed in round 2: it is the live parameter, which the next "
+    """An answer must stay as it was given when later pushes change the parameters."""
+    require(agree(now, given), "an answer has changed after it was given: it is the live parameter, which the next "
             "step changes in place, perhaps while it is being sent. Give a copy")
 
 
