@@ -95,6 +95,27 @@ def test_an_interrupt_ends_the_ranks_and_the_next_launch_works():
     assert list(launch(lambda: 1, 2)) == [1, 1]
 
 
+def test_a_forked_process_and_its_parent_can_both_launch():
+    ran = program("launch_in_forked_child")
+    assert ran.returncode == 0, ran.stderr
+    printed = [line for line in ran.stdout.splitlines() if "[" in line]
+    assert printed == ["parent [2, 2]", "child [4, 4]", "parent [6, 6]"]
+
+
+def test_a_folder_whose_path_is_too_long_for_a_socket_is_named(tmp_path):
+    folder = tmp_path / ("x" * 110)
+    folder.mkdir()
+    ran = program("sum_ranks", TMPDIR=str(folder))
+    last = ran.stderr.splitlines()[-1]
+    assert ran.returncode == 1 and str(folder) in last and "set TMPDIR to a folder with a shorter path" in last
+
+
+def program(name, **environment):
+    """A program of tests/programs, run to its end."""
+    command = [sys.executable, str(PROGRAMS / f"{name}.py")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, **environment})
+
+
 def test_the_same_function_runs_under_torchrun():
     program = str(PROGRAMS / "sum_ranks.py")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program]

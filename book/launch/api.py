@@ -12,6 +12,7 @@ import os
 import pickle
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import timedelta
@@ -148,7 +149,7 @@ def launch(
     with closing(SharedFile()) as called:
         call = arguments.packed(fn, args, called)
         _announce_first_launch()
-        warm_up()  # loads torch while this process does
+        _begin_to_load()
         backend, reason = _backend(world_size, env or {})
         _announce(f"{world_size} rank{'s' * (world_size > 1)} on {reason}")
         ranks = Ranks(world_size, on_line, check_calls)
@@ -189,6 +190,18 @@ def _num_gpus(env: Mapping[str, Any]) -> int:
     names = [name.strip() for name in str(env["CUDA_VISIBLE_DEVICES"]).split(",")]
     visible = itertools.takewhile(lambda name: name not in ("", "-1"), names)  # CUDA ignores everything after those
     return min(num_gpus, len(list(visible)))
+
+
+def _begin_to_load() -> None:
+    """Let torch be loaded for the ranks while this process loads it."""
+    try:
+        warm_up()
+    except OSError as error:
+        if "AF_UNIX path too long" not in str(error):
+            raise
+        raise LaunchError(f"the path of the folder for temporary files, {tempfile.gettempdir()}, is too long for a "
+                          f"socket in it: set TMPDIR to a folder with a shorter path (export TMPDIR=/tmp) and start "
+                          f"Python again") from None
 
 
 def _check_process() -> None:

@@ -157,6 +157,14 @@ def warm_up() -> None:
         forkserver.ensure_running()
 
 
+def _leave_fork_server_to_parent() -> None:
+    """In a forked process: start its own fork server at the next launch. Only its parent can wait for the old one."""
+    forkserver._forkserver._forkserver_pid = None  # type: ignore[attr-defined]
+
+
+os.register_at_fork(after_in_child=_leave_fork_server_to_parent)
+
+
 class Ranks:
     """The rank processes of one launch; a context that leaves no process behind."""
 
