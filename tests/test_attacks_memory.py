@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from nbformat import NotebookNode
 
-from book.grading.lab import KEY, code_cells, marks, points, read_lab
+from book.grading.lab import code_cells, marks, points, read_lab
+from book.grading.lab_schema import KEY
 from tests.attack_lab import USERS, Course, answered, attacks
 
 LAB = Path(__file__).resolve().parents[1] / "labs" / "04_sharded_data_parallel.ipynb"

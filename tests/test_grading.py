@@ -323,11 +323,14 @@ def faults_of(wrong, **metadata):
 
 
 @pytest.mark.parametrize("wrong, words", [
-    ({"check-1": {"points": "2"}}, "a whole number"), ({"hidden-1": {"points": 2}}, "is hidden and has points"),
-    ({"check-2": {"id": "check-1"}}, "that another cell has"), ({"seed": {"kind": "seed"}}, "needs an id and a kind"),
+    ({"check-1": {"points": "2"}}, "has points '2', which must be a whole number"),
+    ({"hidden-1": {"points": 2}}, "is hidden and has points"),
+    ({"check-2": {"id": "check-1"}}, "that another cell has"),
+    ({"seed": {"kind": "seed"}}, "has kind 'seed', which must be one of setup, parameters, answer, check"),
+    ({"seed": {"id": ""}}, "needs an id and a kind"),
     ({"hidden-1": {"wire": "pigeon"}}, "'pigeon', which is not one of"),
-    ({"sent": {"depends": "1"}}, "not a list of numbers"),
-    ({"sent": {"depends": [1], "exercise": None}}, "needs the number of its exercise"),
+    ({"sent": {"depends": "1"}}, "has depends '1', which must be a list of exercises"),
+    ({"sent": {"exercise": None}}, "has exercise None, which must be a whole number of at least 1"),
     ({"check-1": {"hidden": True, "points": 0}}, "needs the tag remove-cell"),
     ({"hidden-2": {"hidden": False}}, "exercise 2 needs a hidden check"),
     ({"bounds": {"depends": [2]}}, "depends on exercise 2, which does not come before it"),

@@ -7,7 +7,8 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from book.grading import mutate
 from book.grading.__main__ import main
-from book.grading.lab import KEY, LabError, points
+from book.grading.lab import LabError, points
+from book.grading.lab_schema import KEY
 from book.grading.mutations import MUTATIONS, mutants
 from book.grading.trial import solution
 from tests.answers import HERE as ANSWERS

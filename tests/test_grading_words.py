@@ -6,7 +6,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from book.grading.lab import KEY
+from book.grading.lab_schema import KEY
 from book.grading.release import released
 from book.grading.report import grades_csv
 from book.grading.submission import read_submission

@@ -13,7 +13,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from book.authoring.normalise import normal_text
 from book.authoring.notebooks import NotebookError
-from book.grading.lab import KEY, LabError, code_cells, expect, marks, points, read_lab
+from book.grading.lab import LabError, code_cells, expect, marks, points, read_lab
+from book.grading.lab_schema import KEY
 from book.grading.lint import marked_wrongly
 from book.grading.reference import outputs_of
 from book.grading.release import FOLDED, HIDDEN

@@ -1,6 +1,6 @@
 """L4: labs as course assignments.
 
-    lab           what a lab's cells are; the notebook that grades one exercise
+    lab           what a lab's cells are; the notebook that grades one exercise; `lab_schema` is what marks may hold
     release       student copies, variants
     submission    a submission, read as untrusted data; `handed_in` finds submissions in a folder,
                   `recognised` the lab's cells in one

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from book.grading.lab import LabError, read_lab
+from book.grading.lab import LabError, read_lab, read_notebook
 from book.grading.release import release_all, sources_in
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def lint(options: Any) -> int:
     status = 0
     for source in sources_in(options.labs):
         found = False
-        for fault in faults(read_lab(source)):
+        for fault in faults(read_notebook(source)):
             print(f"{source}: {fault}", flush=True)
             found = True
         print(f"{source}: {'not fit to be graded' if found else 'fit to be graded'}", flush=True)

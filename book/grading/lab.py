@@ -10,8 +10,8 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_notebook
 
-KEY = "lockstep"  # the key in a cell's metadata that holds its id, kind, exercise and points
-KINDS = ("setup", "parameters", "answer", "check")
+from book.grading.lab_schema import KEY, faults
+
 SHOWN = ("play-", "panel-", "measure-", "deadlock-")  # id prefixes of setup cells that only show something
 
 Answers = Mapping[str, Sequence[str]]  # by the id of the answer cell: the sources that a learner wrote there
@@ -22,11 +22,23 @@ class LabError(ValueError):
 
 
 def read_lab(path: Path) -> NotebookNode:
-    """The notebook at `path`. Raises LabError if it can't be read as one."""
+    """The lab at `path`. Raises LabError if it can't be read as a notebook, or a mark is not what marks are."""
+    lab = read_notebook(path)
+    fault = next(faults(lab), None)
+    if fault:
+        raise LabError(f"{path}: {fault}")
+    return lab
+
+
+def read_notebook(path: Path) -> NotebookNode:
+    """The notebook at `path`, whatever its marks are. Raises LabError if it can't be read as one."""
     try:
-        return nbformat.read(path, as_version=4)
-    except (OSError, ValueError, AttributeError, KeyError, TypeError, nbformat.ValidationError) as error:
-        raise LabError(f"{path} can't be read as a notebook: {error}") from None
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+    except Exception as error:  # nbformat raises what its conversion comes upon: KeyError, AssertionError, NameError
+        why = str(error).split("\n")[0]
+        raise LabError(f"{path} can't be read as a notebook: {type(error).__name__}: {why:.120}") from None
+    return notebook
 
 
 def marks(cell: NotebookNode) -> dict[str, Any]:

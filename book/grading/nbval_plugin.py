@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from book.grading.lab import KEY
+from book.grading.lab_schema import KEY
 
 RESULT = "LOCKSTEP_RESULT"  # environment variable: the file for the verdicts
 MAX_TEXT = 4000

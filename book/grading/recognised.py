@@ -7,7 +7,8 @@ from typing import Any
 
 from nbformat import NotebookNode
 
-from book.grading.lab import KEY, marks, with_seed
+from book.grading.lab import marks, with_seed
+from book.grading.lab_schema import KEY
 from book.grading.release import without_solutions
 
 _DEFINED = re.compile(r"^(?:async )?(?:def|class) (\w+)", re.MULTILINE)

@@ -11,7 +11,8 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from book.grading.lab import KEY, KINDS, LabError, expect, marks, needed, points, read_lab, variant_of
+from book.grading.lab import LabError, expect, marks, needed, points, read_lab, variant_of
+from book.grading.lab_schema import KEY, KINDS
 
 FOLDED = "hide-input"  # folds a solution on the website
 HIDDEN = "remove-cell"  # keeps a hidden check off the website

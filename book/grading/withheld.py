@@ -6,7 +6,8 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
-from book.grading.lab import KEY, code_cells, marks
+from book.grading.lab import code_cells, marks
+from book.grading.lab_schema import KEY
 from book.grading.sandbox import BOOK
 
 PACKAGE = "book.parallel"
