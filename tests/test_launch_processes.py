@@ -16,6 +16,7 @@ READS = ["tests/programs/*.py"]
 
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT_S = 120.0
+APART = "unshare --net" + " --map-root-user" * (os.geteuid() != 0)  # a network with nothing but a loopback that is down
 
 
 def children(parent):
@@ -110,9 +111,18 @@ def test_a_folder_whose_path_is_too_long_for_a_socket_is_named(tmp_path):
     assert ran.returncode == 1 and str(folder) in last and "set TMPDIR to a folder with a shorter path" in last
 
 
-def program(name, **environment):
-    """A program of tests/programs, run to its end."""
-    command = [sys.executable, str(PROGRAMS / f"{name}.py")]
+@pytest.mark.skipif(subprocess.run(["sh", "-c", f"{APART} ip link"], capture_output=True).returncode != 0,
+                    reason="this user can't make a network of their own, or there is no `ip`")
+@pytest.mark.parametrize("changed", ["true", "ip link set lo up && ip addr del 127.0.0.1/8 dev lo"])
+def test_a_machine_without_loopback_is_told_what_to_switch_on(changed):
+    ran = program("sum_ranks", within=[*APART.split(), "sh", "-c", changed + ' && exec "$@"', "sh"])
+    last = ran.stderr.splitlines()[-1]
+    assert ran.returncode == 1 and "can't reach that address" in last and "`ip link set lo up`" in last, ran.stderr
+
+
+def program(name, within=(), **environment):
+    """A program of tests/programs, run to its end, by itself or `within` another command."""
+    command = [*within, sys.executable, str(PROGRAMS / f"{name}.py")]
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, **environment})
 
 

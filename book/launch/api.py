@@ -243,6 +243,7 @@ def _hosted_store(world_size: int) -> Iterator[int]:
     launch may stay alive in the traceback of a kept error.
     """
     import torch.distributed as dist
+    _require_loopback()
     listener = socket.create_server(("127.0.0.1", 0), backlog=max(128, world_size))
     port = listener.getsockname()[1]
     store = dist.TCPStore("127.0.0.1", port, world_size, True, timedelta(seconds=300), wait_for_workers=False,
@@ -251,6 +252,18 @@ def _hosted_store(world_size: int) -> Iterator[int]:
         yield store.port
     finally:
         del store
+
+
+def _require_loopback() -> None:
+    """Raise LaunchError if 127.0.0.1 can't be reached: torch would try for five minutes to connect to its own store."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind(("127.0.0.1", 0))  # fails without the address
+            probe.connect(probe.getsockname())  # fails where the interface is down; it sends nothing
+    except OSError as error:
+        raise LaunchError(f"the ranks find one another through 127.0.0.1, and this machine can't reach that address "
+                          f"({error.strerror}): switch the loopback interface on (`ip link set lo up`) and give it "
+                          f"the address (`ip addr add 127.0.0.1/8 dev lo`)") from None
 
 
 def _environment(world_size: int, port: int, backend: str, extra: Mapping[str, Any] | None) -> dict[str, str]:
