@@ -4,9 +4,7 @@ It sees what patching `dist.*` functions would miss: DDP's all-reduces come from
 """
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -131,6 +129,7 @@ class RecordingGroup(ProcessGroup):
         super().__init__(rank, size)
         self._inner = ProcessGroup(store, rank, size)
         self._ranks: tuple[int, ...] = ()
+        self._name = ""
         # Shared by all threads, as in the backend: what another thread issues in the meantime is coalesced too.
         self._batch: list[int] | None = None
 
@@ -160,22 +159,29 @@ class RecordingGroup(ProcessGroup):
 
     def _end_coalescing(self, device: torch.device) -> Work | None:
         batch, self._batch = self._batch or [], None
-        with self._withdrawing(batch):
+        try:
             work = self._inner._end_coalescing(device)
+        except Exception:
+            for index in batch:
+                self.recorder.withdrawn(index)
+            raise
         return self._wrapped(work, batch)
 
     def _call(self, kind: str, op: str | None, method: str, args: tuple[Any, ...], *, peer: int | None = None,
               tag: int = 0, keywords: dict[str, Any] | None = None) -> Work | None:
-        issue = partial(getattr(self._inner, method), **(keywords or {}))
-        tensors = list(tensors_in(args))
-        if self.recorder.paused or any(tensor.is_meta for tensor in tensors):  # torch moves nothing for meta tensors
-            return issue(*args)
-        self._ranks = self._ranks or tuple(dist.get_process_group_ranks(self))
-        operation = Operation(kind, op, self.group_name, self._ranks, self._global_rank(peer), tag,
-                              float(max(map(_num_bytes, args), default=0)), start_ns=0)
+        issue, keywords = getattr(self._inner, method), keywords or {}
+        tensors, num_bytes = _tensors_and_bytes(args)
+        if self.recorder.paused or any([tensor.is_meta for tensor in tensors]):  # torch moves nothing for meta tensors
+            return issue(*args, **keywords)
+        if not self._ranks:  # known only after the constructor
+            self._ranks, self._name = tuple(dist.get_process_group_ranks(self)), self.group_name
+        operation = Operation(kind, op, self._name, self._ranks, self._global_rank(peer), tag, num_bytes, start_ns=0)
         index = self.recorder.issued(operation, tensors)
-        with self._withdrawing([index]):
-            work = issue(*args)
+        try:
+            work = issue(*args, **keywords)
+        except Exception:
+            self.recorder.withdrawn(index)
+            raise
         if self._batch is None:
             return self._wrapped(work, [index])
         self._batch.append(index)
@@ -184,16 +190,6 @@ class RecordingGroup(ProcessGroup):
     def _global_rank(self, peer: int | None) -> int | None:
         """The peer's rank in the world; a peer outside the group stays as given, and the backend reports the error."""
         return self._ranks[peer] if peer is not None and 0 <= peer < len(self._ranks) else peer
-
-    @contextlib.contextmanager
-    def _withdrawing(self, indices: Iterable[int]) -> Iterator[None]:
-        """Withdraw operations if the backend refuses them; the program may catch the error and continue."""
-        try:
-            yield
-        except Exception:
-            for index in indices:
-                self.recorder.withdrawn(index)
-            raise
 
     def _wrapped(self, work: Work | None, indices: list[int]) -> Work | None:
         if work is not None:
@@ -228,6 +224,12 @@ def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield from tensors_in(value.values())
 
 
-def _num_bytes(argument: Any) -> int:
-    """Bytes of an argument's tensors; an operation counts the larger of its input and its output."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in([argument]))
+def _tensors_and_bytes(args: Iterable[Any]) -> tuple[list[torch.Tensor], float]:
+    """All tensors in a call's arguments, and the most bytes in one argument: the larger of its input and its output."""
+    tensors: list[torch.Tensor] = []
+    most = 0
+    for arg in args:
+        own = list(tensors_in([arg]))
+        most = max(most, sum([tensor.numel() * tensor.element_size() for tensor in own]))
+        tensors += own
+    return tensors, float(most)
