@@ -26,7 +26,7 @@ CHECK_STAMP := .venv/.requirements-check
 SITE_STAMP  := $(SITE)_build/.site
 
 SITE_SOURCES := _config.yml _toc.yml $(wildcard *.md *.bib chapters/*.md chapters/*.ipynb labs/*.ipynb) \
-                book/widgets/registry.py book/grading/lab.py book/grading/release.py \
+                book/widgets/registry.py book/grading/lab.py book/grading/lab_schema.py book/grading/release.py \
                 $(wildcard book/authoring/*.py book/authoring/*.css book/widgets/*.js book/widgets/*.css)
 AS_ROOT      := $(if $(filter 0,$(shell id -u)),--allow-root)
 
@@ -34,13 +34,14 @@ SINCE ?= HEAD
 SEED  ?= 0
 SHARD ?= 1/1
 POINTS ?= 2
+TIMES ?= 100
 # pytest ends with 5 where it has nothing to run.
 NONE_IS_FINE := || test $$? = 5
 # tests/tiers.py puts the longest modules first; xdist would go by the number of tests.
 PYTEST    := $(BIN)/python -m pytest -rfEs --dist loadscope --no-loadscope-reorder
 NOTEBOOKS := chapters labs --nbval
 
-.PHONY: help book site check quick test test-all changed sample answers browser attack graded mutants costs lint lab new-lab new-exercise gpu bench hangs picture clean
+.PHONY: help book site check quick test test-all changed sample answers browser attack graded mutants stress costs lint lab new-lab new-exercise gpu bench hangs picture clean
 .DEFAULT_GOAL := help
 
 help:
@@ -57,6 +58,7 @@ help:
 	@echo "make attack    submissions that cheat or do harm, graded in a sandbox (Linux, bubblewrap)"
 	@echo "make graded    every lab's solutions graded in the sandbox (Linux, bubblewrap)"
 	@echo "make mutants   check the tests: faults put into the package on purpose, and which target finds them"
+	@echo "make stress    kill, restart and interrupt kernels whose ranks run (TIMES=100 each), and count what is left (Linux)"
 	@echo "make costs     run everything, and keep how long each test takes"
 	@echo "make lint      only the rules for notebooks (seconds)"
 	@echo "make new-lab NAME=11_name                      write a lab without exercises, in labs/"
@@ -115,6 +117,9 @@ graded: $(ALL_STAMP)
 
 mutants: $(MORE_STAMP)
 	@$(BIN)/python -m tests.mutants
+
+stress: $(ALL_STAMP)
+	@$(BIN)/python -m tests.stress $(TIMES)
 
 costs: $(MORE_STAMP)
 	@$(PYTEST) tests $(NOTEBOOKS) --fresh-kernels --write-costs -n $(JOBS)

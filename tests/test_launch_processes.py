@@ -5,11 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from book.launch import RankError, launch
+from book.launch import HangError, RankError, launch
 
 pytestmark = pytest.mark.slow
 READS = ["tests/programs/*.py"]
@@ -60,18 +61,44 @@ def test_no_process_outlives_a_killed_launcher():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_processes_started_by_a_rank_end_with_it():
+@pytest.mark.parametrize("how", ["child", "session", "daemon"])
+def test_processes_started_by_a_rank_end_with_it(how):
     def start_one():
-        return subprocess.Popen(["sleep", "600"]).pid
+        if how != "daemon":
+            return subprocess.Popen(["sleep", "600"], start_new_session=how == "session").pid
+        daemon = "setsid sleep 600 >/dev/null 2>&1 & echo $!"
+        said = subprocess.run(["sh", "-c", daemon], capture_output=True, text=True)
+        return int(said.stdout)  # its parent, the shell, has ended
 
     def start_one_and_die():
         print(start_one(), file=sys.stderr, flush=True)
         os._exit(3)
 
+    def start_one_and_hang():
+        print(start_one())
+        time.sleep(600)
+
+    started = []
     wait_until_gone(list(launch(start_one, 2)))
     with pytest.raises(RankError) as died:
         launch(start_one_and_die, 2)
     wait_until_gone([int(text) for text in died.value.stderr])
+    with pytest.raises(HangError):
+        launch(start_one_and_hang, 2, timeout_s=1, on_line=lambda rank, line: started.append(int(line)))
+    assert len(started) == 2
+    wait_until_gone(started)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_two_launches_at_once_leave_each_others_ranks_alone():
+    """The first to end looks for what its ranks have left, and finds the other's ranks beside it."""
+    def run(seconds):
+        return launch(lambda: time.sleep(seconds) or os.getpid(), 2)
+
+    with ThreadPoolExecutor(2) as pool:
+        short, long = pool.map(run, [0.0, 1.5])
+    assert len({*short, *long}) == 4
+    wait_until_gone([*short, *long])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -5,6 +5,7 @@
     ranks      the processes, seen from the parent: pipes, lines, results, their end
     supervise  the verdict: done, failed, hanging or late, and its words
     causes     why ranks wait for each other, from what each does and what it has called
+    family     what ranks have started, found and ended with them
     child      the rank's side: environment, output, result, exit when the launcher dies
     peers      refuses a peer that does not exist, which gloo fails to do
     agreement  raises when ranks call different collectives, before any bytes move

@@ -21,13 +21,12 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
-from book.launch import agreement, peers, transfer, where
+from book.launch import agreement, family, peers, transfer, where
 from book.launch.board import Board
 from book.launch.report import Stillness, report
 from book.launch.transfer import Packed, SharedFile
 
 FIRST_SEED = 1000
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,8 @@ def _leave_with_parent() -> None:
     if server._forkserver_alive_fd is not None:
         os.close(server._forkserver_alive_fd)
         server._forkserver_alive_fd = server._forkserver_address = None
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    family.die_with_parent()
+    family.adopt_orphans()
 
 
 def _redirect(output: Connection, errors: Connection) -> None:

@@ -5,11 +5,14 @@ process never imports this module.
 """
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import os
 import signal
 from contextlib import suppress
+
+from book.launch import family
 
 MODULES = (
     "torch",
@@ -32,6 +35,7 @@ def preload() -> None:
     """Import `MODULES` silently; a missing one is skipped, and its ImportError is raised in the rank that uses it."""
     # An interrupt of the notebook reaches this process too, and must not end it during the imports.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _outlive_launcher()
     _share_cores_in_turns()
     _silence()
     launcher = os.getppid()
@@ -45,6 +49,23 @@ def preload() -> None:
     # Otherwise a rank's garbage collector visits all that torch has imported, and every page of it is copied.
     gc.collect()
     gc.freeze()
+
+
+def _outlive_launcher() -> None:
+    """Survive a signal that kills the launcher's process group, and end all ranks and their children afterwards.
+
+    The server learns of the launcher's end by a pipe, and leaves its main loop.
+    """
+    with suppress(PermissionError):  # it leads a session already
+        os.setsid()
+    family.adopt_orphans()
+    atexit.register(_end_all, os.getpid())
+
+
+def _end_all(server: int) -> None:
+    if os.getpid() == server:  # a process that a rank forks runs this too
+        family.end_children(server)
+        os._exit(0)  # to unload torch takes many seconds
 
 
 def _share_cores_in_turns() -> None:

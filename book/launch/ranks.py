@@ -12,14 +12,14 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
-from book.launch import child, transfer
+from book.launch import child, family, transfer
 from book.launch.board import Board, Call
 from book.launch.report import Report
 from book.launch.transfer import Packed, SharedFile
@@ -29,6 +29,7 @@ from book.launch.transfer import Packed, SharedFile
 MAX_KEPT_BYTES, MAX_LINE_BYTES, MAX_SHOWN_BYTES = 1 << 22, 1 << 18, 1 << 17
 LISTEN_LIMIT_S = 0.2
 _main_module_lock = threading.Lock()
+_living: set[int] = set()  # the ranks of all launches of this process; under the lock
 
 
 class Lines:
@@ -214,6 +215,7 @@ class Ranks:
             try:
                 with without_main_module():
                     member.process.start()
+                    _living.add(member.process.pid)
             finally:
                 for end in ends:
                     end.close()
@@ -299,7 +301,7 @@ class Ranks:
         self._selector.unregister(key.fileobj)
         member.process.join()
         member.exit_code = member.process.exitcode
-        _kill_group(member.process.pid)  # immediately: the kernel may reuse the process id
+        family.end_group(member.process.pid)  # immediately: the kernel may reuse the process id
         self._changed_s = time.monotonic()
 
     def last_calls(self) -> dict[str, dict[int, Call]]:
@@ -334,17 +336,17 @@ class Ranks:
     def _kill(self) -> None:
         """Kill every live rank and all processes that it has started."""
         living = [member for member in self._all if getattr(member.process, "pid", None) and member.exit_code is None]
-        for member in living:
-            _kill_group(member.process.pid)
-            # The rank may not lead its process group yet.
-            with suppress(ProcessLookupError):
-                os.kill(member.process.pid, signal.SIGKILL)
+        if living:
+            family.end([member.process.pid for member in living])
         for member in living:
             member.process.join(5)
+        _end_orphans([member.process.pid for member in self._all if getattr(member.process, "pid", None)])
 
 
-def _kill_group(leader: int) -> None:
-    """Kill what is left of the process group that a rank leads."""
-    # macOS raises PermissionError if all members are zombies.
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
+def _end_orphans(ended: Iterable[int]) -> None:
+    """Kill what ranks that have ended have left: the server that they were forked from has adopted it."""
+    with _main_module_lock:  # no rank is being started whose id is not known yet
+        _living.difference_update(ended)
+        server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        if server is not None:
+            family.end_children(server, kept=_living)

@@ -1,0 +1,87 @@
+"""L2: the processes that ranks start, and how none of them outlives its launch.
+
+On Linux a rank adopts orphans: when the parent of one of its descendants ends, that process becomes the rank's own
+child, and a child of the server that ranks are forked from once the rank has ended. So whatever a rank has started can
+be found from above, also in another session. Other systems adopt no orphans: there a rank's process group is ended.
+"""
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # from linux/prctl.h
+LIMIT_S = 2.0  # a process that the system can't kill, as it waits for a disk, must not hold up a launch
+ADOPTS = sys.platform == "linux"
+
+
+def die_with_parent() -> None:
+    """Have the system kill this process as soon as its parent dies, for whatever reason; Linux only."""
+    if ADOPTS:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of each descendant whose parent ends; Linux only. Children do not inherit this."""
+    if ADOPTS:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end(roots: Collection[int]) -> None:
+    """Kill these processes and all that they have started, which includes what starts in the meantime."""
+    for pid in roots:
+        end_group(pid)
+    stopped: set[int] = set()
+    # A process that is stopped starts nothing more, so each round finds what was started before it was stopped.
+    while new := _with_descendants(roots) - stopped:
+        _signal(new, signal.SIGSTOP)
+        stopped |= new
+    _signal(stopped or roots, signal.SIGKILL)
+
+
+def end_group(leader: int) -> None:
+    """Kill what is left of the process group that a rank leads."""
+    # macOS raises PermissionError if all members are zombies.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def end_children(parent: int, kept: Collection[int] = ()) -> None:
+    """Kill the children of a process, but the kept ones, and all that they have started; Linux only."""
+    end_s = time.monotonic() + LIMIT_S
+    # A child that dies by itself leaves its own children to the parent, so look again until there are none.
+    while (children := set(_children().get(parent, ())) - set(kept)) and time.monotonic() < end_s:
+        end(children)
+        time.sleep(0.001)
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _with_descendants(roots: Iterable[int]) -> set[int]:
+    """These processes and all below them."""
+    children, found = _children(), list(roots)
+    for pid in found:
+        found += children.get(pid, ())
+    return set(found) if children else set()
+
+
+def _children() -> dict[int, list[int]]:
+    """The children of each process, by what /proc says now; {} where there is none. Zombies are left out."""
+    found: defaultdict[int, list[int]] = defaultdict(list)
+    for name in os.listdir("/proc") if ADOPTS else ():
+        with suppress(OSError, IndexError):  # the process has ended since
+            if name.isdigit():
+                state, parent = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[:2]
+                if state not in "ZX":
+                    found[int(parent)].append(int(name))
+    return found
