@@ -3,7 +3,8 @@
 A file depends on the files that its imports lead to; a name that a package's `__init__` takes from a module leads to
 that module. A notebook depends on what its code cells import. What is not imported is named in a test module's READS,
 a list of patterns of paths below the repository. A script or style of a widget belongs to the test modules about
-widgets or the browser that have the first word of a widget made of it in their names, such as test_memory_browser.
+widgets or the browser, or with players on a page, that have the first word of a widget made of it in their names, such
+as test_memory_browser.
 """
 from __future__ import annotations
 
@@ -123,6 +124,6 @@ def _read(source: str) -> Iterator[str]:
             for pattern in ast.literal_eval(node.value):
                 yield from (str(path.relative_to(ROOT)) for path in ROOT.glob(pattern) if path.is_file())
     words = set(Path(source).stem.split("_"))
-    if words & {"browser", "widget"}:
+    if words & {"browser", "widget"} or "tests.players" in (module for module, _ in _imports(source)):
         about = [widget for widget in WIDGETS if widget.split("_")[0] in words]
         yield from (str((ASSETS / name).relative_to(ROOT)) for name in needed(about))

@@ -128,6 +128,7 @@ def test_a_script_affects_the_tests_of_its_widgets_alone() -> None:
     assert timeline["tests/test_timeline_browser.py"] == 1 and "tests/test_mesh_browser.py" not in timeline
     assert scene["tests/test_mesh_browser.py"] == scene["tests/test_player_browser.py"] == 1
     assert distances(["book/widgets/memory_bars.js"])["tests/test_memory_browser.py"] == 1
+    assert distances(["book/widgets/game.js"])["tests/test_pipeline_game.py"] == 1
 
 
 def test_a_lab_affects_its_own_notebook_alone() -> None:
