@@ -18,7 +18,7 @@ import pytest
 from tests.website import ROOT
 
 EXAMPLES = ROOT / "examples"
-READS = ["examples/*.py", "chapters/83_training_with_ddp.ipynb"]
+READS = ["examples/*.py", "chapters/82_training_with_ddp.ipynb"]
 NUM_RANKS, SAVE_EVERY = 2, 4
 PROGRAMS = ["train_ddp", pytest.param("train_fsdp", marks=pytest.mark.full)]
 
@@ -118,7 +118,7 @@ def test_ranks_that_a_program_spawns_train_as_those_of_torchrun(tmp_path: Path) 
 
 
 def test_what_the_chapter_shows_of_the_programs_is_in_them() -> None:
-    cells = nbformat.read(ROOT / "chapters/83_training_with_ddp.ipynb", as_version=4).cells
+    cells = nbformat.read(ROOT / "chapters/82_training_with_ddp.ipynb", as_version=4).cells
     (section,) = [cell.source for cell in cells if cell.source.startswith("## The whole program")]
     pieces = re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
     programs = [path.read_text("utf-8") for path in EXAMPLES.glob("*.py")]
