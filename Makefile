@@ -81,7 +81,7 @@ check: $(CHECK_STAMP)
 	@$(BIN)/mypy
 
 quick: $(MORE_STAMP)
-	@$(PYTEST) tests $(NOTEBOOKS) --tier quick --add-affected $(SINCE) --budget 60 -q -n $(JOBS)
+	@$(PYTEST) tests $(NOTEBOOKS) --tier quick --add-affected $(SINCE) --budget 45 -q -n $(JOBS)
 
 test: $(MORE_STAMP)
 	@echo "== Testing: the package, the website in a browser, then every notebook (10 minutes)"

@@ -619,6 +619,33 @@ def test_a_busy_rank_is_reported_at_the_time_limit():
     ])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_stopped_rank_stands_still():
+    def stop():
+        rank, _ = start()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.barrier()
+
+    first, lines = hang(stop, 2, timeout_s=60, hang_s=1)
+    assert first == "the ranks wait for one another: nothing has moved for 1 s"
+    assert lines == ["rank 0 waits in barrier at test_launch.py line N: dist.barrier()",
+                     "rank 1 is stopped by a signal (SIGSTOP)"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_rank_that_was_stopped_for_a_while_goes_on():
+    def pause():
+        rank, _ = start()
+        if rank == 1:
+            subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.barrier()
+        return "done"
+
+    assert list(launch(pause, 2, hang_s=2)) == ["done"] * 2
+
+
 # Recording
 
 def ring_step(break_on):

@@ -61,6 +61,11 @@ def end_children(parent: int, kept: Collection[int] = ()) -> None:
         time.sleep(0.001)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal (SIGSTOP) has stopped this process; False where /proc does not tell."""
+    return _state_and_parent(pid)[0] == "T"
+
+
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
@@ -79,9 +84,17 @@ def _children() -> dict[int, list[int]]:
     """The children of each process, by what /proc says now; {} where there is none. Zombies are left out."""
     found: defaultdict[int, list[int]] = defaultdict(list)
     for name in os.listdir("/proc") if ADOPTS else ():
-        with suppress(OSError, IndexError):  # the process has ended since
-            if name.isdigit():
-                state, parent = Path("/proc", name, "stat").read_text().rpartition(")")[2].split()[:2]
-                if state not in "ZX":
-                    found[int(parent)].append(int(name))
+        if name.isdigit():
+            state, parent = _state_and_parent(int(name))
+            if state not in "ZX":
+                found[parent].append(int(name))
     return found
+
+
+def _state_and_parent(pid: int) -> tuple[str, int]:
+    """A process's state, a letter, and its parent; ("X", 0) if it has ended."""
+    try:
+        state, parent = Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[:2]
+    except (OSError, ValueError):
+        return "X", 0
+    return state, int(parent)

@@ -28,6 +28,7 @@ from book.launch.transfer import Packed, SharedFile
 # loop of prints must fill up neither the notebook's memory nor the page.
 MAX_KEPT_BYTES, MAX_LINE_BYTES, MAX_SHOWN_BYTES = 1 << 22, 1 << 18, 1 << 17
 LISTEN_LIMIT_S = 0.2
+DEAF_S = 1.0
 _main_module_lock = threading.Lock()
 _living: set[int] = set()  # the ranks of all launches of this process; under the lock
 
@@ -102,6 +103,7 @@ class RankProcess:
     failure: child.Failure | None = None
     exit_code: int | None = None
     still_s: float | None = 0.0  # None: asked, but not answered yet
+    stopped_s: float | None = None  # since when a signal has kept it from answering
     report: Report | None = None
     recorded: Any = None
     output: Lines = field(default_factory=Lines)
@@ -121,6 +123,16 @@ class RankProcess:
     def working(self) -> bool:
         """Whether the rank is still expected to do something."""
         return not self.finished and not self.failed
+
+    def note_stop(self, now_s: float) -> None:
+        """Note since when a signal has stopped this rank, if it has not answered: it then stands still."""
+        if self.still_s is not None and self.stopped_s is None:
+            return
+        if family.is_stopped(self.process.pid):
+            self.stopped_s = self.stopped_s or now_s
+            self.still_s = now_s - self.stopped_s
+        else:
+            self.stopped_s = self.still_s = None
 
     def recording(self) -> Any:
         """This rank's recording when it returned, failed or was last asked; None if there is none."""
@@ -234,9 +246,9 @@ class Ranks:
                 heard, args = key.data
                 heard(key, *args)
 
-    def ask(self, question: str) -> None:
-        """Send a question ("look", "report", "leave") to every live rank."""
-        for member in self._all:
+    def ask(self, question: str, asked: Iterable[RankProcess] | None = None) -> None:
+        """Send a question ("look", "report", "leave") to every live rank, or to those `asked`."""
+        for member in self._all if asked is None else asked:
             if member.exit_code is None and member.control is not None:
                 try:
                     member.control.send(question)
@@ -246,13 +258,24 @@ class Ranks:
     def look(self) -> None:
         """Ask the ranks how long they have stood still, unless one has not answered the last question.
 
-        A rank whose C code holds the GIL cannot answer, and more questions would fill its pipe.
+        A rank whose C code holds the GIL cannot answer, and more questions would fill its pipe. Neither can one that a
+        signal has stopped, but that one stands still.
         """
-        if all(member.still_s is not None for member in self._all if member.working):
-            for member in self._all:
+        now_s = time.monotonic()
+        working = [member for member in self._all if member.working]
+        for member in working:
+            member.note_stop(now_s)
+        if all(member.still_s is not None for member in working):
+            asked = [member for member in self._all if member.stopped_s is None]
+            for member in asked:
                 member.still_s = None
-            self._looked_s = time.monotonic()
-            self.ask("look")
+            self._looked_s = now_s
+            self.ask("look", asked)
+
+    def deaf(self) -> list[RankProcess]:
+        """The working ranks that have not answered the last question for a while."""
+        late = time.monotonic() - self._looked_s > DEAF_S
+        return [member for member in self._all if member.working and late and member.still_s is None]
 
     def stand_still(self, limit_s: float) -> bool:
         """Whether every working rank has stood still for `limit_s`, and none has returned or died in that time.
@@ -275,6 +298,7 @@ class Ranks:
             member.returned = True
         elif kind == "looked":
             member.still_s, = content
+            member.stopped_s = None
         elif kind == "reported":
             member.report, = content
         elif kind == "done":

@@ -23,7 +23,7 @@ SETTLE_S = 0.3
 LEAVE_LIMIT_S = 5.0
 RETURNED = "has returned, and its result is on its way"
 MOST_APART = 8  # ranks of which each has a line of its own
-REPORT_LIMIT_S = 2.0
+REPORT_LIMIT_S, DEAF_LIMIT_S = 2.0, 0.5  # for a rank that has answered lately, and for one that has not
 # Errors of a rank whose peer has died: an effect of the failure that we look for, not its cause.
 VICTIM = re.compile(r"connection.{0,12}(closed|reset|refused)|broken pipe|socket closed|originated at tensorpipe",
                     re.IGNORECASE)
@@ -76,9 +76,13 @@ def _settle(ranks: Ranks) -> None:
 
 def ask_for_reports(ranks: Ranks) -> dict[int, str]:
     """Ask every live rank where it is; returns stack dumps of those that cannot answer: their C code holds the GIL."""
+    deaf = ranks.deaf()
     ranks.ask("report")
-    end_s = time.monotonic() + REPORT_LIMIT_S
-    while any(member.working and member.report is None for member in ranks) and time.monotonic() < end_s:
+    asked_s = time.monotonic()
+    until_s = {member.rank: asked_s + (DEAF_LIMIT_S if member in deaf else REPORT_LIMIT_S)
+               for member in ranks if member.stopped_s is None}
+    while any(member.working and member.report is None and time.monotonic() < until_s.get(member.rank, 0.0)
+              for member in ranks):
         ranks.listen(0.05)
     return ranks.dump(0.3)
 
@@ -117,6 +121,8 @@ def _doing(member: RankProcess) -> str:
         return "finished"
     if member.returned:
         return RETURNED
+    if member.stopped_s is not None:
+        return "is stopped"
     return member.report.in_thread or member.report.doing if member.report else "does not answer"
 
 
@@ -126,6 +132,8 @@ def _standing(member: RankProcess, dumps: dict[int, str]) -> str:
     places = where.places(of_crash(dumps.get(member.rank, "")))
     if places:
         return f"computes at {places[-1]}"
+    if member.stopped_s is not None:
+        return "is stopped by a signal (SIGSTOP)"
     if not member.report:
         return "does not answer"
     return member.report.doing + (f" at {member.report.place}" if member.report.place else "")
