@@ -4,6 +4,7 @@
 #   make book PYTHON=/usr/bin/python3.12 PORT=9000
 # WHOLE=1 has `make graded` hand in all solutions; else those of one exercise of each lab, drawn by chance.
 # SINCE=REVISION: what `make quick` and `make changed` compare with. SEED=N: of `make sample`. SHARD=2/6: a part of `make test-all`.
+# FRESH=1 has `make test-all` start each notebook's kernel as JupyterLab does, instead of forking it from one that has loaded torch.
 # SOLUTIONS=0 builds the website without the labs' solutions, into a folder of its own, where no older page can have them.
 
 PYTHON ?= python3
@@ -89,7 +90,7 @@ test: $(MORE_STAMP)
 
 test-all: $(MORE_STAMP)
 	@echo "== Testing everything (SHARD=$(SHARD))"
-	@$(PYTEST) tests $(NOTEBOOKS) --tier all --fresh-kernels --shard $(SHARD) -n $(JOBS)
+	@$(PYTEST) tests $(NOTEBOOKS) --tier all $(if $(FRESH),--fresh-kernels) --shard $(SHARD) -n $(JOBS)
 
 changed: $(MORE_STAMP)
 	@echo "== Testing what the changes since $(SINCE) affect, and test leaves out"
