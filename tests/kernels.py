@@ -14,7 +14,6 @@ import signal
 import sys
 import tempfile
 import uuid
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import pytest
 from jupyter_client.manager import KernelManager
 from jupyter_client.provisioning import LocalProvisioner
 
-from book.launch import ranks
+from book.launch import sibling
 
 _PR_SET_PDEATHSIG = 1
 CAN_FORK = sys.platform == "linux" and "forkserver" in multiprocessing.get_all_start_methods()
@@ -68,11 +67,7 @@ class _Forked:
     stdin = stdout = stderr = None
 
     def __init__(self, connection_file: str, folder: str, environment: dict[str, str]) -> None:
-        ranks.warm_up()
-        arguments = (connection_file, folder, environment)
-        self._process = multiprocessing.get_context("forkserver").Process(target=_run_kernel, args=arguments)
-        with ranks.without_main_module():
-            self._process.start()
+        self._process = sibling.start(_run_kernel, connection_file, folder, environment)
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
@@ -99,19 +94,7 @@ def _run_kernel(connection_file: str, folder: str, environment: dict[str, str]) 
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    _share_the_server()
     sys.path[0] = ""  # as `python -m ipykernel_launcher` leaves it: modules are found in the notebook's folder
     sys.argv = ["ipykernel_launcher", "-f", connection_file]
     runpy.run_module("ipykernel_launcher", run_name="__main__", alter_sys=True)
-
-
-def _share_the_server() -> None:
-    """Have ranks of this process forked from the server that it was forked from, and let that end with pytest."""
-    server = forkserver._forkserver
-    # The server runs as long as this pipe is open somewhere. pytest holds it; what ranks are handed is closed by them.
-    os.close(server._forkserver_alive_fd)
-    server._forkserver_alive_fd = os.open(os.devnull, os.O_WRONLY)
-    # CPython means a child to reuse the server, but starts another one where it is not the server's parent.
-    forkserver.ensure_running = server.ensure_running = lambda: None

@@ -9,7 +9,7 @@ import pytest
 from tests.attack_lab import BLOWN, USERS, Attack, Course, answered, attack_lab, attacks
 
 HARMFUL = attacks("harm")
-# What these do depends on whose processes and files they are; what the others do, such as printing without end, does not.
+# What comes of these depends on the grader's user. What the others do, such as printing without end, does not.
 BY_USER = {"fork_bomb", "full_disks", "full_run_folder", "kill_all", "memory_many", "orphan"}
 LIMITS = {"memory_bytes": 1 << 30, "scratch_bytes": 64 << 20, "num_processes": 64}
 

@@ -14,6 +14,7 @@ from typing import Any
 from jupyter_client.provisioning import LocalProvisioner
 
 from book.grading import sandbox
+from book.grading.listening import LAUNCHES
 
 SANDBOXED, PLAIN = "lockstep-sandboxed", "lockstep-plain"  # the kernels' names
 PROVISIONER = "lockstep-sandbox"  # its name among the entry points in pyproject.toml
@@ -48,7 +49,8 @@ class SandboxProvisioner(LocalProvisioner):
         handles = self._listen(f"{inside / 'k'}-{port}" for port in manager.ports)
         python, _, _, *rest = kwargs["cmd"]
         inner = [python, "-m", "book.grading.listening", json.dumps(handles), *rest]
-        kwargs["cmd"] = sandbox.command(inner, run, limits)
+        launches = {name: os.environ[name] for name in (LAUNCHES,) if name in os.environ}
+        kwargs["cmd"] = sandbox.command(inner, run, limits, launches)
         kwargs.update(cwd="/", env={"PATH": "/usr/bin:/bin"}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                       pass_fds=list(handles.values()))
         return kwargs

@@ -1,32 +1,52 @@
 """L4: run a kernel inside the sandbox, on sockets that were bound outside, so that it needs no writable folder.
 
 python -m book.grading.listening HANDLES -f CONNECTION_FILE, where HANDLES is JSON that maps each socket's path to its
-handle.
+handle. With the environment variable LOCKSTEP_LAUNCHES set, the kernel is forked from the server of its ranks.
 """
 from __future__ import annotations
 
 import json
+import os
 import runpy
+import socket
 import sys
 from typing import Any
 
 import zmq
 
+LAUNCHES = "LOCKSTEP_LAUNCHES"  # environment variable: set if the notebook launches ranks
+
 
 def main() -> None:
-    """Runs ipykernel; when it binds a path that is among the handles, it listens on that handle instead."""
-    handles = json.loads(sys.argv.pop(1))
+    """Runs a kernel, in this process or in one that is forked from its ranks' server, until it ends."""
+    path_to_handle = json.loads(sys.argv.pop(1))
+    listeners = {path: socket.socket(fileno=handle) for path, handle in path_to_handle.items()}
+    if not os.environ.pop(LAUNCHES, ""):
+        run(listeners, sys.argv)
+        return
+    from book.launch import sibling  # other notebooks need no ranks, and start sooner without it
+
+    kernel = sibling.start(run, listeners, sys.argv)
+    kernel.join()
+    os._exit(kernel.exitcode or 0)
+
+
+def run(listeners: dict[str, socket.socket], argv: list[str]) -> None:
+    """Runs ipykernel; when it binds a path that is among the listeners', it listens there instead."""
+    sys.argv = argv
     bind = zmq.Socket.bind
 
-    def listen(socket: zmq.Socket, address: str) -> Any:
-        handle = handles.get(address.removeprefix("ipc://"))
-        if handle is not None:
-            socket.setsockopt(zmq.USE_FD, handle)
-        return bind(socket, address)
+    def listen(own: zmq.Socket, address: str) -> Any:
+        listener = listeners.get(address.removeprefix("ipc://"))
+        if listener is not None:
+            own.setsockopt(zmq.USE_FD, listener.detach())
+        return bind(own, address)
 
     zmq.Socket.bind = listen
     runpy.run_module("ipykernel_launcher", run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
-    main()
+    from book.grading import listening  # a function of __main__ can't be handed to another process
+
+    listening.main()

@@ -20,6 +20,7 @@ import psutil
 from nbformat import NotebookNode
 
 from book.grading import kernel, sandbox
+from book.grading.listening import LAUNCHES
 from book.grading.nbval_plugin import RESULT
 from book.grading.sandbox import Limits
 
@@ -64,16 +65,21 @@ def run(notebook: NotebookNode, limits: Limits = Limits(), sandboxed: bool = Tru
         nbformat.write(notebook, folder / "job.ipynb")
         (folder / "sanitize.cfg").write_text(SANITIZE)
         kernel.write_specs(folder / "jupyter")
-        return _Job(folder, limits, sandboxed).run()
+        return _Job(folder, limits, sandboxed, launches(notebook)).run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def launches(notebook: NotebookNode) -> bool:
+    """Whether a notebook imports `book.launch` somewhere, so that its kernel should have torch from the start."""
+    return any("book.launch" in cell.source for cell in notebook.cells if cell.cell_type == "code")
 
 
 class _Job:
     """nbval's process, what it started, and whether they stay within the limits."""
 
-    def __init__(self, folder: Path, limits: Limits, sandboxed: bool) -> None:
-        self.folder, self.limits, self.sandboxed = folder, limits, sandboxed
+    def __init__(self, folder: Path, limits: Limits, sandboxed: bool, launches: bool) -> None:
+        self.folder, self.limits, self.sandboxed, self.launches = folder, limits, sandboxed, launches
         self.result_file, self.log_file = folder / "result.json", folder / "log"
         self.started = time.monotonic()
         self.seen, self.peak_bytes, self.largest_bytes = False, 0, 0
@@ -114,7 +120,7 @@ class _Job:
         private = {"HOME": "/nonexistent", "PYTHONNOUSERSITE": "1", "JUPYTER_RUNTIME_DIR": str(self.folder),
                    "IPYTHONDIR": str(self.folder)}
         run = {kernel.RUN: str(self.folder), kernel.LIMITS: json.dumps(asdict(self.limits))}
-        return {**kept, **added, **private, **run}
+        return {**kept, **added, **private, **run, **({LAUNCHES: "1"} if self.launches else {})}
 
     def _watch(self, process: subprocess.Popen[bytes]) -> str | None:
         """Waits for nbval to end; returns the limit that was exceeded, if any."""

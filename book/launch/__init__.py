@@ -17,6 +17,7 @@
     where      turns stack frames into the reader's own line and the operation waited for
     pending    which transfer a waiting rank waits for
     preload    what the forkserver loads, so that a rank starts in milliseconds
+    sibling    another process that is forked from this server, such as a kernel whose ranks are to come from it
 """
 from book.launch.api import HangError, LaunchError, RankError, Run, launch, rank_device
 

@@ -1,0 +1,45 @@
+"""L2: a process that is forked from the server of its ranks, so that torch is imported once for both.
+
+A notebook's kernel imports torch, and then starts a server that imports it again, to fork its ranks from. A process
+that was forked from this server has torch from its start, and its ranks are forked from the same server.
+"""
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from book.launch import ranks
+
+
+def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
+    """Start a process that runs `target(*arguments)`, a function of a module; it can launch ranks at once.
+
+    This process has to outlive it: the server ends with this process.
+    """
+    ranks.warm_up()
+    process = multiprocessing.get_context("forkserver").Process(target=_run, args=(target, arguments))
+    with ranks.without_main_module():
+        process.start()
+    return process
+
+
+def _run(target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _share_the_server()
+    target(*arguments)
+
+
+def _share_the_server() -> None:
+    """Have ranks of this process forked from the server that it was forked from, and let that end with the starter."""
+    server: Any = forkserver._forkserver
+    # The server runs as long as this pipe is open somewhere. The starter holds it; what ranks are handed is closed by
+    # them.
+    os.close(server._forkserver_alive_fd)
+    server._forkserver_alive_fd = os.open(os.devnull, os.O_WRONLY)
+    # CPython means a child to reuse the server, but starts another one where it is not the server's parent.
+    forkserver.ensure_running = server.ensure_running = lambda: None
