@@ -142,8 +142,10 @@ class _Executor:
 
     def _exchange(self, sent: dict[int, _Message], received: dict[int, _Message]) -> float:
         """Send and receive all messages of a step; returns when, in seconds, the last of them was done."""
-        calls = [dist.P2POp(dist.isend, _bytes_of(message.memory), dst) for dst, message in sent.items()]
-        calls += [dist.P2POp(dist.irecv, _bytes_of(message.memory), src) for src, message in received.items()]
+        # Receives first: gloo announces a receive to the sender in the stream in which it sends data to that rank.
+        # Behind this data it would come late, and two ranks that exchange would send one after the other.
+        calls = [dist.P2POp(dist.irecv, _bytes_of(message.memory), src) for src, message in received.items()]
+        calls += [dist.P2POp(dist.isend, _bytes_of(message.memory), dst) for dst, message in sent.items()]
         for work in dist.batch_isend_irecv(calls):
             work.wait()
         if self._chunks[0].is_cuda:
