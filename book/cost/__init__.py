@@ -1,6 +1,7 @@
 """L1: what training costs: time on links, bytes sent, bytes held.
 
     links        Link, and what collectives and pipelines take on it
+    network      Network: nodes whose ranks share network cards
     activations  LayerShape: what a transformer layer keeps for its backward
     state        StateBytes: parameters, gradients and optimizer state on a rank, sharded or not
     traffic      bytes sent: by formula, and of a recorded run by axis and link
@@ -19,6 +20,7 @@ from book.cost.links import (BUS_FACTORS, Link, all_to_all_s, bandwidth_bound_s,
                              ring_all_gather_s, ring_all_reduce_s, ring_reduce_scatter_s, ring_sent_bytes,
                              root_sent_bytes, scatter_s, tree_all_reduce_s)
 from book.cost.layouts import Layout, all_layouts
+from book.cost.network import Network
 from book.cost.state import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, StateBytes, state_bytes
 from book.cost.plan import Cluster, Estimate, estimate, estimates
 from book.cost.search import Search, explain, search, usable_bytes
@@ -27,10 +29,11 @@ from book.cost.traffic import (Flows, axis_name, bytes_across_nodes, bytes_by_ax
 from book.cost.transformer import Transformer
 
 __all__ = ["ADAM_32", "ADAM_MIXED", "ADAM_MIXED_GRADIENTS_32", "BUS_FACTORS", "Cluster", "Estimate", "Flows",
-           "LayerShape", "Layout", "Link", "Search", "StateBytes", "Transformer", "activation_bytes", "all_layouts",
-           "all_to_all_s", "axis_name", "bandwidth_bound_s", "broadcast_s", "bus_bandwidth_bytes_per_s",
-           "bytes_across_nodes", "bytes_by_axis", "estimate", "estimates", "explain", "fit_ring_link", "flows",
-           "gather_s", "gpt_activation_bytes", "halving_doubling_all_reduce_s", "hybrid_sent_bytes", "latency_bound_s",
-           "parameter_server_all_reduce_s", "pipeline_bubble", "reduce_s", "ring_all_gather_s", "ring_all_reduce_s",
-           "ring_reduce_scatter_s", "ring_sent_bytes", "root_sent_bytes", "scatter_s", "search", "sent_bytes",
-           "sharded_sent_bytes", "state_bytes", "tensor_parallel_sent_bytes", "tree_all_reduce_s", "usable_bytes"]
+           "LayerShape", "Layout", "Link", "Network", "Search", "StateBytes", "Transformer", "activation_bytes",
+           "all_layouts", "all_to_all_s", "axis_name", "bandwidth_bound_s", "broadcast_s",
+           "bus_bandwidth_bytes_per_s", "bytes_across_nodes", "bytes_by_axis", "estimate", "estimates", "explain",
+           "fit_ring_link", "flows", "gather_s", "gpt_activation_bytes", "halving_doubling_all_reduce_s",
+           "hybrid_sent_bytes", "latency_bound_s", "parameter_server_all_reduce_s", "pipeline_bubble", "reduce_s",
+           "ring_all_gather_s", "ring_all_reduce_s", "ring_reduce_scatter_s", "ring_sent_bytes", "root_sent_bytes",
+           "scatter_s", "search", "sent_bytes", "sharded_sent_bytes", "state_bytes", "tensor_parallel_sent_bytes",
+           "tree_all_reduce_s", "usable_bytes"]

@@ -1,6 +1,8 @@
 """L2: what a schedule would do, worked out without starting a process.
 
     collective   simulate: chunks on links that take time
+    shared       the same where ranks share their node's network cards
+    messages     which moves of a schedule travel together
     pipeline     simulate_pipeline: forwards and backwards that take time, and what travels between the stages
 """
 from book.simulate.collective import LARGEST_WATCHED_WORLD, simulate

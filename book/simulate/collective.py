@@ -12,41 +12,59 @@ from dataclasses import dataclass
 import numpy as np
 
 from book.columns import Columns, concatenate
-from book.cost import Link
+from book.cost import Link, Network
 from book.schedule import Schedule
+from book.simulate.messages import Step, steps
+from book.simulate.shared import run_shared
 from book.trace import Event, Trace
 
 LARGEST_WATCHED_WORLD = 64  # contributions are one number per event and rank: beyond this they cost gigabytes
 
 
-def simulate(schedule: Schedule, num_bytes: float, link: Link, *, slowdown: Mapping[int, float] | None = None,
+def simulate(schedule: Schedule, num_bytes: float, link: Link | Network, *, slowdown: Mapping[int, float] | None = None,
              links: Mapping[tuple[int, int], Link] | None = None, contributions: bool | None = None) -> Trace:
     """The trace that `schedule` leaves on a buffer of `num_bytes` when every rank has the link `link`.
 
-    `slowdown` maps a rank to the factor (1 = normal) by which its transfers and additions take longer; `links` maps
-    (src, dst) to the link between just those two. `contributions` says whether events carry whose data is in a chunk
-    (default: up to 64 ranks). Times are seconds. Raises ValueError when a rank, factor or size cannot be.
+    With a `Network` in place of the link, ranks share their node's cards. `slowdown` maps a rank to the factor
+    (1 = normal) by which its transfers and additions take longer; `links` maps (src, dst) to the link between just
+    those two. `contributions` says whether events carry whose data is in a chunk (default: up to 64 ranks). Times are
+    seconds. Raises ValueError when a rank, factor or size cannot be.
     """
     if not 0 <= num_bytes < float("inf"):
         raise ValueError(f"num_bytes can't be {num_bytes}: give the buffer's size in bytes")
-    network = _Network(schedule.world_size, link, slowdown or {}, links or {})
-    start_s, sent_s, done_s = _run(schedule, num_bytes / schedule.num_chunks, network)
+    start_s, sent_s, done_s = _times(schedule, num_bytes / schedule.num_chunks, link,
+                                     _factors(schedule.world_size, slowdown or {}), links or {})
     watched = schedule.world_size <= LARGEST_WATCHED_WORLD if contributions is None else contributions
     events = _events(schedule, num_bytes / schedule.num_chunks, start_s, sent_s, done_s, watched)
     return Trace(events, schedule.world_size, "modelled", "simulated", name=schedule.name, promise=schedule.promise)
 
 
-class _Network:
+def _times(schedule: Schedule, chunk_bytes: float, link: Link | Network, slowdown: np.ndarray,
+           links: Mapping[tuple[int, int], Link]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """When each move leaves, has arrived, and has been added, seconds, shape (moves,)."""
+    if not isinstance(link, Network):
+        return _run(schedule, chunk_bytes, _Links(schedule.world_size, link, slowdown, links))
+    if links:
+        raise ValueError("links: a Network says itself which link lies between two ranks; leave `links` out")
+    return run_shared(schedule, chunk_bytes, link, slowdown)
+
+
+def _factors(world_size: int, slowdown: Mapping[int, float]) -> np.ndarray:
+    """Each rank's factor on its times, shape (R,)."""
+    factors = np.ones(world_size)
+    for rank, factor in slowdown.items():
+        if not (0 <= rank < world_size and 0 < factor < float("inf")):
+            raise ValueError(f"slowdown: rank {rank} with factor {factor} can't be: ranks are 0.."
+                             f"{world_size - 1} and factors positive")
+        factors[rank] = factor
+    return factors
+
+
+class _Links:
     """How long a message takes from one rank to another; matrices only where links differ."""
 
-    def __init__(self, world_size: int, link: Link, slowdown: Mapping[int, float],
-                 links: Mapping[tuple[int, int], Link]):
-        self.slowdown = np.ones(world_size)
-        for rank, factor in slowdown.items():
-            if not (0 <= rank < world_size and 0 < factor < float("inf")):
-                raise ValueError(f"slowdown: rank {rank} with factor {factor} can't be: ranks are 0.."
-                                 f"{world_size - 1} and factors positive")
-            self.slowdown[rank] = factor
+    def __init__(self, world_size: int, link: Link, slowdown: np.ndarray, links: Mapping[tuple[int, int], Link]):
+        self.slowdown = slowdown
         shape = (world_size, world_size) if links else (1, 1)
         self.latency_s = np.full(shape, float(link.latency_s))
         self.s_per_byte = np.full(shape, 1 / link.bandwidth_bytes_per_s)
@@ -78,25 +96,18 @@ class _Clocks:
     adding: np.ndarray
 
 
-def _run(schedule: Schedule, chunk_bytes: float, network: _Network) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _run(schedule: Schedule, chunk_bytes: float, network: _Links) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """When each move leaves, has arrived, and has been added, seconds, shape (moves,)."""
-    num_moves = len(schedule.moves)
-    src, dst = (schedule.moves.array(name) for name in ("src", "dst")) if num_moves else np.zeros((2, 0), dtype=int)
-    adds = schedule.moves.mask("op", "reduce")
-    times = np.zeros((3, num_moves))
+    times = np.zeros((3, len(schedule.moves)))
     clocks = _Clocks(*np.zeros((4, schedule.world_size)))
-    for rows in schedule.steps():
-        first, message = _messages(src[rows] * schedule.world_size + dst[rows])
-        sizes = np.bincount(message) * chunk_bytes
-        added = np.bincount(message, weights=adds[rows]) * chunk_bytes
-        step_times = _step(src[rows[first]], dst[rows[first]], sizes, added, clocks, network)
-        times[:, rows] = step_times[:, message]
+    for step in steps(schedule, chunk_bytes):
+        times[:, step.moves] = _step(step, clocks, network)[:, step.message]
     return times[0], times[1], times[2]
 
 
-def _step(src: np.ndarray, dst: np.ndarray, sizes: np.ndarray, added: np.ndarray, clocks: _Clocks,
-          network: _Network) -> np.ndarray:
+def _step(step: Step, clocks: _Clocks, network: _Links) -> np.ndarray:
     """Times (3, M) of one step's messages; advances the clocks."""
+    src, dst, sizes, added = step[:4]
     times = np.zeros((3, len(src)))
     done = clocks.ready.copy()
     for m in _waves(src, dst):
@@ -112,13 +123,6 @@ def _step(src: np.ndarray, dst: np.ndarray, sizes: np.ndarray, added: np.ndarray
         times[:, m] = start, arrived, added_at
     clocks.ready = done
     return times
-
-
-def _messages(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Moves with the same (src, dst) are one message: each message's first move, and each move's message."""
-    _, first, message = np.unique(pairs, return_index=True, return_inverse=True)
-    place = np.argsort(np.argsort(first))  # np.unique sorts by pair; keep the order of the schedule
-    return np.sort(first), place[message]
 
 
 def _waves(src: np.ndarray, dst: np.ndarray) -> Iterator[np.ndarray]:

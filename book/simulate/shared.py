@@ -1,0 +1,163 @@
+"""L2: messages that share network cards, worked out event by event.
+
+The rules are those of `collective`: a rank's port carries one message at a time each way, in the order of the schedule,
+and a rank starts a step when its own earlier steps are done and its input has come. What differs is the pace of a
+message. Those that pass through a card at the same time share it fairly: no message could be faster without making one
+slower that is not faster than itself (max-min fairness, bertsekas1992). So the pace of all that is under way changes
+whenever a message begins or ends. Arrays: M messages, C cards.
+"""
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+import numpy as np
+
+from book.cost import Network
+from book.schedule import Schedule
+from book.simulate.messages import Step, steps
+
+NEARLY = 1 + 1e-9  # times and paces that differ by less are equal
+
+
+def run_shared(schedule: Schedule, chunk_bytes: float, network: Network, slowdown: np.ndarray
+               ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """When each move leaves, has arrived, and has been added: seconds, shape (moves,).
+
+    `slowdown` is each rank's factor on its times, shape (R,).
+    """
+    order = _Order()
+    place = np.zeros(len(schedule.moves), dtype=int)
+    for step in steps(schedule, chunk_bytes):
+        place[step.moves] = len(order.messages) + step.message
+        order.add(step)
+    run = _Run(order.messages, network, slowdown)
+    run.to_the_end()
+    left_s, arrived_s, added_s = run.times[:, place]
+    return left_s, arrived_s, added_s
+
+
+@dataclass
+class _Message:
+    """What one rank sends another in one step, and the numbers of the messages that wait for it."""
+
+    src: int
+    dst: int
+    num_bytes: float
+    added_bytes: float
+    num_awaited: int = 0  # how many messages it still waits for
+    then: list[int] = field(default_factory=list)  # these wait until it has arrived
+    then_added: list[int] = field(default_factory=list)  # these wait until it has been added
+
+
+class _Order:
+    """All messages of a schedule, in its order, with what waits for what."""
+
+    def __init__(self) -> None:
+        self.messages: list[_Message] = []
+        self._last: dict[tuple[str, int], int] = {}  # the last message through each rank's port, each way
+        self._received: dict[int, list[int]] = defaultdict(list)  # what a rank was sent since it last sent something
+
+    def add(self, step: Step) -> None:
+        """Add the messages of the next step."""
+        first = len(self.messages)
+        self.messages += [_Message(int(src), int(dst), float(num_bytes), float(added_bytes)) for
+                          src, dst, num_bytes, added_bytes in zip(*step[:4])]
+        for number, message in enumerate(self.messages[first:], first):
+            for port in (("out", message.src), ("in", message.dst)):
+                if port in self._last:
+                    self._wait(number, self.messages[self._last[port]].then)
+                self._last[port] = number
+            for earlier in self._received.pop(message.src, ()):
+                self._wait(number, self.messages[earlier].then_added)
+        for number, message in enumerate(self.messages[first:], first):
+            self._received[message.dst].append(number)
+
+    def _wait(self, number: int, waiting: list[int]) -> None:
+        self.messages[number].num_awaited += 1
+        waiting.append(number)
+
+
+class _Run:
+    """The clock, what is under way, and when each message left, has arrived and has been added, (3, M)."""
+
+    def __init__(self, messages: list[_Message], network: Network, slowdown: np.ndarray) -> None:
+        src, dst = np.array([[one.src, one.dst] for one in messages], dtype=int).reshape(-1, 2).T
+        self.messages, self.now_s, self.times = messages, 0.0, np.zeros((3, len(messages)))
+        self.links = [network.link(one.src, one.dst) for one in messages]
+        self.factor, self.factor_adding = np.maximum(slowdown[src], slowdown[dst]), slowdown[dst]
+        self.most = np.array([link.bandwidth_bytes_per_s for link in self.links]) / self.factor
+        self.routes, self.capacity = network.routes(src, dst)
+        self.left_bytes = np.array([one.num_bytes for one in messages])
+        self.moving, self.pace = np.zeros(0, dtype=int), np.zeros(0)  # what is on its way, and its bytes per second
+        self.due: list[tuple[float, int, bool]] = []  # when a latency is over, or (True) an addition
+        self.free_s: dict[int, float] = defaultdict(float)  # when a rank will have added all that has arrived
+
+    def to_the_end(self) -> None:
+        """Go on until nothing is under way."""
+        self._leave(number for number, one in enumerate(self.messages) if not one.num_awaited)
+        while self.due or len(self.moving):
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Go on to what ends next; what has waited for nothing else leaves."""
+        ends_s = self.now_s + self.left_bytes[self.moving] / self.pace
+        next_s = min(self.due[0][0] if self.due else np.inf, ends_s.min(initial=np.inf))
+        self.left_bytes[self.moving] -= self.pace * (next_s - self.now_s)
+        there = ends_s <= next_s * NEARLY
+        arrived, moving, ended = self.moving[there].tolist(), self.moving[~there].tolist(), []
+        self.now_s = next_s
+        while self.due and self.due[0][0] <= next_s * NEARLY:
+            _, number, is_added = heappop(self.due)
+            if is_added:
+                ended += self.messages[number].then_added
+            else:
+                (moving if self.left_bytes[number] > 0 else arrived).append(number)
+        for number in sorted(arrived):
+            ended += self._arrive(number)
+        if moving != self.moving.tolist():
+            self.moving = np.array(moving, dtype=int)
+            self.pace = fair(self.routes[self.moving], self.capacity, self.most[self.moving])
+        self._leave(number for number in ended if self._is_free(number))
+
+    def _is_free(self, number: int) -> bool:
+        """Whether this was the last message that another one has waited for."""
+        self.messages[number].num_awaited -= 1
+        return not self.messages[number].num_awaited
+
+    def _leave(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self.times[0, number] = self.now_s
+            latency_s = self.links[number].latency_s * self.factor[number]
+            heappush(self.due, (self.now_s + latency_s, number, False))
+
+    def _arrive(self, number: int) -> list[int]:
+        """Note that a message has arrived, and begin to add it; returns the messages that have waited for it."""
+        one = self.messages[number]
+        self.times[1:, number] = self.now_s
+        if not one.added_bytes:
+            return one.then + one.then_added
+        adding_s = self.links[number].reduce_s(one.added_bytes) * self.factor_adding[number]
+        self.free_s[one.dst] = self.times[2, number] = max(self.now_s, self.free_s[one.dst]) + adding_s
+        heappush(self.due, (self.times[2, number], number, True))
+        return one.then
+
+
+def fair(routes: np.ndarray, capacity: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """The bytes per second of messages, (M,), that pass `routes`, (M, 3), and can have `most` at best, (M,).
+
+    `routes` are numbers into `capacity`, what each card can carry, (C,). Progressive filling: all messages get more
+    until some have all they can, or share a card that is full; those stay there, the others go on (bertsekas1992).
+    """
+    pace, left, waiting = np.zeros(len(most)), capacity.copy(), np.ones(len(most), dtype=bool)
+    while waiting.any():
+        num_through = np.bincount(routes[waiting].ravel(), minlength=len(capacity))
+        share = np.divide(left, num_through, out=np.full(len(left), np.inf), where=num_through > 0)
+        level = min(share.min(), most[waiting].min())
+        stays = waiting & ((share[routes].min(axis=1) <= level * NEARLY) | (most <= level * NEARLY))
+        pace[stays] = level
+        left = left - level * np.bincount(routes[stays].ravel(), minlength=len(capacity))
+        waiting &= ~stays
+    return pace
