@@ -1,0 +1,38 @@
+"""All-reduces over hosts whose ranks share a card, under torchrun: the simulator says which is faster, and how much."""
+import subprocess
+
+import pytest
+
+from benchmarks import across
+from benchmarks.hosts import Hosts
+from benchmarks.report import Unavailable
+
+pytestmark = pytest.mark.full
+READS = ["benchmarks/programs/across_hosts.py"]
+
+
+@pytest.fixture(scope="module")
+def compared():
+    try:
+        with Hosts(1, 10**9):
+            pass
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    return across.compare(2, 2, num_rounds=3)
+
+
+def test_relative_times_are_predicted_and_the_order_is_right(compared):
+    assert all(abs(error) <= across.PROMISED for error in across.errors(compared).values()), compared
+    by_time, by_prediction = (sorted(compared, key=lambda name: getattr(compared[name], which))
+                              for which in ("measured_s", "predicted_s"))
+    alike = {"tree", "halving–doubling"}  # predicted to take the same time
+    assert [name for name in by_time if name not in alike] == [name for name in by_prediction if name not in alike]
+
+
+def test_with_a_link_for_each_pair_of_ranks_the_prediction_is_wrong(compared):
+    ring, crossing = compared["ring"], compared["halving–doubling"]
+    assert crossing.unshared_s < ring.unshared_s and crossing.measured_s > ring.measured_s
+
+
+def test_no_host_is_left(compared):
+    assert "lockstep" not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
