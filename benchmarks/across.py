@@ -21,7 +21,8 @@ BITS_PER_S, BUFFER_BYTES = 20_000_000, 1 << 20
 MESSAGE_BYTES = (1 << 14, 1 << 18)  # latency and bandwidth follow from the times of two messages
 PROMISED = 0.25
 RING = "ring"
-COLUMNS = ("all-reduce", "measured", "predicted", "measured, of the ring", "predicted", "with links of their own")
+COLUMNS = ("all-reduce", "measured", "predicted", "over the ring: measured", "predicted with shared cards",
+           "with a link for each pair")
 NOTE = ("Hosts are network namespaces with cards of 20 Mbit/s each way; 1 MB; the time is that of the slowest rank, "
         "the median of all rounds. Latency and bandwidth come from the times of two messages, on both kinds of links, "
         "in the same run. The last column is what the simulator says where no two messages share a card.")
