@@ -26,11 +26,12 @@ BUFFERED_S = 0.2  # what a card and a switch's port keep before they drop packet
 class Hosts:
     """A context in which there are `num_hosts` hosts whose cards carry `bits_per_s` each way.
 
-    Raises Unavailable where they can't be made: without root, without iproute2, in some containers.
+    Each host's CLOCK_MONOTONIC is `clock_shift_s` seconds ahead of that of the host before it. Raises Unavailable where
+    they can't be made: without root, without iproute2, in some containers.
     """
 
-    def __init__(self, num_hosts: int, bits_per_s: int) -> None:
-        self.num_hosts, self.bits_per_s = num_hosts, bits_per_s
+    def __init__(self, num_hosts: int, bits_per_s: int, clock_shift_s: int = 0) -> None:
+        self.num_hosts, self.bits_per_s, self.clock_shift_s = num_hosts, bits_per_s, clock_shift_s
         self._made = ExitStack()
 
     def __enter__(self) -> Hosts:
@@ -105,7 +106,8 @@ class Hosts:
 
     def _agent(self, number: int, ranks_per_host: int, program: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
         """torchrun on one host; the first one has the store at which all meet."""
-        command = ["ip", "netns", "exec", self._host(number), sys.executable, "-m", "torch.distributed.run",
+        clock = ["unshare", "--time", "--monotonic", str(number * self.clock_shift_s)] if self.clock_shift_s else []
+        command = ["ip", "netns", "exec", self._host(number), *clock, sys.executable, "-m", "torch.distributed.run",
                    f"--nnodes={self.num_hosts}", f"--nproc-per-node={ranks_per_host}", "--rdzv-backend=c10d",
                    f"--rdzv-conf=is_host={number == 0}", "--rdzv-id=hosts", f"--rdzv-endpoint={address(0)}:{PORT}",
                    f"--local-addr={address(number)}", "-m", *program]

@@ -85,18 +85,20 @@ class Trace:
 
     `clock` is "modelled", "measured" or "logical" (no times, only order); `source` is "simulated", "executed",
     "recorded" or "instrumented". `name`, `backend` and `promise` (what the run should end in, see book.promise) say
-    what ran, where that is known. Raises TraceError for anything that a trace can't be.
+    what ran, where that is known. `clock_error_s` is by how much two ranks' times may be wrong against each other, if
+    their clocks had to be aligned. Raises TraceError for anything that a trace can't be.
     """
 
     def __init__(self, events: Iterable[Event], world_size: int, clock: str, source: str, *,
-                 name: str | None = None, backend: str | None = None, promise: str | None = None):
+                 name: str | None = None, backend: str | None = None, promise: str | None = None,
+                 clock_error_s: float | None = None):
         _check_choice("clock", clock, CLOCKS)
         _check_choice("source", source, SOURCES)
         _check_choice("promise", promise, (None, *PROMISES))
         if isinstance(world_size, bool) or not isinstance(world_size, (int, np.integer)) or world_size < 1:
             raise TraceError(f"world_size must be a whole number of at least 1, not {world_size!r}")
         self.world_size, self.clock, self.source = int(world_size), clock, source
-        self.name, self.backend, self.promise = name, backend, promise
+        self.name, self.backend, self.promise, self.clock_error_s = name, backend, promise, clock_error_s
         try:
             self.events: Columns = Columns.from_rows(Event, events)
         except ColumnError as error:
@@ -210,8 +212,9 @@ class Trace:
         return {"ph": "X", "pid": 0, "tid": event.rank, "ts": start, "dur": length, "name": what, "args": args}
 
     def _head(self) -> dict[str, Any]:
-        return {"world_size": self.world_size, "clock": self.clock, "source": self.source, "name": self.name,
+        head = {"world_size": self.world_size, "clock": self.clock, "source": self.source, "name": self.name,
                 "backend": self.backend, "promise": self.promise}
+        return head if self.clock_error_s is None else {**head, "clock_error_s": self.clock_error_s}
 
     def _check_events(self) -> None:
         unknown = set(self.events.vocabularies.get("kind", ())) - set(KINDS)

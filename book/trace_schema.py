@@ -15,6 +15,8 @@ def checked(head: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
     for name in ("name", "backend"):
         if not isinstance(head.get(name), str | None):
             raise ValueError(f"{name} must be text, not {head[name]!r:.40}")
+    if not (head.get("clock_error_s") is None or _is_size(head["clock_error_s"], 0)):
+        raise ValueError(f"clock_error_s must be a number of seconds, not {head['clock_error_s']!r:.40}")
     world_size: Any = head.get("world_size")
     if not _is_index(world_size, MAX_RANKS + 1):
         raise ValueError(f"world_size must be a whole number up to {MAX_RANKS}, not {world_size!r:.40}")

@@ -14,6 +14,7 @@
     atlas           which block of which matrix a tensor holds, recognized by its values
     activations     the bytes that autograd keeps for backward
     happens_before  operations of all ranks matched and sorted into steps: assemble, from_zero
+    saved           recordings of ranks on several hosts, saved and merged with their clocks aligned: save, merge
 """
 from book.extras import needed_by
 
@@ -23,9 +24,10 @@ with needed_by("book.record", "torch"):
     from book.record.memory import follow_units, held_state, holds, storage_bytes, unit_action, unit_done
     from book.record.recorder import collect, emit, lanes, paused, start, watch
     from book.record.recording import dropped_requests
+    from book.record.saved import merge, save
     from book.record.snapshots import WatchError
     from book.record.stages import action_done, follow_stages, stage_action
 
 __all__ = ["WatchError", "action_done", "assemble", "collect", "dropped_requests", "emit", "follow_backward",
-           "follow_stages", "follow_units", "from_zero", "held_state", "holds", "lanes", "paused", "stage_action",
-           "start", "storage_bytes", "unit_action", "unit_done", "watch"]
+           "follow_stages", "follow_units", "from_zero", "held_state", "holds", "lanes", "merge", "paused", "save",
+           "stage_action", "start", "storage_bytes", "unit_action", "unit_done", "watch"]

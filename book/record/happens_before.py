@@ -14,24 +14,50 @@ from dataclasses import replace
 from typing import Any
 
 from book.record.recording import Gradient, Hold, Operation, Origin, Piece, Recording
-from book.trace import Event, Trace
+from book.trace import Event, Trace, TraceError
 
 Node = int  # position in the list of messages and collectives
 
 
-def assemble(recordings: Sequence[Recording | None], backend: str | None = None) -> Trace:
+def assemble(recordings: Sequence[Recording | None], backend: str | None = None,
+             clock_error_s: float | None = None) -> Trace:
     """One trace from the recordings of ranks 0, 1, ...; None stands for a rank without a recording.
 
     Events are sorted by step, then rank, then program order; times start at 0. If all events were emitted, the trace
-    has their source, name and promise, as far as these agree.
+    has their source, name and promise, as far as these agree. `clock_error_s` is by how much two ranks' times may be
+    wrong against each other; None means that all have the same clock. Raises TraceError if a message arrives before it
+    was sent, which happens when ranks of several hosts were recorded and their clocks were not aligned.
     """
     known = [recording or Recording() for recording in recordings]
     order = _Order(known)
     events = [row for rank, recording in enumerate(known) for row in _events(rank, recording, order)]
     events.sort(key=lambda event: (event.step is None, event.step or 0, event.rank))
     origin = _origin(known)
+    if backend != "nccl":  # there a wait returns at once, so a program's times are not those of its messages
+        _check_arrivals([*order.messages(), *_emitted_messages(known)], clock_error_s or 0.0)
     return Trace(from_zero(events), len(known), "measured", origin.source, name=origin.name, backend=backend,
-                 promise=origin.promise)
+                 promise=origin.promise, clock_error_s=clock_error_s)
+
+
+def _check_arrivals(messages: Iterable[tuple[int, int, float, float]], clock_error_s: float) -> None:
+    """Raise TraceError if one of these (src, dst, sent_s, arrived_s) arrives before it was sent."""
+    for src, dst, sent_s, arrived_s in messages:
+        if arrived_s < sent_s - clock_error_s:
+            raise TraceError(f"a message arrives at rank {dst} {sent_s - arrived_s:.6f} s before rank {src} sends it: "
+                             "their hosts' clocks differ. Have each rank call record.save, and make the trace with "
+                             "record.merge, which aligns the clocks")
+
+
+def _emitted_messages(recordings: Sequence[Recording]) -> Iterator[tuple[int, int, float, float]]:
+    """Messages that programs emitted themselves, as (src, dst, sent_s, arrived_s); those of a chunk in a step match."""
+    events = [event for recording in recordings for event in recording.emitted
+              if event.kind in ("send", "recv") and event.peer is not None and event.chunk is not None]
+    sent_s = {(event.rank, event.peer, event.chunk, event.step): event.start_s for event in events
+              if event.kind == "send"}
+    for event in events:
+        start_s = sent_s.get((event.peer or 0, event.rank, event.chunk, event.step))
+        if event.kind == "recv" and start_s is not None and event.end_s is not None:
+            yield event.peer or 0, event.rank, start_s, event.end_s
 
 
 def _origin(recordings: Sequence[Recording]) -> Origin:
@@ -155,6 +181,16 @@ class _Order:
         if len(others) != 1 or self._recordings[rank].operations[index].kind == "collective":
             return None
         return self._recordings[others[0][0]].operations[others[0][1]]
+
+    def messages(self) -> Iterator[tuple[int, int, float, float]]:
+        """The messages whose ends are both known: (src, dst, sent_s, arrived_s)."""
+        for members in self._members:
+            ends = {self._recordings[rank].operations[index].kind: (rank, self._recordings[rank].operations[index])
+                    for rank, index in members}
+            if ends.keys() == {"send", "recv"}:
+                (src, send), (dst, recv) = ends["send"], ends["recv"]
+                if recv.end_ns is not None:
+                    yield src, dst, send.start_ns / 1e9, recv.end_ns / 1e9
 
     def _operations(self) -> Iterator[tuple[int, int, Operation]]:
         for rank, recording in enumerate(self._recordings):

@@ -1,0 +1,148 @@
+"""L2: recordings of ranks on several hosts: each rank saves its own, and they are merged with their clocks aligned.
+
+CLOCK_MONOTONIC counts from another moment on each host. Before a rank saves, it asks rank 0 for its time, again and
+again: with the shortest round trip, rank 0 has read its clock in the middle, give or take half of the trip
+(cristian1989). This needs a process group and nothing else, so it works under torchrun.
+"""
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from book.device import message_backends, message_device
+from book.record.happens_before import assemble
+from book.record.recorder import collect, paused
+from book.record.recording import Gradient, Hold, Operation, Origin, Piece, Recording
+from book.trace import Event, Trace, TraceError
+
+FORMAT = "lockstep recording 1"
+NUM_TRIPS = 40
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A rank's recording; `offset_ns` added to its times gives rank 0's, wrong by at most `bound_ns`."""
+
+    rank: int
+    world_size: int
+    backend: str
+    offset_ns: int
+    bound_ns: int
+    recording: Recording
+
+
+def save(path: str | Path) -> None:
+    """Write what this rank has done so far to a file. All ranks call it, each with a path of its own.
+
+    Call it before `dist.destroy_process_group()`; `merge` makes the trace of all files. Raises RuntimeError where
+    nothing was recorded: `record.start()` comes before `dist.init_process_group()`.
+    """
+    with paused():
+        offset_ns, bound_ns = _offset_from_rank_0()
+    recording = collect()
+    if recording is None:
+        raise RuntimeError("nothing was recorded: call record.start() before dist.init_process_group()")
+    backend = message_backends()[message_device().type]
+    saved = Saved(dist.get_rank(), dist.get_world_size(), backend, offset_ns, bound_ns, recording)
+    emitted = Trace(recording.emitted, saved.world_size, "measured", "instrumented").to_json()
+    plain = asdict(replace(saved, recording=replace(recording, emitted=[])))
+    Path(path).write_text(json.dumps({"format": FORMAT, "emitted": json.loads(emitted), **plain}), "utf-8")
+
+
+def merge(paths: Iterable[str | Path]) -> Trace:
+    """The trace of all ranks, from the files that they saved, in any order, with rank 0's clock for all.
+
+    Its `clock_error_s` says by how much two ranks' times may be wrong against each other. Raises TraceError where a
+    file is no recording, a rank is missing or is there twice, or a message would arrive before it was sent.
+    """
+    found: dict[int, Saved] = {}
+    for path in paths:
+        saved = _read(Path(path))
+        if saved.rank in found:
+            raise TraceError(f"{path} is of rank {saved.rank}, as another file is: give one file for each rank")
+        found[saved.rank] = saved
+    world_size = max((saved.world_size for saved in found.values()), default=0)
+    missing = [str(rank) for rank in range(world_size) if rank not in found]
+    if missing or not found:
+        raise TraceError(f"there is no file of rank {', '.join(missing) or '0'}: every rank saves one by record.save")
+    ranks = [found[rank] for rank in range(world_size)]
+    bounds = sorted(saved.bound_ns for saved in ranks)[-2:]
+    return assemble([_shifted(saved.recording, saved.offset_ns) for saved in ranks], backend=ranks[0].backend,
+                    clock_error_s=sum(bounds) / 1e9)
+
+
+def _offset_from_rank_0() -> tuple[int, int]:
+    """Nanoseconds to add to this rank's clock to have rank 0's, and by how many they may be wrong."""
+    rank, found = dist.get_rank(), (0, 0)
+    for peer in range(1, dist.get_world_size()):
+        if rank == 0:
+            _tell_time(peer)
+        elif rank == peer:
+            found = _ask_time()
+    return found
+
+
+def _tell_time(peer: int) -> None:
+    asked = torch.empty(1, dtype=torch.int64, device=message_device())
+    for _ in range(NUM_TRIPS):
+        dist.recv(asked, peer)
+        dist.send(torch.full_like(asked, time.monotonic_ns()), peer)
+
+
+def _ask_time() -> tuple[int, int]:
+    """Ask rank 0 for its time; the answer with the shortest round trip counts."""
+    told, trips = torch.zeros(1, dtype=torch.int64, device=message_device()), []
+    for _ in range(NUM_TRIPS):
+        start_ns = time.monotonic_ns()
+        dist.send(told, 0)
+        dist.recv(told, 0)
+        end_ns = time.monotonic_ns()
+        trips.append((end_ns - start_ns, int(told) - (start_ns + end_ns) // 2))
+    trip_ns, offset_ns = min(trips)
+    return offset_ns, trip_ns // 2 + 1
+
+
+def _shifted(recording: Recording, by_ns: int) -> Recording:
+    """The same recording on a clock that is `by_ns` ahead."""
+    def later(row: Any, *names: str, by: float = by_ns) -> Any:
+        return replace(row, **{name: getattr(row, name) + by for name in names if getattr(row, name) is not None})
+
+    return replace(recording, operations=[later(row, "start_ns", "end_ns") for row in recording.operations],
+                   holds=[later(row, "time_ns") for row in recording.holds],
+                   gradients=[later(row, "start_ns", "end_ns") for row in recording.gradients],
+                   emitted=[later(row, "start_s", "end_s", by=by_ns / 1e9) for row in recording.emitted])
+
+
+def _read(path: Path) -> Saved:
+    """What `save` wrote there; TraceError where it is something else."""
+    try:
+        plain = json.loads(path.read_text("utf-8"))
+        if plain.pop("format") != FORMAT:
+            raise ValueError("another format")
+        emitted = Trace.from_json(json.dumps(plain.pop("emitted"))).events
+        return Saved(**{**plain, "recording": _recording(plain["recording"], emitted)})
+    except OSError as error:
+        raise TraceError(f"{path} can't be read: {error.strerror}") from None
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise TraceError(f"{path} is not a recording that record.save wrote: {error}") from None
+
+
+def _recording(plain: Mapping[str, Any], emitted: Sequence[Event]) -> Recording:
+    operations = [Operation(**{**_tuples(row), "pieces": tuple(Piece(**_tuples(piece)) for piece in row["pieces"])})
+                  for row in plain["operations"]]
+    return Recording(operations, [(what, index) for what, index in plain["log"]],
+                     [Hold(**_tuples(row)) for row in plain["holds"]],
+                     [Gradient(**_tuples(row)) for row in plain["gradients"]], list(emitted),
+                     [Origin(**_tuples(row)) for row in plain["origins"]])
+
+
+def _tuples(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row in which lists, of which JSON knows no other kind, are tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
