@@ -19,6 +19,7 @@
     hybrid        lab 7: a training step on a mesh: who holds which part, whose gradients
     hybrid_steps  lab 7: what a step was built from, its losses and updates, what it sent; torch's own parts
     parameter_server  lab 8: what a server answers and when, and which pushes its steps are made of
+    interleaved   lab 8: two calls at once, stopped at every place where the other might come between
     planner       lab 9: what a rank of a layout holds and sends, the seconds of a step, the layout to choose
     frameworks    lab 10: what frameworks hide: accumulation, which rank sees which rows, uneven batches
 
@@ -31,7 +32,9 @@ mistakes lead to.
 Every check raises `CheckFailed` with one sentence that names the likeliest reason. An exercise's last check returns
 what the cell prints, which depends on the run's data: a stored "ok" would prove nothing.
 """
-from book.checks.buckets import awaited, bucket_layout, bucket_traffic, num_sent_bytes, started_in_backward
+from book.checks.buckets import (
+    awaited, bucket_layout, bucket_traffic, num_sent_bytes, started_in_backward, untouched_in_flight,
+)
 from book.checks.collectives import (
     all_gather_rows, all_to_all_rows, broadcast, names_of_no_order, on_grid, received_once, rows_sent, sample_mean,
     summed_metrics,
@@ -49,6 +52,7 @@ from book.checks.hybrid_steps import (
     by_hand, calls_into, first_losses, mesh_losses, moved, one_run_a_step, placements, resumed, saved, torch_failure,
     traffic_by_axis, units_of_blocks,
 )
+from book.checks.interleaved import as_if_in_turn
 from book.checks.mesh import (
     all_axes, crossing, groups_of_axis, members, own_pipeline, places, same_group, within_groups,
 )
@@ -88,9 +92,9 @@ from book.checks.tensor_model import (
 from book.checks.verdict import CheckFailed, number
 
 __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axes", "all_gather", "all_gather_rows",
-           "all_reduce", "all_to_all_rows", "answer_kept", "answered_together", "applied_at_once", "asked_by_learner",
-           "averaged", "averaged_in_bits", "awaited", "batch_loss", "block_count", "broadcast", "bubble_share",
-           "bucket_layout", "bucket_traffic", "bus_bandwidth", "by_hand", "calls_into", "chosen_layout",
+           "all_reduce", "all_to_all_rows", "answer_kept", "answered_together", "applied_at_once", "as_if_in_turn",
+           "asked_by_learner", "averaged", "averaged_in_bits", "awaited", "batch_loss", "block_count", "broadcast",
+           "bubble_share", "bucket_layout", "bucket_traffic", "bus_bandwidth", "by_hand", "calls_into", "chosen_layout",
            "chunks_in_words", "clipped", "column_outputs", "computed", "continued", "counted_bytes", "crossing",
            "drawn_alike", "dropout_masks", "epochs", "failure_of_replicas", "fewest", "first_losses", "first_step",
            "first_updates", "from_stage_to_stage", "global_batches", "global_losses", "gpipe_order",
@@ -109,5 +113,5 @@ __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axe
            "shares_of_replicas", "split_module", "split_traffic", "stage_gradients", "stage_parts",
            "started_in_backward", "step_seconds", "summed_metrics", "synchronised_once", "torch_failure",
            "traffic_by_axis", "traffic_slips", "trained_alike", "training_hint", "uneven_failure", "uneven_gradient",
-           "units_of_blocks", "vocabulary_loss", "vocabulary_traffic", "weights_kept", "where_stuck", "window_gradient",
-           "within_groups"]
+           "units_of_blocks", "untouched_in_flight", "vocabulary_loss", "vocabulary_traffic", "weights_kept",
+           "where_stuck", "window_gradient", "within_groups"]

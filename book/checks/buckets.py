@@ -1,7 +1,9 @@
 """L3, lab 2: gradients in buckets: what is in which bucket, and what was sent when."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from book.checks.verdict import CheckFailed, refuse, require, short
 from book.cost import Link
@@ -10,7 +12,7 @@ from book.trace import Event, Trace
 
 
 def bucket_layout(buckets: Sequence[Sequence[str]], sizes: Mapping[str, int], bucket_bytes: float) -> int:
-    """Buckets must hold all parameters, from the last to the first, and close when they have reached `bucket_bytes`.
+    """Buckets must hold all parameters, from the last to the first, as many in each as fit into `bucket_bytes`.
 
     `buckets` are lists of names, `sizes` the bytes of each parameter that gets a gradient, in the module's order.
     Returns the number of buckets.
@@ -26,12 +28,13 @@ def bucket_layout(buckets: Sequence[Sequence[str]], sizes: Mapping[str, int], bu
            "makes the last one's gradient first, so the first bucket would be full only at the end")
     require(held == wanted, "the buckets don't hold the parameters in reverse order, from the last to the first")
     for place, bucket in enumerate(buckets):
-        num_bytes, before_last = sum(sizes[name] for name in bucket), sum(sizes[name] for name in bucket[:-1])
         require(bucket, f"bucket {place} is empty")
-        refuse(num_bytes < bucket_bytes and place < len(buckets) - 1,
-               f"bucket {place} was closed at {num_bytes} bytes, before it had reached {bucket_bytes}")
-        require(before_last < bucket_bytes, f"bucket {place} had reached {bucket_bytes} bytes and got another "
-                f"parameter: it grew to {num_bytes}")
+        num_bytes, after = sum(sizes[name] for name in bucket), [*buckets[place + 1:place + 2], []][0]
+        refuse(num_bytes > bucket_bytes and len(bucket) > 1, f"bucket {place} has {num_bytes} bytes, more than "
+               f"{bucket_bytes}: close it before a gradient that does not fit any more. (Torch's DDP closes one when "
+               "it has reached its size)")
+        refuse(after and num_bytes + sizes[after[0]] <= bucket_bytes, f"bucket {place} was closed at {num_bytes} "
+               f"bytes, and the next gradient would have fitted into {bucket_bytes}")
     return len(buckets)
 
 
@@ -45,10 +48,10 @@ def bucket_traffic(own: Trace, reference: Trace, num_buckets: int) -> tuple[int,
     sent, wanted = _all_reduces(own, 0), sum(event.num_bytes or 0 for event in _all_reduces(reference, 0))
     require(sent, "no all-reduce was issued after the first gradient was ready: does finish() belong to you?")
     num_bytes, num_gradients = sum(event.num_bytes or 0 for event in sent), len(_gradients(own, 0))
-    refuse(len(sent) == num_gradients > num_buckets, f"one all-reduce for each of {num_gradients} "
-           "gradients: each pays the latency; send a bucket's gradients together, in one flat buffer")
     require(num_bytes == wanted, f"{short(num_bytes)} bytes are all-reduced, torch's DDP sends {short(wanted)}: each "
             "gradient goes once")
+    refuse(len(sent) == num_gradients > num_buckets, f"one all-reduce for each of {num_gradients} "
+           "gradients: each pays the latency; send a bucket's gradients together, in one flat buffer")
     require(len(sent) == num_buckets, f"{len(sent)} all-reduces for {num_buckets} buckets: one each")
     for rank in range(own.world_size):
         _check_overlap(rank, _all_reduces(own, rank), _gradients(own, rank))
@@ -85,6 +88,60 @@ def started_in_backward(trace: Trace, num_buckets: int) -> int:
                 f"of {num_buckets} buckets, and finish() started the rest: a hook starts every bucket that is full and "
                 "whose turn it is, the last one too; finish() only waits")
     return num_buckets
+
+
+class _Handle:
+    """What all_reduce(async_op=True) returns, of a sum that is made elsewhere and put into `tensor` at the wait."""
+
+    def __init__(self, tensor: Any, total: Any, work: Any) -> None:
+        self.tensor, self.total, self.work, self.sent = tensor, total, work, tensor.clone()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.work, name)
+
+    def wait(self, *timeout: Any) -> Any:
+        done = self.work.wait(*timeout)
+        self._arrive()
+        return done
+
+    def is_completed(self) -> bool:
+        done = bool(self.work.is_completed())
+        if done:
+            self._arrive()
+        return done
+
+    def get_future(self) -> Any:
+        return self.work.get_future().then(lambda _: [self._arrive()])
+
+    def _arrive(self) -> Any:
+        if self.sent is not None:
+            refuse((self.tensor != self.sent).any(), "a tensor has changed between all_reduce(async_op=True) and its "
+                   "wait(). Meanwhile it is on its way, and nothing may touch it, so divide after wait(). (If all "
+                   "ranks divide before anything is sent, the mean comes out right, by luck)")
+            self.tensor.copy_(self.total)
+            self.sent = None
+        return self.tensor
+
+
+@contextmanager
+def untouched_in_flight(dist: Any) -> Iterator[None]:
+    """In it, `dist.all_reduce(..., async_op=True)` gives its sum at the wait, and refuses a tensor that has changed.
+
+    `dist` is torch.distributed. What is read without a wait is then what was there before, on every rank and each time.
+    """
+    all_reduce = dist.all_reduce
+
+    def delayed(tensor: Any, *arguments: Any, async_op: bool = False, **options: Any) -> Any:
+        if not async_op:
+            return all_reduce(tensor, *arguments, **options)
+        total = tensor.detach().clone()
+        return _Handle(tensor.detach(), total, all_reduce(total, *arguments, async_op=True, **options))
+
+    dist.all_reduce = delayed
+    try:
+        yield
+    finally:
+        dist.all_reduce = all_reduce
 
 
 def num_sent_bytes(trace: Trace, want: float) -> float:

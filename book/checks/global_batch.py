@@ -27,7 +27,7 @@ STEP = {  # a first step that should go along the mean gradient of the batch's w
                "Do all ranks start from rank 0's weights?"}
 PLAIN = "train makes plain SGD steps with one learning rate"
 SLIPS = {  # what makes the losses that a lab gives for it
-    "momentum": f"these are the losses of SGD with a momentum of 0.9: {PLAIN}",
+    "momentum": f"these are the losses of SGD with a momentum of {{value}}: {PLAIN}",
     "not cleared": "these are the losses if each step adds its gradients to those of the steps before: call zero_grad "
                    "before each backward",
     "after": "this is the loss of the batch after the step: report the loss that the step was made from"}
@@ -48,7 +48,8 @@ def first_step(updates: Sequence[Any], gradients: Any, rows: Sequence[Sequence[i
                 "optimizer steps, gradients must have been averaged (is finish() called before?)")
     found = Attribution(updates[0], gradients, 1 / num_windows, axes=("windows",), counts={"num_ranks": num_ranks})
     if not found.is_right():
-        why = _why_repeated(found, num_ranks) or _why_decayed(found, start) or _why_no_step(found)
+        why = (_why_repeated(found, num_ranks) or _why_decayed(found, start) or _why_cut_off(found)
+               or _why_no_step(found))
         raise CheckFailed(f"the first step on {num_ranks} rank{'s' * (num_ranks > 1)} is not that of one process: "
                           + why)
     num_rows = sum(map(sum, rows))
@@ -64,8 +65,8 @@ def global_losses(losses: Sequence[Sequence[float]], windows: Any, expected: Seq
     """Every rank must report, for each step, the mean loss of the global batch.
 
     `losses` has a list per rank, `windows` (B,) are the losses of the first batch's windows one by one, `expected` is
-    what one process reports, `slips` what it reports after a mistake, by the mistake's name in SLIPS. Returns the last
-    loss.
+    what one process reports, `slips` what it reports after a mistake, by the mistake's name in SLIPS, where a
+    momentum's is followed by its value. Returns the last loss.
     """
     num_ranks, windows = len(losses), flat(windows)
     for rank, own in enumerate(losses):
@@ -78,10 +79,15 @@ def global_losses(losses: Sequence[Sequence[float]], windows: Any, expected: Seq
     step = first_wrong(losses[0], expected)
     if step is not None:
         got, want = float(losses[0][step]), expected[step]
-        slip = next((SLIPS[name] for name, slipped in slips.items() if first_wrong(losses[0], slipped) is None), None)
+        slip = next((_slip(name) for name, slipped in slips.items() if first_wrong(losses[0], slipped) is None), None)
         raise CheckFailed(f"on {num_ranks} rank{'s' * (num_ranks > 1)} the loss of step {step} is {short(got)}, of one "
                           f"process {short(want)}: {slip or _why_loss(step, got, want, windows, num_ranks)}")
     return float(losses[0][-1])
+
+
+def _slip(name: str) -> str:
+    kind, _, value = name.rpartition(" ") if name.startswith("momentum ") else (name, "", "")
+    return SLIPS[kind].format(value=value)
 
 
 def _why_repeated(found: Attribution, num_ranks: int) -> str:
@@ -105,6 +111,15 @@ def _why_decayed(found: Attribution, start: Any) -> str:
     if not np.allclose(off, decay * flat(start), rtol=0, atol=1e-3 * np.abs(off).max()):
         return ""
     return f"{short(decay)} times the weights are added to the gradients: this is weight decay, and plain SGD has none"
+
+
+def _why_cut_off(found: Attribution) -> str:
+    """The message if the mean gradient's numbers are cut off at the largest one of the step; "" otherwise."""
+    mean, limit = found.wanted @ found.rows, float(np.abs(found.got).max())
+    cut_off = np.clip(mean, -limit, limit)
+    if found.got.shape != mean.shape or np.abs(mean).max() < 1.001 * limit or not agree(found.got, cut_off):
+        return ""
+    return f"no number is larger than {short(limit)}: are gradients clipped? Plain SGD takes them as they are"
 
 
 def _why_no_step(found: Attribution) -> str:

@@ -117,10 +117,11 @@ def point_to_point(trace: Trace) -> int:
     return num_messages
 
 
-def ring_traffic(trace: Trace, length: int, element_bytes: int) -> float:
+def ring_traffic(trace: Trace, length: int, element_bytes: int, num_columns: int = 0) -> float:
     """Every rank must have sent 2(N-1) chunks of a buffer of `length` elements, all of them to one neighbour.
 
-    A rank may send 2(N-1)/N of the buffer, with chunks rounded up or down. Returns the bytes that rank 0 sent.
+    A rank may send 2(N-1)/N of the buffer, with chunks rounded up or down. If the buffer is a matrix, `num_columns` is
+    the length of its rows. Returns the bytes that rank 0 sent.
     """
     world_size, sent, num_bytes = trace.world_size, trace.sent_bytes(), length * element_bytes
     if world_size == 1:
@@ -131,6 +132,10 @@ def ring_traffic(trace: Trace, length: int, element_bytes: int) -> float:
     busiest, laziest = int(np.argmax(sent)), int(np.argmin(sent))
     asked = f"a ring sends {num_messages / world_size:.2f} times"
     of_a_root = sent[busiest] >= (world_size - 1) * num_bytes and world_size > 2
+    messages = [event.num_bytes or 0 for event in trace.of_kind("send")]
+    refuse(num_columns and sent[busiest] > most and not any(size % (num_columns * element_bytes) for size in messages),
+           f"every message is a whole row of {num_columns} elements, or several: tensor_split cuts a matrix into rows. "
+           "Cut by elements: buffer.view(-1) is the same memory as one row")
     require(sent[busiest] <= most, f"rank {busiest} sent {sent[busiest] / num_bytes:.2f} times the buffer, {asked}: "
             + ("that is the traffic of a root, or of whole buffers passed around; send one chunk a step" if of_a_root
                else "is one of the steps made too often, or more than a chunk sent in a step?"))

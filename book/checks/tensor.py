@@ -153,7 +153,7 @@ def operator(name: str, runs: Sequence[Mapping[str, Any]], forward: str, backwar
 
 
 def keeps_dtype(runs_of: Mapping[str, Sequence[Mapping[str, Any]]], trace: Trace, num_bytes: int) -> None:
-    """Operators must give tensors and gradients in the dtype that they get, and all-reduce `num_bytes` at a time.
+    """Operators must give tensors and gradients in the dtype that they get, and send tensors of `num_bytes`.
 
     `runs_of` has for each name the runs that `operator` takes, not in float64; `trace` is their recording.
     """
@@ -165,9 +165,10 @@ def keeps_dtype(runs_of: Mapping[str, Sequence[Mapping[str, Any]]], trace: Trace
                 require(dtype == given, f"{name}, {way}, rank {rank}: {given} went in, and {dtype} came out: an "
                         "operator computes in the dtype that it is given")
     for event in trace.events:
-        much = event.num_bytes or 0
-        require(event.op != "all_reduce" or much <= num_bytes, f"rank {event.rank} gives all_reduce {short(much)} "
-                f"bytes for a tensor of {num_bytes}: send it in the dtype that it has")
+        shares = trace.world_size if event.op in ("all_gather", "gather") else 1  # they count what all ranks give
+        much = (event.num_bytes or 0) / shares
+        require(much <= num_bytes, f"rank {event.rank} gives {event.op} {short(much)} bytes for a tensor of "
+                f"{num_bytes}: send it in the dtype that it has")
 
 
 def computed(num_flops: Sequence[float], whole_flops: float) -> None:
