@@ -16,6 +16,13 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
              "--disable-background-networking", "--disable-component-update", "--disable-sync",
              "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+# How wide the page is, once its fonts are in and its scripts had their turn: two frames and an idle moment.
+SETTLED = """async () => {
+  await document.fonts.ready;
+  for (let k = 0; k < 2; k++) await new Promise(requestAnimationFrame);
+  await new Promise(done => requestIdleCallback(done));
+  return document.documentElement.scrollWidth;
+}"""
 THIS_MACHINE = {"127.0.0.1", "localhost", "::1"}
 
 

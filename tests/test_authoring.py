@@ -220,6 +220,20 @@ def test_hidden_code_is_a_problem_except_a_solution_and_a_check_kept_for_grading
     assert messages(ran("### BEGIN SOLUTION\nx = 1\n### END SOLUTION", tags=["hide-input"])) == ""
 
 
+def test_of_a_chapters_code_only_what_makes_its_first_figure_is_folded() -> None:
+    picture = new_output("display_data", data={"image/png": "", "text/plain": "<Figure>"})
+
+    def folded(number: int, how: str, **marks: object) -> str:
+        cells = [ran("x = 1", stream("1")), ran("a()", picture, **marks), ran("b()", picture)]
+        cells[number].metadata["tags"] = [how]
+        return "".join(problem.message for problem in lint(notebook(*cells)))
+
+    assert folded(1, "hide-input") == ""
+    assert all("is hidden" in folded(number, "hide-input") for number in (0, 2))
+    assert all("is hidden" in folded(1, how) for how in ("hide-cell", "remove-input", "remove-cell"))
+    assert "is hidden" in folded(1, "hide-input", lockstep={"kind": "setup"}), "a lab has no opening"
+
+
 @pytest.mark.parametrize("source, said", [("import torch", "import by name"),
                                           ("from book.launch import *", "imports *")])
 def test_the_first_cell_imports_by_name(source: str, said: str) -> None:

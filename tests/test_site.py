@@ -19,7 +19,7 @@ from book.authoring.sphinx_ext import point_launch_buttons, published, to_mathml
 from book.grading.lab import marks, read_lab
 from book.grading.release import release_all, released
 from book.widgets.registry import WIDGETS, needed
-from tests.browser import Browser
+from tests.browser import SETTLED, Browser
 from tests.players import first
 from tests.website import ROOT, Site
 
@@ -37,14 +37,6 @@ OVERFLOW = """() => [...document.querySelectorAll('body *')].filter(e => {
   return true;
 }).map(e => e.tagName + '.' + e.className)"""
 
-
-# How wide the page is, once its fonts are in and its scripts had their turn: two frames and an idle moment.
-SETTLED = """async () => {
-  await document.fonts.ready;
-  for (let k = 0; k < 2; k++) await new Promise(requestAnimationFrame);
-  await new Promise(done => requestIdleCallback(done));
-  return document.documentElement.scrollWidth;
-}"""
 # One page of each kind: the index, a chapter with players and formulas, a lab, for courses, for reference, the search.
 KINDS = {"index.html", "chapters/03_ring_all_reduce.html", "labs/01_ranks.html", "chapters/92_for_instructors.html",
          "chapters/90_legacy_map.html", "search.html"}

@@ -15,6 +15,7 @@ from book.authoring.notebooks import code_cells, label, output_text, tags
 IGNORE_TAGS = {"nbval-ignore-output", "nbval-skip"}
 IGNORE_COMMENT = re.compile(r"^\s*#+\s*(NBVAL_IGNORE_OUTPUT|NBVAL_SKIP|PYTEST_VALIDATE_IGNORE_OUTPUT)\s*$", re.M)
 HIDING_TAGS = {"hide-cell", "hide-input", "remove-cell", "remove-input"}
+FIGURE_TYPES = {"text/html", "image/svg+xml", "image/png"}
 BANNED_NAMES = {
     "interact": "it can stall a run until its timeout; use a live panel",
     "interactive": "it can stall a run until its timeout; use a live panel",
@@ -150,12 +151,25 @@ def surroundings(notebook: NotebookNode, cell: NotebookNode) -> str:
     return "\n".join([*map(output_text, cell.outputs), *beside])
 
 
+def opening(notebook: NotebookNode) -> NotebookNode | None:
+    """The cell that makes a chapter's opening figure: the first code cell that shows one. A lab has none."""
+    codes = [cell for _, cell in code_cells(notebook)]
+    if any("lockstep" in cell.metadata for cell in codes):
+        return None
+    shows = (cell for cell in codes if any(FIGURE_TYPES & set(output.get("data", {})) for output in cell.outputs))
+    return next(shows, None)
+
+
 def hidden_code(notebook: NotebookNode) -> Iterator[Problem]:
-    """Hidden cells: only a lab's solution may be folded, and only a check kept for grading may be removed."""
+    """Hidden cells: a lab's solution and the opening of a chapter may be folded, a check kept for grading removed."""
+    first = opening(notebook)
     for _, cell in code_cells(notebook):
+        hiding = HIDING_TAGS & set(tags(cell))
         kept_for_grading = cell.metadata.get("lockstep", {}).get("hidden")
-        if HIDING_TAGS & set(tags(cell)) and "### BEGIN SOLUTION" not in cell.source and not kept_for_grading:
-            yield at(notebook, cell, "is hidden; readers must see all code that runs")
+        folded = cell is first and hiding == {"hide-input"}
+        if hiding and "### BEGIN SOLUTION" not in cell.source and not kept_for_grading and not folded:
+            yield at(notebook, cell, "is hidden; of the code that runs, only the cell that makes a chapter's opening "
+                                     "figure and a lab's solutions may be folded (hide-input)")
 
 
 def imports_by_name(notebook: NotebookNode) -> Iterator[Problem]:
