@@ -17,6 +17,7 @@ with needed_by("book.plot", "matplotlib"):
     from matplotlib.ticker import FuncFormatter
 
 INK = "#707a89"
+NARROW = 5.0  # inches, at 120 dots each: text of 10 points can still be read where a phone shrinks this to its width
 SERIES = ("#3a86c8", "#c8612e", "#3d9a6d", "#9a6fc4")
 MARKERS = ("o", "s", "^", "D")
 FILLS = {"send": SERIES[0], "recv": SERIES[2], "collective": SERIES[3], "compute": SERIES[1]}
@@ -39,6 +40,57 @@ def time_against_size(sizes: Sequence[float], measured: Mapping[str, Sequence[fl
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _bytes(x)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: _seconds(x)))
     axes.legend(frameon=False, labelcolor=INK, fontsize=9)
+    return _closed(figure)
+
+
+def curves(x: Sequence[float], series: Mapping[str, Sequence[float]], xlabel: str, *, marks: Mapping[str, float] = {},
+           in_bytes: bool = False, logarithmic: bool = True, title: str = "") -> Figure:
+    """Seconds as curves over a logarithmic x, and a dotted line with its name at each mark, such as where two cross.
+
+    `in_bytes` says that x counts bytes; `logarithmic` is about the seconds.
+    """
+    figure, axes = _figure(NARROW, 3.3, title, 10)
+    for place, (name, seconds) in enumerate(series.items()):
+        axes.plot(x, seconds, color=SERIES[place % len(SERIES)], linewidth=2, label=name)
+    axes.set(xscale="log", yscale="log" if logarithmic else "linear", xlabel=xlabel)
+    if in_bytes:
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _bytes(x)))
+    else:
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: _seconds(x)))
+    for name, where in marks.items():
+        axes.axvline(where, color=INK, linewidth=1, linestyle=":")
+        axes.annotate(name, (where, 0.02), xycoords=("data", "axes fraction"), xytext=(4, 0),
+                      textcoords="offset points", color=INK, fontsize=9)
+    axes.legend(frameon=False, labelcolor=INK, fontsize=10)
+    return _closed(figure)
+
+
+def bars(rows: Mapping[str, Mapping[str, float]], *, unit: str = "", stacked: bool = True, digits: int = 1,
+         title: str = "") -> Figure:
+    """A row for each name, with the values of its parts as bars, one after the other or one below the other.
+
+    Each bar has its number, or the sum where they are stacked; `digits` is how many decimals it has, `unit` follows it.
+    """
+    parts = list(dict.fromkeys(part for row in rows.values() for part in row))
+    lanes = 1 if stacked else len(parts)
+    figure, axes = _figure(NARROW, 0.9 + len(rows) * (0.2 + 0.2 * lanes), title, 10)
+    for place, part in enumerate(parts):
+        at = [number + (0 if stacked else 0.8 * ((place + 0.5) / lanes - 0.5)) for number in range(len(rows))]
+        values = [row.get(part, 0.0) for row in rows.values()]
+        before = [sum(row.get(other, 0.0) for other in parts[:place]) if stacked else 0.0 for row in rows.values()]
+        axes.barh(at, values, 0.72 / lanes, left=before, color=SERIES[place % len(SERIES)], label=part)
+        if not stacked or part == parts[-1]:
+            for y, value, left in zip(at, values, before):
+                axes.annotate(f"{value + left:.{digits}f}{unit}", (value + left, y), xytext=(4, 0), va="center",
+                              textcoords="offset points", color=INK, fontsize=9)
+    axes.set_yticks(range(len(rows)), list(rows))
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.xaxis.set_visible(False)
+    axes.spines["bottom"].set_visible(False)
+    if len(parts) > 1:
+        figure.legend(frameon=False, labelcolor=INK, fontsize=10, loc="outside lower left", ncols=len(parts))
     return _closed(figure)
 
 
@@ -96,12 +148,12 @@ def memory_against_time(found: Search, title: str = "") -> Figure:
     return _closed(figure)
 
 
-def _figure(width: float, height: float, title: str) -> tuple[Figure, Axes]:
+def _figure(width: float, height: float, title: str, points: int = 9) -> tuple[Figure, Axes]:
     figure, axes = plt.subplots(figsize=(width, height), dpi=120, layout="constrained")
     figure.patch.set_alpha(0)
     axes.patch.set_alpha(0)
     axes.set_title(title, color=INK, fontsize=11, loc="left")
-    axes.tick_params(colors=INK, which="both", labelsize=9)
+    axes.tick_params(colors=INK, which="both", labelsize=points)
     axes.xaxis.label.set_color(INK)
     axes.yaxis.label.set_color(INK)
     for side, spine in axes.spines.items():

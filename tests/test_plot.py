@@ -60,3 +60,25 @@ def test_every_layout_is_a_point_and_the_best_is_starred():
     assert len(front.get_xdata()) == len(found.front()) and usable.get_ydata()[0] == 0.9 * 8e9
     chosen = found.estimates[found.best]
     assert (best.get_xdata()[0], best.get_ydata()[0]) == (chosen.step_s, chosen.memory_bytes)
+
+
+def test_curves_have_their_marks_and_units():
+    axes = plot.curves([1e3, 1e6], {"ring": [1e-4, 2e-3], "tree": [5e-5, 4e-3]}, "buffer", marks={"even": 1e5},
+                       in_bytes=True).axes[0]
+    ring, tree, mark = axes.lines
+    assert [ring.get_label(), tree.get_label()] == ["ring", "tree"] and tree.get_ydata().tolist() == [5e-5, 4e-3]
+    assert mark.get_xdata()[0] == 1e5 and [text.get_text() for text in axes.texts] == ["even"]
+    assert axes.xaxis.get_major_formatter()(1e6, 0) == "1 MB" and axes.get_yscale() == "log"
+    plain = plot.curves([1, 10], {"a": [1, 2]}, "tokens", logarithmic=False).axes[0]
+    assert plain.get_yscale() == "linear" and plain.xaxis.get_major_formatter()(25000, 0) == "25,000"
+
+
+def test_stacked_bars_end_in_their_sum_and_others_in_their_value():
+    rows = {"stage 0": {"parameters": 2.0, "gradients": 4.0}, "stage 3": {"parameters": 0.5}}
+    axes = plot.bars(rows, unit=" GB").axes[0]
+    assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0, 2), (0, 0.5), (2, 4), (0.5, 0)]
+    assert [text.get_text() for text in axes.texts] == ["6.0 GB", "0.5 GB"]
+    axes = plot.bars(rows, stacked=False, digits=2).axes[0]
+    assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0, 2), (0, 0.5), (0, 4), (0, 0)]
+    assert [text.get_text() for text in axes.texts] == ["2.00", "0.50", "4.00", "0.00"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["stage 0", "stage 3"]
