@@ -74,7 +74,7 @@ def bars(rows: Mapping[str, Mapping[str, float]], *, unit: str = "", stacked: bo
     """
     parts = list(dict.fromkeys(part for row in rows.values() for part in row))
     lanes = 1 if stacked else len(parts)
-    figure, axes = _figure(NARROW, 0.9 + len(rows) * (0.2 + 0.2 * lanes), title, 10)
+    figure, axes = _figure(NARROW, 0.7 + len(rows) * (0.14 + 0.2 * lanes), title, 10)
     for place, part in enumerate(parts):
         at = [number + (0 if stacked else 0.8 * ((place + 0.5) / lanes - 0.5)) for number in range(len(rows))]
         values = [row.get(part, 0.0) for row in rows.values()]
@@ -113,7 +113,7 @@ def timeline(trace: Trace, title: str = "") -> Figure:
     """
     if not trace.events.has("start_s"):
         raise TraceError("a logical trace has no times to draw: play it instead, or draw the trace it came from")
-    figure, axes = _figure(7.2, 0.5 * trace.world_size + 1.2, title)
+    figure, axes = _figure(NARROW, 0.45 * trace.world_size + 1.0, title, 10)
     drawn = [event for event in trace.events if event.kind in FILLS and event.start_s is not None]
     last_s = max((event.end_s or event.start_s for event in drawn), default=0.0)
     for event in drawn:
