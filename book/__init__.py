@@ -26,6 +26,7 @@ without circles.
         replay        a recorded backward pass or pipeline with modelled durations: what overlaps, what is idle
         parallel      the small GPT that labs train and split, its text, and what the chapters built to train it
     L3  plot          trace -> matplotlib figure
+        twin          schedules, simulate and links once more, in JavaScript, for pages without a kernel
         widgets       trace -> animated player
         checks        verdicts on a learner's run that name the misconception
         legacy        old calls beside today's: both run, and what they said

@@ -10,7 +10,7 @@ import pytest
 
 from tests.website import ROOT
 
-READS = ["book/widgets/*.js", "book/widgets/*.css", "book/authoring/*.css"]
+READS = ["book/twin/*.js", "book/widgets/*.js", "book/widgets/*.css", "book/authoring/*.css"]
 FILES = sorted(path for pattern in READS for path in ROOT.glob(pattern))
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
 MAX_LINE = 120

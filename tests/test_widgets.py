@@ -357,8 +357,10 @@ def test_html_escapes_titles() -> None:
 
 
 def test_every_asset_is_part_of_a_widget() -> None:
-    own = {path.name for kind in ("js", "css") for path in ASSETS.glob(f"*.{kind}")}
-    assert {STYLE, *SCRIPTS} == own
+    own = {path for folder in (ASSETS, ASSETS.parent / "twin") for kind in ("js", "css")
+           for path in folder.glob(f"*.{kind}")}
+    assert {(ASSETS / name).resolve() for name in (STYLE, *SCRIPTS)} == own
+    assert len({path.name for path in own}) == len(own), "the website has them in one folder"
 
 
 @pytest.mark.parametrize("widget", WIDGETS)

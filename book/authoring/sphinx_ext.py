@@ -210,7 +210,8 @@ def copy_widgets(app: Sphinx, config: Any) -> None:
 
 def load_widgets(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
     """Make a page load the scripts of only the widgets that are on it, and their style where there is one."""
-    for name in REGISTRY["needed"](widgets_in(context.get("body") or "")):
+    for path in REGISTRY["needed"](widgets_in(context.get("body") or "")):
+        name = Path(path).name
         app.add_css_file(name) if name.endswith(".css") else app.add_js_file(name, defer="defer")
 
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
+# The twin, which simulates on the page: what a widget lists first that does so. Beside the widgets' folder.
+TWIN = tuple(f"../twin/{room}" for room in ("promise", "schedule", "trace", "links", "collectives", "pipelines",
+                                            "simulate"))
 WIDGETS = {  # by the name in their HTML, scripts in the order in which they load
     "player": ("scene", "player"),
     "timeline": ("scene", "timeline"),
@@ -20,13 +23,16 @@ WIDGETS = {  # by the name in their HTML, scripts in the order in which they loa
 }
 ASSETS = Path(__file__).parent
 STYLE = "widgets.css"  # the styles of all widgets
-SCRIPTS = tuple(dict.fromkeys(f"{script}.js" for scripts in WIDGETS.values() for script in scripts))
+SCRIPTS = tuple(dict.fromkeys(f"{script}.js" for scripts in (TWIN, *WIDGETS.values()) for script in scripts))
 
 
 def needed(widgets: set[str]) -> list[str]:
-    """The files that a page with these widgets loads, in order: the styles, if there is a widget, and the scripts."""
-    stems = {script for widget in widgets for script in WIDGETS[widget]}
-    return [STYLE] * bool(stems) + [name for name in SCRIPTS if Path(name).stem in stems]
+    """The files that a page with these widgets loads, in order: the styles, if there is a widget, and the scripts.
+
+    They are named by their paths from `ASSETS`. The website has them all in one folder.
+    """
+    wanted = {f"{script}.js" for widget in widgets for script in WIDGETS[widget]}
+    return [STYLE] * bool(wanted) + [name for name in SCRIPTS if name in wanted]
 
 
 def links(folder: str, widgets: set[str]) -> str:

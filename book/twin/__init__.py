@@ -1,0 +1,17 @@
+"""L3: the twin: schedules, their simulation and closed forms once more, in JavaScript, for pages without a kernel.
+
+Each script is named for the room that it mirrors, and what it hands on has Python's names: `ring_all_reduce` in
+collectives.js is `book.collectives.ring_all_reduce`, with the same arguments in the same order; keyword arguments come
+last, as an object. What has no counterpart in Python is in camelCase. Errors of schedules have the same words.
+
+    promise.js       book.promise
+    schedule.js      book.schedule: Schedule, PipelineSchedule
+    trace.js         book.trace
+    links.js         book.cost.links
+    collectives.js   book.collectives
+    pipelines.js     book.pipelines
+    simulate.js      book.simulate
+
+They are plain scripts, loaded in this order, which put their rooms into `globalThis.lockstepTwin`. They draw nothing
+and need nothing else. A test runs both on the same inputs and compares event by event (tests/test_twin.py).
+"""

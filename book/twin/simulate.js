@@ -1,0 +1,238 @@
+/* The twin of book/simulate: what a schedule would do on given links, worked out without starting a process.
+
+   A rank's link has two directions; each carries one message at a time, in the order of the schedule. A message leaves
+   when its sender has finished its own earlier steps and both directions are free. There is no barrier: a rank starts
+   step k when its own step k-1 is done and its input has come, whatever the others do. */
+(() => {
+  const { OPS, needs, gives, taker_of } = globalThis.lockstepTwin.schedule;
+  const { Trace } = globalThis.lockstepTwin.trace;
+  const { max } = Math;
+  const LARGEST_WATCHED_WORLD = 64;
+
+  // # collectives
+  /**
+   * @typedef {object} Options
+   * @property {Object<number, number>} [slowdown]     by rank: the factor on its transfers and additions
+   * @property {[number, number, Link][]} [links]      links between just two ranks: sender, receiver, link
+   * @property {boolean} [contributions]               whether events carry whose data is in a chunk
+   */
+
+  /**
+   * The trace that a schedule leaves on a buffer of `num_bytes` when every rank has the link `link`.
+   * @param {Schedule} schedule
+   * @param {number} num_bytes
+   * @param {Link} link
+   * @param {Options} options
+   * @returns {Trace}
+   */
+  function simulate(schedule, num_bytes, link, options = {}) {
+    const watched = options.contributions ?? schedule.world_size <= LARGEST_WATCHED_WORLD;
+    const times = moveTimes(schedule, num_bytes, link, options);
+    const events = eventsOf(schedule, num_bytes / schedule.num_chunks, times, watched);
+    const { name, promise, world_size } = schedule;
+    return new Trace(events, world_size, "modelled", "simulated", { name, promise });
+  }
+
+  /** Times of messages and additions from one rank to another; tables only where links differ. */
+  class Network {
+    constructor(world_size, link, slowdown = {}, links = []) {
+      this.slowdown = Array(world_size).fill(1);
+      for (const [rank, factor] of Object.entries(slowdown)) {
+        if (!(rank in this.slowdown && factor > 0 && factor < Infinity)) {
+          const ranks = `ranks are 0..${world_size - 1} and factors positive`;
+          throw new RangeError(`slowdown: rank ${rank} with factor ${factor} can't be: ${ranks}`);
+        }
+        this.slowdown[rank] = factor;
+      }
+      const plain = ({ latency_s, bandwidth_bytes_per_s, reduce_s_per_byte }) => {
+        return { latency_s, s_per_byte: 1 / bandwidth_bytes_per_s, reduce_s_per_byte };
+      };
+      this.link = plain(link);
+      this.links = new Map();
+      this.world_size = world_size;
+      for (const [src, dst, own] of links) {
+        if (!(src in this.slowdown && dst in this.slowdown && src !== dst)) {
+          throw new RangeError(`links: (${src}, ${dst}) must name two different ranks of 0..${world_size - 1}`);
+        }
+        this.links.set(src * world_size + dst, plain(own));
+      }
+    }
+
+    between(src, dst) {
+      return (this.links.size && this.links.get(src * this.world_size + dst)) || this.link;
+    }
+
+    transfer_s(src, dst, num_bytes) {
+      const { latency_s, s_per_byte } = this.between(src, dst);
+      return (latency_s + num_bytes * s_per_byte) * max(this.slowdown[src], this.slowdown[dst]);
+    }
+
+    reduce_s(src, dst, num_bytes) {
+      return num_bytes * this.between(src, dst).reduce_s_per_byte * this.slowdown[dst];
+    }
+  }
+
+  /**
+   * When each move leaves, has arrived, and has been added, in seconds: what `simulate` makes events of.
+   * @param {Schedule} schedule
+   * @param {number} num_bytes
+   * @param {Link} link
+   * @param {Options} options
+   * @returns {{start_s: Float64Array, sent_s: Float64Array, done_s: Float64Array}}
+   */
+  function moveTimes(schedule, num_bytes, link, { slowdown, links } = {}) {
+    if (!(num_bytes >= 0 && num_bytes < Infinity)) {
+      throw new RangeError(`num_bytes can't be ${num_bytes}: give the buffer's size in bytes`);
+    }
+    const network = new Network(schedule.world_size, link, slowdown, links);
+    const chunk_bytes = num_bytes / schedule.num_chunks;
+    const { length } = schedule.moves;
+    const [start_s, sent_s, done_s] = [0, 1, 2].map(() => new Float64Array(length));
+    const clocks = clocksOf(schedule.world_size);
+    for (const [from, to] of schedule.steps()) {
+      const messages = messagesOf(schedule, from, to);
+      takeStep(messages, chunk_bytes, clocks, network);
+      for (const { moves, start, arrived, added } of messages) {
+        for (const i of moves) [start_s[i], sent_s[i], done_s[i]] = [start, arrived, added];
+      }
+    }
+    return { start_s, sent_s, done_s };
+  }
+
+  /** When each rank becomes free: its earlier steps are done, and so on. */
+  function clocksOf(world_size) {
+    const [ready, sending, receiving, adding] = [0, 1, 2, 3].map(() => new Float64Array(world_size));
+    return { ready, sending, receiving, adding };
+  }
+
+  /** Moves of a step with the same sender and receiver are one message, in the order of their first moves. */
+  function messagesOf({ moves: { src, dst, op }, world_size }, from, to) {
+    const messages = new Map();
+    for (let i = from; i < to; i++) {
+      const pair = src[i] * world_size + dst[i];
+      let message = messages.get(pair);
+      if (!message) messages.set(pair, (message = { src: src[i], dst: dst[i], moves: [], adds: 0 }));
+      message.moves.push(i);
+      if (OPS[op[i]] === "reduce") message.adds++;
+    }
+    return [...messages.values()];
+  }
+
+  /** Gives the messages of a step their times, and advances the clocks. */
+  function takeStep(messages, chunk_bytes, clocks, network) {
+    const { ready, sending, receiving, adding } = clocks;
+    const done = ready.slice();
+    for (const message of messages) {
+      const { src, dst, moves, adds } = message;
+      const start = max(ready[src], sending[src], receiving[dst]);
+      const arrived = start + network.transfer_s(src, dst, moves.length * chunk_bytes);
+      const bytes = adds * chunk_bytes;
+      const added = bytes > 0 ? max(arrived, adding[dst]) + network.reduce_s(src, dst, bytes) : arrived;
+      sending[src] = receiving[dst] = arrived;
+      adding[dst] = max(adding[dst], added);
+      done[src] = max(done[src], arrived);
+      done[dst] = max(done[dst], added);
+      Object.assign(message, { start, arrived, added });
+    }
+    clocks.ready = done;
+  }
+
+  const FIELDS = ["rank", "kind", "op", "peer", "chunk", "step", "num_bytes", "start_s", "end_s", "contributions"];
+
+  /** A send and a recv per move, in the schedule's order; before them, if watched, what every rank holds. */
+  function eventsOf(schedule, chunk_bytes, { start_s, sent_s, done_s }, watched) {
+    const rows = [];
+    if (watched) {
+      const held = schedule.start();
+      for (const [rank, chunk] of schedule.chunks()) {
+        const at = schedule.place(rank, chunk);
+        const contents = held.subarray(at, at + schedule.world_size);
+        rows.push([rank, "hold", null, null, chunk, 0, chunk_bytes, 0, 0, contents]);
+      }
+    }
+    const contents = watched ? [...schedule.replay()] : [];
+    const { src, dst, chunk, step, op, length } = schedule.moves;
+    for (let i = 0; i < length; i++) {
+      const [, sent, held] = contents[i] ?? [];
+      const into = schedule.into(i);
+      rows.push([src[i], "send", null, dst[i], chunk[i], step[i], chunk_bytes, start_s[i], sent_s[i], sent]);
+      rows.push([dst[i], "recv", OPS[op[i]], src[i], into, step[i], chunk_bytes, start_s[i], done_s[i], held]);
+    }
+    const fields = watched ? FIELDS : FIELDS.slice(0, -1);
+    return Object.fromEntries(fields.map((name, j) => [name, rows.map(row => row[j])]));
+  }
+
+  // # pipelines
+  /**
+   * The trace that a pipeline's schedule leaves when a forward of one stage takes `forward_s`, a backward `backward_s`.
+   *
+   * A rank runs its actions in its own order, each as soon as the one before is done and what it needs has come. Of a
+   * backward `weight_s` goes to the weights (null: half). With `link`, each output, and each gradient on its way back,
+   * is a message of `num_bytes` between two ranks; without, they arrive at once.
+   * @param {PipelineSchedule} schedule
+   * @param {number} forward_s
+   * @param {number} backward_s
+   * @param {number | null} weight_s
+   * @param {Link | null} link
+   * @param {{num_bytes?: number, slowdown?: Object<number, number>}} options
+   * @returns {Trace}
+   */
+  function simulate_pipeline(schedule, forward_s, backward_s, weight_s = null, link = null, options = {}) {
+    const { num_bytes = 0, slowdown = {} } = options;
+    const weights = weight_s ?? backward_s / 2;
+    const possible = forward_s >= 0 && weights >= 0 && weights <= backward_s && backward_s < Infinity && num_bytes >= 0;
+    if (!possible) {
+      throw new RangeError(
+        `forward_s (${forward_s}), backward_s (${backward_s}) and num_bytes (${num_bytes}) must not be negative, and ` +
+          `weight_s (${weights}) is a part of backward_s`,
+      );
+    }
+    for (const [rank, factor] of Object.entries(slowdown)) {
+      if (rank >= 0 && rank < schedule.world_size && factor > 0 && factor < Infinity) continue;
+      const ranks = `ranks are 0 to ${schedule.world_size - 1} and factors positive`;
+      throw new RangeError(`slowdown: rank ${rank} with factor ${factor} can't be: ${ranks}`);
+    }
+    const lengths = { F: forward_s, B: backward_s, I: backward_s - weights, W: weights };
+    const events = runPipeline(schedule, lengths, slowdown, link, num_bytes);
+    events.sort((a, b) => a.start_s - b.start_s || a.end_s - b.end_s || a.rank - b.rank);
+    const fields = ["rank", "kind", "op", "peer", "stage", "micro_batch", "num_bytes", "start_s", "end_s"];
+    const columns = fields.map(name => [name, events.map(event => event[name] ?? null)]);
+    const { name, world_size } = schedule;
+    return new Trace(Object.fromEntries(columns), world_size, "modelled", "simulated", { name });
+  }
+
+  /** The events of a pipeline, in an order in which one process after the other could run its actions. */
+  function runPipeline(schedule, lengths, slowdown, link, num_bytes) {
+    const { num_stages, world_size } = schedule;
+    const events = [];
+    const free_s = new Float64Array(world_size);
+    const wire_s = {}; // by sender and receiver
+    const there_s = schedule.room(Float64Array); // when the rank that needs it has it
+
+    /** When the rank that takes a result has it; leaves the events of the message. */
+    function arrival_s({ rank, stage, micro_batch }, work, ready_s) {
+      const taker = taker_of(work, num_stages);
+      const peer = taker === null ? null : schedule.rank_of(taker);
+      if (!link || peer === null || peer === rank) return ready_s;
+      const wire = `${rank} ${peer}`;
+      const start_s = max(ready_s, wire_s[wire] ?? 0);
+      const end_s = (wire_s[wire] = start_s + link.transfer_s(num_bytes));
+      const message = { op: work[2], stage, micro_batch, num_bytes, start_s, end_s };
+      events.push({ ...message, rank, kind: "send", peer }, { ...message, rank: peer, kind: "recv", peer: rank });
+      return end_s;
+    }
+
+    for (const action of schedule.runnable()) {
+      const { rank, stage, micro_batch, kind } = action;
+      const awaited = needs(action, num_stages).map(work => there_s[schedule.key(work)]);
+      const start_s = max(free_s[rank], ...awaited);
+      const end_s = start_s + lengths[kind] * (slowdown[rank] ?? 1);
+      free_s[rank] = end_s;
+      events.push({ rank, kind: "compute", op: kind, stage, micro_batch, start_s, end_s });
+      for (const work of gives(action)) there_s[schedule.key(work)] = arrival_s(action, work, end_s);
+    }
+    return events;
+  }
+
+  globalThis.lockstepTwin.simulate = { LARGEST_WATCHED_WORLD, simulate, moveTimes, simulate_pipeline };
+})();
