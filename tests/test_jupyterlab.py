@@ -11,6 +11,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from book.authoring.normalise import KERNELSPEC
 from tests.browser import Browser, Log
 from tests.jupyterlab import notebook_address, running_lab
+from tests.website import ROOT
 
 PLAYER = ["from book.collectives import ring_all_reduce\nfrom book.widgets import play",
           "player = play(ring_all_reduce(4))\nplayer"]
@@ -30,16 +31,28 @@ GAME = ["import ipywidgets\nimport traitlets\n\nfrom book.widgets import pipelin
 game, order = pipeline_game(2, 2), ipywidgets.Label()
 traitlets.dlink((game, "placed"), (order, "value"), lambda _: game.schedule.to_csv().replace("\\n", " / "))
 ipywidgets.VBox([game, order])"""]
+# What a learner of lab 3 has when `mine` is bound to what came, instead of that being added to the chunk.
+REBOUND = ["setup", "seed", "numbers", "reduce-scatter-step", "play-1"]
 WIDGET, CELL = ".jp-OutputArea .lockstep-player", ".jp-Notebook .jp-CodeCell"
 SLOW_MS = 60_000
 
 
-NOTEBOOKS = {"widgets": [*PLAYER, *TIMELINE, *GAME], "shards": SHARDS}
+def rebound() -> list[str]:
+    """The cells of the lab up to the player of its first exercise, with that answer."""
+    lab = nbformat.read(ROOT / "labs" / "03_ring_all_reduce.ipynb", as_version=4)
+    sources = {cell.metadata["lockstep"]["id"]: cell.source for cell in lab.cells if cell.cell_type == "code"}
+    right = sources["reduce-scatter-step"]
+    sources["reduce-scatter-step"] = right.replace("mine += incoming", "mine = incoming")
+    assert sources["reduce-scatter-step"] != right
+    return [sources[name] for name in REBOUND]
+
+
+NOTEBOOKS = {"widgets": [*PLAYER, *TIMELINE, *GAME], "shards": SHARDS, "rebound": rebound()}
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A JupyterLab whose folder holds notebooks that never ran: widgets.ipynb, shards.ipynb."""
+    """A JupyterLab whose folder holds notebooks that never ran: widgets.ipynb, shards.ipynb, rebound.ipynb."""
     folder = tmp_path_factory.mktemp("student")
     for name, sources in NOTEBOOKS.items():
         cells = [new_code_cell(source) for source in sources]
@@ -104,4 +117,15 @@ def test_a_readers_own_product_plays_in_jupyterlab(lab: str, browser: Browser) -
     product.get_by_role("button", name="One step forward").click()
     product.locator(".lk-caption").get_by_text("Every rank multiplies its columns of X").wait_for()
     product.locator(".lk-cell").nth(2).get_by_text("1/2 terms").wait_for()
+    log.assert_clean()
+
+
+@pytest.mark.full
+def test_a_learners_mistake_opens_at_the_step_where_it_shows(lab: str, browser: Browser) -> None:
+    page, log = run_all(lab, browser, "rebound.ipynb", 1)
+    player = page.locator(WIDGET)
+    player.locator(".lk-head").get_by_text("rank 1's chunk 0 lacks rank 0, from step 1 on").wait_for()
+    assert player.get_attribute("data-step") == "1" and player.locator(".lk-track.wrong").count() == 4
+    player.get_by_role("button", name="Beside the right run").click()
+    player.locator(".lk-lane").nth(1).get_by_text("2/4").first.wait_for()
     log.assert_clean()

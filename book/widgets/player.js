@@ -23,11 +23,11 @@
     const [op, afterwards, inIt, elsewhere, end] = parts.slice(4);
     const sent = inIt ? read(inIt) : chunk < 0 ? null : held[src][chunk];
     const after = afterwards ? read(afterwards) : sent;
-    const into = op === "!" ? -1 : elsewhere ? number(elsewhere) : chunk;
+    const into = "!.".includes(op) ? -1 : elsewhere ? number(elsewhere) : chunk;
     return { src, dst, chunk, op, sent, k, end: +(end ?? k) + 1, after, into };
   }
 
-  const WORD = "^(.{W})(.{W})(.{W})([+=?!])([^~@^]*)(?:~([^@^]*))?(?:@([^^]*))?(?:\\^(\\d+))?$";
+  const WORD = "^(.{W})(.{W})(.{W})([+=?!.])([^~@^]*)(?:~([^@^]*))?(?:@([^^]*))?(?:\\^(\\d+))?$";
 
   function decode(data) {
     const { c, n, width, times } = data;
@@ -67,7 +67,14 @@
       });
     });
     settle(run.S);
+    run.wrong = wrongFrom(run);
     return gather(run);
+  }
+
+  /** From which step on a chunk of a run that broke its promise is wrong: undefined if it never is. */
+  function wrongFrom(run) {
+    const since = Object.fromEntries((run.fault?.cells ?? []).map(([r, c, k]) => [r * run.c + c, k]));
+    return (r, c) => since[r * run.c + c];
   }
 
   const endOf = (run, k) => max(0, ...run.items.filter(i => i.k < k).map(i => i.s1));
@@ -444,7 +451,8 @@
       row.forEach((cell, c) => {
         const u = latest(run, r, c, t);
         const look = out.has(r * run.c + c) ? "out" : rest && u.k === t ? "in" : "";
-        const now = [u.v, complete(run, r, c, u.v), look];
+        const wrong = t >= run.stops[run.wrong(r, c)] - EPS ? " wrong" : "";
+        const now = [u.v, complete(run, r, c, u.v), look + wrong];
         cell(...now);
         if (r === focus) big?.[c](...now);
       });
@@ -570,7 +578,8 @@
     const rate = () => (state.clock === "steps" ? 1.25 : pace);
     const wait = () => state.predict;
     const state = { t: 0, speed: 1, playing: false, focus: 0, predict: data.predict, stops, wait, rate };
-    let run, stage, pace, said;
+    let run, pace, said;
+    let lanes = []; // the run, and beside it the right one
     const step = () =>
       max(
         0,
@@ -580,6 +589,11 @@
     const { root, control, more } = ui;
     const view = viewPill(ui, state);
     const ask = quiz(ui.field, control.next);
+    const fault = faultLine(ui, state, () => {
+      if (state.beside && state.clock === "time") timing("steps");
+      if (state.beside && ui.width < 520) state.view = "matrix"; // two rings, one below the other, are two screens high
+      ui.rebuild();
+    });
     const pick = r => {
       state.focus = r;
       draw();
@@ -610,11 +624,13 @@
       timing(run.times ? data.clock : "steps");
       pace ??= (endOf(run, run.S) / run.S) * 1.25;
       control.halt();
-      state.t = 0;
+      fault(run);
+      state.t = run.fault && !state.predict ? run.stops[run.fault.step] : 0;
       ui.rebuild();
     }
     function timing(to) {
       clock.textContent = state.clock = to;
+      if (to === "time") state.beside = false;
       retime(run, to);
       ui.scrub.build(run.stops, run.phases);
       said = null;
@@ -622,20 +638,27 @@
     function build() {
       view();
       ui.field.replaceChildren();
-      stage = stageOf(state.view, ui.field, run, ui.width || 320, data.title, pick);
+      ui.field.classList.toggle("race", !!state.beside);
+      const names = ["This run", "As it should be"];
+      const holders = state.beside ? names.map(name => laneOf(ui.field, name)) : [ui.field];
+      lanes = holders.map((holder, i) => {
+        const one = i ? rightOf(run) : run;
+        return [one, stageOf(state.view, holder, one, holder.clientWidth || 320, data.title, pick)];
+      });
       said = null;
     }
     function draw() {
-      if (!stage) return;
+      if (!lanes.length) return;
+      const [[, stage]] = lanes;
       const { t, playing } = state;
       const k = step();
       const rests = abs(t - run.stops[k]) < EPS;
-      drawStage(stage, run, t, state.clock, state.focus);
+      for (const [one, its] of lanes) drawStage(its, one, min(t, one.end), state.clock, state.focus);
       foot(figures(run, t, k));
       const rounds = k ? `${k} of ${run.S}` : run.S + (run.S > 1 ? " steps" : " step");
       const phase = k ? run.names[run.phases[k - 1]] : "start";
       const texts = [rounds, phase, state.clock === "time" ? seconds(t) : ""];
-      stage.count.forEach((e, i) => (e.textContent = texts[i]));
+      for (const [, its] of lanes) its.count.forEach((e, i) => (e.textContent = texts[i]));
       describe(k, rests && k === run.S);
       ui.scrub.set(t, k, `step ${k} of ${run.S}`);
       ask(run, k, rests && !playing && state.predict ? `${which()},${k}` : "", state.predict);
@@ -661,6 +684,37 @@
     }
     choose();
     return { ...ui, state };
+  }
+
+  /** The right run, step by step like the one that went wrong. */
+  const rightOf = run => retime((run.right ??= decode(run.fault.right)), "steps");
+
+  function laneOf(parent, name) {
+    const box = make("div.lk-lane", parent);
+    make("b", box, {}, name);
+    return make("div", box);
+  }
+
+  /** The first wrong step in the title row, and the button that shows the right run beside; returns what sets them. */
+  function faultLine({ source }, state, rebuild) {
+    const line = make("div.lk-fault", source.parentNode);
+    const says = make("b.lk-wrong", line);
+    const beside = pill(line, "Beside the right run", "Play it in lockstep with the right schedule", () => {
+      state.beside = !state.beside;
+      rebuild();
+      paint();
+    });
+    const paint = () => {
+      beside.classList.toggle("on", !!state.beside);
+      beside.setAttribute("aria-pressed", !!state.beside);
+    };
+    return ({ fault }) => {
+      if (!fault?.right) state.beside = false;
+      line.hidden = !fault?.says;
+      says.textContent = fault?.says ?? "";
+      beside.hidden = !fault?.right;
+      paint();
+    };
   }
 
   /** The button to the other view; returns what renames it. */

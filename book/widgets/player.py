@@ -5,6 +5,7 @@ A run is written step by step, a message per word:
     021+6      rank 0 sends to rank 2 chunk 1, which is added there; afterwards rank 2's chunk holds ranks 1 and 2
     021=       ... which replaces rank 2's chunk; afterwards that holds just what was in the message
     021?~3     ... received, it is unknown how; "~3": the message held ranks 0 and 1, not what rank 0's chunk held
+    021.       ... received, and no chunk of the watched buffer changed (with "~3" as above)
     021!       ... never received;      021+6@5  into chunk 5;      021+6^4  arriving in step 4, not in its own
 
 A step in which only the library moved data has no words: what it changed is among the `holds`, [step, rank, chunk,
@@ -28,6 +29,7 @@ from book.promise import PROMISES, Promise
 from book.schedule import Schedule
 from book.trace import Trace
 from book.widgets.page import Page, arranged, check_choice, mapping, names_of, show
+from book.widgets.player_fault import Fault, fault_of
 from book.widgets.player_run import Contributions, Run, State, Transfer, as_trace, read_run, shape_of
 from book.widgets.player_words import (calls_in_words, phase_names, phases, promised_of, source_of, totals, verdict,
                                        words_of)
@@ -120,19 +122,35 @@ def payload(traces: Mapping[Any, Trace], title: str, options: Options, with_back
 def run_payload(trace: Trace, promise: str | None = None, with_backend: bool = False) -> dict[str, Any]:
     """One run as JSON data; the backend is left out if outputs must be the same on every machine."""
     run = read_run(trace)
-    width = 1 if max(run.world_size, run.num_chunks) <= len(DIGITS) else 2
     promised, kept = promised_of(trace, run, promise)
+    ends = verdict(run, promised, kept, bool(promise or trace.promise))
+    broken = {} if ends["ok"] else {"fault": _write_fault(fault_of(run, promised, kept), promised)}
+    return {**_write(run, trace, promised, with_backend), **ends, **broken}
+
+
+def _write(run: Run, trace: Trace, promised: Promise, with_backend: bool = False) -> dict[str, Any]:
+    """A run as JSON data, but for how it ends; the trace says where it comes from."""
+    width = 1 if max(run.world_size, run.num_chunks) <= len(DIGITS) else 2
     shape = shape_of([(t.src, t.dst) for t in run.transfers], run.world_size)
     digits, called = phases(run)
     return {
         "n": run.world_size, "c": run.num_chunks, "width": width, "goal": promised.name, "shape": shape,
         "names": phase_names(trace.name, promised.name, shape) + called, "phases": digits,
-        **verdict(run, promised, kept, bool(promise or trace.promise)), **words_of(run),
+        **words_of(run),
         "source": source_of(trace, run, with_backend), **totals(run, promised.name), **_sizes(run),
         "holds": [[step, rank, chunk, write(held)] for step, rank, chunk, held in run.holds],
         "start": _write_start(run), "steps": _write_steps(run, width), **_write_times(run, trace),
         **_write_goal(run, promised), **({"unseen": True} if run.called else {}),
     }
+
+
+def _write_fault(fault: Fault, promised: Promise) -> dict[str, Any]:
+    """The first wrong step, what is wrong, [rank, chunk, since which step], and `right`, the run as it should be."""
+    written: dict[str, Any] = {"step": fault.step, "says": fault.says, "cells": fault.cells}
+    if fault.right:
+        trace = Trace([], fault.right.world_size, "logical", "simulated", name=fault.name)
+        written["right"] = {**_write(fault.right, trace, promised), "ok": True, "verdict": ""}
+    return written
 
 
 def write(held: Contributions) -> str:
@@ -179,8 +197,8 @@ def _write_steps(run: Run, width: int) -> list[str]:
 def _word(t: Transfer, held: Mapping[tuple[int, int], Contributions], width: int) -> str:
     text = _digits(t.src, width) + _digits(t.dst, width)
     text += _digits(t.chunk, width) if t.chunk is not None else "-" * width
-    text += {"reduce": "+", "copy": "=", None: "!" if t.arrives is None else "?"}.get(t.op, "?")
-    text += write(t.after) if t.arrives is not None and t.after != t.sent else ""
+    text += "!" if t.arrives is None else "." if t.into is None else {"reduce": "+", "copy": "="}.get(t.op or "", "?")
+    text += write(t.after) if t.into is not None and t.after != t.sent else ""
     text += "~" + write(t.sent) if t.chunk is None or t.sent != held[t.src, t.chunk] else ""
     text += "@" + _digits(t.into, width) if t.into is not None and t.into != t.chunk else ""
     return text + (f"^{t.arrives}" if t.arrives not in (None, t.leaves) else "")

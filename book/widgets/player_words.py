@@ -73,6 +73,8 @@ def _does(message: Message, held: State) -> str:
         return "and nobody receives " + it
     if all(t.finds_empty(held) for t in message):
         return "which held nothing there"
+    if first.into is None:
+        return f"which receives {it} and changes no chunk"
     return {"reduce": f"which adds {it} to {own}", "copy": f"which puts {it} in place of {own}"}.get(
         first.op or "", f"which receives {it}")
 
@@ -115,7 +117,7 @@ def _own(run: Run, step: int) -> str:
     ranks = sorted(run.own[step + 1]) if step + 1 in run.own else []
     if not ranks:
         return ""
-    who = _ranks(ranks, run.world_size)
+    who = ranks_named(ranks, run.world_size)
     return f"Then {who} change{'s its' if len(ranks) == 1 else ' their'} own chunks."
 
 
@@ -123,13 +125,15 @@ def _call(call: Call, world_size: int) -> str:
     by_op: dict[str, list[int]] = {}
     for rank, op in sorted(call.ops.items()):
         by_op.setdefault(op, []).append(rank)
-    parts = [f"{_ranks(ranks, world_size)} call{'s' if len(ranks) == 1 else ''} {op}" for op, ranks in by_op.items()]
+    parts = [f"{ranks_named(ranks, world_size)} call{'s' if len(ranks) == 1 else ''} {op}"
+             for op, ranks in by_op.items()]
     if call.missing:
-        parts.append(f"{_ranks(call.missing)} {'does' if len(call.missing) == 1 else 'do'} not")
+        parts.append(f"{ranks_named(call.missing)} {'does' if len(call.missing) == 1 else 'do'} not")
     return ", ".join(parts)
 
 
-def _ranks(ranks: Sequence[int], world_size: int | None = None) -> str:
+def ranks_named(ranks: Sequence[int], world_size: int | None = None) -> str:
+    """Ranks by their numbers, "ranks 0, 1 and 3"; "all 4 ranks" if they are `world_size` of them."""
     if len(ranks) == world_size and len(ranks) > 1:
         return "both ranks" if world_size == 2 else f"all {world_size} ranks"
     *most, last = map(str, ranks)

@@ -1,0 +1,156 @@
+"""L3: where a run that broke its promise first went wrong, found beside the right schedule that it follows most nearly.
+
+The right schedule is one of the book's collectives with the same promise, its chunks renumbered if the run begins with
+another one. It is replayed on what the run's chunks held at the start. A chunk is wrong from the step on after which it
+never again holds what the right schedule has there.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from book.collectives import COLLECTIVES
+from book.promise import Promise
+from book.schedule import Schedule
+from book.widgets.player_run import Contributions, Run, Transfer
+from book.widgets.player_words import ranks_named
+
+NEARLY = 0.5  # a schedule with a smaller share of its messages in common with a run is not what the run meant
+LARGEST = 16  # up to so many ranks and chunks a right schedule is looked for
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A broken promise: the first wrong `step` (0: the start), what is wrong in words, and since when which chunks are.
+
+    `cells` are [rank, chunk, step], earliest first. `right` is the run as it should have been, and `name` its
+    schedule's; None if no schedule of the book is near enough.
+    """
+
+    step: int
+    says: str
+    cells: list[list[int]]
+    right: Run | None = None
+    name: str | None = None
+
+
+def fault_of(run: Run, promise: Promise, kept: np.ndarray) -> Fault:
+    """Where a run first went wrong that keeps its promise only in the chunks `kept`, bool (R, C)."""
+    states = _states(run)  # (S+1, R, C, K)
+    found = _nearest(run, promise)
+    if found is None:
+        goal = np.broadcast_to(promise.goal(run.world_size, run.num_chunks), states.shape)
+        wrong = ~kept & promise.where(*kept.shape) & (np.isnan(states) | (states > goal)).any(axis=-1)
+        return _fault(run, states, np.fmin(states, goal), wrong)  # what is missing may still have come
+    name, right = found
+    wanted = _states(right)
+    last = np.minimum(np.arange(run.num_steps + 1), right.num_steps)
+    return _fault(run, states, wanted[last], _differ(states, wanted[last]), right, name)
+
+
+def _fault(run: Run, states: np.ndarray, wanted: np.ndarray, wrong: np.ndarray, right: Run | None = None,
+           name: str | None = None) -> Fault:
+    """The fault, given which chunks are wrong after each step, `wrong`, bool (S+1, R, C)."""
+    lasting = np.logical_and.accumulate(wrong[::-1])[::-1]  # wrong from here to the end
+    told = {(t.dst, t.chunk if t.into is None else t.into): -place for place, t in enumerate(run.transfers)}
+    cells = sorted(((int(lasting[:, r, c].argmax()), r, c) for r, c in np.argwhere(lasting[-1]).tolist()),
+                   key=lambda cell: (cell[0], not _too_often(states, wanted, cell), -told.get(cell[1:], 0), *cell[1:]))
+    if not cells:
+        return Fault(run.num_steps, "", [], right, name)
+    step, rank, chunk = cells[0]
+    what = _in_words(states[cells[0]], wanted[cells[0]])
+    since = f", from step {step} on" if step else ", from the start"
+    return Fault(step, f"rank {rank}'s chunk {chunk} {what}{since}", [[r, c, k] for k, r, c in cells], right, name)
+
+
+def _too_often(states: np.ndarray, wanted: np.ndarray, cell: tuple[int, int, int]) -> bool:
+    return bool((states[cell] > np.maximum(wanted[cell], 1)).any())
+
+
+def _states(run: Run) -> np.ndarray:
+    """What each chunk holds before the first step and after each, (S+1, R, C, K), NaN where that is unknown."""
+    unknown = (np.nan,) * run.world_size
+    ranks, chunks = range(run.world_size), range(run.num_chunks)
+    return np.array([[[held.get((r, c)) or unknown for c in chunks] for r in ranks] for held in run.states()], float)
+
+
+def _differ(held: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Whether the contents are neither those wanted nor their mean, (..., K) against (..., K)."""
+    world_size = held.shape[-1]
+    return ~((held == wanted).all(axis=-1) | np.isclose(held * world_size, wanted, atol=1e-3).all(axis=-1))
+
+
+def _nearest(run: Run, promise: Promise) -> tuple[str, Run] | None:
+    """The right run that has the most in common with `run`, at least in its first half, and its schedule's name."""
+    if run.called or max(run.world_size, run.num_chunks) > LARGEST or np.isnan(_states(run)[0]).any():
+        return None
+    sent = {(t.leaves, t.src, t.dst, t.chunk) for t in run.transfers}
+    best = max(_candidates(run, promise), key=lambda one: _in_common(sent, one[1]), default=None)
+    if best is None or _in_common(sent, best[1]) < NEARLY:
+        return None
+    name, transfers = best
+    right = _replayed(run, transfers)
+    final, where = _states(right)[-1], promise.where(run.world_size, run.num_chunks)
+    return (name, right) if not (_differ(final, promise.goal(*where.shape)) & where).any() else None
+
+
+def _candidates(run: Run, promise: Promise) -> Iterator[tuple[str, list[Transfer]]]:
+    for name, collective in COLLECTIVES.items():
+        if collective.promise != promise.name:
+            continue
+        for arguments in collective.sizes(run.world_size):
+            schedule = collective.schedule(*arguments)
+            if schedule.num_chunks == run.num_chunks:
+                yield from ((name, _transfers(schedule, by)) for by in range(run.num_chunks))
+
+
+def _transfers(schedule: Schedule, by: int) -> list[Transfer]:
+    """The moves of a schedule as transfers, the numbers of their chunks raised by `by`."""
+    def moved(chunk: int) -> int:
+        return (chunk + by) % schedule.num_chunks
+
+    return [Transfer(m.src, m.dst, moved(m.chunk), moved(m.chunk if m.into is None else m.into), m.op, m.step, m.step)
+            for m in schedule.moves]
+
+
+def _in_common(sent: set[tuple[int, int, int, int | None]], transfers: Sequence[Transfer]) -> float:
+    """The share of messages that both have, by step, ranks and chunk; half as much where the run's chunk is unknown."""
+    same = sum(1.0 if (t.leaves, t.src, t.dst, t.chunk) in sent else
+               0.5 * ((t.leaves, t.src, t.dst, None) in sent) for t in transfers)
+    return same / max(len(transfers), len(sent))
+
+
+def _replayed(run: Run, transfers: Sequence[Transfer]) -> Run:
+    """The transfers carried out on the contents that `run` starts with; fills in what was sent and is held after."""
+    held: dict[tuple[int, int], Contributions] = dict(run.start)
+    num_steps = max(t.leaves for t in transfers) + 1
+    for step in range(num_steps):
+        before = dict(held)
+        for t in (t for t in transfers if t.leaves == step):
+            t.sent, old = before.get((t.src, t.chunk or 0)), held.get((t.dst, t.into or 0))
+            t.after = t.sent
+            if t.op == "reduce" and t.sent and old:
+                t.after = tuple(a + b for a, b in zip(t.sent, old))
+            held[t.dst, t.into or 0] = t.after
+    return Run(run.world_size, run.num_chunks, num_steps, list(transfers), dict(run.start), sizes=run.sizes)
+
+
+def _in_words(held: np.ndarray, wanted: np.ndarray) -> str:
+    """What is wrong with a chunk's contents, (K,) against (K,), as the end of a sentence about it."""
+    if np.isnan(held).any():
+        return "holds something unknown"
+    if not np.array_equal(held, np.rint(held)):
+        return "is not a sum that is right"
+    often, lacks = np.flatnonzero(held > np.maximum(wanted, 1)), np.flatnonzero(held < wanted)
+    extra = np.flatnonzero((held > wanted) & (held == 1))
+    parts = []
+    if len(often):
+        times = {2: "twice"}.get(int(held[often].max()), f"{held[often].max():g} times")
+        parts.append(f"counts {ranks_named(often.tolist())} {times}")
+    if len(lacks):
+        parts.append(f"lacks {ranks_named(lacks.tolist())}")
+    if len(extra):
+        parts.append(f"also holds {ranks_named(extra.tolist())}")
+    return " and ".join(parts)

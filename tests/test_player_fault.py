@@ -1,0 +1,147 @@
+"""Where a run that broke its promise first went wrong, as the player's data say it, and what a browser shows of it."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from book import collectives
+from book.launch import launch, rank_device
+from book.record import lanes, watch
+from book.schedule import Move, Schedule
+from book.trace import Event, Trace
+from book.widgets import play
+from book.widgets.player import run_payload
+from book.widgets.player_run import as_trace
+from tests.browser import Browser
+from tests.players import assert_readable, click, first, state, until
+from tests.widget_rows import wrong_ring
+
+def ring(change: Callable[[Move], Move | None], shift: int = 0) -> Schedule:
+    """A ring all-reduce whose moves are changed, or left out; `shift` is added to the numbers of its chunks."""
+    moves = (change(replace(move, chunk=(move.chunk + shift) % 4)) for move in collectives.ring_all_reduce(4).moves)
+    return Schedule("mine", 4, 4, [move for move in moves if move is not None], "all_reduce")
+
+
+def fault(schedule: Schedule) -> tuple[int, str]:
+    """The first wrong step of a schedule's run, and what is said of it."""
+    found = run_payload(as_trace(schedule))["fault"]
+    return found["step"], found["says"]
+
+
+def rebound_step(chunks: list[torch.Tensor], step: int) -> None:
+    """A step of the reduce-scatter as learners write it: the name `mine` is bound to what came, the chunk stays."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    outgoing, mine = chunks[(rank - step) % size], chunks[(rank - step - 1) % size]
+    incoming = torch.empty_like(mine)
+    for request in dist.batch_isend_irecv([dist.P2POp(dist.isend, outgoing, (rank + 1) % size),
+                                           dist.P2POp(dist.irecv, incoming, (rank - 1) % size)]):
+        request.wait()
+    mine = incoming
+
+
+def rebound() -> None:
+    """In a rank: a reduce-scatter of such steps."""
+    rank_device()
+    dist.init_process_group()
+    size = dist.get_world_size()
+    buffer = lanes(size)
+    watch(buffer, size)
+    for step in range(size - 1):
+        rebound_step(list(buffer.tensor_split(size)), step)
+
+
+@pytest.mark.slow
+def test_a_name_that_is_rebound_is_wrong_from_the_first_step_on() -> None:
+    data = run_payload(launch(rebound, 4, record=True).trace, "reduce_scatter")
+    assert data["fault"]["says"] == "rank 1's chunk 0 lacks rank 0, from step 1 on"
+    assert data["fault"]["right"]["steps"] == run_payload(as_trace(collectives.ring_reduce_scatter(4)))["steps"]
+    assert data["steps"][0] == "010. 121. 232. 303.", "a message that changed no chunk is none whose effect is unknown"
+    assert data["rests"][0].startswith(", which receives it and changes no chunk.")
+
+
+def test_the_first_wrong_step_is_told() -> None:
+    assert fault(wrong_ring()) == (4, "rank 1's chunk 1 counts rank 1 twice, from step 4 on")
+    assert fault(ring(lambda m: replace(m, op="copy") if m.step == 2 and m.dst == 0 else m)) == (
+        3, "rank 0's chunk 1 lacks rank 0, from step 3 on")
+    assert fault(ring(lambda m: None if (m.step, m.src) == (1, 2) else m)) == (
+        2, "rank 3's chunk 1 lacks ranks 1 and 2, from step 2 on")
+
+
+@pytest.mark.parametrize("shift", range(4))
+def test_a_ring_may_begin_with_another_chunk(shift: int) -> None:
+    """Nothing but the step that was changed is wrong of it."""
+    assert fault(ring(lambda m: replace(m, op="copy") if m.step == 2 else m, shift))[0] == 3
+    assert run_payload(as_trace(ring(lambda m: m, shift)))["ok"]
+
+
+def test_the_right_run_starts_with_what_the_wrong_one_held() -> None:
+    """Lab 3's all-gather begins with every rank's own data in all of its chunks, not only in one."""
+    gather = collectives.ring_all_gather(4)
+    held = {(r, c): tuple(np.eye(4)[r]) for r in range(4) for c in range(4)}
+    events = [Event(r, "hold", chunk=c, step=0, contributions=own) for (r, c), own in held.items()]
+    for m in gather.moves:
+        src, sent = m.src, held[m.src, m.chunk]
+        events.append(Event(src, "send", peer=m.dst, chunk=m.chunk, step=m.step, contributions=sent))
+        into = None if m.step == 1 else m.chunk  # a step whose messages change no chunk
+        events.append(Event(m.dst, "recv", "copy" if into is not None else None, m.src, chunk=into, step=m.step,
+                            contributions=sent if into is not None else None))
+        if into is not None:
+            held[m.dst, m.chunk] = sent
+    found = run_payload(Trace(events, 4, "logical", "recorded"), "all_gather")["fault"]
+    assert found["step"] == 2 and found["right"]["start"] == ["1", "2", "4", "8"]
+
+
+def test_a_run_like_no_schedule_of_the_book_has_no_right_one() -> None:
+    """What is too often there is told all the same; what is missing has no first step."""
+    moves = [Move(step, 0, 1, 0, "reduce") for step in range(3)]
+    found = run_payload(as_trace(Schedule("mine", 4, 4, moves, "all_reduce")))["fault"]
+    assert "right" not in found
+    assert (found["step"], found["says"]) == (2, "rank 1's chunk 0 counts rank 0 twice, from step 2 on")
+    assert fault(Schedule("mine", 4, 4, moves[:1], "all_reduce")) == (1, "")
+
+
+WHERE = "all => all.map(e => [e.getBoundingClientRect().left, e.getBoundingClientRect().right])"
+
+
+@pytest.mark.parametrize("width", first(1200, 390))
+def test_a_wrong_run_opens_at_its_first_wrong_step(show: Callable, width: int) -> None:
+    """In the error colour, with the verdict in the title row and the right run beside it, in the same step."""
+    page = show(play(wrong_ring()), width=width, reduced_motion="reduce")
+    until(page, step=4)
+    assert page.inner_text(".lk-head .lk-wrong") == "rank 1's chunk 1 counts rank 1 twice, from step 4 on"
+    assert page.locator(".lk-track.wrong").count() == 4
+    click(page, "Beside the right run")
+    lanes = page.locator(".lk-lane")
+    assert lanes.count() == 2 and lanes.nth(1).locator(".lk-track.wrong").count() == 0
+    if width > 600:
+        (_, end), (begin, _) = page.eval_on_selector_all(".lk-lane .lk-stage", WHERE)
+        assert end <= begin, "one does not cover the other"
+    assert_readable(page, f"beside, {width} px")
+    page.keyboard.press("End")
+    until(page, step=6)
+    assert [lane.locator(".lk-num.bad").count() for lane in lanes.all()] == [12, 0]
+    click(page, "Beside the right run")
+    assert lanes.count() == 0 and state(page)["step"] == "6"
+
+
+def test_the_opening_step_is_in_a_saved_file(tmp_path: Path, browser: Browser) -> None:
+    play(wrong_ring()).save(tmp_path / "saved.html")
+    page, log = browser.open((tmp_path / "saved.html").as_uri())
+    until(page, step=4)
+    assert page.locator(".lk-head .lk-wrong").is_visible()
+    log.assert_clean()
+
+
+def test_predicting_begins_at_the_start(show: Callable) -> None:
+    assert state(show(play(wrong_ring(), predict=True)))["step"] == "0"
+
+
+def test_a_right_run_has_nothing_wrong_in_its_title(show: Callable) -> None:
+    page = show(play(collectives.ring_all_reduce(4)))
+    assert page.locator(".lk-fault").is_hidden() and state(page)["step"] == "0"
