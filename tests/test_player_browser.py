@@ -146,7 +146,7 @@ def test_a_wrong_run_looks_wrong(show: Callable) -> None:
     page = show(play(wrong_ring()))
     page.focus(PLAYER)
     page.keyboard.press("End")
-    assert "Wrong at the end: 4 of 16 chunks are complete" in page.inner_text(".lk-wrong")
+    assert "Wrong at the end: 4 of 16 chunks are complete" in page.inner_text(".lk-caption .lk-wrong")
     assert figures(page)["chunks complete"] == "4 / 16"
     assert [page.locator(".lk-num", has_text=text).count() for text in ("×2", "×3")] == [4, 4]
     assert page.locator(".lk-card .lk-hatch").count() >= 8
@@ -156,7 +156,7 @@ def test_unknown_is_shown_as_unknown(show: Callable) -> None:
     trace = simulated(collectives.ring_all_reduce, 4)
     events = [replace(e, contributions=None) if e.kind == "recv" and e.step == 2 else e for e in trace.events]
     page = show(play(Trace(events, 4, "modelled", "recorded")), reduced_motion="reduce")
-    press(page, *["ArrowRight"] * 3)
+    press(page, "Home", *["ArrowRight"] * 3)
     until(page, step=3, playing="false")
     assert page.locator(".lk-card .bad", has_text="?").count() == 4
     assert "recorded from your run · 4 ranks" in page.inner_text(".lk-head")

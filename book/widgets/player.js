@@ -728,7 +728,7 @@
 
   // # race
   function mountRace(el, data, opts) {
-    const runs = data.runs.map(run => retime(decode(run), "time"));
+    const runs = data.runs.map(run => retime(run.items ? run : decode(run), "time"));
     const total = max(...runs.map(run => run.end));
     const stops = [...new Set(runs.flatMap(run => run.stops))].sort((a, b) => a - b);
     const first = data.view === "matrix" || runs[0].n > 6 ? "matrix" : "ring";
@@ -783,5 +783,6 @@
     return { ...ui, state };
   }
 
+  globalThis.lockstepChunks = { gather, retime, stageOf, drawStage, chunkBar, traffic, busiest, tally, mountRace };
   define("player", data => (data.kind === "race" ? mountRace : mountPlay));
 })();

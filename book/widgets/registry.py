@@ -20,6 +20,8 @@ WIDGETS = {  # by the name in their HTML, scripts in the order in which they loa
     "layouts": ("scene", "layouts"),
     "memory": ("scene", "memory"),
     "memory_bars": ("scene", "memory_bars"),
+    "ring": (*TWIN, "scene", "player", "ring"),
+    "duel": (*TWIN, "scene", "player", "ring", "duel"),
 }
 ASSETS = Path(__file__).parent
 STYLE = "widgets.css"  # the styles of all widgets
