@@ -51,7 +51,8 @@ def definition(sources: list[str], name: str) -> ast.AST:
 
 SHOWN = [("02_data_parallel", data, name) for name in ("BucketedDDP", "broadcast_state")]
 SHOWN += [("04_sharded_data_parallel", sharded, name) for name in (
-    "Unit", "units_of", "Replicated", "Zero1", "Zero2", "Zero3")]
+    "Unit", "Replicated", "Zero1", "Zero2", "Zero3")]
+SHOWN += [("84_sharded_in_pytorch", sharded, "units_of")]
 SHOWN += [("05_tensor_parallel", tensor, name) for name in (
     "mine", "by_columns", "by_rows", "IdentityThenAllReduce", "AllReduceThenIdentity", "identity_then_all_reduce",
     "all_reduce_then_identity", "shard", "ColumnParallelLinear", "RowParallelLinear")]
