@@ -65,7 +65,7 @@ def test_shared_names_are_used_by_another_script() -> None:
     texts = {script: code(script.read_text("utf-8")) for script in SCRIPTS}
     for script, text in texts.items():
         others = "".join(other for path, other in texts.items() if path != script)
-        for shared in re.findall(r"globalThis\.lockstep(?:Scene|Stages) = \{(.*?)\n?\s*\};", text, re.S):
+        for shared in re.findall(r"globalThis\.lockstep(?:Scene|Stages|Explorer) = \{(.*?)\n?\s*\};", text, re.S):
             names = re.findall(r"\w+", shared)
             assert names and [name for name in names if not re.search(rf"\b{name}\b", others)] == [], script.name
 

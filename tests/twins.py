@@ -63,6 +63,8 @@ ANSWER = """jobs => {
     if (made_ instanceof schedule.Schedule) {
       const own = job.links.map(([src, dst, numbers]) => [src, dst, linkOf(numbers)]);
       const left = simulate.simulate(made_, num_bytes, link, { slowdown, links: own, contributions });
+      const duration_s = simulate.durationOf(made_, num_bytes, link, { slowdown, links: own });
+      if (duration_s !== (left.duration_s ?? 0)) throw new Error(`durationOf says ${duration_s}`);
       const facts = [made_.num_chunks, made_.num_steps, left.duration_s, ...made_.sent_bytes(num_bytes)];
       return { check, facts, events: JSON.parse(left.to_json()).events };
     }

@@ -89,14 +89,44 @@
     const { length } = schedule.moves;
     const [start_s, sent_s, done_s] = [0, 1, 2].map(() => new Float64Array(length));
     const clocks = clocksOf(schedule.world_size);
-    for (const [from, to] of schedule.steps()) {
-      const messages = messagesOf(schedule, from, to);
+    for (const messages of stepsOf(schedule)) {
       takeStep(messages, chunk_bytes, clocks, network);
       for (const { moves, start, arrived, added } of messages) {
-        for (const i of moves) [start_s[i], sent_s[i], done_s[i]] = [start, arrived, added];
+        for (const i of moves) {
+          start_s[i] = start;
+          sent_s[i] = arrived;
+          done_s[i] = added;
+        }
       }
     }
     return { start_s, sent_s, done_s };
+  }
+
+  /**
+   * The `duration_s` of what `simulate` returns, without its events: 0 for a schedule without moves.
+   * @param {Schedule} schedule
+   * @param {number} num_bytes
+   * @param {Link} link
+   * @param {Options} options
+   * @returns {number}
+   */
+  function durationOf(schedule, num_bytes, link, { slowdown, links } = {}) {
+    const network = new Network(schedule.world_size, link, slowdown, links);
+    const clocks = clocksOf(schedule.world_size);
+    for (const messages of stepsOf(schedule)) takeStep(messages, num_bytes / schedule.num_chunks, clocks, network);
+    return max(0, ...clocks.ready);
+  }
+
+  const known = new WeakMap();
+  /** The messages of each step: a schedule's own, on whatever links. */
+  function stepsOf(schedule) {
+    if (!known.has(schedule)) {
+      known.set(
+        schedule,
+        [...schedule.steps()].map(([from, to]) => messagesOf(schedule, from, to)),
+      );
+    }
+    return known.get(schedule);
   }
 
   /** When each rank becomes free: its earlier steps are done, and so on. */
@@ -111,7 +141,10 @@
     for (let i = from; i < to; i++) {
       const pair = src[i] * world_size + dst[i];
       let message = messages.get(pair);
-      if (!message) messages.set(pair, (message = { src: src[i], dst: dst[i], moves: [], adds: 0 }));
+      if (!message) {
+        message = { src: src[i], dst: dst[i], moves: [], adds: 0, start: 0, arrived: 0, added: 0 };
+        messages.set(pair, message);
+      }
       message.moves.push(i);
       if (OPS[op[i]] === "reduce") message.adds++;
     }
@@ -132,7 +165,9 @@
       adding[dst] = max(adding[dst], added);
       done[src] = max(done[src], arrived);
       done[dst] = max(done[dst], added);
-      Object.assign(message, { start, arrived, added });
+      message.start = start;
+      message.arrived = arrived;
+      message.added = added;
     }
     clocks.ready = done;
   }
@@ -178,22 +213,8 @@
    * @returns {Trace}
    */
   function simulate_pipeline(schedule, forward_s, backward_s, weight_s = null, link = null, options = {}) {
-    const { num_bytes = 0, slowdown = {} } = options;
-    const weights = weight_s ?? backward_s / 2;
-    const possible = forward_s >= 0 && weights >= 0 && weights <= backward_s && backward_s < Infinity && num_bytes >= 0;
-    if (!possible) {
-      throw new RangeError(
-        `forward_s (${forward_s}), backward_s (${backward_s}) and num_bytes (${num_bytes}) must not be negative, and ` +
-          `weight_s (${weights}) is a part of backward_s`,
-      );
-    }
-    for (const [rank, factor] of Object.entries(slowdown)) {
-      if (rank >= 0 && rank < schedule.world_size && factor > 0 && factor < Infinity) continue;
-      const ranks = `ranks are 0 to ${schedule.world_size - 1} and factors positive`;
-      throw new RangeError(`slowdown: rank ${rank} with factor ${factor} can't be: ${ranks}`);
-    }
-    const lengths = { F: forward_s, B: backward_s, I: backward_s - weights, W: weights };
-    const events = runPipeline(schedule, lengths, slowdown, link, num_bytes);
+    const events = [];
+    actionTimes(schedule, forward_s, backward_s, weight_s, link, options, events);
     events.sort((a, b) => a.start_s - b.start_s || a.end_s - b.end_s || a.rank - b.rank);
     const fields = ["rank", "kind", "op", "peer", "stage", "micro_batch", "num_bytes", "start_s", "end_s"];
     const columns = fields.map(name => [name, events.map(event => event[name] ?? null)]);
@@ -201,38 +222,84 @@
     return new Trace(Object.fromEntries(columns), world_size, "modelled", "simulated", { name });
   }
 
-  /** The events of a pipeline, in an order in which one process after the other could run its actions. */
-  function runPipeline(schedule, lengths, slowdown, link, num_bytes) {
-    const { num_stages, world_size } = schedule;
-    const events = [];
-    const free_s = new Float64Array(world_size);
+  /**
+   * When each action of a pipeline's schedule runs, in an order in which one process could run them: what
+   * `simulate_pipeline` makes a trace of. `events` gets what happens, if it is given.
+   * @param {PipelineSchedule} schedule
+   * @param {number} forward_s
+   * @param {number} backward_s
+   * @param {number | null} weight_s
+   * @param {Link | null} link
+   * @param {{num_bytes?: number, slowdown?: Object<number, number>}} options
+   * @param {object[] | null} events
+   * @returns {{action: Action, start_s: number, end_s: number}[]}
+   */
+  function actionTimes(schedule, forward_s, backward_s, weight_s = null, link = null, options = {}, events = null) {
+    const { num_bytes = 0, slowdown = {} } = options;
+    const weights = weight_s ?? backward_s / 2;
+    checkLengths(schedule, { forward_s, backward_s, weights, num_bytes }, slowdown);
+    const lengths = { F: forward_s, B: backward_s, I: backward_s - weights, W: weights };
+    const free_s = new Float64Array(schedule.world_size);
     const wire_s = {}; // by sender and receiver
     const there_s = schedule.room(Float64Array); // when the rank that needs it has it
 
     /** When the rank that takes a result has it; leaves the events of the message. */
-    function arrival_s({ rank, stage, micro_batch }, work, ready_s) {
-      const taker = taker_of(work, num_stages);
-      const peer = taker === null ? null : schedule.rank_of(taker);
-      if (!link || peer === null || peer === rank) return ready_s;
-      const wire = `${rank} ${peer}`;
+    function arrival_s({ rank, stage, micro_batch }, { what, peer }, ready_s) {
+      if (!link || peer === null) return ready_s;
+      const wire = rank * schedule.world_size + peer;
       const start_s = max(ready_s, wire_s[wire] ?? 0);
       const end_s = (wire_s[wire] = start_s + link.transfer_s(num_bytes));
-      const message = { op: work[2], stage, micro_batch, num_bytes, start_s, end_s };
-      events.push({ ...message, rank, kind: "send", peer }, { ...message, rank: peer, kind: "recv", peer: rank });
+      const message = { op: what, stage, micro_batch, num_bytes, start_s, end_s };
+      events?.push({ ...message, rank, kind: "send", peer }, { ...message, rank: peer, kind: "recv", peer: rank });
       return end_s;
     }
 
-    for (const action of schedule.runnable()) {
-      const { rank, stage, micro_batch, kind } = action;
-      const awaited = needs(action, num_stages).map(work => there_s[schedule.key(work)]);
-      const start_s = max(free_s[rank], ...awaited);
+    return planOf(schedule).map(({ action, awaited, results }) => {
+      const { rank, kind } = action;
+      let start_s = free_s[rank];
+      for (const place of awaited) start_s = max(start_s, there_s[place]);
       const end_s = start_s + lengths[kind] * (slowdown[rank] ?? 1);
       free_s[rank] = end_s;
-      events.push({ rank, kind: "compute", op: kind, stage, micro_batch, start_s, end_s });
-      for (const work of gives(action)) there_s[schedule.key(work)] = arrival_s(action, work, end_s);
-    }
-    return events;
+      events?.push({ ...action, kind: "compute", op: kind, start_s, end_s });
+      for (const result of results) there_s[result.place] = arrival_s(action, result, end_s);
+      return { action, start_s, end_s };
+    });
   }
 
-  globalThis.lockstepTwin.simulate = { LARGEST_WATCHED_WORLD, simulate, moveTimes, simulate_pipeline };
+  function checkLengths({ world_size }, { forward_s, backward_s, weights, num_bytes }, slowdown) {
+    if (!(forward_s >= 0 && weights >= 0 && weights <= backward_s && backward_s < Infinity && num_bytes >= 0)) {
+      throw new RangeError(
+        `forward_s (${forward_s}), backward_s (${backward_s}) and num_bytes (${num_bytes}) must not be negative, and ` +
+          `weight_s (${weights}) is a part of backward_s`,
+      );
+    }
+    for (const [rank, factor] of Object.entries(slowdown)) {
+      if (rank >= 0 && rank < world_size && factor > 0 && factor < Infinity) continue;
+      const ranks = `ranks are 0 to ${world_size - 1} and factors positive`;
+      throw new RangeError(`slowdown: rank ${rank} with factor ${factor} can't be: ${ranks}`);
+    }
+  }
+
+  const plans = new WeakMap();
+  /** A schedule's actions as they can run, the places of what each needs and gives, and to which rank that goes. */
+  function planOf(schedule) {
+    const { num_stages } = schedule;
+    const resultOf = (work, rank) => {
+      const taker = taker_of(work, num_stages);
+      const peer = taker === null ? null : schedule.rank_of(taker);
+      return { place: schedule.key(work), what: work[2], peer: peer === rank ? null : peer };
+    };
+    const planned = action => ({
+      action,
+      awaited: needs(action, num_stages).map(work => schedule.key(work)),
+      results: gives(action).map(work => resultOf(work, action.rank)),
+    });
+    if (!plans.has(schedule)) plans.set(schedule, Array.from(schedule.runnable(), planned));
+    return plans.get(schedule);
+  }
+
+  globalThis.lockstepTwin.simulate = {
+    ...{ LARGEST_WATCHED_WORLD, simulate, moveTimes, durationOf },
+    ...{ simulate_pipeline, actionTimes },
+  };
 })();

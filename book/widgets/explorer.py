@@ -1,0 +1,58 @@
+"""L3: what explorers share: dials that the reader turns, and a simulation in the page that answers.
+
+The data of an explorer have its `dials`: for each its `key`, `label` and `unit`, the `values` that it can have, and
+`at`, the place of the one to start with, which the text around it speaks of. explorer.js says what the units are.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from book.trace import Trace
+from book.widgets.page import Page
+
+
+@dataclass(frozen=True)
+class Dial:
+    """Values in order, one of them chosen.
+
+    `unit` is "" for a number, "B", "s", "B/s", "x" for a factor, or "word" for one of some words.
+    """
+
+    key: str
+    label: str
+    values: tuple[Any, ...]
+    value: Any
+    unit: str = ""
+
+    def data(self) -> dict[str, Any]:
+        """The dial as JSON data; a value that is not among the others is put in its place."""
+        values = list(self.values)
+        if self.value not in values:
+            values = sorted([*values, self.value])
+        short = [int(v) if isinstance(v, float) and v.is_integer() else v for v in values]
+        return {"key": self.key, "label": self.label, "unit": self.unit, "values": short,
+                "at": values.index(self.value)}
+
+
+def decades(lowest: int, highest: int, steps: Iterable[float] = (1, 1.5, 2, 3, 4, 5, 6, 8)) -> tuple[float, ...]:
+    """Values from 10**lowest to 10**highest, so many in each decade."""
+    chosen = tuple(steps)
+    values = [float(f"{step}e{ten}") for ten in range(lowest, highest) for step in chosen]
+    return (*values, float(f"1e{highest}"))
+
+
+class Explorer(Page):
+    """A page whose script simulates; what it starts with is also simulated here, for readers without JavaScript."""
+
+    def __init__(self, title: str, dials: Iterable[Dial]):
+        self.title, self.dials, self.traces = title, tuple(dials), {}
+
+    def with_trace(self, what: Trace) -> Explorer:
+        """Refuse: an explorer simulates what the reader chooses. Raises TypeError."""
+        raise TypeError(f"{self.widget}() simulates what the reader chooses: play(trace) shows a trace")
+
+    def data(self, live: bool) -> dict[str, Any]:
+        """The dials, and where they stand at first."""
+        return {"title": self.title, "dials": [dial.data() for dial in self.dials]}

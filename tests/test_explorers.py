@@ -1,0 +1,227 @@
+"""Explorers: what a page says without JavaScript, and the answers of their scripts beside the package's."""
+from __future__ import annotations
+
+import html
+import json
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from book import pipelines
+from book.collectives import COLLECTIVES
+from book.cost import Link
+from book.replay import bubble
+from book.simulate import simulate, simulate_pipeline
+from book.widgets import pipeline_explorer, race_explorer
+from book.widgets.explorer import Dial, decades
+from book.widgets.race_explorer import ALGORITHMS
+from tests.players import (PLAYER, assert_readable, axe_finds, caption, click, contrasts, figures, first, html_of,
+                           paint, state)
+
+READS = ["book/twin/*.js", "book/widgets/*explorer*", "book/widgets/scene.js", "book/widgets/widgets.css"]
+MAKERS = {"race_explorer": race_explorer, "pipeline_explorer": pipeline_explorer}
+each = pytest.mark.parametrize("name", MAKERS)
+# Turns the dial of this label to a place, as dragging does: an input event for each place on the way.
+TURN = """([label, to]) => {
+  const dial = [...document.querySelectorAll('.lk-dial input')].find(e => e.getAttribute('aria-label') === label);
+  const by = Math.sign(to - dial.value);
+  for (let at = +dial.value; at !== to; at += by) {
+    dial.value = at + by;
+    dial.dispatchEvent(new Event('input', { bubbles: true }));
+  }
+}"""
+PICTURE = "document.querySelector('.lk-field').innerHTML"
+
+
+def data_of(shown: Any) -> dict[str, Any]:
+    """The data in an explorer's HTML."""
+    return json.loads(html.unescape(re.match(r"<div data-lockstep-\w+='([^']*)'>", html_of(shown))[1]))
+
+
+def turn(page: Any, label: str, to: int) -> None:
+    """Drag a dial to a place among its values."""
+    page.evaluate(TURN, [label, to])
+
+
+# data and words
+def test_a_dial_has_the_value_that_it_starts_with() -> None:
+    data = Dial("n", "buffer", decades(3, 5), 12_500.0, "B").data()
+    assert data["values"][data["at"]] == 12_500 and data["values"] == sorted(data["values"])
+    assert (data["values"][0], data["values"][-1], len(data["values"])) == (1000, 100_000, 18)
+
+
+def test_without_javascript_times_stand_in_a_table() -> None:
+    page = html_of(race_explorer())
+    for name, told in (("root", "192 ms"), ("tree", "128 ms"), ("ring", "48.1 ms"), ("halving–doubling", "48 ms")):
+        assert f"<th>{name}</th>" in page and f"<td>{told}</td>" in page
+    page = html_of(pipeline_explorer())
+    for cells in (("GPipe", "33", "27.3 %", "8"), ("1F1B", "33", "27.3 %", "4"),
+                  ("interleaved", "28.5", "15.8 %", "5.5"), ("ZB-V", "25.5", "5.9 %", "4")):
+        assert "".join(f"<td>{cell}</td>" for cell in cells) in page, cells
+    assert "<td>interleaved</td>" not in html_of(pipeline_explorer(4, 6))
+
+
+@each
+def test_the_html_is_the_same_every_time(name: str) -> None:
+    assert html_of(MAKERS[name]()) == html_of(MAKERS[name]())
+    assert len(html_of(MAKERS[name]()).encode()) < 5000
+
+
+@pytest.mark.parametrize("make, words", [
+    (lambda: race_explorer(65), "ranks can be 2 to 64, not 65"),
+    (lambda: race_explorer(2.5), "ranks can be 2 to 64, not 2.5"),
+    (lambda: race_explorer(num_bytes=1), "buffer can be 1000 to 1e\\+10, not 1"),
+    (lambda: race_explorer(link=Link(1.0, 1e9)), "latency can be 1e-07 to 0.01, not 1.0"),
+    (lambda: pipeline_explorer(1), "ranks can't be 1"),
+    (lambda: pipeline_explorer(schedule="2F2B"), "schedule can't be '2F2B': use one of GPipe, 1F1B")])
+def test_what_cannot_be_chosen_is_refused(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@each
+def test_an_explorer_takes_no_trace(name: str) -> None:
+    shown = MAKERS[name]()
+    with pytest.raises(TypeError, match="simulates what the reader chooses"):
+        getattr(shown, "shown", shown).with_trace(None)
+
+
+# answers
+RACE = """([chosen, data]) => {
+  const { runs, even, order } = globalThis.lockstepRace_explorer.answer(chosen, data);
+  return [runs.map(run => run.now), even, order[0].label, runs.map(run => run.points.length)];
+}"""
+
+
+def chosen_links(draw: random.Random) -> dict[str, Any]:
+    return {"ranks": draw.choice((2, 3, 4, 8, 13, 16)), "num_bytes": 10 ** draw.uniform(3, 10),
+            "latency_s": 10 ** draw.uniform(-7, -2), "bandwidth_bytes_per_s": 10 ** draw.uniform(7, 12),
+            "slow_link": draw.choice((1, 1, 5)), "slow_rank": draw.choice((1, 1, 2.5))}
+
+
+def seconds(name: str, chosen: dict[str, Any], num_bytes: float) -> float:
+    """What the package simulates on the links that are chosen."""
+    link = Link(chosen["latency_s"], chosen["bandwidth_bytes_per_s"])
+    slow = Link(link.latency_s, link.bandwidth_bytes_per_s / chosen["slow_link"])
+    trace = simulate(COLLECTIVES[name].schedule(chosen["ranks"]), num_bytes, link, contributions=False,
+                     links={(0, 1): slow, (1, 0): slow}, slowdown={1: chosen["slow_rank"]})
+    return trace.duration_s or 0.0
+
+
+def test_the_race_takes_what_the_package_simulates(show: Callable) -> None:
+    """On drawn links, some of them slow; and where ring and tree take the same time they do so in the package too."""
+    draw, page = random.Random(7), show(race_explorer())
+    data = data_of(race_explorer())
+    crossed = 0
+    for _ in range(12):
+        chosen = chosen_links(draw)
+        found, even, best, _ = page.evaluate(RACE, [chosen, data])
+        times = {label: seconds(name, chosen, chosen["num_bytes"]) for label, name in ALGORITHMS.items()}
+        assert found == pytest.approx(list(times.values()), rel=1e-12)
+        assert times[best] == min(times.values())
+        if even:
+            crossed += 1
+            ring_s, tree_s = (seconds(name, chosen, even) for name in ("ring_all_reduce", "tree_all_reduce"))
+            assert ring_s == pytest.approx(tree_s, rel=1e-5)
+    assert crossed > 3
+
+
+@pytest.mark.parametrize("num_ranks", [4, 8, 64])
+def test_ring_and_tree_cross_where_the_formula_of_chapter_3_says(show: Callable, num_ranks: int) -> None:
+    rounds, data = (num_ranks - 1).bit_length(), data_of(race_explorer(num_ranks))
+    even = (num_ranks - 1 - rounds) / (rounds - (num_ranks - 1) / num_ranks) * 10e-6 * 12.5e9
+    page = show(race_explorer(num_ranks))
+    assert float(state(page)["even"]) == pytest.approx(even, rel=1e-5)
+    chosen = {dial["key"]: dial["values"][dial["at"]] for dial in data["dials"]}
+    assert page.evaluate(RACE, [chosen, data])[3] == [2] * 4, "straight lines are simulated at three sizes"
+
+
+def test_the_pipeline_takes_what_the_package_simulates(show: Callable) -> None:
+    page = show(pipeline_explorer())
+    places = {dial["label"]: dial["values"] for dial in data_of(pipeline_explorer())["dials"]}
+    for name, make, ranks, batches, per_rank in (
+            ("GPipe", pipelines.gpipe, 5, 7, 1), ("1F1B", pipelines.one_f_one_b, 8, 16, 1),
+            ("interleaved", pipelines.interleaved, 4, 12, 3), ("ZB-V", pipelines.zero_bubble, 6, 9, 2)):
+        click(page, "Reset") if page.get_by_role("button", name="Reset").is_enabled() else None
+        click(page, name)
+        turn(page, "ranks", places["ranks"].index(ranks))
+        turn(page, "micro-batches", places["micro-batches"].index(batches))
+        if name == "interleaved":
+            turn(page, "stages on a rank", per_rank - 1)
+        turn(page, "message / forward", places["message / forward"].index(0.2))
+        turn(page, "backward / forward", places["backward / forward"].index(1.5))
+        sizes = (ranks * per_rank, batches, *([per_rank] if name == "interleaved" else []))
+        order, link = make(*sizes), Link(0.2, 1.0)
+        found = bubble(simulate_pipeline(order, 1 / per_rank, 1.5 / per_rank, link=link))
+        said = state(page)
+        assert (said["schedule"], said["ranks"], said["batches"], said["per_rank"]) == (
+            name, str(ranks), str(batches), str(per_rank))
+        assert (float(said["length"]), float(said["bubble"]), float(said["peak"])) == pytest.approx(
+            (found.step_s, found.share, max(order.peak_in_flight()) / per_rank), rel=1e-9)
+        assert f"{found.share:.1%}".replace("%", " %") in caption(page)
+
+
+# on the page
+@each
+def test_a_turn_of_a_dial_changes_picture_sentence_and_figures_until_reset(show: Callable, name: str) -> None:
+    page = show(MAKERS[name]())
+    assert page.inner_text(".lk-head span") == "simulated in this page"
+    before = page.evaluate(PICTURE), caption(page), figures(page)
+    assert page.get_by_role("button", name="Reset").is_disabled()
+    turn(page, "ranks", 10)
+    after = page.evaluate(PICTURE), caption(page), figures(page)
+    assert all(one != other for one, other in zip(before, after)) and "on 12 ranks" in after[1].lower()
+    field, said = (page.locator(name).bounding_box() for name in (".lk-field", ".lk-caption"))
+    assert said["y"] >= field["y"] + field["height"], "the sentence stands below the picture"
+    click(page, "Reset")
+    assert (page.evaluate(PICTURE), caption(page), figures(page)) == before
+
+
+@each
+def test_dials_take_keys_and_say_their_values(show: Callable, name: str) -> None:
+    page = show(MAKERS[name]())
+    dial = page.get_by_role("slider", name="ranks")
+    dial.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert state(page)["ranks"] == "6" and dial.get_attribute("aria-valuetext") == "6"
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "ranks", "it keeps the focus"
+    named = page.eval_on_selector_all(".lk-dial input", "all => all.map(e => e.getAttribute('aria-valuetext'))")
+    assert all(named)
+
+
+def test_interleaving_takes_whole_groups_of_micro_batches(show: Callable) -> None:
+    page = show(pipeline_explorer(4, 6))
+    click(page, "interleaved")
+    assert (state(page)["batches"], state(page)["per_rank"]) == ("8", "2")
+    turn(page, "ranks", 10)
+    assert int(state(page)["batches"]) % 12 == 0
+    click(page, "1F1B")
+    assert state(page)["per_rank"] == "1"
+    click(page, "ZB-V")
+    turn(page, "stages on a rank", 3)
+    assert state(page)["per_rank"] == "2"
+
+
+@pytest.mark.parametrize("view", first("390 dark", "320 light", "1280 light", "1280 dark"))
+@each
+def test_all_texts_can_be_read(show: Callable, name: str, view: str) -> None:
+    width, theme = int(view.split()[0]), view.split()[1]
+    page = show(MAKERS[name](), width=width, color_scheme=theme)
+    paint(page, theme)
+    for at in (0, 2, 12):
+        turn(page, "ranks", at)
+        assert_readable(page, f"{name}, {at}")
+        assert page.evaluate(f"document.querySelector('{PLAYER}').scrollWidth <= {width}")
+    assert axe_finds(page) == ""
+    colours = ["x0", "x1", "x2", "x3"] if name == "race_explorer" else ["kF", "kB"]
+    assert min(contrasts(page, colours, ["bg"]).values()) >= 3
+
+
+@each
+def test_a_page_without_javascript_has_the_table(show: Callable, name: str) -> None:
+    page = show(MAKERS[name](), wait=False, java_script_enabled=False)
+    assert page.locator("table").is_visible() and page.locator("tr").count() == 5
