@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from benchmarks.machine import measured_on
 from benchmarks.report import Claim, Findings, Table, Unavailable, document
 from book.collectives import ring_all_reduce
 from book.widgets import play
-from book.widgets.registry import ASSETS, links, needed
+from book.widgets.registry import ASSETS, SCRIPTS, TWIN, WIDGETS, links, needed
 from tests.browser import find_browser
 
 READS = ["benchmarks/measured.json", "chapters/94_measurements.md", "chapters/03_ring_all_reduce.ipynb"]
@@ -145,7 +146,19 @@ def test_the_data_of_players_is_found(small_site: Path) -> None:
     assert found.tables[0].rows[-1][:3] == ("largest data of a player in `chapters/one.html`", "2",
                                             f"{len(data[0]) / 1000:.1f} KB")
     assert len(found.claims) == 2 and all(claim.kept for claim in found.claims)
-    assert weights.compressed(ASSETS / "player.js") < weights.plain(ASSETS / "player.js")
+    assert weights.weight("player.js") < weights.compressed(ASSETS / "player.js") < weights.plain(ASSETS / "player.js")
+
+
+def test_a_minified_script_does_the_same(browser: Any) -> None:
+    """Comments go, and nothing else that matters: each script still runs in a page, in the order of the website."""
+    script = '  a("/* no */"); // yes\n\n  /* two\n lines */ b(`// no`);'
+    assert weights.minified(script) == 'a("/* no */");\nb(`// no`);'
+    page, log = browser.open("about:blank")
+    for name in SCRIPTS:
+        page.add_script_tag(content=weights.minified((ASSETS / name).read_text("utf-8")))
+    assert page.evaluate("Object.keys(globalThis.lockstepTwin).length") == len(TWIN)
+    assert all(page.evaluate("name => !!globalThis[`lockstep${name}`]", name.capitalize()) for name in WIDGETS)
+    log.assert_clean()
 
 
 @pytest.mark.slow

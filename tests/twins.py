@@ -17,7 +17,7 @@ import numpy as np
 from book import pipelines
 from book.collectives import COLLECTIVES
 from book.columns import ABSENT
-from book.cost import Link, links
+from book.cost import Link, Network, links
 from book.promise import PROMISES
 from book.schedule import OPS, Action, Move, PipelineSchedule, Schedule, ScheduleError
 from book.simulate import simulate, simulate_pipeline
@@ -31,8 +31,11 @@ PIPELINES = ("gpipe", "one_f_one_b", "interleaved", "zero_bubble")
 SCRIPTS = "".join((ASSETS / f"{room}.js").read_text("utf-8") for room in TWIN)
 # Answers a list of jobs as JSON text: Playwright would take long over so many small values.
 ANSWER = """jobs => {
-  const { schedule, trace, links, collectives, pipelines, simulate } = globalThis.lockstepTwin;
+  const { schedule, links, network, collectives, pipelines, simulate } = globalThis.lockstepTwin;
   const linkOf = numbers => numbers && new links.Link(...numbers);
+  const cards = ([ranks, inside, across, ...rest]) => {
+    return new network.Network(ranks, linkOf(inside), linkOf(across), ...rest);
+  };
   const made = {
     collective: job => collectives.COLLECTIVES[job.name].schedule(...job.arguments),
     moves: job => {
@@ -55,7 +58,7 @@ ANSWER = """jobs => {
     }
   };
   const run = job => {
-    const link = linkOf(job.link);
+    const link = job.network ? cards(job.network) : linkOf(job.link);
     if (job.what === "form") return { facts: [links[job.name](...job.arguments, ...(link ? [link] : []))] };
     const made_ = made[job.what](job);
     const check = job.check ? checked(made_) : "";
@@ -97,7 +100,10 @@ def python_answer(job: Job) -> Job:
 
 
 def _run(job: Job) -> Job:
-    link = Link(*job["link"]) if job["link"] else None
+    link: Any = Link(*job["link"]) if job["link"] else None
+    if job.get("network"):
+        ranks, inside, across, *rest = job["network"]
+        link = Network(ranks, Link(*inside), Link(*across), *rest)
     if job["what"] == "form":
         return {"facts": [getattr(links, job["name"])(*job["arguments"], *([link] if link else []))]}
     made = _made(job)
@@ -230,11 +236,21 @@ def _links(draw: random.Random, num_ranks: int) -> list[Any]:
     return [[src, dst, _link(draw)] for src, dst in sorted(pairs) if src != dst or draw.random() < 0.01]
 
 
+def _network(draw: random.Random) -> list[Any]:
+    """Nodes with shared cards, some behind a switch that can't carry what all of them can."""
+    ranks_per_node = draw.choice((1, 2, 4, 8))
+    across = _link(draw)
+    shared = [ranks_per_node, _link(draw), across, draw.randint(1, ranks_per_node + (draw.random() < 0.05))]
+    return [*shared, across[1] * draw.uniform(0.5, 8)] if draw.random() < 0.3 else shared
+
+
 def _simulated(draw: random.Random, num_ranks: int) -> Job:
     watched = num_ranks <= 12 and draw.random() < 0.4
     num_bytes = draw.choice((0.0, 1.0, 10 ** draw.uniform(0, 10), float(draw.randrange(10**9))))
+    shared = _network(draw) if num_ranks <= 16 and draw.random() < 0.2 else None
+    own = [] if shared and draw.random() < 0.95 else _links(draw, num_ranks)
     return {"num_bytes": -1.0 if draw.random() < 0.01 else num_bytes, "link": _link(draw), "check": watched,
-            "slowdown": _slowdown(draw, num_ranks), "links": _links(draw, num_ranks), "contributions": watched}
+            "network": shared, "slowdown": _slowdown(draw, num_ranks), "links": own, "contributions": watched}
 
 
 def _collective(draw: random.Random) -> Job:

@@ -8,8 +8,11 @@ last, as an object. What has no counterpart in Python is in camelCase. Errors of
     schedule.js      book.schedule: Schedule, PipelineSchedule
     trace.js         book.trace
     links.js         book.cost.links
+    network.js       book.cost.network
     collectives.js   book.collectives
     pipelines.js     book.pipelines
+    messages.js      book.simulate.messages
+    shared.js        book.simulate.shared
     simulate.js      book.simulate
 
 They are plain scripts, loaded in this order, which put their rooms into `globalThis.lockstepTwin`. They draw nothing

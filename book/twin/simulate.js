@@ -6,6 +6,9 @@
 (() => {
   const { OPS, needs, gives, taker_of } = globalThis.lockstepTwin.schedule;
   const { Trace } = globalThis.lockstepTwin.trace;
+  const { Network } = globalThis.lockstepTwin.network;
+  const { stepsOf } = globalThis.lockstepTwin.messages;
+  const { run_shared } = globalThis.lockstepTwin.shared;
   const { max } = Math;
   const LARGEST_WATCHED_WORLD = 64;
 
@@ -18,10 +21,11 @@
    */
 
   /**
-   * The trace that a schedule leaves on a buffer of `num_bytes` when every rank has the link `link`.
+   * The trace that a schedule leaves on a buffer of `num_bytes` when every rank has the link `link`; with a `Network`
+   * in its place, ranks share their node's cards.
    * @param {Schedule} schedule
    * @param {number} num_bytes
-   * @param {Link} link
+   * @param {Link | Network} link
    * @param {Options} options
    * @returns {Trace}
    */
@@ -33,33 +37,36 @@
     return new Trace(events, world_size, "modelled", "simulated", { name, promise });
   }
 
-  /** Times of messages and additions from one rank to another; tables only where links differ. */
-  class Network {
-    constructor(world_size, link, slowdown = {}, links = []) {
-      this.slowdown = Array(world_size).fill(1);
-      for (const [rank, factor] of Object.entries(slowdown)) {
-        if (!(rank in this.slowdown && factor > 0 && factor < Infinity)) {
-          const ranks = `ranks are 0..${world_size - 1} and factors positive`;
-          throw new RangeError(`slowdown: rank ${rank} with factor ${factor} can't be: ${ranks}`);
-        }
-        this.slowdown[rank] = factor;
+  /** Each rank's factor on its times. */
+  function factorsOf(world_size, slowdown) {
+    const factors = Array(world_size).fill(1);
+    for (const [rank, factor] of Object.entries(slowdown)) {
+      if (!(rank in factors && factor > 0 && factor < Infinity)) {
+        const ranks = `ranks are 0..${world_size - 1} and factors positive`;
+        throw new RangeError(`slowdown: rank ${rank} with factor ${factor} can't be: ${ranks}`);
       }
+      factors[rank] = factor;
+    }
+    return factors;
+  }
+
+  /** Times of messages and additions from one rank to another; a table only where links differ. */
+  class Links {
+    constructor(world_size, link, slowdown, links) {
       const plain = ({ latency_s, bandwidth_bytes_per_s, reduce_s_per_byte }) => {
         return { latency_s, s_per_byte: 1 / bandwidth_bytes_per_s, reduce_s_per_byte };
       };
-      this.link = plain(link);
-      this.links = new Map();
-      this.world_size = world_size;
+      Object.assign(this, { world_size, slowdown, link: plain(link), own: new Map() });
       for (const [src, dst, own] of links) {
-        if (!(src in this.slowdown && dst in this.slowdown && src !== dst)) {
+        if (!(src in slowdown && dst in slowdown && src !== dst)) {
           throw new RangeError(`links: (${src}, ${dst}) must name two different ranks of 0..${world_size - 1}`);
         }
-        this.links.set(src * world_size + dst, plain(own));
+        this.own.set(src * world_size + dst, plain(own));
       }
     }
 
     between(src, dst) {
-      return (this.links.size && this.links.get(src * this.world_size + dst)) || this.link;
+      return (this.own.size && this.own.get(src * this.world_size + dst)) || this.link;
     }
 
     transfer_s(src, dst, num_bytes) {
@@ -72,25 +79,35 @@
     }
   }
 
+  /** The messages of each step, with their times. */
+  function timed(schedule, num_bytes, link, { slowdown = {}, links = [] }) {
+    if (!(num_bytes >= 0 && num_bytes < Infinity)) {
+      throw new RangeError(`num_bytes can't be ${num_bytes}: give the buffer's size in bytes`);
+    }
+    const factors = factorsOf(schedule.world_size, slowdown);
+    const chunk_bytes = num_bytes / schedule.num_chunks;
+    if (link instanceof Network) {
+      if (links.length) throw new RangeError("links: a Network says itself which link lies between two ranks");
+      return run_shared(schedule, chunk_bytes, link, factors);
+    }
+    const own = new Links(schedule.world_size, link, factors, links);
+    const clocks = clocksOf(schedule.world_size);
+    for (const messages of stepsOf(schedule)) takeStep(messages, chunk_bytes, clocks, own);
+    return stepsOf(schedule);
+  }
+
   /**
    * When each move leaves, has arrived, and has been added, in seconds: what `simulate` makes events of.
    * @param {Schedule} schedule
    * @param {number} num_bytes
-   * @param {Link} link
+   * @param {Link | Network} link
    * @param {Options} options
    * @returns {{start_s: Float64Array, sent_s: Float64Array, done_s: Float64Array}}
    */
-  function moveTimes(schedule, num_bytes, link, { slowdown, links } = {}) {
-    if (!(num_bytes >= 0 && num_bytes < Infinity)) {
-      throw new RangeError(`num_bytes can't be ${num_bytes}: give the buffer's size in bytes`);
-    }
-    const network = new Network(schedule.world_size, link, slowdown, links);
-    const chunk_bytes = num_bytes / schedule.num_chunks;
+  function moveTimes(schedule, num_bytes, link, options = {}) {
     const { length } = schedule.moves;
     const [start_s, sent_s, done_s] = [0, 1, 2].map(() => new Float64Array(length));
-    const clocks = clocksOf(schedule.world_size);
-    for (const messages of stepsOf(schedule)) {
-      takeStep(messages, chunk_bytes, clocks, network);
+    for (const messages of timed(schedule, num_bytes, link, options)) {
       for (const { moves, start, arrived, added } of messages) {
         for (const i of moves) {
           start_s[i] = start;
@@ -106,27 +123,16 @@
    * The `duration_s` of what `simulate` returns, without its events: 0 for a schedule without moves.
    * @param {Schedule} schedule
    * @param {number} num_bytes
-   * @param {Link} link
+   * @param {Link | Network} link
    * @param {Options} options
    * @returns {number}
    */
-  function durationOf(schedule, num_bytes, link, { slowdown, links } = {}) {
-    const network = new Network(schedule.world_size, link, slowdown, links);
-    const clocks = clocksOf(schedule.world_size);
-    for (const messages of stepsOf(schedule)) takeStep(messages, num_bytes / schedule.num_chunks, clocks, network);
-    return max(0, ...clocks.ready);
-  }
-
-  const known = new WeakMap();
-  /** The messages of each step: a schedule's own, on whatever links. */
-  function stepsOf(schedule) {
-    if (!known.has(schedule)) {
-      known.set(
-        schedule,
-        [...schedule.steps()].map(([from, to]) => messagesOf(schedule, from, to)),
-      );
+  function durationOf(schedule, num_bytes, link, options = {}) {
+    let last = 0;
+    for (const messages of timed(schedule, num_bytes, link, options)) {
+      for (const { added } of messages) last = max(last, added);
     }
-    return known.get(schedule);
+    return last;
   }
 
   /** When each rank becomes free: its earlier steps are done, and so on. */
@@ -135,32 +141,16 @@
     return { ready, sending, receiving, adding };
   }
 
-  /** Moves of a step with the same sender and receiver are one message, in the order of their first moves. */
-  function messagesOf({ moves: { src, dst, op }, world_size }, from, to) {
-    const messages = new Map();
-    for (let i = from; i < to; i++) {
-      const pair = src[i] * world_size + dst[i];
-      let message = messages.get(pair);
-      if (!message) {
-        message = { src: src[i], dst: dst[i], moves: [], adds: 0, start: 0, arrived: 0, added: 0 };
-        messages.set(pair, message);
-      }
-      message.moves.push(i);
-      if (OPS[op[i]] === "reduce") message.adds++;
-    }
-    return [...messages.values()];
-  }
-
   /** Gives the messages of a step their times, and advances the clocks. */
-  function takeStep(messages, chunk_bytes, clocks, network) {
+  function takeStep(messages, chunk_bytes, clocks, links) {
     const { ready, sending, receiving, adding } = clocks;
     const done = ready.slice();
     for (const message of messages) {
       const { src, dst, moves, adds } = message;
       const start = max(ready[src], sending[src], receiving[dst]);
-      const arrived = start + network.transfer_s(src, dst, moves.length * chunk_bytes);
+      const arrived = start + links.transfer_s(src, dst, moves.length * chunk_bytes);
       const bytes = adds * chunk_bytes;
-      const added = bytes > 0 ? max(arrived, adding[dst]) + network.reduce_s(src, dst, bytes) : arrived;
+      const added = bytes > 0 ? max(arrived, adding[dst]) + links.reduce_s(src, dst, bytes) : arrived;
       sending[src] = receiving[dst] = arrived;
       adding[dst] = max(adding[dst], added);
       done[src] = max(done[src], arrived);

@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 
 # The twin, which simulates on the page: what a widget lists first that does so. Beside the widgets' folder.
-TWIN = tuple(f"../twin/{room}" for room in ("promise", "schedule", "trace", "links", "collectives", "pipelines",
-                                            "simulate"))
+TWIN = tuple(f"../twin/{room}" for room in ("promise", "schedule", "trace", "links", "network", "collectives",
+                                            "pipelines", "messages", "shared", "simulate"))
 WIDGETS = {  # by the name in their HTML, scripts in the order in which they load
     "player": ("scene", "player"),
     "timeline": ("scene", "timeline"),
