@@ -122,4 +122,5 @@ def test_a_rank_without_a_gradient_is_told_to_run_a_backward():
 
 def test_a_wait_for_a_rank_without_rows_is_explained():
     assert checks.uneven_failure("nothing has moved", (2, 0)).startswith("rank 1 has no rows and the others wait")
-    assert checks.uneven_failure("nothing has moved", (2, 1)) == "nothing has moved"
+    assert checks.uneven_failure("nothing has moved", (2, 1)).startswith("some ranks run more backwards than others")
+    assert checks.uneven_failure("division by zero", (2, 1)) == "division by zero"

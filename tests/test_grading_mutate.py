@@ -98,6 +98,15 @@ def test_a_survivor_listed_as_equivalent_is_accepted(tmp_path):
     assert told["total = 0 -> total = -1"][0] == "survived"
 
 
+@pytest.mark.parametrize("message, explained", [
+    ("CheckFailed: divide by their number", True),
+    ("RankError: rank 0 failed in cell line 4: my_block(x, 1)\nCheckFailed: x comes whole", True),
+    ("RankError: rank 0 failed in cell line 4: my_block(x, 1)\nIndexError: dimension out of range", False)])
+def test_a_check_explains_also_from_within_a_rank(message, explained):
+    (mutant, *_) = mutants(MEAN)
+    assert mutate.Outcome(1, mutant, "public", message).explained is explained
+
+
 def test_every_judged_mutant_still_exists():
     for name, notebook in LABS.items():
         path = ANSWERS / name / "equivalent.txt"

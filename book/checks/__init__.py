@@ -43,8 +43,8 @@ from book.checks.data_parallel import (
     accumulated, averaged, averaged_in_bits, epochs, same_state, trained_alike, weights_kept,
 )
 from book.checks.frameworks import (
-    global_batches, num_window_steps, same_weights_on, synchronised_once, uneven_failure, uneven_gradient,
-    window_gradient,
+    global_batches, gradients_cleared, num_window_steps, same_weights_on, synchronised_once, uneven_failure,
+    uneven_gradient, window_gradient,
 )
 from book.checks.global_batch import first_step, global_losses
 from book.checks.hybrid import drawn_alike, mesh_failure, mesh_gradients, parts_on_mesh
@@ -98,20 +98,20 @@ __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axe
            "chunks_in_words", "clipped", "column_outputs", "computed", "continued", "counted_bytes", "crossing",
            "drawn_alike", "dropout_masks", "epochs", "failure_of_replicas", "fewest", "first_losses", "first_step",
            "first_updates", "from_stage_to_stage", "global_batches", "global_losses", "gpipe_order",
-           "gradients_dropped", "gradients_of_replicas", "gradients_sharded", "groups_of_axis", "held_back",
-           "held_in_time", "held_on_rank", "in_company", "is_future", "keeps_dtype", "late_push", "left_alone",
-           "load_failure", "lock_given_back", "losses_of_replicas", "losses_of_steps", "members", "mesh_failure",
-           "mesh_gradients", "mesh_losses", "micro_batch_losses", "moved", "names_of_no_order", "neighbour_exchange",
-           "newest_given", "next_round_waits", "no_lost_update", "not_moved_yet", "nothing_behind", "nothing_kept",
-           "num_sent_bytes", "num_window_steps", "number", "on_grid", "one_f_one_b_order", "one_run_a_step", "operator",
-           "optimizer_sharded", "own_pipeline", "parameters_sharded", "parts_on_mesh", "parts_without_zeros",
-           "peaks_in_flight", "placements", "places", "point_to_point", "predicted_pipeline", "predicted_state",
-           "received_once", "reduce_scatter", "remote_failure", "replica_gradients", "resumed", "ring_cost",
-           "ring_traffic", "round_step", "row_outputs", "rows_in_calls", "rows_sent", "same_answers", "same_group",
-           "same_outputs", "same_replicas", "same_state", "same_weights", "same_weights_on", "sample_mean", "saved",
-           "saved_once", "server_failure", "shapes_in_words", "shard_shapes", "sharded_traffic", "sharded_training",
-           "shares_of_replicas", "split_module", "split_traffic", "stage_gradients", "stage_parts",
-           "started_in_backward", "step_seconds", "summed_metrics", "synchronised_once", "torch_failure",
-           "traffic_by_axis", "traffic_slips", "trained_alike", "training_hint", "uneven_failure", "uneven_gradient",
-           "units_of_blocks", "untouched_in_flight", "vocabulary_loss", "vocabulary_traffic", "weights_kept",
-           "where_stuck", "window_gradient", "within_groups"]
+           "gradients_cleared", "gradients_dropped", "gradients_of_replicas", "gradients_sharded", "groups_of_axis",
+           "held_back", "held_in_time", "held_on_rank", "in_company", "is_future", "keeps_dtype", "late_push",
+           "left_alone", "load_failure", "lock_given_back", "losses_of_replicas", "losses_of_steps", "members",
+           "mesh_failure", "mesh_gradients", "mesh_losses", "micro_batch_losses", "moved", "names_of_no_order",
+           "neighbour_exchange", "newest_given", "next_round_waits", "no_lost_update", "not_moved_yet",
+           "nothing_behind", "nothing_kept", "num_sent_bytes", "num_window_steps", "number", "on_grid",
+           "one_f_one_b_order", "one_run_a_step", "operator", "optimizer_sharded", "own_pipeline", "parameters_sharded",
+           "parts_on_mesh", "parts_without_zeros", "peaks_in_flight", "placements", "places", "point_to_point",
+           "predicted_pipeline", "predicted_state", "received_once", "reduce_scatter", "remote_failure",
+           "replica_gradients", "resumed", "ring_cost", "ring_traffic", "round_step", "row_outputs", "rows_in_calls",
+           "rows_sent", "same_answers", "same_group", "same_outputs", "same_replicas", "same_state", "same_weights",
+           "same_weights_on", "sample_mean", "saved", "saved_once", "server_failure", "shapes_in_words", "shard_shapes",
+           "sharded_traffic", "sharded_training", "shares_of_replicas", "split_module", "split_traffic",
+           "stage_gradients", "stage_parts", "started_in_backward", "step_seconds", "summed_metrics",
+           "synchronised_once", "torch_failure", "traffic_by_axis", "traffic_slips", "trained_alike", "training_hint",
+           "uneven_failure", "uneven_gradient", "units_of_blocks", "untouched_in_flight", "vocabulary_loss",
+           "vocabulary_traffic", "weights_kept", "where_stuck", "window_gradient", "within_groups"]

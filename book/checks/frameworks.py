@@ -22,6 +22,8 @@ WINDOW = {  # the gradient with which an optimizer steps at the end of a window
                  "{passes}: here each window is divided by the passes that it has",
     "by length": "step {step}: the last window has only {length} of {passes} passes, and its losses are divided by "
                  "{length}: the trainer divides every loss by passes, also in a short window",
+    "by batches": "step {step}: the losses are divided by {num_batches}, the number of all batches: a step is made "
+                  "from {passes}",
     "times passes": "step {step}: the gradient is {passes} times what it should be: backward adds up the gradients of "
                     "the passes, so divide each loss by passes",
     "over passes": "step {step}: the gradient is divided by passes twice",
@@ -59,26 +61,40 @@ def num_window_steps(steps: Sequence[int], num_batches: int, passes: int) -> Non
     """Each rank must step once for each window, the short last one too; `steps` is by rank."""
     wanted = -(-num_batches // passes)
     for rank, taken in enumerate(steps):
+        refuse(taken == 0 < max(steps), f"rank {rank}: the optimizer never steps, and that of rank "
+               f"{int(np.argmax(steps))} does: each rank has its own copy of the weights, and makes each step on it")
         refuse(taken == num_batches != wanted, f"rank {rank}: the optimizer steps after every pass: it should step "
                f"after each {passes}, so {wanted} times in {num_batches} batches")
         refuse(taken == num_batches // passes != wanted, f"rank {rank}: the optimizer steps {taken} times, and "
                f"{num_batches} batches make {wanted} windows of up to {passes} passes: the short last one is trained "
                "on too")
-        require(taken == wanted, f"rank {rank}: the optimizer steps {taken} times, it should step {wanted} times")
+        require(taken == wanted, f"rank {rank}: the optimizer steps {taken} times, it should step {wanted} times"
+                + (": is the first pass a window by itself? Count passes from 1" if taken == wanted + 1 else ""))
 
 
-def window_gradient(step: int, rank: int, got: Any, rows: Any, passes: int, divisor: int) -> None:
+def window_gradient(step: int, rank: int, got: Any, rows: Any, passes: int, divisor: int, num_batches: int = 0) -> None:
     """The gradient of a step must be the mean over ranks of a window's gradients, summed and divided by `divisor`.
 
     `got` is what `rank` steps with, (n,); `rows` are the gradients of the passes alone, (R, passes of this window, n).
+    `num_batches` is how many batches the rank trains on in all.
     """
     num_ranks, length = np.shape(rows)[:2]
     found = Attribution(got, rows, 1 / (num_ranks * divisor), rank, ("ranks", "passes"),
                         {"passes": passes, "ranks": num_ranks})
     if not found.is_right():
         mistakes = {"by passes": 1 / (num_ranks * passes), "by length": 1 / (num_ranks * length)}
-        raise CheckFailed(found.explain(WINDOW, mistakes if length < passes else {}, step=step, rank=rank,
-                                        passes=passes, length=length))
+        mistakes = mistakes if length < passes else {}
+        if num_batches > passes:
+            mistakes["by batches"] = 1 / (num_ranks * num_batches)
+        raise CheckFailed(found.explain(WINDOW, mistakes, step=step, rank=rank, passes=passes, length=length,
+                                        num_batches=num_batches))
+
+
+def gradients_cleared(left: Sequence[Any]) -> None:
+    """No rank may keep gradients after its last step; `left` is by rank, (n,)."""
+    for rank, own in enumerate(left):
+        refuse(magnitude(own), f"rank {rank}: the gradients of the last window are still there when the loop has "
+               "ended: clear them after each step. What comes next would add to them")
 
 
 def synchronised_once(trace: Trace, num_bytes: int, num_steps: int, num_batches: int) -> float:
@@ -89,6 +105,8 @@ def synchronised_once(trace: Trace, num_bytes: int, num_steps: int, num_batches:
     for rank in range(trace.world_size):
         sent = sum(event.num_bytes for event in trace.of_rank(rank)
                    if event.op == "all_reduce" and event.kind == "collective") / num_bytes
+        refuse(sent == 2 * num_steps < num_batches, f"rank {rank} all-reduces its gradient twice for each step: DDP "
+               "has made it the mean over the ranks already, in the backward of the last pass")
         require(sent == num_steps, f"rank {rank} all-reduces its gradient {sent:g} times in {num_batches} passes and "
                 f"{num_steps} steps: one time for each step is enough. no_sync has to hold while the forward runs, "
                 "since DDP decides there whether this backward synchronises")
@@ -127,11 +145,19 @@ def _check_lengths(epoch: int, ranks: Epoch, num_rows: int, global_batch: int) -
     wanted, num_ranks = -(-num_rows // global_batch), len(ranks)
     for rank, own in enumerate(ranks):
         require(own is not None, f"rank {rank} returned None: return the list of its batches")
+        odd = next((batch for batch in own if not isinstance(batch, (list, tuple))), None)
+        require(odd is None, f"rank {rank} returned a list in which {odd!r} is, of the type {type(odd).__name__}: "
+                "each step has a list of its own, of the rows that the rank takes in it")
+        for row in (row for batch in own for row in batch):
+            require(type(row) is int, f"rank {rank} has rows of the type {type(row).__name__}: give plain ints "
+                    "(tolist())")
+            require(0 <= row < num_rows, f"rank {rank} takes row {row}, and there are rows 0 to {num_rows - 1}")
         where = f"epoch {epoch}: rank {rank} of {num_ranks} has {len(own)} batches, and should have {wanted}: "
         refuse(len(own) < wanted and max(map(len, own), default=0) == global_batch and num_ranks > 1, where +
                "each rank takes global_batch rows. That is what a loader's batch_size means under a framework; here "
                "the ranks share global_batch")
-        refuse(len(own) == num_rows // global_batch < wanted, where + "the last, short one is dropped")
+        refuse(all(len(other) == num_rows // global_batch < wanted for other in ranks),
+               where + "the last, short one is dropped")
         require(len(own) == wanted, where + "every rank takes part in every step")
 
 
@@ -143,6 +169,8 @@ def _check_once(epoch: int, ranks: Epoch, num_rows: int) -> None:
         raise CheckFailed(f"epoch {epoch}: row {twice[0]} comes {times[twice[0]]} times, and the ranks take "
                           f"{times.total()} rows of {num_rows}: a distributed sampler repeats rows until all ranks "
                           "have as many; here no row comes twice")
+    refuse(twice and len(ranks) == 1, f"epoch {epoch}: row {listed(twice[:1])} comes more than once on one rank, and "
+           "others never come: an epoch has one order, which its steps cut into pieces")
     refuse(twice, f"epoch {epoch}: some ranks share row {listed(twice[:1])}, and others never come: all ranks have to "
            "shuffle with the same seed, and then take different parts")
     missing = sorted(set(range(num_rows)) - set(times))
@@ -157,6 +185,8 @@ def _why_other_rows(epoch: int, step: int, rows: Sequence[int], due: Sequence[in
     in_order = list(range(num_rows))[step * global_batch:(step + 1) * global_batch]
     if sorted(rows) == in_order:
         return where + "the rows come in their own order: shuffle them"
+    if num_ranks == 1 and sorted(rows) == list(range(min(rows), min(rows) + len(rows))):
+        return where + "the batches are shuffled, and each has the rows that follow one another: shuffle all rows first"
     if len(rows) != len(due):
         return where + f"the ranks take {len(rows)} rows together, and should take {len(due)}"
     if num_ranks > 1:
@@ -201,4 +231,7 @@ def uneven_failure(message: str, sizes: Sequence[int]) -> str:
     if 0 in sizes and ("nothing has moved" in message or "Connection closed" in message or "has ended" in message):
         return (f"rank {sizes.index(0)} has no rows and the others wait for its part of the all-reduce: every rank "
                 f"runs a backward, also one without a row.\n{message}")
+    if "nothing has moved" in message:
+        return ("some ranks run more backwards than others, and wait: each rank runs one, of all of its rows, whatever "
+                f"their number.\n{message}")
     return message

@@ -126,6 +126,8 @@ def server_failure(message: str) -> str:
     if "nothing has moved" in message:
         return ("the server stands still: a thread that waits inside a method serves nobody else, and what it waits "
                 f"for needs a thread, or a lock, too.\n{message}")
+    if "mark a completed Future" in message:
+        return f"an answer is given twice: forget a push's future when its result is set.\n{message}"
     if "pickle" in message and "Future" in message:
         return ("the server sends the Future itself, which can't travel: @rpc.functions.async_execution above the "
                 "method has RPC send its result, when there is one")

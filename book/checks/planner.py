@@ -93,6 +93,9 @@ def _parameters(num: float, config: Any, layout: Layout, stage: int) -> Mistakes
     for whole_on_each, what in ((6, "norms, and the biases that are added after the sum over tp, are"),
                                 (4, "norms are"), (2, "biases that are added after the sum over tp are")):
         yield num - blocks * whole_on_each * h * (1 - 1 / t), f"{what} whole on each rank of tp"
+    yield num - blocks * (7 / t + 2) * h, "that is without biases: each of a block's six maps has one"
+    yield num - blocks * (2 * h * h + h) / t, "the MLP's hidden layer is 4h wide"
+    yield num - is_first * config.context * h * (1 - 1 / t), "the embedding of the positions is whole on each rank"
     yield num + (config.num_layers - blocks) * block, f"a stage has num_layers / pp blocks, {blocks}"
 
 
@@ -114,6 +117,8 @@ def _activations(want: float, config: Any, layout: Layout, stage: int, num_micro
         yield want - counted * 4, "each norm also keeps two numbers for each token"
         yield want - counted * heads / t, "attention also keeps a number for each head and token"
         yield counted * h, "only with full recomputation does a block keep its input alone"
+        yield want + counted * heads * (config.context - 1) / t, "attention makes its scores again in the backward: " \
+            "it keeps a number for each head and token, not one for each pair of tokens"
     yield want / held, f"that is one micro-batch; {flight}"
     yield want / held * num_micro_batches, f"that is all {num_micro_batches} micro-batches, as with GPipe; {flight}"
     yield want / held * min(layout.pp, num_micro_batches), f"that is what the first stage holds; {flight}"
@@ -172,6 +177,9 @@ def _tp_slips(want: float, config: Any, layout: Layout, stage: int, m: int) -> M
     yield num * 4 * one + ends, "with full recomputation a block's forward runs again, with its all-reduces"
     yield num * 6 * one + ends, "only with full recomputation does a block's forward run twice"
     yield num * often * one, "that is the blocks alone: the embedding, the head and the loss are cut too"
+    yield num * 8 * one + ends, "what runs again is the forward: its two all-reduces in a block come again, and the " \
+        "backward's do not"
+    yield want + loss * (config.vocab_size - 1), "the loss all-reduces a number for each token, not all logits"
     yield want - loss, "the loss, cut by vocabulary, has three all-reduces of a number for each token"
     yield want - loss * 2 / 3, "the loss has three all-reduces: of the largest logit, the sum and the target's logit"
     yield want + (is_first + is_last) * one, "the embedding's output is summed in the forward alone, and the " \
@@ -206,6 +214,13 @@ def _time_slips(cost: Estimate, layout: Layout, cluster: Cluster, m: int) -> Mis
         (busy + dp_s, "a rank is also idle while the pipeline fills and drains"),
         (busy * (1 + share) + dp_s,
          "(p-1)/(m+p-1) is the idle share of the whole; beside the busy time it is (p-1)/m of that"),
+        (busy * (1 + (layout.pp - 1) / (m + layout.pp)) + dp_s,
+         "beside the busy time the idle time is (p-1)/m of that; only of the whole it is (p-1)/(m+p-1)"),
+        (busy * (1 + m / layout.pp) + dp_s, "that is upside down: the more micro-batches, the less idle time"),
+        (max(computing, tp_s + pp_s) * (1 + idle) + dp_s, "messages of tp and pp are waited for: they come one after "
+         "the other with the computing, not beside it"),
+        (busy * (1 + idle) + m * dp_s, "messages of dp come once in a step, not with each micro-batch"),
+        (cost.step_s + 7 * tp_s * (1 + idle), "both numbers of tp are bytes: nothing is to be made of bits"),
         (busy * (1 + layout.pp / m) + dp_s,
          "p stages are filled by p-1 micro-batches: the idle time is (p-1)/m of the busy time"),
         (busy + computing * idle + dp_s, "the pipeline also waits while a stage ahead sends: the idle time is in "
@@ -276,6 +291,8 @@ def chosen_layout(got: Any, model: Transformer, cluster: Cluster, global_batch: 
             f"training: {cluster.usable_share:g} of {cluster.memory_bytes / 1e9:g} GB")
     limit_s = (1 + slack) * seconds(fastest) * (1 + 1e-9)
     best = min((layout for layout in fitting if seconds(layout) <= limit_s), key=memory) if slack else fastest
+    refuse(seconds(got) > limit_s and memory(best) == room, f"{where}: {got} takes longer than {best}, which fills the "
+           "room to the last byte: it fits if its memory is at most that")
     refuse(seconds(got) > limit_s, f"{where}: {got} takes {short(seconds(got))} s, and {best}, which fits too, "
            f"{short(seconds(best))} s{_overlooked(got, best, fitting, memory, seconds)}")
     refuse(slack and memory(got) > memory(best) * (1 + 1e-9), f"{where}: {got} holds {memory(got) / 1e9:.2f} GB, and "

@@ -34,8 +34,8 @@ class Outcome:
 
     @property
     def explained(self) -> bool:
-        """Whether a check or a hang report says what is wrong; an error of Python or torch only shows the line."""
-        return self.message.startswith(TELLING)
+        """Whether a check, here or in a rank, or a hang report says what is wrong; other errors only show the line."""
+        return self.message.startswith(TELLING) or "\nCheckFailed: " in self.message
 
 
 def outcomes(lab: NotebookNode, num_each: int, seed: int, equivalent: Mapping[str, str]) -> Iterator[Outcome]:
