@@ -4,7 +4,7 @@ Figures are transparent, with ink that reads on white and on black, because the 
 """
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from book.cost import Search, usable_bytes
 from book.extras import needed_by
@@ -14,12 +14,13 @@ with needed_by("book.plot", "matplotlib"):
     import matplotlib.pyplot as plt
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, NullFormatter
 
 INK = "#707a89"
 NARROW = 5.0  # inches, at 120 dots each: text of 10 points can still be read where a phone shrinks this to its width
 SERIES = ("#3a86c8", "#c8612e", "#3d9a6d", "#9a6fc4")
 MARKERS = ("o", "s", "^", "D")
+Curve = tuple[Sequence[float], Sequence[float]]
 FILLS = {"send": SERIES[0], "recv": SERIES[2], "collective": SERIES[3], "compute": SERIES[1]}
 
 
@@ -105,6 +106,33 @@ def lines(series: Mapping[str, Sequence[float]], xlabel: str, ylabel: str, title
     return _closed(figure)
 
 
+def graph(lines: Mapping[str, Curve], points: Mapping[str, Curve] = {}, *, xlabel: str, ylabel: str, title: str = "",
+          units: tuple[str, str] = ("", ""), log: str = "") -> Figure:
+    """Lines and points, each a pair of x and y values; a line and points of the same name share a colour.
+
+    `units` of x and y are "", "%" (of shares), "B" or "s"; the axes that `log` names ("x", "y" or "xy") are
+    logarithmic, x with ticks where the first line has its values.
+    """
+    figure, axes = _figure(NARROW, 3.3, title, 10)
+    for place, name in enumerate(dict.fromkeys([*lines, *points])):
+        color, marker = SERIES[place % len(SERIES)], MARKERS[place % len(MARKERS)]
+        if name in lines:
+            axes.plot(*lines[name], color=color, linewidth=2, label=name)
+        if name in points:
+            label = None if name in lines else name
+            axes.plot(*points[name], color=color, linestyle="none", marker=marker, markersize=6, label=label)
+    for axis, side, unit in (("x", axes.xaxis, units[0]), ("y", axes.yaxis, units[1])):
+        if axis in log:
+            axes.set(**{f"{axis}scale": "log"})
+            side.set_minor_formatter(NullFormatter())
+        side.set_major_formatter(FuncFormatter(lambda value, _, write=UNITS[unit]: write(value)))
+    if "x" in log:
+        axes.set_xticks(next(iter(lines.values()))[0])
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.legend(frameon=False, labelcolor=INK, fontsize=10)
+    return _closed(figure)
+
+
 def timeline(trace: Trace, title: str = "") -> Figure:
     """A lane per rank with a bar for each send, receive, collective and computation, on the trace's clock in seconds.
 
@@ -170,7 +198,7 @@ def _closed(figure: Figure) -> Figure:
 def _bytes(x: float) -> str:
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if x >= size:
-            return f"{x / size:g} {unit}"
+            return f"{x / size:.4g} {unit}"
     return f"{x:g} B"
 
 
@@ -179,3 +207,14 @@ def _seconds(x: float) -> str:
         if abs(x) >= size * 0.9999:
             return f"{x / size:.4g} {unit}"
     return f"{x * 1e9:.4g} ns" if x else "0"
+
+
+def _number(x: float) -> str:
+    return f"{x:.4g}"
+
+
+def _percent(x: float) -> str:
+    return f"{100 * x:.3g} %"
+
+
+UNITS: dict[str, Callable[[float], str]] = {"": _number, "%": _percent, "B": _bytes, "s": _seconds}

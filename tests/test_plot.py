@@ -82,3 +82,14 @@ def test_stacked_bars_end_in_their_sum_and_others_in_their_value():
     assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0, 2), (0, 0.5), (0, 4), (0, 0)]
     assert [text.get_text() for text in axes.texts] == ["2.00", "0.50", "4.00", "0.00"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["stage 0", "stage 3"]
+
+
+def test_points_have_the_colour_of_the_line_of_their_name_and_one_entry_in_the_legend():
+    figure = plot.graph({"4 ranks": ([1, 2], [0.75, 0.6])}, {"4 ranks": ([1, 2], [0.75, 0.6]), "alone": ([1], [0.5])},
+                         xlabel="micro-batches", ylabel="idle", units=("", "%"), log="x")
+    axes = figure.axes[0]
+    line, its_points, alone = axes.lines
+    assert line.get_color() == its_points.get_color() != alone.get_color()
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["4 ranks", "alone"]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
+    assert axes.yaxis.get_major_formatter()(0.375) == "37.5 %"
