@@ -1,4 +1,4 @@
-"""The page on parameter servers: its schedule, its formula for staleness, and every argument of RPC's calls."""
+"""The pages on parameter servers: schedule, formula for staleness, and every argument of RPC's calls."""
 from __future__ import annotations
 
 import inspect
@@ -18,8 +18,8 @@ from book.launch import RankError, launch
 from book.simulate import simulate
 from tests.test_chapters import cells
 
-PAGE = "08_parameter_server"
-READS = ["chapters/08_parameter_server.ipynb"]
+PAGE, ARGUMENTS = "08_parameter_server", "88_rpc_in_pytorch"
+READS = [f"chapters/{name}.ipynb" for name in (PAGE, ARGUMENTS)]
 CALLS = {"init_rpc": [rpc.init_rpc], "TensorPipeRpcBackendOptions": [rpc.TensorPipeRpcBackendOptions.__init__],
          "rpc_sync": [rpc.rpc_sync, rpc.rpc_async, rpc.remote], "shutdown": [rpc.shutdown]}
 
@@ -118,7 +118,7 @@ def test_init_rpc_does_not_read_the_world_size_from_the_environment() -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_every_argument_is_explained_with_its_default(name: str) -> None:
-    page = "\n".join(cells(PAGE, "markdown"))
+    page = "\n".join(cells(ARGUMENTS, "markdown"))
     entry = re.search(rf"^`{name}`.*\n: (.*)$", page, re.M)
     explained = dict(reversed(re.findall(r"`(\w+)(?:=([^`]+))?`", entry[1])))  # the first mention counts
     for call in CALLS[name]:
