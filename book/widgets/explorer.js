@@ -10,6 +10,7 @@
      told(answer)                     what the root's data attributes say, besides the chosen values */
 (() => {
   const { range, make, bytes, short, footer, frame, watchWidth, pill, write, reserve } = globalThis.lockstepScene;
+  const { SHARED, cluster, choose, nearest, listen } = globalThis.lockstepCluster;
   const { min, max, ceil, floor, log, log10, abs } = Math;
 
   const trim = text => text.replace(/(\.\d*[1-9])0+ |\.0+ /, "$1 ");
@@ -65,17 +66,27 @@
     const foot = footer(root, 5);
     const first = data.dials.map(dial => dial.at);
     const at = [...first];
+    const shared = data.dials.map(({ key }, i) => [key, i]).filter(([key]) => SHARED.includes(key));
     const sets = data.dials.map((dial, i) => {
       return (dial.unit === "word" ? buttons : slider)(bar, dial, at[i], place => turn(i, place));
     });
     const reset = pill(bar, "Reset", "Back to the numbers of the text", () => {
       at.splice(0, at.length, ...first);
       draw();
+      choose(null, follow);
     });
 
     const valuesAt = places => Object.fromEntries(data.dials.map((dial, i) => [dial.key, dial.values[places[i]]]));
     function turn(i, place) {
       at[i] = place;
+      draw();
+      const chosen = valuesAt(at);
+      if (SHARED.includes(data.dials[i].key)) choose({ [data.dials[i].key]: chosen[data.dials[i].key] }, follow);
+    }
+    /** Take over the cluster that the address has; what it does not name is as the text has it. */
+    function follow() {
+      const values = cluster();
+      for (const [key, i] of shared) at[i] = key in values ? nearest(data.dials[i].values, values[key]) : first[i];
       draw();
     }
     function draw() {
@@ -93,9 +104,11 @@
     }
     const watch = watchWidth(field, draw);
     root.onkeydown = e => e.stopPropagation(); // keys act here and never reach the notebook around it
-    draw();
+    const end = listen(follow);
+    follow();
     reserve(caption, [kind.tell(kind.answer(valuesAt(at), data), valuesAt(at), data)]);
     const destroy = () => {
+      end();
       watch.disconnect();
       root.remove();
     };

@@ -22,8 +22,8 @@ WIDGETS = {  # by the name in their HTML, scripts in the order in which they loa
     "memory_bars": ("scene", "memory_bars"),
     "ring": (*TWIN, "scene", "player", "ring"),
     "duel": (*TWIN, "scene", "player", "ring", "duel"),
-    "race_explorer": (*TWIN, "scene", "explorer", "race_explorer"),
-    "pipeline_explorer": (*TWIN, "scene", "explorer", "pipeline_explorer"),
+    "race_explorer": (*TWIN, "scene", "cluster", "explorer", "race_explorer"),
+    "pipeline_explorer": (*TWIN, "scene", "cluster", "explorer", "pipeline_explorer"),
 }
 ASSETS = Path(__file__).parent
 STYLE = "widgets.css"  # the styles of all widgets
