@@ -56,7 +56,7 @@ class RaceExplorer(Explorer):
 
     def text(self) -> str:
         """One line that says what is shown."""
-        return f"{self.title}: {', '.join(ALGORITHMS)} on {self._size()}"
+        return f"{self.title} {', '.join(ALGORITHMS)} on {self._size()}"
 
     def words(self) -> str:
         """The time of each algorithm at several sizes."""
