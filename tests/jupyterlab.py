@@ -11,6 +11,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.website import ROOT
+
+CONFIG = ROOT / "book" / "authoring" / "jupyterlab.json"  # what `make lab` passes too
 LIMIT_S = 60
 
 
@@ -19,7 +22,8 @@ def running_lab(folder: Path, settings: Path) -> Iterator[str]:
     """Run JupyterLab on `folder` with its settings in `settings`; yields its address, the token in it."""
     homes = {f"JUPYTER_{kind}_DIR": str(settings / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")}
     command = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1",
-               "--ServerApp.port=0", f"--notebook-dir={folder}", "--LabApp.extension_manager=readonly"]
+               f"--config={CONFIG}", "--ServerApp.port=0", f"--notebook-dir={folder}",
+               "--LabApp.extension_manager=readonly"]
     log = settings / "jupyterlab.log"
     with log.open("w") as output:
         server = subprocess.Popen(command, env={**os.environ, **homes}, stdout=output, stderr=output)

@@ -48,7 +48,7 @@ WALK = f"""every => {{
     if (+root.dataset.step !== step) throw new Error(`at ${{root.dataset.step}}, not at stop ${{step}}`);
     if (every && (step % Math.max(1, Math.floor(last / every)) === 0 || step === last))
       found.push(...unreadable()[1].map(what => [step, ...what]));
-    places.add(Math.round(document.querySelector('.lk-bar').getBoundingClientRect().y));
+    places.add(Math.round(document.querySelector('.lk-play').getBoundingClientRect().y));
     press('ArrowRight');
   }}
   return [found, places.size];

@@ -57,6 +57,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     for name, sources in NOTEBOOKS.items():
         cells = [new_code_cell(source) for source in sources]
         nbformat.write(new_notebook(cells=cells, metadata={"kernelspec": KERNELSPEC}), folder / f"{name}.ipynb")
+    (folder / "shards.expected.json").write_text("{}")
     with running_lab(folder, tmp_path_factory.mktemp("settings")) as address:
         yield address
 
@@ -84,6 +85,10 @@ def test_widgets_play_in_jupyterlab(lab: str, browser: Browser) -> None:
     timeline.locator(".lk-caption").get_by_text("the gradient of weight is ready").wait_for()
     assert timeline.locator(".lk-bucket.flying").count() == 2
     the_game_gives_the_kernel_a_schedule(page, game)
+    files = page.locator(".jp-DirListing-itemText")
+    files.get_by_text("shards.ipynb").wait_for()
+    assert not files.get_by_text("expected").count(), "what a lab's checks must print is no file for students"
+    assert not page.get_by_text("Jupyter news").count()
     log.assert_clean()
 
 

@@ -191,7 +191,7 @@ def test_printing_shows_the_end(show: Callable, widget: Widget) -> None:
     page = shown(show, widget)
     page.emulate_media(media="print")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert state(page)["step"] == str(widget.steps) and page.locator(".lk-bar").is_hidden()
+    assert state(page)["step"] == str(widget.steps) and page.locator(".lk-play").is_hidden()
 
 
 @each_widget

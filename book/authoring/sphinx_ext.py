@@ -32,6 +32,7 @@ REGISTRY = runpy.run_path(str(WIDGETS / "registry.py"))
 LABS, COPIES = "labs/", "student"  # the pages that are labs; the website's folder with their student copies
 HOW_TO = "chapters/93_for_students"
 ABOUT_FOLDED = " On these pages the solutions are folded."
+WHY_THERE = re.compile(r"(\d+ ranks? on gloo \(CPU\)): (no GPU here)")  # as `launch` says it, in stored outputs too
 QUOTED = 12  # minimum length of a line of code that counts as quoted if a message contains it
 READ_BY_INLINE_SCRIPTS = {"documentation_options", "doctools", "sphinx_highlight"}
 
@@ -47,6 +48,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("config-inited", copy_widgets)
     app.connect("builder-inited", pack_student_copies)
     app.connect("source-read", publish_lab)
+    app.connect("source-read", say_why_once)
     app.connect("doctree-resolved", offer_student_copy)
     app.connect("doctree-resolved", drop_thebe_settings, priority=900)
     app.connect("doctree-resolved", name_language_of_terms, priority=900)
@@ -131,6 +133,18 @@ def publish_lab(app: Sphinx, page: str, source: list[str]) -> None:
     """Build a lab's page from what readers may see instead of from the notebook in the repository."""
     if page.startswith(LABS) and app.builder.format == "html":
         source[0] = published(source[0], None if app.config.lab_solutions else stubs(app, page))
+
+
+def say_why_once(app: Sphinx, page: str, source: list[str]) -> None:
+    """Keep the reason why ranks run where they run in the first output of a page that gives it, as `launch` does."""
+    told: set[str] = set()
+
+    def once(found: re.Match[str]) -> str:
+        again = found[2] in told
+        told.add(found[2])
+        return found[1] if again else found[0]
+
+    source[0] = WHY_THERE.sub(once, source[0])
 
 
 def published(text: str, answers: dict[str, str] | None = None) -> str:

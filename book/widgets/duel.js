@@ -5,7 +5,7 @@
    so that messages of different ranks travel at once. It is added where that counts nobody twice, and replaces a part
    of what it brings; anything else is refused, with the reason. */
 (() => {
-  const { range, make, and, num, seconds, pill, frame, define } = globalThis.lockstepScene;
+  const { byTouch, range, make, and, num, seconds, pill, frame, define } = globalThis.lockstepScene;
   const { chunkBar, traffic, busiest, tally, mountRace } = globalThis.lockstepChunks;
   const { simulatedRun } = globalThis.lockstepRuns;
   const { Moves, Schedule } = globalThis.lockstepTwin.schedule;
@@ -110,7 +110,7 @@
   function mountDuel(el) {
     const ui = frame(el, "A race against you");
     const { root, source, caption, alert } = ui;
-    const touch = matchMedia("(pointer: coarse)").matches ? "Tap" : "Click";
+    const touch = byTouch() ? "Tap" : "Click";
     const state = { messages: [], chosen: null, t: 0, stops: () => [0] };
     let [run, answer] = [runOf([]), null];
     source.textContent = "simulated in this page";

@@ -53,12 +53,12 @@
     return sets.find(set => set.every((x, i) => !i || apart(x, set[i - 1]))) ?? [];
   }
 
-  /** Where times and sizes are in the plot, both on logarithmic axes. */
-  function plan(run, W) {
+  /** Where times and sizes are in the plot, both on logarithmic axes as long as some layouts need. */
+  function plan(run, W, some) {
     const H = W < 560 ? 290 : 340;
     const [left, right, top, bottom] = [54, W - 12, 24, H - 34];
-    const times = run.all.map(d => d.step);
-    const sizes = [...run.all.map(d => d.memory), run.usable];
+    const times = some.map(d => d.step);
+    const sizes = [...some.map(d => d.memory), run.usable];
     const [t0, t1] = [min(...times) / 1.12, max(...times) * 1.12];
     const [m0, m1] = [min(...sizes) / 1.15, max(...sizes) * 1.15];
     const x = t => left + (log(t / t0) / log(t1 / t0)) * (right - left);
@@ -76,12 +76,12 @@
     for (const m of ticks(m0 / 100, m1 / 100, bottom - top, 26)) {
       text({ x: left - 6, y: y(100 * m) + 4, "text-anchor": "end" }, `${m} GB`);
     }
-    text({ x: left - 6, y: 11 }, "memory of a GPU");
-    text({ x: right, y: H - 4, "text-anchor": "end" }, "time of a step");
+    text({ x: left - 6, y: 11 }, "memory of a GPU (logarithmic)");
+    text({ x: right, y: H - 4, "text-anchor": "end" }, "time of a step (logarithmic)");
   }
 
-  function stageOf(parent, run, W, name) {
-    const set = plan(run, W);
+  function stageOf(parent, run, W, name, some) {
+    const set = plan(run, W, some);
     const { left, right, y, place } = set;
     const { rest, move } = canvas(parent, W, set.H, { "aria-label": name });
     rest.classList.add("lk-plot");
@@ -196,7 +196,7 @@
     function build() {
       field.replaceChildren();
       const name = `${data.title}: ${run.all.length} of ${run.total} layouts, memory against time`;
-      stage = stageOf(field, run, ui.width || 320, name);
+      stage = stageOf(field, run, ui.width || 320, name, left.length ? left : run.all);
       stage.show(left, front);
       const size = d => nameOf(d).length + 9 * !d.fits;
       const longest = run.all.reduce((a, b) => (size(a) >= size(b) ? a : b));

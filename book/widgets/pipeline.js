@@ -1,7 +1,7 @@
 /* Lockstep's pipeline player: what every rank runs and keeps, and what travels. pipeline_run.py says what the data
    mean. Captions are made here: a run may have a thousand stops, and words for all of them would outweigh the rest. */
 (() => {
-  const { range, clamp, sum, make, color, and, num, upper, short, longest } = globalThis.lockstepScene;
+  const { byTouch, range, clamp, sum, make, color, and, num, upper, short, longest } = globalThis.lockstepScene;
   const { mountScene, define } = globalThis.lockstepScene;
   const { TICKS, fit, lanes, axis } = globalThis.lockstepScene;
   const { min, max, abs } = Math;
@@ -385,7 +385,7 @@
   function show(view, m) {
     view.picked = m;
     for (const { mark } of view.stages) mark(m);
-    const hint = "Point at a block, or press ↑ or ↓, to follow a micro-batch.";
+    const hint = `${byTouch() ? "Tap" : "Point at"} a block, or press ↑ or ↓, to follow a micro-batch.`;
     const way = m === null || view.data.view === "race" ? "" : follow(view.run.runs[0], m);
     view.told.replaceChildren(...(m === null ? [hint] : [make("b", null, {}, "Micro-batch " + m), way]));
     view.root.dataset.batch = m ?? "";

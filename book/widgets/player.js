@@ -638,7 +638,7 @@
     function build() {
       view();
       ui.field.replaceChildren();
-      ui.field.classList.toggle("race", !!state.beside);
+      for (const name of ["race", "beside"]) ui.field.classList.toggle(name, !!state.beside);
       const names = ["This run", "As it should be"];
       const holders = state.beside ? names.map(name => laneOf(ui.field, name)) : [ui.field];
       lanes = holders.map((holder, i) => {

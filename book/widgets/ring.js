@@ -74,7 +74,7 @@
     const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
     const state = { t: 0, playing: !still, run: null, stops: () => state.run.stops };
     const field = make("div.lk-field", root);
-    const row = make("div.lk-bar", root);
+    const row = make("div.lk-play", root);
     const label = make("label.lk-pill lk-ranks", row, {}, "ranks ");
     const ranks = make("input", label, { type: "range", min: FEWEST, max: MOST, value: FIRST, "aria-label": "ranks" });
     const count = make("b", label);

@@ -59,6 +59,7 @@
   }
 
   // # words
+  const byTouch = () => matchMedia("(pointer: coarse)").matches;
   const color = r => `var(--r${r % 16})`;
   const and = list => new Intl.ListFormat("en-GB").format(list.map(String));
   const num = (n, one) => `${n} ${one}${n === 1 ? "" : "s"}`;
@@ -353,8 +354,9 @@
     const { root } = ui;
     const field = make("div.lk-field", root);
     const row = make("div.lk-bar", root);
-    const control = transport(row, state, () => parts.draw());
-    const scrub = scrubber(row, control);
+    const play = make("div.lk-play", row);
+    const control = transport(play, state, () => parts.draw());
+    const scrub = scrubber(play, control);
     const more = make("div.lk-more", row);
     const speed = pill(more, "1×", "Speed", () => {
       state.speed = state.speed === 4 ? 0.5 : state.speed * 2;
@@ -595,7 +597,7 @@
 
   globalThis.lockstepScene = {
     ...{ EPS, range, clamp, sum, make, canvas },
-    ...{ color, and, num, upper, seconds, bytes, short, plain, longest },
+    ...{ byTouch, color, and, num, upper, seconds, bytes, short, plain, longest },
     ...{ rect, bar, ease, rankName, TICKS, fit, lanes, axis },
     ...{ pill, choice, choices, footer, frame, watchWidth, shell, write, reserve },
     ...{ mountScene, byStops, pickable, define },
