@@ -31,7 +31,7 @@ without circles.
         checks        verdicts on a learner's run that name the misconception
         legacy        old calls beside today's: both run, and what they said
     L4  grading       labs as assignments: student copies, and submissions graded in a sandbox
-        authoring     notebook normaliser and lint, the Sphinx extension
+        authoring     notebook normaliser and lint, the Sphinx extension, the opening page, terms and search
 
 Only device, launch, record, execute, shards, wire and parallel import torch: everything else works without it.
 """

@@ -247,3 +247,21 @@ def test_the_selector_shows_the_run_that_it_opens_with(show: Callable) -> None:
     page = show(play({n: collectives.ring_all_reduce(n) for n in (2, 3, 4)}, select=4))
     assert page.locator(PLAYER).get_attribute("data-ranks") == "4"
     assert page.get_by_label("ranks").evaluate("s => s.selectedOptions[0].text") == "4"
+
+
+def test_on_a_phone_the_controls_stay_in_view(show: Callable) -> None:
+    """Wherever the page stands, as long as the player is on it, and they are large enough for a finger."""
+    page = show(play(collectives.ring_all_reduce(8)), race({name: simulated(make, 4) for name, make in (
+        ("ring", collectives.ring_all_reduce), ("tree", collectives.tree_all_reduce))}), width=390, height=600)
+    assert page.locator(PLAYER).first.bounding_box()["height"] > 600
+    controls = page.locator(".lk-play").first
+    for scrolled in (0, 60):
+        page.evaluate("y => scrollTo(0, y)", scrolled)
+        box = controls.bounding_box()
+        assert 300 < box["y"] and box["y"] + box["height"] <= 600
+    small = page.eval_on_selector_all(".lockstep-player :is(button, select, .lk-scrub, summary)", """all => all
+        .map(e => [e.title || e.className, (e.closest('label') || e).getBoundingClientRect()])
+        .filter(([, box]) => box.height && box.height < 44).map(([name]) => name)""")
+    assert not small
+    lanes = [lane.bounding_box() for lane in page.locator(".lk-lane").all()]
+    assert lanes[0]["y"] == lanes[1]["y"], "two runs of a race stand side by side"

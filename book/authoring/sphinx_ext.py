@@ -43,7 +43,8 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Register the math renderer and the hooks with Sphinx."""
     app.add_html_math_renderer("mathml", (inline_math, None), (display_math, None))
     app.add_config_value("lab_solutions", os.environ.get("SOLUTIONS", "1") != "0", "env", bool)
-    app.setup_extension("book.authoring.landing")
+    for beside in ("landing", "wayfinding"):
+        app.setup_extension(f"book.authoring.{beside}")
     app.connect("config-inited", point_launch_buttons, priority=100)
     app.connect("config-inited", copy_widgets)
     app.connect("builder-inited", pack_student_copies)

@@ -1,0 +1,17 @@
+/* How the website's search orders what it finds (Sphinx's html_search_scorer): what is in a title before what is in a
+   text, a chapter before the glossary, and both before other pages. wayfinding.py says which words stand for a title. */
+var Scorer = {
+  objNameMatch: 11,
+  objPartialMatch: 6,
+  objPrio: { 0: 15, 1: 5, 2: -5 },
+  objPrioDefault: 0,
+  title: 15,
+  partialTitle: 7,
+  term: 5,
+  partialTerm: 2,
+  score: ([docname, , , , score]) => {
+    const inTitle = score >= 15;
+    const chapter = /^chapters\/(0\d|10)_/.test(docname);
+    return score + 100 * inTitle + (chapter ? (inTitle ? 250 : 1) : 0);
+  },
+};

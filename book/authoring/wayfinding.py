@@ -1,0 +1,111 @@
+"""L4: how readers find their way on the website: terms that lead to the glossary, and what the search finds first.
+
+The search of Sphinx finds a title only if what is asked for is half of it. So the words of pages' titles, and parts of
+Chinese terms, are put into its index as titles of their own.
+"""
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+GLOSSARY, CHAPTERS = "chapters/91_glossary", re.compile(r"chapters/(\d+)_")
+CHINESE = re.compile("[\u4e00-\u9fff]{2,}")
+NO_PLACE = (nodes.reference, nodes.literal, nodes.title, nodes.raw, nodes.term, nodes.math, nodes.literal_block,
+            nodes.citation)
+INDEX = ("Search.setIndex(", ")")
+Anchors = dict[str, str]  # of terms, by the term
+Titles = dict[str, list[list[int | str | None]]]  # of the search's index: pages, by number, and anchors in them
+
+
+def anchors(app: Sphinx) -> Anchors:
+    """Where each term of the glossary stands, by the term as it is written there."""
+    terms = app.env.domaindata["std"].get("terms", {})
+    return {term: label for term, (page, label) in terms.items() if page == GLOSSARY}
+
+
+def link_terms(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Lead from the first use of each term in a chapter's paragraphs to the glossary."""
+    if app.builder.format != "html" or page == GLOSSARY or not CHAPTERS.match(page):
+        return
+    left = {term.lower(): label for term, label in anchors(app).items() if not CHINESE.search(term)}
+    to = app.builder.get_relative_uri(page, GLOSSARY)
+    for text in [text for paragraph in doctree.findall(nodes.paragraph) for text in paragraph.findall(nodes.Text)]:
+        if left and not in_any(text, NO_PLACE):
+            parts = list(linked(text.astext(), left, to))
+            if len(parts) > 1:
+                text.parent.replace(text, parts)
+
+
+def in_any(node: nodes.Node, kinds: tuple[type, ...]) -> bool:
+    """Whether a node is inside one of these kinds."""
+    while node.parent is not None:
+        node = node.parent
+        if isinstance(node, kinds):
+            return True
+    return False
+
+
+def linked(text: str, left: Anchors, to: str) -> Iterator[nodes.Node]:
+    """The text, with a link at each term of `left`, which is taken from there."""
+    pattern = "|".join(re.escape(term) for term in sorted(left, key=len, reverse=True))
+    done = 0
+    for found in re.finditer(rf"(?<![\w-])({pattern})(?:e?s)?(?![\w-])", text, re.IGNORECASE):
+        label = left.pop(found[1].lower(), None)
+        if label is None:
+            continue
+        yield nodes.Text(text[done:found.start()])
+        yield nodes.reference("", found[0], internal=True, refuri=f"{to}#{label}", classes=["term"])
+        done = found.end()
+    yield nodes.Text(text[done:])
+
+
+def name_titles(app: Sphinx, error: Exception | None) -> None:
+    """Let the search find a page by a word of its title, and a Chinese term by a part of it."""
+    path = Path(app.outdir, "searchindex.js")
+    if error is not None or not path.is_file():
+        return
+    begin, end = INDEX
+    index = json.loads(path.read_text("utf-8").removeprefix(begin).removesuffix(end))
+    numbers = {name: number for number, name in enumerate(index["docnames"])}
+    index["alltitles"] = with_words(index["alltitles"], titles_of(app), anchors(app), numbers)
+    path.write_text(begin + json.dumps(index, separators=(",", ":"), ensure_ascii=False) + end, "utf-8")
+
+
+def titles_of(app: Sphinx) -> dict[str, str]:
+    """The titles of pages, by page, with what the table of contents calls them."""
+    contents = Path(app.srcdir, "_toc.yml").read_text("utf-8")
+    listed = dict(re.findall(r'- file: (\S+)\n +title: "?([^"\n]+)', contents))
+    return {page: f"{title.astext()} {listed.get(page, '')}" for page, title in app.env.titles.items()}
+
+
+def with_words(titles: Titles, pages: Mapping[str, str], terms: Anchors, numbers: Mapping[str, int]) -> Titles:
+    """The titles with one for each word of a page's title, and for each two signs of a Chinese term.
+
+    A part leads to the term that ends with it, if there is one, else to the shortest.
+    """
+    found: Titles = {title: list(places) for title, places in titles.items()}
+    for page, title in pages.items():
+        for word in sorted(set(re.findall(r"[a-z][\w-]{2,}", title.lower()))):
+            place: list[int | str | None] = [numbers[page], None]
+            if page in numbers and place not in found.setdefault(word, []):
+                found[word].append(place)
+    parts: dict[str, str] = {}
+    for term in sorted(terms, key=len, reverse=True):
+        for run in CHINESE.findall(term):
+            twos = [run[i:i + 2] for i in range(len(run) - 1)]
+            parts.update({two: term for two in twos if two == twos[-1] or not parts.get(two, "").endswith(two)})
+    for part, term in parts.items():
+        found.setdefault(part, []).append([numbers[GLOSSARY], terms[term]])
+    return found
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Register the hooks with Sphinx."""
+    app.connect("doctree-resolved", link_terms, priority=800)
+    app.connect("build-finished", name_titles)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
