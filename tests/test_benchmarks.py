@@ -111,8 +111,9 @@ def test_simulations_are_counted_in_moves() -> None:
 
 def test_searches_are_counted_in_layouts() -> None:
     found = planning.measure(cluster_sizes=(8, 64), num_rounds=1)
-    counts = [f"{len(planning.time_once(num_gpus)[1]):,}" for num_gpus in (8, 64)]
-    assert [row[:2] for row in found.tables[0].rows] == [("8", counts[0]), ("64", counts[1])] and not found.claims
+    counts = [(name, f"{num_gpus}", f"{len(planning.time_once(num_gpus, name)[1]):,}")
+              for name in planning.SEARCHED for num_gpus in (8, 64)]
+    assert [row[:3] for row in found.tables[0].rows] == counts and not found.claims
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from book.cost import Transformer, search
-from book.cost.plan import PARTS
+from book.cost.step import PARTS
 from book.cost.published import A100
 from book.widgets import layout_chart
 from book.widgets.layouts import GROUPED, MOST_GROUPS, layouts_payload, shown

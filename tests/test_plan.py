@@ -10,7 +10,7 @@ from book.columns import Columns
 from book.cost import (ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, Transformer, activation_bytes, hybrid_sent_bytes,
                        state_bytes)
 from book.cost.layouts import Layout
-from book.cost.plan import PARTS, estimate, estimates
+from book.cost.step import PARTS, estimate, estimates
 from book.cost.published import (A100, FITTED, HELD_OUT, RECOMPUTATION, SHARDED, WEAK_SCALING, fitted,
                                  largest_errors)
 from book.pipelines import interleaved, one_f_one_b

@@ -9,7 +9,7 @@ import pytest
 
 from book.cost import Transformer
 from book.cost.layouts import RECOMPUTE, Layout, all_layouts, divisors
-from book.cost.plan import estimate, estimates
+from book.cost.step import estimate, estimates
 from book.cost.published import A100
 from book.cost.search import explain, search, usable_bytes
 

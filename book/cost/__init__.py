@@ -5,35 +5,49 @@
     activations  LayerShape: what a transformer layer keeps for its backward
     state        StateBytes: parameters, gradients and optimizer state on a rank, sharded or not
     traffic      bytes sent: by formula, and of a recorded run by axis and link
-    transformer  Transformer: parameters and FLOPs of a GPT
+    transformer  Transformer: parameters and FLOPs of a GPT, or of today's models
+    sizes        Experts, Latent: what some models have; Sizes: a model as an estimate needs it
     layouts      Layout: how a step is cut over GPUs, and all ways to cut it
-    plan         Cluster, estimate: memory, traffic and time of a layout, or of all at once
+    cluster      Cluster, Overheads: what trains, and what software makes of it
+    step         estimate: memory, traffic and time of a layout, or of all at once
+    seconds      the time of a step, part by part
     search       all layouts of a model on a cluster, the fastest that fits, and why
     published    layouts from papers, with the times of their steps
+    measured     these and some thousand more measured steps, as data sets
+    models       models by name;  machines: GPUs by name, and constants fitted to measured steps
+    calibration  these constants, found from measured steps;  scoreboard: how far off the planner is on others
+    answer       plan: which layout for a model on so many GPUs, what it costs, and how sure that is
+    configs      a plan as a file for torchtitan or options for Megatron-LM
 
 Keys such as thakur2005 in the docstrings are entries of references.bib.
 """
 from book.cost.activations import LayerShape, activation_bytes, gpt_activation_bytes
+from book.cost.answer import MeasuredStep, Plan, plan
 from book.cost.links import (BUS_FACTORS, Link, all_to_all_s, bandwidth_bound_s, broadcast_s,
                              bus_bandwidth_bytes_per_s, fit_ring_link, gather_s, halving_doubling_all_reduce_s,
                              latency_bound_s, parameter_server_all_reduce_s, pipeline_bubble, reduce_s,
                              ring_all_gather_s, ring_all_reduce_s, ring_reduce_scatter_s, ring_sent_bytes,
                              root_sent_bytes, scatter_s, tree_all_reduce_s)
+from book.cost.cluster import Cluster, Overheads
 from book.cost.layouts import Layout, all_layouts
+from book.cost.machines import MACHINES, cluster_of
+from book.cost.models import MODELS, model_named
 from book.cost.network import Network
+from book.cost.sizes import Experts, Latent
 from book.cost.state import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, StateBytes, state_bytes
-from book.cost.plan import Cluster, Estimate, estimate, estimates
+from book.cost.step import Estimate, estimate, estimates
 from book.cost.search import Search, explain, search, usable_bytes
 from book.cost.traffic import (Flows, axis_name, bytes_across_nodes, bytes_by_axis, flows, hybrid_sent_bytes,
                                sent_bytes, sharded_sent_bytes, tensor_parallel_sent_bytes)
 from book.cost.transformer import Transformer
 
-__all__ = ["ADAM_32", "ADAM_MIXED", "ADAM_MIXED_GRADIENTS_32", "BUS_FACTORS", "Cluster", "Estimate", "Flows",
-           "LayerShape", "Layout", "Link", "Network", "Search", "StateBytes", "Transformer", "activation_bytes",
-           "all_layouts", "all_to_all_s", "axis_name", "bandwidth_bound_s", "broadcast_s",
-           "bus_bandwidth_bytes_per_s", "bytes_across_nodes", "bytes_by_axis", "estimate", "estimates", "explain",
-           "fit_ring_link", "flows", "gather_s", "gpt_activation_bytes", "halving_doubling_all_reduce_s",
-           "hybrid_sent_bytes", "latency_bound_s", "parameter_server_all_reduce_s", "pipeline_bubble", "reduce_s",
+__all__ = ["ADAM_32", "ADAM_MIXED", "ADAM_MIXED_GRADIENTS_32", "BUS_FACTORS", "MACHINES", "MODELS", "Cluster",
+           "Estimate", "Experts", "Flows", "Latent", "LayerShape", "Layout", "Link", "MeasuredStep", "Network",
+           "Overheads", "Plan", "Search", "StateBytes", "Transformer", "activation_bytes", "all_layouts",
+           "all_to_all_s", "axis_name", "bandwidth_bound_s", "broadcast_s", "bus_bandwidth_bytes_per_s",
+           "bytes_across_nodes", "bytes_by_axis", "cluster_of", "estimate", "estimates", "explain", "fit_ring_link",
+           "flows", "gather_s", "gpt_activation_bytes", "halving_doubling_all_reduce_s", "hybrid_sent_bytes",
+           "latency_bound_s", "model_named", "parameter_server_all_reduce_s", "pipeline_bubble", "plan", "reduce_s",
            "ring_all_gather_s", "ring_all_reduce_s", "ring_reduce_scatter_s", "ring_sent_bytes", "root_sent_bytes",
            "scatter_s", "search", "sent_bytes", "sharded_sent_bytes", "state_bytes", "tensor_parallel_sent_bytes",
            "tree_all_reduce_s", "usable_bytes"]

@@ -14,12 +14,19 @@ def check_recompute(recompute: str | None) -> None:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """The sizes of a transformer layer: sequences b, tokens in each s, width h, heads a; its MLP is 4 h wide."""
+    """The sizes of a transformer layer: sequences b, tokens in each s, width h, heads a; its MLP is 4 h wide.
+
+    Another kind of layer says what it keeps for each of the s b h numbers of its input: bytes between attention and
+    MLP (10 with dropout), inside them (24), and of scores (5 a s/h, which stands for None).
+    """
 
     num_sequences: int
     num_tokens: int
     width: int
     num_heads: int
+    outside_bytes: float = 10
+    inside_bytes: float = 24
+    score_bytes: float | None = None
 
     @property
     def num_activations(self) -> int:
@@ -40,9 +47,12 @@ def activation_bytes(layer: LayerShape, group_size: int = 1, sequence_parallel: 
     check_recompute(recompute)
     if recompute == "full":
         return 2.0 * layer.num_activations / (group_size if sequence_parallel else 1)
-    scores = 0.0 if recompute else 5 * layer.num_heads * layer.num_tokens / layer.width
-    whole = (0 if regather else 4) if sequence_parallel else 10
-    return layer.num_activations * (whole + (34 - whole + scores) / group_size)
+    scores = layer.score_bytes
+    if scores is None:
+        scores = 5 * layer.num_heads * layer.num_tokens / layer.width
+    whole = (0 if regather else 4) if sequence_parallel else layer.outside_bytes
+    inside = layer.outside_bytes + layer.inside_bytes - whole + (0 if recompute else scores)
+    return layer.num_activations * (whole + inside / group_size)
 
 
 def gpt_activation_bytes(layer: LayerShape, group_size: int = 1, sequence_parallel: bool = False,

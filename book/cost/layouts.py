@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from math import isqrt
 
 import numpy as np
 
@@ -16,7 +17,9 @@ from book.mesh import Mesh
 
 @dataclass(frozen=True)
 class Layout:
-    """The sizes of the axes pp, dp and tp, and what else decides a step's memory and time.
+    """The sizes of the axes pp, dp, tp and cp, and what else decides a step's memory and time.
+
+    `cp` cuts each sequence; `ep` spreads experts over GPUs of dp and cp, and needs none of its own (lepikhin2020).
 
     `stages_per_rank` above 1 is interleaved 1F1B; `sequence_parallel` is 0 or 1, with inputs kept as pieces and
     gathered again; `recompute` is None, "selective" or "full" (korthikanti2022). Raises ValueError for a size below
@@ -31,9 +34,12 @@ class Layout:
     zero_stage: int = count(default=0)
     sequence_parallel: int = count(default=0)
     recompute: str | None = word(default=None)
+    cp: int = count(default=1)
+    ep: int = count(default=1)
 
     def __post_init__(self) -> None:
-        if min(self.pp, self.dp, self.tp, self.micro_batch_size, self.stages_per_rank) < 1:
+        sizes = (self.pp, self.dp, self.tp, self.micro_batch_size, self.stages_per_rank, self.cp, self.ep)
+        if min(sizes) < 1:
             raise ValueError(f"each size of a layout is at least 1: {self}")
         check_zero_stage(self.zero_stage)
         check_recompute(self.recompute)
@@ -41,58 +47,78 @@ class Layout:
             raise ValueError(f"sequence_parallel is 0 or 1, not {self.sequence_parallel!r}")
         if self.stages_per_rank > 1 and self.pp == 1:
             raise ValueError("several stages on a rank need a pipeline: pp is 1")
+        if self.dp * self.cp % self.ep:
+            raise ValueError(f"experts are on the GPUs of dp and cp: ep {self.ep} does not divide {self.dp * self.cp}")
         object.__setattr__(self, "sequence_parallel", int(self.sequence_parallel))
 
     @property
     def num_gpus(self) -> int:
         """How many GPUs it needs."""
-        return self.pp * self.dp * self.tp
+        return self.pp * self.dp * self.tp * self.cp
 
     def mesh(self, ranks_per_node: int | None = None) -> Mesh:
-        """Its mesh, tp innermost."""
-        return Mesh.of({"pp": self.pp, "dp": self.dp, "tp": self.tp}, ranks_per_node)
+        """Its mesh, tp innermost; cp counts as dp, whose replicas' gradients are added too."""
+        return Mesh.of({"pp": self.pp, "dp": self.dp * self.cp, "tp": self.tp}, ranks_per_node)
 
     def __str__(self) -> str:
         """In short: "pp 8 × dp 16 × tp 8, micro-batch 1, 2 stages a rank, ZeRO-1, sequence parallel, no recompute"."""
-        parts = [f"pp {self.pp} × dp {self.dp} × tp {self.tp}", f"micro-batch {self.micro_batch_size}"]
+        axes = f"pp {self.pp} × dp {self.dp} × tp {self.tp}" + f" × cp {self.cp}" * (self.cp > 1)
+        parts = [axes + f", ep {self.ep}" * (self.ep > 1), f"micro-batch {self.micro_batch_size}"]
         parts += [f"{self.stages_per_rank} stages a rank"] if self.stages_per_rank > 1 else []
         parts += [f"ZeRO-{self.zero_stage}"] if self.zero_stage else []
         parts += ["sequence parallel"] if self.sequence_parallel else []
         return ", ".join([*parts, f"{self.recompute or 'no'} recompute"])
 
 
-def all_layouts(model: Transformer, num_gpus: int, global_batch: int, most_tp: int | None = None) -> Columns:
+def all_layouts(model: Transformer, num_gpus: int, global_batch: int, most_tp: int | None = None, most_cp: int = 1,
+                most_ep: int = 1) -> Columns:
     """Every layout of a model on all of these GPUs that divides evenly, as Columns of Layout.
 
-    tp divides heads and width, pp times stages_per_rank the layers, dp times micro_batch_size the global batch of
-    sequences. Interleaving needs a number of micro-batches that pp divides, as Megatron does; sequence parallelism
-    tokens that tp divides; ZeRO two replicas or more. `most_tp` bounds tp.
+    tp divides heads, keys and width, pp times stages_per_rank the layers, dp times micro_batch_size the global batch of
+    sequences, cp the tokens in two parts for each of its ranks, where a micro-batch is one sequence; ep divides the
+    experts and the GPUs of dp and cp. Interleaving needs a number of micro-batches that pp divides, as Megatron does;
+    sequence parallelism tokens that tp divides; ZeRO two replicas or more. `most_tp`, `most_cp` and `most_ep` bound
+    these.
     """
-    shapes = np.array(list(_shapes(model, num_gpus, global_batch, most_tp)), dtype=np.int32).reshape(-1, 5)
+    shapes = np.array(list(_shapes(model, num_gpus, global_batch, (most_tp or num_gpus, most_cp, most_ep))),
+                      dtype=np.int32).reshape(-1, 7)
     choices = np.array(list(product(range(4), (0, 1), range(-1, 2))), dtype=np.int32)
     rows = np.hstack([np.repeat(shapes, len(choices), axis=0), np.tile(choices, (len(shapes), 1))])
-    _, dp, tp, _, _, zero_stage, sequence_parallel, _ = rows.T
-    possible = ((dp > 1) | (zero_stage == 0)) & ((tp > 1) & (model.num_tokens % tp == 0) | (sequence_parallel == 0))
-    names = ("pp", "dp", "tp", "micro_batch_size", "stages_per_rank", "zero_stage", "sequence_parallel", "recompute")
+    _, dp, tp, cp, _, _, _, zero_stage, sequence_parallel, _ = rows.T
+    possible = (dp * cp > 1) | (zero_stage == 0)
+    possible &= (tp > 1) & (model.num_tokens // cp % tp == 0) | (sequence_parallel == 0)
+    names = ("pp", "dp", "tp", "cp", "ep", "micro_batch_size", "stages_per_rank", "zero_stage", "sequence_parallel",
+             "recompute")
     return Columns(Layout, dict(zip(names, rows[possible].T)), {"recompute": RECOMPUTE[1:]})
 
 
 def _shapes(model: Transformer, num_gpus: int, global_batch: int,
-            most_tp: int | None) -> Iterator[tuple[int, int, int, int, int]]:
-    for tp in divisors(num_gpus):
-        if tp > (most_tp or tp) or model.num_heads % tp:
+            most: tuple[int, int, int]) -> Iterator[tuple[int, ...]]:
+    """pp, dp, tp, cp, ep, micro_batch_size and stages_per_rank of every layout."""
+    for tp, cp in product(divisors(num_gpus), divisors(min(most[1], num_gpus))):
+        if tp > most[0] or model.num_heads % tp or model.kv_heads % tp:
             continue
-        for pp in divisors(num_gpus // tp):
-            dp = num_gpus // tp // pp
+        if num_gpus // tp % cp or (cp > 1 and model.num_tokens % (2 * cp)):
+            continue
+        for pp in divisors(num_gpus // tp // cp):
+            dp = num_gpus // tp // cp // pp
             if model.num_layers % pp or global_batch % dp:
                 continue
-            for micro_batch_size in divisors(global_batch // dp):
-                yield pp, dp, tp, micro_batch_size, 1
+            sizes = divisors(global_batch // dp) if cp == 1 else [1]
+            for micro_batch_size, ep in product(sizes, _experts_over(model, dp * cp, most[2])):
+                yield pp, dp, tp, cp, ep, micro_batch_size, 1
                 if pp > 1 and global_batch // dp // micro_batch_size % pp == 0:
                     for stages_per_rank in divisors(model.num_layers // pp)[1:]:
-                        yield pp, dp, tp, micro_batch_size, stages_per_rank
+                        yield pp, dp, tp, cp, ep, micro_batch_size, stages_per_rank
+
+
+def _experts_over(model: Transformer, num_ranks: int, most: int) -> list[int]:
+    """The sizes that ep can have."""
+    return [ep for ep in divisors(min(most, num_ranks)) if model.experts and not num_ranks % ep
+            and not model.experts.num % ep] or [1]
 
 
 def divisors(number: int) -> list[int]:
     """All divisors of a number, smallest first."""
-    return [k for k in range(1, number + 1) if number % k == 0]
+    small = [k for k in range(1, isqrt(number) + 1) if number % k == 0]
+    return small + [number // k for k in reversed(small) if k * k != number]

@@ -7,8 +7,9 @@ from itertools import combinations
 
 import numpy as np
 
+from book.cost.cluster import Cluster
 from book.cost.layouts import Layout
-from book.cost.plan import Cluster, estimate
+from book.cost.step import estimate
 from book.cost.transformer import Transformer
 
 # DGX A100, 80 GB: each GPU has 12 NVLinks of 25 GB/s a direction, and a 200 Gb/s network card (narayanan2021). The two
@@ -19,9 +20,10 @@ A100 = Cluster(num_gpus=8, memory_bytes=80e9, flops_per_s=312e12, memory_bytes_p
 
 @dataclass(frozen=True)
 class Published:
-    """A row of a paper's table: what was trained, on which layout, and the seconds of its step.
+    """A step that somebody measured: what was trained, on which layout and machine, and its seconds.
 
-    `source` is an entry of references.bib.
+    `source` is an entry of references.bib, `machine` and `software` names in `machines`. Rows that `calibrates` marks
+    may be fitted to; all others are only compared with.
     """
 
     name: str
@@ -30,6 +32,10 @@ class Published:
     global_batch: int
     step_s: float
     source: str
+    machine: str = "a100"
+    software: str = "megatron"
+    calibrates: bool = False
+    memory_bytes: float = 0.0
 
     @property
     def cluster(self) -> Cluster:
@@ -98,7 +104,38 @@ def _sharded() -> tuple[Published, ...]:
     return tuple(found)
 
 
+def _replicated() -> tuple[Published, ...]:
+    """narayanan2021, table 2: tp, pp and dp together, micro-batches of 1; FLOP/s as in table 1."""
+    rows = ((96, 12288, 96, 12, 1536, 384, 153), (96, 12288, 96, 12, 1536, 768, 149),
+            (96, 12288, 96, 12, 1536, 1536, 141), (105, 20480, 128, 35, 2240, 560, 171),
+            (105, 20480, 128, 35, 2240, 1120, 167), (105, 20480, 128, 35, 2240, 2240, 159))
+    found = []
+    for num_layers, width, num_heads, pp, batch, num_gpus, teraflops in rows:
+        model = Transformer(num_layers, width, num_heads)
+        step_s = model.step_flops(batch, "full") / (num_gpus * teraflops * 1e12)
+        layout = Layout(pp, num_gpus // 8 // pp, 8, recompute="full")
+        found.append(Published(f"{model.num_parameters / 1e9:.1f}B", model, layout, batch, step_s, "narayanan2021"))
+    return tuple(found)
+
+
+def _turing() -> tuple[Published, ...]:
+    """smith2022, section 4.2: 530 billion parameters on 280, 350 and 420 nodes of 8, a batch of 1,920."""
+    model = Transformer(105, 20480, 128)
+    return tuple(Published("530B", model, Layout(35, num_nodes * 8 // 280, 8, recompute="full"), 1920, step_s,
+                           "smith2022") for num_nodes, step_s in ((280, 60.1), (350, 50.2), (420, 44.4)))
+
+
+def _megascale() -> tuple[Published, ...]:
+    """megascale, table 2, its rows of Megatron-LM: 175 billion, 6 stages on each rank, kernels that keep no scores."""
+    model = Transformer(96, 12288, 128, vocab_size=64000, attention="flash", dropout=False)
+    rows = ((256, 768, 40.0), (512, 768, 21.2), (768, 768, 15.2), (1024, 768, 11.9), (3072, 6144, 29.02),
+            (6144, 6144, 14.78), (8192, 6144, 12.24), (12288, 6144, 8.57))
+    return tuple(Published("175B", model, Layout(8, num_gpus // 64, 8, 1, 6, 1, 1), batch, step_s, "megascale")
+                 for num_gpus, batch, step_s in rows)
+
+
 WEAK_SCALING, RECOMPUTATION = _weak_scaling(), _recomputation()
+REPLICATED, TURING, MEGASCALE = _replicated(), _turing(), _megascale()
 SHARDED = _sharded()  # ZeRO-3 alone: the formulas underestimate these steps, so they are neither fitted nor held out
 FITTED = WEAK_SCALING[::3]  # the rows that the constants are fitted to; the other rows of these two papers are held out
 HELD_OUT = tuple(row for row in WEAK_SCALING + RECOMPUTATION if row not in FITTED)

@@ -7,13 +7,16 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from book.columns import Columns
+from book.cost.cluster import Cluster
 from book.cost.layouts import Layout, all_layouts
 from book.cost.state import ADAM_MIXED, StateBytes
-from book.cost.plan import PARTS, Cluster, Estimate, estimates
+from book.cost.step import PARTS, Estimate, estimates
 from book.cost.transformer import Transformer
 
-WORDS = dict(zip(PARTS, ("matrix products", "norms, softmax and other passes over memory", "tensor-parallel messages",
-                         "messages between stages", "the pipeline's bubble", "data-parallel messages", "the update")))
+WORDS = dict(zip(PARTS, (
+    "matrix products", "norms, softmax and other passes over memory", "launching small layers",
+    "tensor-parallel messages", "context-parallel messages", "messages to experts", "messages between stages",
+    "the pipeline's bubble", "data-parallel messages", "the update")))
 
 
 @dataclass(frozen=True)
@@ -60,16 +63,16 @@ class Search:
 
 def usable_bytes(cluster: Cluster) -> float:
     """Bytes of a GPU's memory that a layout may need."""
-    return cluster.usable_share * cluster.memory_bytes
+    return float(cluster.usable_bytes)
 
 
 def search(model: Transformer, cluster: Cluster, global_batch: int, each: StateBytes = ADAM_MIXED,
-           overlap: bool = False, most_tp: int | None = None) -> Search:
+           overlap: bool = False, most_tp: int | None = None, most_cp: int = 1, most_ep: int = 1) -> Search:
     """Estimate all layouts of a model on all GPUs of a cluster, for steps of `global_batch` sequences.
 
-    `each` and `overlap` are as in `estimates`, `most_tp` bounds tp.
+    `each` and `overlap` are as in `estimates`; `most_tp`, `most_cp` and `most_ep` bound these axes.
     """
-    layouts = all_layouts(model, cluster.num_gpus, global_batch, most_tp)
+    layouts = all_layouts(model, cluster.num_gpus, global_batch, most_tp, most_cp, most_ep)
     found = estimates(model, cluster, layouts, global_batch, each, overlap)
     return Search(model, cluster, global_batch, layouts, found,
                   found.array("memory_bytes") <= usable_bytes(cluster))
@@ -95,8 +98,10 @@ def _about(found: Search, layout: Layout, cost: Estimate) -> Iterator[str]:
     shares = sorted(((getattr(cost, part) / cost.step_s, WORDS[part]) for part in PARTS), reverse=True)
     yield (f"Step: {cost.step_s:.2f} s, {cost.mfu:.1%} of the peak. "
            + "; ".join(f"{words} {share:.1%}" for share, words in shares if share >= 0.001) + ".")
-    node, sent = found.cluster.gpus_per_node, {"tp": cost.tp_bytes, "pp": cost.pp_bytes, "dp": cost.dp_bytes}
-    span = {"tp": layout.tp, "dp": layout.tp * layout.dp, "pp": layout.num_gpus}
+    node = found.cluster.gpus_per_node
+    sent = {axis: getattr(cost, f"{axis}_bytes") for axis in ("tp", "cp", "ep", "pp", "dp")}
+    span = {"tp": layout.tp, "cp": layout.tp * layout.cp, "ep": layout.tp * layout.ep, "pp": layout.num_gpus,
+            "dp": layout.tp * layout.cp * layout.dp}
     where = {axis: "inside nodes" if span[axis] <= node else "across nodes" for axis in sent}
     yield "A GPU sends " + ", ".join(f"{num_bytes / 1e9:.1f} GB along {axis} ({where[axis]})"
                                      for axis, num_bytes in sent.items() if getattr(layout, axis) > 1) + "."

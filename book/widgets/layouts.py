@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from book.cost import Search, usable_bytes
-from book.cost.plan import PARTS
+from book.cost.step import PARTS
 from book.widgets.page import Page, show
 from book.widgets.terms import in_bytes, in_seconds, percent
 

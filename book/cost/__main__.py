@@ -1,0 +1,76 @@
+"""Ask the planner from a shell.
+
+    python -m book.cost plan llama3-70b --gpus 64 --gpu H100 --tokens 2e12 --price 2.5
+    python -m book.cost plan llama3-70b --gpus 64 --config torchtitan     the layout as a file for torchtitan
+    python -m book.cost scoreboard [--refit]                             how far off it is, set by set
+    python -m book.cost models                                           names of models and GPUs
+"""
+from __future__ import annotations
+
+import argparse
+import sys
+
+from book.cost.answer import MeasuredStep, plan
+from book.cost.configs import CONFIGS
+from book.cost.layouts import Layout
+from book.cost.machines import MACHINES, SOFTWARE
+from book.cost.models import MODELS
+from book.cost.scoreboard import scoreboard
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Answer one question; the exit status is 2 for one that makes no sense, which a sentence says why."""
+    options = _parser().parse_args(arguments)
+    try:
+        print(options.answer(options))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m book.cost", description=__doc__.splitlines()[0] if __doc__ else None)
+    kinds = parser.add_subparsers(required=True)
+    one = kinds.add_parser("plan", help="the fastest layout that fits, with an error bar")
+    one.set_defaults(answer=_plan)
+    one.add_argument("model", help=", ".join(MODELS))
+    one.add_argument("--gpus", type=int, required=True, help="how many")
+    one.add_argument("--gpu", default="H100", help=", ".join(MACHINES))
+    one.add_argument("--tokens", type=float, default=0.0, help="to train on, such as 2e12")
+    one.add_argument("--price", type=float, default=0.0, help="dollars for a GPU hour")
+    one.add_argument("--batch", type=int, default=0, help="sequences of a step; default: about 4 million tokens")
+    one.add_argument("--sequence", type=int, default=0, help="tokens of a sequence; default: the model's")
+    one.add_argument("--software", default="megatron", help=", ".join(SOFTWARE))
+    one.add_argument("--precision", default="bf16", help="bf16, fp8")
+    one.add_argument("--measured", metavar="SECONDS,pp,dp,tp,MICRO,ZERO", help="a step of your own, and its layout")
+    one.add_argument("--config", choices=CONFIGS, help="print the layout as that framework's options instead")
+    board = kinds.add_parser("scoreboard", help="errors on measured steps, data set by data set")
+    board.add_argument("--refit", action="store_true", help="also leave each source out and fit again (a minute)")
+    board.set_defaults(answer=lambda options: scoreboard(options.refit))
+    names = kinds.add_parser("models", help="names of models and GPUs")
+    names.set_defaults(answer=lambda options: f"models: {', '.join(MODELS)}\nGPUs: {', '.join(MACHINES)}")
+    return parser
+
+
+def _plan(options: argparse.Namespace) -> str:
+    found = plan(options.model, options.gpus, options.gpu, options.tokens, options.price, options.batch,
+                 options.sequence, options.software, options.precision, _measured(options.measured),
+                 (0, 2, 3) if options.config == "torchtitan" else ())
+    return CONFIGS[options.config](found) if options.config else str(found)
+
+
+def _measured(text: str | None) -> MeasuredStep | None:
+    if not text:
+        return None
+    try:
+        step_s, *sizes = text.split(",")
+        pp, dp, tp, micro_batch_size, zero_stage = map(int, sizes)
+        layout = Layout(pp, dp, tp, micro_batch_size, zero_stage=zero_stage, sequence_parallel=int(tp > 1))
+        return MeasuredStep(layout, float(step_s))
+    except ValueError as error:
+        raise ValueError(f"--measured is SECONDS,pp,dp,tp,MICRO,ZERO, such as 21.5,4,2,8,1,1: {error}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,236 @@
+"""L1: one question, one answer: which layout for this model on these GPUs, what it takes, and how sure that is."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from book.cost.calibration import Rows
+from book.cost.cluster import Cluster
+from book.cost.layouts import Layout
+from book.cost.machines import cluster_of, machine_key
+from book.cost.measured import data_sets
+from book.cost.models import model_named
+from book.cost.search import WORDS, Search, search
+from book.cost.state import ADAM_MIXED_GRADIENTS_32
+from book.cost.step import PARTS, Estimate, estimate
+from book.cost.transformer import Transformer
+
+TOKENS_A_STEP = 4_194_304  # where llama3 begins; a batch for whoever names none
+NUM_NEAREST = 24
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A step of your own: its layout and seconds; the bytes of a GPU's memory at its most, if you know them."""
+
+    layout: Layout
+    step_s: float
+    memory_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.step_s > 0 or not self.memory_bytes >= 0:
+            raise ValueError(f"a measured step takes seconds, not {self.step_s}; its memory is no less than 0")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An answer: the fastest layout that fits (`search` has all), and what the rows nearest to it say of its time.
+
+    If the estimate is off for yours as it is for them, half of such steps are between `low_s` and `high_s`, and one in
+    ten takes over `worst_s`. `scale` is what the measured step took over its estimate, 1 without one; `lost` is how
+    many layouts no longer fit for it.
+    """
+
+    model: Transformer
+    model_name: str
+    gpu_name: str
+    search: Search
+    tokens: float
+    price: float
+    low_s: float
+    high_s: float
+    worst_s: float
+    nearest: tuple[str, ...]
+    halved: Search
+    scale: float = 1.0
+    memory_scale: float = 1.0
+    lost: int = 0
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The layout chosen."""
+        found: Layout = self.search.layouts[self.search.best]
+        return found
+
+    @cached_property
+    def cost(self) -> Estimate:
+        """Its estimate."""
+        found: Estimate = self.search.estimates[self.search.best]
+        return found
+
+    @property
+    def tokens_a_step(self) -> int:
+        """Tokens of the batch."""
+        return self.search.global_batch * self.model.num_tokens
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU hours for all tokens, with no hour lost."""
+        return self.tokens / self.tokens_a_step * self.cost.step_s * self.search.cluster.num_gpus / 3600
+
+    @property
+    def dollars(self) -> float:
+        """What these hours cost."""
+        return self.gpu_hours * self.price
+
+    @property
+    def binds(self) -> tuple[tuple[str, float], ...]:
+        """What a step's time is made of, in words, largest share first."""
+        shares = [(WORDS[part], getattr(self.cost, part) / self.cost.step_s) for part in PARTS]
+        return tuple(sorted((pair for pair in shares if pair[1] >= 0.005), key=lambda pair: -pair[1]))
+
+    @property
+    def next_best(self) -> tuple[tuple[Layout, float], ...]:
+        """The fastest layouts with another pp, dp, tp, cp or ep, and how much longer their steps are, as a share."""
+        found: dict[tuple[int, ...], tuple[Layout, float]] = {}
+        axes = np.column_stack([self.search.layouts.array(name) for name in ("pp", "dp", "tp", "cp", "ep")])
+        step_s = self.search.estimates.array("step_s")
+        for position in self.search.ranked:
+            key = tuple(axes[position].tolist())
+            if key not in found:
+                found[key] = (self.search.layouts[int(position)], float(step_s[position] / self.cost.step_s - 1))
+            if len(found) == 4:
+                break
+        return tuple(found.values())[1:]
+
+    def __str__(self) -> str:
+        """The answer, a line for each thing."""
+        return "\n".join(_lines(self))
+
+
+def plan(model: str | Transformer, gpus: int, gpu: str | Cluster = "H100", tokens: float = 0.0, price: float = 0.0,
+         batch: int = 0, num_tokens: int = 0, software: str = "megatron", precision: str = "bf16",
+         measured: MeasuredStep | None = None, zero_stages: Sequence[int] = ()) -> Plan:
+    """The fastest layout of a model on so many GPUs that fits, with an error bar, hours and cost.
+
+    `model` and `gpu` are names (`models`, `machines`) or a Transformer and a Cluster of your own; `price` is dollars
+    for a GPU hour, `batch` sequences of `num_tokens` tokens. A `measured` step of yours sets the scale of all times,
+    and of memory if it has that. tp stays inside a node, and ZeRO-2 and 3 out of pipelines, for no measured step
+    tests these well; name `zero_stages`, and these are used anywhere. Raises ValueError for names that are not there,
+    numbers that can't be, and where nothing fits.
+    """
+    if not isinstance(gpus, int) or isinstance(gpus, bool) or gpus < 1:
+        raise ValueError(f"gpus is a whole number from 1 on, not {gpus!r}")
+    for name, value in (("tokens", tokens), ("price", price), ("batch", batch), ("num_tokens", num_tokens)):
+        if not value >= 0 or value == float("inf"):
+            raise ValueError(f"{name} is a number from 0 on, not {value!r}")
+    found = model_named(model) if isinstance(model, str) else model
+    found = replace(found, num_tokens=num_tokens) if num_tokens else found
+    cluster = cluster_of(gpu, gpus, software, precision) if isinstance(gpu, str) else replace(gpu, num_gpus=gpus)
+    batch = batch or default_batch(found, gpus)
+    chosen, scale, memory_scale, lost = _searched(found, cluster, batch, measured, zero_stages)
+    bar, nearest = error_bar(found, chosen.layouts[chosen.best], gpu if isinstance(gpu, str) else "", software)
+    if measured:  # its scale is known; what remains is how rows differ among each other
+        bar = bar / bar[1]
+    step_s = chosen.estimates[chosen.best].step_s
+    halved = _all(found, replace(chosen.cluster, across_bytes_per_s=chosen.cluster.across_bytes_per_s / 2), batch,
+                  zero_stages)
+    name = model if isinstance(model, str) else f"{found.num_parameters / 1e9:.1f} billion parameters"
+    return Plan(found, name, gpu if isinstance(gpu, str) else "GPU", chosen, tokens, price, step_s * bar[0],
+                step_s * bar[2], step_s * bar[3], nearest, halved, scale, memory_scale, lost)
+
+
+def default_batch(model: Transformer, num_gpus: int) -> int:
+    """Sequences that make about 4 million tokens, and a power of two times the GPUs or a part of them."""
+    batch = num_gpus
+    while batch * model.num_tokens < TOKENS_A_STEP and batch * 2 * model.num_tokens <= 2 * TOKENS_A_STEP:
+        batch *= 2
+    while batch * model.num_tokens >= 2 * TOKENS_A_STEP and batch % 2 == 0:
+        batch //= 2
+    return batch
+
+
+def _all(model: Transformer, cluster: Cluster, batch: int, zero_stages: Sequence[int]) -> Search:
+    found = search(model, cluster, batch, ADAM_MIXED_GRADIENTS_32, most_tp=cluster.gpus_per_node,
+                  most_cp=8 if model.num_tokens >= 32_768 else 1, most_ep=64 if model.experts else 1)
+    stage, pp = found.layouts.array("zero_stage"), found.layouts.array("pp")
+    known = np.isin(stage, list(zero_stages)) if zero_stages else (stage < 2) | (pp == 1)
+    return replace(found, fits=found.fits & known)
+
+
+def _searched(model: Transformer, cluster: Cluster, batch: int, measured: MeasuredStep | None,
+              zero_stages: Sequence[int]) -> tuple[Search, float, float, int]:
+    """All layouts; with a measured step, in its times and memory, and how many no longer fit."""
+    before = _all(model, cluster, batch, zero_stages)
+    if not measured:
+        before.best  # noqa: B018  # raises where nothing fits
+        return before, 1.0, 1.0, 0
+    told = estimate(model, cluster, measured.layout, batch, ADAM_MIXED_GRADIENTS_32)
+    scale = measured.step_s / told.step_s
+    memory_scale = measured.memory_bytes / told.memory_bytes if measured.memory_bytes else 1.0
+    over = cluster.overheads
+    slower = replace(cluster, overheads=replace(over, slowdown=over.slowdown * scale),
+                     usable_share=min(1.0, cluster.usable_share / memory_scale))
+    after = _all(model, slower, batch, zero_stages)
+    after.best  # noqa: B018
+    return after, scale, memory_scale, int(before.fits.sum() - after.fits.sum())
+
+
+def error_bar(model: Transformer, layout: Layout, gpu: str, software: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """What the measured steps nearest to a layout took over their estimates: the three quartiles, and nine of ten.
+
+    Near is what has about as many parameters, GPUs and tokens in a micro-batch, and is cut alike. Half of the rows ran
+    on the same GPU and half with the same software, where there are such; none is a row that the constants were fitted
+    to. The names are the data sets that these rows are from.
+    """
+    held = [(name, row) for name, data in data_sets().items() for row in data.rows if not row.calibrates]
+    rows = Rows([row for _, row in held])
+    ratio = rows.measured_s / rows.seconds()
+    mine = _features(model, layout)
+    away = np.array([sum(abs(a - b) for a, b in zip(mine, _features(row.model, row.layout))) for _, row in held])
+    key = machine_key(gpu) if gpu else ""
+    same_gpu = np.array([row.machine == key for _, row in held])
+    same_software = np.array([row.software == software for _, row in held])
+    nearest = np.concatenate([_nearest(away, same_gpu), _nearest(away, same_software)])
+    return np.percentile(ratio[nearest], (25, 50, 75, 90)), tuple(dict.fromkeys(held[i][0] for i in nearest))
+
+
+def _nearest(away: np.ndarray, alike: np.ndarray) -> np.ndarray:
+    """Positions of the nearest rows among those that are alike, or among all if there are too few."""
+    enough = alike.sum() >= NUM_NEAREST // 2
+    return np.argsort(np.where(alike | ~enough, away, np.inf), kind="stable")[:NUM_NEAREST // 2]
+
+
+def _features(model: Transformer, layout: Layout) -> tuple[float, ...]:
+    """A step as numbers whose differences tell how far apart two steps are; 1 is a factor of 2, or another kind."""
+    return (np.log2(model.num_parameters) / 2, np.log2(layout.num_gpus) / 2, np.log2(layout.tp), np.log2(layout.pp),
+            np.log2(layout.micro_batch_size * model.num_tokens) / 2, 2.0 * (layout.zero_stage >= 2))
+
+
+def _lines(found: Plan) -> Iterator[str]:
+    cost, cluster = found.cost, found.search.cluster
+    yield (f"{found.model_name} on {cluster.num_gpus:,} {found.gpu_name}, {found.search.global_batch:,} sequences of "
+           f"{found.model.num_tokens:,} tokens a step")
+    yield f"layout   {found.layout}"
+    yield f"step     {cost.step_s:.2f} s, MFU {cost.mfu:.0%}"
+    yield (f"         by the nearest measured steps ({', '.join(found.nearest)}) half of such steps take "
+           f"{found.low_s:.1f} to {found.high_s:.1f} s, one in ten over {found.worst_s:.1f} s")
+    yield (f"memory   {cost.memory_bytes / 1e9:.1f} of {cluster.usable_bytes / 1e9:.1f} GB: state "
+           f"{cost.state_bytes / 1e9:.1f}, activations {cost.activation_bytes / 1e9:.1f}, for a moment "
+           f"{cost.gathered_bytes / 1e9:.1f}")
+    yield "binds    " + ", ".join(f"{words} {share:.0%}" for words, share in found.binds)
+    if found.tokens:
+        days = found.gpu_hours / cluster.num_gpus / 24
+        yield (f"{found.tokens:.3g} tokens take {days:,.1f} days with no hour lost, {found.gpu_hours:,.0f} GPU hours"
+               + (f", {found.dollars:,.0f} dollars" if found.price else ""))
+    for layout, more in found.next_best:
+        yield f"else     {more:+.1%}: {layout}"
+    slower = found.halved.estimates[found.halved.best].step_s / cost.step_s - 1
+    other = found.halved.layouts[found.halved.best]
+    yield f"half the network {slower:+.1%}" + ("" if other == found.layout else f", then best: {other}")
+    if found.scale != 1.0 or found.memory_scale != 1.0:
+        yield (f"your step took {found.scale:.2f} times its estimate, and so does every time here; memory "
+               f"{found.memory_scale:.2f} times, which rules out {found.lost:,} layouts")

@@ -1,0 +1,84 @@
+"""L1: what trains: GPUs and links, and what software makes of them."""
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """What software and machine take beyond FLOPs and bytes. By default nothing: then a step is its plain formula.
+
+    A product of depth k takes as long as one of k + `product_depth`; attention that keeps no scores reaches
+    `attention_share` of the peak (0: the efficiency of products). A layer's forward takes `launch_s` at least, its
+    backward twice that. Of the bandwidth between nodes
+    `across_share` is reached. Between nodes an
+    all-reduce of tp waits `hop_s` for each doubling of its group, twice; a message to the next stage waits `send_s`,
+    and `send_node_s` more for each further node of the cluster; data parallelism's ring waits `ring_hop_s` in each
+    layer for each of its members. Of the last micro-batch's backward `hidden_share` hides data parallelism's messages,
+    of all computing `hidden_share_sharded` hides those of ZeRO-2 and 3. `slowdown` multiplies the whole step,
+    `kept_factor` the activations that are counted: unfused operations keep more.
+
+    Raises ValueError for a negative number, and for a share above 1.
+    """
+
+    product_depth: float = 0.0
+    attention_share: float = 0.0
+    launch_s: float = 0.0
+    across_share: float = 1.0
+    hop_s: float = 0.0
+    send_s: float = 0.0
+    send_node_s: float = 0.0
+    ring_hop_s: float = 0.0
+    hidden_share: float = 0.0
+    hidden_share_sharded: float = 0.0
+    slowdown: float = 1.0
+    kept_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not value >= 0 or (field.name.endswith(("_share", "_sharded")) and value > 1):
+                raise ValueError(f"{field.name} can't be {value}: it is at least 0, and a share at most 1")
+        if not (self.across_share > 0 and self.slowdown > 0 and self.kept_factor > 0):
+            raise ValueError("across_share, slowdown and kept_factor are above 0")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """GPUs and links. Bandwidths are one direction's, `across_bytes_per_s` what each GPU has to other nodes.
+
+    Two constants are fitted to measured steps: `efficiency`, the share of the peak that matrix products reach, and
+    `num_passes`, how often what a layer keeps goes through memory for all that is no product (norms, dropout, softmax);
+    `overheads` are more of them. `usable_share` of the memory is for training; the rest is the allocator's and the
+    libraries'. Raises ValueError for what no cluster has: no GPU, a rate of 0, a share that is none.
+    """
+
+    num_gpus: int
+    memory_bytes: float
+    flops_per_s: float
+    memory_bytes_per_s: float
+    inside_bytes_per_s: float
+    across_bytes_per_s: float
+    efficiency: float
+    num_passes: float
+    gpus_per_node: int = 8
+    usable_share: float = 0.9
+    overheads: Overheads = Overheads()
+
+    def __post_init__(self) -> None:
+        if min(self.num_gpus, self.gpus_per_node) < 1:
+            raise ValueError(f"a cluster has at least one GPU, and a node too: {self}")
+        for name in ("memory_bytes", "flops_per_s", "memory_bytes_per_s", "inside_bytes_per_s", "across_bytes_per_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is above 0, not {getattr(self, name)}")
+        for name in ("efficiency", "usable_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} is a share, above 0 and at most 1, not {getattr(self, name)}")
+        if not self.num_passes >= 0:
+            raise ValueError(f"num_passes is at least 0, not {self.num_passes}")
+
+    @property
+    def usable_bytes(self) -> Any:
+        """Bytes of a GPU's memory that a layout may need."""
+        return self.usable_share * self.memory_bytes

@@ -1,0 +1,85 @@
+"""L1: GPUs that people have, as data, and what they reach: constants that were fitted to measured steps.
+
+`calibration` finds CONSTANTS again from the rows that are marked for it, and the scoreboard says how far they carry.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from book.cost.cluster import Cluster, Overheads
+from book.cost.state import ADAM_MIXED, StateBytes
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A GPU in its usual node: dense peaks in FLOP/s, bytes per second in one direction; `source` is in references.bib.
+
+    `like` names the machine whose measured efficiency stands for this one's, where it has none of its own.
+    """
+
+    memory_bytes: float
+    bf16_flops_per_s: float
+    fp8_flops_per_s: float
+    memory_bytes_per_s: float
+    inside_bytes_per_s: float
+    across_bytes_per_s: float
+    gpus_per_node: int
+    source: str
+    like: str = ""
+
+
+MACHINES = {
+    "a100": Machine(80e9, 312e12, 0, 2.039e12, 300e9, 25e9, 8, "a100"),
+    "a100-40": Machine(40e9, 312e12, 0, 1.555e12, 300e9, 25e9, 8, "a100", like="a100"),
+    "h100": Machine(80e9, 989e12, 1979e12, 3.35e12, 450e9, 50e9, 8, "h100"),
+    "h200": Machine(141e9, 989e12, 1979e12, 4.8e12, 450e9, 50e9, 8, "h200", like="h100"),
+    "b200": Machine(180e9, 2250e12, 4500e12, 8e12, 900e9, 50e9, 8, "dgxb200", like="h100"),
+    "gb200": Machine(186e9, 2500e12, 5000e12, 8e12, 900e9, 50e9, 72, "gb200", like="h100"),
+}
+# Shared by all; then what one machine or one software has for itself.
+CONSTANTS: dict[str, dict[str, float]] = {
+    "all": {"num_passes": 7.51, "product_depth": 792, "launch_s": 0.000916, "across_share": 0.211, "hop_s": 0.000194,
+            "send_s": 5.14e-05, "ring_hop_s": 2.05e-05, "hidden_share": 0.855, "hidden_share_sharded": 0.91},
+    "a100": {"efficiency": 0.809, "attention_share": 0.326},
+    "h100": {"efficiency": 0.647, "attention_share": 0.18},
+    "megatron": {},
+    "llm-foundry": {"across_share": 0.903},
+    "nanotron": {"launch_s": 0.00118, "send_node_s": 0.00102, "slowdown": 1.06, "across_share": 0.143,
+                 "kept_factor": 1.8},
+}
+SOFTWARE = ("megatron", "llm-foundry", "nanotron")
+# State of a parameter. nanotron adds gradients up in 32 bits, beside those in 16 (its scripts/scaling_benchmarks.py).
+EACH = {"megatron": ADAM_MIXED, "llm-foundry": ADAM_MIXED, "nanotron": StateBytes(2, 6, 12)}
+
+
+def machine_key(name: str) -> str:
+    """The key in MACHINES of a name in any case; raises ValueError for another, with the names there are."""
+    key = name.lower().removesuffix("-80").removesuffix("-nvl72")
+    if key not in MACHINES:
+        raise ValueError(f"no GPU is called {name!r}: use {', '.join(MACHINES)}, or a Cluster of your own")
+    return key
+
+
+def cluster_of(name: str, num_gpus: int, software: str = "megatron", precision: str = "bf16",
+               constants: Mapping[str, Mapping[str, float]] = CONSTANTS) -> Cluster:
+    """So many GPUs of a machine, with the constants that are known of it and of the software.
+
+    Raises ValueError for a name that is not there and for a precision that the
+    machine lacks.
+    """
+    key = machine_key(name)
+    machine = MACHINES[key]
+    if software not in SOFTWARE:
+        raise ValueError(f"no software is called {software!r}: use {', '.join(SOFTWARE)}")
+    if precision not in ("bf16", "fp8"):
+        raise ValueError(f"precision is bf16 or fp8, not {precision!r}")
+    flops_per_s = machine.bf16_flops_per_s if precision == "bf16" else machine.fp8_flops_per_s
+    if not flops_per_s:
+        raise ValueError(f"{name} has no fp8: use bf16")
+    known = {**constants["all"], **constants[machine.like or key], **constants[software]}
+    own = {f.name for f in fields(Overheads)}
+    cluster = Cluster(num_gpus, machine.memory_bytes, flops_per_s, machine.memory_bytes_per_s,
+                      machine.inside_bytes_per_s, machine.across_bytes_per_s, known["efficiency"],
+                      known["num_passes"], machine.gpus_per_node)
+    return replace(cluster, overheads=Overheads(**{name: of for name, of in known.items() if name in own}))

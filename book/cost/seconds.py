@@ -1,0 +1,116 @@
+"""L1: the seconds of a step, part by part: products, passes over memory, messages, bubble, update."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from book.cost.links import pipeline_bubble, ring_sent_bytes
+
+if TYPE_CHECKING:
+    from book.cost.step import Terms
+
+
+def seconds(terms: Terms, sent: dict[str, np.ndarray], state_bytes: np.ndarray, overlap: bool) -> dict[str, np.ndarray]:
+    """What a rank in the middle spends in a step, by what it is for; `sent` and `state_bytes` are its bytes."""
+    cluster, slowdown = terms.cluster, terms.cluster.overheads.slowdown
+    busy = {**_computed(terms), **_waited(terms, sent)}
+    busy_s = sum(busy.values())
+    share = pipeline_bubble(terms.pp, terms.m, terms.v)
+    dp_s = _replicas(terms, sent["dp_bytes"])
+    hidden = _hidden(terms, busy_s, overlap)
+    spent = {**busy, "bubble_s": busy_s * share / (1 - share), "dp_s": np.maximum(dp_s - hidden, 0),
+             "update_s": 2 * state_bytes / cluster.memory_bytes_per_s}
+    return {part: slowdown * of for part, of in spent.items()}
+
+
+def _computed(terms: Terms) -> dict[str, np.ndarray]:
+    """Products, passes over memory, and what a layer's forward or backward takes beyond both to be launched."""
+    cluster, least = terms.cluster, terms.cluster.overheads.launch_s
+    forward, backward = _products(terms)
+    whole = terms.kept(None)  # a third of the passes are in the forward, which recomputation repeats
+    rate = cluster.num_passes / cluster.memory_bytes_per_s
+    full, selective = terms.recomputed("full"), terms.recomputed("selective")
+    attention = _attention(terms)[0]
+    products = forward + backward + full * forward + selective * attention
+    passes = (whole + full * whole / 3 + selective * (whole - terms.kept("selective")) / 3) * rate
+    idle = [np.maximum(often * least - busy, 0) for often, busy in (
+        (1, forward + whole / 3 * rate), (2, backward + whole * 2 / 3 * rate))]
+    head = 3 * _product(terms, terms.tokens, terms.model.width, terms.model.vocab_size / terms.tp) / terms.pp
+    often = terms.m * terms.layers
+    return {"matmul_s": often * products + terms.m * head, "elementwise_s": often * passes,
+            "launch_s": often * (idle[0] * (1 + full) + idle[1])}
+
+
+def _product(terms: Terms, rows: Any, depth: Any, columns: Any) -> np.ndarray:
+    """A product takes as long as its depth and a constant say, for its ends are no work for the matrix units."""
+    rate = terms.cluster.flops_per_s * terms.cluster.efficiency
+    return 2 * rows * columns * (depth + terms.cluster.overheads.product_depth) / rate
+
+
+def _products(terms: Terms) -> tuple[np.ndarray, np.ndarray]:
+    """Of a layer's forward and backward, for one micro-batch: an (m, k) by (k, n) goes back as (m, n, k), (k, m, n)."""
+    model, m, t = terms.model, terms.tokens, terms.tp
+    forward, backward = _attention(terms)
+    for depth, columns in ((model.width, model.attention_in / t), (model.attention_out / t, model.width),
+                           (model.width, model.mlp_in / t), (model.mlp_out / t, model.width)):
+        forward = forward + _product(terms, m, depth, columns)
+        backward = backward + _product(terms, m, columns, depth) + _product(terms, depth, m, columns)
+    return forward, backward
+
+
+def _attention(terms: Terms) -> tuple[np.ndarray, np.ndarray]:
+    """Scores, and their product with the values. A kernel that keeps none computes only what is not masked.
+
+    Its backward makes the scores again: 2.5 times its forward (dao2022).
+    """
+    model, cluster = terms.model, terms.cluster
+    flops = 2 * terms.tokens * model.num_tokens * model.score_width / terms.tp
+    share = np.where(np.greater(cluster.overheads.attention_share, 0), cluster.overheads.attention_share,
+                     cluster.efficiency)
+    stored = flops / (cluster.flops_per_s * cluster.efficiency)
+    causal = flops / 2 / (cluster.flops_per_s * share)
+    return (np.where(model.is_flash, causal, stored), np.where(model.is_flash, 2.5 * causal, 2 * stored))
+
+
+def _waited(terms: Terms, sent: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Messages of tp, cp, ep and pp. Of cp's, attention on the keys at hand hides what it can."""
+    cluster, over = terms.cluster, terms.cluster.overheads
+    often, node = terms.m * terms.layers, cluster.gpus_per_node
+    num_all_reduces = 4 + 2 * terms.recomputed("full")  # all-gathers of kept pieces hide behind products
+    tp = num_all_reduces * ring_sent_bytes(terms.tp, terms.between_bytes)
+    hops = num_all_reduces * 2 * over.hop_s * np.log2(terms.tp) * (terms.tp > node)
+    forward, backward = _attention(terms)
+    ring_s = sent["cp_bytes"] / bandwidth(terms, terms.tp * terms.cp, np.maximum(node // terms.tp, 1))
+    pp_s = sent["pp_bytes"] / bandwidth(terms, terms.pp * terms.shards * terms.tp)
+    sends = 2 * terms.v * terms.m * (over.send_s + over.send_node_s * np.maximum(cluster.num_gpus / node - 1, 0))
+    return {"tp_s": often * (tp / bandwidth(terms, terms.tp, np.minimum(terms.tp, node)) + hops),
+            "cp_s": np.maximum(ring_s - often * (terms.cp - 1) / terms.cp * (forward + backward), 0),
+            "ep_s": sent["ep_bytes"] / bandwidth(terms, terms.tp * terms.ep),
+            "pp_s": pp_s + sends * (terms.pp > 1)}
+
+
+def _replicas(terms: Terms, num_bytes: np.ndarray) -> np.ndarray:
+    """Messages of data parallelism, if none hide: bytes, and a wait for each rank that the ring passes."""
+    node, span = terms.cluster.gpus_per_node, terms.shards * terms.tp
+    often = terms.by("zero_stage", range(4), lambda stage: np.asarray((2, 2, terms.m + 1, 3 * terms.m)[stage]))
+    hops = often * terms.layers * (terms.shards - 1) * terms.cluster.overheads.ring_hop_s * (span > node)
+    return num_bytes / bandwidth(terms, span, np.maximum(node // terms.tp, 1)) + hops
+
+
+def _hidden(terms: Terms, busy_s: Any, overlap: bool) -> np.ndarray:
+    """Seconds of data parallelism's messages that hide behind computing."""
+    over, last = terms.cluster.overheads, 2 / 3 * busy_s / terms.m
+    first, sharded = (1.0, 1.0) if overlap else (over.hidden_share, over.hidden_share_sharded)
+    return np.where(terms.layouts.array("zero_stage") >= 2, sharded * busy_s, first * last)
+
+
+def bandwidth(terms: Terms, span: Any, num_shared: Any = 1.0) -> np.ndarray:
+    """Bytes per second of a group that spans so many neighbouring GPUs; of it `num_shared` are on each node.
+
+    A ring crosses from node to node once, so the network cards of all its members on a node serve it.
+    """
+    cluster, over = terms.cluster, terms.cluster.overheads
+    inside = cluster.inside_bytes_per_s
+    across = cluster.across_bytes_per_s * over.across_share * np.maximum(num_shared, 1)
+    return np.where(span <= cluster.gpus_per_node, inside, np.minimum(across, inside))
