@@ -53,20 +53,21 @@ def test_scores_hold_no_row_that_was_fitted_to():
     for name, data in DATA.items():
         assert SCORES[name].num_rows == sum(not row.calibrates for row in data.rows) > 0
     marked = sum(row.calibrates for data in DATA.values() for row in data.rows)
-    assert marked < 200 and not any(row.calibrates for row in DATA["turing"].rows + DATA["zero3"].rows)
+    assert marked < 200 and not any(row.calibrates for row in DATA["turing"].rows + DATA["torchtitan"].rows)
     assert SCORES["foundry-h100"].num_refused == 3 and SCORES["nanotron"].num_refused == 764
 
 
 @pytest.mark.parametrize("name, most", [
-    ("megatron", 0.03), ("recompute", 0.04), ("replicas", 0.03), ("megascale", 0.025), ("foundry-a100", 0.06),
-    ("foundry-a100-40", 0.04), ("foundry-h100", 0.07), ("vtrain-multi", 0.09), ("vtrain-single", 0.10)])
+    ("megatron", 0.03), ("recompute", 0.03), ("replicas", 0.035), ("megascale", 0.02), ("torchtitan", 0.02),
+    ("foundry-a100", 0.06), ("foundry-a100-40", 0.045), ("foundry-h100", 0.025), ("vtrain-multi", 0.095),
+    ("vtrain-single", 0.10)])
 def test_errors_are_no_larger_than_the_chapter_says(name, most):
     assert SCORES[name].mean <= most and SCORES[name].skill > 0.2
 
 
 def test_what_the_planner_can_not_do_is_scored_too():
     assert SCORES["turing"].mean > 0.2 and SCORES["turing"].one_row < 0.03
-    assert SCORES["zero3"].mean > 0.3 and SCORES["nanotron"].mean > 0.4
+    assert SCORES["zero3"].mean > 0.1 and SCORES["nanotron"].mean > 0.4
     off = np.abs(memory_errors())
     assert len(off) == len(DATA["nanotron"].rows) and 0.05 < off.mean() < 0.15
 
@@ -88,7 +89,7 @@ def test_a_fit_finds_the_constants_that_made_the_times():
         rows = DATA[name].rows[::6]
         groups.append([replace(row, step_s=float(s)) for row, s in zip(rows, Rows(rows).seconds(made))])
     found = calibrated(groups, num_steps=400, num_rounds=4)
-    assert found["a100"]["efficiency"] == pytest.approx(0.7, rel=0.03)
+    assert found["a100"]["efficiency"] == pytest.approx(0.7, rel=0.06)
     assert found["all"]["num_passes"] == pytest.approx(5.0, rel=0.1)
 
 
@@ -114,7 +115,8 @@ def test_the_table_has_a_line_for_each_set():
 
 
 @pytest.mark.full
-def test_papers_that_were_left_out_are_within_six_per_cent():
+def test_papers_that_were_left_out_are_within_seven_per_cent():
     found = leave_one_out()
-    assert max(found[name] for name in ("megatron", "replicas", "recompute", "megascale")) < 0.06
+    papers = ("megatron", "replicas", "recompute", "megascale", "torchtitan")
+    assert max(found[name] for name in papers) < 0.07
     assert found["turing"] > 0.15 and found["vtrain-single"] > 0.1

@@ -13,6 +13,7 @@ from book.cost.layouts import Layout
 from book.cost.machines import cluster_of, machine_key
 from book.cost.measured import data_sets
 from book.cost.models import model_named
+from book.cost.scoreboard import memory_errors
 from book.cost.search import WORDS, Search, search
 from book.cost.state import ADAM_MIXED_GRADIENTS_32
 from book.cost.step import PARTS, Estimate, estimate
@@ -221,6 +222,9 @@ def _lines(found: Plan) -> Iterator[str]:
     yield (f"memory   {cost.memory_bytes / 1e9:.1f} of {cluster.usable_bytes / 1e9:.1f} GB: state "
            f"{cost.state_bytes / 1e9:.1f}, activations {cost.activation_bytes / 1e9:.1f}, for a moment "
            f"{cost.gathered_bytes / 1e9:.1f}")
+    most = np.percentile(1 / (1 + memory_errors()), 75)
+    if cost.memory_bytes * most > cluster.usable_bytes:
+        yield f"         tight: one in four measured steps held over {most - 1:.0%} more than is counted here"
     yield "binds    " + ", ".join(f"{words} {share:.0%}" for words, share in found.binds)
     if found.tokens:
         days = found.gpu_hours / cluster.num_gpus / 24

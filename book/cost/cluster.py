@@ -11,13 +11,12 @@ class Overheads:
 
     A product of depth k takes as long as one of k + `product_depth`; attention that keeps no scores reaches
     `attention_share` of the peak (0: the efficiency of products). A layer's forward takes `launch_s` at least, its
-    backward twice that. Of the bandwidth between nodes
-    `across_share` is reached. Between nodes an
-    all-reduce of tp waits `hop_s` for each doubling of its group, twice; a message to the next stage waits `send_s`,
-    and `send_node_s` more for each further node of the cluster; data parallelism's ring waits `ring_hop_s` in each
-    layer for each of its members. Of the last micro-batch's backward `hidden_share` hides data parallelism's messages,
-    of all computing `hidden_share_sharded` hides those of ZeRO-2 and 3. `slowdown` multiplies the whole step,
-    `kept_factor` the activations that are counted: unfused operations keep more.
+    backward twice that. Of the bandwidth between nodes `across_share` is reached. Between nodes an all-reduce of tp
+    waits `hop_s` for each doubling of its group, twice; a message to the next stage waits `send_node_s` for each
+    further node of the cluster; data parallelism's ring waits `ring_hop_s` in each layer for each of its members. Of
+    the last micro-batch's backward `hidden_share` hides data parallelism's messages; those of ZeRO-2 and 3 are waited
+    for. `slowdown` multiplies the whole step, `kept_factor` the activations that are counted: unfused operations keep
+    more.
 
     Raises ValueError for a negative number, and for a share above 1.
     """
@@ -27,18 +26,16 @@ class Overheads:
     launch_s: float = 0.0
     across_share: float = 1.0
     hop_s: float = 0.0
-    send_s: float = 0.0
     send_node_s: float = 0.0
     ring_hop_s: float = 0.0
     hidden_share: float = 0.0
-    hidden_share_sharded: float = 0.0
     slowdown: float = 1.0
     kept_factor: float = 1.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not value >= 0 or (field.name.endswith(("_share", "_sharded")) and value > 1):
+            if not value >= 0 or (field.name.endswith("_share") and value > 1):
                 raise ValueError(f"{field.name} can't be {value}: it is at least 0, and a share at most 1")
         if not (self.across_share > 0 and self.slowdown > 0 and self.kept_factor > 0):
             raise ValueError("across_share, slowdown and kept_factor are above 0")

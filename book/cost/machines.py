@@ -39,14 +39,14 @@ MACHINES = {
 }
 # Shared by all; then what one machine or one software has for itself.
 CONSTANTS: dict[str, dict[str, float]] = {
-    "all": {"num_passes": 7.51, "product_depth": 792, "launch_s": 0.000916, "across_share": 0.211, "hop_s": 0.000194,
-            "send_s": 5.14e-05, "ring_hop_s": 2.05e-05, "hidden_share": 0.855, "hidden_share_sharded": 0.91},
-    "a100": {"efficiency": 0.809, "attention_share": 0.326},
-    "h100": {"efficiency": 0.647, "attention_share": 0.18},
+    "all": {"num_passes": 7.88, "product_depth": 1040, "launch_s": 0.000907, "across_share": 0.184,
+            "hop_s": 0.000135, "ring_hop_s": 2.48e-06, "hidden_share": 0.969},
+    "a100": {"efficiency": 0.866, "attention_share": 0.334},
+    "h100": {"efficiency": 0.727, "attention_share": 0.179},
     "megatron": {},
-    "llm-foundry": {"across_share": 0.903},
-    "nanotron": {"launch_s": 0.00118, "send_node_s": 0.00102, "slowdown": 1.06, "across_share": 0.143,
-                 "kept_factor": 1.8},
+    "llm-foundry": {"across_share": 0.99},
+    "nanotron": {"launch_s": 0.00102, "send_node_s": 0.000915, "slowdown": 1.07,
+                 "across_share": 0.0967, "kept_factor": 1.8},
 }
 SOFTWARE = ("megatron", "llm-foundry", "nanotron")
 # State of a parameter. nanotron adds gradients up in 32 bits, beside those in 16 (its scripts/scaling_benchmarks.py).

@@ -8,8 +8,8 @@ from functools import cache
 from importlib.resources import files
 
 from book.cost.layouts import Layout
-from book.cost.published import (FITTED, MEGASCALE, RECOMPUTATION, REPLICATED, SHARDED, TURING, WEAK_SCALING,
-                                 Published)
+from book.cost.published import (FITTED, MEGASCALE, RECOMPUTATION, REPLICATED, SHARDED, TORCHTITAN, TURING,
+                                 WEAK_SCALING, Published)
 from book.cost.transformer import Transformer
 
 GIB = 2.0**30
@@ -96,6 +96,7 @@ def data_sets() -> dict[str, DataSet]:
         DataSet("replicas", "Megatron, tp and pp and dp (table 2)", _marked(REPLICATED, 3)),
         DataSet("turing", "Megatron-Turing 530B", TURING),
         DataSet("megascale", "Megatron-LM, as MegaScale measured it", _marked(MEGASCALE, 4)),
+        DataSet("torchtitan", "torchtitan, FSDP2 on A100", TORCHTITAN),
         DataSet("zero3", "DeepSpeed ZeRO-3 in 2021", SHARDED),
         DataSet("vtrain-multi", "vTrain, many nodes", _marked([vtrain_row(row) for row in _read("vtrain_multi")], 9)),
         DataSet("vtrain-single", "vTrain, one node", _marked([vtrain_row(row) for row in _read("vtrain_single")], 24)),

@@ -9,6 +9,7 @@ import numpy as np
 
 from book.cost.cluster import Cluster
 from book.cost.layouts import Layout
+from book.cost.models import MODELS
 from book.cost.step import estimate
 from book.cost.transformer import Transformer
 
@@ -134,8 +135,19 @@ def _megascale() -> tuple[Published, ...]:
                  for num_gpus, batch, step_s in rows)
 
 
+def _torchtitan() -> tuple[Published, ...]:
+    """titanperformance: FSDP2 on 64 A100s, its rows without selective recomputation; tokens a second and GPU."""
+    llama2 = replace(MODELS["llama3-70b"], num_tokens=4096, vocab_size=32000)
+    small = replace(llama2, num_layers=40, width=5120, num_heads=40, num_kv_heads=40, mlp_width=13824)
+    rows = (("Llama 3 70B", MODELS["llama3-70b"], 1, "full", 331), ("Llama 2 13B", small, 2, None, 2162),
+            ("Llama 2 70B", llama2, 2, "full", 353))
+    return tuple(Published(name, model, Layout(1, 64, 1, micro, zero_stage=3, recompute=how), 64 * micro,
+                           micro * model.num_tokens / tokens_per_s, "titanperformance", software="llm-foundry")
+                 for name, model, micro, how, tokens_per_s in rows)
+
+
 WEAK_SCALING, RECOMPUTATION = _weak_scaling(), _recomputation()
-REPLICATED, TURING, MEGASCALE = _replicated(), _turing(), _megascale()
+REPLICATED, TURING, MEGASCALE, TORCHTITAN = _replicated(), _turing(), _megascale(), _torchtitan()
 SHARDED = _sharded()  # ZeRO-3 alone: the formulas underestimate these steps, so they are neither fitted nor held out
 FITTED = WEAK_SCALING[::3]  # the rows that the constants are fitted to; the other rows of these two papers are held out
 HELD_OUT = tuple(row for row in WEAK_SCALING + RECOMPUTATION if row not in FITTED)

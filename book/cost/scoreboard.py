@@ -103,18 +103,19 @@ def memory_errors(data: DataSet | None = None) -> np.ndarray:
 def scoreboard(refit: bool = False) -> str:
     """All scores as a table; with `refit` also with the constants fitted again without each source (a minute)."""
     without = leave_one_out() if refit else {}
-    lines = [f"{'':15}{'rows':>5}{'refused':>8}{'mean':>7}{'median':>7}{'bias':>7}{'null':>7}{'skill':>7}{'plain':>7}"
-             f"{'one row':>8}{'regret: median, mean':>22}" + f"{'left out':>9}" * refit]
+    lines = [f"{'':15}{'rows':>4}{'refused':>8}{'mean':>6}{'median':>7}{'bias':>6}{'null':>6}{'skill':>6}{'plain':>6}"
+             f"{'one row':>8}{'regret':>12}" + f"{'left out':>9}" * refit]
     for data in data_sets().values():
         one = score(data)
-        parts = [f"{one.name:15}{one.num_rows:5}{one.num_refused:8}", *(
-            f"{100 * value:{width}.1f}" for value, width in (
-                (one.mean, 7), (one.median, 7), (one.bias, 7), (one.null, 7), (one.skill, 7), (one.plain, 7),
-                (one.one_row, 8)))]
-        parts.append(f"{100 * np.median(one.regrets):13.1f},{100 * np.mean(one.regrets):6.1f} %" if one.regrets
-                     else " " * 22)
-        parts += [f"{100 * without[one.name]:9.1f}"] if refit else []
-        lines.append("".join(parts))
+        numbers = ((one.mean, 6, 1), (one.median, 7, 1), (one.bias, 6, 1), (one.null, 6, 1), (one.skill, 6, 0),
+                   (one.plain, 6, 1), (one.one_row, 8, 1))
+        parts = [f"{one.name:15}{one.num_rows:4}{one.num_refused:8}",
+                 *(f"{100 * value:{width}.{digits}f}" for value, width, digits in numbers)]
+        regret = f"{100 * np.median(one.regrets):.1f}, {100 * np.mean(one.regrets):.1f}" if one.regrets else ""
+        parts += [f"{regret:>12}", f"{100 * without[one.name]:9.1f}" if refit else ""]
+        lines.append("".join(parts).rstrip())
     off = np.abs(memory_errors())
-    return "\n".join([*lines, f"memory of nanotron's {len(off)} rows: mean error {100 * off.mean():.1f} %, "
-                      f"median {100 * np.median(off):.1f} %", "all in %, on rows that nothing was fitted to"])
+    lines += [f"memory of nanotron's {len(off)} rows: mean error {100 * off.mean():.1f}, "
+              f"median {100 * np.median(off):.1f}",
+              "All in per cent; errors on rows that nothing was fitted to; regret: median, mean."]
+    return "\n".join(lines)

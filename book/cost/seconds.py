@@ -83,7 +83,7 @@ def _waited(terms: Terms, sent: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     forward, backward = _attention(terms)
     ring_s = sent["cp_bytes"] / bandwidth(terms, terms.tp * terms.cp, np.maximum(node // terms.tp, 1))
     pp_s = sent["pp_bytes"] / bandwidth(terms, terms.pp * terms.shards * terms.tp)
-    sends = 2 * terms.v * terms.m * (over.send_s + over.send_node_s * np.maximum(cluster.num_gpus / node - 1, 0))
+    sends = 2 * terms.v * terms.m * over.send_node_s * np.maximum(cluster.num_gpus / node - 1, 0)
     return {"tp_s": often * (tp / bandwidth(terms, terms.tp, np.minimum(terms.tp, node)) + hops),
             "cp_s": np.maximum(ring_s - often * (terms.cp - 1) / terms.cp * (forward + backward), 0),
             "ep_s": sent["ep_bytes"] / bandwidth(terms, terms.tp * terms.ep),
@@ -101,7 +101,7 @@ def _replicas(terms: Terms, num_bytes: np.ndarray) -> np.ndarray:
 def _hidden(terms: Terms, busy_s: Any, overlap: bool) -> np.ndarray:
     """Seconds of data parallelism's messages that hide behind computing."""
     over, last = terms.cluster.overheads, 2 / 3 * busy_s / terms.m
-    first, sharded = (1.0, 1.0) if overlap else (over.hidden_share, over.hidden_share_sharded)
+    first, sharded = (1.0, 1.0) if overlap else (over.hidden_share, 0.0)
     return np.where(terms.layouts.array("zero_stage") >= 2, sharded * busy_s, first * last)
 
 
