@@ -15,7 +15,7 @@ without circles.
         mesh          Mesh: ranks on axes such as (pp, dp, tp), their groups, and the nodes that they sit on
     L1  collectives   ring_all_reduce and its rivals, as schedules; COLLECTIVES: what each promises and costs
         pipelines     gpipe, one_f_one_b and their rivals, as schedules
-        cost          latency-bandwidth links and the closed forms they lead to; bytes sent and bytes held
+        cost          latency-bandwidth links and the closed forms they lead to; bytes sent and bytes held; the planner
     L2  simulate      schedule + link -> trace, without starting a process
         device        which device a rank computes on, and from which its messages come
         launch        launch(fn, world_size): real processes from a notebook cell

@@ -1,4 +1,8 @@
-"""L1: a chosen layout as what frameworks read: a file for torchtitan, options for Megatron-LM."""
+"""L1: a chosen layout as what frameworks read: a file for torchtitan, options for Megatron-LM.
+
+torchtitan 0.2.2's own reader took such files, and 0.3 reads no TOML any more. Megatron-LM's options are those that its
+arguments.py and the configurations of its core declare; its package on PyPI has no training script to try them with.
+"""
 from __future__ import annotations
 
 from collections.abc import Iterator
