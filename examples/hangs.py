@@ -9,10 +9,14 @@ The first line of a docstring says what is wrong, the rest what to do.
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
+import ctypes
+import fcntl
 import inspect
 import io
 import re
+import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,19 +25,61 @@ from queue import Queue
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint
+from torch.distributed import rpc
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from book.launch import HangError, launch
 
 PAGE = Path(__file__).parents[1] / "chapters" / "95_when_it_hangs.md"
-NUM_RANKS, HANG_S = 4, 1.0
+NUM_RANKS, HANG_S, TIMEOUT_S = 3, 0.5, 20.0
 Program = Callable[[], None]
+LOCK, ALL_CALLS = threading.Lock(), threading.Barrier(3)
 
 
 def start() -> int:
     """Join the group; returns the rank."""
     dist.init_process_group()
     return dist.get_rank()
+
+
+def start_rpc(num_threads: int = 16) -> int:
+    """Join the workers of RPC, each with threads for so many calls; returns the rank."""
+    rank = start()
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=dist.get_world_size(),
+                 rpc_backend_options=rpc.TensorPipeRpcBackendOptions(num_worker_threads=num_threads))
+    return rank
+
+
+def take_the_lock() -> None:
+    """Called over RPC."""
+    with LOCK:
+        pass
+
+
+def meet_the_others() -> None:
+    """Called over RPC."""
+    ALL_CALLS.wait()
+
+
+@rpc.functions.async_execution
+def promise() -> torch.futures.Future[int]:
+    """Called over RPC."""
+    return torch.futures.Future()
+
+
+class TwoHeads(torch.nn.Module):
+    """A model with two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The outputs of both heads."""
+        return self.first(x), self.second(x)
 
 
 def one_returns_early() -> None:
@@ -85,8 +131,8 @@ def all_send_first() -> None:
     `send` may wait until the peer receives. Let one rank receive first, or use `isend` or `batch_isend_irecv`.
     """
     rank = start()
-    dist.send(torch.ones(4), dst=(rank + 1) % 4)
-    dist.recv(torch.ones(4), src=(rank - 1) % 4)
+    dist.send(torch.ones(4), dst=(rank + 1) % 3)
+    dist.recv(torch.ones(4), src=(rank - 1) % 3)
 
 
 def all_receive_first() -> None:
@@ -95,8 +141,8 @@ def all_receive_first() -> None:
     Nothing has been sent yet. Let one rank send first.
     """
     rank = start()
-    dist.recv(torch.ones(4), src=(rank - 1) % 4)
-    dist.send(torch.ones(4), dst=(rank + 1) % 4)
+    dist.recv(torch.ones(4), src=(rank - 1) % 3)
+    dist.send(torch.ones(4), dst=(rank + 1) % 3)
 
 
 def tags_that_differ() -> None:
@@ -119,9 +165,9 @@ def a_request_that_is_dropped() -> None:
     rank = start()
     if rank == 0:
         dist.isend(torch.ones(4), dst=1)
+    dist.barrier()
     if rank == 1:
         dist.recv(torch.ones(4), src=0)
-    dist.barrier()
 
 
 def a_peer_that_has_returned() -> None:
@@ -131,7 +177,7 @@ def a_peer_that_has_returned() -> None:
     """
     rank = start()
     if rank == 0:
-        dist.recv(torch.ones(4), src=3)
+        dist.recv(torch.ones(4), src=2)
 
 
 def a_chain_of_receives() -> None:
@@ -140,7 +186,7 @@ def a_chain_of_receives() -> None:
     The first line of the message names the end of the chain. Begin there.
     """
     rank = start()
-    if rank < 3:
+    if rank < 2:
         dist.recv(torch.ones(4), src=rank + 1)
 
 
@@ -150,7 +196,7 @@ def two_groups_in_two_orders() -> None:
     Call collectives of several groups in the same order on all ranks.
     """
     rank = start()
-    groups = [dist.new_group(range(4)), dist.new_group(range(4))]
+    groups = [dist.new_group(range(3)), dist.new_group(range(3))]
     for group in groups if rank == 0 else reversed(groups):
         dist.all_reduce(torch.ones(4), group=group)
 
@@ -269,40 +315,392 @@ def a_key_that_nobody_sets() -> None:
         store.get("never set")
     dist.barrier()
 
+def a_loss_that_leaves_parameters_out() -> None:
+    """One rank's loss does not use all parameters of a model under DDP.
 
-HANGS: list[Program] = [
-    one_returns_early, one_leaves_the_loop_early, one_has_a_batch_fewer_under_ddp, one_receives_instead, all_send_first,
-    all_receive_first, tags_that_differ, a_request_that_is_dropped, a_peer_that_has_returned, a_chain_of_receives,
-    two_groups_in_two_orders, a_group_without_one_of_its_ranks, a_lock_taken_twice, two_locks_in_two_orders,
-    an_empty_queue, an_event_that_nobody_sets, a_thread_that_receives, a_future_that_is_not_done,
-    a_key_that_nobody_sets,
-]
+    DDP all-reduces a bucket when all of its gradients are there. Use every parameter on every rank, or pass
+    `find_unused_parameters=True`.
+    """
+    rank = start()
+    model = DistributedDataParallel(TwoHeads())
+    first, second = model(torch.ones(2, 4))
+    loss = first.sum() if rank == 1 else first.sum() + second.sum()
+    loss.backward()
+
+
+def one_evaluates_a_ddp_model() -> None:
+    """One rank alone evaluates a model under DDP.
+
+    DDP's forward broadcasts buffers, such as those of batch norm. Evaluate on all ranks, or call `model.module`.
+    """
+    rank = start()
+    model = DistributedDataParallel(torch.nn.BatchNorm1d(4))
+    if rank == 0:
+        model(torch.ones(2, 4))
+    dist.barrier()
+
+
+def one_evaluates_a_sharded_model() -> None:
+    """One rank alone evaluates a model whose parameters are sharded.
+
+    Its forward gathers the parameters from all ranks, so all ranks must run it.
+    """
+    rank = start()
+    model = fully_shard(torch.nn.Linear(4, 3), mesh=init_device_mesh("cpu", (3,)))
+    if rank == 0:
+        model(torch.ones(2, 4))
+
+
+def one_saves_a_checkpoint() -> None:
+    """One rank alone saves a distributed checkpoint.
+
+    `save` is a collective: all ranks call it, and it decides who writes what.
+    """
+    rank = start()
+    if rank == 0:
+        with tempfile.TemporaryDirectory() as folder:
+            dist.checkpoint.save({"weight": torch.ones(4)}, checkpoint_id=folder)
+
+
+def a_group_that_one_rank_makes() -> None:
+    """One rank alone makes a new group.
+
+    All ranks of the world have to call `new_group`, in the same order, members or not.
+    """
+    rank = start()
+    if rank == 0:
+        dist.new_group([0, 1])
+
+
+def a_collective_for_the_log() -> None:
+    """One rank alone gathers numbers for its log.
+
+    Let all ranks call the collective, and one of them print the result.
+    """
+    rank = start()
+    if rank == 0:
+        losses = [None] * 3
+        dist.all_gather_object(losses, 0.5)
+        print(losses)
+
+
+def an_error_that_is_swallowed() -> None:
+    """One rank catches an error, and leaves out the collective that follows.
+
+    Let the error end the rank, or have the ranks agree on what to do about it.
+    """
+    rank = start()
+    with contextlib.suppress(ZeroDivisionError):
+        mean = torch.tensor(1 / (rank - 1))
+        dist.all_reduce(mean)
+
+
+def an_asynchronous_collective() -> None:
+    """A rank waits for an asynchronous collective that another rank does not call.
+
+    The call returns at once, so the rank stands at the line with `wait`.
+    """
+    rank = start()
+    if rank == 1:
+        return
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+    work.wait()
+
+
+def one_message_too_few() -> None:
+    """A rank receives more messages than its peer sends.
+
+    Count the sends and the receives of both loops.
+    """
+    rank = start()
+    if rank == 0:
+        for _ in range(2):
+            dist.send(torch.ones(4), dst=1)
+    if rank == 1:
+        for _ in range(3):
+            dist.recv(torch.ones(4), src=0)
+    dist.barrier()
+
+
+def a_send_to_the_wrong_rank() -> None:
+    """A rank sends to a rank that does not receive.
+
+    Compare `dst` of the send with `src` of the receive.
+    """
+    rank = start()
+    if rank == 0:
+        dist.send(torch.ones(4), dst=2)
+    if rank == 1:
+        dist.recv(torch.ones(4), src=0)
+    dist.barrier()
+
+
+def a_message_in_another_group() -> None:
+    """A message is sent in one group and received in another.
+
+    Pass the same `group` on both sides.
+    """
+    rank = start()
+    pair = dist.new_group([0, 1])
+    if rank == 0:
+        dist.send(torch.ones(4), dst=1, group=pair)
+    if rank == 1:
+        dist.recv(torch.ones(4), src=0)
+
+
+def a_receive_from_anyone() -> None:
+    """A rank receives from any rank, and none sends.
+
+    `recv` without `src` takes the next message, whoever sends it.
+    """
+    rank = start()
+    if rank == 0:
+        dist.recv(torch.ones(4))
+
+
+def requests_that_are_waited_for_too_early() -> None:
+    """Each rank waits for its receive before it starts its send.
+
+    Start both transfers first, then wait for both.
+    """
+    rank = start()
+    incoming = dist.irecv(torch.ones(4), src=(rank - 1) % 3)
+    incoming.wait()
+    outgoing = dist.isend(torch.ones(4), dst=(rank + 1) % 3)
+    outgoing.wait()
+
+
+def a_pipeline_that_warms_up_too_long() -> None:
+    """The last stage of a pipeline wants another input before it sends a gradient back.
+
+    Compare the orders of both ranks: rank 0 sends the next input only after the first gradient.
+    """
+    rank = start()
+    if rank == 0:
+        for _ in range(2):
+            dist.send(torch.ones(4), dst=1)
+            dist.recv(torch.ones(4), src=1)
+    if rank == 1:
+        for _ in range(2):
+            dist.recv(torch.ones(4), src=0)
+        dist.send(torch.ones(4), dst=0)
+
+
+def a_batch_without_its_other_half() -> None:
+    """One rank's `batch_isend_irecv` has a receive that no other rank's list sends.
+
+    Each `P2POp` needs its counterpart in the peer's list.
+    """
+    rank = start()
+    operations = [dist.P2POp(dist.isend, torch.ones(4), (rank + 1) % 3),
+                  dist.P2POp(dist.irecv, torch.ones(4), (rank - 1) % 3)]
+    for request in dist.batch_isend_irecv(operations[:1] if rank == 0 else operations):
+        request.wait()
+    dist.barrier()
+
+
+def calls_that_hold_a_lock() -> None:
+    """Two ranks call each other over RPC, and each holds the lock that the other one's call needs.
+
+    Release the lock before the call.
+    """
+    rank = start_rpc()
+    if rank < 2:
+        with LOCK:
+            dist.barrier(dist.new_group([0, 1], use_local_synchronization=True))
+            rpc.rpc_sync(f"worker{1 - rank}", take_the_lock)
+    rpc.shutdown()
+
+
+def a_call_to_oneself() -> None:
+    """A rank calls itself over RPC, and holds the lock that the call needs.
+
+    The call runs in another thread, which is not the one that holds the lock: `threading.RLock` does not help either.
+    """
+    rank = start_rpc()
+    if rank == 0:
+        with LOCK:
+            rpc.rpc_sync("worker0", take_the_lock)
+    rpc.shutdown()
+
+
+def calls_that_take_all_threads() -> None:
+    """A server's threads all wait for a call that finds no thread.
+
+    A call must not wait for another call; `rpc.functions.async_execution` waits without a thread.
+    """
+    rank = start_rpc(num_threads=2)
+    if rank == 0:
+        calls = [rpc.rpc_async("worker1", meet_the_others) for _ in range(3)]
+        torch.futures.wait_all(calls)
+    rpc.shutdown()
+
+
+def a_shutdown_that_is_forgotten() -> None:
+    """One rank does not call `rpc.shutdown`.
+
+    The others wait in it until all have called it.
+    """
+    rank = start_rpc()
+    if rank != 1:
+        rpc.shutdown()
+
+
+def a_reply_that_is_never_set() -> None:
+    """A function with `async_execution` returns a future that nobody sets.
+
+    Whoever completes the round has to call `set_result`.
+    """
+    rank = start_rpc()
+    if rank == 0:
+        rpc.rpc_sync("worker1", promise)
+    rpc.shutdown()
+
+
+def a_queue_whose_items_are_never_done() -> None:
+    """A rank waits until all items of a queue are done, and the thread that takes them does not say so.
+
+    Call `task_done` once for each item.
+    """
+    rank = start()
+    if rank == 0:
+        queue: Queue[int] = Queue()
+        queue.put(1)
+        threading.Thread(target=queue.get, name="worker").start()
+        queue.join()
+    dist.barrier()
+
+
+def a_pool_that_waits_for_itself() -> None:
+    """A function in a pool waits for another one, for which the pool has no thread.
+
+    A pool needs a thread for each function that waits, and one more.
+    """
+    rank = start()
+    if rank == 0:
+        with ThreadPoolExecutor(1, "pool") as pool:
+            pool.submit(lambda: pool.submit(int).result()).result()
+    dist.barrier()
+
+
+def a_file_that_is_locked() -> None:
+    """A rank holds the lock of a file while it waits for the ranks that want the lock.
+
+    Release the lock before the barrier.
+    """
+    rank = start()
+    with open(__file__) as file:
+        if rank == 0:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        dist.barrier()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        dist.barrier()
+
+
+def a_loop_that_never_ends() -> None:
+    """A rank computes without end, and the others wait for it.
+
+    The message comes at the time limit, since a long computation looks the same. The line is where the rank was then.
+    """
+    rank = start()
+    while rank == 1:
+        pass
+    dist.barrier()
+
+
+def a_call_that_keeps_the_interpreter() -> None:
+    """A call into C keeps Python's interpreter lock, so no other thread of the rank runs.
+
+    Release the lock in the extension, as `ctypes.CDLL` does and `ctypes.PyDLL` does not.
+    """
+    rank = start()
+    if rank == 1:
+        ctypes.PyDLL(None).pause()
+    dist.barrier()
+
+
+
+GROUPS: dict[str, list[Program]] = {
+    "Collectives": [
+        one_returns_early, one_leaves_the_loop_early, one_receives_instead, a_collective_for_the_log,
+        an_error_that_is_swallowed, an_asynchronous_collective, one_saves_a_checkpoint,
+    ],
+    "Groups": [
+        two_groups_in_two_orders, a_group_without_one_of_its_ranks, a_group_that_one_rank_makes,
+    ],
+    "Sends and receives": [
+        all_send_first, all_receive_first, requests_that_are_waited_for_too_early, a_pipeline_that_warms_up_too_long,
+        tags_that_differ, a_message_in_another_group, a_send_to_the_wrong_rank, one_message_too_few,
+        a_receive_from_anyone, a_request_that_is_dropped, a_batch_without_its_other_half, a_peer_that_has_returned,
+        a_chain_of_receives,
+    ],
+    "DDP and sharded models": [
+        one_has_a_batch_fewer_under_ddp, a_loss_that_leaves_parameters_out, one_evaluates_a_ddp_model,
+        one_evaluates_a_sharded_model,
+    ],
+    "RPC": [
+        calls_that_hold_a_lock, a_call_to_oneself, calls_that_take_all_threads, a_shutdown_that_is_forgotten,
+        a_reply_that_is_never_set,
+    ],
+    "Locks, threads and queues": [
+        a_lock_taken_twice, two_locks_in_two_orders, an_empty_queue, a_queue_whose_items_are_never_done,
+        an_event_that_nobody_sets, a_thread_that_receives, a_future_that_is_not_done, a_pool_that_waits_for_itself,
+    ],
+    "The store, files and computations": [
+        a_key_that_nobody_sets, a_file_that_is_locked, a_loop_that_never_ends, a_call_that_keeps_the_interpreter,
+    ],
+}
+HANGS = [program for programs in GROUPS.values() for program in programs]
+
+
+SHORT_TIMEOUT_S = {a_loop_that_never_ends: 2.0, a_call_that_keeps_the_interpreter: 2.0}
+HELPERS = (take_the_lock, meet_the_others, promise, TwoHeads)  # shown above the programs that use them
 
 
 def message(program: Program) -> str:
-    """What `launch` says of a program that hangs; line numbers count from the program's `def`."""
-    lines, first = inspect.getsourcelines(program)
-    shift = first + len(lines) - len(listing(program).splitlines()) - 1
+    """What `launch` says of a program that hangs; line numbers are those of its listing."""
+    shown = {number: place for place, (number, _) in enumerate(numbered(program), 1)}
+    timeout_s = SHORT_TIMEOUT_S.get(program, TIMEOUT_S)
     with contextlib.redirect_stdout(io.StringIO()):
         try:
-            launch(program, NUM_RANKS, hang_s=HANG_S, timeout_s=60)
+            launch(program, NUM_RANKS, hang_s=HANG_S, timeout_s=timeout_s)
         except HangError as error:
-            return re.sub(r"\bhangs\.py line (\d+)", lambda place: f"line {int(place[1]) - shift}", str(error))
+            return re.sub(r"\bhangs\.py line (\d+)", lambda place: f"line {shown[int(place[1])]}", str(error))
     raise AssertionError(f"{program.__name__} does not hang")
 
 
+def numbered(program: Program) -> list[tuple[int, str]]:
+    """A program's lines, and those of the helpers that it uses, without docstrings: (number in this file, line)."""
+    source = inspect.getsource(program)
+    parts = [helper for helper in HELPERS if re.search(rf"\b{helper.__name__}\b", source)]
+    rows = [row for part in parts for row in [*_lines(part), (0, ""), (0, "")]]
+    return rows + _lines(program)
+
+
+def _lines(part: Callable[..., object]) -> list[tuple[int, str]]:
+    text, first = inspect.getsourcelines(inspect.unwrap(part))
+    node = ast.parse("".join(text)).body[0]
+    assert isinstance(node, ast.FunctionDef | ast.ClassDef)
+    said = {number for inner in ast.walk(node) if isinstance(inner, ast.FunctionDef | ast.ClassDef)
+            and ast.get_docstring(inner) for number in range(inner.body[0].lineno, (inner.body[0].end_lineno or 0) + 1)}
+    kept = [(first + number - 1, line.rstrip()) for number, line in enumerate(text, 1) if number not in said]
+    return [row for place, row in enumerate(kept) if row[1] or place > 1]
+
+
 def listing(program: Program) -> str:
-    """A program's code without its docstring."""
-    return re.sub(r'\n +""".*?"""', "", inspect.getsource(program), count=1, flags=re.DOTALL).rstrip()
+    """A program's code without docstrings."""
+    return "\n".join(line for _, line in numbered(program)).rstrip()
 
 
 HEAD = """# When it hangs
 
 Each program on this page hangs, for one reason. Below it stands what `launch` says of it: the cause, then where each
-rank is. Find the message that looks like yours. Lines are counted from the program's `def`. The programs are in
-`examples/hangs.py`: `python examples/hangs.py one_returns_early` runs one of them.
+rank is. Find the message that looks like yours. The programs are in `examples/hangs.py`:
+`python examples/hangs.py one_returns_early` runs one of them, on three ranks. There `start` joins the group and returns
+the rank, and `start_rpc` makes the ranks workers of RPC as well. `LOCK` is a `threading.Lock`, and `ALL_CALLS` a
+`threading.Barrier` for three threads.
 
-`launch` reports a hang when all ranks have waited for `hang_s` seconds (here 1). A wait that may end by itself is
+`launch` reports a hang when all ranks have waited for `hang_s` seconds (here 0.5). A wait that may end by itself is
 reported at the time limit, `timeout_s`: a wait with a time limit of its own, or one for another process, as in a
 `DataLoader` with workers.
 
@@ -327,9 +725,16 @@ If a step takes longer than two minutes, the rank prints the lines that all its 
 def section(program: Program, said: str) -> str:
     """A program's part of the page."""
     head, _, advice = inspect.cleandoc(program.__doc__ or "").partition("\n\n")
-    return (f"## {head.rstrip('.')}\n\n{advice}\n\n"
+    return (f"### {head.rstrip('.')}\n\n{advice}\n\n"
             f"```{{code-block}} python\n:linenos:\n{listing(program)}\n```\n\n"
             f"```{{code-block}} text\n:class: message\n{said}\n```\n")
+
+
+def page(said: dict[Program, str]) -> str:
+    """The whole page."""
+    parts = [f"## {title}\n\n" + "\n".join(section(program, said[program]) for program in programs)
+             for title, programs in GROUPS.items()]
+    return HEAD + "\n".join(parts) + TAIL
 
 
 def main() -> None:
@@ -340,7 +745,7 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="run all programs, and write the book's page")
     options = parser.parse_args()
     if options.page:
-        PAGE.write_text(HEAD + "\n".join(section(program, message(program)) for program in HANGS) + TAIL, "utf-8")
+        PAGE.write_text(page({program: message(program) for program in HANGS}), "utf-8")
     elif options.name:
         print(message(names[options.name]))
     else:
@@ -348,4 +753,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # Functions of __main__ travel to the ranks with their globals, and locks cannot travel.
+    from hangs import main
     main()

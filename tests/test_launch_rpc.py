@@ -78,9 +78,11 @@ def test_a_call_without_a_reply_is_reported():
         rpc.shutdown()
 
     assert hang(ask) == [
+        "cause: rank 0 waits in rpc_sync to worker1, where the call waits in Event.wait() at test_launch_rpc.py line N"
+        ": threading.Event().wait()",
         'rank 0 waits in rpc_sync to worker1 at test_launch_rpc.py line N: rpc.rpc_sync("worker1", never)',
         "rank 1 waits in shutdown at test_launch_rpc.py line N: rpc.shutdown()",
-        "  for a peer it is at test_launch_rpc.py line N: threading.Event().wait()"]
+        "  for a peer it waits in Event.wait() at test_launch_rpc.py line N: threading.Event().wait()"]
 
 
 class Keeper:
@@ -94,7 +96,7 @@ def test_a_method_called_through_a_reference():
             rpc.remote("worker1", Keeper).rpc_sync().keep()
         rpc.shutdown()
 
-    assert hang(ask)[0] == ("rank 0 waits in rpc_sync to worker1 at test_launch_rpc.py line N: "
+    assert hang(ask)[1] == ("rank 0 waits in rpc_sync to worker1 at test_launch_rpc.py line N: "
                             'rpc.remote("worker1", Keeper).rpc_sync().keep()')
 
 
@@ -109,7 +111,7 @@ def test_a_method_called_with_no_thread_left_to_name_its_class():
         rpc.shutdown()
 
     place = "test_launch_rpc.py line N"
-    assert hang(ask)[0] == f"rank 0 waits in rpc_sync to worker1 at {place}: keeper.rpc_sync().keep()"
+    assert hang(ask)[1] == f"rank 0 waits in rpc_sync to worker1 at {place}: keeper.rpc_sync().keep()"
 
 
 def test_calls_that_leave_no_thread_for_the_answer():
@@ -121,6 +123,9 @@ def test_calls_that_leave_no_thread_for_the_answer():
         rpc.shutdown()
 
     assert hang(ask) == [
+        "cause: rank 1 serves calls in 2 threads, and each waits in to_here, so a further call finds none: give "
+        "init_rpc more num_worker_threads, or let no call wait for another. Look at test_launch_rpc.py line N: "
+        "return rref.to_here()",
         "rank 0 waits for a request at test_launch_rpc.py line N: calls[0].wait()",
         "rank 1 waits in shutdown at test_launch_rpc.py line N: rpc.shutdown()",
         "  for its peers, in 2 threads, it waits in to_here at test_launch_rpc.py line N: return rref.to_here()"]

@@ -4,7 +4,10 @@
     arguments  what is checked and pickled before anything starts
     ranks      the processes, seen from the parent: pipes, lines, results, their end
     supervise  the verdict: done, failed, hanging or late, and its words
+    standing   what each rank of a run that hangs is doing, and ranks in words
     causes     why ranks wait for each other, from what each does and what it has called
+    messages   the same for sends and receives, and for requests that were dropped
+    remote     the same for calls over RPC
     family     what ranks have started, found and ended with them
     child      the rank's side: environment, output, result, exit when the launcher dies
     peers      refuses a peer that does not exist, which gloo fails to do
@@ -13,6 +16,8 @@
     threads    the rank's threads as the kernel sees them: which work, which wait for a core
     report     what a rank is doing, and how long it has stood still
     blocked    waits inside one rank: for a lock, a thread, a queue or a store
+    requests   which call made a request, and which requests a rank has dropped
+    left_out   parameters under DDP that a rank's loss leaves out
     rpc        errors that come over RPC, and calls that a rank serves, in words
     where      turns stack frames into the reader's own line and the operation waited for
     pending    which transfer a waiting rank waits for

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import threading
 import time
 import zlib
@@ -184,7 +183,8 @@ class _Checks:
             return None
         name = f"{group.group_name} {ranks}"
         self._numbers[name] += 1
-        call = Call(self._numbers[name], _key(fields), f"{words}\n{_caller()}")
+        filename, line = where.caller()
+        call = Call(self._numbers[name], _key(fields), f"{words}\n{filename}:{line}")
         self._board.note(rank, name, call)
         for peer in ranks:
             other = self._board.read(peer, name, call.number) if peer != rank else None
@@ -233,16 +233,6 @@ class _Outermost:
 
     def __exit__(self, *_: Any) -> None:
         self._local.depth -= 1
-
-
-def _caller() -> str:
-    """File and line of the learner's call that this thread is in, "file:line"; of the book's own if there is none."""
-    frame: Any = sys._getframe(3)  # the caller of the collective
-    own = frame
-    while own is not None and not where.is_learners(own.f_code.co_filename):
-        own = own.f_back
-    own = own or frame
-    return f"{own.f_code.co_filename}:{own.f_lineno}"
 
 
 def describe(calls: dict[int, Call]) -> str:

@@ -318,9 +318,9 @@ def _rank_error(ranks: Ranks, backend: str) -> RankError:
 
 
 def _hang_error(ranks: Ranks, verdict: str, limit_s: float, backend: str) -> HangError:
-    stacks = supervise.ask_for_reports(ranks)
-    lines = [supervise.describe_hang(ranks, verdict, limit_s, stacks), *_dropped_requests(ranks)]
-    return HangError("\n".join(lines), _written(ranks), _partial_trace(ranks, backend))
+    found = supervise.ask_for_reports(ranks)
+    message = supervise.describe_hang(ranks, verdict, limit_s, found)
+    return HangError(message, _written(ranks), _partial_trace(ranks, backend))
 
 
 def _unpickled(exception: bytes | None) -> BaseException | None:
@@ -329,15 +329,6 @@ def _unpickled(exception: bytes | None) -> BaseException | None:
         return pickle.loads(exception) if exception else None
     except Exception:
         return None
-
-
-def _dropped_requests(ranks: Ranks) -> list[str]:
-    """What a recorded run says about requests that a rank did not keep: its peer may wait for them forever."""
-    recorded = [member.recording() for member in ranks]
-    if all(payload is None for payload in recorded):
-        return []
-    from book import record
-    return record.dropped_requests(recorded)
 
 
 def _partial_trace(ranks: Ranks, backend: str) -> Trace | None:

@@ -5,18 +5,25 @@ import ast
 import os
 import re
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from book.launch import pending, where
 from book.launch.stacks import Line
 
 # Methods written in C that wait until another thread, or another rank, does something.
-_WAITING = {"acquire", "get", "join", "put", "result"}
+_WAITING = {"acquire", "flock", "get", "join", "lockf", "put", "result"}
 _WITH_LOCK = re.compile(r"(async )?with [\w.\[\]]+( as \w+)?(,.*)?:")
 _STDLIB = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
 _WAITS_IN = tuple(_STDLIB + name for name in ("threading.py", "queue.py"))
 _DATA_LOADER = "/torch/utils/data/"
+# What would end a wait, by the words of `describe`; another thread of the rank would have to do it.
+_ENDS = {
+    "a lock": "release it", "acquire": "release it", "get": "put an item in", "put": "take an item out",
+    "Event.wait": "set it", "Condition.wait": "notify it", "Barrier.wait": "come to it",
+    "Future.result": "complete it", "Queue.join": "call task_done",
+}
+_FUTURE = "waits in Future.result()"
 
 
 def without_limit(lines: Sequence[Line]) -> bool:
@@ -52,7 +59,8 @@ def describe(frames: Sequence[FrameType]) -> str:
         return f"waits in {_called(inside[0])}"
     call = pending.current_call(own)
     if call is not None:
-        return f"waits in {ast.unparse(call.func)}"
+        key = pending.key_of_store(call, own)
+        return f"waits {key}" if key else f"waits in {ast.unparse(call.func)}"
     is_with = _WITH_LOCK.match(where.line_of(own).source)
     return "waits for a lock" if is_with else "does not use any CPU time"
 
@@ -61,3 +69,28 @@ def _called(frame: FrameType) -> str:
     """A function in words: "Queue.get()", "run()"."""
     name = frame.f_code.co_name
     return f"{type(frame.f_locals['self']).__name__}.{name}()" if "self" in frame.f_locals else f"{name}()"
+
+
+def why(doing: str, others: Mapping[str, str]) -> str | None:
+    """Why a rank's main thread, which is `doing` this, waits inside its own process; None if that is not known.
+
+    `others`: what its other threads are doing, by their names.
+    """
+    if doing == _FUTURE and others and set(others.values()) == {_FUTURE}:
+        return (f"{doing}, and so {'do its threads' if len(others) > 1 else 'does its thread'} {' and '.join(others)}: "
+                "the pool has no thread for what they wait for")
+    named = [f"its thread {name} {does}" for name, does in others.items()]
+    in_locks = [name for name, does in others.items() if _ended_by(does) == "release it"]
+    if len(in_locks) > 1 and "join" in doing:
+        return (f"its threads {' and '.join(in_locks)} wait for locks that the other holds: take the locks in the same "
+                "order in all threads")
+    if others:
+        return f"{doing}, and {' and '.join(named)}" if all(map(_ended_by, others.values())) else None
+    end = _ended_by(doing)
+    return f"{doing}, and has no other thread that could {end}" if end else None
+
+
+def _ended_by(doing: str) -> str | None:
+    """What would end such a wait: "release it" for "waits for a lock"."""
+    what = re.sub(r"^waits (in|for) |\(\)$", "", doing)
+    return _ENDS.get(what) or _ENDS.get(what.rpartition(".")[2]) if what != doing else None

@@ -2,38 +2,22 @@
 
 A rank that waits names what it waits for ("recv from rank 1"), and the board tells which collectives it has called. A
 rank that has not come to a collective, a ring of ranks that all send first and a peer that has finished explain most
-runs that hang.
+runs that hang. What lies inside one rank, a lock or a parameter without a gradient, that rank reports itself.
 """
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, groupby
+from itertools import combinations
 from typing import NamedTuple
 
+from book.launch import messages, remote
 from book.launch.agreement import with_place
 from book.launch.board import Call
+from book.launch.standing import Standing, named, plural
 
-LONG_RUN = 5  # ranks in a row that are named by their ends
+MOST_NAMES = 6  # of parameters
 MOST = 3  # sentences: the first of them explain the others
-_WAITS_FOR = re.compile(r"waits (?:in|for its) (i?send|i?recv) (?:to|from) rank (\d+)")
-
-
-class Standing(NamedTuple):
-    """What a rank does: "waits in recv from rank 1", "finished"; whether a message came for a request it dropped."""
-    doing: str
-    dropped: bool = False
-
-    @property
-    def finished(self) -> bool:
-        """Whether the rank's function has returned."""
-        return self.doing == "finished" or self.doing.startswith("has returned")
-
-    @property
-    def peer(self) -> tuple[str, int] | None:
-        """What it waits for from which rank: ("recv", 1)."""
-        found = _WAITS_FOR.match(self.doing)
-        return (found[1].removeprefix("i"), int(found[2])) if found else None
 
 
 def causes(ranks: Sequence[Standing], calls: Mapping[str, Mapping[int, Call]]) -> list[str]:
@@ -41,14 +25,35 @@ def causes(ranks: Sequence[Standing], calls: Mapping[str, Mapping[int, Call]]) -
 
     `calls`: for each group, by its name and its ranks, the last call of each of its ranks that has made one.
     """
-    if dropped := [rank for rank, standing in enumerate(ranks) if standing.dropped]:
-        has = "has" if len(dropped) == 1 else "have"
-        return [f"{named(dropped)} {has} dropped what isend or irecv returned before it was done: keep it, and call "
-                "wait() on it"]
     missed = [missing for group, last in calls.items() if (missing := _missing(ranks, group, last))]
-    crossed = _crossed(missed)
-    found = [crossed] if crossed else [sentence for missing in missed for sentence in _told(ranks, missing)]
-    return list(dict.fromkeys(found or list(_messages(ranks)) or _left(ranks)))[:MOST]
+    for found in (messages.dropped(ranks), [*_inside(ranks), *remote.causes(ranks), *_left_out(ranks)],
+                  [*messages.astray(ranks), *_crossed(missed)],
+                  (sentence for missing in missed for sentence in _told(ranks, missing)),
+                  messages.causes(ranks), _left(ranks)):
+        if sentences := list(dict.fromkeys(found)):
+            return sentences[:MOST]
+    return []
+
+
+def _inside(ranks: Sequence[Standing]) -> Iterator[str]:
+    """A sentence for each rank that waits for something in its own process."""
+    for rank, standing in enumerate(ranks):
+        if standing.blocked:
+            yield f"rank {rank}: {standing.blocked}" if standing.blocked.startswith("its") else (
+                f"rank {rank} {standing.blocked}")
+        elif standing.doing.endswith(" of the store"):
+            yield f"rank {rank} {standing.doing}, which no rank has set"
+
+
+def _left_out(ranks: Sequence[Standing]) -> Iterator[str]:
+    """A sentence for ranks whose loss leaves out parameters, while others wait in backward."""
+    waiting = [rank for rank, standing in enumerate(ranks) if standing.doing == "waits in backward"]
+    for rank, standing in enumerate(ranks):
+        if waiting and standing.left_out and rank not in waiting:
+            names = [*standing.left_out[:MOST_NAMES], *["..."] * (len(standing.left_out) > MOST_NAMES)]
+            yield (f"{_listed(waiting)} in backward for an all-reduce of DDP; the loss of rank {rank} does not use "
+                   f"{', '.join(names)}, so that rank never starts it: use them on every rank, or pass "
+                   "find_unused_parameters=True")
 
 
 class _Missing(NamedTuple):
@@ -70,14 +75,14 @@ def _missing(ranks: Sequence[Standing], group: str, last: Mapping[int, Call]) ->
     return _Missing(waiting, behind, last) if waiting and behind else None
 
 
-def _crossed(missed: Sequence[_Missing]) -> str | None:
-    """A sentence on two groups in which each waits for ranks that wait in the other one; None without such groups."""
+def _crossed(missed: Sequence[_Missing]) -> Iterator[str]:
+    """A sentence on two groups in which each waits for ranks that wait in the other one, if there are such groups."""
     for one, other in combinations(missed, 2):
         if set(one.waiting) & set(other.behind) and set(other.waiting) & set(one.behind):
             first, second = (f"{_listed(group.waiting)} in {_words(group)}" for group in (one, other))
-            return (f"{first} of one group, {second} of another, each for the others: "
-                    "call the groups in the same order on every rank")
-    return None
+            yield (f"{first} of one group, {second} of another, each for the others: "
+                   "call the groups in the same order on every rank")
+            return
 
 
 def _told(ranks: Sequence[Standing], missing: _Missing) -> Iterator[str]:
@@ -99,48 +104,6 @@ def _words(missing: _Missing) -> str:
 
 def _listed(ranks: Sequence[int]) -> str:
     return f"{named(ranks)} {'waits' if len(ranks) == 1 else 'wait'}"
-
-
-def named(ranks: Sequence[int]) -> str:
-    """Ranks in words, runs of five and more by their ends: "rank 2", "ranks 0, 1, 4-63"."""
-    runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
-    parts = [f"{run[0]}-{run[-1]}" if len(run) >= LONG_RUN else ", ".join(map(str, run)) for run in runs]
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(parts)}"
-
-
-def plural(does: str, num: int) -> str:
-    """What `num` ranks do: "wait in recv" for "waits in recv" if there are several."""
-    return re.sub(r"^(wait|compute|sleep)s\b", r"\1", re.sub(r"^has\b", "have", does)) if num > 1 else does
-
-
-def _messages(ranks: Sequence[Standing]) -> Iterator[str]:
-    """For each rank that waits in a send or a receive: why its peer does not meet it."""
-    for rank, standing in enumerate(ranks):
-        if standing.peer is None or not 0 <= standing.peer[1] < len(ranks):
-            continue
-        verb, peer = standing.peer
-        other = ranks[peer]
-        if other.finished:
-            yield f"rank {rank} {standing.doing}, which has returned"
-        elif other.peer is None:
-            yield f"rank {rank} {standing.doing}, which {other.doing}"
-        elif other.peer == ("recv" if verb == "send" else "send", rank):
-            pair = sorted((rank, peer))
-            yield f"ranks {pair[0]} and {pair[1]} send and receive past each other: compare tag= and group="
-        else:
-            yield from _circle(ranks, rank, verb)
-
-
-def _circle(ranks: Sequence[Standing], first: int, verb: str) -> Iterator[str]:
-    """A sentence if ranks in a circle, from `first` on, wait in the same way for the next one."""
-    circle, rank = [first], first
-    while (found := ranks[rank].peer) and found[0] == verb and found[1] < len(ranks) and found[1] not in circle:
-        rank = found[1]
-        circle.append(rank)
-    if found and found == (verb, first):
-        yield f"{named(sorted(circle))} all " + {
-            "send": "send first, and nobody receives: let one of them receive first, or use isend",
-            "recv": "receive first, and nobody sends: let one of them send first"}[verb]
 
 
 def _left(ranks: Sequence[Standing]) -> Iterator[str]:

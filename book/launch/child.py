@@ -21,7 +21,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
-from book.launch import agreement, family, peers, transfer, where
+from book.launch import agreement, family, left_out, peers, requests, transfer, where
 from book.launch.board import Board
 from book.launch.report import Stillness, report
 from book.launch.transfer import Packed, SharedFile
@@ -105,6 +105,8 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
     _prepare_torch(rank)
     peers.refuse_missing()
     peers.refuse_itself()
+    requests.watch(where.caller)
+    left_out.watch()
     if board is not None:
         agreement.watch(board)
     function, args = transfer.unpacked(call, called)

@@ -66,6 +66,11 @@ def is_stopped(pid: int) -> bool:
     return _state_and_parent(pid)[0] == "T"
 
 
+def is_asleep(pid: int) -> bool:
+    """Whether the main thread of this process waits in the system; False where /proc does not tell."""
+    return _state_and_parent(pid)[0] in "SD"
+
+
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):

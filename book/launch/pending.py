@@ -1,6 +1,7 @@
 """L2: name the operation behind a `wait()` by reading the source of the frame that waits.
 
-A request (`work = dist.irecv(buf, left)`) does not store its peer; the line that created the request names it.
+A request (`work = dist.irecv(buf, left)`) does not store its peer. It was noted when the request was made (see
+requests); where it was not, as for a collective, the line that created the request names it.
 """
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ import linecache
 import sys
 from types import FrameType
 from typing import Any
+
+from book.launch import requests
 
 POINT_TO_POINT = {"isend": "dst", "irecv": "src", "send": "dst", "recv": "src"}
 
@@ -58,8 +61,25 @@ def describe(frame: FrameType, innermost: FrameType) -> str:
     name = call_name(call) or call_name(current_call(innermost)) or "a call"
     if name != "wait" or call is None or not isinstance(call.func, ast.Attribute):
         return f"in {name}"
+    if key := key_of_store(call, frame):
+        return key
+    if made := requests.made(_value(call.func.value, frame)):
+        src, dst = (made.peer if made.call == name else None for name in ("irecv", "isend"))
+        return f"for its {made.call}{peer_words(made.call, src, dst)}"
     origin = _origin(call.func.value, frame)
     return f"for its {_point_to_point(origin, frame)}" if origin is not None else "for a request"
+
+
+def key_of_store(call: ast.Call, frame: FrameType) -> str | None:
+    """"for the key 'x' of the store", if `call` gets or waits for keys of a store of torch.distributed."""
+    if call_name(call) not in ("get", "wait") or not isinstance(call.func, ast.Attribute) or not call.args:
+        return None
+    import torch.distributed as dist
+    keys = _value(call.args[0], frame)
+    if not isinstance(_value(call.func.value, frame), dist.Store) or not keys:
+        return None
+    keys = [keys] if isinstance(keys, str) else list(keys)
+    return f"for the key{'s' * (len(keys) > 1)} {', '.join(map(repr, keys))} of the store"
 
 
 def _point_to_point(call: ast.Call, frame: FrameType) -> str:

@@ -105,6 +105,7 @@ class RankProcess:
     still_s: float | None = 0.0  # None: asked, but not answered yet
     stopped_s: float | None = None  # since when a signal has kept it from answering
     report: Report | None = None
+    doing: str = ""  # in words, when all were asked
     recorded: Any = None
     output: Lines = field(default_factory=Lines)
     errors: Lines = field(default_factory=Lines)
@@ -355,6 +356,7 @@ class Ranks:
         for member in silent:
             stacks[member.rank] = "\n".join(member.errors.kept[before[member.rank]:])
             del member.errors.kept[before[member.rank]:]
+            member.report = None  # the signal may have ended its call into C: what it says now is too late
         return stacks
 
     def _kill(self) -> None:

@@ -7,10 +7,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
-from book.launch import blocked, rpc, stacks, threads, where
+from book.launch import blocked, left_out, requests, rpc, stacks, threads, where
 from book.launch.stacks import Line
+
+
+class Dropped(NamedTuple):
+    """A request that was deleted before the rank had waited for it: "isend" or "irecv", the peer, and the line."""
+    call: str
+    peer: int | None
+    place: str
 
 
 @dataclass(frozen=True)
@@ -20,17 +27,27 @@ class Report:
     place: where.Place | None
     beside: Sequence[str]  # what its other threads are doing at the same time, for callers over RPC or for itself
     in_thread: str | None = None  # what the one other thread that communicates is doing, if the main thread does not
-    dropped: bool = False  # whether a message has come for a request that this rank did not keep
+    blocked: str | None = None  # why it waits inside its own process
+    worker: rpc.Worker | None = None
+    polled: bool = False  # whether a message has come for a request that this rank did not keep
+    dropped: Sequence[Dropped] = ()
+    left_out: Sequence[str] = ()  # parameters under DDP that have no gradient
     recorded: Any = None
 
 
-def report(recorded: Callable[[], Any], dropped: bool) -> Report:
+def report(recorded: Callable[[], Any], polled: bool) -> Report:
     """This rank's report; `recorded()` returns what it has recorded."""
     try:
         seen = _seen()
     except Exception:
         seen = Report("does not say where it is", None, ())
-    return replace(seen, dropped=dropped, recorded=recorded())
+    return replace(seen, polled=polled, dropped=_dropped(), left_out=left_out.parameters(),
+                   recorded=recorded())
+
+
+def _dropped() -> list[Dropped]:
+    return [Dropped(request.call, request.peer, str(where.place_of(request.filename, request.line)))
+            for request in requests.dropped()]
 
 
 def _seen() -> Report:
@@ -40,24 +57,37 @@ def _seen() -> Report:
     main_stands, all_stand = threads.stand_still()
     lines = stacks.of_threads()
     frames = sys._current_frames() if all_stand else {main: sys._current_frames()[main]} if main_stands else {}
-    served = rpc.served_calls(lines, frames)
-    seen = Report(_doing(main, lines, frames), where.own_place(lines[main]), served)
+    worker = rpc.worker(lines, lambda ident: _served(ident, lines, frames))
+    served = rpc.told(worker.calls) if worker else []
+    seen = Report(_doing(main, lines, frames), where.own_place(lines[main]), served, worker=worker)
     if where.communicates(lines[main]):
         return seen
     names = _threads_of_the_learner(lines)
     does = {ident: _doing(ident, lines, frames) for ident in names}
     beside = [f"its thread {names[ident]} {does[ident]} at {where.own_place(lines[ident])}" for ident in names]
     waiting = [does[ident] for ident in names if where.communicates(lines[ident])]
-    return replace(seen, beside=[*served, *beside], in_thread=waiting[0] if len(waiting) == 1 else None)
+    blocks = None if waiting or served else blocked.why(seen.doing, {names[ident]: does[ident] for ident in names})
+    return replace(seen, beside=[*served, *beside], in_thread=waiting[0] if len(waiting) == 1 else None,
+                   blocked=blocks)
 
 
 def _doing(thread: int, lines: Mapping[int, Sequence[Line]], frames: Mapping[int, FrameType]) -> str:
     """What a thread is doing, in more detail if it is idle and `frames` has its innermost frame."""
     if thread not in frames:
         return where.doing_at(lines[thread])
-    stack = where.stack(frames[thread])
+    return _doing_in(where.stack(frames[thread]))
+
+
+def _doing_in(stack: list[FrameType]) -> str:
     doing = where.doing(stack)
     return blocked.describe(stack) if doing == "computes" and threads.are_known() else doing
+
+
+def _served(thread: int, lines: Mapping[int, Sequence[Line]], frames: Mapping[int, FrameType]) -> str:
+    """What the call that a thread serves is doing; "is" where that is not known."""
+    inner = rpc.called(lines[thread])
+    doing = _doing_in(where.stack(frames[thread])[-len(inner):]) if thread in frames else where.doing_at(inner)
+    return "is" if doing == "computes" else doing
 
 
 def _threads_of_the_learner(lines: Mapping[int, Sequence[Line]]) -> dict[int, str]:

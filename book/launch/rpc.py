@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
+from typing import Any, NamedTuple
 
 from book.launch import where
 from book.launch.stacks import Line
@@ -42,29 +43,51 @@ def remote_error(message: str) -> RemoteFailure | None:
     return RemoteFailure(workers[-1][1], (error[0] if error else shown).strip(), tuple(where.places(lines)))
 
 
-def served_calls(threads: Mapping[int, Sequence[Line]], frames: Mapping[int, FrameType]) -> list[str]:
-    """What this process is doing for its peers: "for a peer it waits in to_here at ...", one line for each call.
+class Call(NamedTuple):
+    """A call that this process runs for a peer: "waits for a lock", and the line where it is."""
+    doing: str
+    place: str
 
-    `threads` holds the lines of all threads, `frames` the innermost frames of idle ones, which give more detail.
+
+class Worker(NamedTuple):
+    """This process as a worker of RPC: its name, how many calls it can run at once, and those that it runs."""
+    name: str
+    num_threads: int
+    calls: tuple[Call, ...]
+
+
+def worker(threads: Mapping[int, Sequence[Line]], does: Callable[[int], str]) -> Worker | None:
+    """This process as a worker; None if it is not one.
+
+    `threads` holds the lines of all threads, `does(ident)` says what one of them is doing.
     """
-    counts: Counter[tuple[str, str]] = Counter()
-    for thread, lines in threads.items():
-        inner = _called(lines)
-        if inner:
-            stack = where.stack(frames[thread])[-len(inner):] if thread in frames else []
-            doing = where.doing(stack) if stack else where.doing_at(inner)
-            counts["is" if doing == "computes" else doing, str(where.own_place(inner))] += 1
+    agent = _agent()
+    if agent is None:
+        return None
+    calls = sorted(Call(does(thread), str(where.own_place(inner)))
+                   for thread, lines in threads.items() if (inner := called(lines)))
+    name, options = agent.get_worker_info().name, agent._get_backend_options()
+    return Worker(name, getattr(options, "num_worker_threads", 0), tuple(calls))
+
+
+def _agent() -> Any:
+    api = sys.modules.get("torch.distributed.rpc.api")
+    return api._get_current_rpc_agent() if api and api._is_current_rpc_agent_set() else None
+
+
+def told(calls: Iterable[Call]) -> list[str]:
+    """Calls that a rank runs for its peers, one line for each: "for a peer it waits in to_here at ..."."""
     return [f"for a peer it {doing} at {place}" if count == 1 else
             f"for its peers, in {count} threads, it {doing} at {place}"
-            for (doing, place), count in sorted(counts.items())]
+            for (doing, place), count in Counter(calls).items()]
 
 
 def serves(lines: Sequence[Line]) -> bool:
     """Whether a thread at these lines runs a function that a peer has called."""
-    return bool(_called(lines))
+    return bool(called(lines))
 
 
-def _called(lines: Sequence[Line]) -> list[Line]:
+def called(lines: Sequence[Line]) -> list[Line]:
     """The lines of the function that a peer has called; empty for a thread that serves no call."""
     names = [line.function if _RPC in line.filename else None for line in lines]
     if _SERVES not in names:

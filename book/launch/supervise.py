@@ -4,16 +4,19 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
-from book.launch import where
+from book.launch import family, where
 from book.launch.agreement import CallMismatch
-from book.launch.causes import Standing, causes, named, plural
+from book.launch.board import Call
+from book.launch.causes import causes
 from book.launch.child import Failure
 from book.launch.ranks import RankProcess, Ranks
 from book.launch.rpc import remote_error
 from book.launch.stacks import of_crash
+from book.launch.standing import Standing, named, plural
 
 MISMATCH = CallMismatch.__name__
 NEW_GROUP = "every rank must call it for every group, in the same order, members or not"
@@ -21,8 +24,9 @@ START_LIMIT_S = SEND_LIMIT_S = 300.0
 SETTLE_LIMIT_S = 2.0
 SETTLE_S = 0.3
 LEAVE_LIMIT_S = 5.0
+STOPPED = "is stopped by a signal (SIGSTOP)"
+KEEPS_LOCK = "waits in C code that keeps Python's lock"
 RETURNED = "has returned, and its result is on its way"
-MOST_APART = 8  # ranks of which each has a line of its own
 REPORT_LIMIT_S, DEAF_LIMIT_S = 2.0, 0.5  # for a rank that has answered lately, and for one that has not
 # Errors of a rank whose peer has died: an effect of the failure that we look for, not its cause.
 VICTIM = re.compile(r"connection.{0,12}(closed|reset|refused)|broken pipe|socket closed|originated at tensorpipe",
@@ -74,43 +78,62 @@ def _settle(ranks: Ranks) -> None:
         ranks.listen(0.0)
 
 
-def ask_for_reports(ranks: Ranks) -> dict[int, str]:
-    """Ask every live rank where it is; returns stack dumps of those that cannot answer: their C code holds the GIL."""
+class Found(NamedTuple):
+    """What the ranks of a run that hangs have called last in each group; stacks of those that cannot answer."""
+    calls: Mapping[str, Mapping[int, Call]]
+    stacks: Mapping[int, str]
+
+
+def ask_for_reports(ranks: Ranks) -> Found:
+    """Ask every live rank where it is, and find the stacks of those that cannot answer: their C code holds the GIL."""
     deaf = ranks.deaf()
     ranks.ask("report")
     asked_s = time.monotonic()
     until_s = {member.rank: asked_s + (DEAF_LIMIT_S if member in deaf else REPORT_LIMIT_S)
                for member in ranks if member.stopped_s is None}
-    while any(member.working and member.report is None and time.monotonic() < until_s.get(member.rank, 0.0)
+    # Ranks whose function has returned are asked too: what they have left undone may be the cause.
+    while any(member.exit_code is None and member.report is None and time.monotonic() < until_s.get(member.rank, 0.0)
               for member in ranks):
         ranks.listen(0.05)
-    return ranks.dump(0.3)
+    for member in ranks:
+        member.doing = _doing(member)
+    # First, since the signal that asks for stacks may end a call into C, and the run then goes on.
+    calls = ranks.last_calls()
+    return Found(calls, ranks.dump(0.3))
 
 
-def describe_hang(ranks: Ranks, verdict: str, limit_s: float, dumps: dict[int, str]) -> str:
+def describe_hang(ranks: Ranks, verdict: str, limit_s: float, found: Found) -> str:
     """What each rank is doing in a run that hangs or has run out of time."""
     first = {
         "hang": f"the ranks wait for one another: nothing has moved for {limit_s:g} s",
         "late": f"not done after {limit_s:g} s",
         "not started": f"the ranks could not start within {limit_s:g} s",
     }[verdict]
-    standings = [Standing(_doing(member), member.report is not None and member.report.dropped) for member in ranks]
-    lines = [first, *(f"cause: {cause}" for cause in causes(standings, ranks.last_calls()))]
-    lines += _standing_lines(ranks, dumps)
+    lines = [first, *(f"cause: {cause}" for cause in causes(list(map(_seen, ranks)), found.calls))]
+    lines += _standing_lines(ranks, found.stacks)
     if any(member.working and member.report and member.report.doing == "waits in new_group" for member in ranks):
         lines.append(f"new_group: {NEW_GROUP}")
     return "\n".join(lines)
 
 
-def _standing_lines(ranks: Ranks, dumps: dict[int, str]) -> Iterator[str]:
-    """Where each rank is; in a large run, ranks that stand at the same place share their lines."""
+def _seen(member: RankProcess) -> Standing:
+    """What the causes are worked out from."""
+    report, doing = member.report, member.doing
+    if report is None:
+        return Standing(doing)
+    if not member.working:
+        return Standing(doing, dropped=report.dropped, left_out=report.left_out)
+    return Standing(doing, str(report.place), report.blocked, report.worker, report.polled, report.dropped,
+                    report.left_out)
+
+
+def _standing_lines(ranks: Ranks, stacks: Mapping[int, str]) -> Iterator[str]:
+    """Where each rank is; ranks that stand at the same place share their lines."""
     alike: dict[tuple[str, ...], list[int]] = {}
-    num = len(list(ranks))
     for member in ranks:
         beside = member.report.beside if member.working and member.report else ()
-        own = str(member.rank) if num <= MOST_APART else ""
-        alike.setdefault((_standing(member, dumps), *beside, own), []).append(member.rank)
-    for (standing, *beside, _), who in alike.items():
+        alike.setdefault((_standing(member, stacks), *beside), []).append(member.rank)
+    for (standing, *beside), who in alike.items():
         yield f"  {named(who)} {plural(standing, len(who))}"
         yield from (f"    {words}" for words in beside)
 
@@ -122,20 +145,20 @@ def _doing(member: RankProcess) -> str:
     if member.returned:
         return RETURNED
     if member.stopped_s is not None:
-        return "is stopped"
-    return member.report.in_thread or member.report.doing if member.report else "does not answer"
-
-
-def _standing(member: RankProcess, dumps: dict[int, str]) -> str:
-    if member.finished or member.returned:
-        return _doing(member)
-    places = where.places(of_crash(dumps.get(member.rank, "")))
-    if places:
-        return f"computes at {places[-1]}"
-    if member.stopped_s is not None:
-        return "is stopped by a signal (SIGSTOP)"
+        return STOPPED
     if not member.report:
-        return "does not answer"
+        return KEEPS_LOCK if member.entered and family.is_asleep(member.process.pid) else "does not answer"
+    return member.report.in_thread or member.report.doing
+
+
+def _standing(member: RankProcess, stacks: Mapping[int, str]) -> str:
+    """What a rank does, and where."""
+    if member.doing in ("finished", RETURNED, STOPPED):
+        return member.doing
+    if not member.report:
+        places = where.places(of_crash(stacks.get(member.rank, "")))
+        does = "computes" if places and member.doing != KEEPS_LOCK else member.doing
+        return f"{does} at {places[-1]}" if places else does
     return member.report.doing + (f" at {member.report.place}" if member.report.place else "")
 
 

@@ -8,6 +8,7 @@ import functools
 import linecache
 import os
 import re
+import sys
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ def _is_book(filename: str) -> bool:
     return os.path.realpath(filename).startswith(_BOOK)
 
 
+@functools.cache
 def _is_launcher(filename: str) -> bool:
     return os.path.realpath(filename).startswith(os.path.join(_BOOK, "launch") + os.sep)
 
@@ -115,6 +117,18 @@ def places_of_traceback(traceback: TracebackType | None) -> list[Place]:
         lines.append(Line(code.co_filename, traceback.tb_lineno, code.co_name))
         traceback = traceback.tb_next
     return places(lines)
+
+
+def caller() -> tuple[str, int]:
+    """File and line of the learner's innermost frame in this thread; of the book's, and then of any, without one."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and _is_launcher(frame.f_code.co_filename):
+        frame = frame.f_back
+    own = frame
+    while own is not None and not is_learners(own.f_code.co_filename):
+        own = own.f_back
+    own = own or frame
+    return own.f_code.co_filename, own.f_lineno
 
 
 def stack(frame: FrameType | None) -> list[FrameType]:

@@ -23,11 +23,10 @@ with needed_by("book.record", "torch"):
     from book.record.happens_before import assemble, from_zero
     from book.record.memory import follow_units, held_state, holds, storage_bytes, unit_action, unit_done
     from book.record.recorder import collect, emit, lanes, paused, start, watch
-    from book.record.recording import dropped_requests
     from book.record.saved import merge, save
     from book.record.snapshots import WatchError
     from book.record.stages import action_done, follow_stages, stage_action
 
-__all__ = ["WatchError", "action_done", "assemble", "collect", "dropped_requests", "emit", "follow_backward",
-           "follow_stages", "follow_units", "from_zero", "held_state", "holds", "lanes", "merge", "paused", "save",
-           "stage_action", "start", "storage_bytes", "unit_action", "unit_done", "watch"]
+__all__ = ["WatchError", "action_done", "assemble", "collect", "emit", "follow_backward", "follow_stages",
+           "follow_units", "from_zero", "held_state", "holds", "lanes", "merge", "paused", "save", "stage_action",
+           "start", "storage_bytes", "unit_action", "unit_done", "watch"]

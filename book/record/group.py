@@ -45,9 +45,6 @@ class Recorder(Protocol):
     def waited(self, index: int, source_rank: Callable[[], int] | None = None) -> None:
         """Record that the program has waited for an operation; `source_rank()` gives the sender's rank in its group."""
 
-    def dropped(self, indices: Iterable[int]) -> None:
-        """Record that the program no longer holds the request of these operations, waited for or not."""
-
     def completes(self, index: int, future: torch.futures.Future) -> None:
         """Record when `future` completes: the program may never wait for the operation itself."""
 
@@ -71,9 +68,6 @@ class RecordedWork(Work):
     def __init__(self, recorder: Recorder, work: Work, indices: Sequence[int]):
         super().__init__()
         self._recorder, self._work, self._indices = recorder, work, indices
-
-    def __del__(self) -> None:
-        self._recorder.dropped(self._indices)
 
     def wait(self, *args: Any) -> bool:
         done = self._work.wait(*args)

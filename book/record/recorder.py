@@ -207,12 +207,6 @@ class _Recorder:
             if self._watch and index in self._watch.spans:
                 self._watch.waited(index, operation, tensors, position)
 
-    def dropped(self, indices: Iterable[int]) -> None:
-        """Record that nothing holds the request of these operations anymore; those waited for do not count."""
-        # No lock: the garbage collector may call this while the same thread holds it.
-        for index in indices:
-            self.recording.operations[index].dropped = index not in self._waited
-
     def completes(self, index: int, future: torch.futures.Future) -> None:
         """Have the backend's thread record the completion; `collect` records it if that thread has not yet."""
         with self._lock:

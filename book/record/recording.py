@@ -1,7 +1,6 @@
 """L2: what one rank's recorder keeps, as plain data: its operations, its log, its chunks and its gradients."""
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from book.trace import Event
@@ -37,9 +36,8 @@ class Hold:
 class Operation:
     """One call of one rank: `kind` is "send", "recv" or "collective"; `ranks`, its group's, and `peer` are global.
 
-    A `withdrawn` one was refused when it was called, so it moved nothing and matches nothing. The request of a
-    `dropped` one was discarded before the program had waited for it. `bucket` is the bucket of gradients that it
-    carries, if followed and known, `unit` the part of the model that it belongs to.
+    A `withdrawn` one was refused when it was called, so it moved nothing and matches nothing. `bucket` is the bucket of
+    gradients that it carries, if followed and known, `unit` the part of the model that it belongs to.
     """
 
     kind: str
@@ -53,7 +51,6 @@ class Operation:
     end_ns: int | None = None
     pieces: tuple[Piece, ...] = ()
     withdrawn: bool = False
-    dropped: bool = False
     bucket: int | None = None
     unit: str | None = None
 
@@ -95,15 +92,3 @@ class Recording:
     gradients: list[Gradient] = field(default_factory=list)
     emitted: list[Event] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
-
-
-def dropped_requests(recordings: Sequence[Recording | None]) -> list[str]:
-    """A sentence for each kind of message whose request some rank did not keep: such a message may never move."""
-    said = []
-    for kind, call in (("send", "isend"), ("recv", "irecv")):
-        ranks = [rank for rank, recording in enumerate(recordings) if recording is not None
-                 and any(operation.kind == kind and operation.dropped for operation in recording.operations)]
-        if ranks:
-            said.append(f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} did not keep what {call} returned: "
-                        "without its request a message may never move. Keep the request, and call wait() on it")
-    return said
