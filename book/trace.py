@@ -86,12 +86,13 @@ class Trace:
     `clock` is "modelled", "measured" or "logical" (no times, only order); `source` is "simulated", "executed",
     "recorded" or "instrumented". `name`, `backend` and `promise` (what the run should end in, see book.promise) say
     what ran, where that is known. `clock_error_s` is by how much two ranks' times may be wrong against each other, if
-    their clocks had to be aligned. Raises TraceError for anything that a trace can't be.
+    their clocks had to be aligned. `hangs` says of a run that hung who waits for whom. Raises TraceError for anything
+    that a trace can't be.
     """
 
     def __init__(self, events: Iterable[Event], world_size: int, clock: str, source: str, *,
                  name: str | None = None, backend: str | None = None, promise: str | None = None,
-                 clock_error_s: float | None = None):
+                 clock_error_s: float | None = None, hangs: str | None = None):
         _check_choice("clock", clock, CLOCKS)
         _check_choice("source", source, SOURCES)
         _check_choice("promise", promise, (None, *PROMISES))
@@ -99,6 +100,7 @@ class Trace:
             raise TraceError(f"world_size must be a whole number of at least 1, not {world_size!r}")
         self.world_size, self.clock, self.source = int(world_size), clock, source
         self.name, self.backend, self.promise, self.clock_error_s = name, backend, promise, clock_error_s
+        self.hangs = hangs
         try:
             self.events: Columns = Columns.from_rows(Event, events)
         except ColumnError as error:
@@ -166,7 +168,7 @@ class Trace:
         rows = np.lexsort([self._key(name) for name in ("chunk", "peer", "kind", "step", "rank")])
         ordered = self.events.take(rows).replace(start_s=None, end_s=None)
         return Trace(ordered, self.world_size, "logical", self.source, name=self.name, backend=self.backend,
-                     promise=self.promise)
+                     promise=self.promise, hangs=self.hangs)
 
     def to_json(self) -> str:
         """The trace as JSON text, a list per field; fields that are None everywhere are left out."""
@@ -214,7 +216,8 @@ class Trace:
     def _head(self) -> dict[str, Any]:
         head = {"world_size": self.world_size, "clock": self.clock, "source": self.source, "name": self.name,
                 "backend": self.backend, "promise": self.promise}
-        return head if self.clock_error_s is None else {**head, "clock_error_s": self.clock_error_s}
+        further = {"clock_error_s": self.clock_error_s, "hangs": self.hangs}
+        return head | {name: value for name, value in further.items() if value is not None}
 
     def _check_events(self) -> None:
         unknown = set(self.events.vocabularies.get("kind", ())) - set(KINDS)

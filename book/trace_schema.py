@@ -12,7 +12,7 @@ MAX_INDEX = 1 << 16  # of a chunk, step, stage or micro-batch; more where there 
 
 def checked(head: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
     """Raise ValueError, in words that name the field, for a trace's `head` or events that can't be what was written."""
-    for name in ("name", "backend"):
+    for name in ("name", "backend", "hangs"):
         if not isinstance(head.get(name), str | None):
             raise ValueError(f"{name} must be text, not {head[name]!r:.40}")
     if not (head.get("clock_error_s") is None or _is_size(head["clock_error_s"], 0)):

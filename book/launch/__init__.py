@@ -15,6 +15,7 @@
     board      memory that all ranks share, where each notes its calls for the others
     threads    the rank's threads as the kernel sees them: which work, which wait for a core
     report     what a rank is doing, and how long it has stood still
+    graph      which rank waits for which others
     blocked    waits inside one rank: for a lock, a thread, a queue or a store
     requests   which call made a request, and which requests a rank has dropped
     left_out   parameters under DDP that a rank's loss leaves out

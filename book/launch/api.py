@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from book.extras import require
 from book.launch import arguments, supervise, where
+from book.launch.graph import in_words
 from book.launch.ranks import MAX_SHOWN_BYTES, Ranks, warm_up
 from book.launch.transfer import SharedFile
 
@@ -60,7 +61,12 @@ class RankError(LaunchError):
 
 
 class HangError(LaunchError):
-    """The ranks wait for one another, or ran out of time; the message says where each of them is."""
+    """The ranks wait for one another, or ran out of time; the message says where each of them is.
+
+    `waits` has, for each rank that waits for others, these: {0: (1,), 1: (0,)}.
+    """
+
+    waits: Mapping[int, tuple[int, ...]] = {}
 
 
 class Run:
@@ -320,7 +326,10 @@ def _rank_error(ranks: Ranks, backend: str) -> RankError:
 def _hang_error(ranks: Ranks, verdict: str, limit_s: float, backend: str) -> HangError:
     found = supervise.ask_for_reports(ranks)
     message = supervise.describe_hang(ranks, verdict, limit_s, found)
-    return HangError(message, _written(ranks), _partial_trace(ranks, backend))
+    waits = supervise.waits_for(ranks, found)
+    error = HangError(message, _written(ranks), _partial_trace(ranks, backend, in_words(waits) or "ranks wait"))
+    error.waits = waits
+    return error
 
 
 def _unpickled(exception: bytes | None) -> BaseException | None:
@@ -331,14 +340,14 @@ def _unpickled(exception: bytes | None) -> BaseException | None:
         return None
 
 
-def _partial_trace(ranks: Ranks, backend: str) -> Trace | None:
-    """The trace of what was recorded before a failure; None if no trace can be made of it."""
+def _partial_trace(ranks: Ranks, backend: str, hangs: str | None = None) -> Trace | None:
+    """The trace of what was recorded before a failure, or before the run `hangs`; None if none can be made of it."""
     recorded = [member.recording() for member in ranks]
     if all(payload is None for payload in recorded):
         return None
     from book import record
     try:
-        return record.assemble(recorded, backend=backend)
+        return record.assemble(recorded, backend=backend, hangs=hangs)
     except Exception:
         return None
 

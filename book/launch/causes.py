@@ -25,10 +25,10 @@ def causes(ranks: Sequence[Standing], calls: Mapping[str, Mapping[int, Call]]) -
 
     `calls`: for each group, by its name and its ranks, the last call of each of its ranks that has made one.
     """
-    missed = [missing for group, last in calls.items() if (missing := _missing(ranks, group, last))]
+    missed = missing(ranks, calls)
     for found in (messages.dropped(ranks), [*_inside(ranks), *remote.causes(ranks), *_left_out(ranks)],
                   [*messages.astray(ranks), *_crossed(missed)],
-                  (sentence for missing in missed for sentence in _told(ranks, missing)),
+                  (sentence for one in missed for sentence in _told(ranks, one)),
                   messages.causes(ranks), _left(ranks)):
         if sentences := list(dict.fromkeys(found)):
             return sentences[:MOST]
@@ -56,14 +56,19 @@ def _left_out(ranks: Sequence[Standing]) -> Iterator[str]:
                    "find_unused_parameters=True")
 
 
-class _Missing(NamedTuple):
+class Missing(NamedTuple):
     """A collective that some ranks of a group wait in, and others have not called."""
     waiting: list[int]
     behind: list[int]
     last: Mapping[int, Call]
 
 
-def _missing(ranks: Sequence[Standing], group: str, last: Mapping[int, Call]) -> _Missing | None:
+def missing(ranks: Sequence[Standing], calls: Mapping[str, Mapping[int, Call]]) -> list[Missing]:
+    """The collectives that some ranks wait in and others have not called, one for each group."""
+    return [found for group, last in calls.items() if (found := _missing(ranks, group, last))]
+
+
+def _missing(ranks: Sequence[Standing], group: str, last: Mapping[int, Call]) -> Missing | None:
     """What ranks of a group wait in and others have not called; None if there is nothing of this kind."""
     if not group.endswith("]"):
         return None  # it has too many ranks for its name on the board
@@ -72,10 +77,10 @@ def _missing(ranks: Sequence[Standing], group: str, last: Mapping[int, Call]) ->
     waiting = [rank for rank in members if rank in last and last[rank].number == number
                and ranks[rank].doing.startswith("waits")]
     behind = [rank for rank in members if rank not in last or last[rank].number < number]
-    return _Missing(waiting, behind, last) if waiting and behind else None
+    return Missing(waiting, behind, last) if waiting and behind else None
 
 
-def _crossed(missed: Sequence[_Missing]) -> Iterator[str]:
+def _crossed(missed: Sequence[Missing]) -> Iterator[str]:
     """A sentence on two groups in which each waits for ranks that wait in the other one, if there are such groups."""
     for one, other in combinations(missed, 2):
         if set(one.waiting) & set(other.behind) and set(other.waiting) & set(one.behind):
@@ -85,7 +90,7 @@ def _crossed(missed: Sequence[_Missing]) -> Iterator[str]:
             return
 
 
-def _told(ranks: Sequence[Standing], missing: _Missing) -> Iterator[str]:
+def _told(ranks: Sequence[Standing], missing: Missing) -> Iterator[str]:
     """Who has not come to a collective: those that have returned if there are any, else what each does instead."""
     returned = [rank for rank in missing.behind if ranks[rank].finished]
     alike: dict[str, list[int]] = {}
@@ -98,7 +103,7 @@ def _told(ranks: Sequence[Standing], missing: _Missing) -> Iterator[str]:
         yield f"{_listed(missing.waiting)} in {_words(missing)}; {named(who)} {plural(does, len(who))}"
 
 
-def _words(missing: _Missing) -> str:
+def _words(missing: Missing) -> str:
     return missing.last[missing.waiting[0]].words.partition("\n")[0]
 
 

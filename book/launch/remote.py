@@ -28,12 +28,12 @@ def _full(ranks: Sequence[Standing]) -> Iterator[str]:
 
 def _waiting(ranks: Sequence[Standing]) -> Iterator[str]:
     """For each rank that waits in a call to a worker: what that call waits for there."""
-    called = {rank: peer for rank, standing in enumerate(ranks)
-              if (peer := _called(ranks, standing)) is not None}
-    for rank, peer in called.items():
+    peers = {rank: peer for rank, standing in enumerate(ranks)
+              if (peer := called(ranks, standing)) is not None}
+    for rank, peer in peers.items():
         worker = ranks[peer].worker
         calls = list(filter(_waits, worker.calls)) if worker else []
-        if calls and called.get(peer) == rank:
+        if calls and peers.get(peer) == rank:
             if rank <= peer:
                 who = f"ranks {rank} and {peer} call each other" if rank < peer else f"rank {rank} calls itself"
                 yield f"{who} over RPC, and {_told(calls[0], 'each' if rank < peer else 'the')}"
@@ -44,7 +44,7 @@ def _waiting(ranks: Sequence[Standing]) -> Iterator[str]:
                    "(async_execution) that nobody completes?")
 
 
-def _called(ranks: Sequence[Standing], standing: Standing) -> int | None:
+def called(ranks: Sequence[Standing], standing: Standing) -> int | None:
     """The rank of the worker that a rank waits for."""
     found = _CALLS.match(standing.doing)
     return next((rank for rank, other in enumerate(ranks) if found and other.worker and other.worker.name == found[2]),

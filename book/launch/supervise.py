@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from book.launch import family, where
+from book.launch import family, graph, where
 from book.launch.agreement import CallMismatch
 from book.launch.board import Call
 from book.launch.causes import causes
@@ -114,6 +114,11 @@ def describe_hang(ranks: Ranks, verdict: str, limit_s: float, found: Found) -> s
     if any(member.working and member.report and member.report.doing == "waits in new_group" for member in ranks):
         lines.append(f"new_group: {NEW_GROUP}")
     return "\n".join(lines)
+
+
+def waits_for(ranks: Ranks, found: Found) -> dict[int, tuple[int, ...]]:
+    """For each rank of a run that hangs, once it has been asked: the ranks that it waits for."""
+    return graph.waits_for(list(map(_seen, ranks)), found.calls)
 
 
 def _seen(member: RankProcess) -> Standing:

@@ -20,8 +20,10 @@ Node = int  # position in the list of messages and collectives
 
 
 def assemble(recordings: Sequence[Recording | None], backend: str | None = None,
-             clock_error_s: float | None = None) -> Trace:
+             clock_error_s: float | None = None, hangs: str | None = None) -> Trace:
     """One trace from the recordings of ranks 0, 1, ...; None stands for a rank without a recording.
+
+    `hangs` says of a run that hung who waits for whom.
 
     Events are sorted by step, then rank, then program order; times start at 0. If all events were emitted, the trace
     has their source, name and promise, as far as these agree. `clock_error_s` is by how much two ranks' times may be
@@ -36,7 +38,7 @@ def assemble(recordings: Sequence[Recording | None], backend: str | None = None,
     if backend != "nccl":  # there a wait returns at once, so a program's times are not those of its messages
         _check_arrivals([*order.messages(), *_emitted_messages(known)], clock_error_s or 0.0)
     return Trace(from_zero(events), len(known), "measured", origin.source, name=origin.name, backend=backend,
-                 promise=origin.promise, clock_error_s=clock_error_s)
+                 promise=origin.promise, clock_error_s=clock_error_s, hangs=hangs)
 
 
 def _check_arrivals(messages: Iterable[tuple[int, int, float, float]], clock_error_s: float) -> None:

@@ -123,8 +123,8 @@ def run_payload(trace: Trace, promise: str | None = None, with_backend: bool = F
     """One run as JSON data; the backend is left out if outputs must be the same on every machine."""
     run = read_run(trace)
     promised, kept = promised_of(trace, run, promise)
-    ends = verdict(run, promised, kept, bool(promise or trace.promise))
-    broken = {} if ends["ok"] else {"fault": _write_fault(fault_of(run, promised, kept), promised)}
+    ends = verdict(run, promised, kept, bool(promise or trace.promise), trace.hangs)
+    broken = {} if ends["ok"] or trace.hangs else {"fault": _write_fault(fault_of(run, promised, kept), promised)}
     return {**_write(run, trace, promised, with_backend), **ends, **broken}
 
 

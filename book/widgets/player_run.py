@@ -75,6 +75,7 @@ class Run:
     holds: list[tuple[int, int, int, Contributions]] = field(default_factory=list)  # before which step, rank, chunk
     own: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))  # by step: who changed its own before it
     calls: list[Call] = field(default_factory=list)
+    unmet: dict[int, list[int]] = field(default_factory=dict)  # by step: who waits in a receive where the run hangs
     sizes: dict[int, float] = field(default_factory=dict)  # bytes by chunk, as far as events tell
 
     @property
@@ -145,7 +146,17 @@ def read_run(trace: Trace) -> Run:
     steps = sorted({_known(e.step) for e in played})
     position = {step: i for i, step in enumerate(steps)}
     run = Run(trace.world_size, max(trace.num_chunks, 1), len(steps), [])
-    run.transfers = sorted(_transfers(sends, recvs, position), key=lambda t: t.leaves)
+    waiting: dict[Pair, list[Event]] = defaultdict(list)
+    for recv in recvs:
+        waiting[_known(recv.peer), recv.rank].append(recv)
+    run.transfers = [_transfer(send, matched, position) for send, matched in _pair(sends, waiting)]
+    alone = [recv for queue in waiting.values() for recv in queue]
+    if trace.hangs:
+        for recv in alone:
+            run.unmet.setdefault(position[_known(recv.step)], []).append(recv.rank)
+    else:
+        run.transfers += [_received(recv, position) for recv in alone]
+    run.transfers.sort(key=lambda t: t.leaves)
     for e in holds + sends + recvs:
         if e.chunk is not None and e.num_bytes:
             run.sizes[e.chunk] = max(run.sizes.get(e.chunk, 0), e.num_bytes)
@@ -164,17 +175,11 @@ def _known(value: T | None) -> T:
     return value
 
 
-def _transfers(sends: list[Event], recvs: list[Event], position: Mapping[int, int]) -> Iterator[Transfer]:
-    """A transfer for each send, with its receive if there is one, and for each receive without a send."""
-    waiting = defaultdict(list)
-    for recv in recvs:
-        waiting[_known(recv.peer), recv.rank].append(recv)
-    for send, matched in _pair(sends, waiting):
-        yield _transfer(send, matched, position)
-    for recv in (recv for queue in waiting.values() for recv in queue):
-        at = position[_known(recv.step)]
-        yield Transfer(_known(recv.peer), recv.rank, recv.chunk, recv.chunk, recv.op, at, at, None, recv.contributions,
-                       recv.num_bytes, recv.start_s, recv.end_s)
+def _received(recv: Event, position: Mapping[int, int]) -> Transfer:
+    """The transfer of a receive without a send."""
+    at = position[_known(recv.step)]
+    return Transfer(_known(recv.peer), recv.rank, recv.chunk, recv.chunk, recv.op, at, at, None, recv.contributions,
+                    recv.num_bytes, recv.start_s, recv.end_s)
 
 
 def _pair(sends: list[Event], waiting: dict[Pair, list[Event]]) -> list[tuple[Event, Event | None]]:

@@ -59,10 +59,18 @@ def _rest(run: Run, step: int, held: State) -> str:
             messages.setdefault((t.src, t.dst), []).append(t)
     calls = [call for call in run.calls if call.step == step]
     parts = [_library(calls, run.world_size, bool(messages)), _own(run, step) if calls else "",
-             _counted_twice(run, step)]
+             _counted_twice(run, step), _unmet(run, step)]
     if messages:
         parts[:0] = [f", {_does(next(iter(messages.values())), held)}.", _others(run, messages)]
     return " ".join(part for part in parts if part)
+
+
+def _unmet(run: Run, step: int) -> str:
+    ranks = sorted(run.unmet.get(step, []))
+    if not ranks:
+        return ""
+    who = f"Rank {ranks[0]} waits" if len(ranks) == 1 else f"Ranks {', '.join(map(str, ranks))} wait"
+    return f"{who} to receive, and nobody sends."
 
 
 def _does(message: Message, held: State) -> str:
@@ -239,11 +247,13 @@ def totals(run: Run, promise: str) -> dict[str, Any]:
     return {"total": round(float(sent.max()), 6), "who": -1 if even else int(sent.argmax()), "formula": formula}
 
 
-def verdict(run: Run, promise: Promise, kept: np.ndarray, promised: bool) -> dict[str, Any]:
-    """`ok`, and how the run ends in words: which chunk is wrong, if one is.
+def verdict(run: Run, promise: Promise, kept: np.ndarray, promised: bool, hangs: str | None = None) -> dict[str, Any]:
+    """`ok`, and how the run ends in words: which chunk is wrong, if one is, or who waits for whom where it `hangs`.
 
     A run that calls collectives and has `promised` nothing is never called wrong.
     """
+    if hangs:
+        return {"ok": False, "verdict": f"Here the run hangs: {hangs}."}
     where = promise.where(run.world_size, run.num_chunks)
     if kept[where].all():
         return {"ok": True, "verdict": f"Done: {promise.says}."}
