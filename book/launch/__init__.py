@@ -22,9 +22,13 @@
     rpc        errors that come over RPC, and calls that a rank serves, in words
     where      turns stack frames into the reader's own line and the operation waited for
     pending    which transfer a waiting rank waits for
-    preload    what the forkserver loads, so that a rank starts in milliseconds
+    imports    the modules that the forkserver loads, so that a rank starts in milliseconds
+    preload    how it loads them
     sibling    another process that is forked from this server, such as a kernel whose ranks are to come from it
 """
 from book.launch.api import HangError, LaunchError, RankError, Run, launch, rank_device
+from book.launch.ranks import warm_up_in_kernel
 
 __all__ = ["HangError", "LaunchError", "RankError", "Run", "launch", "rank_device"]
+
+warm_up_in_kernel()

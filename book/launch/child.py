@@ -66,6 +66,7 @@ def _leave_with_parent() -> None:
     """Make this process die when its launcher dies, for whatever reason."""
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the server's, see preload
     # Every rank inherits the pipe that keeps the fork server alive. With it closed here, the server exits with the
     # notebook, and the ranks with the server, by the signal requested below.
     server = forkserver._forkserver

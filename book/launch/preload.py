@@ -13,42 +13,58 @@ import signal
 from contextlib import suppress
 
 from book.launch import family
+from book.launch.imports import FIRST, LATER, USED
 
-MODULES = (
-    "torch",
-    "torch.distributed.rpc",
-    "torch.distributed.optim",
-    "torch.distributed.pipelining",
-    "torch.distributed.tensor.parallel",
-    "torch.distributed.fsdp",
-    "torch.distributed.checkpoint",
-    "torch.distributed.checkpoint.state_dict",
-    "torch.profiler",
-    "cloudpickle",
-    "numpy.random",
-    "book.launch.child",
-    "book.record",
-)
+IDLE_S = 0.2  # from the end of one import to the next, so that ranks that are asked for in between start at once
 
 
 def preload() -> None:
-    """Import `MODULES` silently; a missing one is skipped, and its ImportError is raised in the rank that uses it."""
+    """Import what ranks need, silently: `FIRST` and what the launcher has imported too, the rest from a timer.
+
+    A module that is missing is skipped, and raises in the rank that uses it.
+    """
     # An interrupt of the notebook reaches this process too, and must not end it during the imports.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _outlive_launcher()
     _share_cores_in_turns()
     _silence()
     launcher = os.getppid()
-    for name in MODULES:
+    used = os.environ.pop(USED, "").split()
+    for name in [*FIRST, *used]:
         if os.getppid() != launcher:
             os._exit(0)  # the launcher has ended: no ranks will be needed
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            continue
+        _load(name)
+    _freeze()
+    _load_later([name for name in LATER if name not in used])
+
+
+def _load(name: str) -> None:
+    with suppress(ImportError):
+        importlib.import_module(name)
+
+
+def _freeze() -> None:
     # Otherwise a rank's garbage collector visits all that torch has imported, and every page of it is copied.
     gc.collect()
     gc.freeze()
+
+
+def _load_later(names: list[str]) -> None:
+    """Import a module each time the timer rings; the thread that does it forks the ranks, so not during an import."""
+    server = os.getpid()
+
+    def load_next(*_: object) -> None:
+        if os.getpid() != server:
+            return  # a rank that was forked when the timer had just rung
+        _load(names.pop(0))
+        if names:
+            signal.setitimer(signal.ITIMER_REAL, IDLE_S)
+        else:
+            _freeze()
+
+    if names:
+        signal.signal(signal.SIGALRM, load_next)
+        signal.setitimer(signal.ITIMER_REAL, IDLE_S)
 
 
 def _outlive_launcher() -> None:

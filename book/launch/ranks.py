@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import bisect
+import importlib.util
 import itertools
 import multiprocessing
 import os
@@ -21,6 +22,7 @@ from typing import Any
 
 from book.launch import child, family, transfer
 from book.launch.board import Board, Call
+from book.launch.imports import LATER, USED
 from book.launch.report import Report
 from book.launch.transfer import Packed, SharedFile
 
@@ -168,7 +170,20 @@ def warm_up() -> None:
     """Start the process that ranks are forked from, if it is not running yet, without waiting for it."""
     _context().set_forkserver_preload(["book.launch.preload"])
     with without_main_module():
-        forkserver.ensure_running()
+        os.environ[USED] = " ".join(name for name in LATER if name in sys.modules)
+        try:
+            forkserver.ensure_running()
+        finally:
+            del os.environ[USED]
+
+
+def warm_up_in_kernel() -> None:
+    """In a notebook's kernel, begin to load torch for the ranks, so that the first launch need not wait for it."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    can_launch = importlib.util.find_spec("torch") and "forkserver" in multiprocessing.get_all_start_methods()
+    if getattr(shell, "kernel", None) is not None and can_launch:
+        with suppress(OSError):  # the first launch says what is wrong
+            warm_up()
 
 
 def _leave_fork_server_to_parent() -> None:

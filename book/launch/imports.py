@@ -1,0 +1,21 @@
+"""L2: the modules that the server imports from which ranks are forked, so that no rank has to."""
+from __future__ import annotations
+
+FIRST = (
+    "torch",
+    "torch.distributed.rpc",
+    "cloudpickle",
+    "numpy.random",
+    "book.launch.child",
+    "book.record",
+)
+LATER = (  # as long as `FIRST` together: the first ranks do not wait for these
+    "torch.distributed.optim",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.profiler",
+)
+USED = "LOCKSTEP_USED"  # in the server's environment: those of `LATER` that the launcher has imported by then
