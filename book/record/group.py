@@ -164,7 +164,7 @@ class RecordingGroup(ProcessGroup):
     def _call(self, kind: str, op: str | None, method: str, args: tuple[Any, ...], *, peer: int | None = None,
               tag: int = 0, keywords: dict[str, Any] | None = None) -> Work | None:
         issue, keywords = getattr(self._inner, method), keywords or {}
-        tensors, num_bytes = _tensors_and_bytes(args)
+        tensors, num_bytes = _tensors_and_bytes(args) if kind == "collective" else (args[0], float(_bytes_of(args[0])))
         if self.recorder.paused or any([tensor.is_meta for tensor in tensors]):  # torch moves nothing for meta tensors
             return issue(*args, **keywords)
         if not self._ranks:  # known only after the constructor
@@ -224,6 +224,10 @@ def _tensors_and_bytes(args: Iterable[Any]) -> tuple[list[torch.Tensor], float]:
     most = 0
     for arg in args:
         own = list(tensors_in([arg]))
-        most = max(most, sum([tensor.numel() * tensor.element_size() for tensor in own]))
+        most = max(most, _bytes_of(own))
         tensors += own
     return tensors, float(most)
+
+
+def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    return sum([tensor.numel() * tensor.element_size() for tensor in tensors])
