@@ -21,7 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from book.launch import HangError, LaunchError, RankError, launch
-from book.launch.ranks import MAX_LINE_BYTES, Lines, Ranks
+from book.launch.output import MAX_LINE_BYTES, Lines
+from book.launch.ranks import Ranks
 from tests.by_value import sent_by_value
 
 sent_by_value(__name__)

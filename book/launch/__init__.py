@@ -2,12 +2,14 @@
 
     api        launch, Run, the errors, rank_device: what the rest of the book uses
     arguments  what is checked and pickled before anything starts
-    ranks      the processes, seen from the parent: pipes, lines, results, their end
+    server     the process that ranks are forked from
+    ranks      the processes, seen from the parent: pipes, results, their end
+    output     what a rank writes, and how much of it is kept
     supervise  the verdict: done, failed, hanging or late, and its words
     standing   what each rank of a run that hangs is doing, and ranks in words
     causes     why ranks wait for each other, from what each does and what it has called
     messages   the same for sends and receives, and for requests that were dropped
-    remote     the same for calls over RPC
+    rpc_causes the same for calls over RPC
     family     what ranks have started, found and ended with them
     child      the rank's side: environment, output, result, exit when the launcher dies
     peers      refuses a peer that does not exist, which gloo fails to do
@@ -22,12 +24,12 @@
     rpc        errors that come over RPC, and calls that a rank serves, in words
     where      turns stack frames into the reader's own line and the operation waited for
     pending    which transfer a waiting rank waits for
-    imports    the modules that the forkserver loads, so that a rank starts in milliseconds
+    imports    the modules that the server loads, so that a rank starts in milliseconds
     preload    how it loads them
     sibling    another process that is forked from this server, such as a kernel whose ranks are to come from it
 """
 from book.launch.api import HangError, LaunchError, RankError, Run, launch, rank_device
-from book.launch.ranks import warm_up_in_kernel
+from book.launch.server import warm_up_in_kernel
 
 __all__ = ["HangError", "LaunchError", "RankError", "Run", "launch", "rank_device"]
 

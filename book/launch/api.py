@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from book.extras import require
 from book.launch import arguments, supervise, where
 from book.launch.graph import in_words
-from book.launch.ranks import MAX_SHOWN_BYTES, Ranks, warm_up
+from book.launch.output import MAX_SHOWN_BYTES
+from book.launch.ranks import Ranks
+from book.launch.server import warm_up
 from book.launch.transfer import SharedFile
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-from book.launch import messages, remote
+from book.launch import messages, rpc_causes
 from book.launch.agreement import with_place
 from book.launch.board import Call
 from book.launch.standing import Standing, named, plural
@@ -26,7 +26,7 @@ def causes(ranks: Sequence[Standing], calls: Mapping[str, Mapping[int, Call]]) -
     `calls`: for each group, by its name and its ranks, the last call of each of its ranks that has made one.
     """
     missed = missing(ranks, calls)
-    for found in (messages.dropped(ranks), [*_inside(ranks), *remote.causes(ranks), *_left_out(ranks)],
+    for found in (messages.dropped(ranks), [*_inside(ranks), *rpc_causes.causes(ranks), *_left_out(ranks)],
                   [*messages.astray(ranks), *_crossed(missed)],
                   (sentence for one in missed for sentence in _told(ranks, one)),
                   messages.causes(ranks), _left(ranks)):

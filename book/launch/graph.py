@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from book.launch import remote
+from book.launch import rpc_causes
 from book.launch.board import Call
 from book.launch.causes import missing
 from book.launch.standing import Standing, named
@@ -19,7 +19,7 @@ def waits_for(ranks: Sequence[Standing], calls: Mapping[str, Mapping[int, Call]]
         for rank in group.waiting:
             found.setdefault(rank, set()).update(group.behind)
     for rank, standing in enumerate(ranks):
-        peer = standing.peer[1] if standing.peer else remote.called(ranks, standing)
+        peer = standing.peer[1] if standing.peer else rpc_causes.called(ranks, standing)
         if peer is not None and 0 <= peer < len(ranks):
             found[rank] = {peer}
     return {rank: tuple(sorted(others)) for rank, others in sorted(found.items())}

@@ -18,4 +18,4 @@ LATER = (  # as long as `FIRST` together: the first ranks do not wait for these
     "torch.distributed.checkpoint.state_dict",
     "torch.profiler",
 )
-USED = "LOCKSTEP_USED"  # in the server's environment: those of `LATER` that the launcher has imported by then
+USED = "LOCKSTEP_USED"  # in the server's environment: those of `LATER` that it imports at once

@@ -9,13 +9,15 @@ import atexit
 import gc
 import importlib
 import os
+import resource
 import signal
 from contextlib import suppress
+from pathlib import Path
 
 from book.launch import family
 from book.launch.imports import FIRST, LATER, USED
 
-IDLE_S = 0.2  # from the end of one import to the next, so that ranks that are asked for in between start at once
+CALM_S = 1.0  # without ranks, before the server goes on importing
 
 
 def preload() -> None:
@@ -50,21 +52,38 @@ def _freeze() -> None:
 
 
 def _load_later(names: list[str]) -> None:
-    """Import a module each time the timer rings; the thread that does it forks the ranks, so not during an import."""
-    server = os.getpid()
+    """Import a module each time the timer rings and there have been no ranks since it rang before.
+
+    The thread that imports also forks the ranks. So none is forked during an import, and a launch would have to wait.
+    """
+    server, before = os.getpid(), _children()
 
     def load_next(*_: object) -> None:
+        nonlocal before
         if os.getpid() != server:
             return  # a rank that was forked when the timer had just rung
-        _load(names.pop(0))
+        now = _children()
+        if now == before and not now[0]:
+            _load(names.pop(0))
+        before = now
         if names:
-            signal.setitimer(signal.ITIMER_REAL, IDLE_S)
+            signal.setitimer(signal.ITIMER_REAL, CALM_S)
         else:
             _freeze()
 
     if names:
         signal.signal(signal.SIGALRM, load_next)
-        signal.setitimer(signal.ITIMER_REAL, IDLE_S)
+        signal.setitimer(signal.ITIMER_REAL, CALM_S)
+
+
+def _children() -> tuple[str, float]:
+    """This process's living children, if the system tells, and the CPU seconds of those that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    try:
+        living = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+    except OSError:
+        living = ""  # not Linux, or a kernel that does not tell
+    return living, used.ru_utime + used.ru_stime
 
 
 def _outlive_launcher() -> None:

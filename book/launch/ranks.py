@@ -1,95 +1,28 @@
 """L2: the launcher's side of the rank processes: start them, listen to them, ask them, end them."""
 from __future__ import annotations
 
-import bisect
-import importlib.util
-import itertools
 import multiprocessing
 import os
 import pickle
 import selectors
 import signal
-import sys
-import threading
 import time
-import types
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
 from book.launch import child, family, transfer
 from book.launch.board import Board, Call
-from book.launch.imports import LATER, USED
+from book.launch.output import Lines
 from book.launch.report import Report
+from book.launch.server import context, main_module_lock, server_pid, without_main_module
 from book.launch.transfer import Packed, SharedFile
 
-# How much of a rank's output is kept, how much of one line, and how much of all ranks' output a cell shows: an endless
-# loop of prints must fill up neither the notebook's memory nor the page.
-MAX_KEPT_BYTES, MAX_LINE_BYTES, MAX_SHOWN_BYTES = 1 << 22, 1 << 18, 1 << 17
 LISTEN_LIMIT_S = 0.2
 DEAF_S = 1.0
-_main_module_lock = threading.Lock()
 _living: set[int] = set()  # the ranks of all launches of this process; under the lock
-
-
-class Lines:
-    """The lines that a rank wrote to one stream; after `MAX_KEPT_BYTES` further lines are counted, not kept.
-
-    Of a line longer than `MAX_LINE_BYTES` only its head is kept.
-    """
-
-    def __init__(self) -> None:
-        self.kept: list[str] = []
-        self._num_bytes = self._num_dropped = self._num_cut = 0
-        self._partial = bytearray()
-
-    def feed(self, data: bytes) -> list[str]:
-        """Add bytes that were read, b"" at the end of the stream; returns the lines that are now complete."""
-        *whole, rest = data.split(b"\n")
-        lines = [self._end(part) for part in whole]
-        self._extend(rest)
-        if not data and self._partial:
-            lines.append(self._end(b""))
-        for line in lines:
-            self._keep(line)
-        return lines
-
-    def _extend(self, part: bytes) -> None:
-        room = MAX_LINE_BYTES - len(self._partial)
-        self._partial += part[:room]
-        self._num_cut += max(0, len(part) - room)
-
-    def _end(self, part: bytes) -> str:
-        self._extend(part)
-        line = self._partial.decode("utf-8", "replace")
-        line += f" ... and {self._num_cut} more bytes in this line" if self._num_cut else ""
-        self._partial, self._num_cut = bytearray(), 0
-        return line
-
-    def _keep(self, line: str) -> None:
-        self._num_bytes += len(line) + 1
-        if self._num_bytes <= MAX_KEPT_BYTES:
-            self.kept.append(line)
-        else:
-            self._num_dropped += 1
-
-    def shown(self) -> list[str]:
-        """The lines to show; if some were dropped, a last line says how many."""
-        return self.kept + ([f"... and more: {self._num_dropped} lines not kept"] if self._num_dropped else [])
-
-    def head(self, limit: int) -> tuple[list[str], int]:
-        """The first lines to show that fit into `limit` characters together, and the number of the others.
-
-        A first line that does not fit is cut, and counts as one of the others.
-        """
-        lines = self.shown()
-        ends = list(itertools.accumulate(len(line) + 1 for line in lines))
-        num = bisect.bisect_right(ends, limit)
-        cut = [f"{lines[0][:limit]} ..."] if lines and not num else []
-        return lines[:num] + cut, len(lines) - num
 
 
 @dataclass
@@ -149,51 +82,6 @@ class RankProcess:
         return transfer.unpacked(self.result, self.results)
 
 
-@contextmanager
-def without_main_module() -> Iterator[None]:
-    """Hide the launching script while a process starts."""
-    # multiprocessing would import the launching script in every rank. cloudpickle makes that unnecessary.
-    with _main_module_lock:
-        main = sys.modules["__main__"]
-        sys.modules["__main__"] = types.ModuleType("__main__")
-        try:
-            yield
-        finally:
-            sys.modules["__main__"] = main
-
-
-def _context() -> Any:
-    return multiprocessing.get_context("forkserver")
-
-
-def warm_up() -> None:
-    """Start the process that ranks are forked from, if it is not running yet, without waiting for it."""
-    _context().set_forkserver_preload(["book.launch.preload"])
-    with without_main_module():
-        os.environ[USED] = " ".join(name for name in LATER if name in sys.modules)
-        try:
-            forkserver.ensure_running()
-        finally:
-            del os.environ[USED]
-
-
-def warm_up_in_kernel() -> None:
-    """In a notebook's kernel, begin to load torch for the ranks, so that the first launch need not wait for it."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    can_launch = importlib.util.find_spec("torch") and "forkserver" in multiprocessing.get_all_start_methods()
-    if getattr(shell, "kernel", None) is not None and can_launch:
-        with suppress(OSError):  # the first launch says what is wrong
-            warm_up()
-
-
-def _leave_fork_server_to_parent() -> None:
-    """In a forked process: start its own fork server at the next launch. Only its parent can wait for the old one."""
-    forkserver._forkserver._forkserver_pid = None  # type: ignore[attr-defined]
-
-
-os.register_at_fork(after_in_child=_leave_fork_server_to_parent)
-
-
 class Ranks:
     """The rank processes of one launch; a context that leaves no process behind."""
 
@@ -239,7 +127,7 @@ class Ranks:
             self._watch(output, self._read, member.output, member)
             self._watch(errors, self._read, member.errors, None)
             given = (self._board, called, member.results, job)
-            member.process = _context().Process(target=child.main, args=(member.rank, *ends, *given))
+            member.process = context().Process(target=child.main, args=(member.rank, *ends, *given))
             try:
                 with without_main_module():
                     member.process.start()
@@ -386,8 +274,8 @@ class Ranks:
 
 def _end_orphans(ended: Iterable[int]) -> None:
     """Kill what ranks that have ended have left: the server that they were forked from has adopted it."""
-    with _main_module_lock:  # no rank is being started whose id is not known yet
+    with main_module_lock:  # no rank is being started whose id is not known yet
         _living.difference_update(ended)
-        server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        server = server_pid()
         if server is not None:
             family.end_children(server, kept=_living)

@@ -13,7 +13,7 @@ from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from book.launch import ranks
+from book.launch import server
 
 
 def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
@@ -21,25 +21,26 @@ def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
 
     This process has to outlive it: the server ends with this process.
     """
-    ranks.warm_up()
+    server.warm_up(whole=True)
     process = multiprocessing.get_context("forkserver").Process(target=_run, args=(target, arguments))
-    with ranks.without_main_module():
+    with server.without_main_module():
         process.start()
     return process
 
 
 def _run(target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the server's, see preload
     _share_the_server()
     target(*arguments)
 
 
 def _share_the_server() -> None:
     """Have ranks of this process forked from the server that it was forked from, and let that end with the starter."""
-    server: Any = forkserver._forkserver
+    ours: Any = forkserver._forkserver
     # The server runs as long as this pipe is open somewhere. The starter holds it; what ranks are handed is closed by
     # them.
-    os.close(server._forkserver_alive_fd)
-    server._forkserver_alive_fd = os.open(os.devnull, os.O_WRONLY)
+    os.close(ours._forkserver_alive_fd)
+    ours._forkserver_alive_fd = os.open(os.devnull, os.O_WRONLY)
     # CPython means a child to reuse the server, but starts another one where it is not the server's parent.
-    forkserver.ensure_running = server.ensure_running = lambda: None
+    forkserver.ensure_running = ours.ensure_running = lambda: None
