@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from book.launch import LaunchError, launch, rank_device
+from book.launch import LaunchError, arguments, launch, rank_device
 
 
 def nothing():
@@ -80,3 +80,10 @@ def test_an_object_that_cannot_be_pickled_is_named():
 def test_rank_device_raises_outside_a_rank():
     with pytest.raises(LaunchError, match="belongs inside a function that launch or torchrun runs"):
         rank_device()
+
+
+def test_code_travels_with_the_name_of_its_file() -> None:
+    """cloudpickle 3.1.3 puts another name in its place, and a message could not quote the line anymore."""
+    code = launch.__code__
+    args = (0, "<dynamic-code>", "launch")
+    assert arguments._code(type(code), args, filename="cell") == (type(code), (0, "cell", "launch"))

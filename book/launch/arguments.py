@@ -6,7 +6,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral, Real
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from book.launch import transfer
@@ -106,7 +106,7 @@ def packed(fn: Callable[..., Any], args: tuple[Any, ...], file: SharedFile) -> P
 
 
 def _reduced() -> Callable[[Any], Any]:
-    """How cached functions and modules are pickled: modules by name.
+    """How cached functions, modules and code are pickled: modules by name, code with the name of its file.
 
     Cloudpickle guesses which submodules a function uses, and pickles them too. A function that uses `dist` and a
     variable `config` gets torch.distributed.config, a module of its own type, which cloudpickle cannot pickle.
@@ -120,9 +120,16 @@ def _reduced() -> Callable[[Any], Any]:
             return _cached, (obj.__wrapped__, obj.cache_parameters())
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
             return importlib.import_module, (obj.__name__,)
+        if isinstance(obj, CodeType):
+            return _code(*cloudpickle.Pickler.dispatch_table[CodeType](obj), filename=obj.co_filename)
         return NotImplemented
 
     return reduced
+
+
+def _code(make: Any, args: tuple[Any, ...], *, filename: str) -> tuple[Any, tuple[Any, ...]]:
+    """How code is pickled: cloudpickle 3.1.3 replaces the file's name, from which messages quote the lines."""
+    return make, tuple(filename if arg == "<dynamic-code>" else arg for arg in args)
 
 
 def _cached(fn: Callable[..., Any], parameters: dict[str, Any]) -> Callable[..., Any]:
