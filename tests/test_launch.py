@@ -613,7 +613,7 @@ def test_a_busy_rank_is_reported_at_the_time_limit():
 
     assert hang(be_busy, 4, timeout_s=2) == ("not done after 2 s", [
         "rank 0 computes at test_launch.py line N: while True:",
-        "rank 1 waits in C code that keeps Python's lock at test_launch.py line N: "
+        "rank 1 waits in C code that holds the interpreter lock at test_launch.py line N: "
         "ctypes.PyDLL(None).sleep(600)  # C code that does not let go of the GIL",
         "rank 2 sleeps at test_launch.py line N: time.sleep(600)",
         "rank 3 waits in barrier at test_launch.py line N: dist.barrier()",

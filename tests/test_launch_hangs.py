@@ -76,7 +76,7 @@ EXPECTED = {
                                'store.get("never set")'),
     "a_file_that_is_locked": ("ranks 1, 2 wait in fcntl.flock instead", "fcntl.flock(file, fcntl.LOCK_EX)"),
     "a_loop_that_never_ends": ("rank 1 computes instead", ""),  # the loop's head or its body
-    "a_call_that_keeps_the_interpreter": ("rank 1 waits in C code that keeps Python's lock instead",
+    "a_call_that_keeps_the_interpreter": ("rank 1 waits in C code that holds the interpreter lock instead",
                                           "ctypes.PyDLL(None).pause()"),
 }
 

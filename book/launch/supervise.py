@@ -25,7 +25,7 @@ SETTLE_LIMIT_S = 2.0
 SETTLE_S = 0.3
 LEAVE_LIMIT_S = 5.0
 STOPPED = "is stopped by a signal (SIGSTOP)"
-KEEPS_LOCK = "waits in C code that keeps Python's lock"
+KEEPS_LOCK = "waits in C code that holds the interpreter lock"
 RETURNED = "has returned, and its result is on its way"
 REPORT_LIMIT_S, DEAF_LIMIT_S = 2.0, 0.5  # for a rank that has answered lately, and for one that has not
 # Errors of a rank whose peer has died: an effect of the failure that we look for, not its cause.
