@@ -7,7 +7,9 @@ import torch.distributed as dist
 
 from book.launch import HangError, LaunchError, launch
 from book.launch.board import Call
-from book.launch.causes import Standing, causes
+from book.launch.causes import causes
+from book.launch.report import Dropped
+from book.launch.standing import Standing
 
 
 def one_dies_and_another_raises() -> None:
@@ -65,3 +67,19 @@ def test_ranks_at_the_same_place_share_a_line_in_a_large_run():
     assert cause.endswith("rank 7 returned without it (last call in this group: none)")
     assert [line.partition(" at ")[0] for line in lines] == [
         "  ranks 0-6, 8, 9, 10, 11 wait in barrier", "  rank 7 finished"]
+
+
+def test_each_rank_that_has_dropped_requests_at_a_line_is_named_once() -> None:
+    dropped = [Dropped("isend", peer, "cell line 4: dist.isend(x, peer)") for peer in (1, 2)]
+    ranks = [Standing("waits in recv from rank 1", dropped=dropped), Standing("waits in recv from rank 0"),
+             Standing("finished", dropped=dropped[:1])]
+    said, = causes(ranks, {})
+    assert said.startswith("ranks 0, 2 did not keep what isend returned")
+    assert said.endswith("Look at cell line 4: dist.isend(x, peer)")
+
+
+def test_a_dropped_request_whose_message_nobody_waits_for_is_not_the_cause() -> None:
+    dropped = [Dropped("isend", 1, "cell line 4: dist.isend(x, 1)")]
+    ranks = [Standing("finished", dropped=dropped), Standing("waits in recv from rank 2"), Standing("finished")]
+    said, = causes(ranks, {})
+    assert said == "rank 1 waits in recv from rank 2, which has returned"

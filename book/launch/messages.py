@@ -10,13 +10,16 @@ OTHER_SIDE = {"send": "recv", "recv": "send"}
 
 def dropped(ranks: Sequence[Standing]) -> Iterator[str]:
     """A sentence for each line at which ranks dropped a request whose peer now waits for its message."""
-    alike: dict[tuple[str, str], list[int]] = {}
+    who_dropped: dict[tuple[str, str], set[int]] = {}
+    missed = set()  # lines whose messages a rank waits for
     for rank, standing in enumerate(ranks):
         for request in standing.dropped:
-            verb = OTHER_SIDE[request.call.removeprefix("i")]
+            line, verb = (request.call, request.place), OTHER_SIDE[request.call.removeprefix("i")]
+            who_dropped.setdefault(line, set()).add(rank)
             peers = range(len(ranks)) if request.peer is None else [request.peer]
             if any(_meets(ranks[peer], verb, rank) for peer in peers if 0 <= peer < len(ranks)):
-                alike.setdefault((request.call, request.place), []).append(rank)
+                missed.add(line)
+    alike = {line: sorted(who) for line, who in who_dropped.items() if line in missed}
     for (call, place), who in alike.items():
         yield (f"{named(who)} did not keep what {call} returned, and a dropped request takes its message along: keep "
                f"it, and call wait() on it. Look at {place}")
