@@ -141,7 +141,7 @@ new-exercise: $(ALL_STAMP)
 lab: $(ALL_STAMP)
 	@$(BIN)/python -m book.grading release labs -o student
 	@echo "== Opening JupyterLab on student/ (no browser? copy the address below; Ctrl-C twice ends it)"
-	@$(BIN)/jupyter lab --config=book/authoring/jupyterlab.json --ServerApp.ip=127.0.0.1 --notebook-dir=. --LabApp.default_url=/lab/tree/student --log-level=WARN $(AS_ROOT)
+	@JUPYTER_CONFIG_PATH=book/authoring/jupyter $(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --notebook-dir=. --LabApp.default_url=/lab/tree/student --log-level=WARN $(AS_ROOT)
 
 bench: $(MORE_STAMP) $(SITE_STAMP)
 	@$(BIN)/python -m benchmarks --keep

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.website import ROOT
 
-CONFIG = ROOT / "book" / "authoring" / "jupyterlab.json"  # what `make lab` passes too
+CONFIG = ROOT / "book" / "authoring" / "jupyter"  # what `make lab` uses too
 LIMIT_S = 60
 
 
@@ -21,9 +21,9 @@ LIMIT_S = 60
 def running_lab(folder: Path, settings: Path) -> Iterator[str]:
     """Run JupyterLab on `folder` with its settings in `settings`; yields its address, the token in it."""
     homes = {f"JUPYTER_{kind}_DIR": str(settings / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")}
+    homes["JUPYTER_CONFIG_PATH"] = str(CONFIG)
     command = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1",
-               f"--config={CONFIG}", "--ServerApp.port=0", f"--notebook-dir={folder}",
-               "--LabApp.extension_manager=readonly"]
+               "--ServerApp.port=0", f"--notebook-dir={folder}", "--LabApp.extension_manager=readonly"]
     log = settings / "jupyterlab.log"
     with log.open("w") as output:
         server = subprocess.Popen(command, env={**os.environ, **homes}, stdout=output, stderr=output)
