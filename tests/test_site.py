@@ -119,6 +119,12 @@ def test_a_page_loads_what_its_widgets_need(site: Site) -> None:
         assert loaded == [Path(file).name for file in needed(widgets)], name
 
 
+def test_is_no_larger_than_it_has_to_be(site: Site) -> None:
+    files = [path for path in site.folder.rglob("*") if path.is_file()]
+    assert not [path for path in files if path.suffix == ".map"]
+    assert sum(path.stat().st_size for path in files) < 14e6
+
+
 def test_loads_nothing_from_elsewhere(site: Site) -> None:
     """Links may lead anywhere; scripts, styles, fonts and pictures come with the site."""
     loads = re.compile(r"""<(?:script|img|iframe|source|video|audio)\b[^>]*\bsrc=["'](?:https?:)?//|"""
