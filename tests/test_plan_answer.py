@@ -83,6 +83,13 @@ def test_a_model_and_a_cluster_of_your_own_are_taken():
     assert found.layout.num_gpus == 8 and "8.0 billion parameters on 8 GPU" in str(found)
 
 
+def test_a_machine_that_nobody_measured_is_said_to_be_one():
+    words = "no step of a {} is among them"
+    assert words.format("B200") in str(plan("llama3-8b", 8, "B200"))
+    for gpu in ("A100", "A100-40", "H100"):
+        assert words.format(gpu) not in str(plan("qwen2.5-7b", 32, gpu))
+
+
 def test_the_batch_is_about_four_million_tokens():
     for name, gpus, batch in (("llama3-70b", 64, 512), ("llama3-8b", 24, 768), ("llama3-8b", 4096, 512)):
         assert default_batch(MODELS[name], gpus) == batch

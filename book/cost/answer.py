@@ -10,7 +10,7 @@ import numpy as np
 from book.cost.calibration import Rows
 from book.cost.cluster import Cluster
 from book.cost.layouts import Layout
-from book.cost.machines import cluster_of, machine_key
+from book.cost.machines import MACHINES, cluster_of, machine_key
 from book.cost.measured import data_sets
 from book.cost.models import model_named
 from book.cost.scoreboard import memory_errors
@@ -219,6 +219,9 @@ def _lines(found: Plan) -> Iterator[str]:
     yield f"step     {cost.step_s:.2f} s, MFU {cost.mfu:.0%}"
     yield (f"         by the nearest measured steps ({', '.join(found.nearest)}) half of such steps take "
            f"{found.low_s:.1f} to {found.high_s:.1f} s, one in ten over {found.worst_s:.1f} s")
+    like = MACHINES[found.gpu_name.lower()].like if found.gpu_name.lower() in MACHINES else ""
+    if like and not any(row.machine == found.gpu_name.lower() for data in data_sets().values() for row in data.rows):
+        yield f"         no step of a {found.gpu_name} is among them: what it reaches is taken from the {like}"
     yield (f"memory   {cost.memory_bytes / 1e9:.1f} of {cluster.usable_bytes / 1e9:.1f} GB: state "
            f"{cost.state_bytes / 1e9:.1f}, activations {cost.activation_bytes / 1e9:.1f}, for a moment "
            f"{cost.gathered_bytes / 1e9:.1f}")
