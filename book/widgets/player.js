@@ -761,7 +761,7 @@
       const step = stops.filter(s => s <= t).length - 1;
       lanes.forEach(drawLane);
       const ends = done.map(l => `${l.name} after ${seconds(l.run.end)}`);
-      const text = done.length ? `Done: ${and(ends)}.` : "All start together on equal links. Which is done first?";
+      const text = done.length ? `Done: ${and(ends)}.` : "All start together. Which is done first?";
       if (ui.caption.textContent !== text) ui.caption.textContent = text;
       ui.source.textContent = `${runs[0].source} · ${seconds(t)}`;
       ui.control.paint();
