@@ -51,6 +51,12 @@ def test_lines_are_short(path: Path) -> None:
     assert [number for number, line in enumerate(lines, 1) if len(line) > MAX_LINE] == []
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_no_mark_of_a_merge_is_left(path: Path) -> None:
+    """A browser passes over what it can't read in a style, and the rule after it, without a word."""
+    assert not re.findall(r"^(?:<<<<<<<|=======|>>>>>>>).*", path.read_text("utf-8"), re.M)
+
+
 @each_script
 def test_a_line_has_one_statement(script: Path) -> None:
     assert list(crowded(script.read_text("utf-8"))) == []

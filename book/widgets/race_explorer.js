@@ -68,7 +68,7 @@
       return { points: SIZES.map(size => [size, valueAt(points, size)]), hue: HUES[i], dash: DASHES[i] };
     });
     const name = `time against size of ${runs.map(run => run.label).join(", ")}`;
-    const set = chart(field, { W, H: 216, axes, curves, now: num_bytes, name });
+    const set = chart(field, { W, H: 196, axes, curves, now: num_bytes, name });
     if (even) dot(set, [even, runs.find(isRing).time(even)], `n* = ${trim(bytes(even))}`, W, 16);
   }
 
