@@ -68,7 +68,7 @@
       return { points: SIZES.map(size => [size, valueAt(points, size)]), hue: HUES[i], dash: DASHES[i] };
     });
     const name = `time against size of ${runs.map(run => run.label).join(", ")}`;
-    const set = chart(field, { W, H: 196, axes, curves, now: num_bytes, name });
+    const set = chart(field, { W, H: 180, axes, curves, now: num_bytes, name });
     if (even) dot(set, [even, runs.find(isRing).time(even)], `n* = ${trim(bytes(even))}`, W, 16);
   }
 
@@ -76,13 +76,13 @@
 
   /** A bar for each algorithm. */
   function bars(field, W, runs, order) {
-    const [left, row, right] = [142, 25, 62];
+    const [left, row, right] = [142, 22, 62];
     const H = runs.length * row + 12;
     const box = make("div.lk-stage", field, { style: `width:${W}px;height:${H}px` });
     const g = make("svg", box, { width: W, height: H, "aria-hidden": true });
     const scale = (W - left - right) / max(...runs.map(run => run.now), 1e-300);
     const looks = i => `rx="3" style="fill:${HUES[i]}"`;
-    const marks = runs.map(({ i, now }) => rect([left, i * row + 4, now * scale, 15], looks(i)));
+    const marks = runs.map(({ i, now }) => rect([left, i * row + 4, now * scale, 14], looks(i)));
     g.innerHTML = marks.join("");
     for (const run of runs) {
       const { i, now, label } = run;
