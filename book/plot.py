@@ -63,7 +63,7 @@ def curves(x: Sequence[float], series: Mapping[str, Sequence[float]], xlabel: st
         axes.axvline(where, color=INK, linewidth=1, linestyle=":")
         axes.annotate(name, (where, 0.02), xycoords=("data", "axes fraction"), xytext=(4, 0),
                       textcoords="offset points", color=INK, fontsize=9)
-    axes.legend(frameon=False, labelcolor=INK, fontsize=10)
+    figure.legend(frameon=False, labelcolor=INK, fontsize=10, loc="outside lower left", ncols=len(series))
     return _closed(figure)
 
 
