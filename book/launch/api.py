@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from book.trace import Trace
 
 _announced: set[tuple[str, str]] = set()  # (execution of a cell, line) of this notebook
-_told_why: set[str] = set()  # reasons for where ranks run that this process has given
 NOT_RECORDED = "this run was not recorded: pass record=True to launch"
 
 
@@ -159,8 +158,8 @@ def launch(
         call = arguments.packed(fn, args, called)
         _announce_first_launch()
         _begin_to_load()
-        backend, where_and_why = _backend(world_size, env or {})
-        _announce(f"{world_size} rank{'s' * (world_size > 1)} on ", *where_and_why)
+        backend, reason = _backend(world_size, env or {})
+        _announce(f"{world_size} rank{'s' * (world_size > 1)} on {reason}")
         ranks = Ranks(world_size, on_line, check_calls)
         try:
             with _hosted_store(world_size) as port, ranks:
@@ -181,13 +180,13 @@ def _interrupted(world_size: int) -> KeyboardInterrupt:
     return error
 
 
-def _backend(world_size: int, env: Mapping[str, Any]) -> tuple[str, tuple[str, str]]:
-    """The backend that the ranks will use after `rank_device`; in words where they run, and why there."""
+def _backend(world_size: int, env: Mapping[str, Any]) -> tuple[str, str]:
+    """The backend that the ranks will use after `rank_device`, and a phrase that says why."""
     num_gpus = _num_gpus(env)
     if num_gpus >= world_size:
-        return "nccl", ("nccl", "a GPU each")
+        return "nccl", "nccl: a GPU each"
     here = f"{num_gpus} GPU{'s' * (num_gpus > 1)} here, fewer than ranks" if num_gpus else "no GPU here"
-    return "gloo", ("gloo (CPU)", here)
+    return "gloo", f"gloo (CPU): {here}"
 
 
 def _num_gpus(env: Mapping[str, Any]) -> int:
@@ -225,9 +224,8 @@ def _check_process() -> None:
                           "exists, or start the notebook again") from None
 
 
-def _announce(ranks: str, where_they_run: str, why: str) -> None:
-    """Print a line once per execution of a notebook cell, even if the cell launches in a loop; why only once at all."""
-    line = ranks + where_they_run
+def _announce(line: str) -> None:
+    """Print a line once per execution of a notebook cell, even if the cell launches in a loop."""
     shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     # Tell executions apart by their request: nbval's executions have no execution count.
     request = shell.get_parent().get("header", {}).get("msg_id") if hasattr(shell, "get_parent") else None
@@ -235,8 +233,7 @@ def _announce(ranks: str, where_they_run: str, why: str) -> None:
         return
     if request:
         _announced.add((request, line))
-    print(line if request and why in _told_why else f"{line}: {why}", flush=True)
-    _told_why.add(why)
+    print(line, flush=True)
 
 
 @functools.cache
