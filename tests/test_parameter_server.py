@@ -19,7 +19,7 @@ from book.simulate import simulate
 from tests.test_chapters import cells
 
 PAGE, ARGUMENTS = "08_parameter_server", "88_rpc_in_pytorch"
-READS = [f"chapters/{name}.ipynb" for name in (PAGE, ARGUMENTS)]
+READS = ["chapters/08_parameter_server.ipynb", "chapters/88_rpc_in_pytorch.ipynb"]
 CALLS = {"init_rpc": [rpc.init_rpc], "TensorPipeRpcBackendOptions": [rpc.TensorPipeRpcBackendOptions.__init__],
          "rpc_sync": [rpc.rpc_sync, rpc.rpc_async, rpc.remote], "shutdown": [rpc.shutdown]}
 

@@ -135,7 +135,7 @@ def test_ranks_keep_their_numbers(show: Callable) -> None:
 
 def test_a_micro_batch_can_be_followed(show: Callable) -> None:
     page = show(pipeline_player(one_f_one_b(4, 8)), has_touch=True)
-    assert page.inner_text(".lk-told").startswith("Point at a block")
+    assert page.inner_text(".lk-told").startswith("Tap a block")
     page.locator(".lk-block[data-b='2']").first.hover()
     times = [(e.op, e.start_s, e.end_s) for e in simulate_pipeline(PIPELINES["1F1B"], 1, 2).of_kind("compute")
              if e.micro_batch == 2]

@@ -61,7 +61,7 @@ def test_widgets_saved_by_the_wheel_play_without_a_network(unpacked: Path, tmp_p
     assert told.strip() == str(unpacked / "book" / "__init__.py")
     for name in ("play", "bars", "game", "pipeline"):
         page, log = browser.open((tmp_path / f"{name}.html").as_uri())
-        page.locator(".lockstep-player :is(button, input, select)").first.wait_for()
+        page.locator(".lockstep-player :is(button, input, select):visible").first.wait_for()
         log.assert_clean()
         assert page.evaluate("performance.getEntriesByType('resource').length") == 0
     page, log = browser.open((tmp_path / "play.html").as_uri())

@@ -8,7 +8,19 @@
   const HOW = { "-1": "no", 0: "selective", 1: "full" };
   const NEAR = 26; // px from a point
   const HELD = { state: ["state", 0], kept: ["activations", 1], moment: ["for a moment", 3] };
-  const SPENT = { products: 0, "passes over memory": 2, tp: 1, pp: 3, bubble: 8, dp: 7, update: 10 };
+  // In the order of `PARTS` in book/cost/step.py.
+  const SPENT = {
+    products: 0,
+    "passes over memory": 2,
+    launches: 9,
+    tp: 1,
+    cp: 5,
+    ep: 6,
+    pp: 3,
+    bubble: 8,
+    dp: 7,
+    update: 10,
+  };
 
   /** A layout is an object; they come fastest first. */
   function decode({ columns, parts, ...rest }) {
