@@ -177,8 +177,9 @@ def _tp_slips(want: float, config: Any, layout: Layout, stage: int, m: int) -> M
     yield num * 4 * one + ends, "with full recomputation a block's forward runs again, with its all-reduces"
     yield num * 6 * one + ends, "only with full recomputation does a block's forward run twice"
     yield num * often * one, "that is the blocks alone: the embedding, the head and the loss are cut too"
-    yield num * 8 * one + ends, "what runs again is the forward: its two all-reduces in a block come again, and the " \
-        "backward's do not"
+    if layout.recompute == "full":
+        yield num * 8 * one + ends, "what runs again is the forward: its two all-reduces in a block come again, and " \
+            "the backward's do not"
     yield want + loss * (config.vocab_size - 1), "the loss all-reduces a number for each token, not all logits"
     yield want - loss, "the loss, cut by vocabulary, has three all-reduces of a number for each token"
     yield want - loss * 2 / 3, "the loss has three all-reduces: of the largest logit, the sum and the target's logit"
