@@ -1,5 +1,6 @@
 /* How the website's search orders what it finds (Sphinx's html_search_scorer): what is in a title before what is in a
-   text, a chapter before the glossary, and both before other pages. wayfinding.py says which words stand for a title. */
+   text, a chapter before the glossary, and both before other pages. wayfinding.py says which words stand for a title.
+*/
 var Scorer = {
   objNameMatch: 11,
   objPartialMatch: 6,

@@ -138,7 +138,7 @@ def publish_lab(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def say_why_once(app: Sphinx, page: str, source: list[str]) -> None:
-    """Keep the reason why ranks run where they run in the first output of a page that gives it, as `launch` does."""
+    """Keep the reason why ranks run where they run in the first output of a page alone: `launch` gives it in each."""
     told: set[str] = set()
 
     def once(found: re.Match[str]) -> str:
