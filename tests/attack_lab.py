@@ -46,15 +46,19 @@ BOUNDS = '''def chunk_bounds(length, num_chunks):
     return list(zip(starts, starts[1:]))
     ### END SOLUTION
 '''
+# No length is a multiple of the number of chunks. An attack that found nothing answers with equal chunks, and those
+# have to be wrong whatever the seed.
 CHECK_1 = '''draw = random.Random(SEED)
-length, num_chunks = draw.randrange(100, 1000), draw.randrange(2, 9)
+num_chunks = draw.randrange(2, 9)
+length = num_chunks * draw.randrange(10, 100) + draw.randrange(1, num_chunks)
 bounds = chunk_bounds(length, num_chunks)
 assert bounds[0][0] == 0 and bounds[-1][1] == length, "the chunks must cover everything"
 checks.number("the last chunk's length", bounds[-1][1] - bounds[-1][0], length // num_chunks)
 print("bounds:", bounds)'''
 HIDDEN_1 = '''draw = random.Random(SEED + 1)
 for _ in range(3):
-    length, num_chunks = draw.randrange(1000), draw.randrange(1, 9)
+    num_chunks = draw.randrange(2, 9)
+    length = num_chunks * draw.randrange(100) + draw.randrange(1, num_chunks)
     print("hidden 1:", sum((i + 1) * stop for i, (_, stop) in enumerate(chunk_bounds(length, num_chunks))))'''
 TOTAL = '''def ring_sent(num_bytes, world_size):
     """Bytes that each rank of a ring all-reduce sends."""

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import platform
+import random
 import socket
 import struct
 import subprocess
@@ -20,8 +21,9 @@ from pathlib import Path
 
 import pytest
 
+from book import checks
 from book.grading.sandbox import BOOK
-from tests.attack_lab import BLOWN, USERS, Course, answered, attack_lab, attacks
+from tests.attack_lab import BLOWN, CHECK_1, USERS, Course, answered, attack_lab, attacks
 
 REMAINS = attacks("remains")
 FORGING = attacks("forge") + attacks("reach") + REMAINS
@@ -117,6 +119,16 @@ def test_an_attack_gets_only_what_it_earned(graded: Graded, attack) -> None:
     assert record["points"] == earned and record["max_points"] == 3
     assert record["exercises"]["1"]["status"].startswith(attack.ends) and record["exercises"]["2"]["status"] == second
     assert BLOWN not in json.dumps(record)
+
+
+@pytest.mark.parametrize("seed", range(1, 40))
+def test_equal_chunks_fail_with_every_seed(seed: int) -> None:
+    def equal_chunks(length: int, num_chunks: int) -> list[tuple[int, int]]:
+        size = length // num_chunks
+        return [(chunk * size, (chunk + 1) * size) for chunk in range(num_chunks)]
+
+    with pytest.raises(AssertionError):
+        exec(CHECK_1, {"SEED": seed, "random": random, "checks": checks, "chunk_bounds": equal_chunks})
 
 
 def test_the_victim_keeps_everything(graded: Graded) -> None:
