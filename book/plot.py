@@ -44,29 +44,6 @@ def time_against_size(sizes: Sequence[float], measured: Mapping[str, Sequence[fl
     return _closed(figure)
 
 
-def curves(x: Sequence[float], series: Mapping[str, Sequence[float]], xlabel: str, *, marks: Mapping[str, float] = {},
-           in_bytes: bool = False, logarithmic: bool = True, title: str = "") -> Figure:
-    """Seconds as curves over a logarithmic x, and a dotted line with its name at each mark, such as where two cross.
-
-    `in_bytes` says that x counts bytes; `logarithmic` is about the seconds.
-    """
-    figure, axes = _figure(NARROW, 3.3, title, 10)
-    for place, (name, seconds) in enumerate(series.items()):
-        axes.plot(x, seconds, color=SERIES[place % len(SERIES)], linewidth=2, label=name)
-    axes.set(xscale="log", yscale="log" if logarithmic else "linear", xlabel=xlabel)
-    if in_bytes:
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _bytes(x)))
-    else:
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: _seconds(x)))
-    for name, where in marks.items():
-        axes.axvline(where, color=INK, linewidth=1, linestyle=":")
-        axes.annotate(name, (where, 0.02), xycoords=("data", "axes fraction"), xytext=(4, 0),
-                      textcoords="offset points", color=INK, fontsize=9)
-    figure.legend(frameon=False, labelcolor=INK, fontsize=10, loc="outside lower left", ncols=len(series))
-    return _closed(figure)
-
-
 def bars(rows: Mapping[str, Mapping[str, float]], *, unit: str = "", stacked: bool = True, digits: int = 1,
          title: str = "") -> Figure:
     """A row for each name, with the values of its parts as bars, one after the other or one below the other.
@@ -107,11 +84,12 @@ def lines(series: Mapping[str, Sequence[float]], xlabel: str, ylabel: str, title
 
 
 def graph(lines: Mapping[str, Curve], points: Mapping[str, Curve] = {}, *, xlabel: str, ylabel: str, title: str = "",
-          units: tuple[str, str] = ("", ""), log: str = "") -> Figure:
+          units: tuple[str, str] = ("", ""), log: str = "", marks: Mapping[str, float] = {}) -> Figure:
     """Lines and points, each a pair of x and y values; a line and points of the same name share a colour.
 
     `units` of x and y are "", "%" (of shares), "B" or "s"; the axes that `log` names ("x", "y" or "xy") are
-    logarithmic, x with ticks where the first line has its values.
+    logarithmic, x with ticks at the values of the first line, or at every second one if there are more than seven.
+    Each of `marks` is a dotted line across x with its name, such as where two lines cross.
     """
     figure, axes = _figure(NARROW, 3.3, title, 10)
     for place, name in enumerate(dict.fromkeys([*lines, *points])):
@@ -127,9 +105,17 @@ def graph(lines: Mapping[str, Curve], points: Mapping[str, Curve] = {}, *, xlabe
             side.set_minor_formatter(NullFormatter())
         side.set_major_formatter(FuncFormatter(lambda value, _, write=UNITS[unit]: write(value)))
     if "x" in log:
-        axes.set_xticks(next(iter(lines.values()))[0])
+        values = list(next(iter(lines.values()))[0])
+        axes.set_xticks(values[::1 + len(values) // 8])
+    for name, x in marks.items():
+        axes.axvline(x, color=INK, linewidth=1, linestyle=":")
+        axes.annotate(name, (x, 0.02), xycoords=("data", "axes fraction"), xytext=(4, 0), textcoords="offset points",
+                      color=INK, fontsize=9)
     axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.legend(frameon=False, labelcolor=INK, fontsize=10)
+    if marks:  # which would cross a legend inside
+        figure.legend(frameon=False, labelcolor=INK, fontsize=10, loc="outside lower left", ncols=len(lines))
+    else:
+        axes.legend(frameon=False, labelcolor=INK, fontsize=10)
     return _closed(figure)
 
 
@@ -210,7 +196,7 @@ def _seconds(x: float) -> str:
 
 
 def _number(x: float) -> str:
-    return f"{x:.4g}"
+    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
 
 
 def _percent(x: float) -> str:

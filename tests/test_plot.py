@@ -62,17 +62,6 @@ def test_every_layout_is_a_point_and_the_best_is_starred():
     assert (best.get_xdata()[0], best.get_ydata()[0]) == (chosen.step_s, chosen.memory_bytes)
 
 
-def test_curves_have_their_marks_and_units():
-    axes = plot.curves([1e3, 1e6], {"ring": [1e-4, 2e-3], "tree": [5e-5, 4e-3]}, "buffer", marks={"even": 1e5},
-                       in_bytes=True).axes[0]
-    ring, tree, mark = axes.lines
-    assert [ring.get_label(), tree.get_label()] == ["ring", "tree"] and tree.get_ydata().tolist() == [5e-5, 4e-3]
-    assert mark.get_xdata()[0] == 1e5 and [text.get_text() for text in axes.texts] == ["even"]
-    assert axes.xaxis.get_major_formatter()(1e6, 0) == "1 MB" and axes.get_yscale() == "log"
-    plain = plot.curves([1, 10], {"a": [1, 2]}, "tokens", logarithmic=False).axes[0]
-    assert plain.get_yscale() == "linear" and plain.xaxis.get_major_formatter()(25000, 0) == "25,000"
-
-
 def test_stacked_bars_end_in_their_sum_and_others_in_their_value():
     rows = {"stage 0": {"parameters": 2.0, "gradients": 4.0}, "stage 3": {"parameters": 0.5}}
     axes = plot.bars(rows, unit=" GB").axes[0]
@@ -93,3 +82,13 @@ def test_points_have_the_colour_of_the_line_of_their_name_and_one_entry_in_the_l
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["4 ranks", "alone"]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
     assert axes.yaxis.get_major_formatter()(0.375) == "37.5 %"
+
+
+def test_a_graph_has_its_marks_and_a_tick_at_every_second_of_many_values():
+    caps = [2.0**exponent for exponent in range(8)]
+    axes = plot.graph({"ring": (caps, caps), "tree": (caps, caps)}, xlabel="buffer", ylabel="time", units=("B", "s"),
+                      log="x", marks={"even": 10}).axes[0]
+    assert axes.lines[2].get_xdata()[0] == 10 and [text.get_text() for text in axes.texts] == ["even"]
+    assert axes.get_xticks().tolist() == caps[::2] and axes.xaxis.get_major_formatter()(1e6) == "1 MB"
+    plain = plot.graph({"a": (caps[:7], caps[:7])}, xlabel="", ylabel="", log="x").axes[0]
+    assert plain.get_xticks().tolist() == caps[:7] and plain.xaxis.get_major_formatter()(25000) == "25,000"
