@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from book.checks.compare import ROUNDED, SIX_DIGITS, TOLERANCE, agree, flat, times
-from book.checks.verdict import listed, short
+from book.checks.verdict import CheckFailed, listed, short
 
 CLOSE = 1e-6  # the tolerance for coefficients
 MOST_IN_FLIGHT = 5  # contributions; with more there are too many ways to divide some of them
@@ -87,6 +87,12 @@ class Attribution:
     def is_right(self) -> bool:
         """Whether it is what it should be."""
         return self._is(self.wanted)
+
+    def require_right(self, sentences: Mapping[str, str], mistakes: Mapping[str, Any] = {}, where: str = "",
+                      **words: Any) -> None:
+        """Raise CheckFailed, with `where` and then the sentence that `explain` finds, unless this is right."""
+        if not self.is_right():
+            raise CheckFailed(where + self.explain(sentences, mistakes, **words))
 
     def absent_from(self, axis: int = 0) -> list[int]:
         """The indices on an axis that should have a part in this but have none; [] if the coefficients are unknown."""

@@ -15,7 +15,7 @@ import numpy as np
 from book.checks.attribution import Attribution, in_words, is_zero
 from book.checks.compare import REDUCED, agree, all_but_rank_0, before_and_after, buffers_of
 from book.checks.ring import point_to_point
-from book.checks.verdict import CheckFailed, listed, refuse, require, short
+from book.checks.verdict import CheckFailed, likeliest, listed, refuse, require, short
 from book.trace import Trace
 
 BROADCAST = {  # a buffer that should be the root's
@@ -148,22 +148,17 @@ def _rows(buffers: Sequence[Any], length: int) -> np.ndarray:
     return flat.reshape(num_ranks, num_ranks, length)
 
 
-def _owner(buffer: np.ndarray, before: np.ndarray) -> int | None:
-    """The first rank whose data `buffer` is, or None."""
-    return next((rank for rank, own in enumerate(before) if np.array_equal(own, buffer)), None)
-
-
 def _why_not_gathered(rank: int, before: np.ndarray, rows: np.ndarray) -> str:
     if not rows.any():
         return ("`out` is as it was, all zeros: fill the tensor that you were given (out[s] = ... does, out = ... "
                 "makes a new one)")
-    owners = [_owner(row, before) for row in rows]
-    foreign = {owner for source, owner in enumerate(owners) if source != rank}
-    if len(rows) > 2 and len(foreign) == 1 and None not in foreign:
-        return (f"all rows that came hold rank {foreign.pop()}'s numbers: if they share one tensor, the last message "
-                "filled it; let every irecv have its own row. In a ring, do you pass on what came, or your own row "
-                "again?")
-    source = next(place for place, owner in enumerate(owners) if owner != place)
+    right = (rows == before).all(axis=1)
+    for other, theirs in enumerate(before) if len(rows) > 2 else ():
+        if np.delete(rows == theirs, rank, axis=0).all():
+            return (f"all rows that came hold rank {other}'s numbers: if they share one tensor, the last message "
+                    "filled it; let every irecv have its own row. In a ring, do you pass on what came, or your own "
+                    "row again?")
+    source = int(np.argmin(right))
     if not rows[source].any() and source == rank:
         return f"row {rank}, its own, is all zeros: nobody sends you that, copy `mine` there"
     return Attribution(rows[source], before, np.arange(len(rows)) == source).explain(GATHERED, source=source)
@@ -172,22 +167,17 @@ def _why_not_gathered(rank: int, before: np.ndarray, rows: np.ndarray) -> str:
 def _why_not_exchanged(rank: int, source: int, before: np.ndarray, after: np.ndarray) -> str:
     """What rank `rank` has in row `source` instead of row `rank` of rank `source`."""
     row, wanted = after[rank, source], f"rank {source}'s row {rank}"
-    if not row.any() and source == rank:
-        return "is its own, and all zeros: nobody sends you that, copy it from `outgoing`"
-    if not row.any():
-        return f"is all zeros: is there a receive from rank {source}, kept and waited for?"
-    found = np.argwhere((before == row).all(axis=2)).tolist()
-    if not found:
-        return f"holds something that no rank had; {wanted} belongs there"
-    owner, place = found[0]
-    if (owner, place) == (rank, source):
-        return (f"holds this rank's own numbers for rank {source}, and {wanted} belongs there: was anything exchanged, "
-                "or did a row come back that was overwritten before it was sent?")
-    if owner == place == source:
-        return f"holds rank {source}'s row {source}, which it keeps for itself: send row d to rank d"
-    if place == rank:
-        return f"holds what came from rank {owner}: what comes from rank s belongs in row s"
-    return f"holds rank {owner}'s row {place}, and {wanted} belongs there: which row goes to whom?"
+    owner, place = [*np.argwhere((before == row).all(axis=2)).tolist(), (None, None)][0]
+    return likeliest(
+        (not row.any() and source == rank, "is its own, and all zeros: nobody sends you that, copy it from `outgoing`"),
+        (not row.any(), f"is all zeros: is there a receive from rank {source}, kept and waited for?"),
+        (owner is None, f"holds something that no rank had; {wanted} belongs there"),
+        ((owner, place) == (rank, source), f"holds this rank's own numbers for rank {source}, and {wanted} belongs "
+         "there: was anything exchanged, or did a row come back that was overwritten before it was sent?"),
+        (owner == place == source,
+         f"holds rank {source}'s row {source}, which it keeps for itself: send row d to rank d"),
+        (place == rank, f"holds what came from rank {owner}: what comes from rank s belongs in row s"),
+        (True, f"holds rank {owner}'s row {place}, and {wanted} belongs there: which row goes to whom?"))
 
 
 # Sums

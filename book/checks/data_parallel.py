@@ -15,7 +15,7 @@ from book.checks.compare import (
     REDUCED, SIX_DIGITS, TOLERANCE, Gradients, State, agree, all_but_rank_0, all_finite, differing, flat, furthest,
     identical, magnitude, num_given, times, whole,
 )
-from book.checks.verdict import CheckFailed, finite, listed, refuse, require, short
+from book.checks.verdict import CheckFailed, finite, likeliest, listed, refuse, require, short
 from book.trace import Trace
 
 AVERAGED = {  # a gradient that should be the mean over ranks; "times left_out" where some ranks have no gradient
@@ -113,8 +113,7 @@ def accumulated(single: Sequence[Sequence[Gradients]], after: Sequence[Gradients
     for rank, gradients in enumerate(after):
         found = Attribution(finite(rank, "its gradients", whole(gradients)), rows, 1 / rows[:, :, 0].size, rank,
                             ("ranks", "micro_batches"), {"num_micro_batches": rows.shape[1]})
-        if not found.is_right():
-            raise CheckFailed(f"rank {rank}: {found.explain(ACCUMULATED)}")
+        found.require_right(ACCUMULATED, where=f"rank {rank}: ")
     issued = len([event for event in trace.of_rank(0) if event.op == "all_reduce"])
     require(issued <= 1, f"the gradients are right, but took {issued} all-reduces: those of the other micro-batches "
             "need not be sent, and no_sync must be around their forward as well as their backward")
@@ -204,7 +203,7 @@ def same_state(before: Sequence[State], after: Sequence[State], parameters: Sequ
     Returns the sum of absolute values of that state.
     """
     for name in differing(before[0], after[0]):
-        raise CheckFailed(_why_root_changed(name, before, after[0][name]))
+        raise CheckFailed(f"rank 0's {name} " + _why_root_changed([flat(own[name]) for own in before], after[0][name]))
     wrong = [(rank, name) for rank in range(1, len(before)) for name in differing(before[0], after[rank])]
     if wrong:
         raise CheckFailed(_why_not_rank_0(wrong, before, after, parameters, unsaved))
@@ -233,16 +232,14 @@ def trained_alike(starts: Sequence[Any], ends: Sequence[Any], expected: Any) -> 
     return magnitude(expected)
 
 
-def _why_root_changed(name: str, before: Sequence[State], got: Any) -> str:
-    held = [flat(state[name]) for state in before]
-    if np.allclose(flat(got), np.mean(held, axis=0)):
-        return f"rank 0's {name} is now the mean over ranks: broadcast hands out rank 0's, nothing is averaged"
-    for rank, other in enumerate(held):
-        if identical(got, other):
-            return f"rank 0's {name} is now what rank {rank} had: the source must be rank 0 (src=0)"
-    if agree(got, held[0], tolerance=SIX_DIGITS):
-        return f"rank 0's {name} has changed from the seventh digit on: {SENT_AS_IT_IS}"
-    return f"rank 0's {name} has changed: rank 0 keeps what it has, and the others get that"
+def _why_root_changed(before: Sequence[np.ndarray], got: Any) -> str:
+    others = [rank for rank, other in enumerate(before) if identical(got, other)]
+    return likeliest(
+        (np.allclose(flat(got), np.mean(before, axis=0)),
+         "is now the mean over ranks: broadcast hands out rank 0's, nothing is averaged"),
+        (others, f"is now what rank {listed(others[:1])} had: the source must be rank 0 (src=0)"),
+        (agree(got, before[0], tolerance=SIX_DIGITS), f"has changed from the seventh digit on: {SENT_AS_IT_IS}"),
+        (True, "has changed: rank 0 keeps what it has, and the others get that"))
 
 
 def _why_not_rank_0(wrong: Sequence[tuple[int, str]], before: Sequence[State], after: Sequence[State],
@@ -250,24 +247,23 @@ def _why_not_rank_0(wrong: Sequence[tuple[int, str]], before: Sequence[State], a
     differ = [(rank, name) for rank in range(1, len(before)) for name in differing(before[0], before[rank])]
     kept = [(rank, name) for rank, name in wrong if identical(after[rank][name], before[rank][name])]
     rank, name = (kept or wrong)[0]
-    names = {name for _, name in kept}
-    if kept == differ:
-        return ("every tensor is as it was: broadcast into the module's own tensors, or copy_() into them; an "
-                "optimizer made before this does not know a copy or a new parameter")
-    if kept and names <= set(unsaved):
-        return (f"{name} is still each rank's own: a state_dict has no buffers that are registered with "
-                "persistent=False, module.buffers() has them all")
-    if kept and names == {name for _, name in differ if name not in parameters}:
-        return f"the buffers are still each rank's own, for example {name}: a state is more than its parameters"
-    if kept and names == {name for _, name in differ if name in parameters}:
-        return (f"the buffers are rank 0's, but the parameters that the module had, for example {name}, are still each "
-                "rank's own: have you put new ones in their place? An optimizer made before this holds the old ones")
-    if kept:
-        return (f"rank {rank} still has its own {name}: not all of the module's parameters and buffers are sent, "
-                "or not waited for")
-    if agree(after[rank][name], before[0][name], tolerance=SIX_DIGITS):
-        return f"rank {rank}'s {name} is rank 0's to six digits only: {SENT_AS_IT_IS}"
-    return f"rank {rank}'s {name} is neither its own nor rank 0's: do all ranks send their tensors in the same order?"
+    names, trainable = {name for _, name in kept}, {name for _, name in differ if name in parameters}
+    return likeliest(
+        (kept == differ, "every tensor is as it was: broadcast into the module's own tensors, or copy_() into them; an "
+         "optimizer made before this does not know a copy or a new parameter"),
+        (kept and names <= set(unsaved), f"{name} is still each rank's own: a state_dict has no buffers that are "
+         "registered with persistent=False, module.buffers() has them all"),
+        (kept and names == {name for _, name in differ} - trainable,
+         f"the buffers are still each rank's own, for example {name}: a state is more than its parameters"),
+        (kept and names == trainable, f"the buffers are rank 0's, but the parameters that the module had, for example "
+         f"{name}, are still each rank's own: have you put new ones in their place? An optimizer made before this "
+         "holds the old ones"),
+        (kept, f"rank {rank} still has its own {name}: not all of the module's parameters and buffers are sent, or not "
+         "waited for"),
+        (agree(after[rank][name], before[0][name], tolerance=SIX_DIGITS),
+         f"rank {rank}'s {name} is rank 0's to six digits only: {SENT_AS_IT_IS}"),
+        (True, f"rank {rank}'s {name} is neither its own nor rank 0's: do all ranks send their tensors in the same "
+         "order?"))
 
 
 # Epochs

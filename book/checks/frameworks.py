@@ -13,7 +13,7 @@ import numpy as np
 
 from book.checks.attribution import Attribution
 from book.checks.compare import held, magnitude, whole
-from book.checks.verdict import CheckFailed, listed, refuse, require
+from book.checks.verdict import CheckFailed, likeliest, listed, refuse, require
 from book.trace import Trace
 
 WINDOW = {  # the gradient with which an optimizer steps at the end of a window
@@ -81,13 +81,10 @@ def window_gradient(step: int, rank: int, got: Any, rows: Any, passes: int, divi
     num_ranks, length = np.shape(rows)[:2]
     found = Attribution(got, rows, 1 / (num_ranks * divisor), rank, ("ranks", "passes"),
                         {"passes": passes, "ranks": num_ranks})
-    if not found.is_right():
-        mistakes = {"by passes": 1 / (num_ranks * passes), "by length": 1 / (num_ranks * length)}
-        mistakes = mistakes if length < passes else {}
-        if num_batches > passes:
-            mistakes["by batches"] = 1 / (num_ranks * num_batches)
-        raise CheckFailed(found.explain(WINDOW, mistakes, step=step, rank=rank, passes=passes, length=length,
-                                        num_batches=num_batches))
+    divisors = {"by passes": passes, "by length": length} if length < passes else {}
+    divisors |= {"by batches": num_batches} if num_batches > passes else {}
+    found.require_right(WINDOW, {name: 1 / (num_ranks * divisor) for name, divisor in divisors.items()}, step=step,
+                        rank=rank, passes=passes, length=length, num_batches=num_batches)
 
 
 def gradients_cleared(left: Sequence[Any]) -> None:
@@ -181,18 +178,15 @@ def _check_once(epoch: int, ranks: Epoch, num_rows: int) -> None:
 
 def _why_other_rows(epoch: int, step: int, rows: Sequence[int], due: Sequence[int], num_rows: int, global_batch: int,
                     num_ranks: int) -> str:
-    where = f"epoch {epoch}, step {step + 1}: "
     in_order = list(range(num_rows))[step * global_batch:(step + 1) * global_batch]
-    if sorted(rows) == in_order:
-        return where + "the rows come in their own order: shuffle them"
-    if num_ranks == 1 and sorted(rows) == list(range(min(rows), min(rows) + len(rows))):
-        return where + "the batches are shuffled, and each has the rows that follow one another: shuffle all rows first"
-    if len(rows) != len(due):
-        return where + f"the ranks take {len(rows)} rows together, and should take {len(due)}"
-    if num_ranks > 1:
-        return where + (f"on {num_ranks} ranks the global batch has other rows than on one: cut the order into global "
-                        "batches first, and then each of these into the ranks' parts")
-    return where + "one rank alone takes other rows than the order has: seed the generator with seed + epoch"
+    return f"epoch {epoch}, step {step + 1}: " + likeliest(
+        (sorted(rows) == in_order, "the rows come in their own order: shuffle them"),
+        (num_ranks == 1 and sorted(rows) == list(range(min(rows), min(rows) + len(rows))),
+         "the batches are shuffled, and each has the rows that follow one another: shuffle all rows first"),
+        (len(rows) != len(due), f"the ranks take {len(rows)} rows together, and should take {len(due)}"),
+        (num_ranks > 1, f"on {num_ranks} ranks the global batch has other rows than on one: cut the order into global "
+         "batches first, and then each of these into the ranks' parts"),
+        (True, "one rank alone takes other rows than the order has: seed the generator with seed + epoch"))
 
 
 def same_weights_on(weights: Mapping[int, Any]) -> float:
@@ -222,8 +216,7 @@ def uneven_gradient(rank: int, gradients: Sequence[Any], rows: Any, sizes: Seque
     means = [1 / (num_ranks * size) for size in sizes for _ in range(size)]
     found = Attribution(whole(named), rows, 1 / num_rows, axes=("rows",),
                         counts={"ranks": num_ranks, "rows": num_rows})
-    if not found.is_right():
-        raise CheckFailed(found.explain(UNEVEN, {"means of ranks": means, "of sums": 1 / num_ranks}, rank=rank))
+    found.require_right(UNEVEN, {"means of ranks": means, "of sums": 1 / num_ranks}, rank=rank)
 
 
 def uneven_failure(message: str, sizes: Sequence[int]) -> str:

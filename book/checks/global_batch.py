@@ -11,7 +11,7 @@ import numpy as np
 
 from book.checks.attribution import Attribution
 from book.checks.compare import TOLERANCE, agree, all_finite, first_wrong, flat, furthest, num_given, times
-from book.checks.verdict import CheckFailed, listed, refuse, require, short
+from book.checks.verdict import CheckFailed, likeliest, listed, refuse, require, short
 
 STEP = {  # a first step that should go along the mean gradient of the batch's windows
     "times num_ranks": "it is {num_ranks} times as long. The global batch is the same, so the learning rate is too, "
@@ -79,15 +79,12 @@ def global_losses(losses: Sequence[Sequence[float]], windows: Any, expected: Seq
     step = first_wrong(losses[0], expected)
     if step is not None:
         got, want = float(losses[0][step]), expected[step]
-        slip = next((_slip(name) for name, slipped in slips.items() if first_wrong(losses[0], slipped) is None), None)
+        slip = next((sentence.format(value=name.rpartition(" ")[2]) for name, slipped in slips.items()
+                     for kind, sentence in SLIPS.items()
+                     if name.startswith(kind) and first_wrong(losses[0], slipped) is None), None)
         raise CheckFailed(f"on {num_ranks} rank{'s' * (num_ranks > 1)} the loss of step {step} is {short(got)}, of one "
                           f"process {short(want)}: {slip or _why_loss(step, got, want, windows, num_ranks)}")
     return float(losses[0][-1])
-
-
-def _slip(name: str) -> str:
-    kind, _, value = name.rpartition(" ") if name.startswith("momentum ") else (name, "", "")
-    return SLIPS[kind].format(value=value)
 
 
 def _why_repeated(found: Attribution, num_ranks: int) -> str:
@@ -133,14 +130,12 @@ def _why_no_step(found: Attribution) -> str:
 
 def _why_loss(step: int, got: float, want: float, windows: np.ndarray, num_ranks: int) -> str:
     shares = [[windows[rank::num_ranks] for rank in range(num_ranks)], np.array_split(windows, num_ranks)]
-    if np.isclose(got, want * num_ranks):
-        return "it is summed over the ranks"
-    if any(np.isclose(got, np.mean([share.mean() for share in cut])) for cut in shares):
-        return "it is the mean of the ranks' means, and their shares are not equal: weigh each by its number of windows"
-    if step == 2:
-        return ("the first step is right and the second is not. Do gradients of the first go into it (zero_grad, "
-                f"finish), or has the optimizer a momentum, or a learning rate that changes? Here {PLAIN}")
-    if step:
-        return ("the steps before are right. Does a step begin with the gradients or windows of another (zero_grad, "
-                "finish)?")
-    return "is it the mean over all windows of the global batch, before the step is made?"
+    return likeliest(
+        (np.isclose(got, want * num_ranks), "it is summed over the ranks"),
+        (any(np.isclose(got, np.mean([share.mean() for share in cut])) for cut in shares),
+         "it is the mean of the ranks' means, and their shares are not equal: weigh each by its number of windows"),
+        (step == 2, "the first step is right and the second is not. Do gradients of the first go into it (zero_grad, "
+         f"finish), or has the optimizer a momentum, or a learning rate that changes? Here {PLAIN}"),
+        (step, "the steps before are right. Does a step begin with the gradients or windows of another (zero_grad, "
+         "finish)?"),
+        (True, "is it the mean over all windows of the global batch, before the step is made?"))

@@ -15,7 +15,7 @@ import numpy as np
 
 from book.checks.attribution import Attribution
 from book.checks.compare import agree, flat, held, magnitude
-from book.checks.verdict import CheckFailed, listed, refuse, require
+from book.checks.verdict import CheckFailed, likeliest, listed, refuse, require
 from book.launch.where import is_learners
 
 STEP = {  # the step of a synchronous round
@@ -93,8 +93,7 @@ def round_step(before: Any, after: Any, gradients: Sequence[Any], lr: float, num
     """
     shares = np.full(len(gradients), 1 / len(gradients)) if weights is None else np.asarray(weights)
     found = Attribution((flat(before) - flat(after)) / lr, np.stack([flat(g) for g in gradients]), shares)
-    if not found.is_right():
-        raise CheckFailed(found.explain(STEP, round=number, shares=listed(f"{share:.3g}" for share in shares)))
+    found.require_right(STEP, round=number, shares=listed(f"{share:.3g}" for share in shares))
     return magnitude(after)
 
 
@@ -121,17 +120,14 @@ def next_round_waits(done: bool | None) -> None:
 def server_failure(message: str) -> str:
     """The error of ranks that talk to a server: a check's own sentence, or an explanation if torch has none."""
     said = re.search(r"CheckFailed: ([^\n]+)", message)
-    if said:
-        return said[1]
-    if "nothing has moved" in message:
-        return ("the server stands still: a thread that waits inside a method serves nobody else, and what it waits "
-                f"for needs a thread, or a lock, too.\n{message}")
-    if "mark a completed Future" in message:
-        return f"an answer is given twice: forget a push's future when its result is set.\n{message}"
-    if "pickle" in message and "Future" in message:
-        return ("the server sends the Future itself, which can't travel: @rpc.functions.async_execution above the "
-                "method has RPC send its result, when there is one")
-    return message
+    return said[1] if said else likeliest(
+        ("nothing has moved" in message, "the server stands still: a thread that waits inside a method serves nobody "
+         f"else, and what it waits for needs a thread, or a lock, too.\n{message}"),
+        ("mark a completed Future" in message,
+         f"an answer is given twice: forget a push's future when its result is set.\n{message}"),
+        ("pickle" in message and "Future" in message, "the server sends the Future itself, which can't travel: "
+         "@rpc.functions.async_execution above the method has RPC send its result, when there is one"),
+        (True, message))
 
 
 # Bounded staleness
@@ -139,8 +135,7 @@ def server_failure(message: str) -> str:
 def applied_at_once(before: Any, after: Any, gradient: Any, lr: float, worker: int) -> None:
     """A push must move the parameters by lr times its gradient, the moment it comes."""
     found = Attribution((flat(before) - flat(after)) / lr, flat(gradient)[None])
-    if not found.is_right():
-        raise CheckFailed(found.explain(APPLIED, worker=worker))
+    found.require_right(APPLIED, worker=worker)
 
 
 def held_back(waiting: Sequence[int], given: Sequence[int], steps: Sequence[int], bound: int, pushed: int) -> None:
@@ -185,9 +180,7 @@ def late_push(answer: Any, staleness: int, number: int, before: Any, after: Any,
     require(answer[1] == number + 1, f"after push {number} the version is {answer[1]}, it should be {number + 1}: it "
             "grows by one with each push")
     found = Attribution((flat(before) - flat(after)) / lr, flat(gradient)[None], 1 / max(1, staleness))
-    if not found.is_right():
-        raise CheckFailed(found.explain(LATE, {"one too many": 1 / (staleness + 1), "whole": 1}, number=number,
-                                        staleness=staleness))
+    found.require_right(LATE, {"one too many": 1 / (staleness + 1), "whole": 1}, number=number, staleness=staleness)
 
 
 # Two threads, one parameter
@@ -199,27 +192,25 @@ def no_lost_update(before: Any, after: Any, gradients: Sequence[Any], lr: float,
     `made` counts the locks that the server's own constructor made. Returns the sum of the parameters' absolute values.
     """
     found = Attribution((flat(before) - flat(after)) / lr, np.stack([flat(g) for g in gradients]))
-    if not found.is_right():
-        raise CheckFailed(found.explain(PUSHES, why=_why_lost(pushes, made), num_lost=len(found.absent_from())))
+    found.require_right(PUSHES, why=_why_lost(pushes, made), num_lost=len(found.absent_from()))
     return magnitude(after)
 
 
 def _why_lost(pushes: Sequence[Notes], made: int) -> str:
     """The likeliest reason why pushes are lost, from what each of them did."""
     notes = next((push for push in pushes if "read" in push), [])
-    if "acquire" not in notes and "made" in notes:
-        return "Each push makes a lock of its own, which nobody else will ever wait for: all must take the same one"
-    if "acquire" not in notes and made:
-        return "The server has several locks, and no push takes self.lock: a push with another lock does not wait"
-    if "acquire" not in notes:
-        return "No push takes self.lock, so both have read before either writes"
     taken = [notes[:place].count("acquire") - notes[:place].count("release") > 0 for place in range(len(notes))]
-    inside = {name: taken[notes.index(name)] for name in ("read", "work", "write") if name in notes}
-    if not inside.get("read"):
-        return "The lock is taken after the read: what was read may be old by then"
-    if not inside.get("write"):
-        return "The lock is released before the write, and meanwhile another push reads the old parameters"
-    return "The lock is released between the read and the write: hold it from one to the other"
+    inside = {name for name in ("read", "write") if name in notes and taken[notes.index(name)]}
+    return likeliest(
+        ("acquire" not in notes and "made" in notes, "Each push makes a lock of its own, which nobody else will ever "
+         "wait for: all must take the same one"),
+        ("acquire" not in notes and made, "The server has several locks, and no push takes self.lock: a push with "
+         "another lock does not wait"),
+        ("acquire" not in notes, "No push takes self.lock, so both have read before either writes"),
+        ("read" not in inside, "The lock is taken after the read: what was read may be old by then"),
+        ("write" not in inside, "The lock is released before the write, and meanwhile another push reads the old "
+         "parameters"),
+        (True, "The lock is released between the read and the write: hold it from one to the other"))
 
 
 def asked_by_learner() -> bool:

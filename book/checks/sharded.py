@@ -17,7 +17,7 @@ import numpy as np
 
 from book.checks.attribution import Attribution, in_words
 from book.checks.compare import TOLERANCE, Gradients, State, agree, differing, flat, magnitude, whole
-from book.checks.verdict import CheckFailed, finite, hint_for, number, refuse, require
+from book.checks.verdict import CheckFailed, finite, hint_for, likeliest, number, refuse, require
 
 Updates = Mapping[str, tuple[Any, Any]]
 Places = dict[str, np.ndarray]  # of each unit's shard, by number: where it is in the whole model, -1 for padding
@@ -187,18 +187,16 @@ def _check_weights(k: int, steps: Sequence[Step], places: Sequence[Places], want
 
 def _why_weights(got: np.ndarray, before: np.ndarray, after: np.ndarray, own: np.ndarray, wrong: np.ndarray) -> str:
     stale = np.abs(got - before) <= TOLERANCE
-    if stale.all():
-        return ("all parameters are as before the step. The update went into the shard; all_gather has to bring the "
-                "shards into the memory that the parameters are views of, and into no copy")
-    if stale[~own].all() and not wrong[own].any():
-        return ("its own shard is updated, and the rest is as before the step: after the update all ranks' shards have "
-                "to be gathered")
-    if not got[wrong].any():
-        return "zeros stand there: have the parameters' numbers been brought back, and is the padding left out?"
-    if (_nearest(np.append(after, 0), got) >= 0).all():
-        return ("they are right numbers in wrong places. What all_gather brings is in the order of ranks, and the "
-                "padding stands at its end and belongs to no parameter")
-    return "the gradients were right, so what has changed them besides one step of the optimizer on the shard?"
+    return likeliest(
+        (stale.all(), "all parameters are as before the step. The update went into the shard; all_gather has to bring "
+         "the shards into the memory that the parameters are views of, and into no copy"),
+        (stale[~own].all() and not wrong[own].any(), "its own shard is updated, and the rest is as before the step: "
+         "after the update all ranks' shards have to be gathered"),
+        (not got[wrong].any(), "zeros stand there: have the parameters' numbers been brought back, and is the padding "
+         "left out?"),
+        ((_nearest(np.append(after, 0), got) >= 0).all(), "they are right numbers in wrong places. What all_gather "
+         "brings is in the order of ranks, and the padding stands at its end and belongs to no parameter"),
+        (True, "the gradients were right, so what has changed them besides one step of the optimizer on the shard?"))
 
 
 # Checkpoints
@@ -241,10 +239,8 @@ def saved_once(sizes: Mapping[str, int] | None, num_numbers: int, num_ranks: int
 
 def load_failure(message: str, folder: str) -> str:
     """The message for a failed loading, without the folder's name, which differs from run to run."""
-    for said, meaning in LOAD_ERRORS.items():
-        if said in message:
-            return f"loading failed ({said}): {meaning}"
-    return message.replace(folder, "the folder")
+    meant = [f"loading failed ({said}): {meaning}" for said, meaning in LOAD_ERRORS.items() if said in message]
+    return meant[0] if meant else message.replace(folder, "the folder")
 
 
 def continued(loaded: Sequence[State], ranks: Sequence[Sequence[Step]], expected: Sequence[Whole], first: int,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from book.checks.verdict import CheckFailed, number, refuse, require, short
+from book.checks.verdict import CheckFailed, likeliest, number, refuse, require, short
 from book.cost import BUS_FACTORS, StateBytes, sent_bytes, sharded_sent_bytes
 from book.trace import STATE, Event, Trace
 
@@ -233,12 +233,10 @@ def clipped(norms: Sequence[Any], scales: Sequence[float], local: Sequence[Seque
 
 
 def _why_scale(scale: float, norm: float, max_norm: float) -> str:
-    if np.isnan(scale):
-        return "(max_norm / norm), all units alike: is each clipped by a norm of its own?"
-    if np.isclose(scale, 1):
-        return "(max_norm / norm): the norm is right, and nothing is clipped. Change shard.grad in place (mul_)"
-    if norm < max_norm:
-        return "as the norm is below max_norm: clipping makes gradients shorter, never longer"
-    if np.isclose(scale, (max_norm / norm)**2):
-        return "(max_norm / norm): it is done twice"
-    return "(max_norm / norm)"
+    return likeliest(
+        (np.isnan(scale), "(max_norm / norm), all units alike: is each clipped by a norm of its own?"),
+        (np.isclose(scale, 1),
+         "(max_norm / norm): the norm is right, and nothing is clipped. Change shard.grad in place (mul_)"),
+        (norm < max_norm, "as the norm is below max_norm: clipping makes gradients shorter, never longer"),
+        (np.isclose(scale, (max_norm / norm)**2), "(max_norm / norm): it is done twice"),
+        (True, "(max_norm / norm)"))

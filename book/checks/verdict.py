@@ -27,6 +27,11 @@ def refuse(mistaken: object, message: str) -> None:
         raise CheckFailed(message)
 
 
+def likeliest(*reasons: tuple[object, str]) -> str:
+    """The sentence of the first of these reasons, (whether it holds, its sentence), that holds; "" if none does."""
+    return next((sentence for holds, sentence in reasons if holds), "")
+
+
 def number(name: str, got: Any, want: float, misconceptions: Iterable[tuple[float, str]] = ()) -> float:
     """`got` must equal `want` to one part in a million; otherwise the message names the misconception.
 
