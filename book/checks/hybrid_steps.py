@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from book.checks.compare import Gradients, State, agree, first_wrong, flat, identical
-from book.checks.verdict import CheckFailed, hint_for, number, refuse, require, short
+from book.checks.verdict import CheckFailed, hint_for, number, refuse, require, reworded, short
 from book.mesh import Mesh
 
 TORCH_HINTS = {  # what an error of torch's own parts says, and what to look at
@@ -132,12 +132,10 @@ def traffic_by_axis(answer: Any, want: Mapping[str, float], rank: int, slips: Ma
     require(isinstance(answer, Mapping) and set(answer) == set(want),
             f"predicted_bytes must return a dict with the bytes of {', '.join(want)}")
     for axis, value in want.items():
-        try:
+        none = (f"rank {rank} sends nothing along {axis}, and you predict {answer[axis]!r}: a group of one rank has "
+                "nobody to send to")
+        with reworded(after=f" (recorded: {short(value)})", instead="" if value else none):
             number(f"rank {rank}, {axis}: the number of bytes", answer[axis], value, slips.get(axis, ()))
-        except CheckFailed as error:
-            none = f"rank {rank} sends nothing along {axis}, and you predict {answer[axis]!r}: a group of one rank " \
-                   "has nobody to send to"
-            raise CheckFailed(f"{error} (recorded: {short(value)})" if value else none) from None
 
 
 def _by_replica(losses: Sequence[Any], mesh: Mesh) -> list[Any]:

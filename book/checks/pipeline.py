@@ -13,7 +13,7 @@ from book.checks.attribution import Attribution, in_words
 from book.checks.compare import (
     TOLERANCE, Gradients, State, agree, differing, flat, identical, magnitude, num_given, whole,
 )
-from book.checks.verdict import CheckFailed, finite, listed, number, refuse, require, unmet
+from book.checks.verdict import CheckFailed, finite, likeliest, listed, number, refuse, require, reworded, unmet
 
 GRADIENT = {  # a stage's gradient, which should be a weighted sum over the micro-batches, or what else {what} is
     "nothing": "stage {stage}: its gradients are 0: were they cleared at the end?",
@@ -208,12 +208,10 @@ def losses_of_steps(got: Sequence[Any], expected: Sequence[float], num_first: in
         require(length == len(wanted), f"{length} losses are returned for {len(wanted)} step{'s' * (len(wanted) > 1)}: "
                 "return a list with one number for each")
     for step, (loss, wanted) in enumerate(zip([*got[0], *got[1]], expected)):
-        try:
+        why = ("is anything left over from the steps before, such as their gradients in a context that all share?"
+               if step > num_first else "is it the mean over the whole batch, before the step is made?")
+        with reworded(after=f": {why}"):
             number(f"the loss of step {step}", loss, wanted)
-        except CheckFailed as error:
-            why = ("is anything left over from the steps before, such as their gradients in a context that all share?"
-                   if step > num_first else "is it the mean over the whole batch, before the step is made?")
-            raise CheckFailed(f"{error}: {why}") from None
 
 
 def same_weights(held: Sequence[State], expected: State) -> float:
@@ -284,12 +282,10 @@ def _why_apart(last: Sequence[Gradients], single: Sequence[Gradients]) -> str:
         return ""
     absent = [set(Attribution(whole(own), [whole(one, own) for one in single]).absent_from()) for own in last]
     nowhere = sorted(set.intersection(*absent))
-    if not all(absent):
-        return ""
-    if nowhere:
-        return f"sequence {listed(nowhere)} is in no replica's gradient: each replica takes a share of its own"
-    return ("each replica's last stage has the gradient of its own sequences and nothing of the other replicas': "
-            "average over the ranks that hold the same stage")
+    return likeliest(
+        (nowhere, f"sequence {listed(nowhere)} is in no replica's gradient: each replica takes a share of its own"),
+        (all(absent), "each replica's last stage has the gradient of its own sequences and nothing of the other "
+         "replicas': average over the ranks that hold the same stage"))
 
 
 def _left_out(own: Gradients, single: Sequence[Gradients]) -> str:

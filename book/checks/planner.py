@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from book.checks.verdict import number, refuse, require, short
+from book.checks.verdict import likeliest, number, refuse, require, short
 from book.cost import Cluster, Estimate, Layout, StateBytes, Transformer
 
 ITEM_BYTES = 4
@@ -313,29 +313,24 @@ def _layouts(model: Transformer, num_gpus: int, global_batch: int) -> Iterator[L
 
 
 def _why_not(got: Layout, model: Transformer, cluster: Cluster, global_batch: int) -> str:
-    for wrong, why in (
-            (got.num_gpus != cluster.num_gpus, f"it has {got.num_gpus} GPUs"),
-            (model.num_heads % got.tp, f"{model.num_heads} heads can't be shared out over tp {got.tp}"),
-            (model.num_layers % got.pp, f"{model.num_layers} layers can't be shared out over pp {got.pp}"),
-            (global_batch % (got.dp * got.micro_batch_size), f"{global_batch} sequences are no whole micro-batches of "
-             f"{got.micro_batch_size} for {got.dp} replicas")):
-        if wrong:
-            return why
-    return "micro_batch_size is 1, 2 or 4, zero_stage 0 or 1, recompute None or \"full\""
+    return likeliest(
+        (got.num_gpus != cluster.num_gpus, f"it has {got.num_gpus} GPUs"),
+        (model.num_heads % got.tp, f"{model.num_heads} heads can't be shared out over tp {got.tp}"),
+        (model.num_layers % got.pp, f"{model.num_layers} layers can't be shared out over pp {got.pp}"),
+        (global_batch % (got.dp * got.micro_batch_size), f"{global_batch} sequences are no whole micro-batches of "
+         f"{got.micro_batch_size} for {got.dp} replicas"),
+        (True, "micro_batch_size is 1, 2 or 4, zero_stage 0 or 1, recompute None or \"full\""))
 
 
 def _overlooked(got: Layout, best: Layout, fitting: list[Layout], memory: Measure, seconds: Measure) -> str:
     """A hint at how a layout that is too slow was chosen, or at what was not tried."""
     differ = [name for name in ("pp", "dp", "tp", "micro_batch_size", "zero_stage", "recompute")
               if getattr(got, name) != getattr(best, name)]
-    for found, hint in (
-            (len(differ) == 1, f"did you try every {' '.join(differ)}?"),
-            (got == min(fitting, key=memory), "yours is the one with the least memory"),
-            (got == max(fitting, key=seconds), "yours is the slowest"),
-            (_is_of_powers(got) and not _is_of_powers(best), "sizes need not be powers of two")):
-        if found:
-            return f": {hint}"
-    return ""
+    return likeliest(
+        (len(differ) == 1, f": did you try every {' '.join(differ)}?"),
+        (got == min(fitting, key=memory), ": yours is the one with the least memory"),
+        (got == max(fitting, key=seconds), ": yours is the slowest"),
+        (_is_of_powers(got) and not _is_of_powers(best), ": sizes need not be powers of two"))
 
 
 def _is_of_powers(layout: Layout) -> bool:

@@ -18,7 +18,7 @@ from book.checks.attribution import Attribution, is_zero
 from book.checks.compare import (
     ROUNDED, SIX_DIGITS, agree, all_but_rank_0, dense, held, identical, magnitude, same, times,
 )
-from book.checks.verdict import CheckFailed, listed, refuse, require, short
+from book.checks.verdict import CheckFailed, likeliest, listed, refuse, require, short
 from book.trace import Trace
 
 # The message for a product whose sides don't fit, if nothing is known of the weight.
@@ -209,27 +209,27 @@ def _why_not_rows(rank: int, got: np.ndarray, x: np.ndarray, weight: np.ndarray,
     pieces, blocks = np.split(x, num_ranks, axis=1), np.split(weight, num_ranks, axis=1)
     crossed = [piece @ block.T for piece in pieces for block in blocks]
     whole_bias = np.broadcast_to(bias, got.shape)
+    if said := _why_not_summed(rank, got, crossed[::num_ranks + 1], whole_bias):
+        return said
     factors = Attribution(got, [*crossed, whole_bias]).factors
-    if factors is None and (picked := _why_picked(got, crossed[::num_ranks + 1], whole_bias)):
-        return picked
     if factors is None:
         if agree(got, sum(a @ weight[:, r::num_ranks].T for r, a in enumerate(pieces)) + bias, x @ weight.T):
             return (f"each rank takes inputs of the weight that lie {num_ranks} apart, but what it has of x is a block "
                     "in one piece: cut both alike")
         return ("this is no sum of products of x's blocks with the weight's: cut dim 1 of the weight into contiguous "
                 "blocks in rank order, multiply, add up over the ranks, then add the bias")
-    for piece, block in np.argwhere(~is_zero(factors[:-1].reshape(num_ranks, num_ranks))):
-        if piece != block:
-            return (f"block {piece} of x's columns meets block {block} of the weight's: rank r multiplies what it has "
-                    "with the r-th block of the weight's dim 1")
-    return _why_not_summed(rank, got, crossed[::num_ranks + 1], whole_bias) or ""
+    piece, block = next(pair for pair in np.argwhere(~is_zero(factors[:-1].reshape(num_ranks, num_ranks)))
+                        if pair[0] != pair[1])
+    return (f"block {piece} of x's columns meets block {block} of the weight's: rank r multiplies what it has with the "
+            "r-th block of the weight's dim 1")
 
 
 def _why_not_summed(rank: int, got: np.ndarray, parts: Sequence[np.ndarray], bias: np.ndarray) -> str | None:
-    """What is wrong with a sum of the ranks' parts and a bias; None if it is no such sum."""
+    """What is wrong with a sum of the ranks' parts and a bias, or with a choice among them; None if it is neither."""
     factors = Attribution(got, [*parts, bias]).factors
     if factors is None:
-        return _why_picked(got, parts, bias)
+        picked = Attribution(got - bias, parts)
+        return picked.explain(PARTS) if any(name == "picked" for name, _ in picked.patterns()) else None
     found = Attribution(got - factors[-1] * bias, parts, own=rank, counts={"num_ranks": len(parts)})
     if found.is_right() and np.isclose(factors[-1], len(parts)):
         return (f"the bias is in it {len(parts)} times: every rank adds it to its part, and then the parts are added "
@@ -238,12 +238,6 @@ def _why_not_summed(rank: int, got: np.ndarray, parts: Sequence[np.ndarray], bia
         much = "not in it" if is_zero(factors[-1]) else f"in it {short(factors[-1])} times"
         return f"the parts are added up as they should be, but the bias is {much}: every rank must end with it once"
     return found.explain(PARTS)
-
-
-def _why_picked(got: np.ndarray, parts: Sequence[np.ndarray], bias: np.ndarray) -> str | None:
-    """The sentence if the parts are not added up but picked from number by number; None otherwise."""
-    found = Attribution(got - bias, parts)
-    return found.explain(PARTS) if any(name == "picked" for name, _ in found.patterns()) else None
 
 
 # A module
@@ -331,12 +325,12 @@ def _why_shape(shape: tuple[int, ...], dim: int | None, whole: np.ndarray, num_r
     if dim is None:
         return (f"has the shape {shape}, but it is needed whole, {whole.shape}: it is added to the whole sum, on every "
                 "rank")
-    if shape == whole.shape:
-        return f"is whole, {shape}: a rank keeps one block of {num_ranks} of its dim {dim}"
-    if whole.ndim == 2 and shape == _block(whole, 1 - dim, 0, num_ranks).shape:
-        return (f"is cut along dim {1 - dim}, it should be dim {dim}: nn.Linear keeps (outputs, inputs), so a column "
-                "split cuts dim 0 and a row split dim 1")
-    return f"has the shape {shape}, its block has {_block(whole, dim, 0, num_ranks).shape}"
+    return likeliest(
+        (shape == whole.shape, f"is whole, {shape}: a rank keeps one block of {num_ranks} of its dim {dim}"),
+        (whole.ndim == 2 and shape == _block(whole, 1 - dim, 0, num_ranks).shape, f"is cut along dim {1 - dim}, it "
+         f"should be dim {dim}: nn.Linear keeps (outputs, inputs), so a column split cuts dim 0 and a row split dim "
+         "1"),
+        (True, f"has the shape {shape}, its block has {_block(whole, dim, 0, num_ranks).shape}"))
 
 
 def _why_output(rank: int, got: np.ndarray, want: np.ndarray, parts: Sequence[np.ndarray], bias: np.ndarray,
@@ -367,14 +361,13 @@ def _check_gradients(runs: Sequence[Mapping[str, Any]], whole: Mapping[str, Any]
 
 def _why_gradient(name: str, got: np.ndarray, want: np.ndarray, largest: np.ndarray, num_ranks: int) -> str:
     factor = times(got, want)
-    if not agree(got, factor * want, largest):
-        return ("on its way back from the output it meets something that changes it: which operator stands there, and "
-                "what does that do backward?")
-    if np.isclose(factor, num_ranks):
-        return (f"{num_ranks} times too large: the gradient that comes back from the output is the same on all ranks, "
-                "so nothing may add it up; the sum over the ranks hands it on as it is")
-    return (f"{short(factor)} times what it should be: is something shared out among the ranks that each has whole? "
-            f"Every rank uses its {name} once")
+    return likeliest(
+        (not agree(got, factor * want, largest), "on its way back from the output it meets something that changes it: "
+         "which operator stands there, and what does that do backward?"),
+        (np.isclose(factor, num_ranks), f"{num_ranks} times too large: the gradient that comes back from the output is "
+         "the same on all ranks, so nothing may add it up; the sum over the ranks hands it on as it is"),
+        (True, f"{short(factor)} times what it should be: is something shared out among the ranks that each has whole? "
+         f"Every rank uses its {name} once"))
 
 
 def _block(whole: np.ndarray, dim: int | None, rank: int, num_ranks: int) -> np.ndarray:

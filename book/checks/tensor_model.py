@@ -13,7 +13,7 @@ import numpy as np
 
 from book.checks.attribution import Attribution
 from book.checks.compare import TOLERANCE, dense, held, identical, same
-from book.checks.verdict import CheckFailed, number, refuse, require, short
+from book.checks.verdict import CheckFailed, likeliest, number, refuse, require, reworded, short
 from book.trace import Event, Trace
 
 Mistake = tuple[str, list[np.ndarray]]  # its message, and the losses (N,) that it can lead to on a rank
@@ -156,15 +156,15 @@ def _check_gradient(rank: int, gradient: Any, blocks: Sequence[np.ndarray], num_
 
 
 def _why_infinite(loss: float, logits: np.ndarray) -> str:
-    if loss == -np.inf:
-        return ("the logarithm is that of 0, as all logits of a prediction are far below what you subtract: that is "
-                "the prediction's own largest logit of the whole vocabulary, a MAX over the ranks and no sum")
-    if loss == np.inf and logits.max() < 700:  # below what exp takes in float64
-        return ("exp of logits as small as these is finite, so see which of the two is inf, the logarithm of the sum "
-                "or the target's logit. A rank that doesn't hold a target adds 0, not -inf, and only the largest logit "
-                "is subtracted")
-    return ("exp of a large number is inf; subtract from each prediction's logits the largest one of the whole "
-            "vocabulary, a MAX over the ranks")
+    return likeliest(
+        (loss == -np.inf, "the logarithm is that of 0, as all logits of a prediction are far below what you subtract: "
+         "that is the prediction's own largest logit of the whole vocabulary, a MAX over the ranks and no sum"),
+        (loss == np.inf and logits.max() < 700,  # below what exp takes in float64
+         "exp of logits as small as these is finite, so see which of the two is inf, the logarithm of the sum or the "
+         "target's logit. A rank that doesn't hold a target adds 0, not -inf, and only the largest logit is "
+         "subtracted"),
+        (True, "exp of a large number is inf; subtract from each prediction's logits the largest one of the whole "
+         "vocabulary, a MAX over the ranks"))
 
 
 def _why_loss(rank: int, got: float, cut: _Cut) -> str:
@@ -270,13 +270,11 @@ def _check_apart(ranks: Sequence[Sequence[Any]]) -> None:
 
 def _check_seed_0(runs: Sequence[Run]) -> None:
     """With the seed 0 too, each rank must draw masks of its own."""
-    try:
+    with reworded("with the seed 0, though not with every other: ",
+                  ". A product with the seed is 0 on every rank: add the rank to the seed"):
         _check_apart([run["apart"] for run in runs])
         for rank, run in enumerate(runs):
             _check_anew(rank, run)
-    except CheckFailed as why:
-        raise CheckFailed(f"with the seed 0, though not with every other: {why}. A product with the seed is 0 on every "
-                          "rank: add the rank to the seed") from None
 
 
 def _check_anew(rank: int, run: Run) -> None:

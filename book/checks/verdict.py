@@ -1,7 +1,8 @@
 """L3: a verdict: the error that names a misconception, what raises it, and the check of a single number."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,15 @@ def number(name: str, got: Any, want: float, misconceptions: Iterable[tuple[floa
     ratio = value / want
     digits = 3 if abs(ratio - 1) > 0.005 else 6
     raise CheckFailed(f"{name} is {short(value)}, which is {ratio:.{digits}g} times what it should be")
+
+
+@contextmanager
+def reworded(before: str = "", after: str = "", instead: str = "") -> Iterator[None]:
+    """Put text around the message of a CheckFailed that is raised in this block, or another message in its place."""
+    try:
+        yield
+    except CheckFailed as error:
+        raise CheckFailed(instead or f"{before}{error}{after}") from None
 
 
 def finite(rank: int, name: str, array: np.ndarray) -> np.ndarray:
