@@ -254,33 +254,16 @@ def split_module(runs: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str
     that stays whole. `hints` maps messages to wrong outputs, `between` is the message for any other one.
     Returns the sum of the absolute values of output and input gradient.
     """
-    num_ranks = len(runs)
-    for rank, run in enumerate(runs):
-        shard_shapes(rank, num_ranks, run["shards"], before[rank], layout)
-        for name, dim in layout.items():
-            _check_shard(rank, name, dim, run["shards"][name], before)
-    for rank, run in enumerate(runs):
-        for name, shard in run["shards"].items():
-            require(run["storage"][name] <= dense(shard).nbytes, f"rank {rank}'s {name} is right, but it is a view: it "
-                    f"keeps all {run['storage'][name]} bytes of the whole tensor in memory for a part of "
-                    f"{dense(shard).nbytes}; clone() the part")
+    _check_shards(runs, before, layout)
     bias = next(dense(before[0][name]) for name, dim in layout.items() if dim is None)
-    outputs = [dense(part["output"]) for part in parts]
+    outputs, want = [dense(part["output"]) for part in parts], dense(whole["output"])
     for rank, run in enumerate(runs):
-        want = dense(whole["output"])
         got = held(rank, "the output", run["output"], want.shape)
         if not agree(got, want):  # a slip may change the output in the sixth digit only, so it comes before `same`
             raise CheckFailed(f"rank {rank}'s output is wrong: " + _why_output(
                 rank, got, want, outputs, np.broadcast_to(bias, want.shape), hints, between))
     _check_gradients(runs, whole, layout)
-    backs = [dense(part["input_gradient"]) for part in parts]
-    for rank, run in enumerate(runs):
-        want = dense(whole["input_gradient"])
-        require(run["input_gradient"] is not None,
-                f"rank {rank}: x gets no gradient: does what goes into your module reach the output?")
-        got = held(rank, "the gradient of x", run["input_gradient"], want.shape)
-        same(f"the output and the parameters' gradients are right, rank {rank}'s gradient of x is not", got, want, want,
-             partial(Attribution(got, backs, own=rank, counts={"num_ranks": num_ranks}).explain, INPUT_GRADIENT))
+    _check_input_gradients(runs, dense(whole["input_gradient"]), [dense(part["input_gradient"]) for part in parts])
     return magnitude(whole["output"]) + magnitude(whole["input_gradient"])
 
 
@@ -297,6 +280,20 @@ def shard_shapes(rank: int, num_ranks: int, shards: Mapping[str, Any], whole: Ma
         shape, theirs = tuple(shards[name].shape), dense(whole[name])
         if shape != _block(theirs, dim, rank, num_ranks).shape:
             raise CheckFailed(f"rank {rank}'s {name} {_why_shape(shape, dim, theirs, num_ranks)}")
+
+
+def _check_shards(runs: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]],
+                  layout: Mapping[str, int | None]) -> None:
+    """Each rank must hold its block of rank 0's weights, and not the memory of more than that."""
+    for rank, run in enumerate(runs):
+        shard_shapes(rank, len(runs), run["shards"], before[rank], layout)
+        for name, dim in layout.items():
+            _check_shard(rank, name, dim, run["shards"][name], before)
+    for rank, run in enumerate(runs):
+        for name, shard in run["shards"].items():
+            require(run["storage"][name] <= dense(shard).nbytes, f"rank {rank}'s {name} is right, but it is a view: it "
+                    f"keeps all {run['storage'][name]} bytes of the whole tensor in memory for a part of "
+                    f"{dense(shard).nbytes}; clone() the part")
 
 
 def _check_shard(rank: int, name: str, dim: int | None, shard: Any, before: Sequence[Mapping[str, Any]]) -> None:
@@ -368,6 +365,16 @@ def _why_gradient(name: str, got: np.ndarray, want: np.ndarray, largest: np.ndar
          "the same on all ranks, so nothing may add it up; the sum over the ranks hands it on as it is"),
         (True, f"{short(factor)} times what it should be: is something shared out among the ranks that each has whole? "
          f"Every rank uses its {name} once"))
+
+
+def _check_input_gradients(runs: Sequence[Mapping[str, Any]], want: np.ndarray, backs: Sequence[np.ndarray]) -> None:
+    """Each rank's x must get the gradient `want`, the sum of `backs`, what comes back through each rank's part."""
+    for rank, run in enumerate(runs):
+        require(run["input_gradient"] is not None,
+                f"rank {rank}: x gets no gradient: does what goes into your module reach the output?")
+        got = held(rank, "the gradient of x", run["input_gradient"], want.shape)
+        same(f"the output and the parameters' gradients are right, rank {rank}'s gradient of x is not", got, want, want,
+             partial(Attribution(got, backs, own=rank, counts={"num_ranks": len(runs)}).explain, INPUT_GRADIENT))
 
 
 def _block(whole: np.ndarray, dim: int | None, rank: int, num_ranks: int) -> np.ndarray:
