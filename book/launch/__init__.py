@@ -1,22 +1,22 @@
 """L2: run a function on several real processes from a notebook cell, and report clearly how that ended.
 
     api        launch, Run, the errors, rank_device: what the rest of the book uses
-    arguments  what is checked and pickled before anything starts
+    arguments  checks the call and pickles it before anything starts
     server     the process that ranks are forked from
-    ranks      the processes, seen from the parent: pipes, results, their end
+    ranks      the rank processes on the side of the launcher: pipes, results, exit
     output     what a rank writes, and how much of it is kept
     supervise  the verdict: done, failed, hanging or late, and its words
-    standing   what each rank of a run that hangs is doing, and ranks in words
+    standing   what each rank is doing when a run hangs, and how messages name ranks
     causes     why ranks wait for each other, from what each does and what it has called
     messages   the same for sends and receives, and for requests that were dropped
     rpc_causes the same for calls over RPC
-    family     what ranks have started, found and ended with them
+    family     finds the processes that ranks have started, and ends them with the ranks
     child      the rank's side: environment, output, result, exit when the launcher dies
     peers      refuses a peer that does not exist, which gloo fails to do
     agreement  raises when ranks call different collectives, before any bytes move
     board      memory that all ranks share, where each notes its calls for the others
-    threads    the rank's threads as the kernel sees them: which work, which wait for a core
-    report     what a rank is doing, and how long it has stood still
+    threads    the rank's threads as the kernel sees them: which are working, which wait for a core
+    report     what a rank is doing, and how long it has made no progress
     graph      which rank waits for which others
     blocked    waits inside one rank: for a lock, a thread, a queue or a store
     requests   which call made a request, and which requests a rank has dropped
@@ -26,7 +26,7 @@
     pending    which transfer a waiting rank waits for
     imports    the modules that the server loads, so that a rank starts in milliseconds
     preload    how it loads them
-    sibling    another process that is forked from this server, such as a kernel whose ranks are to come from it
+    sibling    starts another process from this server, such as a kernel that gets its ranks from it too
 """
 from book.launch.api import HangError, LaunchError, RankError, Run, launch, rank_device
 from book.launch.server import warm_up_in_kernel

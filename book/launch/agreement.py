@@ -1,9 +1,9 @@
-"""L2: the ranks of a group agree on each collective before any bytes of it move.
+"""L2: check that the ranks of a group call the same collective before any of its bytes move.
 
-gloo and NCCL do not compare what ranks call. Two ranks that reduce different dtypes get garbage without a word, and two
-that call different collectives wait forever or stop with the sizes of gloo's messages. Under `launch` each rank notes
-its call on the `board` first, and compares it with the notes of those that have come before it. So the last one to come
-finds any difference, and the collective can't be over before it has come.
+gloo and NCCL do not compare what ranks call. Two ranks that reduce different dtypes silently get garbage, and two that
+call different collectives wait forever or fail with an error about the sizes of gloo's messages. Under `launch` each
+rank first writes its call on the `board` and compares it with the calls that are already there. The last rank to call
+therefore finds any difference, and no collective can complete before its last rank has called it.
 """
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ WAIT_S = 2.0  # for ranks that are on their way to the same call, so that the me
 
 
 class Kind(NamedTuple):
-    """What must be the same on all ranks in a call of a collective, by the names of its arguments."""
+    """The arguments of a collective that must be the same on all ranks."""
     tensor: str | None = None  # of the same dtype and number of elements
     tensors: str | None = None  # a list of tensors, which may differ from each other
     root: str | None = None  # "src" or "dst"
     reduces: bool = False
     splits: tuple[str, ...] = ()  # where one of these is given, ranks may have different numbers of elements
-    members: str | None = None  # the ranks of a group that is to be made; all ranks of the world call that
+    members: str | None = None  # the ranks of a new group; all ranks of the world make that call
 
 
 KINDS = {
@@ -55,7 +55,7 @@ KINDS = {
 }
 
 
-# How calls may differ, in the order in which it is looked for.
+# How calls may differ, in the order in which the differences are looked for.
 DIFFERENCES = (
     "they call different collectives, and must make the same calls in the same order",
     "every rank must call new_group for every group, in the same order, members or not",
@@ -162,11 +162,11 @@ class _Checks:
         self._numbers: dict[str, int] = defaultdict(int)
 
     def outermost(self) -> _Outermost:
-        """A context that says whether it is the first of its kind: collectives call others to do their work."""
+        """A context that tells whether a call is the outermost one: collectives call other collectives internally."""
         return _Outermost(self._local)
 
     def compare(self, called: _Description, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[str, int] | None:
-        """Note a call, and raise `CallMismatch` if a peer's call with the same number is another one.
+        """Note a call, and raise `CallMismatch` if a peer's call with the same number differs.
 
         Returns the group's name and the call's number, for `take_back`.
         """
@@ -194,12 +194,12 @@ class _Checks:
         return name, call.number
 
     def _has_refused(self, rank: int, name: str, call: Call) -> bool:
-        """Whether torch has refused this call to a rank, which is at its next one: it will refuse it to all."""
+        """Whether torch has refused this call on a rank that is at its next one: it will refuse it on all."""
         refused = self._board.refused(rank, name)
         return refused is not None and (refused.number, refused.key) == (call.number, call.key)
 
     def take_back(self, noted: tuple[str, int] | None) -> None:
-        """Make a noted call, the last one in its group, one that was never made."""
+        """Take back the last call noted in a group: it counts as never made."""
         if noted is not None:
             import torch.distributed as dist
             name, number = noted
@@ -207,7 +207,7 @@ class _Checks:
             self._board.refuse(dist.get_rank(), name, number)
 
     def _told(self, name: str, ranks: list[int], number: int) -> str:
-        """What each rank of a group calls, once all have come or `WAIT_S` is over."""
+        """What each rank of a group calls, once all have called or after `WAIT_S`."""
         end_s = time.monotonic() + WAIT_S
         while True:
             calls = {rank: self._board.read(rank, name, number) for rank in ranks}
@@ -217,12 +217,12 @@ class _Checks:
 
 
 def _key(fields: list[str]) -> bytes:
-    """What is compared; long fields, as of many tensors, by their checksums."""
+    """What is compared; long fields, such as those for many tensors, are replaced by checksums."""
     return "|".join(field if len(field) <= 40 else f"{zlib.crc32(field.encode()):x}" for field in fields).encode()
 
 
 class _Outermost:
-    """A context that is entered with True by the outermost of nested calls in a thread, with False by the others."""
+    """A context whose value is True for the outermost of nested calls in a thread, and False for the others."""
 
     def __init__(self, local: threading.local) -> None:
         self._local = local
@@ -236,7 +236,7 @@ class _Outermost:
 
 
 def describe(calls: dict[int, Call]) -> str:
-    """How the calls of ranks differ where all should call the same, and what each calls."""
+    """How the ranks' calls differ where they should be the same, and what each rank calls."""
     fields = zip(*(call.key.decode().split("|") for call in calls.values()))
     differs = next((difference for difference, values in zip(DIFFERENCES, fields) if len(set(values)) > 1), "")
     alike: dict[str, list[int]] = defaultdict(list)
@@ -247,7 +247,7 @@ def describe(calls: dict[int, Call]) -> str:
 
 
 def with_place(words: str) -> str:
-    """A note as a reader wants it: "all_reduce(float32 [4], SUM) at cell line 3: dist.all_reduce(x)"."""
+    """A note in words: "all_reduce(float32 [4], SUM) at cell line 3: dist.all_reduce(x)"."""
     call, _, caller = words.partition("\n")
     filename, _, number = caller.rpartition(":")
     return f"{call} at {where.place_of(filename, int(number))}" if number.isdigit() else call

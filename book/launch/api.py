@@ -64,7 +64,7 @@ class RankError(LaunchError):
 class HangError(LaunchError):
     """The ranks wait for one another, or ran out of time; the message says where each of them is.
 
-    `waits` has, for each rank that waits for others, these: {0: (1,), 1: (0,)}.
+    `waits` maps each rank that waits to the ranks that it waits for: {0: (1,), 1: (0,)}.
     """
 
     waits: Mapping[int, tuple[int, ...]] = {}

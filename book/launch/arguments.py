@@ -1,4 +1,4 @@
-"""L2: check the arguments of a launch, with one clear sentence for each that cannot work, and pickle the call."""
+"""L2: check the arguments of a launch, with one clear sentence for each one that cannot work, and pickle the call."""
 from __future__ import annotations
 
 import functools
@@ -73,7 +73,7 @@ def _takes_two(function: Any) -> bool:
 
 
 def _check_kind(fn: Callable[..., Any]) -> None:
-    """Refuse functions whose call does not run them."""
+    """Reject functions that do not run when they are called: async functions and generators."""
     name = getattr(fn, "__name__", "the function")
     if inspect.iscoroutinefunction(fn):
         raise TypeError(f"{name} is an async function, which a call does not run: launch one that calls "

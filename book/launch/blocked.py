@@ -35,7 +35,7 @@ def without_limit(lines: Sequence[Line]) -> bool:
 
 def with_limit(lines: Sequence[Line]) -> bool:
     """Whether a thread at these lines waits for another thread for a limited time, as a Timer does."""
-    # Thread.join passes a limit on even if it has none.
+    # Thread.join passes its time limit on even if that is None.
     last = lines[-2] if lines[-1].function == "_wait_for_tstate_lock" else lines[-1]
     return (_in_threading(last) or where.is_learners(last.filename)) and (
         "timeout" in last.source and "_handle.join" not in last.source)

@@ -1,8 +1,9 @@
 """L2: why ranks wait for each other, in a sentence each: from where they are and from the calls on their board.
 
 A rank that waits names what it waits for ("recv from rank 1"), and the board tells which collectives it has called. A
-rank that has not come to a collective, a ring of ranks that all send first and a peer that has finished explain most
-runs that hang. What lies inside one rank, a lock or a parameter without a gradient, that rank reports itself.
+rank that has not reached a collective, a ring of ranks that all send first and a peer that has finished explain most
+runs that hang. A rank itself reports what holds it up inside its own process, such as a lock or a parameter without a
+gradient.
 """
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from book.launch.board import Call
 from book.launch.standing import Standing, named, plural
 
 MOST_NAMES = 6  # of parameters
-MOST = 3  # sentences: the first of them explain the others
+MOST = 3  # sentences; the first ones explain the rest
 
 
 def causes(ranks: Sequence[Standing], calls: Mapping[str, Mapping[int, Call]]) -> list[str]:
@@ -91,7 +92,7 @@ def _crossed(missed: Sequence[Missing]) -> Iterator[str]:
 
 
 def _told(ranks: Sequence[Standing], missing: Missing) -> Iterator[str]:
-    """Who has not come to a collective: those that have returned if there are any, else what each does instead."""
+    """The ranks that have not reached a collective: those that have returned, if any, else what each does instead."""
     returned = [rank for rank in missing.behind if ranks[rank].finished]
     alike: dict[str, list[int]] = {}
     for rank in returned or missing.behind:

@@ -1,8 +1,9 @@
-"""L2: the processes that ranks start, and how none of them outlives its launch.
+"""L2: the processes that ranks start: none of them outlives its launch.
 
 On Linux a rank adopts orphans: when the parent of one of its descendants ends, that process becomes the rank's own
-child, and a child of the server that ranks are forked from once the rank has ended. So whatever a rank has started can
-be found from above, also in another session. Other systems adopt no orphans: there a rank's process group is ended.
+child, and a child of the server that ranks are forked from once the rank has ended. So every process that a rank has
+started can be found among its descendants, even one in another session. Other systems adopt no orphans: there a rank's
+process group is killed.
 """
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def end_group(leader: int) -> None:
 
 
 def end_children(parent: int, kept: Collection[int] = ()) -> None:
-    """Kill the children of a process, but the kept ones, and all that they have started; Linux only."""
+    """Kill the children of a process except the kept ones, and everything they have started; Linux only."""
     end_s = time.monotonic() + LIMIT_S
     # A child that dies by itself leaves its own children to the parent, so look again until there are none.
     while (children := set(_children().get(parent, ())) - set(kept)) and time.monotonic() < end_s:

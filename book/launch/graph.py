@@ -10,7 +10,7 @@ from book.launch.standing import Standing, named
 
 
 def waits_for(ranks: Sequence[Standing], calls: Mapping[str, Mapping[int, Call]]) -> dict[int, tuple[int, ...]]:
-    """For each rank that waits for others, these; `calls` as in `causes`.
+    """For each rank that waits, the ranks that it waits for; `calls` as in `causes`.
 
     A rank in a collective waits for those that have not called it, one in a send, a receive or a call for its peer.
     """

@@ -1,4 +1,4 @@
-"""L2: the modules that the server imports from which ranks are forked, so that no rank has to."""
+"""L2: the modules that the fork server imports, so that no rank has to."""
 from __future__ import annotations
 
 FIRST = (
@@ -9,7 +9,7 @@ FIRST = (
     "book.launch.child",
     "book.record",
 )
-LATER = (  # as long as `FIRST` together: the first ranks do not wait for these
+LATER = (  # together these take as long as `FIRST`; the first ranks do not wait for them
     "torch.distributed.optim",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",

@@ -1,4 +1,4 @@
-"""L2: why ranks wait in sends and receives: who does not meet whom, and which request was dropped."""
+"""L2: why ranks wait in sends and receives: which calls do not match, and which requests were dropped."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ def astray(ranks: Sequence[Standing]) -> Iterator[str]:
 
 
 def causes(ranks: Sequence[Standing]) -> Iterator[str]:
-    """For each rank that waits in a send or a receive: why its peer does not meet it."""
+    """For each rank that waits in a send or a receive: why its peer makes no matching call."""
     for rank, standing in enumerate(ranks):
         if standing.peer is None or not 0 <= standing.peer[1] < len(ranks):
             continue

@@ -1,7 +1,7 @@
 """L2: name the operation behind a `wait()` by reading the source of the frame that waits.
 
 A request (`work = dist.irecv(buf, left)`) does not store its peer. It was noted when the request was made (see
-requests); where it was not, as for a collective, the line that created the request names it.
+requests); where there is no note, as for a collective, the line that created the request names it.
 """
 from __future__ import annotations
 

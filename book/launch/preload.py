@@ -52,16 +52,16 @@ def _freeze() -> None:
 
 
 def _load_later(names: list[str]) -> None:
-    """Import a module each time the timer rings and there have been no ranks since it rang before.
+    """Import one more module each time the timer fires, unless there have been ranks since it last fired.
 
-    The thread that imports also forks the ranks. So none is forked during an import, and a launch would have to wait.
+    The thread that imports also forks the ranks, so a launch has to wait until an import ends.
     """
     server, before = os.getpid(), _children()
 
     def load_next(*_: object) -> None:
         nonlocal before
         if os.getpid() != server:
-            return  # a rank that was forked when the timer had just rung
+            return  # a rank that was forked when the timer had just fired
         now = _children()
         if now == before and not now[0]:
             _load(names.pop(0))

@@ -61,7 +61,7 @@ class RankProcess:
         return not self.finished and not self.failed
 
     def note_stop(self, now_s: float) -> None:
-        """Note since when a signal has stopped this rank, if it has not answered: it then stands still."""
+        """Note when a signal stopped this rank, if it has not answered: from then on it makes no progress."""
         if self.still_s is not None and self.stopped_s is None:
             return
         if family.is_stopped(self.process.pid):
@@ -162,8 +162,8 @@ class Ranks:
     def look(self) -> None:
         """Ask the ranks how long they have stood still, unless one has not answered the last question.
 
-        A rank whose C code holds the GIL cannot answer, and more questions would fill its pipe. Neither can one that a
-        signal has stopped, but that one stands still.
+        A rank whose C code holds the GIL cannot answer, and more questions would fill its pipe. A rank that a signal
+        has stopped cannot answer either, but it is known to stand still.
         """
         now_s = time.monotonic()
         working = [member for member in self._all if member.working]
@@ -273,7 +273,7 @@ class Ranks:
 
 
 def _end_orphans(ended: Iterable[int]) -> None:
-    """Kill what ranks that have ended have left: the server that they were forked from has adopted it."""
+    """Kill the processes that ended ranks have left behind: the server that forked the ranks has adopted them."""
     with main_module_lock:  # no rank is being started whose id is not known yet
         _living.difference_update(ended)
         server = server_pid()

@@ -38,8 +38,8 @@ def context() -> Any:
 def warm_up(whole: bool = False) -> None:
     """Start the process that ranks are forked from, if it is not running yet, without waiting for it.
 
-    It imports torch, and those parts of it that this process has imported, or the `whole` of what ranks may need; the
-    rest once there have been no ranks for a while.
+    It imports torch and those parts of it that this process has imported, or with `whole` everything that ranks may
+    need. Otherwise the rest follows once there have been no ranks for a while.
     """
     context().set_forkserver_preload(["book.launch.preload"])
     with without_main_module():
@@ -53,7 +53,7 @@ def warm_up(whole: bool = False) -> None:
 def warm_up_in_kernel() -> None:
     """In a notebook's kernel, begin to load torch for the ranks, so that the first launch need not wait for it.
 
-    All of it: cells that follow each other at once would leave no time for the rest.
+    It loads all of torch: cells that run one right after the other would leave no time to load the rest.
     """
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     can_launch = importlib.util.find_spec("torch") and "forkserver" in multiprocessing.get_all_start_methods()

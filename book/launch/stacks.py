@@ -1,4 +1,4 @@
-"""L2: the stacks of threads: of this process now, or, as `faulthandler` has written them, of one that has crashed.
+"""L2: the stacks of threads: of this process now, or of a crashed one from what `faulthandler` has written.
 
 Two ways to read the stacks of threads that run have crashed CPython 3.11.7. `faulthandler.dump_traceback` goes through
 all threads while one that C++ has started may be half entered in their list. A loop in Python that follows `f_back`
@@ -35,7 +35,7 @@ class Line(NamedTuple):
 
     @property
     def source(self) -> str:
-        """What it says, without the spaces around; "" where that is not known."""
+        """Its text without surrounding spaces; "" if that is not known."""
         return linecache.getline(self.filename, self.number).strip()
 
     def calls(self) -> set[str]:

@@ -1,4 +1,4 @@
-"""L2: what each rank of a run that hangs is doing, as the causes are worked out from it, and ranks in words."""
+"""L2: what each rank is doing when a run hangs, from which the causes are worked out, and ranks in words."""
 from __future__ import annotations
 
 import re
@@ -9,12 +9,12 @@ from typing import NamedTuple
 from book.launch.report import Dropped
 from book.launch.rpc import Worker
 
-LONG_RUN = 5  # ranks in a row that are named by their ends
+LONG_RUN = 5  # so many consecutive ranks are named by the first and the last
 _WAITS_FOR = re.compile(r"waits (?:in|for its) (i?send|i?recv) (?:to|from) rank (\d+)")
 
 
 class Standing(NamedTuple):
-    """What a rank does: "waits in recv from rank 1", "finished"; where; the rest as in its report."""
+    """What a rank is doing ("waits in recv from rank 1", "finished") and where; other fields as in its report."""
     doing: str
     place: str = ""
     blocked: str | None = None

@@ -27,7 +27,7 @@ LEAVE_LIMIT_S = 5.0
 STOPPED = "is stopped by a signal (SIGSTOP)"
 KEEPS_LOCK = "waits in C code that holds the interpreter lock"
 RETURNED = "has returned, and its result is on its way"
-REPORT_LIMIT_S, DEAF_LIMIT_S = 2.0, 0.5  # for a rank that has answered lately, and for one that has not
+REPORT_LIMIT_S, DEAF_LIMIT_S = 2.0, 0.5  # for a rank that has answered recently, and for one that has not
 # Errors of a rank whose peer has died: an effect of the failure that we look for, not its cause.
 VICTIM = re.compile(r"connection.{0,12}(closed|reset|refused)|broken pipe|socket closed|originated at tensorpipe",
                     re.IGNORECASE)
@@ -205,7 +205,7 @@ def _raised(member: RankProcess, failure: Failure) -> list[str]:
 
 
 def _callers(places: Sequence[where.Place]) -> list[str]:
-    """A line for each place, the innermost first; what repeats itself, as in a recursion, once."""
+    """A line for each place, innermost first; repeated places, as in a recursion, once."""
     lines = []
     for place, repeated in groupby(map(str, reversed(places))):
         count = len(list(repeated))

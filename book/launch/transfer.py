@@ -1,7 +1,7 @@
 """L2: carry values between the launcher and its ranks: a pickle, and beside it a file with the large buffers.
 
-The sender writes each buffer once and the receiver maps the file, so a result takes its own size of memory on the way,
-and nothing of it goes through a pipe.
+The sender writes each buffer once and the receiver maps the file, so a result in transit takes no more memory than its
+own size, and no buffer goes through a pipe.
 """
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SharedFile:
                 at, buffer = at + written, buffer[written:]
 
     def buffers(self, sizes: Sequence[int]) -> list[memoryview]:
-        """Buffers of these sizes in memory of this process's own, which still shares what nobody changes."""
+        """Private buffers of these sizes; pages that nobody changes stay shared with the file."""
         if not sizes:
             return []
         places = _places(sizes)
@@ -83,7 +83,7 @@ def packed(value: Any, file: SharedFile, reduced: Callable[[Any], Any] = lambda 
     buffers: list[memoryview] = []
 
     def beside(buffer: pickle.PickleBuffer) -> bool:
-        """Take a large buffer; pickle keeps those for which this is true."""
+        """Take a large buffer out of the pickle; True for a small one, which stays in it."""
         raw = buffer.raw()
         small = raw.nbytes < LARGE_BYTES
         if not small:

@@ -120,7 +120,7 @@ def places_of_traceback(traceback: TracebackType | None) -> list[Place]:
 
 
 def caller() -> tuple[str, int]:
-    """File and line of the learner's innermost frame in this thread; of the book's, and then of any, without one."""
+    """File and line of the learner's innermost frame in this thread; without one, of the book's, else of any."""
     frame: Any = sys._getframe(1)
     while frame is not None and _is_launcher(frame.f_code.co_filename):
         frame = frame.f_back

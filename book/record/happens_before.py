@@ -23,7 +23,7 @@ def assemble(recordings: Sequence[Recording | None], backend: str | None = None,
              clock_error_s: float | None = None, hangs: str | None = None) -> Trace:
     """One trace from the recordings of ranks 0, 1, ...; None stands for a rank without a recording.
 
-    `hangs` says of a run that hung who waits for whom.
+    `hangs` says which ranks wait for which others in a run that hung.
 
     Events are sorted by step, then rank, then program order; times start at 0. If all events were emitted, the trace
     has their source, name and promise, as far as these agree. `clock_error_s` is by how much two ranks' times may be

@@ -144,5 +144,5 @@ def _recording(plain: Mapping[str, Any], emitted: Sequence[Event]) -> Recording:
 
 
 def _tuples(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row in which lists, of which JSON knows no other kind, are tuples."""
+    """A row with tuples in place of lists: JSON has only lists."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}

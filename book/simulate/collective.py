@@ -1,8 +1,8 @@
 """L2: what a collective would do on given links.
 
 A rank's link has two directions; each carries one message at a time, in the order of the schedule. A message leaves
-when its sender has finished its own earlier steps and both directions are free. There is no barrier: a rank starts
-step k when its own step k-1 is done and its input has come, whatever the others do. Arrays: R ranks, M messages.
+when its sender has finished its own earlier steps and both directions are free. There is no barrier: a rank starts step
+k when its own step k-1 is done and its input has arrived, whatever the others do. Arrays: R ranks, M messages.
 """
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def simulate(schedule: Schedule, num_bytes: float, link: Link | Network, *, slow
              links: Mapping[tuple[int, int], Link] | None = None, contributions: bool | None = None) -> Trace:
     """The trace that `schedule` leaves on a buffer of `num_bytes` when every rank has the link `link`.
 
-    With a `Network` in place of the link, ranks share their node's cards. `slowdown` maps a rank to the factor
-    (1 = normal) by which its transfers and additions take longer; `links` maps (src, dst) to the link between just
-    those two. `contributions` says whether events carry whose data is in a chunk (default: up to 64 ranks). Times are
-    seconds. Raises ValueError when a rank, factor or size cannot be.
+    With a `Network` in place of the link, ranks share their node's cards. `slowdown` maps a rank to the factor (1 =
+    normal) by which its transfers and additions take longer; `links` maps (src, dst) to the link between just those
+    two. `contributions` says whether events carry whose data is in a chunk (default: up to 64 ranks). Times are
+    seconds. Raises ValueError for an impossible rank, factor or size.
     """
     if not 0 <= num_bytes < float("inf"):
         raise ValueError(f"num_bytes can't be {num_bytes}: give the buffer's size in bytes")

@@ -1,9 +1,9 @@
 """L2: what a pipeline would do with forwards and backwards of given lengths.
 
-A rank runs its actions in its own order, each as soon as the one before is done and what it needs has come: a forward
-needs the output of the stage before, a backward the gradient of the stage after. What one rank sends another leaves
-when it is ready, and one message after the other; a rank computes while its messages travel. Nothing travels between
-two stages of one rank.
+A rank runs its actions in its own order, each as soon as the one before is done and what it needs has arrived: a
+forward needs the output of the stage before, a backward the gradient of the stage after. Messages from one rank to
+another leave one after the other, each when it is ready; a rank computes while its messages travel. Nothing travels
+between two stages of one rank.
 """
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def simulate_pipeline(schedule: PipelineSchedule, forward_s: float, backward_s: 
                       slowdown: Mapping[int, float] | None = None) -> Trace:
     """The trace that `schedule` leaves when a forward of one stage takes `forward_s` and a backward `backward_s`.
 
-    Of a backward `weight_s` goes to the weights (default: half): W takes that, I the rest. `slowdown` maps a rank to
-    the factor on its times. With `link` each output, and each gradient on its way back, is a message of `num_bytes`
-    between two ranks; without, they arrive at once. Events are, for every action, a compute event whose `op` is its
-    kind, and for every message a send and a recv with the micro-batch, and the stage that it comes from. Raises
-    ValueError for times that cannot be, ScheduleError for an order that cannot run.
+    `weight_s` is the part of a backward that goes to the weights (default: half): W takes that long, I the rest.
+    `slowdown` maps a rank to the factor on its times. With `link` each output, and each gradient on its way back, is a
+    message of `num_bytes` between two ranks; without, they arrive at once. Events are, for every action, a compute
+    event whose `op` is its kind, and for every message a send and a recv with the micro-batch, and the stage that it
+    comes from. Raises ValueError for impossible times, ScheduleError for an order that cannot run.
     """
     weight_s = backward_s / 2 if weight_s is None else weight_s
     if not (forward_s >= 0 and 0 <= weight_s <= backward_s < float("inf") and num_bytes >= 0):

@@ -1,7 +1,7 @@
 """L2: messages that share network cards, worked out event by event.
 
 The rules are those of `collective`: a rank's port carries one message at a time each way, in the order of the schedule,
-and a rank starts a step when its own earlier steps are done and its input has come. What differs is the pace of a
+and a rank starts a step when its own earlier steps are done and its input has arrived. What differs is the pace of a
 message. Those that pass through a card at the same time share it fairly: no message could be faster without making one
 slower that is not faster than itself (max-min fairness, bertsekas1992). So the pace of all that is under way changes
 whenever a message begins or ends. Arrays: M messages, C cards.
@@ -96,13 +96,13 @@ class _Run:
         self.free_s: dict[int, float] = defaultdict(float)  # when a rank will have added all that has arrived
 
     def to_the_end(self) -> None:
-        """Go on until nothing is under way."""
+        """Advance until nothing is under way."""
         self._leave(number for number, one in enumerate(self.messages) if not one.num_awaited)
         while self.due or len(self.moving):
             self._go_on()
 
     def _go_on(self) -> None:
-        """Go on to what ends next; what has waited for nothing else leaves."""
+        """Advance to whatever ends next; messages that waited for nothing else then leave."""
         ends_s = self.now_s + self.left_bytes[self.moving] / self.pace
         next_s = min(self.due[0][0] if self.due else np.inf, ends_s.min(initial=np.inf))
         self.left_bytes[self.moving] -= self.pace * (next_s - self.now_s)
