@@ -4,6 +4,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # the ranks need it too, and torch.distributed does not import it
 
 from book.launch import HangError, RankError, launch
 from book.launch.board import DEPTH, Board, Call
