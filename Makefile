@@ -5,6 +5,7 @@
 # WHOLE=1 has `make graded` hand in all solutions; else those of one exercise of each lab, drawn by chance.
 # SINCE=REVISION: what `make quick` and `make changed` compare with. SEED=N: of `make sample`. SHARD=2/6: a part of `make test-all`.
 # FRESH=1 has `make test-all` start each notebook's kernel as JupyterLab does, instead of forking it from one that has loaded torch.
+# COSTS=1 has it add to tests/costs.json how long each test took: on a machine with nothing else to do.
 # SOLUTIONS=0 builds the website without the labs' solutions, into a folder of its own, where no older page can have them.
 
 PYTHON ?= python3
@@ -42,7 +43,7 @@ NONE_IS_FINE := || test $$? = 5
 PYTEST    := $(BIN)/python -m pytest -rfEs --dist loadscope --no-loadscope-reorder
 NOTEBOOKS := chapters labs --nbval
 
-.PHONY: help book site check quick test test-all changed sample answers browser attack graded mutants stress costs lint lab new-lab new-exercise gpu bench hangs picture clean
+.PHONY: help book site check quick test test-all changed sample answers browser attack graded mutants stress lint lab new-lab new-exercise gpu bench hangs picture clean
 .DEFAULT_GOAL := help
 
 help:
@@ -51,7 +52,7 @@ help:
 	@echo "make check     what ruff and mypy find in the code (seconds, no torch needed)"
 	@echo "make quick     check a change: the cheap tests, and the tests nearest to what you have edited (a minute)"
 	@echo "make test      check it: package, website, browser, and every notebook run again with nbval (12 minutes)"
-	@echo "make test-all  check everything: all answers, attacks, grading, every page in every view"
+	@echo "make test-all  check everything: all answers, attacks, grading, every page in every view (COSTS=1: keep how long each test took)"
 	@echo "make changed   what test-all adds to test for the files that differ from SINCE"
 	@echo "make sample    a tenth of what test-all adds to test, drawn by SEED"
 	@echo "make answers   right and wrong answers to the labs, all of them"
@@ -60,7 +61,6 @@ help:
 	@echo "make graded    every lab's solutions graded in the sandbox (Linux, bubblewrap)"
 	@echo "make mutants   check the tests: faults put into the package on purpose, and which target finds them"
 	@echo "make stress    kill, restart and interrupt kernels whose ranks run (TIMES=100 each), and count what is left (Linux)"
-	@echo "make costs     run everything, and keep how long each test takes"
 	@echo "make lint      only the rules for notebooks (seconds)"
 	@echo "make new-lab NAME=11_name                      write a lab without exercises, in labs/"
 	@echo "make new-exercise LAB=11_name NAME=function    add an exercise to it (POINTS=2, DEPENDS='1 2')"
@@ -90,7 +90,7 @@ test: $(MORE_STAMP)
 
 test-all: $(MORE_STAMP)
 	@echo "== Testing everything (SHARD=$(SHARD))"
-	@$(PYTEST) tests $(NOTEBOOKS) --tier all $(if $(FRESH),--fresh-kernels) --shard $(SHARD) -n $(JOBS)
+	@$(PYTEST) tests $(NOTEBOOKS) --tier all $(if $(FRESH),--fresh-kernels) $(if $(COSTS),--write-costs) --shard $(SHARD) -n $(JOBS)
 
 changed: $(MORE_STAMP)
 	@echo "== Testing what the changes since $(SINCE) affect, and test leaves out"
@@ -121,9 +121,6 @@ mutants: $(MORE_STAMP)
 
 stress: $(ALL_STAMP)
 	@$(BIN)/python -m tests.stress $(TIMES)
-
-costs: $(MORE_STAMP)
-	@$(PYTEST) tests $(NOTEBOOKS) --fresh-kernels --write-costs -n $(JOBS)
 
 gpu: $(MORE_STAMP)
 	@$(BIN)/python -m benchmarks.gpu

@@ -58,6 +58,7 @@ def _sources() -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in paths)
 
 
+@cache
 def _users() -> dict[str, set[str]]:
     """The files that depend directly on each file."""
     users: dict[str, set[str]] = {}

@@ -1,13 +1,17 @@
 """How long tests take, from costs.json: for choosing within a budget, and for shards that take about as long.
 
 The file holds, for each test module or notebook, the seconds of its costly tests on one of two workers of a quiet
-machine, and the mean of the others. `make costs` writes it after a whole run. `python -m tests.costs --shards N` prints
-what each of N parts of `make test-all` is expected to take.
+machine, and of each test function the mean of its others. `make test-all COSTS=1` adds what it measured. A run on
+several workers ends with a line about tests that are not in the file. `python -m tests.costs --shards N` prints what
+each of N parts of `make test-all` is expected to take.
 """
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
+from collections import Counter
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -18,8 +22,9 @@ import pytest
 FILE = Path(__file__).with_name("costs.json")
 COSTLY_S = 0.5
 NEW_S = 1.0  # a test of a file that was never measured
-OTHERS = ""  # the key of the mean
 NUM_WORKERS = 2
+UNKNOWN = pytest.StashKey[dict[str, int]]()
+Costs = dict[str, dict[str, float]]
 
 
 def of(unit: Iterable[pytest.Item]) -> float:
@@ -30,14 +35,17 @@ def of(unit: Iterable[pytest.Item]) -> float:
 def of_id(nodeid: str) -> float:
     """The seconds that the test of this id is expected to take."""
     file, name = _key(nodeid)
-    costs = _kept().get(file, {OTHERS: NEW_S})
-    if name in costs:
-        return costs[name]
-    if costs.get(OTHERS):
-        return costs[OTHERS]
-    # All tests that were measured are costly, so this is a new one: as costly as those of the same function.
-    alike = [seconds for other, seconds in costs.items() if other and other.split("[")[0] == name.split("[")[0]]
-    return sum(alike) / len(alike) if alike else NEW_S
+    costs = _kept().get(file, {})
+    # A new test costs as much as those of the same function, a new function as those of the same file.
+    alike = [seconds for other, seconds in costs.items() if _function(other) == _function(name)]
+    return costs.get(name) or costs.get(_function(name)) or _mean(alike) or _mean(costs.values()) or NEW_S
+
+
+def unknown(nodeids: Iterable[str]) -> dict[str, int]:
+    """How many tests of each file are of functions that were never measured, or of a notebook that never was."""
+    known = {(file, _function(name)) for file, costs in _kept().items() for name in costs}
+    keys = [_key(nodeid) for nodeid in nodeids]
+    return dict(Counter(file for file, name in keys if (file, _function(name)) not in known))
 
 
 def shards(units: list[list[pytest.Item]], count: int) -> list[list[list[pytest.Item]]]:
@@ -60,7 +68,7 @@ def longest_first(units: list[list[pytest.Item]]) -> list[list[list[pytest.Item]
 
 
 @cache
-def _kept() -> dict[str, dict[str, float]]:
+def _kept() -> Costs:
     return json.loads(FILE.read_text("utf-8")) if FILE.exists() else {}
 
 
@@ -73,41 +81,99 @@ def _key(nodeid: str) -> tuple[str, str]:
     return file, name
 
 
-class Writer:
-    """A pytest plugin that adds up how long each test takes, and writes costs.json when the run has ended."""
+def _function(name: str) -> str:
+    """A test's name without its parameters; "Cell" for each cell of a notebook."""
+    return re.split(r"[\[ ]", name)[0]
 
-    def __init__(self) -> None:
+
+def _mean(seconds: Iterable[float]) -> float:
+    return sum(listed) / len(listed) if (listed := list(seconds)) else 0.0
+
+
+class Writer:
+    """A pytest plugin that adds up how long each test takes, and when the run has ended adds it to costs.json.
+
+    `scale` is what a second counts: less than 1 where more workers than cores took turns.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self._scale = scale
         self._seconds: dict[str, float] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add a phase of a test."""
-        self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0.0) + report.duration
+        self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0.0) + report.duration * self._scale
 
     def pytest_sessionfinish(self) -> None:
-        """Replace what is kept of the files that this run had tests of."""
-        files: dict[str, dict[str, float]] = {}
+        """Replace what is kept of the tests that ran, and leave out functions that are gone."""
+        files: Costs = {}
         for nodeid, seconds in self._seconds.items():
             file, name = _key(nodeid)
             files.setdefault(file, {})[name] = seconds
-        kept = _kept() | {file: _summary(tests) for file, tests in files.items()}
-        FILE.write_text(json.dumps(dict(sorted(kept.items())), indent=1, ensure_ascii=False) + "\n", "utf-8")
+        kept = _kept() | {file: merged(_kept().get(file, {}), tests) for file, tests in files.items()}
+        there = {file: _there(file, costs) for file, costs in sorted(kept.items())}
+        FILE.write_text(json.dumps({file: costs for file, costs in there.items() if costs}, indent=1,
+                                   ensure_ascii=False) + "\n", "utf-8")
 
 
-def _summary(seconds: dict[str, float]) -> dict[str, float]:
-    costly = {name: round(s, 1) for name, s in sorted(seconds.items()) if s >= COSTLY_S}
-    others = [s for s in seconds.values() if s < COSTLY_S]
-    return {OTHERS: round(sum(others) / len(others), 3) if others else 0.0} | costly
+def merged(kept: dict[str, float], measured: dict[str, float]) -> dict[str, float]:
+    """What to keep of a file: measured tests as measured, the others as they were."""
+    cheap: dict[str, list[float]] = {}
+    for name, seconds in measured.items():
+        if seconds < COSTLY_S:
+            cheap.setdefault(_function(name), []).append(seconds)
+    costly = {name: round(seconds, 1) for name, seconds in measured.items() if seconds >= COSTLY_S}
+    others = {name: seconds for name, seconds in kept.items() if name not in measured}
+    means = {name: max(round(_mean(seconds), 3), 0.001) for name, seconds in cheap.items()}
+    return dict(sorted({**others, **means, **costly}.items()))
+
+
+def _there(file: str, costs: dict[str, float]) -> dict[str, float]:
+    """The entries of a file whose functions it still has."""
+    path = FILE.parents[1] / file
+    text = path.read_text("utf-8") if path.exists() else ""
+    return {name: seconds for name, seconds in costs.items()
+            if f"def {_function(name).rpartition('::')[2]}(" in text or (text and path.suffix == ".ipynb")}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that measures."""
-    parser.addoption("--write-costs", action="store_true", help="keep how long the tests took, in tests/costs.json")
+    parser.addoption("--write-costs", action="store_true", help="add how long the tests took to tests/costs.json")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Measure where it is asked for; xdist's workers report to the process that started them."""
     if config.getoption("write_costs") and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Writer())
+        workers = getattr(config.option, "numprocesses", None) or 1
+        config.pluginmanager.register(Writer(min(1.0, (os.cpu_count() or 1) / workers)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep, before any is left out, how many tests were never measured."""
+    config.stash[UNKNOWN] = unknown(item.nodeid for item in items)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell xdist's controller: each worker collects the same."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["unknown"] = session.config.stash.get(UNKNOWN, {})
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Keep what a worker tells."""
+    node.config.stash[UNKNOWN] = getattr(node, "workeroutput", {}).get("unknown", {})
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say after a run on several workers how many tests are missing, and where most of them are."""
+    found = config.stash.get(UNKNOWN, {})
+    if found and getattr(config.option, "numprocesses", None) and not config.option.write_costs:
+        most = ", ".join(f"{file} {count}" for file, count in Counter(found).most_common(5))
+        more = f" and {len(found) - 5} more files" if len(found) > 5 else ""
+        terminalreporter.write_line(f"tests/costs.json lacks {sum(found.values())} tests ({most}{more}): "
+                                    "`make test-all COSTS=1` measures them")
 
 
 class _Collected:

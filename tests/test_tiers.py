@@ -1,6 +1,7 @@
 """Which tests a run takes: by tier, by what a change affects, within a budget, by lot and by shard."""
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from types import SimpleNamespace
@@ -69,12 +70,45 @@ def test_what_is_left_out_of_an_edited_file_is_named(pytester: pytest.Pytester, 
 
 
 @pytest.mark.parametrize("kept, name, seconds", [
-    ({"": 0.1, "test_a": 4.0}, "test_a", 4.0), ({"": 0.1, "test_a": 4.0}, "test_b", 0.1),
-    ({"": 0.0, "test_a[1]": 4.0, "test_a[2]": 6.0, "test_b": 9.0}, "test_a[3]", 5.0),
-    ({"": 0.0, "test_b": 9.0}, "test_a[3]", costs.NEW_S), (None, "test_a", costs.NEW_S)])
+    ({"test_b": 0.1, "test_a": 4.0}, "test_a", 4.0), ({"test_b": 0.1, "test_b[x]": 4.0}, "test_b[y z]", 0.1),
+    ({"test_a[1]": 4.0, "test_a[2]": 6.0, "test_b": 9.0}, "test_a[3]", 5.0),
+    ({"Cell": 0.1, "Cell 7": 3.0}, "Cell 8", 0.1),
+    ({"test_b": 9.0, "test_c": 1.0}, "test_a[3]", 5.0), (None, "test_a", costs.NEW_S)])
 def test_a_test_that_was_not_measured_is_never_free(monkeypatch, kept, name: str, seconds: float) -> None:
     monkeypatch.setattr(costs, "_kept", lambda: {"file.py": kept} if kept else {})
     assert costs.of_id(f"file.py::{name}") == seconds
+
+
+def test_a_function_that_was_never_measured_is_unknown(monkeypatch) -> None:
+    monkeypatch.setattr(costs, "_kept", lambda: {"a.py": {"test_a[x]": 4.0}, "b.ipynb": {"Cell": 0.1}})
+    ids = ["a.py::test_a[y]", "a.py::test_b[x]", "a.py::test_b[y]", "b.ipynb::Cell 3", "c.ipynb::Cell 0"]
+    assert costs.unknown(ids) == {"a.py": 2, "c.ipynb": 1}
+
+
+def test_what_a_run_did_not_measure_is_kept() -> None:
+    kept = {"test_a": 0.1, "test_a[x]": 4.0, "test_a[y]": 2.0, "test_b": 0.2}
+    measured = {"test_a[x]": 0.3, "test_a[z]": 0.1, "test_a[w]": 7.01, "test_c": 0.00001}
+    assert costs.merged(kept, measured) == {
+        "test_a": 0.2, "test_a[y]": 2.0, "test_a[w]": 7.0, "test_b": 0.2, "test_c": 0.001}
+
+
+@pytest.mark.slow
+def test_a_run_adds_its_costs_and_says_which_are_missing(pytester: pytest.Pytester, monkeypatch) -> None:
+    source = "import time\ndef test_old(): time.sleep(0.6)\ndef test_new(): pass"
+    path = pytester.makepyfile(**{"tests/test_some": source})
+    file = path.with_name("costs.json")
+    file.write_text(json.dumps({"tests/test_some.py": {"test_gone": 9.0, "test_old": 9.0},
+                                "tests/test_gone.py": {"test_x": 1.0}}))
+    (path.parent / "conftest.py").write_text(f"from pathlib import Path\nfrom tests import costs\n"
+                                             f"costs.FILE = Path({str(file)!r})\n")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    options = ("tests", "-p", "tests.tiers", "-p", "tests.costs", "-p", "no:cacheprovider", "-p", "no:nbval", "-n1")
+    said = "tests/costs.json lacks 1 tests (tests/test_some.py 1): `make test-all COSTS=1` measures them"
+    assert said in pytester.runpytest_subprocess(*options).outlines
+    pytester.runpytest_subprocess(*options, "--write-costs")
+    written = json.loads(file.read_text())
+    assert [*written] == ["tests/test_some.py"] and [*written["tests/test_some.py"]] == ["test_new", "test_old"]
+    assert 0.6 <= written["tests/test_some.py"]["test_old"] < 9
 
 
 def test_shards_have_every_test_once(pytester: pytest.Pytester) -> None:
@@ -85,7 +119,7 @@ def test_shards_have_every_test_once(pytester: pytest.Pytester) -> None:
 def test_processes_that_share_a_run_start_with_the_longest_modules(pytester: pytest.Pytester, monkeypatch) -> None:
     pytester.makepyfile(**{f"test_{name}": "def test_a(): pass\ndef test_b(): pass" for name in ("few", "long", "mid")})
     pytester.makeconftest("from tests import costs\n"
-                          "costs._kept = lambda: {f'test_{name}.py': {'': seconds} for name, seconds in "
+                          "costs._kept = lambda: {f'test_{name}.py': {'test_a': seconds} for name, seconds in "
                           "(('few', 1.0), ('long', 9.0), ('mid', 4.0))}")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     options = ("-v", "-p", "tests.tiers", "-p", "no:cacheprovider", "-p", "no:nbval")
