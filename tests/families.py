@@ -30,8 +30,9 @@ def family(known: list[tuple[str, str, str]], exercise: int, expected: str) -> F
     """What stands for all answers like this one: the place that words its message; the exercise where there is none."""
     if expected == "pass":
         return "right", exercise
-    length, *place = max((_in_common(text, expected), *place) for text, *place in known)
-    return tuple(place) if length else ("in other words", exercise)
+    whole = [(len(expected), *place) for text, *place in known if expected in text]
+    _, *place = max(whole or [(len(text), *place) for text, *place in known if text in expected], default=(0,))
+    return tuple(place) or ("in other words", exercise)
 
 
 def drawn(families: Iterable[tuple[Family, str]], count: int, seed: str, cost_s: Callable[[str], float],
@@ -58,10 +59,6 @@ def commit() -> str:
     """The commit that is checked out, as the seed of what `make test` draws; empty where there is no repository."""
     here = Path(__file__).parent
     return subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, text=True, capture_output=True).stdout
-
-
-def _in_common(text: str, expected: str) -> int:
-    return len(text) if text in expected else len(expected) if expected in text else 0
 
 
 @cache

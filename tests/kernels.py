@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jupyter_client.manager import KernelManager
+from jupyter_client.manager import AsyncKernelManager, KernelManager
 from jupyter_client.provisioning import LocalProvisioner
 
 from book.launch import sibling
@@ -42,13 +42,24 @@ def use_for_nbval(config: pytest.Config, forked: bool) -> None:
     kernel.KernelManager = lambda **options: manager(transport="ipc", ip=next(names), **options)
 
 
-class ForkedKernelManager(KernelManager):
-    """A manager whose kernels are forked, whatever the provisioner that the kernel's specification names."""
+class _Forks(KernelManager):
+    """What a manager whose kernels are forked does, whatever the provisioner that the kernel's specification names."""
 
     async def _async_pre_start_kernel(self, **options: Any) -> Any:
         self.kernel_id = self.kernel_id or str(uuid.uuid4())
         self.provisioner = ForkedProvisioner(kernel_id=self.kernel_id, kernel_spec=self.kernel_spec, parent=self)
         return await super()._async_pre_start_kernel(**options)
+
+
+class ForkedKernelManager(_Forks):
+    """For nbval."""
+
+
+class AsyncForkedKernelManager(_Forks, AsyncKernelManager):
+    """For nbclient."""
+
+
+FOR_NBCLIENT = AsyncForkedKernelManager if CAN_FORK else AsyncKernelManager
 
 
 class ForkedProvisioner(LocalProvisioner):

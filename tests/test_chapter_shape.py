@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import nbformat
 import pytest
@@ -45,6 +46,7 @@ LAB_LINK = """() => {
 # The first cell with a picture or widget below it: whether it is folded, and whether its code is to be seen.
 FOLD = """() => {
   const cell = document.querySelector('.bd-article .cell:has(.cell_output :is(.lockstep-player, img, svg))');
+  if (!cell) return { folded: false, line: 0, code: true };
   const fold = cell.querySelector('details.hide');
   return { folded: !!fold && !fold.open, line: fold?.querySelector('summary').getBoundingClientRect().height,
            code: cell.querySelector('.cell_input pre').checkVisibility() };
@@ -66,6 +68,18 @@ class Shape:
         return max(start - end for end, start in zip(ends, starts))
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What there is to see of a chapter: on a desk and on a phone, its first link, and its first cell with a figure,
+    before a click on it and after."""
+
+    desk: Shape
+    phone: Shape
+    lab: str | None
+    folded: dict[str, Any]
+    opened: dict[str, Any]
+
+
 def rule(name: str) -> pytest.MarkDecorator:
     """All chapters, those that do not keep the rule yet as strict xfails."""
     xfail = pytest.mark.xfail(reason=f"does not keep the rule yet: {name}", strict=True, raises=AssertionError)
@@ -79,8 +93,8 @@ def address(site: Site, page: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def shapes(site: Site, chromium: Browser) -> Iterator[dict[str, tuple[Shape, Shape]]]:
-    """The shape of each chapter, on a desk and on a phone."""
+def seen(site: Site, chromium: Browser) -> Iterator[dict[str, Seen]]:
+    """What there is to see of each chapter: its page is loaded once for all tests."""
     with chromium.awake():
         desk, _ = chromium.open("about:blank", **DESK)
         phone, _ = chromium.open("about:blank", **PHONE)
@@ -89,7 +103,10 @@ def shapes(site: Site, chromium: Browser) -> Iterator[dict[str, tuple[Shape, Sha
             for page in (desk, phone):
                 page.goto(address(site, f"chapters/{chapter}"), wait_until="load")
                 page.evaluate(SETTLED)
-            found[chapter] = (Shape(**desk.evaluate(SHAPE)), Shape(**phone.evaluate(SHAPE)))
+            shapes = [Shape(**page.evaluate(SHAPE)) for page in (desk, phone)]
+            lab, folded = desk.evaluate(LAB_LINK), desk.evaluate(FOLD)
+            desk.evaluate("document.querySelector('.bd-article details.hide summary')?.click()")
+            found[chapter] = Seen(*shapes, lab, folded, desk.evaluate(FOLD))
         chromium.take_back()
     yield found
 
@@ -108,45 +125,44 @@ def test_a_chapter_has_few_words(chapter: str) -> None:
 
 @pytest.mark.slow
 @rule("length")
-def test_a_chapter_has_few_screens(shapes: dict[str, tuple[Shape, Shape]], chapter: str) -> None:
-    assert shapes[chapter][0].page / DESK["height"] <= MOST_SCREENS
+def test_a_chapter_has_few_screens(seen: dict[str, Seen], chapter: str) -> None:
+    assert seen[chapter].desk.page / DESK["height"] <= MOST_SCREENS
 
 
 @pytest.mark.slow
 @rule("stretch")
-def test_no_long_stretch_is_without_a_figure(shapes: dict[str, tuple[Shape, Shape]], chapter: str) -> None:
-    assert shapes[chapter][0].longest_stretch() / DESK["height"] <= MOST_SCREENS_WITHOUT_FIGURE
+def test_no_long_stretch_is_without_a_figure(seen: dict[str, Seen], chapter: str) -> None:
+    assert seen[chapter].desk.longest_stretch() / DESK["height"] <= MOST_SCREENS_WITHOUT_FIGURE
 
 
 @pytest.mark.slow
 @rule("opening")
-def test_the_opening_figure_is_whole_on_the_first_screen(shapes: dict[str, tuple[Shape, Shape]], chapter: str) -> None:
-    top, bottom = shapes[chapter][0].figures[0]
+def test_the_opening_figure_is_whole_on_the_first_screen(seen: dict[str, Seen], chapter: str) -> None:
+    top, bottom = seen[chapter].desk.figures[0]
     assert bottom - top <= OPENING_PX and bottom <= OPENING_END_PX
 
 
 @pytest.mark.slow
 @rule("phone")
-def test_the_opening_figure_is_near_on_a_phone(shapes: dict[str, tuple[Shape, Shape]], chapter: str) -> None:
-    assert shapes[chapter][1].figures[0][1] / PHONE["height"] <= OPENING_END_PHONE_SCREENS
+def test_the_opening_figure_is_near_on_a_phone(seen: dict[str, Seen], chapter: str) -> None:
+    assert seen[chapter].phone.figures[0][1] / PHONE["height"] <= OPENING_END_PHONE_SCREENS
 
 
+@pytest.mark.slow
 @rule("lab")
-def test_a_chapter_and_its_lab_link_to_each_other(site: Site, browser: Browser, chapter: str) -> None:
-    page, _ = browser.open(address(site, f"chapters/{chapter}"), **DESK)
-    assert page.evaluate(LAB_LINK) == f"../labs/{chapter}.html"
-    page, _ = browser.open(address(site, f"labs/{chapter}"), **DESK)
-    assert page.locator(f".bd-article a[href='../chapters/{chapter}.html']").count()
+def test_a_chapter_and_its_lab_link_to_each_other(site: Site, seen: dict[str, Seen], chapter: str) -> None:
+    assert seen[chapter].lab == f"../labs/{chapter}.html"
+    lab = (site.folder / f"labs/{chapter}.html").read_text("utf-8")
+    article = lab.partition('class="bd-article"')[2].partition("</article>")[0]
+    assert f'href="../chapters/{chapter}.html"' in article
 
 
+@pytest.mark.slow
 @rule("folded")
-def test_the_code_of_the_opening_figure_is_folded(site: Site, browser: Browser, chapter: str) -> None:
+def test_the_code_of_the_opening_figure_is_folded(seen: dict[str, Seen], chapter: str) -> None:
     """Into one line, which opens on a click; in the notebook it is the one cell that may be."""
     cell = opening(nbformat.read(ROOT / "chapters" / f"{chapter}.ipynb", as_version=4))
     assert cell is not None and "hide-input" in tags(cell)
-    page, _ = browser.open(address(site, f"chapters/{chapter}"), **DESK)
-    shown = page.evaluate(FOLD)
-    assert shown["folded"] and not shown["code"] and shown["line"] < 50
-    page.locator(".bd-article details.hide summary").first.click()
-    shown = page.evaluate(FOLD)
-    assert not shown["folded"] and shown["code"]
+    before, after = seen[chapter].folded, seen[chapter].opened
+    assert before["folded"] and not before["code"] and before["line"] < 50
+    assert not after["folded"] and after["code"]

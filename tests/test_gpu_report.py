@@ -67,7 +67,7 @@ def noted(cell: int, outcome: str, launches: Sequence[tuple[int, str]] = ()) -> 
              "why": ["ValueError: no"] if outcome == "failed" else []}]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_cells_are_compared_whatever_device_their_stored_outputs_came_from(folder: Path) -> None:
     notebook = stored(folder, cell(LAUNCH, "2 ranks on nccl: a GPU each\n[0, 1]\n"), cell("print('two')", "one\n"),
                       cell("def refuse():\n    raise ValueError('no')\nlaunch(refuse, 1)"), cell("print(3)", "3\n"))

@@ -1,6 +1,7 @@
 """Launching seen from outside: parents that die, torchrun, and a real notebook kernel."""
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -153,12 +154,13 @@ def program(name, within=(), **environment):
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, **environment})
 
 
-def test_the_same_function_runs_under_torchrun():
+def test_the_same_function_runs_under_torchrun(capfd):
     program = str(PROGRAMS / "sum_ranks.py")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program]
-    run = {"capture_output": True, "text": True, "timeout": LIMIT_S, "check": True}
-    launched = subprocess.run([sys.executable, program], **run).stdout.splitlines()
-    assert subprocess.run(torchrun, **run).stdout.splitlines() == launched[1:]
+    runpy.run_path(program, run_name="__main__")
+    launched = capfd.readouterr().out.splitlines()
+    under_torchrun = subprocess.run(torchrun, capture_output=True, text=True, timeout=LIMIT_S, check=True).stdout
+    assert under_torchrun.splitlines() == launched[1:]
     assert re.fullmatch(r"sum \[3.0, 3.0\] on (cpu|cuda)", launched[1])
 
 
@@ -212,10 +214,13 @@ def test_cells_of_a_real_kernel(tmp_path):
     import nbformat
     from nbclient import NotebookClient
 
+    from tests.kernels import FOR_NBCLIENT
+
     cells = [nbformat.v4.new_code_cell(source) for source in (SETUP, HELLO, FAIL, HANG, REMOTE, AGAIN, AGAIN)]
     notebook = nbformat.v4.new_notebook(cells=cells)
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
-    NotebookClient(notebook, timeout=LIMIT_S, allow_errors=True, resources={"metadata": {"path": tmp_path}}).execute()
+    NotebookClient(notebook, timeout=LIMIT_S, allow_errors=True, resources={"metadata": {"path": tmp_path}},
+                   kernel_manager_class=FOR_NBCLIENT).execute()
     setup, hello, fail, hang, remote, *again = (cell.outputs for cell in notebook.cells)
     assert setup == []
     assert {output.name for output in hello} == {"stdout"}

@@ -103,12 +103,14 @@ def ranks() -> Iterator[Ranks]:
         yield ranks
 
 
+HEAD, BODY = PROGRAM.split("\n\n\n", 1)  # another head needs new ranks, which import torch for seconds
+
+
 @pytest.fixture
 def broker(ranks: Ranks) -> Iterator[Broker]:
     """Three ranks that have run PROGRAM, with its imports as the head."""
-    head, program = PROGRAM.split("\n\n\n", 1)
-    broker = Broker(ranks.connect(3, [head], []))
-    broker.start([program], timeout_s=120)
+    broker = Broker(ranks.connect(3, [HEAD], []))
+    broker.start([BODY], timeout_s=120)
     yield broker
     for rank in broker.ranks:
         rank.connection.close()
@@ -150,8 +152,8 @@ def product(buffer):
 
 @pytest.mark.slow
 def test_cells_run_as_in_ipython_and_a_failing_one_changes_nothing(ranks: Ranks) -> None:
-    broker = Broker(ranks.connect(3, ["import torch", "kept = 1"], []))
-    broker.start([*OTHER_CELLS, USES_THEM], timeout_s=120)
+    broker = Broker(ranks.connect(3, [HEAD], []))
+    broker.start(["kept = 1", *OTHER_CELLS, USES_THEM], timeout_s=120)
     inputs, results, _ = ask(broker, "product(buffer)")
     assert all((30 * given == got).all() for given, got in zip(inputs, results))
     with pytest.raises(WireError, match=r"NameError: .*'nowhere'.* \(line 1: nowhere\(buffer\)\); before that a cell "
@@ -181,9 +183,9 @@ def test_failures_are_reported(broker: Broker, call: str, said: str) -> None:
         ask(broker, call)
 
 
-def run_on(ranks: Ranks, head: list[str], *sources: str) -> set[int]:
-    """Runs sources on two ranks and returns the ids of the processes that these ranks were forked from."""
-    connections = ranks.connect(2, head, [])
+def run_on(ranks: Ranks, head: list[str], *sources: str, num_ranks: int = 2) -> set[int]:
+    """Runs sources on ranks and returns the ids of the processes that these ranks were forked from."""
+    connections = ranks.connect(num_ranks, head, [])
     Broker(connections).start(sources, timeout_s=120)
     for connection in connections:
         connection.close()
@@ -209,7 +211,7 @@ def test_a_run_does_not_affect_the_next_one(ranks: Ranks, monkeypatch: pytest.Mo
 @pytest.mark.slow
 def test_a_failing_setup_is_reported_with_its_line(ranks: Ranks) -> None:
     with pytest.raises(WireError, match=r"rank . failed: ZeroDivisionError: .* \(line 2: half = 1 / 0\)"):
-        run_on(ranks, ["import os\nhalf = 1 / 0"], "print(half)")
+        run_on(ranks, ["import os\nhalf = 1 / 0"], "print(half)", num_ranks=1)
 
 
 def test_frames_survive_any_split_of_the_bytes() -> None:
