@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution
-from book.checks.compare import TOLERANCE, dense, held, identical, same
-from book.checks.verdict import CheckFailed, likeliest, number, refuse, require, reworded, short
+from book.checks.verdict import (
+    TOLERANCE, CheckFailed, dense, held, identical, likeliest, number, refuse, require, reworded, same, short,
+)
 from book.trace import Event, Trace
 
 Mistake = tuple[str, list[np.ndarray]]  # its message, and the losses (N,) that it can lead to on a rank
