@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from book import checks
-from book.checks import CheckFailed, compare
+from book.checks import CheckFailed, verdict
 from book.checks.attribution import Attribution
 
 WHOLE = np.random.default_rng(0).integers(-1000, 1000, (4, 44)).astype(float)
@@ -131,27 +131,27 @@ def test_the_right_sum_is_recognized():
 
 
 def test_arrays_agree_up_to_rounding_relative_to_a_scale():
-    assert compare.agree(WHOLE[0] + 1e-7, WHOLE[0]) and not compare.agree(WHOLE[0] + 1e-5, WHOLE[0])
-    assert compare.agree(torch.tensor(WHOLE), WHOLE.ravel()) and not compare.agree(WHOLE[:2], WHOLE[0])
-    assert compare.agree([1e-7], [0.0], scale=WHOLE) and not compare.agree([1e-7], [0.0])
-    assert not compare.agree(None, WHOLE) and not compare.agree([np.nan], [1.0])
+    assert verdict.agree(WHOLE[0] + 1e-7, WHOLE[0]) and not verdict.agree(WHOLE[0] + 1e-5, WHOLE[0])
+    assert verdict.agree(torch.tensor(WHOLE), WHOLE.ravel()) and not verdict.agree(WHOLE[:2], WHOLE[0])
+    assert verdict.agree([1e-7], [0.0], scale=WHOLE) and not verdict.agree([1e-7], [0.0])
+    assert not verdict.agree(None, WHOLE) and not verdict.agree([np.nan], [1.0])
 
 
 def test_differing_names_keep_their_order():
     one = {"weight": torch.ones(2), "bias": torch.zeros(2), "norm": torch.ones(1)}
     other = {"norm": np.ones(1) + 1e-12, "bias": np.zeros(2), "weight": np.ones(2) + 1e-3}
-    assert compare.differing(one, other) == ["weight", "norm"]
-    assert compare.differing(one, other, tolerance=1e-9) == ["weight"]
-    assert compare.differing(one, other, scale=WHOLE, tolerance=1e-5) == []
+    assert verdict.differing(one, other) == ["weight", "norm"]
+    assert verdict.differing(one, other, tolerance=1e-9) == ["weight"]
+    assert verdict.differing(one, other, scale=WHOLE, tolerance=1e-5) == []
 
 
 def test_multiples_are_recognized():
-    assert compare.times(2 * WHOLE, torch.tensor(WHOLE)) == pytest.approx(2)
-    assert np.isnan(compare.times(WHOLE, 0 * WHOLE))
+    assert verdict.times(2 * WHOLE, torch.tensor(WHOLE)) == pytest.approx(2)
+    assert np.isnan(verdict.times(WHOLE, 0 * WHOLE))
 
 
 def test_the_first_step_with_another_loss_is_found():
-    assert compare.first_wrong([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]) is None
-    assert compare.first_wrong([1.0, 2.001, 4.0], [1.0, 2.0, 3.0]) == 1
-    assert compare.first_wrong([1.0, float("nan")], [1.0, 2.0]) == 1
-    assert compare.furthest([np.zeros(2), np.ones(2), np.array([0, -3.0])]) == (2, 3.0)
+    assert verdict.first_wrong([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]) is None
+    assert verdict.first_wrong([1.0, 2.001, 4.0], [1.0, 2.0, 3.0]) == 1
+    assert verdict.first_wrong([1.0, float("nan")], [1.0, 2.0]) == 1
+    assert verdict.furthest([np.zeros(2), np.ones(2), np.array([0, -3.0])]) == (2, 3.0)

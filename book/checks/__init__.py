@@ -1,7 +1,6 @@
 """L3: verdicts on a learner's run; if it is wrong, the verdict names the likely misconception.
 
-    verdict       CheckFailed, what raises it, and the check of a single number
-    compare       comparisons that checks share: arrays, dicts of them, what ranks hold
+    verdict       CheckFailed, what raises it, and the comparisons that checks share
     attribution   what a tensor is made of: its coefficients, the pattern that they form, and the lab's sentence for it
     collectives   lab 1: whose data ranks hold after copies, and over which ranks they summed
     data_parallel lab 2: averaged gradients, the state at the start and at the end, the epochs

@@ -34,8 +34,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from book.checks.compare import ROUNDED, SIX_DIGITS, TOLERANCE, agree, flat, times
-from book.checks.verdict import CheckFailed, listed, short
+from book.checks.verdict import ROUNDED, SIX_DIGITS, TOLERANCE, CheckFailed, agree, flat, listed, short, times
 
 CLOSE = 1e-6  # the tolerance for coefficients
 MOST_IN_FLIGHT = 5  # contributions; with more there are too many ways to divide some of them

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution, in_words, is_zero
-from book.checks.compare import REDUCED, agree, all_but_rank_0, before_and_after, buffers_of
 from book.checks.ring import point_to_point
-from book.checks.verdict import CheckFailed, likeliest, listed, refuse, require, short
+from book.checks.verdict import (
+    REDUCED, CheckFailed, agree, all_but_rank_0, before_and_after, buffers_of, likeliest, listed, refuse, require,
+    short,
+)
 from book.trace import Trace
 
 BROADCAST = {  # a buffer that should be the root's

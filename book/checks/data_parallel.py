@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution
-from book.checks.compare import (
-    REDUCED, SIX_DIGITS, TOLERANCE, Gradients, State, agree, all_but_rank_0, all_finite, differing, flat, furthest,
-    identical, magnitude, num_given, times, whole,
+from book.checks.verdict import (
+    REDUCED, SIX_DIGITS, TOLERANCE, CheckFailed, Gradients, State, agree, all_but_rank_0, all_finite, differing, finite,
+    flat, furthest, identical, likeliest, listed, magnitude, num_given, refuse, require, short, times, whole,
 )
-from book.checks.verdict import CheckFailed, finite, likeliest, listed, refuse, require, short
 from book.trace import Trace
 
 AVERAGED = {  # a gradient that should be the mean over ranks; "times left_out" where some ranks have no gradient

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution
-from book.checks.compare import held, magnitude, whole
-from book.checks.verdict import CheckFailed, likeliest, listed, refuse, require
+from book.checks.verdict import CheckFailed, held, likeliest, listed, magnitude, refuse, require, whole
 from book.trace import Trace
 
 WINDOW = {  # the gradient with which an optimizer steps at the end of a window

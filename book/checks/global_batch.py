@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution
-from book.checks.compare import TOLERANCE, agree, all_finite, first_wrong, flat, furthest, num_given, times
-from book.checks.verdict import CheckFailed, likeliest, listed, refuse, require, short
+from book.checks.verdict import (
+    TOLERANCE, CheckFailed, agree, all_finite, first_wrong, flat, furthest, likeliest, listed, num_given, refuse,
+    require, short, times,
+)
 
 STEP = {  # a first step that should go along the mean gradient of the batch's windows
     "times num_ranks": "it is {num_ranks} times as long. The global batch is the same, so the learning rate is too, "

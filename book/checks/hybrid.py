@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution, in_words
-from book.checks.compare import Gradients, State, agree, dense, flat, magnitude, whole
-from book.checks.verdict import CheckFailed, finite, hint_for, listed, refuse, require, short, unmet
+from book.checks.verdict import (
+    CheckFailed, Gradients, State, agree, dense, finite, flat, hint_for, listed, magnitude, refuse, require, short,
+    unmet, whole,
+)
 from book.mesh import Mesh
 
 Cuts = Mapping[str, int | None]

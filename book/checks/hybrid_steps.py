@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from book.checks.compare import Gradients, State, agree, first_wrong, flat, identical
-from book.checks.verdict import CheckFailed, hint_for, number, refuse, require, reworded, short
+from book.checks.verdict import (
+    CheckFailed, Gradients, State, agree, first_wrong, flat, hint_for, identical, number, refuse, require, reworded,
+    short,
+)
 from book.mesh import Mesh
 
 TORCH_HINTS = {  # what an error of torch's own parts says, and what to look at

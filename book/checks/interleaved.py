@@ -14,8 +14,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from book.checks.compare import agree
-from book.checks.verdict import CheckFailed, require
+from book.checks.verdict import CheckFailed, agree, require
 from book.launch.where import Place, is_learners, place_of
 
 LIMIT_S = 10.0  # for two calls that are not stopped any more

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution
-from book.checks.compare import agree, flat, held, magnitude
-from book.checks.verdict import CheckFailed, likeliest, listed, refuse, require
+from book.checks.verdict import CheckFailed, agree, flat, held, likeliest, listed, magnitude, refuse, require
 from book.launch.where import is_learners
 
 STEP = {  # the step of a synchronous round

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution, in_words
-from book.checks.compare import (
-    TOLERANCE, Gradients, State, agree, differing, flat, identical, magnitude, num_given, whole,
+from book.checks.verdict import (
+    TOLERANCE, CheckFailed, Gradients, State, agree, differing, finite, flat, identical, likeliest, listed, magnitude,
+    num_given, number, refuse, require, reworded, unmet, whole,
 )
-from book.checks.verdict import CheckFailed, finite, likeliest, listed, number, refuse, require, reworded, unmet
 
 GRADIENT = {  # a stage's gradient, which should be a weighted sum over the micro-batches, or what else {what} is
     "nothing": "stage {stage}: its gradients are 0: were they cleared at the end?",

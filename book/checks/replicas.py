@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution, is_zero
-from book.checks.compare import Gradients, flat, magnitude, whole
-from book.checks.verdict import CheckFailed, finite, listed, number, refuse, require
+from book.checks.verdict import CheckFailed, Gradients, finite, flat, listed, magnitude, number, refuse, require, whole
 
 GRADIENT = {  # the module's gradient, which should be the mean over the examples
     "nothing": "the module's gradients are zero: the replicas' are on the copies; add them up in the module",

@@ -14,8 +14,7 @@ import numpy as np
 
 from book import cost
 from book.checks.attribution import Attribution
-from book.checks.compare import before_and_after
-from book.checks.verdict import CheckFailed, listed, number, refuse, require
+from book.checks.verdict import CheckFailed, before_and_after, listed, number, refuse, require
 from book.schedule import contents_fault
 from book.trace import Trace
 

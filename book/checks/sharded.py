@@ -16,8 +16,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from book.checks.attribution import Attribution, in_words
-from book.checks.compare import TOLERANCE, Gradients, State, agree, differing, flat, magnitude, whole
-from book.checks.verdict import CheckFailed, finite, hint_for, likeliest, number, refuse, require
+from book.checks.verdict import (
+    TOLERANCE, CheckFailed, Gradients, State, agree, differing, finite, flat, hint_for, likeliest, magnitude, number,
+    refuse, require, whole,
+)
 
 Updates = Mapping[str, tuple[Any, Any]]
 Places = dict[str, np.ndarray]  # of each unit's shard, by number: where it is in the whole model, -1 for padding

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution, is_zero
-from book.checks.compare import (
-    ROUNDED, SIX_DIGITS, agree, all_but_rank_0, dense, held, identical, magnitude, same, times,
+from book.checks.verdict import (
+    ROUNDED, SIX_DIGITS, CheckFailed, agree, all_but_rank_0, dense, held, identical, likeliest, listed, magnitude,
+    refuse, require, same, short, times,
 )
-from book.checks.verdict import CheckFailed, likeliest, listed, refuse, require, short
 from book.trace import Trace
 
 # The message for a product whose sides don't fit, if nothing is known of the weight.

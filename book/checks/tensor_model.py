@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution
-from book.checks.compare import TOLERANCE, dense, held, identical, same
-from book.checks.verdict import CheckFailed, likeliest, number, refuse, require, reworded, short
+from book.checks.verdict import (
+    TOLERANCE, CheckFailed, dense, held, identical, likeliest, number, refuse, require, reworded, same, short,
+)
 from book.trace import Event, Trace
 
 Mistake = tuple[str, list[np.ndarray]]  # its message, and the losses (N,) that it can lead to on a rank
@@ -44,14 +45,16 @@ class _Cut:
     """Logits (N, V) that are cut by vocabulary, and the right and wrong losses that follow from them.
 
     `blocks` (R, N, S), `totals` and `tops` (R, N) are those of the ranks, `total`, `top` and `target` (N,) those of the
-    whole: the logarithm of the sum of exponentials, the largest logit, the target's logit.
+    whole: the logarithm of the sum of exponentials, the largest logit, the target's logit. `places` (R, N) are those of
+    the targets counted from the first token of each rank's block.
     """
 
     def __init__(self, logits: np.ndarray, targets: np.ndarray, num_ranks: int) -> None:
         self.logits, self.targets, self.num_ranks, self.rows = logits, targets, num_ranks, np.arange(len(targets))
         self.blocks = np.stack(np.split(logits, num_ranks, axis=1))
         self.size = self.blocks.shape[2]
-        self.owner = targets // self.size
+        self.owner, self.ranks = targets // self.size, np.arange(num_ranks)[:, None]
+        self.places = targets - self.ranks * self.size
         self.totals, self.total = np.logaddexp.reduce(self.blocks, axis=2), np.logaddexp.reduce(logits, axis=1)
         self.tops, self.top, self.target = self.blocks.max(axis=2), logits.max(axis=1), logits[self.rows, targets]
         self.loss = self.total - self.target
@@ -87,11 +90,10 @@ class _Cut:
 
     def wrong_targets(self, rank: int) -> list[Mistake]:
         """Mistakes with the target's logit."""
-        total, top, size, ranks = self.total, self.top, self.size, np.arange(self.num_ranks)[:, None]
-        folded, places = self.targets % size, self.targets - ranks * size
-        own = self.owner == rank
+        total, top, size, places = self.total, self.top, self.size, self.places
+        own, folded = self.owner == rank, self.targets % size
         # A negative index counts from the end.
-        looked_up = [self.blocks[ranks, self.rows, place].sum(axis=0)
+        looked_up = [self.blocks[self.ranks, self.rows, place].sum(axis=0)
                      for place in (np.clip(places, 0, size - 1), folded, np.clip(places, -size, size - 1))]
         return [
             ("a target lies on one rank: the other ranks have 0 for it, and the sum over the ranks hands it to all "
@@ -111,24 +113,21 @@ class _Cut:
 
     def _off_by_one(self) -> list[np.ndarray]:
         """Losses (N,) if a comparison with an end of a rank's block is wrong."""
-        size, places = self.size, self.targets - self.size * np.arange(self.num_ranks)[:, None]
-        found = self.blocks[np.arange(self.num_ranks)[:, None], self.rows, np.clip(places, 0, size - 1)]
-        return [self.total - shift - ((found - shift) * ((places >= first) & (places <= last))).sum(axis=0)
-                for first in (0, 1) for last in (size - 2, size - 1, size) if (first, last) != (0, size - 1)
-                for shift in (0, self.top)]
+        places, last = self.places, self.size - 1
+        ends = [(first, end) for first in (0, 1) for end in (last - 1, last, last + 1) if (first, end) != (0, last)]
+        return [loss for first, end in ends for loss in self._looked_up(places, (places >= first) & (places <= end))]
 
     def _misplaced(self) -> list[np.ndarray]:
         """Losses (N,) if a rank counts from a wrong first token: in where it looks, in what it holds, or in both."""
-        size, ranks = self.size, np.arange(self.num_ranks)[:, None]
-        right, wrong = self.targets - ranks * size, [self.targets - first
-                                                     for first in (0 * ranks, ranks * self.num_ranks, ranks)]
-        losses = []
-        for looked, own in [pair for w in wrong for pair in ((right, w), (w, right), (w, w))]:
-            found = self.blocks[ranks, self.rows, np.clip(looked, 0, size - 1)]
-            inside = (own >= 0) & (own < size)
-            losses += [self.total - (found * inside).sum(axis=0),
-                       self.total - self.top - ((found - self.top) * inside).sum(axis=0)]
-        return losses
+        right = self.places
+        wrong = [self.targets - first for first in (0 * self.ranks, self.ranks * self.num_ranks, self.ranks)]
+        pairs = [pair for places in wrong for pair in ((right, places), (places, right), (places, places))]
+        return [loss for looked, own in pairs for loss in self._looked_up(looked, (own >= 0) & (own < self.size))]
+
+    def _looked_up(self, places: np.ndarray, held: np.ndarray) -> list[np.ndarray]:
+        """Losses (N,), without and with the largest logit subtracted, of ranks that look at `places` if they `held`."""
+        found = self.blocks[self.ranks, self.rows, np.clip(places, 0, self.size - 1)]
+        return [self.total - shift - ((found - shift) * held).sum(axis=0) for shift in (0, self.top)]
 
 
 def _check_loss(rank: int, loss: Any, cut: _Cut) -> None:

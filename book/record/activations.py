@@ -3,15 +3,32 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 
 
-class saved_for_backward(saved_tensors_hooks):  # noqa: N801 (a context manager, named as torch names its own)
+if TYPE_CHECKING:
+    from typing import Self
+
+
+class _Hooks(saved_tensors_hooks):
+    """Hooks on what autograd saves and gets back, for `with ... as`; `parameters` are left out of what is counted."""
+
+    def __init__(self, keep: Callable[[torch.Tensor], object], give_back: Callable[..., torch.Tensor],
+                 parameters: Iterable[torch.Tensor]) -> None:
+        super().__init__(keep, give_back)
+        self._left_out = {_storage(tensor).data_ptr() for tensor in parameters}
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        return self
+
+
+class saved_for_backward(_Hooks):  # noqa: N801 (a context manager, named as torch names its own)
     """Counts what forward passes in the block keep for backward: `with saved_for_backward(parameters) as kept: ...`.
 
     `kept.num_bytes` is the total. A storage counts once, however many tensors share it; of a DTensor, only this rank's
@@ -19,16 +36,8 @@ class saved_for_backward(saved_tensors_hooks):  # noqa: N801 (a context manager,
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor] = ()) -> None:
-        super().__init__(self._keep, lambda tensor: tensor)
-        self._left_out = {_storage(tensor).data_ptr() for tensor in parameters}
+        super().__init__(self._keep, lambda tensor: tensor, parameters)
         self._storages: dict[int, torch.UntypedStorage] = {}  # kept alive so that no address is reused
-
-    def __enter__(self) -> saved_for_backward:
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
 
     @property
     def num_bytes(self) -> int:
@@ -42,7 +51,7 @@ class saved_for_backward(saved_tensors_hooks):  # noqa: N801 (a context manager,
         return tensor
 
 
-class held_for_backward(saved_tensors_hooks):  # noqa: N801
+class held_for_backward(_Hooks):  # noqa: N801
     """Tracks what is currently kept for backward: `with held_for_backward(parameters) as held: ...`.
 
     `held.num_bytes` is what forward passes in the block have kept and no backward pass has freed yet, `held.peak_bytes`
@@ -50,17 +59,9 @@ class held_for_backward(saved_tensors_hooks):  # noqa: N801
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor] = ()) -> None:
-        super().__init__(self._keep, lambda kept: kept.tensor)
-        self._left_out = {_storage(tensor).data_ptr() for tensor in parameters}
+        super().__init__(self._keep, lambda kept: kept.tensor, parameters)
         self._users: Counter[int] = Counter()
         self.num_bytes = self.peak_bytes = 0
-
-    def __enter__(self) -> held_for_backward:
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
 
     def _keep(self, tensor: torch.Tensor) -> _Kept:
         kept, storage = _Kept(tensor), _storage(tensor)
