@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from book.cost import Search, Transformer, search
+from book.cost import MODELS, Search, Transformer, cluster_of, search
 from book.cost.published import A100
 
 
@@ -24,3 +24,10 @@ def many() -> Search:
 def none() -> Search:
     """A model that no layout fits into 8 GPUs."""
     return search(Transformer(96, 12288, 96), replace(A100, num_gpus=8), 8)
+
+
+@cache
+def rare() -> Search:
+    """Experts and a long sequence: layouts with cp and ep."""
+    return search(replace(MODELS["mixtral-8x7b"], num_tokens=32768), cluster_of("h100", 32), 32, most_tp=8, most_cp=4,
+                  most_ep=8)

@@ -6,7 +6,7 @@ from typing import Any
 
 from book.widgets import layout_chart
 from book.widgets.layouts import shown
-from tests.layouts import few, none
+from tests.layouts import few, none, rare
 from tests.players import press, until
 
 CAPTION = ".lk-caption"
@@ -106,3 +106,14 @@ def test_if_nothing_fits_all_layouts_are_shown_with_a_note(show: Callable) -> No
     page = show(layout_chart(none()))
     until(page, left=len(shown(none())))
     assert "Does not fit." in page.inner_text(CAPTION) and "too much" in page.inner_text(".lockstep-player")
+
+
+def test_cp_and_ep_have_names_and_filters_where_there_are_any(show: Callable) -> None:
+    page, found = show(layout_chart(rare())), rare()
+    chosen = [found.layouts[int(i)] for i in shown(found) if found.fits[i]]
+    until(page, layout=chosen[0])
+    choose(page, cp="4", ep="8")
+    both = [layout for layout in chosen if layout.cp == 4 and layout.ep == 8]
+    until(page, left=len(both), layout=both[0])
+    assert "× cp 4, ep 8, micro-batch" in page.inner_text(CAPTION)
+    assert show(layout_chart(few())).get_by_label("cp", exact=True).count() == 0

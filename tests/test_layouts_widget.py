@@ -15,7 +15,7 @@ from book.cost.published import A100
 from book.widgets import layout_chart
 from book.widgets.layouts import GROUPED, MOST_GROUPS, layouts_payload, shown
 from book.widgets.layouts import LayoutChart
-from tests.layouts import few, many, none
+from tests.layouts import few, many, none, rare
 from tests.players import html_of
 
 
@@ -56,6 +56,15 @@ def test_layouts_are_sorted_by_speed_and_carry_their_estimates():
         assert [part[row] / 1000 for part in data["parts"]] == pytest.approx(
             [getattr(cost, part) / cost.step_s for part in PARTS], abs=5e-4)
     assert (data["total"], data["fitting"], data["usable"]) == (len(found), found.fits.sum(), 360)
+
+
+def test_cp_and_ep_are_told_apart_where_there_are_any():
+    """Of each the fastest is there; charts without them have no such columns."""
+    data, chosen = layouts_payload(rare()), shown(rare())
+    for name in ("cp", "ep"):
+        assert data["columns"][name] == rare().layouts.array(name)[chosen].tolist()
+        assert set(data["columns"][name]) == set(rare().layouts.array(name).tolist()) and name not in layouts_payload(
+            few())["columns"]
 
 
 def test_a_page_is_the_same_each_time_and_light():

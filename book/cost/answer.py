@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from book.cost.layouts import Layout
 from book.cost.machines import MACHINES, cluster_of, machine_key
 from book.cost.measured import data_sets
 from book.cost.models import model_named
+from book.cost.published import Published
 from book.cost.scoreboard import memory_errors
 from book.cost.search import WORDS, Search, search
 from book.cost.state import ADAM_MIXED_GRADIENTS_32
@@ -132,29 +133,30 @@ def plan(model: str | Transformer, gpus: int, gpu: str | Cluster = "H100", token
     found = replace(found, num_tokens=num_tokens) if num_tokens else found
     cluster = cluster_of(gpu, gpus, software, precision) if isinstance(gpu, str) else replace(gpu, num_gpus=gpus)
     batch = batch or default_batch(found, gpus)
-    chosen, scale, memory_scale, lost = _searched(found, cluster, batch, measured, zero_stages)
+    chosen, scale, memory_scale, lost = _scaled(found, cluster, batch, measured, zero_stages)
     bar, nearest = error_bar(found, chosen.layouts[chosen.best], gpu if isinstance(gpu, str) else "", software)
     if measured:  # its scale is known; what remains is how rows differ among each other
         bar = bar / bar[1]
     step_s = chosen.estimates[chosen.best].step_s
-    halved = _all(found, replace(chosen.cluster, across_bytes_per_s=chosen.cluster.across_bytes_per_s / 2), batch,
+    halved = searched(found, replace(chosen.cluster, across_bytes_per_s=chosen.cluster.across_bytes_per_s / 2), batch,
                   zero_stages)
     name = model if isinstance(model, str) else f"{found.num_parameters / 1e9:.1f} billion parameters"
     return Plan(found, name, gpu if isinstance(gpu, str) else "GPU", chosen, tokens, price, step_s * bar[0],
                 step_s * bar[2], step_s * bar[3], nearest, halved, scale, memory_scale, lost)
 
 
-def default_batch(model: Transformer, num_gpus: int) -> int:
-    """Sequences that make about 4 million tokens, and a power of two times the GPUs or a part of them."""
+def default_batch(model: Transformer, num_gpus: int, tokens_a_step: float = TOKENS_A_STEP) -> int:
+    """Sequences that make about so many tokens, and a power of two times the GPUs or a part of them."""
     batch = num_gpus
-    while batch * model.num_tokens < TOKENS_A_STEP and batch * 2 * model.num_tokens <= 2 * TOKENS_A_STEP:
+    while batch * model.num_tokens < tokens_a_step and batch * 2 * model.num_tokens <= 2 * tokens_a_step:
         batch *= 2
-    while batch * model.num_tokens >= 2 * TOKENS_A_STEP and batch % 2 == 0:
+    while batch * model.num_tokens >= 2 * tokens_a_step and batch % 2 == 0:
         batch //= 2
     return batch
 
 
-def _all(model: Transformer, cluster: Cluster, batch: int, zero_stages: Sequence[int]) -> Search:
+def searched(model: Transformer, cluster: Cluster, batch: int, zero_stages: Sequence[int] = ()) -> Search:
+    """All layouts, of which those fit that `plan` chooses from: see there."""
     found = search(model, cluster, batch, ADAM_MIXED_GRADIENTS_32, most_tp=cluster.gpus_per_node,
                   most_cp=8 if model.num_tokens >= 32_768 else 1, most_ep=64 if model.experts else 1)
     stage, pp = found.layouts.array("zero_stage"), found.layouts.array("pp")
@@ -162,10 +164,10 @@ def _all(model: Transformer, cluster: Cluster, batch: int, zero_stages: Sequence
     return replace(found, fits=found.fits & known)
 
 
-def _searched(model: Transformer, cluster: Cluster, batch: int, measured: MeasuredStep | None,
+def _scaled(model: Transformer, cluster: Cluster, batch: int, measured: MeasuredStep | None,
               zero_stages: Sequence[int]) -> tuple[Search, float, float, int]:
     """All layouts; with a measured step, in its times and memory, and how many no longer fit."""
-    before = _all(model, cluster, batch, zero_stages)
+    before = searched(model, cluster, batch, zero_stages)
     if not measured:
         before.best  # noqa: B018  # raises where nothing fits
         return before, 1.0, 1.0, 0
@@ -175,7 +177,7 @@ def _searched(model: Transformer, cluster: Cluster, batch: int, measured: Measur
     over = cluster.overheads
     slower = replace(cluster, overheads=replace(over, slowdown=over.slowdown * scale),
                      usable_share=min(1.0, cluster.usable_share / memory_scale))
-    after = _all(model, slower, batch, zero_stages)
+    after = searched(model, slower, batch, zero_stages)
     after.best  # noqa: B018
     return after, scale, memory_scale, int(before.fits.sum() - after.fits.sum())
 
@@ -187,16 +189,25 @@ def error_bar(model: Transformer, layout: Layout, gpu: str, software: str) -> tu
     on the same GPU and half with the same software, where there are such; none is a row that the constants were fitted
     to. The names are the data sets that these rows are from.
     """
+    held = compared()
+    mine = _numbers(features(model, layout))
+    away = np.array([sum(abs(a - b) for a, b in zip(mine, _numbers(features(row.model, row.layout))))
+                     for _, row, _ in held])
+    key = machine_key(gpu) if gpu else ""
+    same_gpu = np.array([row.machine == key for _, row, _ in held])
+    same_software = np.array([row.software == software for _, row, _ in held])
+    away = np.round(away, 9)  # so that equally near rows are equally near in the twin too
+    nearest = np.concatenate([_nearest(away, same_gpu), _nearest(away, same_software)])
+    ratio = np.array([held[i][2] for i in nearest])
+    return np.percentile(ratio, (25, 50, 75, 90)), tuple(dict.fromkeys(held[i][0] for i in nearest))
+
+
+@cache
+def compared() -> tuple[tuple[str, Published, float], ...]:
+    """The measured steps that nothing was fitted to: data set, row, and what it took over its estimate."""
     held = [(name, row) for name, data in data_sets().items() for row in data.rows if not row.calibrates]
     rows = Rows([row for _, row in held])
-    ratio = rows.measured_s / rows.seconds()
-    mine = _features(model, layout)
-    away = np.array([sum(abs(a - b) for a, b in zip(mine, _features(row.model, row.layout))) for _, row in held])
-    key = machine_key(gpu) if gpu else ""
-    same_gpu = np.array([row.machine == key for _, row in held])
-    same_software = np.array([row.software == software for _, row in held])
-    nearest = np.concatenate([_nearest(away, same_gpu), _nearest(away, same_software)])
-    return np.percentile(ratio[nearest], (25, 50, 75, 90)), tuple(dict.fromkeys(held[i][0] for i in nearest))
+    return tuple((name, row, float(ratio)) for (name, row), ratio in zip(held, rows.measured_s / rows.seconds()))
 
 
 def _nearest(away: np.ndarray, alike: np.ndarray) -> np.ndarray:
@@ -205,10 +216,16 @@ def _nearest(away: np.ndarray, alike: np.ndarray) -> np.ndarray:
     return np.argsort(np.where(alike | ~enough, away, np.inf), kind="stable")[:NUM_NEAREST // 2]
 
 
-def _features(model: Transformer, layout: Layout) -> tuple[float, ...]:
+def features(model: Transformer, layout: Layout) -> tuple[int, ...]:
+    """What decides how near two steps are: parameters, GPUs, tp, pp, tokens of a micro-batch, and ZeRO-2 or 3."""
+    return (model.num_parameters, layout.num_gpus, layout.tp, layout.pp, layout.micro_batch_size * model.num_tokens,
+            int(layout.zero_stage >= 2))
+
+
+def _numbers(of: tuple[int, ...]) -> tuple[float, ...]:
     """A step as numbers whose differences tell how far apart two steps are; 1 is a factor of 2, or another kind."""
-    return (np.log2(model.num_parameters) / 2, np.log2(layout.num_gpus) / 2, np.log2(layout.tp), np.log2(layout.pp),
-            np.log2(layout.micro_batch_size * model.num_tokens) / 2, 2.0 * (layout.zero_stage >= 2))
+    parameters, gpus, tp, pp, tokens, sharded = of
+    return np.log2(parameters) / 2, np.log2(gpus) / 2, np.log2(tp), np.log2(pp), np.log2(tokens) / 2, 2.0 * sharded
 
 
 def _lines(found: Plan) -> Iterator[str]:

@@ -15,6 +15,15 @@ last, as an object. What has no counterpart in Python is in camelCase. Errors of
     shared.js        book.simulate.shared
     simulate.js      book.simulate
 
+The planner's rooms are for one layout at a time, where Python has columns of them:
+
+    plan_layouts.js  book.cost.layouts
+    plan_bytes.js    book.cost.activations, state and traffic
+    plan_seconds.js  book.cost.seconds
+    plan_step.js     book.cost.step
+    plan_answer.js   book.cost.search and answer
+
 They are plain scripts, loaded in this order, which put their rooms into `globalThis.lockstepTwin`. They draw nothing
-and need nothing else. A test runs both on the same inputs and compares event by event (tests/test_twin.py).
+and need nothing else. A test runs both on the same inputs and compares event by event (tests/test_twin.py,
+tests/test_plan_twin.py).
 """

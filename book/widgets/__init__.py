@@ -14,6 +14,7 @@
     mesh_explorer(trace, mesh)                   ranks on their nodes, the groups of each, a step that is played on them
     race_explorer()                              all-reduces on links that the reader chooses, simulated in the page
     pipeline_explorer()                          a pipeline's step, bubble and memory, simulated in the page
+    plan_explorer()                              the planner's answer for what the reader chooses, computed in the page
     layout_chart(search(...))                    all layouts of a model on a cluster, memory against time
 
 Each returns an object that displays itself: in a live notebook as a widget with the traits `step`, `playing`, `payload`
@@ -38,11 +39,12 @@ from book.widgets.memory_bars import memory_bars
 from book.widgets.mesh import mesh_explorer
 from book.widgets.pipeline import pipeline_player, pipeline_race
 from book.widgets.pipeline_explorer import pipeline_explorer
+from book.widgets.plan_explorer import plan_explorer
 from book.widgets.player import panel, play, race
 from book.widgets.race_explorer import race_explorer
 from book.widgets.shards import sharded_product
 from book.widgets.timeline import bucket_timeline
 
 __all__ = ["bucket_timeline", "layout_chart", "memory_bars", "memory_player", "mesh_explorer", "panel",
-           "pipeline_explorer", "pipeline_game", "pipeline_player", "pipeline_race", "play", "race", "race_explorer",
-           "sharded_product"]
+           "pipeline_explorer", "pipeline_game", "pipeline_player", "pipeline_race", "plan_explorer", "play", "race",
+           "race_explorer", "sharded_product"]

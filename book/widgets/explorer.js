@@ -7,14 +7,15 @@
      tell(answer, chosen)             the sentences below the picture
      figures(answer, chosen)          pairs for the row of figures
      refine(chosen, dials)            changes values that do not go together, before all that
-     told(answer)                     what the root's data attributes say, besides the chosen values */
+     told(answer)                     what the root's data attributes say, besides the chosen values
+     source, numFigures               words at the top; how many pairs there are: 5 */
 (() => {
   const { range, make, bytes, short, footer, frame, watchWidth, pill, write, reserve } = globalThis.lockstepScene;
   const { SHARED, cluster, choose, nearest, listen } = globalThis.lockstepCluster;
   const { min, max, ceil, floor, log, log10, abs } = Math;
 
   const trim = text => text.replace(/(\.\d*[1-9])0+ |\.0+ /, "$1 ");
-  /** A value in words, by its dial's unit. */
+  /** A value in words, by its dial's unit; any other unit follows the value. */
   const UNITS = {
     "": String,
     word: String,
@@ -33,7 +34,7 @@
     const words = make("output", box);
     const set = i => {
       input.value = i;
-      words.textContent = UNITS[unit](values[i]);
+      words.textContent = UNITS[unit]?.(values[i]) ?? `${values[i]} ${unit}`;
       input.setAttribute("aria-valuetext", words.textContent);
     };
     input.oninput = () => act(+input.value);
@@ -59,11 +60,11 @@
   // # widget
   function mountExplorer(el, data, opts, kind) {
     const { root, source, caption, alert } = frame(el, data.title, -1);
-    source.textContent = "simulated in this page";
+    source.textContent = kind.source ?? "simulated in this page";
     const bar = make("div.lk-dials", root, { role: "group", "aria-label": "What is simulated" });
     const field = make("div.lk-field", root);
     field.after(caption);
-    const foot = footer(root, 5);
+    const foot = footer(root, kind.numFigures ?? 5);
     const first = data.dials.map(dial => dial.at);
     const at = [...first];
     const shared = data.dials.map(({ key }, i) => [key, i]).filter(([key]) => SHARED.includes(key));

@@ -17,7 +17,8 @@ from book.widgets.page import Page
 class Dial:
     """Values in order, one of them chosen.
 
-    `unit` is "" for a number, "B", "s", "B/s", "x" for a factor, or "word" for one of some words.
+    `unit` is "" for a number or a word, "B", "s", "B/s", "x" for a factor, "word" for one of some words as buttons, or
+    what stands behind the number.
     """
 
     key: str

@@ -41,7 +41,8 @@
 
   function nameOf(d) {
     const options = [d.v > 1 && `${d.v} stages a rank`, d.zero && `ZeRO-${d.zero}`, d.sp && "sequence parallel"];
-    const parts = [`pp ${d.pp} × dp ${d.dp} × tp ${d.tp}`, `micro-batch ${d.b}`, ...options];
+    const rare = (d.cp > 1 ? ` × cp ${d.cp}` : "") + (d.ep > 1 ? `, ep ${d.ep}` : "");
+    const parts = [`pp ${d.pp} × dp ${d.dp} × tp ${d.tp}${rare}`, `micro-batch ${d.b}`, ...options];
     return [...parts, `${HOW[d.how]} recompute`].filter(Boolean).join(", ");
   }
 
@@ -175,6 +176,7 @@
     const spent = band(root, "A step", Object.entries(SPENT));
     const chosen = {};
     const filters = { tp: ["tp", String], pp: ["pp", String], zero: ["ZeRO", String], how: ["recompute", x => HOW[x]] };
+    for (const rare of ["cp", "ep"]) if (data.columns[rare]) filters[rare] = [rare, String];
     for (const [key, [name, word]] of Object.entries(filters)) {
       const values = [...new Set(run.all.map(d => d[key]))].sort((a, b) => a - b);
       choice(ui.more, name, name, [["", "any"], ...values.map(value => [value, word(value)])], "", value => {
@@ -299,4 +301,5 @@
   }
 
   define("layouts", () => mountLayouts);
+  Object.assign(globalThis.lockstepLayouts, { band, frontOf, nameOf, time });
 })();

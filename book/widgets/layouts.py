@@ -1,7 +1,7 @@
 """L3: the chart of layouts on a page and in a notebook, and the layouts in it as small numbers.
 
-Of all layouts with the same pp, tp, ZeRO stage and recomputation only the fastest that fits is shown, or the smallest
-if none fits. Nothing of the front is left out: whatever those four are, the fastest layout that fits is shown.
+Of all layouts with the same pp, tp, cp, ep, ZeRO stage and recomputation only the fastest that fits is shown, or the
+smallest if none fits. Nothing of the front is left out: whatever those are, the fastest layout that fits is shown.
 """
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def layout_chart(found: Search, *, title: str | None = None) -> LayoutChart | Live:
     """The layouts that a search found, memory against time: a chart to filter, and what one layout's costs are made of.
 
-    `found` is what `book.cost.search` returns. Of layouts with the same pp, tp, ZeRO stage and recomputation only the
-    fastest that fits is shown, and all layouts that no other beats in both time and memory. Raises TypeError for
-    anything but a search, ValueError for one that found nothing.
+    `found` is what `book.cost.search` returns. Of layouts with the same pp, tp, cp, ep, ZeRO stage and recomputation
+    only the fastest that fits is shown, and all layouts that no other beats in both time and memory. Raises TypeError
+    for anything but a search, ValueError for one that found nothing.
     """
     return show(LayoutChart(found, title))
 
@@ -75,10 +75,11 @@ class LayoutChart(Page):
 
 SIZES = {"pp": "pp", "dp": "dp", "tp": "tp", "b": "micro_batch_size", "v": "stages_per_rank", "zero": "zero_stage",
          "sp": "sequence_parallel", "how": "recompute"}
+RARE = {"cp": "cp", "ep": "ep"}  # columns only where a layout has more than one
 HELD = {"state": "state_bytes", "kept": "activation_bytes", "moment": "gathered_bytes"}
 UNIT_BYTES = 1e7  # a hundredth of a GB
 MOST_GROUPS = 420
-GROUPED = ("pp", "tp", "zero_stage", "recompute")
+GROUPED = ("pp", "tp", "cp", "ep", "zero_stage", "recompute")
 
 
 def shown(found: Search) -> np.ndarray:
@@ -97,6 +98,7 @@ def layouts_payload(found: Search) -> dict[str, Any]:
     layouts, costs = found.layouts.take(chosen), found.estimates.take(chosen)
     step_s = costs.array("step_s")
     columns = {name: layouts.array(field).tolist() for name, field in SIZES.items()}
+    columns |= {name: layouts.array(field).tolist() for name, field in RARE.items() if (layouts.array(field) > 1).any()}
     columns |= {name: np.rint(costs.array(field) / UNIT_BYTES).astype(int).tolist() for name, field in HELD.items()}
     columns["step"] = [float(f"{seconds:.4g}") for seconds in step_s]
     columns["mfu"] = np.rint(1000 * costs.array("mfu")).astype(int).tolist()

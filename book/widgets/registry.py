@@ -10,6 +10,9 @@ from pathlib import Path
 # The twin, which simulates on the page: what a widget lists first that does so. Beside the widgets' folder.
 TWIN = tuple(f"../twin/{room}" for room in ("promise", "schedule", "trace", "links", "network", "collectives",
                                             "pipelines", "messages", "shared", "simulate"))
+# The planner's part of it, and what that needs of the rest.
+PLANNER = tuple(f"../twin/{room}" for room in ("promise", "links", "plan_layouts", "plan_bytes", "plan_seconds",
+                                               "plan_step", "plan_answer"))
 WIDGETS = {  # by the name in their HTML, scripts in the order in which they load
     "player": ("scene", "player"),
     "timeline": ("scene", "timeline"),
@@ -24,10 +27,11 @@ WIDGETS = {  # by the name in their HTML, scripts in the order in which they loa
     "duel": (*TWIN, "scene", "player", "ring", "duel"),
     "race_explorer": (*TWIN, "scene", "cluster", "explorer", "race_explorer"),
     "pipeline_explorer": (*TWIN, "scene", "cluster", "explorer", "pipeline_explorer"),
+    "plan_explorer": (*PLANNER, "scene", "layouts", "cluster", "explorer", "plan_explorer"),
 }
 ASSETS = Path(__file__).parent
 STYLE = "widgets.css"  # the styles of all widgets
-SCRIPTS = tuple(dict.fromkeys(f"{script}.js" for scripts in (TWIN, *WIDGETS.values()) for script in scripts))
+SCRIPTS = tuple(dict.fromkeys(f"{script}.js" for scripts in (TWIN, PLANNER, *WIDGETS.values()) for script in scripts))
 
 
 def needed(widgets: set[str]) -> list[str]:
