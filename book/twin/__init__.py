@@ -14,6 +14,7 @@ last, as an object. What has no counterpart in Python is in camelCase. Errors of
     messages.js      book.simulate.messages
     shared.js        book.simulate.shared
     simulate.js      book.simulate
+    streams.js       book.simulate.streams
 
 They are plain scripts, loaded in this order, which put their rooms into `globalThis.lockstepTwin`. They draw nothing
 and need nothing else. A test runs both on the same inputs and compares event by event (tests/test_twin.py).
