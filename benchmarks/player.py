@@ -1,7 +1,6 @@
 """Frames a second of the player while it plays a ring all-reduce, beside the same page at rest."""
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from benchmarks.chromium import fresh_page, running_browser
 from benchmarks.report import Claim, Findings, Table, Unavailable
 from book.collectives import ring_all_reduce
 from book.widgets import play
-from book.widgets.registry import ASSETS, links, needed
+from book.widgets.registry import links, write
 
 QUICK = {"seconds": 1.0}
 PROMISED_FRAMES, TOLERATED = 60, 1  # a second; one frame depends on where the counting starts and ends
@@ -56,8 +55,7 @@ def measure(world_size: int = 16, views: Sequence[str] = ("ring", "matrix"), sec
 
 def write_page(folder: Path, world_size: int, view: str) -> Path:
     """A page with one player, as the website shows it."""
-    for name in needed({"player"}):
-        shutil.copy(ASSETS / name, folder)
+    write(folder, {"player"})
     player = play(ring_all_reduce(world_size), view=view)
     page = folder / f"{view}.html"
     page.write_text(PAGE.format(links=links(".", {"player"}), player=getattr(player, "shown", player).html()), "utf-8")

@@ -2,14 +2,13 @@
 from __future__ import annotations
 
 import gzip
-import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
 from benchmarks.process import ROOT
 from benchmarks.report import Claim, Findings, Table, Unavailable, kilobytes
-from book.widgets.registry import ASSETS, SCRIPTS, STYLE
+from book.widgets.registry import WIDGETS, needed, served
 
 SITE = ROOT / "_build" / "html"
 QUICK: dict[str, int] = {}
@@ -44,19 +43,9 @@ def compressed(file: Path) -> int:
     return len(content) if file.suffix in PACKED else len(gzip.compress(content, GZIP_LEVEL))
 
 
-# A template or a string, which stay, or a comment, which begins a line or follows a space.
-TEXT_OR_COMMENT = re.compile(r"""(`[^`]*`|"[^"\n]*"|'[^'\n]*')|/\*.*?\*/|(?<=\s)//[^\n]*""", re.S)
-
-
-def minified(code: str) -> str:
-    """A script or style as the least of all minifiers leaves it: without comments, indentation and empty lines."""
-    bare = TEXT_OR_COMMENT.sub(lambda found: found[1] or "", code)
-    return "\n".join(line.strip() for line in bare.splitlines() if line.strip())
-
-
 def weight(name: str) -> int:
-    """The bytes that count of a widget's script or style: minified and compressed."""
-    return len(gzip.compress(minified((ASSETS / name).read_text("utf-8")).encode(), GZIP_LEVEL))
+    """The bytes of a file that pages load for widgets: minified, as the website has it, and compressed."""
+    return len(gzip.compress(served(name).encode(), GZIP_LEVEL))
 
 
 class Payloads(HTMLParser):
@@ -80,8 +69,8 @@ def payloads(page: Path) -> list[bytes]:
 
 def _table(site: Path, pages: Sequence[str]) -> Table:
     """What widgets add to the pages that they are on: the code that they share, and the data of each."""
-    rows = [(f"`{name}`", "1", kilobytes(plain(ASSETS / name)), kilobytes(compressed(ASSETS / name)))
-            for name in (*SCRIPTS, STYLE)]
+    rows = [(f"`{name}`", "1", kilobytes(len(served(name).encode())), kilobytes(weight(name)))
+            for name in needed(set(WIDGETS))]
     for page in pages:
         data = payloads(site / page)
         if data:
@@ -93,7 +82,7 @@ def _table(site: Path, pages: Sequence[str]) -> Table:
 def _claims(site: Path, pages: Sequence[str]) -> list[Claim]:
     """Whether players keep to their budgets: minified and compressed for code, as they are for data."""
     largest = max((len(data) for page in pages for data in payloads(site / page)), default=0)
-    packed = sum(map(weight, (*SCRIPTS, STYLE)))
+    packed = sum(map(weight, needed(set(WIDGETS))))
     return [Claim(f"the code of all widgets is at most {CODE_BUDGET_BYTES // 1000} KB, minified and compressed",
                   kilobytes(packed), packed <= CODE_BUDGET_BYTES),
             Claim(f"the data of a player is at most {PAYLOAD_BUDGET_BYTES // 1000} KB", kilobytes(largest),

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from book.widgets.registry import ASSETS, WIDGETS, needed
+from book.widgets.registry import ASSETS, WIDGETS, sources
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("book", "tests", "benchmarks")
@@ -127,4 +127,4 @@ def _read(source: str) -> Iterator[str]:
     words = set(Path(source).stem.split("_"))
     if words & {"browser", "widget"} or "tests.players" in (module for module, _ in _imports(source)):
         about = [widget for widget in WIDGETS if widget.split("_")[0] in words]
-        yield from (str((ASSETS / name).relative_to(ROOT)) for name in needed(about))
+        yield from (str((ASSETS / name).relative_to(ROOT)) for name in sources(about))

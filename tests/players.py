@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from book.widgets.registry import ASSETS, links
+from book.widgets.registry import links, write
 
 PLAYER = ".lockstep-player"
 WAIT_MS = 30_000
@@ -86,7 +86,8 @@ def write_page(file: Path, *shown: Any) -> Path:
     """A page with these widgets, which loads what they are made of, as a page of the website does, from its folder."""
     body = "".join(map(html_of, shown))
     on_it = set(re.findall(r"<div data-lockstep-(\w+)=", body))
-    file.write_text(f"{HEAD}{links(ASSETS.as_uri(), on_it)}</head><body><main>{body}</main></body></html>", "utf-8")
+    write(file.parent, on_it)
+    file.write_text(f"{HEAD}{links('.', on_it)}</head><body><main>{body}</main></body></html>", "utf-8")
     return file
 
 

@@ -17,7 +17,7 @@ from benchmarks.machine import measured_on
 from benchmarks.report import Claim, Findings, Table, Unavailable, document
 from book.collectives import ring_all_reduce
 from book.widgets import play
-from book.widgets.registry import ASSETS, SCRIPTS, TWIN, WIDGETS, links, needed
+from book.widgets.registry import ASSETS, SCRIPTS, STYLE, TWIN, WIDGETS, links, minified, needed, write
 from tests.browser import find_browser
 
 READS = ["benchmarks/measured.json", "chapters/94_measurements.md", "chapters/03_ring_all_reduce.ipynb"]
@@ -119,8 +119,7 @@ def test_searches_are_counted_in_layouts() -> None:
 @pytest.fixture
 def small_site(tmp_path: Path) -> Path:
     """A website of one page with two players."""
-    for name in needed({"player"}):
-        (tmp_path / name).write_bytes((ASSETS / name).read_bytes())
+    write(tmp_path, {"player"})
     (tmp_path / "chapters").mkdir()
     players = [play(ring_all_reduce(n)) for n in (2, 4)]
     head = "<!doctype html>" + links("..", {"player"})
@@ -148,15 +147,28 @@ def test_the_data_of_players_is_found(small_site: Path) -> None:
                                             f"{len(data[0]) / 1000:.1f} KB")
     assert len(found.claims) == 2 and all(claim.kept for claim in found.claims)
     assert weights.weight("player.js") < weights.compressed(ASSETS / "player.js") < weights.plain(ASSETS / "player.js")
+    assert weights.weight("player.js") == weights.compressed(small_site / "player.js")
 
 
-def test_a_minified_script_does_the_same(browser: Any) -> None:
-    """Comments go, and nothing else that matters: each script still runs in a page, in the order of the website."""
-    script = '  a("/* no */"); // yes\n\n  /* two\n lines */ b(`// no`);'
-    assert weights.minified(script) == 'a("/* no */");\nb(`// no`);'
+@pytest.mark.parametrize("text, short", [
+    ('  a("/* no */"); // yes\n\n  /* two\n lines */ b(`// no`);', 'a("/* no */");b(`// no`);'),
+    ("const f = (a, b) => {\n  return a ? `${a ? ` x ` : 1} y` : + +b - -1;\n};",
+     "const f=(a,b)=>{return a?`${a ? ` x ` : 1} y`:+ +b - -1;};"),
+    ('x = t.replace(/(a, b) | \\/ c/, " ; ");', 'x=t.replace(/(a, b) | \\/ c/," ; ");')])
+def test_blanks_and_comments_that_mean_nothing_go(text: str, short: str) -> None:
+    assert minified("one.js", text) == short
+
+
+def test_a_style_keeps_its_blanks() -> None:
+    text = "/* why */\n@media (width < 560px) {\n  .a :hover { width: calc(1px + 2px) }\n}"
+    assert minified(STYLE, text) == "@media (width < 560px) {\n.a :hover { width: calc(1px + 2px) }\n}"
+
+
+def test_minified_scripts_run(browser: Any) -> None:
+    """In the order of the website. Every test of a widget in a browser runs them too."""
     page, log = browser.open("about:blank")
     for name in SCRIPTS:
-        page.add_script_tag(content=weights.minified((ASSETS / name).read_text("utf-8")))
+        page.add_script_tag(content=minified(name, (ASSETS / name).read_text("utf-8")))
     assert page.evaluate("Object.keys(globalThis.lockstepTwin).length") == len(TWIN)
     assert all(page.evaluate("name => !!globalThis[`lockstep${name}`]", name.capitalize()) for name in WIDGETS)
     log.assert_clean()

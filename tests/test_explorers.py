@@ -13,16 +13,24 @@ import pytest
 from book import pipelines
 from book.collectives import COLLECTIVES
 from book.cost import Link
-from book.replay import bubble
+from book.replay import Replay, bubble, overlap
 from book.simulate import simulate, simulate_pipeline
-from book.widgets import pipeline_explorer, race_explorer
+from book.simulate.streams import fill_buckets
+from book.widgets import (axes_explorer, bucket_explorer, pipeline_explorer, race_explorer, server_explorer,
+                          sharding_explorer)
 from book.widgets.explorer import Dial, decades
-from book.widgets.race_explorer import ALGORITHMS
+from book.widgets.step_explorers import CAPS, BucketExplorer, ShardingExplorer
+from book.widgets.traffic_explorers import ALGORITHMS, across, servers
+from tests.backward import recorded
 from tests.players import (PLAYER, assert_readable, axe_finds, caption, click, contrasts, figures, first, html_of,
                            paint, state)
 
 READS = ["book/twin/*.js", "book/widgets/*explorer*", "book/widgets/scene.js", "book/widgets/widgets.css"]
-MAKERS = {"race_explorer": race_explorer, "pipeline_explorer": pipeline_explorer}
+LAYERS = [16, 4096, *[1024, 262144] * 6]  # bytes of gradients, in the order of chapter 2's backward
+MAKERS = {"race_explorer": race_explorer, "pipeline_explorer": pipeline_explorer, "server_explorer": server_explorer,
+          "bucket_explorer": lambda: bucket_explorer(LAYERS), "sharding_explorer": sharding_explorer,
+          "axes_explorer": axes_explorer}
+TURNED = {"axes_explorer": ("dp", 2), "server_explorer": ("machines", 6)}  # a dial, and where to; else ranks
 each = pytest.mark.parametrize("name", MAKERS)
 # Turns the dial of this label to a place, as dragging does: an input event for each place on the way.
 TURN = """([label, to]) => {
@@ -75,7 +83,12 @@ def test_the_html_is_the_same_every_time(name: str) -> None:
     (lambda: race_explorer(2.5), "ranks can be 2 to 64, not 2.5"),
     (lambda: race_explorer(num_bytes=1), "buffer can be 1000 to 1e\\+10, not 1"),
     (lambda: race_explorer(link=Link(1.0, 1e9)), "latency can be 1e-07 to 0.01, not 1.0"),
-    (lambda: pipeline_explorer(1), "ranks can't be 1"),
+    (lambda: pipeline_explorer(1), "ranks can be 2 to 16, not 1"),
+    (lambda: server_explorer(4, 0), "servers can be 1 to 16, not 0"),
+    (lambda: axes_explorer(tp=3), "tp can be 1 to 16, not 3"),
+    (lambda: axes_explorer(order="dp tp"), "outermost first can't be 'dp tp': use one of pp dp tp, "),
+    (lambda: sharding_explorer(zero_stage=4), "ZeRO stage can't be 4: use one of 0, 1, 2, 3"),
+    (lambda: bucket_explorer(LAYERS, 1.0), "bucket can be 16384 to 2.09715e\\+06, not 1.0"),
     (lambda: pipeline_explorer(schedule="2F2B"), "schedule can't be '2F2B': use one of GPipe, 1F1B")])
 def test_what_cannot_be_chosen_is_refused(make: Callable[[], Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
@@ -164,6 +177,72 @@ def test_the_pipeline_takes_what_the_package_simulates(show: Callable) -> None:
         assert f"{found.share:.1%}".replace("%", " %") in caption(page)
 
 
+def answered(page: Any, name: str, what: str, jobs: list[dict[str, Any]], data: dict[str, Any]) -> list[Any]:
+    """What an explorer's script answers to drawn choices; `what` takes the numbers out of an answer."""
+    ask = f"([jobs, data]) => jobs.map(job => ({what})(globalThis.lockstep{name.capitalize()}.answer(job, data)))"
+    return page.evaluate(ask, [jobs, data])
+
+
+def drawn_links(draw: random.Random) -> dict[str, Any]:
+    return {"ranks": draw.randint(2, 16), "latency_s": 10 ** draw.uniform(-7, -2),
+            "bandwidth_bytes_per_s": 10 ** draw.uniform(7, 12)}
+
+
+def test_servers_take_what_the_package_simulates(show: Callable) -> None:
+    draw, page = random.Random(3), show(server_explorer())
+    jobs = [{**drawn_links(draw), "servers": draw.randint(1, 16), "num_bytes": 10 ** draw.uniform(3, 10)}
+            for _ in range(60)]
+    found = answered(page, "server_explorer", "({ now }) => [now.count, now.time, now.most]", jobs, {})
+    for job, (count, time_s, most) in zip(jobs, found):
+        link = Link(job["latency_s"], job["bandwidth_bytes_per_s"])
+        trace = simulate(servers(count, job["ranks"]).check(), job["num_bytes"], link, contributions=False)
+        assert count == min(job["servers"], job["ranks"])
+        assert [time_s, most] == pytest.approx([trace.duration_s, trace.sent_bytes().max()], rel=1e-12)
+    assert [max(simulate(servers(k, 4), 400e6, Link(0.0, 1.0), contributions=False).sent_bytes()) for k in (1, 2, 4)
+            ] == [(4 + k - 2) / k * 400e6 for k in (1, 2, 4)], "as chapter 8 derives it"
+
+
+def test_axes_cross_as_the_package_counts(show: Callable) -> None:
+    draw, page, data = random.Random(4), show(axes_explorer()), data_of(axes_explorer())
+    orders = data["dials"][0]["values"]
+    jobs = [{"order": draw.choice(orders), "per_node": 2 ** draw.randint(0, 4), "pp": 2 ** draw.randint(0, 4),
+             "dp": 2 ** draw.randint(0, 5), "tp": 2 ** draw.randint(0, 4)} for _ in range(60)]
+    found = answered(page, "axes_explorer", "({ now }) => now.across", jobs, data)
+    for job, told in zip(jobs, found):
+        want = across(job, job["order"], job["per_node"])
+        assert told == pytest.approx([want[axis] for axis in ("pp", "dp", "tp")], rel=1e-12)
+
+
+def test_buckets_take_what_a_replay_of_a_recording_takes(show: Callable) -> None:
+    """The twin against the package, and the package against `Replay`, which has the buckets from a recording."""
+    draw, page = random.Random(5), show(bucket_explorer(LAYERS))
+    for _ in range(20):
+        sizes = [draw.choice((16, 1024, 4096, 65536, 262144)) for _ in range(draw.randint(1, 30))]
+        links = drawn_links(draw)
+        link, cap = Link(links["latency_s"], links["bandwidth_bytes_per_s"]), draw.choice(CAPS)
+        explorer = BucketExplorer(sizes, cap, links["ranks"], link, 2e-9, "")
+        [[step_s, num_buckets]] = answered(page, "bucket_explorer", "({ now }) => [now.step, now.buckets]",
+                                           [{**links, "cap": cap}], explorer.data(False))
+        buckets = {number: [(str(i), sizes[i]) for i in bucket] for number, bucket in
+                   enumerate(fill_buckets(sizes, cap))}
+        replayed = overlap(Replay(2e-9, link)(recorded(buckets, links["ranks"])))
+        assert num_buckets == len(buckets)
+        assert [step_s, explorer.step_s(cap)] == pytest.approx([replayed.step_s] * 2, rel=1e-9)
+
+
+def test_sharded_steps_take_what_the_package_simulates(show: Callable) -> None:
+    draw, page = random.Random(6), show(sharding_explorer())
+    for _ in range(20):
+        links = drawn_links(draw)
+        link = Link(links["latency_s"], links["bandwidth_bytes_per_s"])
+        explorer = ShardingExplorer(10 ** draw.uniform(8, 11), links["ranks"], 3, link, 10 ** draw.uniform(-4, 0), "")
+        jobs = [{**links, "stage": stage, "prefetch": prefetch} for stage in range(4) for prefetch in ("on", "off")]
+        found = answered(page, "sharding_explorer", "({ now }) => [now.step, now.kept, now.extra]", jobs,
+                         explorer.data(False))
+        for job, told in zip(jobs, found):
+            assert told == pytest.approx(explorer.step(job["stage"], job["prefetch"] == "on"), rel=1e-12)
+
+
 # on the page
 @each
 def test_a_turn_of_a_dial_changes_picture_sentence_and_figures_until_reset(show: Callable, name: str) -> None:
@@ -171,9 +250,10 @@ def test_a_turn_of_a_dial_changes_picture_sentence_and_figures_until_reset(show:
     assert page.inner_text(".lk-head span") == "simulated in this page"
     before = page.evaluate(PICTURE), caption(page), figures(page)
     assert page.get_by_role("button", name="Reset").is_disabled()
-    turn(page, "ranks", 10)
+    turn(page, *TURNED.get(name, ("ranks", 10)))
     after = page.evaluate(PICTURE), caption(page), figures(page)
-    assert all(one != other for one, other in zip(before, after)) and "on 12 ranks" in after[1].lower()
+    assert all(one != other for one, other in zip(before, after))
+    assert re.search("on 12 ranks|of 8 machines|on 128 ranks", after[1].lower())
     field, said = (page.locator(name).bounding_box() for name in (".lk-field", ".lk-caption"))
     assert said["y"] >= field["y"] + field["height"], "the sentence stands below the picture"
     click(page, "Reset")
@@ -183,12 +263,15 @@ def test_a_turn_of_a_dial_changes_picture_sentence_and_figures_until_reset(show:
 @each
 def test_dials_take_keys_and_say_their_values(show: Callable, name: str) -> None:
     page = show(MAKERS[name]())
-    dial = page.get_by_role("slider", name="ranks")
+    label = TURNED.get(name, ("ranks", 10))[0]
+    dial = page.get_by_role("slider", name=label, exact=True)
+    before = dial.get_attribute("aria-valuetext")
     dial.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
-    assert state(page)["ranks"] == "6" and dial.get_attribute("aria-valuetext") == "6"
-    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "ranks", "it keeps the focus"
+    after = dial.get_attribute("aria-valuetext")
+    assert before != after in state(page).values()
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == label, "it keeps the focus"
     named = page.eval_on_selector_all(".lk-dial input", "all => all.map(e => e.getAttribute('aria-valuetext'))")
     assert all(named)
 
@@ -212,19 +295,21 @@ def test_all_texts_can_be_read(show: Callable, name: str, view: str) -> None:
     width, theme = int(view.split()[0]), view.split()[1]
     page = show(MAKERS[name](), width=width, color_scheme=theme)
     paint(page, theme)
-    for at in (0, 2, 12):
-        turn(page, "ranks", at)
+    label = TURNED.get(name, ("ranks", 10))[0]
+    for at in (0, 2, int(page.get_by_role("slider", name=label, exact=True).get_attribute("max"))):
+        turn(page, label, at)
         assert_readable(page, f"{name}, {at}")
         assert page.evaluate(f"document.querySelector('{PLAYER}').scrollWidth <= {width}")
     assert axe_finds(page) == ""
-    colours = ["x0", "x1", "x2", "x3"] if name == "race_explorer" else ["kF", "kB"]
+    colours = ["x0", "x1", "x2", "x3"] if name in ("race_explorer", *TURNED) else ["kF", "kB"]
     assert min(contrasts(page, colours, ["bg"]).values()) >= 3
 
 
 @each
 def test_a_page_without_javascript_has_the_table(show: Callable, name: str) -> None:
     page = show(MAKERS[name](), wait=False, java_script_enabled=False)
-    assert page.locator("table").is_visible() and page.locator("tr").count() == 5
+    rows = {"server_explorer": 5, "bucket_explorer": 9, "axes_explorer": 7}.get(name, 5)
+    assert page.locator("table").is_visible() and page.locator("tr").count() == rows
 
 
 # one cluster through the book

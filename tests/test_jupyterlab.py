@@ -47,7 +47,12 @@ def rebound() -> list[str]:
     return [sources[name] for name in REBOUND]
 
 
-NOTEBOOKS = {"widgets": [*PLAYER, *TIMELINE, *GAME], "shards": SHARDS, "rebound": rebound()}
+UNTOUCHED = ["from book import checks", """\
+def answer():
+    raise NotImplementedError("exercise 2: write this function, then run the cell")""", "made = answer()",
+             "print(made)", "from book.collectives import ring_all_reduce\nfrom book.widgets import play",
+             "play(ring_all_reduce(4))"]
+NOTEBOOKS = {"untouched": UNTOUCHED, "widgets": [*PLAYER, *TIMELINE, *GAME], "shards": SHARDS, "rebound": rebound()}
 
 
 @pytest.fixture(scope="module")
@@ -133,4 +138,13 @@ def test_a_learners_mistake_opens_at_the_step_where_it_shows(lab: str, browser: 
     assert player.get_attribute("data-step") == "1" and player.locator(".lk-track.wrong").count() == 4
     player.get_by_role("button", name="Beside the right run").click()
     player.locator(".lk-lane").nth(1).get_by_text("2/4").first.wait_for()
+    log.assert_clean()
+
+
+@pytest.mark.full
+def test_run_all_goes_on_behind_an_answer_that_is_not_written(lab: str, browser: Browser) -> None:
+    page, log = run_all(lab, browser, "untouched.ipynb", 1)
+    told = page.locator(".jp-OutputArea-output[data-mime-type*=error]").all_inner_texts()
+    assert [text.strip() for text in told] == [
+        "Not written yet. This cell needs exercise 2: write this function, then run the cell."] * 2
     log.assert_clean()

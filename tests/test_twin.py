@@ -37,6 +37,7 @@ LEFT_OUT = {
     "collectives": {"Collective"},  # a plain object
     "pipelines": {"Pair", "Step"},
     "simulate": set(),
+    "streams": {"Task"},  # a plain object
 }
 
 

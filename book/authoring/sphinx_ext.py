@@ -221,14 +221,15 @@ def offer_student_copy(app: Sphinx, doctree: nodes.document, page: str) -> None:
 
 
 def copy_widgets(app: Sphinx, config: Any) -> None:
-    """Copy the scripts and the style of all widgets to where pages find them."""
-    config.html_static_path += [str(WIDGETS / name) for name in REGISTRY["needed"](set(REGISTRY["WIDGETS"]))]
+    """Write the scripts and the style of all widgets to where pages find them."""
+    folder = Path(app.doctreedir, "widgets")
+    folder.mkdir(parents=True, exist_ok=True)
+    config.html_static_path += map(str, REGISTRY["write"](folder, set(REGISTRY["WIDGETS"])))
 
 
 def load_widgets(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
     """Make a page load the scripts of only the widgets that are on it, and their style where there is one."""
-    for path in REGISTRY["needed"](widgets_in(context.get("body") or "")):
-        name = Path(path).name
+    for name in REGISTRY["needed"](widgets_in(context.get("body") or "")):
         app.add_css_file(name) if name.endswith(".css") else app.add_js_file(name, defer="defer")
 
 

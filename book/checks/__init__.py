@@ -20,6 +20,7 @@
     parameter_server  lab 8: what a server answers and when, and which pushes its steps are made of
     interleaved   lab 8: two calls at once, stopped at every place where the other might come between
     planner       lab 9: what a rank of a layout holds and sends, the seconds of a step, the layout to choose
+    unwritten     every lab: answers that are not written yet, each reported in a line by the cells that need it
     frameworks    lab 10: what frameworks hide: accumulation, which rank sees which rows, uneven batches
 
 A check compares what ranks hold with what they should hold. Where these differ, `attribution` finds the coefficients of
@@ -88,6 +89,7 @@ from book.checks.tensor import (
 from book.checks.tensor_model import (
     block_count, dropout_masks, split_traffic, vocabulary_loss, vocabulary_traffic,
 )
+from book.checks.unwritten import install as _report_unwritten_answers
 from book.checks.verdict import CheckFailed, number
 
 __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axes", "all_gather", "all_gather_rows",
@@ -114,3 +116,5 @@ __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axe
            "synchronised_once", "torch_failure", "traffic_by_axis", "traffic_slips", "trained_alike", "training_hint",
            "uneven_failure", "uneven_gradient", "units_of_blocks", "untouched_in_flight", "vocabulary_loss",
            "vocabulary_traffic", "weights_kept", "where_stuck", "window_gradient", "within_groups"]
+
+_report_unwritten_answers()

@@ -3,6 +3,7 @@
     collective   simulate: chunks on links that take time
     shared       the same where ranks share their node's network cards
     messages     which moves of a schedule travel together
+    streams      a step on two streams: buckets behind a backward, sharded state
     pipeline     simulate_pipeline: forwards and backwards that take time, and what travels between the stages
 """
 from book.simulate.collective import LARGEST_WATCHED_WORLD, simulate

@@ -14,6 +14,7 @@ last, as an object. What has no counterpart in Python is in camelCase. Errors of
     messages.js      book.simulate.messages
     shared.js        book.simulate.shared
     simulate.js      book.simulate
+    streams.js       book.simulate.streams
 
 The planner's rooms are for one layout at a time, where Python has columns of them:
 

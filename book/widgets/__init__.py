@@ -13,8 +13,12 @@
     memory_bars()                                the same by formula: model, ranks, stage and precision to choose
     mesh_explorer(trace, mesh)                   ranks on their nodes, the groups of each, a step that is played on them
     race_explorer()                              all-reduces on links that the reader chooses, simulated in the page
+    server_explorer()                            parameter servers on these links, simulated in the page
+    axes_explorer()                              bytes across nodes by the order of a mesh's axes
     pipeline_explorer()                          a pipeline's step, bubble and memory, simulated in the page
     plan_explorer()                              the planner's answer for what the reader chooses, computed in the page
+    bucket_explorer(gradient_bytes)              a backward pass and its buckets, simulated in the page
+    sharding_explorer()                          a step with sharded state, its time and memory, simulated in the page
     layout_chart(search(...))                    all layouts of a model on a cluster, memory against time
 
 Each returns an object that displays itself: in a live notebook as a widget with the traits `step`, `playing`, `payload`
@@ -38,13 +42,13 @@ from book.widgets.memory import memory_player
 from book.widgets.memory_bars import memory_bars
 from book.widgets.mesh import mesh_explorer
 from book.widgets.pipeline import pipeline_player, pipeline_race
-from book.widgets.pipeline_explorer import pipeline_explorer
 from book.widgets.plan_explorer import plan_explorer
 from book.widgets.player import panel, play, race
-from book.widgets.race_explorer import race_explorer
 from book.widgets.shards import sharded_product
+from book.widgets.step_explorers import bucket_explorer, pipeline_explorer, sharding_explorer
 from book.widgets.timeline import bucket_timeline
+from book.widgets.traffic_explorers import axes_explorer, race_explorer, server_explorer
 
-__all__ = ["bucket_timeline", "layout_chart", "memory_bars", "memory_player", "mesh_explorer", "panel",
-           "pipeline_explorer", "pipeline_game", "pipeline_player", "pipeline_race", "plan_explorer", "play", "race",
-           "race_explorer", "sharded_product"]
+__all__ = ["axes_explorer", "bucket_explorer", "bucket_timeline", "layout_chart", "memory_bars", "memory_player",
+           "mesh_explorer", "panel", "pipeline_explorer", "pipeline_game", "pipeline_player", "pipeline_race",
+           "plan_explorer", "play", "race", "race_explorer", "server_explorer", "sharded_product", "sharding_explorer"]

@@ -10,20 +10,75 @@
      told(answer)                     what the root's data attributes say, besides the chosen values
      source, numFigures               words at the top; how many pairs there are: 5 */
 (() => {
-  const { range, make, bytes, short, footer, frame, watchWidth, pill, write, reserve } = globalThis.lockstepScene;
-  const { SHARED, cluster, choose, nearest, listen } = globalThis.lockstepCluster;
+  const { range, make, bytes, short, footer, frame, watchWidth, pill } = globalThis.lockstepScene;
+  const { write, reserve, rect, sum, define, upper } = globalThis.lockstepScene;
   const { min, max, ceil, floor, log, log10, abs } = Math;
 
   const trim = text => text.replace(/(\.\d*[1-9])0+ |\.0+ /, "$1 ");
   /** A value in words, by its dial's unit; any other unit follows the value. */
   const UNITS = {
     "": String,
+    KiB: x => `${+(x / 1024).toPrecision(3)} KiB`,
     word: String,
     B: x => trim(bytes(x)),
     s: short,
     "B/s": x => trim(bytes(x)) + "/s",
     x: x => (x === 1 ? "no" : `${x} times`),
   };
+
+  // # one cluster through the book: what a reader has chosen of it stands in the page's address, #cluster=ranks:16,...,
+  // and links to other pages take it along. Nothing is kept elsewhere, so that copying the address shares it.
+  const SHARED = ["ranks", "latency_s", "bandwidth_bytes_per_s", "slow_link", "slow_rank"];
+  const MARK = "#cluster=";
+  // In JupyterLab the address is not the reader's to share.
+  const here = !document.querySelector("[data-jp-theme-light]");
+  const heard = new Set();
+
+  /** What the address says: a number for each name; what is no positive number is left out. */
+  function cluster() {
+    if (!here || !location.hash.startsWith(MARK)) return {};
+    const parts = location.hash.slice(MARK.length).split(",");
+    const pairs = parts.map(part => part.split(":")).map(([name, text]) => [name, Number(text)]);
+    return Object.fromEntries(pairs.filter(([name, x]) => SHARED.includes(name) && x > 0 && x < Infinity));
+  }
+
+  /** Write some values, or with null none at all, into the address, and tell the other figures of the page. */
+  function choose(values, from) {
+    if (!here) return;
+    const now = values && { ...cluster(), ...values };
+    const text = now ? MARK + SHARED.filter(name => name in now).map(name => `${name}:${now[name]}`) : "";
+    if (text === location.hash) return;
+    history.replaceState(history.state, "", text || location.pathname + location.search);
+    for (const tell of heard) if (tell !== from) tell();
+  }
+
+  /** The place, among values in order, of the nearest one, by its ratio. */
+  function nearest(values, x) {
+    const far = values.map(value => Math.abs(Math.log(value / x)));
+    return far.indexOf(Math.min(...far));
+  }
+
+  /** Call `tell` when another figure, or the reader in the address, has changed the cluster; returns what ends that. */
+  function listen(tell) {
+    heard.add(tell);
+    addEventListener("hashchange", tell);
+    return () => {
+      heard.delete(tell);
+      removeEventListener("hashchange", tell);
+    };
+  }
+
+  /** A link to another page of the book takes the cluster along, unless it leads to a place in it. */
+  function carry(e) {
+    const link = e.target.closest?.("a[href]");
+    if (!link || !location.hash.startsWith(MARK)) return;
+    const to = new URL(link.href, location.href);
+    const same = to.origin === location.origin && to.protocol === location.protocol;
+    if (same && to.pathname.endsWith(".html") && to.pathname !== location.pathname && !to.hash) {
+      link.href = to.href + location.hash;
+    }
+  }
+  if (here && !globalThis.lockstepExplorer) addEventListener("click", carry, true);
 
   // # dials
   /** A slider for the values of a dial, and the chosen one in words. */
@@ -204,5 +259,94 @@
     return c;
   }
 
-  globalThis.lockstepExplorer = { mountExplorer, chart, dot, tens, pieces, valueAt, zero, trim };
+  /** Ticks of a logarithmic axis from low to high, at most so many. */
+  const logAxis = (low, high, most, text, label) => {
+    return { low, high, tens: true, ticks: tens(low, high, most), text, label };
+  };
+
+  const percent = share => `${(100 * share).toFixed(1)} %`;
+
+  // # bars and lanes
+  /** A bar for each row: { label, parts: [value, hue] from the left, text, best, hue and dash of a line before it }. */
+  function bars(field, W, rows, left = 142) {
+    const [row, right] = [22, 62];
+    const H = rows.length * row + 12;
+    const box = make("div.lk-stage", field, { style: `width:${W}px;height:${H}px` });
+    const g = make("svg", box, { width: W, height: H, "aria-hidden": true });
+    const length = ({ parts }) => sum(parts, ([value]) => value);
+    const scale = (W - left - right) / max(...rows.map(length), 1e-300);
+    g.innerHTML = rows.map(({ parts }, i) => stacked(parts, left, i * row + 4, scale)).join("");
+    rows.forEach((one, i) => {
+      const [y, look] = [i * row + 16, one.best ? "text.done" : "text"];
+      if (one.hue) make("path.lk-curve", g, lineOf(one, `M0 ${y - 4}h18`));
+      make(look, g, { x: one.hue ? 24 : 0, y }, one.label);
+      make(look, g, { x: left + length(one) * scale + 6, y }, one.text);
+    });
+  }
+
+  const lineOf = ({ hue, dash = "" }, d) => ({ d, style: `stroke:${hue}`, "stroke-dasharray": dash });
+
+  function stacked(parts, x, y, scale) {
+    const drawn = parts.map(([value, hue]) => {
+      const w = value * scale;
+      x += w;
+      return value ? rect([x - w, y, w, 14], `rx="3" style="fill:${hue}"`) : "";
+    });
+    return drawn.join("");
+  }
+
+  const LABELLED = 15; // px of a block that has room for its number
+
+  /**
+   * Lanes of blocks on a clock; all blocks of a kind are one path, as there may be thousands.
+   * names: of the lanes; blocks: { lane, kind, start, end, text, marked }; end: of the clock; kinds: [kind, what it is]
+   */
+  function timeline(field, W, { names, blocks, end, kinds, name, left, more = "" }) {
+    const tight = names.length > 8;
+    const [lane, gap] = tight ? [13, 3] : [20, 5];
+    const H = names.length * (lane + gap) + 8;
+    const box = make("div.lk-stage", field, { style: `width:${W}px;height:${H}px` });
+    const g = make("svg", box, { width: W, height: H, role: "img", "aria-label": name });
+    const scale = (W - left - 2) / (end || 1);
+    const at = r => 4 + r * (lane + gap);
+    const parts = Object.fromEntries(kinds.map(([kind]) => [kind, []]));
+    const words = [];
+    for (const block of blocks) {
+      const [x, w, y] = [left + block.start * scale, (block.end - block.start) * scale, at(block.lane)];
+      const wide = max(0.3, w - (w > 3 ? 1 : 0.2)).toFixed(1);
+      parts[block.kind].push(`M${x.toFixed(1)} ${y}h${wide}v${lane}h-${wide}z`);
+      if (w < LABELLED || tight) continue;
+      const marked = block.marked ? ' style="text-decoration:underline"' : "";
+      const where = `x="${(x + w / 2).toFixed(1)}" y="${y + lane / 2 + 4}" text-anchor="middle"`;
+      words.push(`<text class="lk-${block.kind === "W" ? "out" : "in"}" ${where}${marked}>${block.text}</text>`);
+    }
+    const size = `width="${W - left}" height="${lane}"`;
+    const lanes = names.map((_, r) => `<rect class="lk-idle" x="${left}" y="${at(r)}" ${size}/>`);
+    const paths = kinds.map(([kind]) => `<path d="${parts[kind].join("")}" style="fill:var(--k${kind})"/>`);
+    const texts = names.map((text, r) => `<text class="lk-tiny" x="0" y="${at(r) + lane / 2 + 4}">${text}</text>`);
+    g.innerHTML = [...lanes, ...paths, ...words, ...texts].join("");
+    key(field, [...kinds.filter(([kind]) => parts[kind].length), ["idle", "idle", "\u00a0"]], more);
+  }
+
+  /** What the colours mean: [kind, what it is, the mark in its box]. */
+  function key(field, kinds, more) {
+    const row = make("div.lk-key lk-small", field);
+    for (const [kind, words, mark = kind] of kinds) {
+      const one = make("span", row);
+      make(`i.k${kind}`, one, { style: `--c:var(--k${kind})` }, mark);
+      one.append(words);
+    }
+    if (more) make("span", row, {}, more);
+  }
+
+  /** Put an explorer onto pages. Its kind, or what makes one of its data, can be asked from outside, as tests do. */
+  function explorer(name, kind) {
+    const kindOf = typeof kind === "function" ? kind : () => kind;
+    define(name, data => (el, _, opts) => mountExplorer(el, data, opts, kindOf(data)));
+    globalThis["lockstep" + upper(name)].answer = kind.answer ?? kindOf;
+  }
+
+  globalThis.lockstepExplorer = {
+    ...{ explorer, chart, dot, tens, logAxis, pieces, valueAt, zero, bars, timeline, trim, percent },
+  };
 })();

@@ -1,5 +1,8 @@
 """L3: what explorers share: dials that the reader turns, and a simulation in the page that answers.
 
+Each explorer is a class in traffic_explorers or step_explorers, with its dials and a table for readers without
+JavaScript, and a kind in the script of that name: a function that answers, one that draws, and one that tells.
+
 The data of an explorer have its `dials`: for each its `key`, `label` and `unit`, the `values` that it can have, and
 `at`, the place of the one to start with, which the text around it speaks of. explorer.js says what the units are.
 """
@@ -17,8 +20,8 @@ from book.widgets.page import Page
 class Dial:
     """Values in order, one of them chosen.
 
-    `unit` is "" for a number or a word, "B", "s", "B/s", "x" for a factor, "word" for one of some words as buttons, or
-    what stands behind the number.
+    `unit` is "" for a number or a word, "B", "KiB", "s", "B/s", "x" for a factor, "word" for one of some words as
+    buttons, or what stands behind the number.
     """
 
     key: str
@@ -36,6 +39,16 @@ class Dial:
         return {"key": self.key, "label": self.label, "unit": self.unit, "values": short,
                 "at": values.index(self.value)}
 
+    def check(self, where: str) -> None:
+        """Raise ValueError for a value that can't be chosen: one out of range, or one that is not among a list."""
+        if isinstance(self.value, str):
+            if self.value not in self.values:
+                raise ValueError(f"{where}: {self.label} can't be {self.value!r}: use one of "
+                                 f"{', '.join(map(str, self.values))}")
+        elif not self.values[0] <= self.value <= self.values[-1] or (not self.unit and self.value not in self.values):
+            raise ValueError(f"{where}: {self.label} can be {self.values[0]:g} to {self.values[-1]:g}, not "
+                             f"{self.value!r}")
+
 
 def decades(lowest: int, highest: int, steps: Iterable[float] = (1, 1.5, 2, 3, 4, 5, 6, 8)) -> tuple[float, ...]:
     """Values from 10**lowest to 10**highest, so many in each decade."""
@@ -45,10 +58,15 @@ def decades(lowest: int, highest: int, steps: Iterable[float] = (1, 1.5, 2, 3, 4
 
 
 class Explorer(Page):
-    """A page whose script simulates; what it starts with is also simulated here, for readers without JavaScript."""
+    """A page whose script simulates; what it starts with is also simulated here, for readers without JavaScript.
+
+    Raises ValueError for a dial's value that a reader can't choose.
+    """
 
     def __init__(self, title: str, dials: Iterable[Dial]):
         self.title, self.dials, self.traces = title, tuple(dials), {}
+        for dial in self.dials:
+            dial.check(self.widget)
 
     def with_trace(self, what: Trace) -> Explorer:
         """Refuse: an explorer simulates what the reader chooses. Raises TypeError."""

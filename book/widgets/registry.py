@@ -4,12 +4,13 @@ The website runs this file by its path, without the package, so it imports only 
 """
 from __future__ import annotations
 
+import re
 from html import escape
 from pathlib import Path
 
 # The twin, which simulates on the page: what a widget lists first that does so. Beside the widgets' folder.
 TWIN = tuple(f"../twin/{room}" for room in ("promise", "schedule", "trace", "links", "network", "collectives",
-                                            "pipelines", "messages", "shared", "simulate"))
+                                            "pipelines", "messages", "shared", "simulate", "streams"))
 # The planner's part of it, and what that needs of the rest.
 PLANNER = tuple(f"../twin/{room}" for room in ("promise", "links", "plan_layouts", "plan_bytes", "plan_seconds",
                                                "plan_step", "plan_answer"))
@@ -25,22 +26,61 @@ WIDGETS = {  # by the name in their HTML, scripts in the order in which they loa
     "memory_bars": ("scene", "memory_bars"),
     "ring": (*TWIN, "scene", "player", "ring"),
     "duel": (*TWIN, "scene", "player", "ring", "duel"),
-    "race_explorer": (*TWIN, "scene", "cluster", "explorer", "race_explorer"),
-    "pipeline_explorer": (*TWIN, "scene", "cluster", "explorer", "pipeline_explorer"),
-    "plan_explorer": (*PLANNER, "scene", "layouts", "cluster", "explorer", "plan_explorer"),
+    **{f"{name}_explorer": (*TWIN, "scene", "explorer", "traffic_explorers") for name in ("race", "server", "axes")},
+    **{f"{name}_explorer": (*TWIN, "scene", "explorer", "step_explorers") for name in ("pipeline", "bucket",
+                                                                                        "sharding")},
+    "plan_explorer": (*PLANNER, "scene", "layouts", "explorer", "plan_explorer"),
 }
 ASSETS = Path(__file__).parent
 STYLE = "widgets.css"  # the styles of all widgets
 SCRIPTS = tuple(dict.fromkeys(f"{script}.js" for scripts in (TWIN, PLANNER, *WIDGETS.values()) for script in scripts))
+# What a page loads as one file: scripts that are of no use without each other, or that are on the same pages.
+BUNDLES = {"twin.js": tuple(f"{room}.js" for room in TWIN),
+           "explorers.js": ("explorer.js", "traffic_explorers.js", "step_explorers.js"),
+           "pipelines.js": ("pipeline.js", "game.js"), "sharding.js": ("memory.js", "memory_bars.js"),
+           "landing.js": ("ring.js", "duel.js")}
+# What is left as it is when scripts are minified: a string, a template, a regular expression.
+TEMPLATE = r"`(?:[^`$]|\$(?!\{)|\$\{(?:[^`{}]|`[^`]*`|\{[^`{}]*\})*\})*`"
+VERBATIM = rf"""({TEMPLATE}|"[^"\n]*"|'[^'\n]*'|(?:(?<=[(,=:?&|!])|(?<=[(,=:?&|!] ))/(?![/*])(?:\\.|[^/\n\\])+/)"""
+COMMENT = re.compile(VERBATIM + r"|/\*.*?\*/|(?<=\s)//[^\n]*", re.S)
+# Blanks and line ends that mean nothing, as every statement of these scripts ends in a semicolon or a brace.
+LOOSE = re.compile(VERBATIM + r"|\s*([{}()\[\];,<>=!?:&|*%]|(?<![+-])(?<![+-] )[+-](?!\s*[+-]))\s*")
+
+
+def sources(widgets: set[str]) -> list[str]:
+    """The files that these widgets are made of, in the order in which they load, by their paths from `ASSETS`."""
+    wanted = {f"{script}.js" for widget in widgets for script in WIDGETS[widget]}
+    return [STYLE] * bool(wanted) + [name for name in SCRIPTS if name in wanted]
 
 
 def needed(widgets: set[str]) -> list[str]:
     """The files that a page with these widgets loads, in order: the styles, if there is a widget, and the scripts.
 
-    They are named by their paths from `ASSETS`. The website has them all in one folder.
+    `write` makes them, all in one folder.
     """
-    wanted = {f"{script}.js" for widget in widgets for script in WIDGETS[widget]}
-    return [STYLE] * bool(wanted) + [name for name in SCRIPTS if name in wanted]
+    bundle_of = {source: bundle for bundle, parts in BUNDLES.items() for source in parts}
+    return list(dict.fromkeys(bundle_of.get(source, source) for source in sources(widgets)))
+
+
+def minified(name: str, text: str) -> str:
+    """A script without comments, and without blanks that mean nothing; a style without comments and indentation."""
+    bare = COMMENT.sub(lambda found: found[1] or "", text)
+    lines = "\n".join(line.strip() for line in bare.splitlines() if line.strip())
+    return lines if name == STYLE else LOOSE.sub(lambda found: found[1] or found[2], lines)
+
+
+def served(name: str) -> str:
+    """The text of a file that pages load, minified."""
+    parts = BUNDLES.get(name, (name,))
+    return "\n".join(minified(part, (ASSETS / part).read_text("utf-8")) for part in parts)
+
+
+def write(folder: Path, widgets: set[str]) -> list[Path]:
+    """Write the files that pages with these widgets load into a folder, and return their paths."""
+    paths = [folder / name for name in needed(widgets)]
+    for path in paths:
+        path.write_text(served(path.name), "utf-8")
+    return paths
 
 
 def links(folder: str, widgets: set[str]) -> str:
@@ -51,13 +91,13 @@ def links(folder: str, widgets: set[str]) -> str:
 
 def module(widget: str) -> str:
     """The JavaScript module of a live widget: the scripts that it needs, and the export."""
-    code = "".join((ASSETS / name).read_text("utf-8") for name in needed({widget}) if name != STYLE)
+    code = "".join((ASSETS / name).read_text("utf-8") for name in sources({widget}) if name != STYLE)
     return f"{code}export default globalThis.lockstep{widget.capitalize()};\n"
 
 
 def standalone(widget: str, title: str, html: str) -> str:
     """A whole page of one widget, whose HTML is `html`, with its styles and scripts inlined: it loads nothing."""
-    style, *scripts = [(ASSETS / name).read_text("utf-8") for name in needed({widget})]
+    style, *scripts = [(ASSETS / name).read_text("utf-8") for name in sources({widget})]
     code = "".join(f"<script>{script}</script>\n" for script in scripts)
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>

@@ -1,0 +1,124 @@
+"""L3: answers that are not written yet: a cell that needs one says so in a line, and "Run All" goes on behind it.
+
+A student copy's stub raises NotImplementedError with the number of its exercise. In a notebook the cells that fail for
+that reason, or for the lack of a name that such a cell would have made, show one line in place of a traceback, and tell
+the frontend that it may go on. The cell still shows an error, so that nbval and grading see a check that failed.
+"""
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+STUB = re.compile(r"NotImplementedError: exercise (\d+): write this function")  # as book.grading.release writes it
+_INSTALLED = "_lockstep_unwritten"  # what a shell is marked with that reports such answers already
+
+
+def install() -> None:
+    """Report answers that are not written yet in this notebook's kernel; elsewhere, and a second time, do nothing."""
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is not None and hasattr(shell, "kernel") and not hasattr(shell, _INSTALLED):
+        setattr(shell, _INSTALLED, Unwritten(shell))
+
+
+class Unwritten:
+    """What a kernel knows of answers that are not written: which cells stopped for them, and what those lack."""
+
+    def __init__(self, shell: Any):
+        self.shell, self._show = shell, shell.showtraceback
+        self._missing: dict[str, str] = {}  # the exercise for the lack of which a name was never made
+        self._told: BaseException | None = None  # the error of the running cell that was told in a line
+        self._cell = ""
+        shell.showtraceback = self.show
+        shell.events.register("pre_run_cell", self._begin)
+        shell.events.register("post_run_cell", self._end)
+
+    def show(self, exc_tuple: Any = None, *arguments: Any, **options: Any) -> None:
+        """In place of the shell's `showtraceback`: one line for an answer that is not written, else what it shows."""
+        error = (exc_tuple or sys.exc_info())[1]
+        exercise = self.exercise_of(error)
+        if exercise is None or error is None:
+            self._show(exc_tuple, *arguments, **options)
+            return
+        self._told = error
+        self._missing |= dict.fromkeys(names_made(self._cell, self._line_of(error)), exercise)
+        self.shell._showtraceback(type(error), error, [
+            f"Not written yet. This cell needs exercise {exercise}: write this function, then run the cell."])
+
+    def exercise_of(self, error: BaseException | None) -> str | None:
+        """The number of the exercise whose stub led to an error; None if none did.
+
+        A cell that reads what a stopped cell was to make fails for the same reason, whatever its own error is.
+        """
+        stubs = (STUB.search(f"{type(one).__name__}: {one}") for one in causes(error))
+        read = (self._missing.get(name) for name in names_read(self._cell))
+        return next((found[1] for found in stubs if found), None) or next(filter(None, read), None)
+
+    def _line_of(self, error: BaseException) -> int:
+        """The line of the cell that raised an error."""
+        lines = [line for frame, line in traceback.walk_tb(error.__traceback__)
+                 if frame.f_globals is self.shell.user_ns and frame.f_code.co_name == "<module>"]
+        return lines[-1] if lines else 1
+
+    def _begin(self, info: Any) -> None:
+        self._cell, self._told = info.raw_cell or "", None
+
+    def _end(self, result: Any) -> None:
+        """A cell whose error was told counts as run; what a cell made that ended well is no longer missing."""
+        if self._told is not None and result.error_in_exec is self._told:
+            result.error_in_exec = None
+        elif result.success:
+            for name in names_made(self._cell):
+                self._missing.pop(name, None)
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that it was raised from or during."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def names_made(cell: str, line: int = 1) -> set[str]:
+    """The global names that the statements of a cell make or fill, from the one that holds this line on."""
+    made: set[str] = set()
+    for node in _body(cell):
+        if (node.end_lineno or 0) < line:
+            continue
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            made.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            made |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        else:
+            made |= {name for inner in ast.walk(node) for name in _filled(inner)}
+    return made
+
+
+def names_read(cell: str) -> list[str]:
+    """The names that a cell reads, in the order of its text."""
+    return [inner.id for node in _body(cell) for inner in ast.walk(node)
+            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load)]
+
+
+def _filled(node: ast.AST) -> Iterator[str]:
+    """What is assigned to; what an item is put into, as in `runs[2] = run`; what is told to change, as by append."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
+        yield node.value.id
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        called = node.value.func
+        if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
+            yield called.value.id
+
+
+def _body(cell: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(cell).body
+    except SyntaxError:  # it has magics
+        return []

@@ -1,0 +1,200 @@
+"""L3: explorers of what crosses a network: all-reduces raced, parameter servers, the order of a mesh's axes."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+from book.collectives import COLLECTIVES, ring_all_reduce
+from book.cost import Link, ring_sent_bytes
+from book.mesh import Mesh
+from book.schedule import Move, Schedule
+from book.simulate import simulate
+from book.widgets.explorer import Dial, Explorer, decades
+from book.widgets.page import heading, show, table
+from book.widgets.terms import counted, in_bytes, in_seconds
+
+if TYPE_CHECKING:
+    from book.widgets.live import Live
+
+ALGORITHMS = {"root": "parameter_server_all_reduce", "tree": "tree_all_reduce", "ring": "ring_all_reduce",
+              "halving–doubling": "halving_doubling_all_reduce"}
+MOST_RANKS = 64
+TOLD_BYTES = (1e3, 1e5, 1e7)  # what the table for readers without JavaScript has beside the chosen size
+
+
+def race_explorer(num_ranks: int = 4, num_bytes: float = 400e6, link: Link | None = None, *,
+                  title: str = "Which all-reduce is fastest?") -> RaceExplorer | Live:
+    """Root, tree, ring and halving-doubling on a clock and against size: the reader chooses ranks, size and links.
+
+    The arguments are what it opens with, `link` by default 10 us and 12.5 GB/s. One link and one rank can be made slow.
+    Raises ValueError unless there are 2 to 64 ranks, and for sizes and links outside of 1 kB to 10 GB, 100 ns to 10 ms
+    and 10 MB/s to 1 TB/s.
+    """
+    return show(RaceExplorer(num_ranks, num_bytes, link or Link(10e-6, 12.5e9), title))
+
+
+class RaceExplorer(Explorer):
+    """What the race starts from; raises ValueError for what a reader can't choose."""
+
+    widget = "race_explorer"
+
+    def __init__(self, num_ranks: int, num_bytes: float, link: Link, title: str):
+        dials = (
+            Dial("ranks", "ranks", tuple(range(2, MOST_RANKS + 1)), num_ranks),
+            Dial("num_bytes", "buffer", decades(3, 10), num_bytes, "B"),
+            Dial("latency_s", "latency", decades(-7, -2), link.latency_s, "s"),
+            Dial("bandwidth_bytes_per_s", "bandwidth", decades(7, 12), link.bandwidth_bytes_per_s, "B/s"),
+            Dial("slow_link", "link 0–1 slower", (1, 1.5, 2, 3, 4, 5, 8, 10, 20, 50, 100), 1, "x"),
+            Dial("slow_rank", "rank 1 slower", (1, 1.25, 1.5, 2, 3, 4, 5, 8, 10), 1, "x"))
+        super().__init__(title, dials)
+        self.num_ranks, self.num_bytes, self.link = num_ranks, num_bytes, link
+
+    def data(self, live: bool) -> dict[str, Any]:
+        """The dials, and the algorithms by the names of their functions."""
+        return {**super().data(live), "algorithms": list(ALGORITHMS.items())}
+
+    def text(self) -> str:
+        """One line that says what is shown."""
+        return f"{self.title} {', '.join(ALGORITHMS)} on {self._size()}"
+
+    def words(self) -> str:
+        """The time of each algorithm at several sizes."""
+        sizes = sorted({*TOLD_BYTES, self.num_bytes})
+        rows = [(in_bytes(size), *(in_seconds(self._duration_s(name, size)) for name in ALGORITHMS.values()))
+                for size in sizes]
+        return heading(self.title, f"simulated, {self._size()}") + table(rows, ("buffer", *ALGORITHMS))
+
+    def _duration_s(self, name: str, num_bytes: float) -> float:
+        schedule = COLLECTIVES[name].schedule(self.num_ranks)
+        return simulate(schedule, num_bytes, self.link, contributions=False).duration_s or 0.0
+
+    def _size(self) -> str:
+        speed = f"{in_seconds(self.link.latency_s)} and {in_bytes(self.link.bandwidth_bytes_per_s)}/s a link"
+        return f"{counted(self.num_ranks, 'rank')}, {speed}"
+
+
+# parameter servers
+def server_explorer(num_ranks: int = 4, num_servers: int = 1, num_bytes: float = 400e6, link: Link | None = None, *,
+                    title: str = "How many servers does it take?") -> ServerExplorer | Live:
+    """A round with one parameter server or several on the machines that work, beside a ring; the reader chooses.
+
+    The arguments are what it opens with, `link` by default 10 us and 12.5 GB/s. Raises ValueError unless there are 2 to
+    16 machines, and for what `race_explorer` refuses.
+    """
+    return show(ServerExplorer(num_ranks, num_servers, num_bytes, link or Link(10e-6, 12.5e9), title))
+
+
+def servers(num_servers: int, world_size: int) -> Schedule:
+    """Chunk c is kept by rank c % num_servers: gradients in, sums out."""
+    moves = []
+    for chunk in range(world_size):
+        server = chunk % num_servers
+        for turn in range(1, world_size):
+            other, later = (server + turn) % world_size, world_size + turn - 2
+            moves += [Move(turn - 1, other, server, chunk, "reduce"), Move(later, server, other, chunk, "copy")]
+    return Schedule("servers", world_size, world_size, moves, "all_reduce")
+
+
+class ServerExplorer(Explorer):
+    """What the servers start from; raises ValueError for what a reader can't choose."""
+
+    widget = "server_explorer"
+
+    def __init__(self, num_ranks: int, num_servers: int, num_bytes: float, link: Link, title: str):
+        super().__init__(title, (
+            Dial("servers", "servers", tuple(range(1, 17)), num_servers),
+            Dial("ranks", "machines", tuple(range(2, 17)), num_ranks),
+            Dial("num_bytes", "gradients", decades(3, 10), num_bytes, "B"),
+            Dial("latency_s", "latency", decades(-7, -2), link.latency_s, "s"),
+            Dial("bandwidth_bytes_per_s", "bandwidth", decades(7, 12), link.bandwidth_bytes_per_s, "B/s")))
+        self.num_ranks, self.num_bytes, self.link = num_ranks, num_bytes, link
+
+    def text(self) -> str:
+        """One line that says what is shown."""
+        return f"{self.title} {in_bytes(self.num_bytes)} on {counted(self.num_ranks, 'machine')}"
+
+    def words(self) -> str:
+        """A round's time and the busiest link's bytes, by the number of servers."""
+        counts = [k for k in range(1, self.num_ranks + 1) if self.num_ranks % k == 0]
+        runs = {counted(k, "server"): servers(k, self.num_ranks) for k in counts}
+        runs["ring"] = ring_all_reduce(self.num_ranks)
+        rows = []
+        for name, schedule in runs.items():
+            trace = simulate(schedule, self.num_bytes, self.link, contributions=False)
+            rows.append((name, in_seconds(trace.duration_s or 0.0), in_bytes(float(trace.sent_bytes().max()))))
+        return heading(self.title, "simulated") + table(rows, ("", "a round", "sent by the busiest"))
+
+
+# the order of a mesh's axes
+AXES = ("pp", "dp", "tp")
+MODEL = {"layers": 80, "width": 8192, "tokens": 4096, "batches": 16}  # 16-bit numbers, a sequence in a micro-batch
+
+
+def axes_explorer(pp: int = 4, dp: int = 8, tp: int = 8, ranks_per_node: int = 8, order: str = "pp dp tp", *,
+                  title: str = "Which axes cross the network?") -> AxesExplorer | Live:
+    """Bytes across nodes of a large transformer's step, by the order of the axes, which the reader chooses.
+
+    The arguments are what it opens with; `order` names the axes from the outermost to the innermost. The model is that
+    of chapter 7, `MODEL`. Raises ValueError for sizes that are no powers of two up to 16 (pp, tp) or 32 (dp).
+    """
+    return show(AxesExplorer({"pp": pp, "dp": dp, "tp": tp}, ranks_per_node, order, title))
+
+
+def sent_along(sizes: Mapping[str, int]) -> dict[str, float]:
+    """Bytes that a rank of a middle stage sends along each axis, as `book.cost.hybrid_sent_bytes` counts them."""
+    pp, dp, tp = (sizes[axis] for axis in AXES)
+    activations, per_layer = 2 * MODEL["tokens"] * MODEL["width"], 12 * MODEL["width"] ** 2
+    return {"pp": 2 * MODEL["batches"] * activations if pp > 1 else 0.0,
+            "dp": ring_sent_bytes(dp, 2 * MODEL["layers"] * per_layer / (pp * tp)),
+            "tp": MODEL["batches"] * MODEL["layers"] * 4 * ring_sent_bytes(tp, activations) / pp}
+
+
+def across(sizes: Mapping[str, int], order: str, ranks_per_node: int) -> dict[str, float]:
+    """Bytes of `sent_along` that go to other nodes, on average over the hops along each axis."""
+    mesh = Mesh.of({axis: sizes[axis] for axis in order.split()}, ranks_per_node=ranks_per_node)
+    found = {}
+    for axis, num_bytes in sent_along(sizes).items():
+        hops = list(_hops(mesh, axis))
+        crossing = sum(mesh.crosses(hop) for hop in hops)
+        found[axis] = num_bytes * crossing / max(1, len(hops))
+    return found
+
+
+def _hops(mesh: Mesh, axis: str) -> Iterator[tuple[int, int]]:
+    """Each rank and the next one of its group; behind the last it is the first, but not in a pipeline."""
+    for group in mesh.groups(axis):
+        following = [*group[1:], group[0]][:len(group) - (axis == "pp")]
+        yield from ((src, dst) for src, dst in zip(group, following) if src != dst)
+
+
+class AxesExplorer(Explorer):
+    """What the mesh starts from; raises ValueError for what a reader can't choose."""
+
+    widget = "axes_explorer"
+
+    def __init__(self, sizes: Mapping[str, int], ranks_per_node: int, order: str, title: str):
+        powers = (1, 2, 4, 8, 16, 32)
+        super().__init__(title, (
+            Dial("order", "outermost first", tuple(map(" ".join, permutations(AXES))), order, "word"),
+            Dial("per_node", "ranks a node", powers[:5], ranks_per_node), Dial("pp", "pp", powers[:5], sizes["pp"]),
+            Dial("dp", "dp", powers, sizes["dp"]), Dial("tp", "tp", powers[:5], sizes["tp"])))
+        self.sizes, self.ranks_per_node = dict(sizes), ranks_per_node
+
+    def data(self, live: bool) -> dict[str, Any]:
+        """The dials, and the model."""
+        return {**super().data(live), "model": MODEL}
+
+    def text(self) -> str:
+        """One line that says what is shown."""
+        sizes = ", ".join(f"{axis} {size}" for axis, size in self.sizes.items())
+        return f"{self.title} {sizes}, {counted(self.ranks_per_node, 'rank')} a node"
+
+    def words(self) -> str:
+        """Bytes across nodes of each order and axis."""
+        rows = []
+        for order in map(" ".join, permutations(AXES)):
+            sent = across(self.sizes, order, self.ranks_per_node)
+            rows.append((order.replace(" ", ", "), *(in_bytes(sent[axis]) for axis in AXES),
+                         in_bytes(sum(sent.values()))))
+        return heading(self.title, "by formula") + table(rows, ("outermost first", *AXES, "in all"))

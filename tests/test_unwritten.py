@@ -1,0 +1,96 @@
+"""Answers that are not written yet, in real kernels: each cell that needs one says so in a line, and the rest runs."""
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from nbformat.v4 import new_code_cell, new_notebook
+
+from book.checks.unwritten import STUB, names_made
+from book.grading import release
+from book.grading.lab import marks, read_lab
+from tests.website import ROOT
+
+LABS = sorted(path.stem for path in (ROOT / "labs").glob("*.ipynb"))
+READS = ["labs/*.ipynb"]
+LINE = re.compile(r"Not written yet\. This cell needs exercise \d+: write this function, then run the cell\.")
+WRITTEN = 'raise NotImplementedError("exercise 3: write this function, then run the cell")'
+
+
+def run_all(notebook: Any, folder: Path) -> Any:
+    """Run all cells as JupyterLab does, which stops at the first that the kernel calls an error; returns them."""
+    manager = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=str(folder / "kernel"))
+    NotebookClient(notebook, km=manager, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
+    return notebook.cells
+
+
+def run_cells(folder: Path, *sources: str) -> Any:
+    """Run a notebook of these cells behind one that imports the checks."""
+    return run_all(new_notebook(cells=[new_code_cell(text) for text in ("from book import checks", *sources)]), folder)
+
+
+def shown(cell: Any) -> list[str]:
+    """What a cell's errors show."""
+    return ["\n".join(output.traceback) for output in cell.outputs if output.output_type == "error"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [LABS[0], *(pytest.param(lab, marks=pytest.mark.full) for lab in LABS[1:])])
+def test_an_untouched_lab_runs_to_its_end(name: str, tmp_path: Path) -> None:
+    copy = release.released(read_lab(ROOT / "labs" / f"{name}.ipynb"), f"{name}.ipynb")
+    cells = [cell for cell in run_all(copy, tmp_path) if cell.cell_type == "code"]
+    assert all(cell.execution_count for cell in cells)
+    errors = [text for cell in cells for text in shown(cell)]
+    assert errors and [text for text in errors if not LINE.fullmatch(text)] == []
+    checks = [marks(cell)["id"] for cell in cells if marks(cell)["kind"] == "check" and not shown(cell)]
+    assert checks == [], "a check that passes without an answer"
+
+
+@pytest.mark.slow
+def test_what_a_cell_would_have_made_is_missed_until_it_is_made(tmp_path: Path) -> None:
+    stub = f"def answer():\n    {WRITTEN}"
+    *cells, again = run_cells(tmp_path, stub, "made = answer()\nother = 1", "print(made)", "made = 2", "print(made)",
+                              "def answer():\n    return 3", "print(answer())")
+    assert [shown(cell) for cell in cells if shown(cell)] == [
+        ["Not written yet. This cell needs exercise 3: write this function, then run the cell."]] * 2
+    assert again.outputs[0].text == "3\n" and cells[5].outputs[0].text == "2\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source, name", [("1 / 0", "ZeroDivisionError"), ("print(nowhere)", "NameError"),
+                                          ("raise NotImplementedError('later')", "NotImplementedError"),
+                                          ("1 +", "SyntaxError")])
+def test_other_errors_stop_the_run_with_their_traceback(source: str, name: str, tmp_path: Path) -> None:
+    stub = f"def answer():\n    {WRITTEN}"
+    with pytest.raises(CellExecutionError, match=name) as stopped:
+        run_cells(tmp_path, stub, "made = answer()", source, "print('not reached')")
+    assert "not reached" not in str(stopped.value) and source in str(stopped.value)
+
+
+@pytest.mark.slow
+def test_a_cell_that_stopped_midway_lacks_only_what_came_behind(tmp_path: Path) -> None:
+    stub = f"def answer():\n    {WRITTEN}"
+    stopped = "runs, whole = {}, 5\nfor n in (1, 2):\n    runs[n] = answer()"
+    *_, cell = run_cells(tmp_path, stub, stopped, "print(runs[2])")
+    assert shown(cell) == ["Not written yet. This cell needs exercise 3: write this function, then run the cell."]
+    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
+        run_cells(tmp_path, stub, stopped.replace("whole = {}, 5", "whole = {}, 0"), "1 / whole")
+
+
+def test_the_stub_is_the_one_that_students_get() -> None:
+    message = release.STUB.format(indent="", exercise=7).partition('("')[2]
+    found = STUB.search(f"NotImplementedError: {message}")
+    assert found and found[1] == "7"
+
+
+@pytest.mark.parametrize("cell, names", [
+    ("a, (b, *c) = 1, (2, 3)\nx.y = 3", {"a", "b", "c"}), ("def f():\n    inner = 1\nclass C:\n    d = 1", {"f", "C"}),
+    ("runs[1].x, y[2] = 1, 2\nlist.append(3)", {"y", "list"}),
+    ("import a.b as c, d.e\nwith open(f) as g:\n    h: int = 1", {"c", "d", "g", "h"}), ("%magic", set())])
+def test_the_names_that_a_cell_makes(cell: str, names: set[str]) -> None:
+    assert names_made(cell) == names
