@@ -123,9 +123,15 @@ def server_failure(message: str) -> str:
     said = re.search(r"CheckFailed: ([^\n]+)", message)
     if said:
         return said[1]
+    if re.search(r"rank (\d+) serves calls in \d+ threads?, and each waits in \w+ to worker\1\b", message):
+        return ("a server calls itself and waits for the answer: the thread that could give it is the one that waits."
+                f"\n{message}")
     if "nothing has moved" in message:
         return ("the server stands still: a thread that waits inside a method serves nobody else, and what it waits "
                 f"for needs a thread, or a lock, too.\n{message}")
+    if "must return a torch.futures.Future" in message or "object has no attribute '_fut'" in message:
+        return ("a method under @rpc.functions.async_execution returned something else than a torch.futures.Future: "
+                f"return the future itself, and do not wait for it\n{message}")
     if "mark a completed Future" in message:
         return f"an answer is given twice: forget a push's future when its result is set.\n{message}"
     if "pickle" in message and "Future" in message:
@@ -188,6 +194,31 @@ def late_push(answer: Any, staleness: int, number: int, before: Any, after: Any,
     if not found.is_right():
         raise CheckFailed(found.explain(LATE, {"one too many": 1 / (staleness + 1), "whole": 1}, number=number,
                                         staleness=staleness))
+
+
+# Servers that ask each other
+
+def looked_up(got: Any, table: Any, keys: Sequence[int], place: int, num_servers: int) -> float:
+    """A lookup at server `place`, on rank place + 1, must give the rows of `table`, (n,), with these keys, in order.
+
+    Returns their sum.
+    """
+    values, want = held(place + 1, "the lookup's answer", got, (len(keys),)), flat(table)[list(keys)]
+    by_server = sorted(range(len(keys)), key=lambda i: keys[i] % num_servers)
+    refuse(not agree(values, want) and agree(values, want[by_server]), "the rows come server by server: put them into "
+           "the order of keys, each at the places where its key stands")
+    refuse(not agree(values, want) and agree(np.sort(values), np.sort(want)), "the rows are the right ones, and not in "
+           "the order of keys")
+    require(agree(values, want), f"a lookup of the keys {listed(keys)} gives other rows than the table has there")
+    return float(want.sum())
+
+
+def asked_once(calls: Sequence[Sequence[Sequence[int]]], keys: Sequence[int]) -> None:
+    """A lookup must ask each server once at most, for rows that it has; `calls` has the keys asked for, by server."""
+    for server, own in enumerate(calls):
+        refuse(len(own) > 1, f"one lookup asks server {server} {len(own)} times: send it all of its keys in one call")
+        refuse(own and not own[0], f"a lookup of the keys {listed(keys)} asks server {server} for no rows at all: "
+               "leave it out")
 
 
 # Two threads, one parameter
