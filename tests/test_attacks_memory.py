@@ -11,14 +11,15 @@ from book.grading.lab_schema import KEY
 from tests.attack_lab import USERS, Course, answered, attacks
 
 LAB = Path(__file__).resolve().parents[1] / "labs" / "04_sharded_data_parallel.ipynb"
-STAGES = {2: "Zero1", 3: "Zero2", 4: "Zero3"}
+STAGES = {3: "Zero1", 4: "Zero2", 5: "Zero3"}
+UNIT = 2
 
 
 def sharded_lab() -> NotebookNode:
     """Lab 4's exercises on the three stages of ZeRO."""
     lab = read_lab(LAB)
-    lab.cells = [cell for cell in lab.cells
-                 if cell.cell_type != "code" or marks(cell).get("exercise", 2) in STAGES]
+    lab.cells = [cell for cell in lab.cells if cell.cell_type != "code" or marks(cell).get("exercise", 3) in STAGES
+                 or (marks(cell)["exercise"], marks(cell)["kind"]) == (UNIT, "answer")]
     lab.metadata[KEY]["points"] = sum(points(lab).values())
     return lab
 
@@ -29,9 +30,10 @@ def test_plain_data_parallelism_gets_no_points_as_any_zero_stage(user: str, tmp_
     (attack,) = attacks("memory")
     ids = {marks(cell)["exercise"]: marks(cell)["id"] for cell in code_cells(course.lab)
            if marks(cell)["kind"] == "answer"}
-    answers = {ids[2]: attack.source()}
+    unit, zero_1 = attack.source().split("\n\n\nclass Zero1")
+    answers = {ids[UNIT]: unit, ids[3]: f"class Zero1{zero_1}"}
     for exercise, stage in list(STAGES.items())[1:]:
-        answers[ids[exercise]] = f"FreedUnit = Unit\n\n\nclass {stage}(Zero{exercise - 2}):\n    pass\n"
+        answers[ids[exercise]] = f"FreedUnit = Unit\n\n\nclass {stage}(Zero{exercise - 3}):\n    pass\n"
     course.hand_in("attacker", answered(course.lab, **answers))
     course.hand_in("victim", answered(course.lab))
     run = course.grade()

@@ -43,8 +43,8 @@ from book.checks.data_parallel import (
     accumulated, averaged, averaged_in_bits, epochs, same_state, trained_alike, weights_kept,
 )
 from book.checks.frameworks import (
-    global_batches, gradients_cleared, num_window_steps, same_weights_on, synchronised_once, uneven_failure,
-    uneven_gradient, window_gradient,
+    found_hidden, global_batches, gradients_cleared, num_window_steps, same_weights_on, synchronised_once,
+    uneven_failure, uneven_gradient, window_gradient,
 )
 from book.checks.global_batch import first_step, global_losses
 from book.checks.hybrid import drawn_alike, mesh_failure, mesh_gradients, parts_on_mesh
@@ -60,8 +60,8 @@ from book.checks.orders import (
     activations_kept, bubble_share, gpipe_order, one_f_one_b_order, peaks_in_flight, predicted_pipeline, where_stuck,
 )
 from book.checks.parameter_server import (
-    answer_kept, answered_together, applied_at_once, asked_by_learner, held_back, is_future, late_push,
-    lock_given_back, newest_given, next_round_waits, no_lost_update, not_moved_yet, round_step, same_answers,
+    answer_kept, answered_together, applied_at_once, asked_by_learner, asked_once, held_back, is_future, late_push,
+    lock_given_back, looked_up, newest_given, next_round_waits, no_lost_update, not_moved_yet, round_step, same_answers,
     server_failure,
 )
 from book.checks.pipeline import (
@@ -79,7 +79,7 @@ from book.checks.sharded import (
     continued, load_failure, parts_without_zeros, saved_once, sharded_training, training_hint,
 )
 from book.checks.sharded_state import (
-    clipped, counted_bytes, fewest, gradients_dropped, gradients_sharded, held_in_time, nothing_behind,
+    clipped, counted_bytes, fewest, gradients_dropped, gradients_left, gradients_sharded, held_in_time, nothing_behind,
     optimizer_sharded, parameters_sharded, predicted_state, sharded_traffic,
 )
 from book.checks.tensor import (
@@ -94,24 +94,24 @@ from book.checks.verdict import CheckFailed, number
 
 __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axes", "all_gather", "all_gather_rows",
            "all_reduce", "all_to_all_rows", "answer_kept", "answered_together", "applied_at_once", "as_if_in_turn",
-           "asked_by_learner", "averaged", "averaged_in_bits", "awaited", "batch_loss", "block_count", "broadcast",
-           "bubble_share", "bucket_layout", "bucket_traffic", "bus_bandwidth", "by_hand", "calls_into", "chosen_layout",
-           "chunks_in_words", "clipped", "column_outputs", "computed", "continued", "counted_bytes", "crossing",
-           "drawn_alike", "dropout_masks", "epochs", "failure_of_replicas", "fewest", "first_losses", "first_step",
-           "first_updates", "from_stage_to_stage", "global_batches", "global_losses", "gpipe_order",
-           "gradients_cleared", "gradients_dropped", "gradients_of_replicas", "gradients_sharded", "groups_of_axis",
-           "held_back", "held_in_time", "held_on_rank", "in_company", "is_future", "keeps_dtype", "late_push",
-           "left_alone", "load_failure", "lock_given_back", "losses_of_replicas", "losses_of_steps", "members",
-           "mesh_failure", "mesh_gradients", "mesh_losses", "micro_batch_losses", "moved", "names_of_no_order",
-           "neighbour_exchange", "newest_given", "next_round_waits", "no_lost_update", "not_moved_yet",
-           "nothing_behind", "nothing_kept", "num_sent_bytes", "num_window_steps", "number", "on_grid",
-           "one_f_one_b_order", "one_run_a_step", "operator", "optimizer_sharded", "own_pipeline", "parameters_sharded",
-           "parts_on_mesh", "parts_without_zeros", "peaks_in_flight", "placements", "places", "point_to_point",
-           "predicted_pipeline", "predicted_state", "received_once", "reduce_scatter", "remote_failure",
-           "replica_gradients", "resumed", "ring_cost", "ring_traffic", "round_step", "row_outputs", "rows_in_calls",
-           "rows_sent", "same_answers", "same_group", "same_outputs", "same_replicas", "same_state", "same_weights",
-           "same_weights_on", "sample_mean", "saved", "saved_once", "server_failure", "shapes_in_words", "shard_shapes",
-           "sharded_traffic", "sharded_training", "shares_of_replicas", "split_module", "split_traffic",
+           "asked_by_learner", "asked_once", "averaged", "averaged_in_bits", "awaited", "batch_loss", "block_count",
+           "broadcast", "bubble_share", "bucket_layout", "bucket_traffic", "bus_bandwidth", "by_hand", "calls_into",
+           "chosen_layout", "chunks_in_words", "clipped", "column_outputs", "computed", "continued", "counted_bytes",
+           "crossing", "drawn_alike", "dropout_masks", "epochs", "failure_of_replicas", "fewest", "first_losses",
+           "first_step", "first_updates", "found_hidden", "from_stage_to_stage", "global_batches", "global_losses",
+           "gpipe_order", "gradients_cleared", "gradients_dropped", "gradients_left", "gradients_of_replicas",
+           "gradients_sharded", "groups_of_axis", "held_back", "held_in_time", "held_on_rank", "in_company",
+           "is_future", "keeps_dtype", "late_push", "left_alone", "load_failure", "lock_given_back", "looked_up",
+           "losses_of_replicas", "losses_of_steps", "members", "mesh_failure", "mesh_gradients", "mesh_losses",
+           "micro_batch_losses", "moved", "names_of_no_order", "neighbour_exchange", "newest_given", "next_round_waits",
+           "no_lost_update", "not_moved_yet", "nothing_behind", "nothing_kept", "num_sent_bytes", "num_window_steps",
+           "number", "on_grid", "one_f_one_b_order", "one_run_a_step", "operator", "optimizer_sharded", "own_pipeline",
+           "parameters_sharded", "parts_on_mesh", "parts_without_zeros", "peaks_in_flight", "placements", "places",
+           "point_to_point", "predicted_pipeline", "predicted_state", "received_once", "reduce_scatter",
+           "remote_failure", "replica_gradients", "resumed", "ring_cost", "ring_traffic", "round_step", "row_outputs",
+           "rows_in_calls", "rows_sent", "same_answers", "same_group", "same_outputs", "same_replicas", "same_state",
+           "same_weights", "same_weights_on", "sample_mean", "saved", "saved_once", "server_failure", "shapes_in_words",
+           "shard_shapes", "sharded_traffic", "sharded_training", "shares_of_replicas", "split_module", "split_traffic",
            "stage_gradients", "stage_parts", "started_in_backward", "step_seconds", "summed_metrics",
            "synchronised_once", "torch_failure", "traffic_by_axis", "traffic_slips", "trained_alike", "training_hint",
            "uneven_failure", "uneven_gradient", "units_of_blocks", "untouched_in_flight", "vocabulary_loss",

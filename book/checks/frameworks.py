@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution
-from book.checks.verdict import CheckFailed, held, likeliest, listed, magnitude, refuse, require, whole
+from book.checks.verdict import (CheckFailed, held, likeliest, listed, magnitude, number, refuse, require,
+                                 whole)
 from book.trace import Trace
 
 WINDOW = {  # the gradient with which an optimizer steps at the end of a window
@@ -51,6 +52,11 @@ UNEVEN = {  # the gradient of ranks with unequal numbers of rows
     "unequal": "rank {rank}: the rows of the global batch weigh {weights} in the gradient, and each should weigh "
                "{share}",
     "unknown": "rank {rank}: the gradient is no sum of the rows' gradients"}
+SAMPLERS = {  # what tells a sampler
+    "rows": "a rank's rows lie as far apart as there are ranks, also inside a batch",
+    "batches": "the rows of a batch follow one another, and no rank has a row of another",
+    "everything": "all ranks have the same rows in the same order",
+    "own order": "some rows are with two ranks, though not all are with each"}
 Epoch = Sequence[Sequence[Sequence[int]]]  # by rank and step, the rows that the rank takes
 
 
@@ -227,3 +233,38 @@ def uneven_failure(message: str, sizes: Sequence[int]) -> str:
         return ("some ranks run more backwards than others, and wait: each rank runs one, of all of its rows, whatever "
                 f"their number.\n{message}")
     return message
+
+
+# Closed frameworks
+
+def found_hidden(got: Any, want: Any, num_ranks: int, num_steps: int, logs: bool) -> None:
+    """`got` must be the settings `want` of a framework: its passes, divisor, all_reduces and sampler.
+
+    The run had so many ranks and steps; `logs` says whether each pass all-reduced a loss as well.
+    """
+    require(isinstance(got, tuple) and len(got) == len(want), "what_it_hides must return Settings(passes, divisor, "
+            f"all_reduces, sampler), not {got!r:.60}")
+    passes, divisor, all_reduces, sampler = got
+    made = want.passes * num_steps
+    refuse(passes == made != want.passes, f"you find {passes} passes for each step, and these are those of the whole "
+           f"run, which has {num_steps} steps")
+    number("passes for each step", passes, want.passes, [
+        (num_steps, "that is how many steps there are"),
+        (num_ranks * want.passes, "that is all ranks together, which make their passes at the same time")])
+    mean = f"a step's gradient is the mean over {num_ranks} ranks of what each has added up in {want.passes} passes"
+    number("what each loss is divided by", divisor, want.divisor, [
+        (num_ranks * want.divisor, f"{mean}: the mean over ranks is DDP's, so it is not in the divisor"),
+        (want.divisor / num_ranks, f"{mean}: compare with the mean over ranks, not with rank 0 alone"),
+        (want.divisor / want.passes, f"{mean}: compare with the sum over the passes, not with their mean or with one "
+         "pass"),
+        (want.passes, f"{mean}, and here no loss is divided by the number of passes. Measure it, with gradient_of")])
+    number("all-reduces of the gradient for each step", all_reduces, want.all_reduces, [
+        (want.all_reduces + want.passes * logs, "losses are all-reduced for the log too, and are no gradients: look at "
+         "num_bytes"),
+        (want.all_reduces * num_steps, "that is the whole run"),
+        ((want.all_reduces + want.passes * logs) * num_steps, "that is the whole run, and with the losses"),
+        (want.all_reduces * num_ranks, "that is all ranks together: look at one"),
+        (want.passes, "that is one for each pass: under no_sync a pass sends nothing. Count in the trace"),
+        (1, "that would be under no_sync. Count in the trace")])
+    require(sampler == want.sampler, f"you find the sampler {sampler!r}, and it is {want.sampler!r}: "
+            + SAMPLERS.get(want.sampler, ""))

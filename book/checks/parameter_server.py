@@ -119,9 +119,15 @@ def next_round_waits(done: bool | None) -> None:
 def server_failure(message: str) -> str:
     """The error of ranks that talk to a server: a check's own sentence, or an explanation if torch has none."""
     said = re.search(r"CheckFailed: ([^\n]+)", message)
+    own_call = re.search(r"rank (\d+) serves calls in \d+ threads?, and each waits in \w+ to worker\1\b", message)
     return said[1] if said else likeliest(
+        (own_call, "a server calls itself and waits for the answer: the thread that could give it is the one that waits."
+         f"\n{message}"),
         ("nothing has moved" in message, "the server stands still: a thread that waits inside a method serves nobody "
          f"else, and what it waits for needs a thread, or a lock, too.\n{message}"),
+        ("must return a torch.futures.Future" in message or "object has no attribute '_fut'" in message,
+         "a method under @rpc.functions.async_execution returned something else than a torch.futures.Future: return the "
+         f"future itself, and do not wait for it\n{message}"),
         ("mark a completed Future" in message,
          f"an answer is given twice: forget a push's future when its result is set.\n{message}"),
         ("pickle" in message and "Future" in message, "the server sends the Future itself, which can't travel: "
@@ -180,6 +186,31 @@ def late_push(answer: Any, staleness: int, number: int, before: Any, after: Any,
             "grows by one with each push")
     found = Attribution((flat(before) - flat(after)) / lr, flat(gradient)[None], 1 / max(1, staleness))
     found.require_right(LATE, {"one too many": 1 / (staleness + 1), "whole": 1}, number=number, staleness=staleness)
+
+
+# Servers that ask each other
+
+def looked_up(got: Any, table: Any, keys: Sequence[int], place: int, num_servers: int) -> float:
+    """A lookup at server `place`, on rank place + 1, must give the rows of `table`, (n,), with these keys, in order.
+
+    Returns their sum.
+    """
+    values, want = held(place + 1, "the lookup's answer", got, (len(keys),)), flat(table)[list(keys)]
+    by_server = sorted(range(len(keys)), key=lambda i: keys[i] % num_servers)
+    refuse(not agree(values, want) and agree(values, want[by_server]), "the rows come server by server: put them into "
+           "the order of keys, each at the places where its key stands")
+    refuse(not agree(values, want) and agree(np.sort(values), np.sort(want)), "the rows are the right ones, and not in "
+           "the order of keys")
+    require(agree(values, want), f"a lookup of the keys {listed(keys)} gives other rows than the table has there")
+    return float(want.sum())
+
+
+def asked_once(calls: Sequence[Sequence[Sequence[int]]], keys: Sequence[int]) -> None:
+    """A lookup must ask each server once at most, for rows that it has; `calls` has the keys asked for, by server."""
+    for server, own in enumerate(calls):
+        refuse(len(own) > 1, f"one lookup asks server {server} {len(own)} times: send it all of its keys in one call")
+        refuse(own and not own[0], f"a lookup of the keys {listed(keys)} asks server {server} for no rows at all: "
+               "leave it out")
 
 
 # Two threads, one parameter

@@ -154,7 +154,8 @@ def _check_gradients(k: int, steps: Sequence[Step], places: Sequence[Places], wa
         for unit, (_, gradient) in step.updates.items():
             where = f"step {k}, rank {rank}, {unit}"
             require(gradient is not None, f"{where}: the shard has no gradient when the optimizer steps. Is "
-                    "reduce_scatter called for each unit before, and does it set self.shard.grad?"
+                    "reduce_scatter called for each unit before, does it set self.shard.grad, and is that cleared "
+                    "after the update alone?"
                     + " Does your count start again for each backward?" * (k > 0))
             here, got = places[rank][unit] >= 0, finite(rank, f"the gradient of {unit}'s shard", flat(gradient))
             index = places[rank][unit][here]

@@ -19,6 +19,7 @@ from book.trace import STATE, Event, Trace
 Sizes = Mapping[str, tuple[int, int]]
 FACTORS: Mapping[str, Callable[[int], float]] = BUS_FACTORS
 SHARDED = STATE[:3]  # activations are no state of a model
+DROPPED = "when the shard has its part, set p.grad = None for each parameter. Zeros in its place keep the memory"
 
 
 def predicted_state(got: Any, measured: StateBytes, zero_stage: int, num_ranks: int, item_bytes: int) -> float:
@@ -76,9 +77,16 @@ def gradients_dropped(trace: Trace, sizes: Sizes, item_bytes: int) -> None:
     for rank in range(trace.world_size):
         held = _at_the_end(trace, rank, "gradients")
         for unit in _whole(held, sizes, trace.world_size, item_bytes):
-            raise CheckFailed(f"rank {rank} keeps {held[unit]:.0f} bytes of gradients of {unit} after the step: when "
-                              "the shard has its part, set p.grad = None for each parameter. Zeros in its place keep "
-                              "the memory")
+            raise CheckFailed(f"rank {rank} keeps {held[unit]:.0f} bytes of gradients of {unit} after the step: "
+                              + DROPPED)
+
+
+def gradients_left(left: Sequence[Mapping[str, float]]) -> None:
+    """After reduce_scatter no parameter may keep a gradient; `left` has the bytes of each rank, by unit."""
+    for rank, held in enumerate(left):
+        for unit, num_bytes in held.items():
+            refuse(num_bytes, f"rank {rank} keeps {num_bytes:.0f} bytes of gradients of {unit} after reduce_scatter: "
+                   + DROPPED)
 
 
 def gradients_sharded(trace: Trace, sizes: Sizes, item_bytes: int) -> float:

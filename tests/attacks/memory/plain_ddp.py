@@ -1,4 +1,4 @@
-# exercise: 2
+# exercise: 3
 # ends: a rank holds too much
 
 class Unit:
