@@ -16,6 +16,7 @@ without circles.
     L1  collectives   ring_all_reduce and its rivals, as schedules; COLLECTIVES: what each promises and costs
         pipelines     gpipe, one_f_one_b and their rivals, as schedules
         cost          latency-bandwidth links and the closed forms they lead to; bytes sent and bytes held; the planner
+        faults        how often to save, and runs in which nodes fail: where their time goes
     L2  simulate      schedule + link -> trace, without starting a process
         device        which device a rank computes on, and from which its messages come
         launch        launch(fn, world_size): real processes from a notebook cell

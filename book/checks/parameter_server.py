@@ -121,13 +121,13 @@ def server_failure(message: str) -> str:
     said = re.search(r"CheckFailed: ([^\n]+)", message)
     own_call = re.search(r"rank (\d+) serves calls in \d+ threads?, and each waits in \w+ to worker\1\b", message)
     return said[1] if said else likeliest(
-        (own_call, "a server calls itself and waits for the answer: the thread that could give it is the one that waits."
-         f"\n{message}"),
+        (own_call, "a server calls itself and waits for the answer: the thread that could give it is the one that "
+         f"waits.\n{message}"),
         ("nothing has moved" in message, "the server stands still: a thread that waits inside a method serves nobody "
          f"else, and what it waits for needs a thread, or a lock, too.\n{message}"),
         ("must return a torch.futures.Future" in message or "object has no attribute '_fut'" in message,
-         "a method under @rpc.functions.async_execution returned something else than a torch.futures.Future: return the "
-         f"future itself, and do not wait for it\n{message}"),
+         "a method under @rpc.functions.async_execution returned something else than a torch.futures.Future: return "
+         f"the future itself, and do not wait for it\n{message}"),
         ("mark a completed Future" in message,
          f"an answer is given twice: forget a push's future when its result is set.\n{message}"),
         ("pickle" in message and "Future" in message, "the server sends the Future itself, which can't travel: "

@@ -15,6 +15,7 @@
     activations     the bytes that autograd keeps for backward
     happens_before  operations of all ranks matched and sorted into steps: assemble, from_zero
     saved           recordings of ranks on several hosts, saved and merged with their clocks aligned: save, merge
+    flight          torch's Flight Recorder: dump it while ranks hang, read the dumps, find the guilty rank
 """
 from book.extras import needed_by
 

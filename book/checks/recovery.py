@@ -1,0 +1,193 @@
+"""L3: lab 11: the guilty rank of a hang, what a checkpoint holds and when it is whole, a run that goes on."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from typing import Any
+
+from book.checks.verdict import CheckFailed, listed, number, refuse, require, short
+
+Calls = Mapping[int, Sequence[tuple[str, int, tuple[int, ...], bool]]]  # rank -> (group, number, members, done)
+EXACT = 1e-12
+
+
+def guilty_ranks(got: Any, calls: Calls, case: str) -> list[int]:
+    """`got` must be the ranks for which others wait and which wait for nobody; returns them.
+
+    `calls[rank]` are its calls, oldest first, as (group, number, members, done).
+    """
+    require(isinstance(got, (list, tuple, set, frozenset)), f"{case}: return a list of ranks, not {got!r}")
+    found = sorted(got)
+    waits = {rank: own for rank, row in calls.items() if (own := next((call for call in row if not call[3]), None))}
+    missing = {rank for group, number, members, _ in waits.values() for rank in members
+               if max((call[1] for call in calls[rank] if call[0] == group), default=0) < number}
+    want = sorted(missing - waits.keys())
+    if found == want:
+        return want
+    victims = sorted(set(found) & waits.keys() - missing)
+    refuse(victims, f"{case}: rank {listed(victims)} waits, and all others have to come to it: it is a victim. Who has "
+                    "not made the call that it waits in?")
+    elsewhere = sorted(set(found) & waits.keys())
+    refuse(elsewhere, f"{case}: rank {listed(elsewhere)} has not made the call that others wait in, but waits itself "
+                      "in a call of another group: ask there for whom")
+    innocent = sorted(set(found) - missing)
+    refuse(innocent, f"{case}: nobody waits for rank {listed(innocent)}: it has made all calls of its groups. Compare "
+                     "numbers within one group, and only for its members")
+    raise CheckFailed(f"{case}: you have found {found or 'nobody'}, but rank "
+                      f"{listed(sorted(set(want) - set(found)))} is waited for too, and waits for nobody")
+
+
+def state_put_back(rank: int, differs: Mapping[str, bool]) -> None:
+    """After `put_back` no part may differ from what it was when it was saved; `differs` says which do."""
+    says = {"model": "the model's parameters are not those that were saved",
+            "optimizer": "the optimizer's moments are not those that were saved: AdamW begins anew, and its first "
+                         "steps are larger",
+            "schedule": "the schedule is not where it was: the learning rate warms up once more",
+            "step": "training.step is not the saved one: the run would take batches again that it has had",
+            "random": "the random state is not the saved one: dropout draws other masks"}
+    for part, message in says.items():
+        refuse(differs[part], f"rank {rank}: {message}")
+
+
+def kept_apart(changed: Sequence[str]) -> None:
+    """What `state_of` gave must not change while the training goes on."""
+    refuse(changed, f"what state_of has returned changes with the next step ({listed(changed)}): it refers to the live "
+                    "tensors. A save that is written later would hold two steps; copy (copy.deepcopy)")
+
+
+def same_losses(got: Sequence[float], want: Sequence[float]) -> float:
+    """The losses of a run that was resumed, to the last bit; returns their sum."""
+    for place, (a, b) in enumerate(zip(got, want)):
+        require(a == b, f"loss {place} after resuming is {short(a)}, in the run that nobody stopped {short(b)}")
+    require(len(got) == len(want), f"{len(got)} losses after resuming, not {len(want)}")
+    return sum(got)
+
+
+def same_batches(rows: Mapping[int, Sequence[Sequence[int]]], num_rows: int, step: int, size: int) -> list[int]:
+    """`rows[world_size][rank]`, a step's rows of each rank, must make the same batch for every world size.
+
+    Returns the batch's rows, sorted. `size` is how many rows the data have.
+    """
+    batches = {}
+    for world_size, by_rank in rows.items():
+        where = f"step {step} on {world_size} rank{'s' * (world_size > 1)}"
+        together = [row for own in by_rank for row in own]
+        outside = [row for row in together if not 0 <= row < size]
+        refuse(outside, f"{where}: there is no row {listed(outside[:1])}: rows are numbered from 0 to {size - 1}")
+        refuse(len(together) == world_size * num_rows and world_size > 1,
+               f"{where}: every rank takes {num_rows} rows, so the global batch grows with the number of ranks")
+        twice = sorted({row for row in together if together.count(row) > 1})
+        refuse(twice, f"{where}: row {listed(twice[:3])} is taken twice: every row of the batch belongs to one rank")
+        require(len(together) == num_rows, f"{where}: the ranks take {len(together)} rows together, not {num_rows}: "
+                                           "share the remainder out too")
+        counts = [len(own) for own in by_rank]
+        require(max(counts) - min(counts) <= 1, f"{where}: the ranks take {listed(counts)} rows: shares may differ by "
+                                                "one row at most")
+        batches[world_size] = sorted(together)
+    first = next(iter(batches))
+    for world_size, batch in batches.items():
+        require(batch == batches[first], f"step {step}: {first} and {world_size} ranks train on different rows: a run "
+                                         "that goes on with fewer ranks would see other data. Draw the batch from SEED "
+                                         "and the step alone, then share it out")
+    return batches[first]
+
+
+def batches_differ(batches: Mapping[int, Sequence[int]]) -> None:
+    """The batches of different steps must differ."""
+    seen: dict[tuple[int, ...], int] = {}
+    for step, batch in batches.items():
+        earlier = seen.setdefault(tuple(batch), step)
+        require(earlier == step, f"step {step} has the rows of step {earlier}: the step decides what is drawn, or "
+                                 "every restart of the sampler gives the same rows again")
+
+
+def global_gradient(got: float, want: float, plain: float, world_size: int) -> None:
+    """The mean of the ranks' gradients must be that of the whole batch; `plain` is the one without weights."""
+    refuse(abs(got - plain) < EXACT < abs(got - want), f"on {world_size} ranks your gradient is the mean of the ranks' "
+           "means: a rank with fewer rows counts too much. Weight its loss by its share of the rows, times the number "
+           "of ranks, by which the gradients are divided")
+    ratio = got / want if want else float("nan")
+    require(abs(got - want) < EXACT, f"on {world_size} ranks the gradient is {short(ratio)} times that of the batch")
+
+
+def whole_checkpoint(got: Any, want: int | None, case: str) -> None:
+    """`latest` must return the step of the last whole checkpoint, or None."""
+    if got == want and type(got) is type(want):
+        return
+    if want is None:
+        raise CheckFailed(f"{case}: latest returns {got!r}, but there is no whole checkpoint: return None")
+    if got is None:
+        raise CheckFailed(f"{case}: latest finds nothing, but step {want} was saved before: was it written over, or "
+                          "moved away before the new one was whole?")
+    require(isinstance(got, int), f"{case}: latest must return the step as a whole number, not {got!r}")
+    refuse(got > want, f"{case}: latest says step {got}, but that save was cut off: its .metadata is not there. Only a "
+                       "whole checkpoint counts")
+    raise CheckFailed(f"{case}: latest says step {got}, but step {want} is whole and later: compare steps as numbers, "
+                      "not as text")
+
+
+def loaded_state(got: Mapping[str, float], want: Mapping[str, float], case: str) -> float:
+    """Digests of what was loaded, by name; returns their sum."""
+    for name, value in want.items():
+        have = got.get(name)
+        if have is None and "optimizer" in name:
+            raise CheckFailed(f"{case}: the optimizer has no {name.split()[-1]} after load: its state was not saved, "
+                              "or not loaded")
+        require(have is not None and abs(have - value) < EXACT * max(1, abs(value)),
+                f"{case}: {name} is not what was saved"
+                + (": the optimizer's state was not saved, or not handed back by set_state_dict"
+                   if "optimizer" in name else ": is it from another step, or not handed back by set_state_dict?"))
+    return sum(want.values())
+
+
+def save_failure(message: str) -> str:
+    """The error of a launch that saves or loads, with a hint where a misconception is known."""
+    if "wait for one another" in message or "returned without it" in message or "disagree" in message:
+        return (f"{message}\ndcp.save, dcp.load and get_state_dict are collectives: every rank calls them, and rank 0 "
+                "alone can't save the shards of the others")
+    return message
+
+
+def save_interval(got: Any, save_s: float, node_mtbf_s: float, num_nodes: int) -> float:
+    """Young's interval for a job of `num_nodes` nodes; returns it."""
+    mean_s = node_mtbf_s / num_nodes
+    return number("the interval", got, sqrt(2 * save_s * mean_s), [
+        (sqrt(2 * save_s * node_mtbf_s), "that is right for a single node. The job fails when any of its nodes does, "
+                                         "so its mean time between failures is a node's divided by their number"),
+        (sqrt(2 * save_s * node_mtbf_s * num_nodes), "more nodes fail more often, not less: divide by their number"),
+        (sqrt(save_s * mean_s), "a failure loses half an interval on average, not a whole one: the 2 is missing"),
+        (2 * save_s * mean_s, "take the square root"),
+        (mean_s, "that is how often the job fails, and not yet how often to save"),
+    ])
+
+
+def lost_share(got: Any, save_s: float, interval_s: float, mean_s: float) -> float:
+    """The share of time lost to saving and to failures, to first order; returns it."""
+    return number("the lost share", got, save_s / interval_s + interval_s / (2 * mean_s), [
+        (save_s / interval_s, "that is the saving; failures throw work away too"),
+        (interval_s / (2 * mean_s), "that is what failures throw away; saving takes time too"),
+        (save_s / interval_s + interval_s / mean_s, "a failure strikes in the middle of an interval on average: it "
+                                                    "loses half of it"),
+    ])
+
+
+def went_on(got: Mapping[int, float], want: Mapping[int, float], killed_at: int, every: int, num_ranks: int,
+            exact: bool) -> float:
+    """The losses of a run that goes on after a kill at step `killed_at`, by step; returns the last one.
+
+    They must begin at the last checkpoint, and be those of the undisturbed run: to the last bit where `exact`.
+    """
+    require(isinstance(got, Mapping) and got, f"train must return its losses by step, a dict, not {got!r}")
+    first, begin = min(got), killed_at // every * every
+    refuse(first == 0 != begin, f"a rank was killed before step {killed_at}, and {num_ranks} ranks begin at step 0 "
+                                f"again: load the last whole checkpoint, of step {begin}, and go on from its step")
+    require(first == begin, f"{num_ranks} ranks go on at step {first}, but the last checkpoint is of step {begin}")
+    require(max(got) == max(want), f"the run ends with step {max(got)}, not {max(want)}")
+    for step in sorted(got):
+        near = got[step] == want[step] if exact else abs(got[step] - want[step]) < EXACT
+        require(near, f"after the kill, on {num_ranks} ranks, the loss of step {step} is {short(got[step])}, in the "
+                      f"undisturbed run {short(want[step])}"
+                      + (": the first one after loading already, so the weights or the data differ" if step == first
+                         else ": the first loss was right and this one is not, so the update differed: the optimizer's "
+                              "state, or the weights of uneven shares" if step == first + 1 else ""))
+    return got[max(got)]
