@@ -22,6 +22,7 @@
     interleaved   lab 8: two calls at once, stopped at every place where the other might come between
     planner       lab 9: what a rank of a layout holds and sends, the seconds of a step, the layout to choose
     frameworks    lab 10: what frameworks hide: accumulation, which rank sees which rows, uneven batches
+    hosts         lab 12: variables of ranks on several hosts, a measured link, what crosses, who shares a card
 
 A check compares what ranks hold with what they should hold. Where these differ, `attribution` finds the coefficients of
 the contributions that the wrong tensor is made of, and the pattern that they form; a table in the lab's module has a
@@ -47,6 +48,9 @@ from book.checks.frameworks import (
     uneven_gradient, window_gradient,
 )
 from book.checks.global_batch import first_step, global_losses
+from book.checks.hosts import (
+    crossing_bytes, environments, measured_link, predicted_ratio, shared_cards,
+)
 from book.checks.hybrid import drawn_alike, mesh_failure, mesh_gradients, parts_on_mesh
 from book.checks.hybrid_steps import (
     by_hand, calls_into, first_losses, mesh_losses, moved, one_run_a_step, placements, resumed, saved, torch_failure,
@@ -96,22 +100,22 @@ __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axe
            "asked_by_learner", "averaged", "averaged_in_bits", "awaited", "batch_loss", "block_count", "broadcast",
            "bubble_share", "bucket_layout", "bucket_traffic", "bus_bandwidth", "by_hand", "calls_into", "chosen_layout",
            "chunks_in_words", "clipped", "column_outputs", "computed", "continued", "counted_bytes", "crossing",
-           "drawn_alike", "dropout_masks", "epochs", "failure_of_replicas", "fewest", "first_losses", "first_step",
-           "first_updates", "from_stage_to_stage", "global_batches", "global_losses", "gpipe_order",
-           "gradients_cleared", "gradients_dropped", "gradients_of_replicas", "gradients_sharded", "groups_of_axis",
-           "held_back", "held_in_time", "held_on_rank", "in_company", "is_future", "keeps_dtype", "late_push",
-           "left_alone", "load_failure", "lock_given_back", "losses_of_replicas", "losses_of_steps", "members",
-           "mesh_failure", "mesh_gradients", "mesh_losses", "micro_batch_losses", "moved", "names_of_no_order",
-           "neighbour_exchange", "newest_given", "next_round_waits", "no_lost_update", "not_moved_yet",
-           "nothing_behind", "nothing_kept", "num_sent_bytes", "num_window_steps", "number", "on_grid",
+           "crossing_bytes", "drawn_alike", "dropout_masks", "environments", "epochs", "failure_of_replicas", "fewest",
+           "first_losses", "first_step", "first_updates", "from_stage_to_stage", "global_batches", "global_losses",
+           "gpipe_order", "gradients_cleared", "gradients_dropped", "gradients_of_replicas", "gradients_sharded",
+           "groups_of_axis", "held_back", "held_in_time", "held_on_rank", "in_company", "is_future", "keeps_dtype",
+           "late_push", "left_alone", "load_failure", "lock_given_back", "losses_of_replicas", "losses_of_steps",
+           "measured_link", "members", "mesh_failure", "mesh_gradients", "mesh_losses", "micro_batch_losses", "moved",
+           "names_of_no_order", "neighbour_exchange", "newest_given", "next_round_waits", "no_lost_update",
+           "not_moved_yet", "nothing_behind", "nothing_kept", "num_sent_bytes", "num_window_steps", "number", "on_grid",
            "one_f_one_b_order", "one_run_a_step", "operator", "optimizer_sharded", "own_pipeline", "parameters_sharded",
            "parts_on_mesh", "parts_without_zeros", "peaks_in_flight", "placements", "places", "point_to_point",
-           "predicted_pipeline", "predicted_state", "received_once", "reduce_scatter", "remote_failure",
-           "replica_gradients", "resumed", "ring_cost", "ring_traffic", "round_step", "row_outputs", "rows_in_calls",
-           "rows_sent", "same_answers", "same_group", "same_outputs", "same_replicas", "same_state", "same_weights",
-           "same_weights_on", "sample_mean", "saved", "saved_once", "server_failure", "shapes_in_words", "shard_shapes",
-           "sharded_traffic", "sharded_training", "shares_of_replicas", "split_module", "split_traffic",
-           "stage_gradients", "stage_parts", "started_in_backward", "step_seconds", "summed_metrics",
+           "predicted_pipeline", "predicted_ratio", "predicted_state", "received_once", "reduce_scatter",
+           "remote_failure", "replica_gradients", "resumed", "ring_cost", "ring_traffic", "round_step", "row_outputs",
+           "rows_in_calls", "rows_sent", "same_answers", "same_group", "same_outputs", "same_replicas", "same_state",
+           "same_weights", "same_weights_on", "sample_mean", "saved", "saved_once", "server_failure", "shapes_in_words",
+           "shard_shapes", "sharded_traffic", "sharded_training", "shared_cards", "shares_of_replicas", "split_module",
+           "split_traffic", "stage_gradients", "stage_parts", "started_in_backward", "step_seconds", "summed_metrics",
            "synchronised_once", "torch_failure", "traffic_by_axis", "traffic_slips", "trained_alike", "training_hint",
            "uneven_failure", "uneven_gradient", "units_of_blocks", "untouched_in_flight", "vocabulary_loss",
            "vocabulary_traffic", "weights_kept", "where_stuck", "window_gradient", "within_groups"]
