@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from benchmarks.hosts import Hosts
-from benchmarks.report import Claim, Findings, Table, duration
+from benchmarks.report import Claim, Findings, Table, Unavailable, duration
 from book.collectives import (halving_doubling_all_reduce, hierarchical_all_reduce, parameter_server_all_reduce,
                               ring_all_reduce, tree_all_reduce)
 from book.cost import Link, Network
+from book.hosts import Hosts, NoHosts
 from book.schedule import Schedule
 from book.simulate import simulate
 
@@ -60,8 +60,11 @@ def schedules(num_hosts: int, ranks_per_host: int) -> dict[str, Schedule]:
 
 def compare(num_hosts: int, ranks_per_host: int, num_rounds: int) -> dict[str, Compared]:
     """Measure and predict every all-reduce on so many hosts. Raises Unavailable where hosts can't be made."""
-    with Hosts(num_hosts, BITS_PER_S) as hosts:
-        said = json.loads(hosts.torchrun(ranks_per_host, [PROGRAM, str(BUFFER_BYTES), str(num_rounds)]))
+    try:
+        with Hosts(num_hosts, BITS_PER_S) as hosts:
+            said = json.loads(hosts.torchrun(ranks_per_host, ["-m", PROGRAM, str(BUFFER_BYTES), str(num_rounds)]))
+    except NoHosts as reason:
+        raise Unavailable(str(reason)) from None
     inside, across = (link_of(MESSAGE_BYTES, said["messages"][where]) for where in ("inside", "across"))
     shared, rails = (Network(ranks_per_host, inside, across, cards) for cards in (1, ranks_per_host))
     return {name: Compared(statistics.median(one[name] for one in said["rounds"]),

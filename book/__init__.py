@@ -20,6 +20,7 @@ without circles.
     L2  simulate      schedule + link -> trace, without starting a process
         device        which device a rank computes on, and from which its messages come
         launch        launch(fn, world_size): real processes from a notebook cell
+        hosts         hosts on one machine, as network namespaces, for torchrun to span
         record        any torch.distributed program -> trace, with whose data is in which chunk
         execute       a schedule moved by real ranks -> trace
         shards        a matrix product that real ranks have cut -> trace, block by block

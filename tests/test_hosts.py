@@ -4,11 +4,11 @@ import subprocess
 import pytest
 
 from benchmarks import across
-from benchmarks.hosts import Hosts
-from benchmarks.report import Unavailable
+from book.hosts import Agents, Hosts, NoHosts
+from tests.website import ROOT
 
 pytestmark = pytest.mark.full
-READS = ["benchmarks/programs/across_hosts.py"]
+READS = ["benchmarks/programs/across_hosts.py", "examples/report_ranks.py"]
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def compared():
     try:
         with Hosts(1, 10**9):
             pass
-    except Unavailable as reason:
+    except NoHosts as reason:
         pytest.skip(str(reason))
     return across.compare(2, 2, num_rounds=3)
 
@@ -36,3 +36,17 @@ def test_with_a_link_for_each_pair_of_ranks_the_prediction_is_wrong(compared):
 
 def test_no_host_is_left(compared):
     assert "lockstep" not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+
+
+def test_agents_on_this_machine_form_one_group_where_hosts_cannot_be_had():
+    with Agents(2) as agents:
+        told = agents.torchrun(2, [str(ROOT / "examples" / "report_ranks.py")])
+    ranks = sorted(line.split(", node")[0] for line in told.splitlines())
+    assert ranks == [f"rank {rank} of 4, local rank {rank % 2}" for rank in range(4)]
+    assert str(agents).startswith("2 agents on this machine")
+
+
+def test_a_program_that_fails_is_told_with_its_host(tmp_path):
+    (tmp_path / "fails.py").write_text("raise SystemExit('no such data')")
+    with Agents(1) as agents, pytest.raises(NoHosts, match=r"(?s)host 0: .*no such data"):
+        agents.torchrun(1, [str(tmp_path / "fails.py")])

@@ -3,9 +3,8 @@ import json
 
 import pytest
 
-from benchmarks.hosts import Hosts
-from benchmarks.report import Unavailable
 from book import record
+from book.hosts import Hosts, NoHosts
 from book.launch import launch
 from book.trace import Trace, TraceError
 
@@ -85,8 +84,8 @@ def test_hosts_whose_clocks_differ_are_aligned(tmp_path):
     """Two hosts, a thousand seconds apart, under torchrun alone."""
     try:
         with Hosts(2, 10**9, clock_shift_s=SHIFT_S) as hosts:
-            hosts.torchrun(2, ["tests.programs.record_across_hosts", str(tmp_path)])
-    except Unavailable as reason:
+            hosts.torchrun(2, ["-m", "tests.programs.record_across_hosts", str(tmp_path)])
+    except NoHosts as reason:
         pytest.skip(str(reason))
     files = sorted(tmp_path.iterdir())
     merged = record.merge(files)

@@ -1,32 +1,37 @@
-"""Hosts on one machine: network namespaces on a switch, with cards of a given rate, for torchrun to span (Linux, root).
+"""L2: hosts on one machine: network namespaces on a switch, with cards of a given rate, for torchrun to span.
 
 Each host has one card, and both of its directions are limited. Packets of less than 256 bytes go first: on a real card
-the acknowledgements of what comes in don't wait behind what goes out.
+the acknowledgements of what comes in don't wait behind what goes out. This needs Linux and root; where it can't be had,
+`hosts_or_agents` starts torchrun's agents on this machine as it is.
 """
 from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-
-from benchmarks.process import ROOT
-from benchmarks.report import Unavailable
+from typing import ClassVar
 
 LIMIT_S = 150
-CARD, PORT = "eth0", 29500
+CARD, PORT, LOOPBACK = "eth0", 29500, "127.0.0.1"
+ROOT = Path(__file__).parents[1]
 BUFFERED_S = 0.2  # what a card and a switch's port keep before they drop packets
+
+
+class NoHosts(RuntimeError):
+    """Hosts can't be made here, or a program on them failed; the text says why."""
 
 
 class Hosts:
     """A context in which there are `num_hosts` hosts whose cards carry `bits_per_s` each way.
 
-    Each host's CLOCK_MONOTONIC is `clock_shift_s` seconds ahead of that of the host before it. Raises Unavailable where
+    Each host's CLOCK_MONOTONIC is `clock_shift_s` seconds ahead of that of the host before it. Raises NoHosts where
     they can't be made: without root, without iproute2, in some containers.
     """
 
@@ -36,7 +41,7 @@ class Hosts:
 
     def __enter__(self) -> Hosts:
         if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
-            raise Unavailable("hosts are network namespaces, which need root and iproute2")
+            raise NoHosts("hosts are network namespaces, which need root and iproute2")
         with ExitStack() as made:
             self._namespace(made, self._switch)
             _ip(self._switch, "link add bridge type bridge")
@@ -49,10 +54,15 @@ class Hosts:
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._made.close()
 
-    def torchrun(self, ranks_per_host: int, program: Sequence[str]) -> str:
-        """Run `python -m PROGRAM` on so many ranks of each host, and return what the first host printed.
+    def __str__(self) -> str:
+        return f"{self.num_hosts} hosts, each with a card of {self.bits_per_s / 1e6:g} Mbit/s each way"
 
-        Raises Unavailable with the last lines of a host's stderr when a host fails, or takes longer than LIMIT_S.
+    def torchrun(self, ranks_per_host: int, program: Sequence[str]) -> str:
+        """Run a program on so many ranks of each host under torchrun, and return what they printed, host by host.
+
+        `program` is what torchrun is given: a file and its arguments, or "-m", a module and its arguments.
+
+        Raises NoHosts with the last lines of a host's stderr when a host fails, or takes longer than LIMIT_S.
         """
         with tempfile.TemporaryDirectory() as folder, ExitStack() as started:
             agents = [started.enter_context(self._agent(number, ranks_per_host, program, Path(folder)))
@@ -60,14 +70,14 @@ class Hosts:
             try:
                 statuses = [agent.wait(LIMIT_S) for agent in agents]
             except subprocess.TimeoutExpired:
-                raise Unavailable(f"not done after {LIMIT_S} s") from None
+                raise NoHosts(f"not done after {LIMIT_S} s") from None
             finally:
                 for agent in agents:
                     agent.terminate()  # torchrun ends its ranks
             for number, status in enumerate(statuses):
                 if status:
-                    raise Unavailable(f"host {number}: {(Path(folder) / f'{number}.err').read_text()[-2000:]}")
-            return (Path(folder) / "0.out").read_text()
+                    raise NoHosts(f"host {number}: {(Path(folder) / f'{number}.err').read_text()[-2000:]}")
+            return "".join((Path(folder) / f"{number}.out").read_text() for number in range(self.num_hosts))
 
     @property
     def _switch(self) -> str:
@@ -106,15 +116,68 @@ class Hosts:
 
     def _agent(self, number: int, ranks_per_host: int, program: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
         """torchrun on one host; the first one has the store at which all meet."""
-        clock = ["unshare", "--time", "--monotonic", str(number * self.clock_shift_s)] if self.clock_shift_s else []
-        command = ["ip", "netns", "exec", self._host(number), *clock, sys.executable, "-m", "torch.distributed.run",
-                   f"--nnodes={self.num_hosts}", f"--nproc-per-node={ranks_per_host}", "--rdzv-backend=c10d",
-                   f"--rdzv-conf=is_host={number == 0}", "--rdzv-id=hosts", f"--rdzv-endpoint={address(0)}:{PORT}",
-                   f"--local-addr={address(number)}", "-m", *program]
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": CARD, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        command = [*self._inside(number), sys.executable, "-m", "torch.distributed.run", f"--nnodes={self.num_hosts}",
+                   f"--nproc-per-node={ranks_per_host}", "--rdzv-backend=c10d", f"--rdzv-conf=is_host={number == 0}",
+                   "--rdzv-id=hosts", f"--rdzv-endpoint={self._endpoint}", f"--local-addr={self._address(number)}",
+                   *program]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "",
+                       **self._environment}
         with open(folder / f"{number}.out", "w") as out, open(folder / f"{number}.err", "w") as err:
-            return subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out,
-                                    stderr=err, start_new_session=True)
+            return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                                    start_new_session=True)
+
+    _environment: ClassVar[dict[str, str]] = {"GLOO_SOCKET_IFNAME": CARD}
+
+    def _inside(self, number: int) -> list[str]:
+        """What a command begins with that is to run on a host."""
+        clock = ["unshare", "--time", "--monotonic", str(number * self.clock_shift_s)] if self.clock_shift_s else []
+        return ["ip", "netns", "exec", self._host(number), *clock]
+
+    def _address(self, number: int) -> str:
+        return address(number)
+
+    @property
+    def _endpoint(self) -> str:
+        return f"{address(0)}:{PORT}"
+
+
+class Agents(Hosts):
+    """As many agents of torchrun on this machine, with its clock, and neither cards nor addresses of their own."""
+
+    _environment: ClassVar[dict[str, str]] = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+
+    def __init__(self, num_hosts: int) -> None:
+        super().__init__(num_hosts, 0)
+
+    def __enter__(self) -> Agents:
+        with socket.create_server((LOOPBACK, 0)) as free:
+            self._port = free.getsockname()[1]
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.num_hosts} agents on this machine: hosts of their own need root, iproute2 and Linux"
+
+    def _inside(self, number: int) -> list[str]:
+        return []
+
+    def _address(self, number: int) -> str:
+        return LOOPBACK
+
+    @property
+    def _endpoint(self) -> str:
+        return f"{LOOPBACK}:{self._port}"
+
+
+@contextmanager
+def hosts_or_agents(num_hosts: int, bits_per_s: int, clock_shift_s: int = 0) -> Iterator[Hosts]:
+    """A context with Hosts where they can be made, and else with Agents; the text of what it gives says which."""
+    with ExitStack() as stack:
+        made: Hosts
+        try:
+            made = stack.enter_context(Hosts(num_hosts, bits_per_s, clock_shift_s))
+        except NoHosts:
+            made = stack.enter_context(Agents(num_hosts))
+        yield made
 
 
 def address(number: int) -> str:
@@ -127,7 +190,7 @@ def _ip(namespace: str, words: str) -> None:
 
 
 def _run(command: str) -> None:
-    """Run a command of iproute2. Raises Unavailable with what it says."""
+    """Run a command of iproute2. Raises NoHosts with what it says."""
     done = subprocess.run(command.split(), capture_output=True, text=True)
     if done.returncode:
-        raise Unavailable(f"`{command}` failed: {done.stderr.strip()}")
+        raise NoHosts(f"`{command}` failed: {done.stderr.strip()}")
