@@ -41,7 +41,7 @@ class Dial:
 
     def check(self, where: str) -> None:
         """Raise ValueError for a value that can't be chosen: one out of range, or one that is not among a list."""
-        if isinstance(self.value, str):
+        if self.unit == "word" or isinstance(self.value, str):
             if self.value not in self.values:
                 raise ValueError(f"{where}: {self.label} can't be {self.value!r}: use one of "
                                  f"{', '.join(map(str, self.values))}")

@@ -1,10 +1,9 @@
 """L3: all widgets, and the scripts that draw each: what pages of the website, live widgets and tests load.
 
-The website runs this file by its path, without the package, so it imports only the standard library.
+The website runs this file by its path, without the package, so it imports only the standard library and minifiers.
 """
 from __future__ import annotations
 
-import re
 from html import escape
 from pathlib import Path
 
@@ -38,13 +37,8 @@ SCRIPTS = tuple(dict.fromkeys(f"{script}.js" for scripts in (TWIN, PLANNER, *WID
 BUNDLES = {"twin.js": tuple(f"{room}.js" for room in TWIN),
            "explorers.js": ("explorer.js", "traffic_explorers.js", "step_explorers.js"),
            "pipelines.js": ("pipeline.js", "game.js"), "sharding.js": ("memory.js", "memory_bars.js"),
-           "landing.js": ("ring.js", "duel.js")}
-# What is left as it is when scripts are minified: a string, a template, a regular expression.
-TEMPLATE = r"`(?:[^`$]|\$(?!\{)|\$\{(?:[^`{}]|`[^`]*`|\{[^`{}]*\})*\})*`"
-VERBATIM = rf"""({TEMPLATE}|"[^"\n]*"|'[^'\n]*'|(?:(?<=[(,=:?&|!])|(?<=[(,=:?&|!] ))/(?![/*])(?:\\.|[^/\n\\])+/)"""
-COMMENT = re.compile(VERBATIM + r"|/\*.*?\*/|(?<=\s)//[^\n]*", re.S)
-# Blanks and line ends that mean nothing, as every statement of these scripts ends in a semicolon or a brace.
-LOOSE = re.compile(VERBATIM + r"|\s*([{}()\[\];,<>=!?:&|*%]|(?<![+-])(?<![+-] )[+-](?!\s*[+-]))\s*")
+           "landing.js": ("ring.js", "duel.js"),
+           "planner.js": ("layouts.js", *(f"{room}.js" for room in PLANNER if room not in TWIN), "plan_explorer.js")}
 
 
 def sources(widgets: set[str]) -> list[str]:
@@ -63,10 +57,11 @@ def needed(widgets: set[str]) -> list[str]:
 
 
 def minified(name: str, text: str) -> str:
-    """A script without comments, and without blanks that mean nothing; a style without comments and indentation."""
-    bare = COMMENT.sub(lambda found: found[1] or "", text)
-    lines = "\n".join(line.strip() for line in bare.splitlines() if line.strip())
-    return lines if name == STYLE else LOOSE.sub(lambda found: found[1] or found[2], lines)
+    """A script or a style without comments, and without blanks that mean nothing."""
+    import rcssmin  # part of what builds the website; widgets elsewhere are not minified
+    import rjsmin
+
+    return rcssmin.cssmin(text) if name == STYLE else rjsmin.jsmin(text)
 
 
 def served(name: str) -> str:
