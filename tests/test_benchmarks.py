@@ -128,7 +128,7 @@ def small_site(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_page_sizes_and_first_paints_are_measured(small_site: Path) -> None:
     find_browser()
     found = pages.measure(small_site, num_loads=1)
@@ -178,7 +178,7 @@ def test_without_a_website_or_a_browser_pages_say_so(tmp_path: Path, monkeypatch
     assert "Left out: player: no Chromium found" in command.run("player", quick=True).markdown()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_frames_are_counted_while_the_player_plays() -> None:
     find_browser()
     found = player.measure(world_size=4, seconds=0.3)

@@ -13,7 +13,6 @@ from book.grading.lab import marks
 from book.grading.lint import faults
 from book.grading.release import released, with_outputs
 from tests.attack_lab import BOUNDS, TOTAL, answered, attack_lab
-from tests.kernels import FOR_NBCLIENT
 from tests.once import once
 
 pytestmark = pytest.mark.slow
@@ -39,8 +38,7 @@ def student(source, tmp_path, capsys):
         nbformat.write(notebook, copy)
         if run_all:  # as JupyterLab stores it: every cell run, errors and all
             notebook = nbformat.read(copy, as_version=4)
-            NotebookClient(notebook, allow_errors=True, resources={"metadata": {"path": copy.parent}},
-                           kernel_manager_class=FOR_NBCLIENT).execute()
+            NotebookClient(notebook, allow_errors=True, resources={"metadata": {"path": copy.parent}}).execute()
             nbformat.write(notebook, copy)
         # book.grading spares pytest a grammar that takes seconds to build.
         plain = subprocess.run([sys.executable, "-m", "pytest", "-p", "book.grading", "--nbval", "-q",

@@ -3,8 +3,6 @@ import os
 import time
 from pathlib import Path
 
-import torch.multiprocessing as mp
-
 
 def wait(*_):
     pid = os.getpid()
@@ -16,4 +14,6 @@ if __name__ == "__main__":
     if "RANK" in os.environ:
         wait()
     else:
+        import torch.multiprocessing as mp  # here: a rank of the launcher needs no torch to wait
+
         mp.spawn(wait, nprocs=2)
