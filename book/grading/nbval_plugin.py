@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 import pytest
+from nbval.plugin import NbCellError
 
 from book.grading.lab_schema import KEY
 
@@ -39,9 +40,18 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Any:
         error = call.excinfo.value if call.excinfo else None
         found.append({"id": mark(item).get("id"), "kind": mark(item).get("kind"), "ok": ok,
                       "outcome": "xfail" if hasattr(report, "wasxfail") else report.outcome,
+                      "stopped": report.outcome == "failed" and stopped(error),
                       "message": str(error or "")[:MAX_TEXT],
                       "traceback": str(getattr(error, "inner_traceback", ""))[-MAX_TEXT:],
                       "outputs": outputs(item) if ok else [], "seconds": round(call.duration, 2)})
+
+
+def stopped(error: BaseException | None) -> bool:
+    """Whether nbval ended a cell at its time limit, or lost its kernel; nothing that the cell prints can say so.
+
+    Of a cell that fails nbval raises NbCellError, with a message of its own before what the cell printed.
+    """
+    return not isinstance(error, NbCellError) or str(error.args[0]).startswith("Timeout of ")
 
 
 def outputs(item: Any) -> list[dict[str, Any]]:
