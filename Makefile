@@ -43,7 +43,7 @@ NONE_IS_FINE := || test $$? = 5
 PYTEST    := $(BIN)/python -m pytest -rfEs --dist loadscope --no-loadscope-reorder
 NOTEBOOKS := chapters labs --nbval
 
-.PHONY: help book site check quick test test-all changed sample answers browser attack graded mutants stress lint lab new-lab new-exercise gpu bench hangs picture clean
+.PHONY: help book site check quick test test-all changed sample answers browser attack graded mutants stress busy lint lab new-lab new-exercise gpu bench hangs picture clean
 .DEFAULT_GOAL := help
 
 help:
@@ -61,6 +61,7 @@ help:
 	@echo "make graded    every lab's solutions graded in the sandbox (Linux, bubblewrap)"
 	@echo "make mutants   check the tests: faults put into the package on purpose, and which target finds them"
 	@echo "make stress    kill, restart and interrupt kernels whose ranks run (TIMES=100 each), and count what is left (Linux)"
+	@echo "make busy      every lab's solutions beside busy loops (TIMES=10 each), and how many verdicts are wrong"
 	@echo "make lint      only the rules for notebooks (seconds)"
 	@echo "make new-lab NAME=11_name                      write a lab without exercises, in labs/"
 	@echo "make new-exercise LAB=11_name NAME=function    add an exercise to it (POINTS=2, DEPENDS='1 2')"
@@ -121,6 +122,10 @@ mutants: $(MORE_STAMP)
 
 stress: $(ALL_STAMP)
 	@$(BIN)/python -m tests.stress $(TIMES)
+
+busy: TIMES = 10
+busy: $(ALL_STAMP)
+	@$(BIN)/python -m tests.busy $(TIMES)
 
 gpu: $(MORE_STAMP)
 	@$(BIN)/python -m benchmarks.gpu

@@ -131,7 +131,8 @@ def server_failure(message: str) -> str:
         ("mark a completed Future" in message,
          f"an answer is given twice: forget a push's future when its result is set.\n{message}"),
         ("pickle" in message and "Future" in message, "the server sends the Future itself, which can't travel: "
-         "@rpc.functions.async_execution above the method has RPC send its result, when there is one"),
+         "@rpc.functions.async_execution above the method has RPC send its result, when there is one; and a future of "
+         "futures has to become one of what they hold, with `then`"),
         (True, message))
 
 

@@ -50,6 +50,7 @@ def _add_mutate(verbs: Verbs) -> None:
     verb.add_argument("lab", type=Path, help="the lab's source, with its solutions")
     verb.add_argument("-n", "--num", type=int, default=20, help="mutants of each exercise, drawn (default 20)")
     verb.add_argument("--seed", type=int, default=0, help="another seed draws others (default 0)")
+    verb.add_argument("--exercise", type=int, nargs="+", help="these exercises only")
     verb.add_argument("--equivalent", type=Path, metavar="FILE",
                       help="mutants that can't be told from the solution: lines 'before -> after  # reason'")
     verb.set_defaults(run=mutate)
@@ -110,7 +111,7 @@ def mutate(options: Any) -> int:
         print(line, flush=True)
 
     known = read_equivalent(options.equivalent) if options.equivalent else {}
-    return int(report(read_lab(options.lab), options.num, options.seed, known, tell))
+    return int(report(read_lab(options.lab), options.num, options.seed, known, tell, options.exercise))
 
 
 def release(options: Any) -> int:

@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -30,6 +31,8 @@ from book.grading.withheld import withheld
 from book.wire.broker import WireError, WireTimeout
 
 MAX_SEED = 10 ** 6  # labs multiply it by a thousand, and generators take at most 63 bits
+# What `launch` says of a rank's exit status; other errors may say something like it, and mean nothing by it.
+KILLED = re.compile(r"\b(?:RankError|CheckFailed)\S*: rank \d+ was killed by SIG[A-Z]+ before its function returned")
 FAILED = "grading it failed"  # prefix of a record's error if the grader itself failed
 Record = dict[str, Any]
 
@@ -270,7 +273,7 @@ def _too_large(marked: Sequence[dict[str, Any]], result: Result, reference: Refe
 
 def _killed(result: Result) -> str | None:
     """The reason if a signal killed a rank, which happens to correct programs too if the machine runs out of memory."""
-    killed = any("was killed by SIG" in cell["traceback"] for cell in result.cells if not cell["ok"])
+    killed = any(KILLED.search(cell["traceback"]) for cell in result.cells if not cell["ok"])
     return "a rank was killed" if killed else None
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +38,13 @@ class Outcome:
         return self.message.startswith(TELLING) or "\nCheckFailed: " in self.message
 
 
-def outcomes(lab: NotebookNode, num_each: int, seed: int, equivalent: Mapping[str, str]) -> Iterator[Outcome]:
+def outcomes(lab: NotebookNode, num_each: int, seed: int, equivalent: Mapping[str, str],
+             exercises: Collection[int] | None = None) -> Iterator[Outcome]:
     """Runs `num_each` drawn mutants of each exercise, or all if there are fewer, and yields the outcome of each.
 
-    `equivalent` has, by `Mutant.key`, the reason why a mutant is as good as the solution.
+    `exercises` None stands for all. `equivalent` has, by `Mutant.key`, why a mutant is as good as the solution.
     """
-    for exercise in points(lab):
+    for exercise in exercises or points(lab):
         found = list(mutants(solution(lab, exercise)))
         drawn = random.Random(f"{seed} {exercise}").sample(found, min(num_each, len(found)))
         for mutant in sorted(drawn, key=lambda one: one.line):
@@ -106,10 +107,10 @@ def table(found: list[Outcome]) -> str:
 
 
 def report(lab: NotebookNode, num_each: int, seed: int, equivalent: Mapping[str, str],
-           tell: Callable[[str], None]) -> bool:
+           tell: Callable[[str], None], exercises: Collection[int] | None = None) -> bool:
     """Runs mutants, reports each outcome and a table at the end; returns whether any mutant survived."""
     found = []
-    for one in outcomes(lab, num_each, seed, equivalent):
+    for one in outcomes(lab, num_each, seed, equivalent, exercises):
         found.append(one)
         said = one.message.split("\n")[0]
         tell(f"exercise {one.exercise}, {one.mutant.mutation.mistake}: {one.mutant.key}\n"

@@ -39,9 +39,19 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Any:
         error = call.excinfo.value if call.excinfo else None
         found.append({"id": mark(item).get("id"), "kind": mark(item).get("kind"), "ok": ok,
                       "outcome": "xfail" if hasattr(report, "wasxfail") else report.outcome,
+                      "stopped": report.outcome == "failed" and stopped(error),
                       "message": str(error or "")[:MAX_TEXT],
                       "traceback": str(getattr(error, "inner_traceback", ""))[-MAX_TEXT:],
                       "outputs": outputs(item) if ok else [], "seconds": round(call.duration, 2)})
+
+
+def stopped(error: BaseException | None) -> bool:
+    """Whether nbval ended a cell at its time limit, or lost its kernel; nothing that the cell prints can say so.
+
+    Of a cell that fails nbval raises NbCellError, with a message of its own before what the cell printed. mypy runs
+    without nbval, so the class is known by its name.
+    """
+    return type(error).__name__ != "NbCellError" or str(error and error.args[0]).startswith("Timeout of ")
 
 
 def outputs(item: Any) -> list[dict[str, Any]]:

@@ -30,7 +30,6 @@ POLL_S = 0.2
 MAX_LOG_BYTES = 32 << 20
 MAX_NBVAL_BYTES = 2 << 30  # nbval keeps everything that a submission outputs
 KERNEL_GONE_S, RESULT_GONE_S = 8, 60  # how long nbval may take to notice, and to report
-LIMIT_WORDS = ("Timeout of", "Kernel dead", "Kernel died", "Timed out", "wasn't able to")
 
 
 @dataclass
@@ -159,7 +158,7 @@ class _Job:
             result.cells = json.loads(self.result_file.read_text())["cells"]
         except (OSError, ValueError, KeyError):
             result.why = "nbval gave no result"
-        if any(word in cell["message"] for cell in result.cells for word in LIMIT_WORDS):
+        if any(cell["stopped"] for cell in result.cells):
             result.why = "time limit of a cell, or the kernel died"
         return result
 
