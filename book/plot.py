@@ -107,16 +107,20 @@ def graph(lines: Mapping[str, Curve], points: Mapping[str, Curve] = {}, *, xlabe
     if "x" in log:
         values = list(next(iter(lines.values()))[0])
         axes.set_xticks(values[::1 + len(values) // 8])
-    for name, x in marks.items():
-        axes.axvline(x, color=INK, linewidth=1, linestyle=":")
-        axes.annotate(name, (x, 0.02), xycoords=("data", "axes fraction"), xytext=(4, 0), textcoords="offset points",
-                      color=INK, fontsize=9)
+    _mark(axes, marks)
     axes.set(xlabel=xlabel, ylabel=ylabel)
     if marks:  # which would cross a legend inside
         figure.legend(frameon=False, labelcolor=INK, fontsize=10, loc="outside lower left", ncols=len(lines))
     else:
         axes.legend(frameon=False, labelcolor=INK, fontsize=10)
     return _closed(figure)
+
+
+def _mark(axes: Axes, marks: Mapping[str, float]) -> None:
+    for name, x in marks.items():
+        axes.axvline(x, color=INK, linewidth=1, linestyle=":")
+        axes.annotate(name, (x, 0.02), xycoords=("data", "axes fraction"), xytext=(4, 0), textcoords="offset points",
+                      color=INK, fontsize=9)
 
 
 def timeline(trace: Trace, title: str = "") -> Figure:

@@ -83,12 +83,12 @@ def meet(server):
 
 
 @pytest.mark.parametrize("server", [Locked, LockedTwice, OwnLock])
-def test_calls_that_keep_apart_are_right(server):
+def test_calls_that_do_not_interfere_pass(server):
     meet(server)
 
 
 @pytest.mark.parametrize("server", [Counter, LockedInParts, TwoLinesApart])
-def test_calls_that_do_not_are_not_as_if_in_turn(server):
+def test_calls_that_interfere_are_reported(server):
     with pytest.raises(CheckFailed, match="as if they had come one after the other. Hold self.lock"):
         meet(server)
 

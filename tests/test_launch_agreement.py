@@ -131,7 +131,7 @@ def right_but_unusual():
     return parameter.grad.tolist()
 
 
-def test_right_but_unusual_programs_are_let_pass():
+def test_unusual_but_right_programs_pass():
     assert list(launch(right_but_unusual, 4)) == [[4.0 * (rank + 1)] * 2 for rank in range(4)]
 
 

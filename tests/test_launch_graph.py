@@ -68,6 +68,6 @@ def test_the_recording_of_a_hung_run_is_played_up_to_its_last_step(hangs_in: str
 
 
 @pytest.mark.slow
-def test_the_trace_of_a_run_that_does_not_hang_says_nothing_of_it() -> None:
+def test_a_trace_has_no_hangs_if_the_run_did_not_hang() -> None:
     trace = launch(dist.init_process_group, 2, record=True).trace
     assert trace.hangs is None and "hangs" not in trace.to_json()

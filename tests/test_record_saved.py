@@ -69,7 +69,7 @@ def test_every_rank_has_one_file(saved, which, message):
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"format": "else"}, {"recording": None}, {"recording": {"operations": [1]}},
                                      {"emitted": {}}, {"more": 1}])
-def test_another_file_is_refused_in_a_sentence(saved, tmp_path, changes):
+def test_a_file_that_is_not_a_recording_raises_a_clear_error(saved, tmp_path, changes):
     with pytest.raises(TraceError, match="is not a recording that record.save wrote"):
         record.merge([changed(saved[0][0], tmp_path, **changes), saved[0][1]])
 

@@ -113,7 +113,7 @@ def test_a_shared_card_never_helps(name):
 @pytest.mark.parametrize("arguments, complaint", [
     ((0, FAST, CARD), "a node of 0 ranks can't have 1 cards"), ((2, FAST, CARD, 3), "2 ranks can't have 3 cards"),
     ((2, FAST, CARD, 1, 0.0), "switch_bytes_per_s must be positive, not 0.0")])
-def test_a_network_that_cannot_be_is_refused(arguments, complaint):
+def test_an_invalid_network_raises_a_clear_error(arguments, complaint):
     with pytest.raises(ValueError, match=complaint):
         Network(*arguments)
 

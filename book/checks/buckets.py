@@ -91,7 +91,7 @@ def started_in_backward(trace: Trace, num_buckets: int) -> int:
 
 
 class _Handle:
-    """What all_reduce(async_op=True) returns, of a sum that is made elsewhere and put into `tensor` at the wait."""
+    """What all_reduce(async_op=True) returns: its sum is made elsewhere, and copied into `tensor` at the wait."""
 
     def __init__(self, tensor: Any, total: Any, work: Any) -> None:
         self.tensor, self.total, self.work, self.sent = tensor, total, work, tensor.clone()
@@ -125,9 +125,9 @@ class _Handle:
 
 @contextmanager
 def untouched_in_flight(dist: Any) -> Iterator[None]:
-    """In it, `dist.all_reduce(..., async_op=True)` gives its sum at the wait, and refuses a tensor that has changed.
+    """Have `dist.all_reduce(..., async_op=True)` give its sum at the wait, and raise if its tensor has changed.
 
-    `dist` is torch.distributed. What is read without a wait is then what was there before, on every rank and each time.
+    `dist` is torch.distributed. What is read without a wait is therefore old, on every rank and in every run.
     """
     all_reduce = dist.all_reduce
 

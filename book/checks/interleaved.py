@@ -18,7 +18,7 @@ from book.checks.verdict import CheckFailed, agree, require
 from book.launch.where import Place, is_learners, place_of
 
 LIMIT_S = 10.0  # for two calls that are not stopped any more
-PATIENCE_S = 0.1  # until a thread is taken to wait for a lock that is not `TellingLock`; less after the first time
+PATIENCE_S = 0.1  # a thread that is silent for so long waits for a lock of another kind; less after the first time
 
 
 class TellingLock:
@@ -95,7 +95,7 @@ class Encounter:
 
 
 def encounters(make: Callable[[], Any], calls: Sequence[Callable[[Any], Any]]) -> Iterator[Encounter]:
-    """All encounters of two calls on servers that `make` makes; their `lock` is replaced by one that tells.
+    """All encounters of two calls on servers that `make` makes; their `lock` is replaced by a `TellingLock`.
 
     Raises CheckFailed where both calls wait for each other.
     """
@@ -119,7 +119,7 @@ def encounters(make: Callable[[], Any], calls: Sequence[Callable[[Any], Any]]) -
 
 
 def _go_on(first: Stoppable, second: Stoppable, patience_s: float) -> bool:
-    """Let `first`, which has stopped, and then `second` go on to their ends; whether nobody's patience was needed."""
+    """Let `first`, which has stopped, and then `second` run to their ends; returns whether no wait has timed out."""
     first.quiet.clear()
     second.start()
     told = second.quiet.wait(patience_s)

@@ -247,7 +247,7 @@ def _why_lost(pushes: Sequence[Notes], made: int) -> str:
 def asked_by_learner() -> bool:
     """Whether the caller was called by code of the learner's, and not by a library that needs a lock for itself.
 
-    A Semaphore and a Condition need one too: then it counts who has asked for these.
+    A Semaphore and a Condition make a lock too: then it counts which code made these.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename == threading.__file__:

@@ -246,7 +246,7 @@ def _hidden_slips(cost: Estimate, busy: float, idle: float, m: int) -> Mistakes:
 
 
 def _link_slips(cost: Estimate, layout: Layout, cluster: Cluster, filled: float) -> Mistakes:
-    """Mistakes in which bandwidth an axis has; one that changes nothing gives the right answer, so nobody meets it."""
+    """Mistakes in which bandwidth an axis has; one that changes nothing gives the right answer, and passes."""
     node, inside, card = cluster.gpus_per_node, cluster.inside_bytes_per_s, cluster.across_bytes_per_s
     rest, span = cost.step_s - cost.dp_s, layout.tp * layout.dp
     for bandwidth, why in (

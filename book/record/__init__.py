@@ -14,6 +14,7 @@
     atlas           which block of which matrix a tensor holds, recognized by its values
     activations     the bytes that autograd keeps for backward
     happens_before  operations of all ranks matched and sorted into steps: assemble, from_zero
+    files           files of which every rank writes one, read with none missing
     saved           recordings of ranks on several hosts, saved and merged with their clocks aligned: save, merge
     flight          torch's Flight Recorder: dump it while ranks hang, read the dumps, find the guilty rank
 """

@@ -1,8 +1,8 @@
 """L2: PyTorch's Flight Recorder: what each rank's process groups were last asked to do, dumped while the ranks hang.
 
 The recorder is a ring buffer in torch, on if `TORCH_FR_BUFFER_SIZE` is set when a rank starts. It notes collectives,
-with the lines that called them, and whether they are
-done. With gloo in torch 2.13 it notes neither sends nor receives, and no time but that of the call.
+with the lines that called them, and whether they are done. With gloo in torch 2.13 it notes neither sends nor receives,
+and no time but that of the call.
 """
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from torch._C._distributed_c10d import _dump_fr_trace
 from torch.distributed import distributed_c10d
 
 from book.device import message_backends, message_device
+from book.record.files import read_all
 from book.record.happens_before import assemble
 from book.record.recording import Operation, Recording
-from book.trace import Event, Trace, TraceError
+from book.trace import Event, Trace
 
 FORMAT = "lockstep flight 1"
 BYTES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Int": 4, "Long": 8, "Byte": 1, "Char": 1, "Bool": 1}
@@ -93,27 +94,14 @@ def dump(path: str | Path, lines: bool = False) -> None:
 
 def read(paths: Iterable[str | Path]) -> list[Flight]:
     """The dumps of all ranks, by rank, from their files in any order; TraceError where one is missing or is none."""
-    found: dict[int, Flight] = {}
-    for path in map(Path, paths):
-        try:
-            plain = json.loads(path.read_text("utf-8"))
-            if plain.pop("format") != FORMAT:
-                raise ValueError("another format")
-            calls = [Call(**{**call, "ranks": tuple(call["ranks"])}) for call in plain.pop("calls")]
-            flight = Flight(**plain, calls=tuple(calls))
-        except OSError as error:
-            raise TraceError(f"{path} can't be read: {error.strerror}") from None
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise TraceError(f"{path} is not a dump that flight.dump wrote: {error}") from None
-        if flight.rank in found:
-            raise TraceError(f"{path} is of rank {flight.rank}, as another file is: give one file for each rank")
-        found[flight.rank] = flight
-    world_size = max((flight.world_size for flight in found.values()), default=0)
-    missing = [str(rank) for rank in range(world_size) if rank not in found]
-    if missing or not found:
-        raise TraceError(f"there is no dump of rank {', '.join(missing) or '0'}: a rank that can't dump is dead or "
-                         "holds the GIL")
-    return [found[rank] for rank in range(world_size)]
+    return read_all(paths, FORMAT, _parsed, "a dump that flight.dump wrote",
+                    "there is no dump of rank {}: a rank that can't dump is dead or holds the GIL")
+
+
+def _parsed(plain: dict[str, Any]) -> Flight:
+    """What `dump` wrote."""
+    calls = [Call(**{**call, "ranks": tuple(call["ranks"])}) for call in plain.pop("calls")]
+    return Flight(**plain, calls=tuple(calls))
 
 
 def trace(flights: Sequence[Flight]) -> Trace:

@@ -17,10 +17,11 @@ import torch
 import torch.distributed as dist
 
 from book.device import message_backends, message_device
+from book.record.files import read_all
 from book.record.happens_before import assemble
 from book.record.recorder import collect, paused
 from book.record.recording import Gradient, Hold, Operation, Origin, Piece, Recording
-from book.trace import Event, Trace, TraceError
+from book.trace import Event, Trace
 
 FORMAT = "lockstep recording 1"
 NUM_TRIPS = 40
@@ -62,17 +63,8 @@ def merge(paths: Iterable[str | Path]) -> Trace:
     Its `clock_error_s` says by how much two ranks' times may be wrong against each other. Raises TraceError where a
     file is no recording, a rank is missing or is there twice, or a message would arrive before it was sent.
     """
-    found: dict[int, Saved] = {}
-    for path in paths:
-        saved = _read(Path(path))
-        if saved.rank in found:
-            raise TraceError(f"{path} is of rank {saved.rank}, as another file is: give one file for each rank")
-        found[saved.rank] = saved
-    world_size = max((saved.world_size for saved in found.values()), default=0)
-    missing = [str(rank) for rank in range(world_size) if rank not in found]
-    if missing or not found:
-        raise TraceError(f"there is no file of rank {', '.join(missing) or '0'}: every rank saves one by record.save")
-    ranks = [found[rank] for rank in range(world_size)]
+    ranks = read_all(paths, FORMAT, _parsed, "a recording that record.save wrote",
+                     "there is no file of rank {}: every rank saves one by record.save")
     bounds = sorted(saved.bound_ns for saved in ranks)[-2:]
     return assemble([_shifted(saved.recording, saved.offset_ns) for saved in ranks], backend=ranks[0].backend,
                     clock_error_s=sum(bounds) / 1e9)
@@ -120,18 +112,10 @@ def _shifted(recording: Recording, by_ns: int) -> Recording:
                    emitted=[later(row, "start_s", "end_s", by=by_ns / 1e9) for row in recording.emitted])
 
 
-def _read(path: Path) -> Saved:
-    """What `save` wrote there; TraceError where it is something else."""
-    try:
-        plain = json.loads(path.read_text("utf-8"))
-        if plain.pop("format") != FORMAT:
-            raise ValueError("another format")
-        emitted = Trace.from_json(json.dumps(plain.pop("emitted"))).events
-        return Saved(**{**plain, "recording": _recording(plain["recording"], emitted)})
-    except OSError as error:
-        raise TraceError(f"{path} can't be read: {error.strerror}") from None
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"{path} is not a recording that record.save wrote: {error}") from None
+def _parsed(plain: dict[str, Any]) -> Saved:
+    """What `save` wrote."""
+    emitted = Trace.from_json(json.dumps(plain.pop("emitted"))).events
+    return Saved(**{**plain, "recording": _recording(plain["recording"], emitted)})
 
 
 def _recording(plain: Mapping[str, Any], emitted: Sequence[Event]) -> Recording:

@@ -1,4 +1,4 @@
-"""L0: schedules as plain data: what every rank does, in which order, before anybody does it.
+"""L0: schedules as plain data: what every rank does, in which order, before anything runs.
 
     moves     Move, Schedule: who sends which chunk to whom at which step
     actions   Action, PipelineSchedule: which forward or backward of which micro-batch a rank runs next

@@ -1,6 +1,6 @@
 """L0: pipelines as plain data: which forward or backward of which micro-batch each rank runs next.
 
-A model is cut into stages, a batch into micro-batches. For each of both a stage runs
+A model is cut into stages, a batch into micro-batches. For each micro-batch a stage runs
 
     F   the forward: takes what the stage before gives, and keeps what the backward will need
     B   the whole backward: gradients of the stage's input and of its weights
@@ -66,8 +66,8 @@ class PipelineSchedule:
 
     `actions` is any iterable of `Action` (or of tuples in its order); those of one rank keep their order, and are kept
     as NumPy columns, rank by rank. `world_size` is one more than the highest rank, if not given. Raises ScheduleError
-    when an action names a stage, micro-batch, rank or kind that cannot be, comes twice, or when two ranks run one
-    stage. An order need not be complete: a run that hung has done a part of it. `check()` says whether it is, and runs.
+    when an action names an invalid stage, micro-batch, rank or kind, or comes twice, and when two ranks run one stage.
+    An order need not be complete: a run that hung has done a part of it. `check()` says whether it is, and runs.
     """
 
     def __init__(self, name: str, num_stages: int, num_micro_batches: int, actions: Iterable[Action],

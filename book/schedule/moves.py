@@ -21,7 +21,7 @@ OPS = ("reduce", "copy")
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot be right: it names a rank or chunk that is not there, or does not keep its promise.
+    """An invalid schedule: it names a rank or chunk that does not exist, or does not keep its promise.
 
     `waits` says, of a pipeline's order that cannot run, what each rank that is stuck waits for.
     """
@@ -55,9 +55,8 @@ class Schedule:
     step keep the order they were given in. `promise` names an entry of `book.promise.PROMISES`, which says what is held
     at the start and must be at the end: "all_reduce" (every rank holds every chunk with every contribution once),
     "reduce_scatter" (rank r holds chunk r+1 so), "broadcast" (every rank holds rank 0's data) and so on. It has to be
-    stated: a name promises nothing.
-    Raises ScheduleError when the promise is missing or unknown, or a move names a step, rank, chunk or op that cannot
-    be.
+    stated: a name promises nothing. Raises ScheduleError when the promise is missing or unknown, or a move names an
+    invalid step, rank, chunk or op.
     """
 
     def __init__(self, name: str, world_size: int, num_chunks: int, moves: Iterable[Move], promise: str | None = None):
@@ -220,7 +219,7 @@ class Schedule:
         return {words[code] for code in np.unique(self.moves.array("op"))}
 
     def _check_conflicts(self) -> None:
-        """A copy and another move into the same chunk in one step: the result would depend on who comes first."""
+        """A copy and another move into the same chunk in one step: the result would depend on which comes first."""
         if not len(self.moves):
             return
         step, dst = (self.moves.array(name).astype(np.int64) for name in ("step", "dst"))

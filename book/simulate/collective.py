@@ -6,7 +6,7 @@ k when its own step k-1 is done and its input has arrived, whatever the others d
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,13 +40,14 @@ def simulate(schedule: Schedule, num_bytes: float, link: Link | Network, *, slow
 
 
 def _times(schedule: Schedule, chunk_bytes: float, link: Link | Network, slowdown: np.ndarray,
-           links: Mapping[tuple[int, int], Link]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """When each move leaves, has arrived, and has been added, seconds, shape (moves,)."""
+           links: Mapping[tuple[int, int], Link]) -> np.ndarray:
+    """When each move leaves, has arrived, and has been added: seconds, shape (3, moves)."""
+    messages, num_moves = steps(schedule, chunk_bytes), len(schedule.moves)
     if not isinstance(link, Network):
-        return _run(schedule, chunk_bytes, _Links(schedule.world_size, link, slowdown, links))
+        return _run(messages, num_moves, _Links(schedule.world_size, link, slowdown, links))
     if links:
         raise ValueError("links: a Network says itself which link lies between two ranks; leave `links` out")
-    return run_shared(schedule, chunk_bytes, link, slowdown)
+    return run_shared(messages, num_moves, link, slowdown)
 
 
 def _factors(world_size: int, slowdown: Mapping[int, float]) -> np.ndarray:
@@ -96,13 +97,13 @@ class _Clocks:
     adding: np.ndarray
 
 
-def _run(schedule: Schedule, chunk_bytes: float, network: _Links) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """When each move leaves, has arrived, and has been added, seconds, shape (moves,)."""
-    times = np.zeros((3, len(schedule.moves)))
-    clocks = _Clocks(*np.zeros((4, schedule.world_size)))
-    for step in steps(schedule, chunk_bytes):
+def _run(messages: Iterable[Step], num_moves: int, network: _Links) -> np.ndarray:
+    """The same where every rank has a link of its own."""
+    times = np.zeros((3, num_moves))
+    clocks = _Clocks(*np.zeros((4, len(network.slowdown))))
+    for step in messages:
         times[:, step.moves] = _step(step, clocks, network)[:, step.message]
-    return times[0], times[1], times[2]
+    return times
 
 
 def _step(step: Step, clocks: _Clocks, network: _Links) -> np.ndarray:

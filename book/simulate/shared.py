@@ -16,27 +16,24 @@ from heapq import heappop, heappush
 import numpy as np
 
 from book.cost import Network
-from book.schedule import Schedule
-from book.simulate.messages import Step, steps
+from book.simulate.messages import Step
 
 NEARLY = 1 + 1e-9  # times and paces that differ by less are equal
 
 
-def run_shared(schedule: Schedule, chunk_bytes: float, network: Network, slowdown: np.ndarray
-               ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """When each move leaves, has arrived, and has been added: seconds, shape (moves,).
+def run_shared(messages: Iterable[Step], num_moves: int, network: Network, slowdown: np.ndarray) -> np.ndarray:
+    """When each move leaves, has arrived, and has been added: seconds, shape (3, moves).
 
-    `slowdown` is each rank's factor on its times, shape (R,).
+    `messages` are those of the schedule's steps; `slowdown` is each rank's factor on its times, shape (R,).
     """
     order = _Order()
-    place = np.zeros(len(schedule.moves), dtype=int)
-    for step in steps(schedule, chunk_bytes):
+    place = np.zeros(num_moves, dtype=int)
+    for step in messages:
         place[step.moves] = len(order.messages) + step.message
         order.add(step)
     run = _Run(order.messages, network, slowdown)
     run.to_the_end()
-    left_s, arrived_s, added_s = run.times[:, place]
-    return left_s, arrived_s, added_s
+    return run.times[:, place]
 
 
 @dataclass
