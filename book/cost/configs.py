@@ -1,8 +1,8 @@
 """L1: a layout as what frameworks read, a file for torchtitan or options for Megatron-LM; and such a file read.
 
 torchtitan 0.2.2's own reader takes these files in a test; 0.3 reads no TOML any more. Megatron-LM's options are those
-that its arguments.py and the configurations of its core declare; its package on PyPI has no training script, so the test
-gives them to the core's configurations.
+that its arguments.py and the configurations of its core declare; its package on PyPI has no training script, so the
+test gives them to the core's configurations.
 """
 from __future__ import annotations
 
