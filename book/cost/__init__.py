@@ -17,7 +17,7 @@
     models       models by name;  machines: GPUs by name, and constants fitted to measured steps
     calibration  these constants, found from measured steps;  scoreboard: how far off the planner is on others
     answer       plan: which layout for a model on so many GPUs, what it costs, and how sure that is
-    configs      a plan as a file for torchtitan or options for Megatron-LM
+    configs      a plan as a file for torchtitan or options for Megatron-LM; such a file read
 
 Keys such as thakur2005 in the docstrings are entries of references.bib.
 """

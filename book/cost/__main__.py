@@ -2,6 +2,7 @@
 
     python -m book.cost plan llama3-70b --gpus 64 --gpu H100 --tokens 2e12 --price 2.5
     python -m book.cost plan llama3-70b --gpus 64 --config torchtitan     the layout as a file for torchtitan
+    python -m book.cost read run.toml --gpus 64                          what a file for torchtitan will send, by axis
     python -m book.cost scoreboard [--refit]                             how far off it is, set by set
     python -m book.cost models                                           names of models and GPUs
 """
@@ -9,9 +10,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from book.cost.answer import MeasuredStep, plan
-from book.cost.configs import CONFIGS
+from book.cost.configs import CONFIGS, read_torchtitan
 from book.cost.layouts import Layout
 from book.cost.machines import MACHINES, SOFTWARE
 from book.cost.models import MODELS
@@ -23,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         print(options.answer(options))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
@@ -45,6 +47,10 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--precision", default="bf16", help="bf16, fp8")
     one.add_argument("--measured", metavar="SECONDS,pp,dp,tp,MICRO,ZERO", help="a step of your own, and its layout")
     one.add_argument("--config", choices=CONFIGS, help="print the layout as that framework's options instead")
+    read = kinds.add_parser("read", help="a file for torchtitan: its layout, and what a GPU sends along each axis")
+    read.add_argument("file", type=Path)
+    read.add_argument("--gpus", type=int, default=0, help="how many, if its shard degree is -1")
+    read.set_defaults(answer=lambda options: str(read_torchtitan(options.file.read_text("utf-8"), options.gpus)))
     board = kinds.add_parser("scoreboard", help="errors on measured steps, data set by data set")
     board.add_argument("--refit", action="store_true", help="also leave each source out and fit again (a minute)")
     board.set_defaults(answer=lambda options: scoreboard(options.refit))

@@ -73,7 +73,7 @@ def calibrated(groups: Iterable[Sequence[Published]], start: Constants = CONSTAN
     ends = np.cumsum([len(group) for group in groups])[:-1]
     known = {row.machine.split("-")[0] for row in rows.rows} | {row.software for row in rows.rows} | {"all"}
     keys = [(group, name) for group in start if group in known for name in start[group]
-            if name != "kept_factor"]  # no time depends on it
+            if name not in ("kept_factor", "fixed_bytes")]  # no time depends on these
 
     def constants(point: np.ndarray) -> dict[str, dict[str, float]]:
         found = {group: dict(of) for group, of in start.items()}

@@ -16,7 +16,7 @@ class Overheads:
     further node of the cluster; data parallelism's ring waits `ring_hop_s` in each layer for each of its members. Of
     the last micro-batch's backward `hidden_share` hides data parallelism's messages; those of ZeRO-2 and 3 are waited
     for. `slowdown` multiplies the whole step, `kept_factor` the activations that are counted: unfused operations keep
-    more.
+    more. `fixed_bytes` are taken whatever the layout: workspaces, buffers, what the allocator can't fill.
 
     Raises ValueError for a negative number, and for a share above 1.
     """
@@ -31,6 +31,7 @@ class Overheads:
     hidden_share: float = 0.0
     slowdown: float = 1.0
     kept_factor: float = 1.0
+    fixed_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -1,13 +1,21 @@
-"""L1: a chosen layout as what frameworks read: a file for torchtitan, options for Megatron-LM.
+"""L1: a layout as what frameworks read, a file for torchtitan or options for Megatron-LM; and such a file read.
 
-torchtitan 0.2.2's own reader took such files, and 0.3 reads no TOML any more. Megatron-LM's options are those that its
-arguments.py and the configurations of its core declare; its package on PyPI has no training script to try them with.
+torchtitan 0.2.2's own reader takes these files in a test; 0.3 reads no TOML any more. Megatron-LM's options are those
+that its arguments.py and the configurations of its core declare; its package on PyPI has no training script, so the
+test gives them to the core's configurations.
 """
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 from book.cost.answer import Plan
+from book.cost.layouts import Layout
+from book.cost.machines import cluster_of
+from book.cost.models import model_named
+from book.cost.step import Estimate, estimate
 
 # Names of torchtitan's own configurations, by model.
 TORCHTITAN = {"llama3-8b": ("llama3", "8B"), "llama3-70b": ("llama3", "70B"), "llama3-405b": ("llama3", "405B"),
@@ -52,6 +60,87 @@ def torchtitan_toml(plan: Plan) -> str:
 
 def _toml(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+@dataclass(frozen=True)
+class Configured:
+    """What a configuration says of a run: which model, cut how, on sequences of how many tokens, so many in a step."""
+
+    model_name: str
+    layout: Layout
+    num_tokens: int
+    global_batch: int
+
+    def estimate(self, gpu: str = "H100") -> Estimate:
+        """Its bytes and seconds on GPUs of this name, with Megatron's constants."""
+        model = replace(model_named(self.model_name), num_tokens=self.num_tokens)
+        return estimate(model, cluster_of(gpu, self.layout.num_gpus), self.layout, self.global_batch)
+
+    def __str__(self) -> str:
+        """The run, and what a GPU sends along each axis in a step."""
+        cost = self.estimate()
+        sent = {axis: getattr(cost, f"{axis}_bytes") for axis in ("tp", "cp", "ep", "pp", "dp")}
+        lines = [f"{self.model_name} on {self.layout.num_gpus:,} GPUs, {self.global_batch:,} sequences of "
+                 f"{self.num_tokens:,} tokens a step: {self.layout}"]
+        return "\n".join(lines + [f"a GPU sends {num_bytes / 1e9:.2f} GB along {axis} in a step"
+                                  for axis, num_bytes in sent.items() if num_bytes])
+
+
+def read_torchtitan(text: str, num_gpus: int = 0) -> Configured:
+    """What a file for torchtitan 0.2 says; without `num_gpus` its shard degree must be a number.
+
+    What it leaves out is as torchtitan has it. Raises ValueError for what is no TOML, for models and parallelisms that
+    are not known here, and for GPUs that its degrees do not divide.
+    """
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"this is no TOML: {error}") from None
+    said = found.get("model", {})
+    names = [name for name, known in TORCHTITAN.items() if known == (said.get("name"), said.get("flavor"))]
+    if not names:
+        raise ValueError(f"no model here is torchtitan's {said.get('name')} {said.get('flavor')}: there are "
+                         f"{', '.join(map(' '.join, TORCHTITAN.values()))}")
+    training, mode = found.get("training", {}), found.get("activation_checkpoint", {}).get("mode", "selective")
+    local = training.get("local_batch_size", 8)
+    layout = _layout(found.get("parallelism", {}), local, model_named(names[0]).num_layers, num_gpus)
+    layout = replace(layout, recompute=None if mode == "none" else mode)
+    batch = training.get("global_batch_size", -1)
+    return Configured(names[0], layout, training.get("seq_len", 2048), batch if batch > 0 else local * layout.dp)
+
+
+def _layout(said: dict[str, Any], local: int, num_layers: int, num_gpus: int) -> Layout:
+    """The layout of torchtitan's section "parallelism"."""
+    degree = {name: said.get(f"{name}_degree", 1) for name in (
+        "data_parallel_replicate", "tensor_parallel", "context_parallel", "pipeline_parallel", "expert_parallel")}
+    copies, tp, cp, pp, ep = degree.values()
+    shards = said.get("data_parallel_shard_degree", -1)
+    if shards < 0:
+        shards, rest = divmod(num_gpus, copies * tp * cp * pp)
+        if not shards or rest:
+            raise ValueError(f"the degrees make {copies * tp * cp * pp}, which must divide the number of GPUs: "
+                             f"{num_gpus or 'say it'}")
+    if copies > 1 and shards > 1:
+        raise ValueError(f"replicas of shards ({copies} of {shards}) are not known here")
+    kept = said.get("fsdp_reshard_after_forward", "default")
+    whole = kept == "never" or (kept == "default" and pp > 1)
+    stages = num_layers // pp // said.get("pipeline_parallel_layers_per_stage", num_layers // pp)
+    return Layout(pp, copies * shards, tp, said.get("pipeline_parallel_microbatch_size", 1) if pp > 1 else local,
+                  stages if pp > 1 else 1, (2 if whole else 3) if shards * cp > 1 and copies == 1 else 0, int(tp > 1),
+                  None, cp, ep)
+
+
+def shrunk(layout: Layout, num_ranks: int = 8) -> Layout:
+    """The layout on few ranks: its longest axis halved until it fits, axes of one rank left alone.
+
+    Raises ValueError where halving does not lead there.
+    """
+    while layout.num_gpus > num_ranks:
+        axis = max(("pp", "dp", "tp", "cp"), key=lambda name: getattr(layout, name))
+        if getattr(layout, axis) % 2 or getattr(layout, axis) == 2:
+            raise ValueError(f"{layout} can't be halved to {num_ranks} ranks")
+        layout = replace(layout, ep=1, **{axis: getattr(layout, axis) // 2})
+    return layout
 
 
 def megatron_options(plan: Plan) -> str:

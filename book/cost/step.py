@@ -25,7 +25,8 @@ from book.cost.transformer import Transformer, layer_shape
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a GPU holds, sends and spends in a step. `gathered_bytes` come and go: what ZeRO gathers, a layer at work.
+    """What a GPU holds, sends and spends in a step. `gathered_bytes` come and go: what ZeRO gathers, a layer at
+    work, workspaces.
 
     The seconds from `matmul_s` to `update_s` add up to `step_s`; of `dp_s` it is what no computing hides. `mfu` is the
     share of the peak that the model's own FLOPs make up, without recomputation.
@@ -168,7 +169,7 @@ class Terms:
             2 * each.parameters * (stage == 3) + each.gradients * (stage >= 2)))
         return {"state_bytes": self.by("zero_stage", range(4), self.state),
                 "activation_bytes": more * (self.in_flight() * self.layers * kept + ends),
-                "gathered_bytes": gathered + more * (self.kept(None) - kept)}
+                "gathered_bytes": gathered + more * (self.kept(None) - kept) + self.cluster.overheads.fixed_bytes}
 
     def state(self, zero_stage: int) -> Any:
         """Bytes of parameters, gradients and optimizer."""

@@ -60,7 +60,7 @@
     /** By what it is for. Experts are on ep ranks, and their replicas share out as many times less. */
     held() {
       const { model, each, tp, pp, m, zero_stage } = this;
-      const more = this.cluster.overheads.kept_factor;
+      const { kept_factor: more, fixed_bytes } = this.cluster.overheads;
       const layer = (model.layer_parameters + model.expert_parameters / this.ep) / tp;
       const kept = this.kept(this.recompute);
       const shared = this.sequence_parallel ? tp : 1;
@@ -73,7 +73,7 @@
       const found = {
         state_bytes: this.state(),
         activation_bytes: more * (this.in_flight() * this.layers * kept + ends),
-        gathered_bytes: gathered + more * (this.kept(null) - kept),
+        gathered_bytes: gathered + more * (this.kept(null) - kept) + fixed_bytes,
       };
       return { ...found, memory_bytes: found.state_bytes + found.activation_bytes + found.gathered_bytes };
     }

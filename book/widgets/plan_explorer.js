@@ -1,10 +1,10 @@
 /* Lockstep's planner in the page: the fastest layout of what the reader chooses, memory against time of those that fit,
    where bytes and seconds go. plan_explorer.py says what the data mean. */
 (() => {
-  const { make, define } = globalThis.lockstepScene;
-  const { mountExplorer, chart, dot } = globalThis.lockstepExplorer;
+  const { make } = globalThis.lockstepScene;
+  const { explorer, chart, dot } = globalThis.lockstepExplorer;
   const { band, frontOf, nameOf, time } = globalThis.lockstepLayouts;
-  const { plan_answer, plan_step } = globalThis.lockstepTwin;
+  const { plan_answer } = globalThis.lockstepTwin;
   const { min, max, round } = Math;
   const MOST_DOTS = 300;
   // The parts of an estimate, their words and hues.
@@ -129,6 +129,5 @@
     return { answer, draw, tell, figures, told, refine, source: "computed in this page", numFigures: 2 };
   }
 
-  define("plan_explorer", data => (el, _, opts) => mountExplorer(el, data, opts, kindOf(data)));
-  Object.assign(globalThis.lockstepPlan_explorer, { answer, PARTS: plan_step.PARTS });
+  explorer("plan_explorer", kindOf);
 })();

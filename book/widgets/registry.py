@@ -35,6 +35,7 @@ STYLE = "widgets.css"  # the styles of all widgets
 SCRIPTS = tuple(dict.fromkeys(f"{script}.js" for scripts in (TWIN, PLANNER, *WIDGETS.values()) for script in scripts))
 # What a page loads as one file: scripts that are of no use without each other, or that are on the same pages.
 BUNDLES = {"twin.js": tuple(f"{room}.js" for room in TWIN),
+           "planner.js": tuple(f"{room}.js" for room in PLANNER if room not in TWIN),
            "explorers.js": ("explorer.js", "traffic_explorers.js", "step_explorers.js"),
            "pipelines.js": ("pipeline.js", "game.js"), "sharding.js": ("memory.js", "memory_bars.js"),
            "landing.js": ("ring.js", "duel.js"),
