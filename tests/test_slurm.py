@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.slurm import NoSlurm, cluster
+from tests.test_chapters import cells
 from tests.website import ROOT
 
 pytestmark = pytest.mark.full
-READS = ["examples/slurm/*", "examples/report_ranks.py"]
+READS = ["examples/slurm/*", "examples/report_ranks.py", "chapters/12_beyond_one_machine.ipynb"]
 SCRIPT, PROGRAM = ROOT / "examples" / "slurm" / "job.sbatch", ROOT / "examples" / "report_ranks.py"
 LIMIT_S = 240
 LINE = re.compile(r"rank (\d) of 4, local rank (\d), node (n\d), sum 4")
@@ -52,3 +53,11 @@ def test_a_rank_that_fails_ends_the_job(slurm, tmp_path):
     failing.write_text("import os, sys, time\nif os.environ['RANK'] == '3':\n    sys.exit(5)\ntime.sleep(200)\n")
     told, status = submitted(slurm, tmp_path, failing)
     assert status != 0 and "exitcode  : 5" in told, told
+
+
+def test_the_chapter_shows_the_script_as_it_is():
+    """But for the comments of its options."""
+    shown = "\n".join(cells("12_beyond_one_machine", "markdown"))
+    lines = [line for line in SCRIPT.read_text().splitlines() if line]
+    bare = {re.sub(r"\s+# .*", "", line) for line in shown.splitlines()}
+    assert [line for line in lines if line not in bare] == []
