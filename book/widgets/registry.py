@@ -38,8 +38,7 @@ BUNDLES = {"twin.js": tuple(f"{room}.js" for room in TWIN),
            "planner.js": tuple(f"{room}.js" for room in PLANNER if room not in TWIN),
            "explorers.js": ("explorer.js", "traffic_explorers.js", "step_explorers.js"),
            "pipelines.js": ("pipeline.js", "game.js"), "sharding.js": ("memory.js", "memory_bars.js"),
-           "landing.js": ("ring.js", "duel.js"),
-           "planner.js": ("layouts.js", *(f"{room}.js" for room in PLANNER if room not in TWIN), "plan_explorer.js")}
+           "landing.js": ("ring.js", "duel.js")}
 
 
 def sources(widgets: set[str]) -> list[str]:
