@@ -96,7 +96,7 @@ def kills(times: int, seed: int) -> Iterator[Kill]:
             losses = None
             for _ in range(3):
                 num_ranks = draws.randint(2, 4)
-                victim, after_s = draws.randrange(num_ranks), draws.uniform(0, 0.6)
+                victim, after_s = draws.randrange(num_ranks), draws.uniform(0.2, 3)
                 before = latest(folder) or 0
                 losses = launched(train, folder, num_ranks, victim, after_s)
                 if losses is not None:
