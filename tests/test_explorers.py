@@ -9,17 +9,22 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from book import pipelines
 from book.collectives import COLLECTIVES
 from book.cost import Link
+from book.execute import execute
+from book.launch import launch
 from book.replay import Replay, bubble, overlap
 from book.simulate import simulate, simulate_pipeline
 from book.simulate.streams import fill_buckets
+from book.trace import Trace
 from book.widgets import (axes_explorer, bucket_explorer, pipeline_explorer, race_explorer, server_explorer,
                           sharding_explorer)
 from book.widgets.explorer import Dial, decades
 from book.widgets.step_explorers import CAPS, BucketExplorer, ShardingExplorer
+from book.widgets.terms import in_seconds
 from book.widgets.traffic_explorers import ALGORITHMS, across, servers
 from tests.backward import recorded
 from tests.players import (PLAYER, assert_readable, axe_finds, caption, click, contrasts, figures, first, html_of,
@@ -252,7 +257,7 @@ def test_a_turn_of_a_dial_changes_picture_sentence_and_figures_until_reset(show:
     assert page.get_by_role("button", name="Reset").is_disabled()
     turn(page, *TURNED.get(name, ("ranks", 10)))
     after = page.evaluate(PICTURE), caption(page), figures(page)
-    assert all(one != other for one, other in zip(before, after))
+    assert all(one != other for one, other in zip(before, after) if one), "an explorer may have no row of figures"
     assert re.search("on 12 ranks|of 8 machines|on 128 ranks", after[1].lower())
     field, said = (page.locator(name).bounding_box() for name in (".lk-field", ".lk-caption"))
     assert said["y"] >= field["y"] + field["height"], "the sentence stands below the picture"
@@ -359,3 +364,63 @@ def test_links_to_other_pages_take_the_cluster_along(show: Callable) -> None:
         link.click()
     assert [(link.get_attribute("href") or "").rpartition("/")[2] for link in links] == [
         "other.html#cluster=ranks:8", "other.html#place", "#here", "a.html"]
+
+
+# a reader's own recording
+def drop(page: Any, name: str, text: str) -> None:
+    """Drop a file onto the page's first widget, as a reader does with the mouse."""
+    page.evaluate("""([name, text]) => {
+      const data = new DataTransfer();
+      data.items.add(new File([text], name));
+      const drop = new DragEvent('drop', { dataTransfer: data, bubbles: true, cancelable: true });
+      document.querySelector('.lockstep-player').dispatchEvent(drop);
+    }""", [name, text])
+
+
+@pytest.fixture(scope="module")
+def recording() -> Trace:
+    """A real run: a ring on four ranks, its messages recorded."""
+    trace = launch(execute, 4, COLLECTIVES["ring_all_reduce"].schedule(4), torch.zeros(1 << 12)).trace
+    assert trace is not None
+    return trace
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["dropped", "chosen", "chrome"])
+def test_a_recording_is_shown_beside_the_ideal(show: Callable, recording: Trace, how: str) -> None:
+    page = show(race_explorer())
+    text = recording.to_chrome() if how == "chrome" else recording.to_json()
+    if how == "chosen":
+        file = {"name": "run.json", "mimeType": "application/json", "buffer": text.encode()}
+        page.locator("input[type=file]").set_input_files(file)
+    else:
+        drop(page, "run.json", text)
+    page.locator(".lk-own svg").nth(1).wait_for()
+    ideal = seconds("ring_all_reduce", {"latency_s": 10e-6, "bandwidth_bytes_per_s": 12.5e9, "slow_link": 1,
+                                        "slow_rank": 1, "ranks": 4}, recording.sent_bytes().max() * 4 / 6)
+    said = caption(page)
+    assert "Your recording: 4 ranks, 24 messages" in said and f"takes {in_seconds(ideal)}" in said
+    assert page.locator(".lk-alert").is_hidden()
+    before = said
+    turn(page, "latency", 30)
+    assert caption(page) != before, "the ideal follows the dials"
+
+
+BAD = {"no.json": ("{", "This file is not JSON"),
+       "other.json": ('{"a": 1}', "this is not a trace's JSON"),
+       "empty.json": ('{"traceEvents": []}', "This Chrome trace has no messages"),
+       "ranks.json": ('{"format": "lockstep trace 1", "world_size": 2, "clock": "modelled", "source": "simulated", '
+                      '"events": {"rank": [0, 7], "kind": ["send", "send"]}}', "event 1 has rank 7"),
+       "silent.json": ('{"format": "lockstep trace 1", "world_size": 2, "clock": "logical", "source": "recorded", '
+                       '"events": {"rank": [0], "kind": ["hold"]}}', "This recording has no messages with times"),
+       "numbers.json": ("[1, 2, 3]", "this is not a trace's JSON")}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_file_that_is_no_recording_gets_a_sentence(show: Callable, name: str) -> None:
+    page = show(race_explorer())
+    before = caption(page)
+    drop(page, name, BAD[name][0])
+    alert = page.locator(".lk-alert")
+    alert.get_by_text(BAD[name][1]).wait_for()
+    assert len(alert.inner_text()) < 200 and caption(page) == before and not page.locator(".lk-own svg").count()

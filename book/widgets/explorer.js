@@ -99,7 +99,8 @@
 
   /** Buttons for a dial of words, one of which is pressed. */
   function buttons(parent, { label, values }, at, act) {
-    const box = make("div.lk-dial lk-words", parent, { role: "group", "aria-label": label });
+    const long = values.join("").length > 20 ? " lk-long" : "";
+    const box = make("div.lk-dial lk-words" + long, parent, { role: "group", "aria-label": label });
     make("span", box, {}, label);
     const all = values.map((word, i) => pill(make("span", box), word, word, () => act(i)));
     const set = at => {
@@ -112,25 +113,89 @@
     return set;
   }
 
+  // # a reader's own recording: it is read here, and goes nowhere
+  const MOST_BYTES = 20e6;
+
+  /** The trace in a text that `to_json` or `to_chrome` wrote; throws an error with one sentence for any other. */
+  function traceOf(text) {
+    const { Trace } = globalThis.lockstepTwin.trace;
+    let data = null;
+    try {
+      data = JSON.parse(text);
+    } catch {
+      throw new Error("This file is not JSON: save a recording with run.trace.to_json().");
+    }
+    if (!Array.isArray(data?.traceEvents)) return Trace.from_json(text);
+    const slices = data.traceEvents.filter(({ ph, args }) => ph === "X" && KINDS_OF_EVENTS.includes(args?.kind));
+    if (!slices.length) throw new Error("This Chrome trace has no messages: the book's to_chrome() writes them.");
+    const rows = slices.map(({ tid, ts, dur, args }) => {
+      return { ...args, rank: tid, start_s: ts / 1e6, end_s: (ts + dur) / 1e6 };
+    });
+    const names = new Set(rows.flatMap(Object.keys));
+    const columns = [...names].map(name => [name, rows.map(row => row[name] ?? null)]);
+    const ranks = data.traceEvents.filter(({ name }) => name === "thread_name").length;
+    return new Trace(Object.fromEntries(columns), ranks, "measured", "recorded");
+  }
+
+  const KINDS_OF_EVENTS = ["send", "recv", "collective", "compute"];
+
+  /** A button, and the figure itself, take a file: `show` gets its trace, or null and what is wrong with the file. */
+  function takesFiles(root, bar, show) {
+    const read = async file => {
+      try {
+        if (file.size > MOST_BYTES) throw new Error(`This file is too large: ${bytes(file.size)} of at most 20 MB.`);
+        show(traceOf(await file.text()));
+      } catch (error) {
+        show(null, `${file.name}: ${error.message}`);
+      }
+    };
+    const input = make("input", root, { type: "file", accept: ".json", hidden: "", "aria-label": "recording" });
+    input.onchange = () => {
+      if (input.files.length) read(input.files[0]);
+      input.value = "";
+    };
+    pill(bar, "Your recording…", "Show a file of run.trace.to_json() beside this; it stays in this page", () => {
+      input.click();
+    });
+    root.ondragover = e => e.preventDefault();
+    root.ondrop = e => {
+      e.preventDefault();
+      if (e.dataTransfer.files.length) read(e.dataTransfer.files[0]);
+    };
+  }
+
   // # widget
   function mountExplorer(el, data, opts, kind) {
     const { root, source, caption, alert } = frame(el, data.title, -1);
     source.textContent = kind.source ?? "simulated in this page";
+    const turns = make("div.lk-turns", source.parentNode);
     const bar = make("div.lk-dials", root, { role: "group", "aria-label": "What is simulated" });
     const field = make("div.lk-field", root);
     field.after(caption);
-    const foot = footer(root, kind.numFigures ?? 5);
+    const foot = kind.figures ? footer(root, kind.numFigures ?? 5) : () => {};
     const first = data.dials.map(dial => dial.at);
     const at = [...first];
     const shared = data.dials.map(({ key }, i) => [key, i]).filter(([key]) => SHARED.includes(key));
     const sets = data.dials.map((dial, i) => {
       return (dial.unit === "word" ? buttons : slider)(bar, dial, at[i], place => turn(i, place));
     });
-    const reset = pill(bar, "Reset", "Back to the numbers of the text", () => {
+    const reset = pill(turns, "Reset", "Back to the numbers of the text", () => {
       at.splice(0, at.length, ...first);
       draw();
       choose(null, follow);
     });
+
+    let recording = null; // the reader's, where the kind can show one
+    const own = make("div", null, { class: "lk-own" });
+    field.after(own);
+    if (kind.beside) {
+      takesFiles(root, turns, (trace, wrong = "") => {
+        recording = trace;
+        alert.textContent = wrong;
+        alert.hidden = !wrong;
+        draw();
+      });
+    }
 
     const valuesAt = places => Object.fromEntries(data.dials.map((dial, i) => [dial.key, dial.values[places[i]]]));
     function turn(i, place) {
@@ -153,10 +218,23 @@
       const told = kind.tell(answer, chosen, data);
       field.replaceChildren();
       kind.draw(field, field.clientWidth || 320, answer, chosen, data);
-      write(caption, told);
-      foot(kind.figures(answer, chosen, data));
+      own.replaceChildren();
+      const more = recording ? besideIt(recording, chosen) : [];
+      write(caption, [...told, ...more]);
+      foot(kind.figures?.(answer, chosen, data) ?? []);
       reset.disabled = at.every((place, i) => place === first[i]);
       Object.assign(root.dataset, { step: 0, steps: 0, playing: false, ...chosen, ...kind.told?.(answer) });
+    }
+    /** The reader's recording below the picture; returns the sentences about it. */
+    function besideIt(trace, chosen) {
+      try {
+        return kind.beside(own, own.clientWidth || 320, trace, chosen);
+      } catch (error) {
+        recording = null;
+        alert.textContent = error.message;
+        alert.hidden = false;
+        return [];
+      }
     }
     const watch = watchWidth(field, draw);
     root.onkeydown = e => e.stopPropagation(); // keys act here and never reach the notebook around it

@@ -59,7 +59,7 @@
     const both = make("div.lk-pair", field);
     const wide = W < 560 ? W : (W - 20) / 2;
     const x = { low: 0, high: most, ticks: range(5, i => (i * most) / 4), text: String, label: "micro-batches" };
-    const shape = { H: 150, W: wide, now: now.batches };
+    const shape = { H: 130, W: wide, now: now.batches };
     const share = { low: 0, high: 1, ticks: [0, 0.25, 0.5, 0.75, 1], text: v => `${100 * v} %`, label: "bubble" };
     const idle = chart(both, {
       ...{ ...shape, axes: { x, y: share }, name: "bubble against micro-batches" },
@@ -116,18 +116,8 @@
     ];
   }
 
-  function figuresOfPipeline({ now }, { ranks, batches, ratio }) {
-    return [
-      [text(now.step), "forwards of one rank: the step"],
-      [percent(now.bubble), "bubble: idle share of the step"],
-      [text(batches * (1 + ratio)), "forwards: what each rank computes"],
-      [text(now.peak), "micro-batches held at most, by the fullest rank"],
-      [text(sum(now.peaks) / ranks), "on average over the ranks"],
-    ];
-  }
-
   explorer("pipeline_explorer", {
-    ...{ answer: piped, draw: drawPipeline, tell: tellPipeline, figures: figuresOfPipeline, refine },
+    ...{ answer: piped, draw: drawPipeline, tell: tellPipeline, refine },
     told: ({ now }) => ({ length: now.step, bubble: now.bubble, peak: now.peak }),
   });
 
@@ -141,9 +131,7 @@
     const times = streams.stream_times(tasks);
     const length = stream => sum(tasks, task => (task.stream === stream ? task.duration_s : 0));
     const [compute, network] = STREAMS.map(length);
-    const step = max(...times.map(([, end]) => end));
-    const hidden = network ? 1 - min(1, (step - compute) / network) : 1;
-    return { tasks, times, step, compute, network, hidden };
+    return { tasks, times, step: max(...times.map(([, end]) => end)), compute, network };
   }
 
   function drawStreams(field, W, { tasks, times, step }, names = (stream, unit) => unit) {
@@ -156,8 +144,9 @@
     timeline(field, W, { ...shown, name: "what runs when", left: 62 });
   }
 
+  /** What is not hidden behind computing. */
   const outside = ({ step, compute }) => {
-    return step - compute < 1e-9 * step ? "nothing sticks out" : `${short(step - compute)} of sending stick out`;
+    return step - compute < 1e-9 * step ? "all sending is hidden" : `${short(step - compute)} of sending stick out`;
   };
 
   // # buckets
@@ -185,7 +174,7 @@
       { points: all.map(({ cap, step }) => [cap, step]), hue: "var(--kB)" },
       { points: all.map(({ cap, network }) => [cap, network]), hue: "var(--kI)", dash: "4 3" },
     ];
-    const shown = { W, H: 150, axes, curves, now: now.cap, name: "step and all-reduces against bucket size" };
+    const shown = { W, H: 130, axes, curves, now: now.cap, name: "step and all-reduces against bucket size" };
     dot(chart(field, shown), [now.cap, now.step], `step ${short(now.step)}`, W);
     make("p.lk-small", field, {}, "solid: the step; dashed: all all-reduces");
   }
@@ -197,21 +186,15 @@
     const fastest = ` Fastest here are ${inKiB(best.cap)} KiB: ${short(best.step)}.`;
     const head = `On ${ranks} ranks, buckets of ${inKiB(now.cap)} KiB make ${num(now.buckets, "all-reduce")}: `;
     const last = faster ? fastest : " No other size here is faster.";
-    const how = `, of which backward is ${short(now.compute)}, and ${outside(now)}.${last}`;
+    const how = `: backward ${short(now.compute)}, all-reduces ${short(now.network)}, ${outside(now)}.${last}`;
     return [
       ["", head],
       [`the step takes ${short(now.step)}`, how],
     ];
   }
 
-  const figuresOfBuckets = ({ now }) => [
-    [short(now.network), "all all-reduces together"],
-    [percent(now.hidden), "of them hidden behind backward"],
-    [percent(1 - now.compute / now.step), "of the step nothing is computed"],
-  ];
-
   explorer("bucket_explorer", {
-    ...{ answer: bucketed, draw: drawBuckets, tell: tellBuckets, figures: figuresOfBuckets },
+    ...{ answer: bucketed, draw: drawBuckets, tell: tellBuckets },
     told: ({ now }) => ({ length: now.step, buckets: now.buckets }),
   });
 
@@ -265,16 +248,8 @@
     ];
   }
 
-  const figuresOfSharded = ({ now }) => [
-    [short(now.compute), "computing"],
-    [short(now.network), "sending"],
-    [percent(now.hidden), "of the sending hidden"],
-    [trim(bytes(now.kept)), "kept all the time"],
-    [trim(bytes(now.extra)), "more for a while"],
-  ];
-
   explorer("sharding_explorer", {
-    ...{ answer: sharded, draw: drawSharded, tell: tellSharded, figures: figuresOfSharded },
+    ...{ answer: sharded, draw: drawSharded, tell: tellSharded },
     told: ({ now }) => ({ length: now.step, kept: now.kept, extra: now.extra }),
   });
 })();

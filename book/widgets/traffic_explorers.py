@@ -106,9 +106,12 @@ class ServerExplorer(Explorer):
             Dial("servers", "servers", tuple(range(1, 17)), num_servers),
             Dial("ranks", "machines", tuple(range(2, 17)), num_ranks),
             Dial("num_bytes", "gradients", decades(3, 10), num_bytes, "B"),
-            Dial("latency_s", "latency", decades(-7, -2), link.latency_s, "s"),
             Dial("bandwidth_bytes_per_s", "bandwidth", decades(7, 12), link.bandwidth_bytes_per_s, "B/s")))
         self.num_ranks, self.num_bytes, self.link = num_ranks, num_bytes, link
+
+    def data(self, live: bool) -> dict[str, Any]:
+        """The dials, and the links' latency."""
+        return {**super().data(live), "latency_s": self.link.latency_s}
 
     def text(self) -> str:
         """One line that says what is shown."""
