@@ -32,14 +32,14 @@ WIDGETS = {  # by the name in their HTML, scripts in the order in which they loa
 }
 ASSETS = Path(__file__).parent
 STYLE = "widgets.css"  # the styles of all widgets
-SCRIPTS = tuple(dict.fromkeys(f"{script}.js" for scripts in (TWIN, PLANNER, *WIDGETS.values()) for script in scripts))
+SCRIPTS = tuple(dict.fromkeys(f"{script}.js" for scripts in (TWIN, *WIDGETS.values()) for script in scripts))
 # What a page loads as one file: scripts of no use without each other, or of the same chapters: those that draw a
 # training step in lanes, and those that draw models cut over ranks. A reader of several chapters loads them once.
 BUNDLES = {"twin.js": tuple(f"{room}.js" for room in TWIN),
-           "planner.js": tuple(f"{room}.js" for room in PLANNER if room not in TWIN),
+           "planner.js": (*(f"{room}.js" for room in PLANNER if room not in TWIN), "plan_explorer.js"),
            "explorers.js": ("explorer.js", "traffic_explorers.js", "step_explorers.js"),
            "steps.js": ("timeline.js", "pipeline.js", "game.js", "memory.js", "memory_bars.js"),
-           "splits.js": ("shards.js", "mesh.js"),
+           "splits.js": ("shards.js", "mesh.js", "layouts.js"),
            "landing.js": ("ring.js", "duel.js")}
 
 
