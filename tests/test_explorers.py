@@ -92,7 +92,7 @@ def test_the_html_is_the_same_every_time(name: str) -> None:
     (lambda: server_explorer(4, 0), "servers can be 1 to 16, not 0"),
     (lambda: axes_explorer(tp=3), "tp can be 1 to 16, not 3"),
     (lambda: axes_explorer(order="dp tp"), "outermost first can't be 'dp tp': use one of pp dp tp, "),
-    (lambda: sharding_explorer(zero_stage=4), "ZeRO stage can be 0 to 3, not 4"),
+    (lambda: sharding_explorer(zero_stage=4), "ZeRO stage can't be 4: use one of 0, 1, 2, 3"),
     (lambda: bucket_explorer(LAYERS, 1.0), "bucket can be 16384 to 2.09715e\\+06, not 1.0"),
     (lambda: pipeline_explorer(schedule="2F2B"), "schedule can't be '2F2B': use one of GPipe, 1F1B")])
 def test_what_cannot_be_chosen_is_refused(make: Callable[[], Any], words: str) -> None:
