@@ -151,8 +151,8 @@ def test_the_data_of_players_is_found(small_site: Path) -> None:
 
 
 def test_comments_and_blanks_go() -> None:
-    script = '  a("/* no */"); // yes\n\n  /* two\n lines */ b(`// no`);'
-    assert minified("one.js", script) == 'a("/* no */");b(`// no`);'
+    script = 'a("/* no */"); // yes\n\n  /* two\n lines */ b(c ? `${c ? ` x ` : 1}, y` : d);'
+    assert minified("one.js", script) == 'a("/* no */"),b(c?`${c?` x `:1}, y`:d)'
     assert minified(STYLE, "/* why */\n.a :hover { width: calc(1px + 2px); }") == ".a :hover{width:calc(1px + 2px)}"
 
 
