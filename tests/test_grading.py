@@ -86,7 +86,7 @@ def test_the_readme_says_which_exercises_build_on_others(tmp_path):
     assert main(["release", *map(str, LABS), "-o", str(tmp_path)]) == 0
     told = (tmp_path / "README.md").read_text()
     for path in LABS:
-        ours = told.split(f"- `{path.name}`\n")[1].split("\n- ")[0].split("\n\n")[0]
+        ours = told.split(f"- `{path.name}`")[1].split("\n- ")[0].split("\n\n")[0]
         for number, line in re.findall(r"exercise (\d+) also runs your answers? to ([\d, and]+)", ours):
             assert set(map(int, re.findall(r"\d+", line))) == needed(read_lab(path), int(number)) - {int(number)}
         assert ours.count("also runs") == sum(len(needed(read_lab(path), n)) > 1 for n in points(read_lab(path)))
