@@ -1,4 +1,4 @@
-"""L3: matplotlib figures of measurements, traces and layouts.
+"""L3: matplotlib figures of measurements and traces.
 
 Figures are transparent, with ink that reads on white and on black, because the website has a light and a dark theme.
 """
@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from book.cost import Search, usable_bytes
 from book.extras import needed_by
 from book.trace import Trace, TraceError
 
@@ -142,27 +141,6 @@ def timeline(trace: Trace, title: str = "") -> Figure:
     axes.set_yticks(range(trace.world_size), [f"rank {r}" for r in range(trace.world_size)])
     axes.invert_yaxis()
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _seconds(x)))
-    return _closed(figure)
-
-
-def memory_against_time(found: Search, title: str = "") -> Figure:
-    """Every layout as a point: bytes on a GPU against a step's seconds, both logarithmic; which fit, and the best.
-
-    A line joins those that no other beats in both. Raises ValueError where no layout fits.
-    """
-    figure, axes = _figure(6.8, 4.2, title)
-    step_s, memory = (found.estimates.array(name) for name in ("step_s", "memory_bytes"))
-    for rows, color, name in ((~found.fits, INK, "does not fit"), (found.fits, SERIES[0], "fits")):
-        axes.plot(step_s[rows], memory[rows], color=color, linestyle="none", marker=".", markersize=2, label=name)
-    front, best = found.front(), found.best
-    axes.plot(step_s[front], memory[front], color=SERIES[1], linewidth=1.5, label="no other beats it in both")
-    axes.plot(step_s[best], memory[best], color=SERIES[1], linestyle="none", marker="*", markersize=13,
-              label="fastest that fits")
-    axes.axhline(usable_bytes(found.cluster), color=INK, linewidth=1, linestyle="--")
-    axes.set(xscale="log", yscale="log", xlabel="a step", ylabel="memory of a GPU")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _seconds(x)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: _bytes(x)))
-    axes.legend(frameon=False, labelcolor=INK, fontsize=9, markerscale=1)
     return _closed(figure)
 
 

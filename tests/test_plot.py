@@ -1,11 +1,9 @@
 """Figures: they show what they were given, once, and read on both themes."""
-from dataclasses import replace
 
 import pytest
 
 from book import collectives, plot
-from book.cost import Link, Transformer, search
-from book.cost.published import A100
+from book.cost import Link
 from book.simulate import simulate
 from book.trace import Event, Trace, TraceError
 
@@ -51,15 +49,6 @@ def test_equal_lines_all_stay_visible():
     lines = plot.lines({"1 rank": [3.0, 2.0], "4 ranks": [3.0, 2.0]}, "step", "loss").axes[0].lines
     assert [line.get_label() for line in lines] == ["1 rank", "4 ranks"]
     assert lines[0].get_linewidth() > lines[1].get_linewidth() and lines[1].get_ydata().tolist() == [3.0, 2.0]
-
-
-def test_every_layout_is_a_point_and_the_best_is_starred():
-    found = search(Transformer(12, 768, 12), replace(A100, num_gpus=8, memory_bytes=8e9), 64)
-    without, fitting, front, best, usable = plot.memory_against_time(found).axes[0].lines
-    assert [len(line.get_xdata()) for line in (without, fitting)] == [(~found.fits).sum(), found.fits.sum()]
-    assert len(front.get_xdata()) == len(found.front()) and usable.get_ydata()[0] == 0.9 * 8e9
-    chosen = found.estimates[found.best]
-    assert (best.get_xdata()[0], best.get_ydata()[0]) == (chosen.step_s, chosen.memory_bytes)
 
 
 def test_stacked_bars_end_in_their_sum_and_others_in_their_value():
