@@ -48,10 +48,12 @@ def pytest_runtest_makereport(item: Any, call: Any) -> Any:
 def stopped(error: BaseException | None) -> bool:
     """Whether nbval ended a cell at its time limit, or lost its kernel; nothing that the cell prints can say so.
 
-    Of a cell that fails nbval raises NbCellError, with a message of its own before what the cell printed. mypy runs
-    without nbval, so the class is known by its name.
+    nbval raises RuntimeError for a kernel that is lost. Of a cell that fails it raises NbCellError, with a message of
+    its own before what the cell printed. Other errors come from messages that the cell forged. mypy runs without nbval,
+    so NbCellError is known by its name.
     """
-    return type(error).__name__ != "NbCellError" or str(error and error.args[0]).startswith("Timeout of ")
+    late = type(error).__name__ == "NbCellError" and str(error and error.args[0]).startswith("Timeout of ")
+    return late or type(error) is RuntimeError
 
 
 def outputs(item: Any) -> list[dict[str, Any]]:
