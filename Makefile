@@ -51,7 +51,7 @@ help:
 	@echo "make lab       do it: student copies of the labs, opened in JupyterLab"
 	@echo "make check     what ruff and mypy find in the code (seconds, no torch needed)"
 	@echo "make quick     check a change: the cheap tests, and the tests nearest to what you have edited (a minute)"
-	@echo "make test      check it: package, website, browser, and every notebook run again with nbval (10 minutes)"
+	@echo "make test      check it: package, website, browser, and every notebook run again with nbval (11 minutes)"
 	@echo "make test-all  check everything: all answers, attacks, grading, every page in every view (COSTS=1: keep how long each test took)"
 	@echo "make changed   what test-all adds to test for the files that differ from SINCE"
 	@echo "make sample    a tenth of what test-all adds to test, drawn by SEED"
@@ -86,7 +86,7 @@ quick: $(MORE_STAMP)
 	@$(PYTEST) tests $(NOTEBOOKS) --tier quick --add-affected $(SINCE) --budget 45 -q -n $(JOBS)
 
 test: $(MORE_STAMP)
-	@echo "== Testing: the package, the website in a browser, then every notebook (10 minutes)"
+	@echo "== Testing: the package, the website in a browser, then every notebook (11 minutes)"
 	@$(PYTEST) tests $(NOTEBOOKS) --tier test -n $(JOBS)
 
 test-all: $(MORE_STAMP)
