@@ -45,8 +45,8 @@ def state_put_back(rank: int, differs: Mapping[str, bool]) -> None:
             "schedule": "the schedule is not where it was: the learning rate warms up once more",
             "step": "training.step is not the saved one: the run would take batches again that it has had",
             "random": "the random state is not the saved one: dropout draws other masks"}
-    for part, message in says.items():
-        refuse(differs[part], f"rank {rank}: {message}")
+    for part in {**says, **differs}:
+        refuse(differs[part], f"rank {rank}: {says.get(part, f'training.{part} is not what was saved')}")
 
 
 def kept_apart(changed: Sequence[str]) -> None:
