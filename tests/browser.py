@@ -153,3 +153,12 @@ def running_browser() -> Iterator[Browser]:
         finally:
             asyncio._set_running_loop(browser.loop)
             browser.chromium.close()
+
+
+@contextlib.contextmanager
+def page_with(browser: Browser, scripts: str) -> Iterator[Any]:
+    """An empty page that has run these scripts; at the end, asserts that nothing went wrong there."""
+    page, log = browser.open("about:blank")
+    page.add_script_tag(content=scripts)
+    yield page
+    log.assert_clean()

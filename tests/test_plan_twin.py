@@ -17,6 +17,7 @@ from book.cost.layouts import divisors
 from book.cost.machines import SOFTWARE
 from book.cost.step import PARTS, Estimate
 from book.widgets.registry import ASSETS, PLANNER
+from tests.browser import page_with
 from tests.test_twin import undocumented
 
 READS = ["book/twin/*.js", "book/cost/*.py"]
@@ -37,10 +38,8 @@ SEARCH = """({ model, cluster, batch, each, gpu, software, measured }) => {
 @pytest.fixture
 def twin(browser: Any) -> Iterator[Any]:
     """A page with the planner's scripts and nothing else."""
-    page, log = browser.open("about:blank")
-    page.add_script_tag(content=SCRIPTS)
-    yield page
-    log.assert_clean()
+    with page_with(browser, SCRIPTS) as page:
+        yield page
 
 
 def in_numbers(model: Transformer) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from book.schedule import PipelineSchedule, Schedule
 from book.simulate import simulate, simulate_pipeline
 from book.trace import Trace
 from book.widgets.registry import ASSETS, TWIN
+from tests.browser import page_with
 from tests.players import first
 from tests.twins import SCRIPTS, differences, drawn, python_answer, script_answers
 from tests.website import ROOT
@@ -44,10 +45,8 @@ LEFT_OUT = {
 @pytest.fixture
 def twin(browser: Any) -> Iterator[Any]:
     """A page with the twin's scripts and nothing else."""
-    page, log = browser.open("about:blank")
-    page.add_script_tag(content=SCRIPTS)
-    yield page
-    log.assert_clean()
+    with page_with(browser, SCRIPTS) as page:
+        yield page
 
 
 @pytest.mark.parametrize("seed", first(*range(11)))

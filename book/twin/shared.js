@@ -2,20 +2,18 @@
    through a card at the same time share it fairly: no message could be faster without making one slower that is not
    faster than itself. So the pace of all that is under way changes whenever a message begins or ends. */
 (() => {
-  const { stepsOf } = globalThis.lockstepTwin.messages;
   const { min, max } = Math;
   const NEARLY = 1 + 1e-9; // times and paces that differ by less are equal
 
   /**
-   * When each message leaves, has arrived, and has been added, written into the messages of `stepsOf`.
-   * @param {Schedule} schedule
+   * When each message leaves, has arrived, and has been added, written into these messages of a schedule's steps.
+   * @param {Message[][]} steps
    * @param {number} chunk_bytes
    * @param {Network} network
    * @param {number[]} slowdown   each rank's factor on its times
    * @returns {Message[][]}
    */
-  function run_shared(schedule, chunk_bytes, network, slowdown) {
-    const steps = stepsOf(schedule);
+  function run_shared(steps, chunk_bytes, network, slowdown) {
     const run = new Run(ordered(steps), chunk_bytes, network, slowdown);
     run.toTheEnd();
     return steps;

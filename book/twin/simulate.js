@@ -85,15 +85,15 @@
       throw new RangeError(`num_bytes can't be ${num_bytes}: give the buffer's size in bytes`);
     }
     const factors = factorsOf(schedule.world_size, slowdown);
-    const chunk_bytes = num_bytes / schedule.num_chunks;
+    const [steps, chunk_bytes] = [stepsOf(schedule), num_bytes / schedule.num_chunks];
     if (link instanceof Network) {
       if (links.length) throw new RangeError("links: a Network says itself which link lies between two ranks");
-      return run_shared(schedule, chunk_bytes, link, factors);
+      return run_shared(steps, chunk_bytes, link, factors);
     }
     const own = new Links(schedule.world_size, link, factors, links);
     const clocks = clocksOf(schedule.world_size);
-    for (const messages of stepsOf(schedule)) takeStep(messages, chunk_bytes, clocks, own);
-    return stepsOf(schedule);
+    for (const messages of steps) takeStep(messages, chunk_bytes, clocks, own);
+    return steps;
   }
 
   /**
