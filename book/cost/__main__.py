@@ -21,7 +21,7 @@ from book.cost.scoreboard import scoreboard
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Answer one question; the exit status is 2 for one that makes no sense, which a sentence says why."""
+    """Answer one question; the exit status is 2, with one sentence that says why, if it can't be answered."""
     options = _parser().parse_args(arguments)
     try:
         print(options.answer(options))

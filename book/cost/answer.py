@@ -1,4 +1,4 @@
-"""L1: one question, one answer: which layout for this model on these GPUs, what it takes, and how sure that is."""
+"""L1: the planner's answer: which layout for this model on these GPUs, what it costs, and how certain that is."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -20,13 +20,13 @@ from book.cost.state import ADAM_MIXED_GRADIENTS_32
 from book.cost.step import PARTS, Estimate, estimate
 from book.cost.transformer import Transformer
 
-TOKENS_A_STEP = 4_194_304  # where llama3 begins; a batch for whoever names none
+TOKENS_A_STEP = 4_194_304  # the batch that llama3 starts with; the default here
 NUM_NEAREST = 24
 
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A step of your own: its layout and seconds; the bytes of a GPU's memory at its most, if you know them."""
+    """A step that you measured: its layout, its seconds, and a GPU's peak memory in bytes if you know it."""
 
     layout: Layout
     step_s: float
@@ -34,16 +34,16 @@ class MeasuredStep:
 
     def __post_init__(self) -> None:
         if not self.step_s > 0 or not self.memory_bytes >= 0:
-            raise ValueError(f"a measured step takes seconds, not {self.step_s}; its memory is no less than 0")
+            raise ValueError(f"step_s must be above 0, not {self.step_s}, and memory_bytes can't be negative")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """An answer: the fastest layout that fits (`search` has all), and what the rows nearest to it say of its time.
+    """An answer: the fastest layout that fits (`search` has all), with an error bar from the nearest measured steps.
 
-    If the estimate is off for yours as it is for them, half of such steps are between `low_s` and `high_s`, and one in
-    ten takes over `worst_s`. `scale` is what the measured step took over its estimate, 1 without one; `lost` is how
-    many layouts no longer fit for it.
+    If the estimate is as far off for you as for those steps, half of all such steps take between `low_s` and `high_s`,
+    and one in ten takes more than `worst_s`. `scale` is the ratio of your measured step to its estimate, 1 without one;
+    `lost` counts the layouts that no longer fit because of it.
     """
 
     model: Transformer
@@ -80,23 +80,23 @@ class Plan:
 
     @property
     def gpu_hours(self) -> float:
-        """GPU hours for all tokens, with no hour lost."""
+        """GPU hours for all tokens, without failures or restarts."""
         return self.tokens / self.tokens_a_step * self.cost.step_s * self.search.cluster.num_gpus / 3600
 
     @property
     def dollars(self) -> float:
-        """What these hours cost."""
+        """The price of these hours."""
         return self.gpu_hours * self.price
 
     @property
     def binds(self) -> tuple[tuple[str, float], ...]:
-        """What a step's time is made of, in words, largest share first."""
+        """Where a step's time goes, in words, with the shares; the largest comes first."""
         shares = [(WORDS[part], getattr(self.cost, part) / self.cost.step_s) for part in PARTS]
         return tuple(sorted((pair for pair in shares if pair[1] >= 0.005), key=lambda pair: -pair[1]))
 
     @property
     def next_best(self) -> tuple[tuple[Layout, float], ...]:
-        """The fastest layouts with another pp, dp, tp, cp or ep, and how much longer their steps are, as a share."""
+        """The three fastest alternatives that differ in pp, dp, tp, cp or ep, and by which share they are slower."""
         found: dict[tuple[int, ...], tuple[Layout, float]] = {}
         axes = np.column_stack([self.search.layouts.array(name) for name in ("pp", "dp", "tp", "cp", "ep")])
         step_s = self.search.estimates.array("step_s")
@@ -109,33 +109,33 @@ class Plan:
         return tuple(found.values())[1:]
 
     def __str__(self) -> str:
-        """The answer, a line for each thing."""
+        """The answer, one line per figure."""
         return "\n".join(_lines(self))
 
 
 def plan(model: str | Transformer, gpus: int, gpu: str | Cluster = "H100", tokens: float = 0.0, price: float = 0.0,
          batch: int = 0, num_tokens: int = 0, software: str = "megatron", precision: str = "bf16",
          measured: MeasuredStep | None = None, zero_stages: Sequence[int] = ()) -> Plan:
-    """The fastest layout of a model on so many GPUs that fits, with an error bar, hours and cost.
+    """The fastest layout of a model that fits on `gpus` GPUs, with an error bar, hours and cost.
 
     `model` and `gpu` are names (`models`, `machines`) or a Transformer and a Cluster of your own; `price` is dollars
     for a GPU hour, `batch` sequences of `num_tokens` tokens. A `measured` step of yours sets the scale of all times,
-    and of memory if it has that. tp stays inside a node, and ZeRO-2 and 3 out of pipelines, for no measured step
-    tests these well; name `zero_stages`, and these are used anywhere. Raises ValueError for names that are not there,
-    numbers that can't be, and where nothing fits.
+    and of memory if it includes that. tp stays inside a node, and ZeRO-2 and 3 are not combined with pipelines,
+    because too few measured steps test these; `zero_stages` names the stages to use everywhere instead. Raises
+    ValueError for unknown names, impossible numbers, and where nothing fits.
     """
     if not isinstance(gpus, int) or isinstance(gpus, bool) or gpus < 1:
-        raise ValueError(f"gpus is a whole number from 1 on, not {gpus!r}")
+        raise ValueError(f"gpus must be a whole number above 0, not {gpus!r}")
     for name, value in (("tokens", tokens), ("price", price), ("batch", batch), ("num_tokens", num_tokens)):
         if not value >= 0 or value == float("inf"):
-            raise ValueError(f"{name} is a number from 0 on, not {value!r}")
+            raise ValueError(f"{name} must be a finite number of at least 0, not {value!r}")
     found = model_named(model) if isinstance(model, str) else model
     found = replace(found, num_tokens=num_tokens) if num_tokens else found
     cluster = cluster_of(gpu, gpus, software, precision) if isinstance(gpu, str) else replace(gpu, num_gpus=gpus)
     batch = batch or default_batch(found, gpus)
     chosen, scale, memory_scale, lost = _scaled(found, cluster, batch, measured, zero_stages)
     bar, nearest = error_bar(found, chosen.layouts[chosen.best], gpu if isinstance(gpu, str) else "", software)
-    if measured:  # its scale is known; what remains is how rows differ among each other
+    if measured:  # the scale is known, so only the spread of the rows is left
         bar = bar / bar[1]
     step_s = chosen.estimates[chosen.best].step_s
     halved = searched(found, replace(chosen.cluster, across_bytes_per_s=chosen.cluster.across_bytes_per_s / 2), batch,
@@ -146,7 +146,7 @@ def plan(model: str | Transformer, gpus: int, gpu: str | Cluster = "H100", token
 
 
 def default_batch(model: Transformer, num_gpus: int, tokens_a_step: float = TOKENS_A_STEP) -> int:
-    """Sequences that make about so many tokens, and a power of two times the GPUs or a part of them."""
+    """Sequences of about `tokens_a_step` tokens in all: `num_gpus` times a power of two, which may be negative."""
     batch = num_gpus
     while batch * model.num_tokens < tokens_a_step and batch * 2 * model.num_tokens <= 2 * tokens_a_step:
         batch *= 2
@@ -156,7 +156,7 @@ def default_batch(model: Transformer, num_gpus: int, tokens_a_step: float = TOKE
 
 
 def searched(model: Transformer, cluster: Cluster, batch: int, zero_stages: Sequence[int] = ()) -> Search:
-    """All layouts, of which those fit that `plan` chooses from: see there."""
+    """All layouts; `fits` marks those that `plan` may choose."""
     found = search(model, cluster, batch, ADAM_MIXED_GRADIENTS_32, most_tp=cluster.gpus_per_node,
                   most_cp=8 if model.num_tokens >= 32_768 else 1, most_ep=64 if model.experts else 1)
     stage, pp = found.layouts.array("zero_stage"), found.layouts.array("pp")
@@ -166,7 +166,7 @@ def searched(model: Transformer, cluster: Cluster, batch: int, zero_stages: Sequ
 
 def _scaled(model: Transformer, cluster: Cluster, batch: int, measured: MeasuredStep | None,
               zero_stages: Sequence[int]) -> tuple[Search, float, float, int]:
-    """All layouts; with a measured step, in its times and memory, and how many no longer fit."""
+    """All layouts, scaled to a measured step if there is one; the scales; how many layouts no longer fit."""
     before = searched(model, cluster, batch, zero_stages)
     if not measured:
         before.best  # noqa: B018  # raises where nothing fits
@@ -183,11 +183,11 @@ def _scaled(model: Transformer, cluster: Cluster, batch: int, measured: Measured
 
 
 def error_bar(model: Transformer, layout: Layout, gpu: str, software: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """What the measured steps nearest to a layout took over their estimates: the three quartiles, and nine of ten.
+    """Ratios of measured to estimated seconds for the steps nearest to a layout: the quartiles and the 90th percentile.
 
-    Near is what has about as many parameters, GPUs and tokens in a micro-batch, and is cut alike. Half of the rows ran
-    on the same GPU and half with the same software, where there are such; none is a row that the constants were fitted
-    to. The names are the data sets that these rows are from.
+    A step is near if its parameters, GPUs, tokens in a micro-batch and layout are similar. Half of the rows ran on the
+    same GPU and half with the same software, where there are enough; the constants were fitted to none of them. Also
+    returns the names of the data sets that these rows come from.
     """
     held = compared()
     mine = _numbers(features(model, layout))
@@ -196,7 +196,7 @@ def error_bar(model: Transformer, layout: Layout, gpu: str, software: str) -> tu
     key = machine_key(gpu) if gpu else ""
     same_gpu = np.array([row.machine == key for _, row, _ in held])
     same_software = np.array([row.software == software for _, row, _ in held])
-    away = np.round(away, 9)  # so that equally near rows are equally near in the twin too
+    away = np.round(away, 9)  # so that ties are ties in the JavaScript twin too
     nearest = np.concatenate([_nearest(away, same_gpu), _nearest(away, same_software)])
     ratio = np.array([held[i][2] for i in nearest])
     return np.percentile(ratio, (25, 50, 75, 90)), tuple(dict.fromkeys(held[i][0] for i in nearest))
@@ -204,26 +204,26 @@ def error_bar(model: Transformer, layout: Layout, gpu: str, software: str) -> tu
 
 @cache
 def compared() -> tuple[tuple[str, Published, float], ...]:
-    """The measured steps that nothing was fitted to: data set, row, and what it took over its estimate."""
+    """The measured steps that no constant was fitted to: data set, row, and measured over estimated seconds."""
     held = [(name, row) for name, data in data_sets().items() for row in data.rows if not row.calibrates]
     rows = Rows([row for _, row in held])
     return tuple((name, row, float(ratio)) for (name, row), ratio in zip(held, rows.measured_s / rows.seconds()))
 
 
 def _nearest(away: np.ndarray, alike: np.ndarray) -> np.ndarray:
-    """Positions of the nearest rows among those that are alike, or among all if there are too few."""
+    """Positions of the nearest rows among those marked `alike`, or among all rows if too few are."""
     enough = alike.sum() >= NUM_NEAREST // 2
     return np.argsort(np.where(alike | ~enough, away, np.inf), kind="stable")[:NUM_NEAREST // 2]
 
 
 def features(model: Transformer, layout: Layout) -> tuple[int, ...]:
-    """What decides how near two steps are: parameters, GPUs, tp, pp, tokens of a micro-batch, and ZeRO-2 or 3."""
+    """What the distance between two steps depends on: parameters, GPUs, tp, pp, tokens, and whether ZeRO-2 or 3."""
     return (model.num_parameters, layout.num_gpus, layout.tp, layout.pp, layout.micro_batch_size * model.num_tokens,
             int(layout.zero_stage >= 2))
 
 
 def _numbers(of: tuple[int, ...]) -> tuple[float, ...]:
-    """A step as numbers whose differences tell how far apart two steps are; 1 is a factor of 2, or another kind."""
+    """A step as coordinates: the distance between two steps is the sum of the absolute differences."""
     parameters, gpus, tp, pp, tokens, sharded = of
     return np.log2(parameters) / 2, np.log2(gpus) / 2, np.log2(tp), np.log2(pp), np.log2(tokens) / 2, 2.0 * sharded
 

@@ -1,4 +1,4 @@
-"""L1: what trains: GPUs and links, and what software makes of them."""
+"""L1: the GPUs and links of a cluster, and the overheads of software on them."""
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
@@ -7,16 +7,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Overheads:
-    """What software and machine take beyond FLOPs and bytes. By default nothing: then a step is its plain formula.
+    """Time and memory beyond FLOPs and bytes. All are zero by default, which leaves the plain formulas.
 
     A product of depth k takes as long as one of k + `product_depth`; attention that keeps no scores reaches
     `attention_share` of the peak (0: the efficiency of products). A layer's forward takes `launch_s` at least, its
     backward twice that. Of the bandwidth between nodes `across_share` is reached. Between nodes an all-reduce of tp
     waits `hop_s` for each doubling of its group, twice; a message to the next stage waits `send_node_s` for each
-    further node of the cluster; data parallelism's ring waits `ring_hop_s` in each layer for each of its members. Of
-    the last micro-batch's backward `hidden_share` hides data parallelism's messages; those of ZeRO-2 and 3 are waited
-    for. `slowdown` multiplies the whole step, `kept_factor` the activations that are counted: unfused operations keep
-    more. `fixed_bytes` are taken whatever the layout: workspaces, buffers, what the allocator can't fill.
+    further node of the cluster; data parallelism's ring waits `ring_hop_s` in each layer for each of its members. Data
+    parallelism's messages overlap with `hidden_share` of the last micro-batch's backward; those of ZeRO-2 and 3 do not
+    overlap. `slowdown` multiplies the whole step, `kept_factor` the activations: unfused operations keep more.
+    `fixed_bytes` are used by every layout: workspaces, buffers, fragmentation.
 
     Raises ValueError for a negative number, and for a share above 1.
     """
@@ -47,9 +47,9 @@ class Cluster:
     """GPUs and links. Bandwidths are one direction's, `across_bytes_per_s` what each GPU has to other nodes.
 
     Two constants are fitted to measured steps: `efficiency`, the share of the peak that matrix products reach, and
-    `num_passes`, how often what a layer keeps goes through memory for all that is no product (norms, dropout, softmax);
-    `overheads` are more of them. `usable_share` of the memory is for training; the rest is the allocator's and the
-    libraries'. Raises ValueError for what no cluster has: no GPU, a rate of 0, a share that is none.
+    `num_passes`, how often the activations of a layer pass through memory for everything but products (norms, dropout,
+    softmax); `overheads` holds the others. `usable_share` of the memory is for training; the rest belongs to the
+    allocator and the libraries. Raises ValueError for no GPU, a rate of 0, or a share outside 0 to 1.
     """
 
     num_gpus: int

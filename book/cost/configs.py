@@ -1,6 +1,6 @@
-"""L1: a layout as what frameworks read, a file for torchtitan or options for Megatron-LM; and such a file read.
+"""L1: a layout as a configuration for torchtitan or Megatron-LM, and a torchtitan file read back.
 
-torchtitan 0.2.2's own reader takes these files in a test; 0.3 reads no TOML any more. Megatron-LM's options are those
+A test reads these files with torchtitan 0.2.2's own reader; 0.3 no longer reads TOML. Megatron-LM's options are those
 that its arguments.py and the configurations of its core declare; its package on PyPI has no training script, so the
 test gives them to the core's configurations.
 """
@@ -25,8 +25,8 @@ TORCHTITAN = {"llama3-8b": ("llama3", "8B"), "llama3-70b": ("llama3", "70B"), "l
 def torchtitan_toml(plan: Plan) -> str:
     """The plan as a file for torchtitan 0.2, which reads TOML.
 
-    ZeRO-3 is FSDP there, ZeRO-2 FSDP that keeps what it gathered, ZeRO-0 replicas. Raises ValueError for a model that
-    torchtitan has not, and for ZeRO-1, which it has not either.
+    ZeRO-3 is FSDP there, ZeRO-2 is FSDP without resharding after forward, ZeRO-0 is replicas. Raises ValueError for a
+    model that torchtitan does not have, and for ZeRO-1, which it does not have either.
     """
     layout, model = plan.layout, plan.model
     if plan.model_name not in TORCHTITAN:
@@ -64,7 +64,7 @@ def _toml(value: object) -> str:
 
 @dataclass(frozen=True)
 class Configured:
-    """What a configuration says of a run: which model, cut how, on sequences of how many tokens, so many in a step."""
+    """What a configuration says about a run: model, layout, tokens in a sequence, sequences in a step."""
 
     model_name: str
     layout: Layout
@@ -72,12 +72,12 @@ class Configured:
     global_batch: int
 
     def estimate(self, gpu: str = "H100") -> Estimate:
-        """Its bytes and seconds on GPUs of this name, with Megatron's constants."""
+        """Bytes and seconds on GPUs of this name, with Megatron's constants."""
         model = replace(model_named(self.model_name), num_tokens=self.num_tokens)
         return estimate(model, cluster_of(gpu, self.layout.num_gpus), self.layout, self.global_batch)
 
     def __str__(self) -> str:
-        """The run, and what a GPU sends along each axis in a step."""
+        """The run, and the bytes that a GPU sends along each axis in a step."""
         cost = self.estimate()
         sent = {axis: getattr(cost, f"{axis}_bytes") for axis in ("tp", "cp", "ep", "pp", "dp")}
         lines = [f"{self.model_name} on {self.layout.num_gpus:,} GPUs, {self.global_batch:,} sequences of "
@@ -89,13 +89,13 @@ class Configured:
 def read_torchtitan(text: str, num_gpus: int = 0) -> Configured:
     """What a file for torchtitan 0.2 says; without `num_gpus` its shard degree must be a number.
 
-    What it leaves out is as torchtitan has it. Raises ValueError for what is no TOML, for models and parallelisms that
-    are not known here, and for GPUs that its degrees do not divide.
+    Missing entries have torchtitan's defaults. Raises ValueError for invalid TOML, for unknown models and parallelisms,
+    and for a number of GPUs that its degrees do not divide.
     """
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"this is no TOML: {error}") from None
+        raise ValueError(f"this is not TOML: {error}") from None
     said = found.get("model", {})
     names = [name for name, known in TORCHTITAN.items() if known == (said.get("name"), said.get("flavor"))]
     if not names:

@@ -1,6 +1,6 @@
-"""L1: GPUs that people have, as data, and what they reach: constants that were fitted to measured steps.
+"""L1: common GPUs as data, and the constants fitted to measured steps on them.
 
-`calibration` finds CONSTANTS again from the rows that are marked for it, and the scoreboard says how far they carry.
+`calibration` fits CONSTANTS from the rows marked for it; the scoreboard shows how well they predict the others.
 """
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from book.cost.state import ADAM_MIXED, StateBytes
 class Machine:
     """A GPU in its usual node: dense peaks in FLOP/s, bytes per second in one direction; `source` is in references.bib.
 
-    `like` names the machine whose measured efficiency stands for this one's, where it has none of its own.
+    `like` names the machine whose efficiency is used where none was measured on this one.
     """
 
     memory_bytes: float
@@ -37,7 +37,7 @@ MACHINES = {
     "b200": Machine(180e9, 2250e12, 4500e12, 8e12, 900e9, 50e9, 8, "dgxb200", like="h100"),
     "gb200": Machine(186e9, 2500e12, 5000e12, 8e12, 900e9, 50e9, 72, "gb200", like="h100"),
 }
-# Shared by all; then what one machine or one software has for itself.
+# Shared by all, then those of one machine or one software.
 CONSTANTS: dict[str, dict[str, float]] = {
     "all": {"num_passes": 7.88, "product_depth": 1040, "launch_s": 0.000907, "across_share": 0.184,
             "hop_s": 0.000135, "ring_hop_s": 2.48e-06, "hidden_share": 0.969},
@@ -49,12 +49,12 @@ CONSTANTS: dict[str, dict[str, float]] = {
                  "across_share": 0.0967, "kept_factor": 1.85, "fixed_bytes": 5e8},
 }
 SOFTWARE = ("megatron", "llm-foundry", "nanotron")
-# State of a parameter. nanotron adds gradients up in 32 bits, beside those in 16 (its scripts/scaling_benchmarks.py).
+# State of a parameter. nanotron accumulates gradients in 32 bits beside 16-bit ones (scripts/scaling_benchmarks.py).
 EACH = {"megatron": ADAM_MIXED, "llm-foundry": ADAM_MIXED, "nanotron": StateBytes(2, 6, 12)}
 
 
 def machine_key(name: str) -> str:
-    """The key in MACHINES of a name in any case; raises ValueError for another, with the names there are."""
+    """The key in MACHINES of a name in upper or lower case; raises ValueError, with the known names, for any other."""
     key = name.lower().removesuffix("-80").removesuffix("-nvl72")
     if key not in MACHINES:
         raise ValueError(f"no GPU is called {name!r}: use {', '.join(MACHINES)}, or a Cluster of your own")
@@ -63,10 +63,9 @@ def machine_key(name: str) -> str:
 
 def cluster_of(name: str, num_gpus: int, software: str = "megatron", precision: str = "bf16",
                constants: Mapping[str, Mapping[str, float]] = CONSTANTS) -> Cluster:
-    """So many GPUs of a machine, with the constants that are known of it and of the software.
+    """A cluster of `num_gpus` GPUs of a machine, with the constants of the machine and of the software.
 
-    Raises ValueError for a name that is not there and for a precision that the
-    machine lacks.
+    Raises ValueError for an unknown name and for a precision that the machine lacks.
     """
     key = machine_key(name)
     machine = MACHINES[key]

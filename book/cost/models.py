@@ -1,4 +1,4 @@
-"""L1: models by name: their sizes as their authors published them."""
+"""L1: models by name, with the sizes that their authors published."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -33,7 +33,7 @@ MODELS = {
 
 
 def model_named(name: str) -> Transformer:
-    """The model of this name; raises ValueError for another, with the names there are."""
+    """The model of this name; raises ValueError, with the known names, for any other."""
     if name not in MODELS:
         raise ValueError(f"no model is called {name!r}: use {', '.join(MODELS)}, or a Transformer of your own")
     return MODELS[name]

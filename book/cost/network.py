@@ -1,4 +1,4 @@
-"""L1: nodes whose ranks share network cards, and what a message passes on its way."""
+"""L1: nodes whose ranks share network cards, and what a message passes through on its way."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from book.cost.links import Link
 class Network:
     """Nodes of `ranks_per_node` ranks each, whose ranks share the node's cards, each way, with all that pass there.
 
-    A message inside a node has the link `inside` for itself. One to another node takes `across`, whose bandwidth is
-    that of a card: of those that share a card each way at the same time, each gets its part. With several cards, ranks
-    are spread over them evenly, neighbours on the same one; `cards_per_node=ranks_per_node` gives each rank its own, as
-    the rails of large clusters do. `switch_bytes_per_s` is what all messages between nodes can have together. Raises
-    ValueError for numbers that can't be.
+    A message inside a node has the link `inside` to itself. One to another node takes `across`, whose bandwidth is
+    that of a card; messages that use a card in one direction at the same time share it. With several cards, ranks are
+    spread over them evenly, neighbours on the same one; `cards_per_node=ranks_per_node` gives each rank its own, as the
+    rails of large clusters do. `switch_bytes_per_s` limits all messages between nodes together. Raises ValueError for
+    impossible numbers.
     """
 
     ranks_per_node: int
@@ -52,8 +52,8 @@ class Network:
     def routes(self, src: np.ndarray, dst: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """What messages from `src` to `dst`, (M,) each, pass on their way, and the bytes per second of each of these.
 
-        A row is a card out, a card in and the switch, (M, 3), as numbers into the second array. Inside a node it is
-        three times the first one, which can carry anything.
+        Each row, of (M, 3), indexes the second array: the card out, the card in and the switch. For a message inside a
+        node all three point to entry 0, which has no limit.
         """
         num_cards = 1 + max((self.card_of(int(rank)) for rank in (*src, *dst)), default=0)
         cards = np.full(2 * num_cards, self.across.bandwidth_bytes_per_s)

@@ -11,14 +11,14 @@ from book.cost.calibration import START, Constants, Rows, calibrated
 from book.cost.machines import CONSTANTS, MACHINES
 from book.cost.measured import DataSet, data_sets
 
-# The plain formula: two constants, as A100 has them in `published`, and nothing beyond.
+# The plain formula: two constants, as `published` has them for A100, and no overheads.
 PLAIN: Constants = {"all": {"num_passes": 6.5}, "a100": {"efficiency": 0.645}, "h100": {"efficiency": 0.645},
                     "megatron": {}, "llm-foundry": {}, "nanotron": {}}
 
 
 @dataclass(frozen=True)
 class Score:
-    """Of one data set: how many rows were compared, refused, and the errors as shares of the measured seconds.
+    """One data set's score: how many rows were compared and refused, and the errors as shares of the measured seconds.
 
     `bias` is the median of estimate/measured - 1; `null` the mean error of one share of the peak for the whole set, the
     best for these very rows; `one_row` that of the estimate if any one of the rows sets its scale for the others.

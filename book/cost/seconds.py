@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def seconds(terms: Terms, sent: dict[str, np.ndarray], state_bytes: np.ndarray, overlap: bool) -> dict[str, np.ndarray]:
-    """What a rank in the middle spends in a step, by what it is for; `sent` and `state_bytes` are its bytes."""
+    """Seconds that a rank in the middle spends in a step, by part; `sent` and `state_bytes` are its bytes."""
     cluster, slowdown = terms.cluster, terms.cluster.overheads.slowdown
     busy = {**_computed(terms), **_waited(terms, sent)}
     busy_s = sum(busy.values())
@@ -25,10 +25,10 @@ def seconds(terms: Terms, sent: dict[str, np.ndarray], state_bytes: np.ndarray, 
 
 
 def _computed(terms: Terms) -> dict[str, np.ndarray]:
-    """Products, passes over memory, and what a layer's forward or backward takes beyond both to be launched."""
+    """Matrix products, passes over memory, and what launching a layer's kernels takes beyond running them."""
     cluster, least = terms.cluster, terms.cluster.overheads.launch_s
     forward, backward = _products(terms)
-    whole = terms.kept(None)  # a third of the passes are in the forward, which recomputation repeats
+    whole = terms.kept(None)  # a third of the passes are in the forward; recomputation repeats them
     rate = cluster.num_passes / cluster.memory_bytes_per_s
     full, selective = terms.recomputed("full"), terms.recomputed("selective")
     attention = _attention(terms)[0]
@@ -43,13 +43,13 @@ def _computed(terms: Terms) -> dict[str, np.ndarray]:
 
 
 def _product(terms: Terms, rows: Any, depth: Any, columns: Any) -> np.ndarray:
-    """A product takes as long as its depth and a constant say, for its ends are no work for the matrix units."""
+    """A matrix product; the constant added to its depth stands for its start and end, when matrix units idle."""
     rate = terms.cluster.flops_per_s * terms.cluster.efficiency
     return 2 * rows * columns * (depth + terms.cluster.overheads.product_depth) / rate
 
 
 def _products(terms: Terms) -> tuple[np.ndarray, np.ndarray]:
-    """Of a layer's forward and backward, for one micro-batch: an (m, k) by (k, n) goes back as (m, n, k), (k, m, n)."""
+    """A layer's products for one micro-batch: (m, k, n) forward needs (m, n, k) and (k, m, n) backward."""
     model, m, t = terms.model, terms.tokens, terms.tp
     forward, backward = _attention(terms)
     for depth, columns in ((model.width, model.attention_in / t), (model.attention_out / t, model.width),
@@ -60,9 +60,9 @@ def _products(terms: Terms) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _attention(terms: Terms) -> tuple[np.ndarray, np.ndarray]:
-    """Scores, and their product with the values. A kernel that keeps none computes only what is not masked.
+    """The scores and their product with the values. A fused kernel skips what the causal mask hides.
 
-    Its backward makes the scores again: 2.5 times its forward (dao2022).
+    Its backward recomputes the scores and takes 2.5 times its forward (dao2022).
     """
     model, cluster = terms.model, terms.cluster
     flops = 2 * terms.tokens * model.num_tokens * model.score_width / terms.tp
@@ -74,7 +74,7 @@ def _attention(terms: Terms) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _waited(terms: Terms, sent: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Messages of tp, cp, ep and pp. Of cp's, attention on the keys at hand hides what it can."""
+    """Messages of tp, cp, ep and pp; attention on the keys at hand hides part of cp's."""
     cluster, over = terms.cluster, terms.cluster.overheads
     often, node = terms.m * terms.layers, cluster.gpus_per_node
     num_all_reduces = 4 + 2 * terms.recomputed("full")  # all-gathers of kept pieces hide behind products
@@ -91,7 +91,7 @@ def _waited(terms: Terms, sent: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _replicas(terms: Terms, num_bytes: np.ndarray) -> np.ndarray:
-    """Messages of data parallelism, if none hide: bytes, and a wait for each rank that the ring passes."""
+    """Data parallelism's messages before any overlap: the bytes, and a wait for each rank on the ring."""
     node, span = terms.cluster.gpus_per_node, terms.shards * terms.tp
     often = terms.by("zero_stage", range(4), lambda stage: np.asarray((2, 2, terms.m + 1, 3 * terms.m)[stage]))
     hops = often * terms.layers * (terms.shards - 1) * terms.cluster.overheads.ring_hop_s * (span > node)
@@ -99,16 +99,16 @@ def _replicas(terms: Terms, num_bytes: np.ndarray) -> np.ndarray:
 
 
 def _hidden(terms: Terms, busy_s: Any, overlap: bool) -> np.ndarray:
-    """Seconds of data parallelism's messages that hide behind computing."""
+    """Seconds of data parallelism's messages that overlap with computing."""
     over, last = terms.cluster.overheads, 2 / 3 * busy_s / terms.m
     first, sharded = (1.0, 1.0) if overlap else (over.hidden_share, 0.0)
     return np.where(terms.layouts.array("zero_stage") >= 2, sharded * busy_s, first * last)
 
 
 def bandwidth(terms: Terms, span: Any, num_shared: Any = 1.0) -> np.ndarray:
-    """Bytes per second of a group that spans so many neighbouring GPUs; of it `num_shared` are on each node.
+    """Bytes per second of a group that spans `span` neighbouring GPUs and has `num_shared` members on each node.
 
-    A ring crosses from node to node once, so the network cards of all its members on a node serve it.
+    A ring crosses between two nodes once, so it can use the network cards of all its members on a node.
     """
     cluster, over = terms.cluster, terms.cluster.overheads
     inside = cluster.inside_bytes_per_s

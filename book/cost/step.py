@@ -25,11 +25,11 @@ from book.cost.transformer import Transformer, layer_shape
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a GPU holds, sends and spends in a step. `gathered_bytes` come and go: what ZeRO gathers, a layer at
-    work, workspaces.
+    """What a GPU holds, sends and spends in a step.
 
-    The seconds from `matmul_s` to `update_s` add up to `step_s`; of `dp_s` it is what no computing hides. `mfu` is the
-    share of the peak that the model's own FLOPs make up, without recomputation.
+    `gathered_bytes` are temporary: what ZeRO gathers, one layer's activations, workspaces. The seconds from `matmul_s`
+    to `update_s` add up to `step_s`; `dp_s` counts only what does not overlap with computing. `mfu` is the model's own
+    FLOPs, without recomputation, as a share of the peak.
     """
 
     state_bytes: float = measure()
@@ -69,10 +69,10 @@ def estimates(model: Transformer, cluster: Cluster, layouts: Sequence[Layout], g
     """Estimates of layouts, as Columns in their order, for a step of `global_batch` sequences with (interleaved) 1F1B.
 
     `each` is the state of one parameter. Communication of tp and pp is waited for; so is dp's, unless the cluster's
-    overheads say what share of it hides or `overlap` that all of it may: then it hides behind the last micro-batch's
-    backward (ZeRO 0 and 1) or behind all computing (2 and 3). If stages may be `uneven`, the longest one sets the
-    pace. Raises ValueError for a list without layouts, a batch below 1, a layout of another number of GPUs, or one that
-    doesn't divide layers, heads, experts, tokens or batch.
+    overheads give a share that overlaps, or `overlap` allows all of it to: with the last micro-batch's backward
+    (ZeRO 0 and 1) or with all computing (2 and 3). If stages may be `uneven`, the longest one sets the pace.
+    Raises ValueError for an empty list, a batch below 1, a layout for another number of GPUs, or one whose degrees
+    don't divide layers, heads, experts, tokens or batch.
     """
     if not len(layouts) and not isinstance(layouts, Columns):
         raise ValueError("there is nothing to estimate: the list has no layouts")
@@ -116,7 +116,7 @@ class Terms:
         self.expert_parameters = self.layers * model.expert_parameters / self.tp / self.ep
 
     def check(self, model: Transformer, uneven: bool) -> None:
-        """Raises ValueError for the first layout that does not divide what it cuts."""
+        """Raise ValueError for the first layout whose degrees don't divide what they cut."""
         if self.batch < 1:
             raise ValueError(f"global_batch is at least one sequence, not {self.batch}")
         used, experts = self.pp * self.dp * self.tp * self.cp, self.model.num_experts
@@ -138,7 +138,7 @@ class Terms:
                          [np.broadcast_to(of(value), self.pp.shape) for value in values])
 
     def recomputed(self, how: str | None) -> np.ndarray:
-        """Which rows recompute so."""
+        """Mask of the rows that recompute in this way."""
         if how is None:
             return ~(self.recomputed("selective") | self.recomputed("full"))
         return self.layouts.mask("recompute", how)
@@ -154,7 +154,7 @@ class Terms:
         return np.where(self.v > 1, interleaved, np.minimum(self.pp, self.m))
 
     def held(self) -> dict[str, np.ndarray]:
-        """By what it is for. Experts are on ep ranks, and their replicas share out as many times less."""
+        """Bytes held, by purpose. Experts are spread over ep ranks and so have ep times fewer replicas."""
         model, each = self.model, self.each
         more = self.cluster.overheads.kept_factor
         layer = (model.layer_parameters + model.expert_parameters / self.ep) / self.tp
@@ -177,7 +177,7 @@ class Terms:
         return state_bytes(self.parameters, zero_stage, self.shards, self.each).total + experts
 
     def sent(self) -> dict[str, np.ndarray]:
-        """By axis, of a rank in the middle. Full recomputation runs a forward's two all-reduces again.
+        """Bytes that a rank in the middle sends, by axis. Full recomputation repeats a forward's two all-reduces.
 
         cp passes keys and values around a ring, forward and again with their gradients backward (liu2023); ep sends
         each token to its experts and back, in 16 bits, forward and backward (lepikhin2020).
