@@ -52,7 +52,7 @@ _thread = _Thread()
 def start(line: Callable[[], str | None] | None = None) -> None:
     """Record this process from now on: call it in a rank before `dist.init_process_group()`.
 
-    `line()` says for each send which line of the reader's code calls it, "6 in step: dist.send(x, 1)"; None if that is unknown.
+    `line()` says of each send which line of the reader's code it is, "6 in step: dist.send(x, 1)", if it is known.
     """
     recorder = _get_recorder()
     recorder.started, recorder.line = True, line
