@@ -24,6 +24,7 @@ from book.widgets.player import run_payload
 from book.widgets.player_run import as_trace
 from tests.browser import Browser
 from tests.players import assert_readable, click, first, state, until
+from tests.website import Site
 from tests.widget_rows import wrong_ring
 
 def ring(change: Callable[[Move], Move | None], shift: int = 0) -> Schedule:
@@ -89,14 +90,16 @@ def test_the_line_of_the_cell_that_sent_is_told() -> None:
     assert {event.line for event in launch(rebound, 2, rebound_step, record=True).trace.events} == {None}, "no cell's"
 
 
-@pytest.mark.parametrize("what", ["as an addition", "another chunk", "left out"])
+@pytest.mark.parametrize("what", ["replaced", "another chunk", "left out"])
 def test_the_line_is_that_of_the_message_that_was_to_come(what: str) -> None:
-    """In step 2 rank 0 gets the wrong thing from rank 3, whose lines have numbers of their own; or nothing."""
-    changed = {"as an addition": lambda m: replace(m, op="copy"), "another chunk": lambda m: replace(m, chunk=3),
+    """In step 2 rank 0 gets a wrong message from rank 3, or none, and one from rank 2 that changes no chunk."""
+    changed = {"replaced": lambda m: replace(m, op="copy"), "another chunk": lambda m: replace(m, chunk=3),
                "left out": lambda m: None}[what]
     schedule = ring(lambda m: changed(m) if (m.step, m.dst) == (2, 0) else m)
     trace = as_trace(schedule)
     lines = [replace(e, line=f"{10 * e.step + e.rank} in f: send(x)") if e.kind == "send" else e for e in trace.events]
+    lines.insert(0, Event(2, "send", peer=0, chunk=2, step=2, contributions=(0, 0, 1, 0), line="99 in f: other(x)"))
+    lines.append(Event(0, "recv", peer=2, step=2))
     found = run_payload(Trace(lines, 4, "logical", "recorded", promise="all_reduce"))["fault"]
     assert found["step"] == 3 and found.get("line") == (None if what == "left out" else ["23", "f", "send(x)"])
 
@@ -169,7 +172,7 @@ def test_a_wrong_run_opens_at_its_first_wrong_step(show: Callable, width: int) -
     """In the error colour, with the verdict in the title row and the right run beside it, in the same step."""
     page = show(play(with_lines(wrong_ring())), width=width, reduced_motion="reduce")
     until(page, step=4)
-    assert page.inner_text(".lk-sent") == f"Sent by line 6 of your cell, in step: {LINE}"
+    assert page.inner_text(".lk-callline") == f"Sent by line 6 of your cell, in step: {LINE}"
     assert page.inner_text(".lk-head .lk-wrong") == "rank 1's chunk 1 counts rank 1 twice, from step 4 on"
     assert page.locator(".lk-track.wrong").count() == 4
     click(page, "Beside the right run")
@@ -203,5 +206,14 @@ def test_a_right_run_has_nothing_wrong_in_its_title(show: Callable) -> None:
     assert page.locator(".lk-fault").is_hidden() and state(page)["step"] == "0"
 
 
+def test_the_website_tells_the_line_of_a_chapters_broken_run(site: Site, browser: Browser) -> None:
+    page, log = browser.open((site.folder / "chapters" / "03_ring_all_reduce.html").as_uri())
+    told = page.locator(".lk-callline:not(:empty)")
+    assert set(told.all_inner_texts()) == {
+        "Sent by line 5 of your cell, in exchange: for request in dist.batch_isend_irecv(transfers):"}
+    assert told.count() == 2
+    log.assert_clean()
+
+
 def test_a_fault_without_a_line_says_nothing_of_one(show: Callable) -> None:
-    assert show(play(wrong_ring())).locator(".lk-sent").is_hidden()
+    assert show(play(wrong_ring())).locator(".lk-callline").is_hidden()

@@ -699,7 +699,7 @@
   function faultLine({ source }, state, rebuild) {
     const line = make("div.lk-fault", source.parentNode);
     const says = make("b.lk-wrong", line);
-    const sent = make("span.lk-sent", line);
+    const sent = make("span.lk-callline", line);
     const beside = pill(line, "Beside the right run", "Play it in lockstep with the right schedule", () => {
       state.beside = !state.beside;
       rebuild();
