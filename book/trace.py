@@ -52,7 +52,8 @@ class Event:
     the chunk (of a matrix product: how often each partial product, and at last the bias, is in the block). `stage` and
     `micro_batch` are a pipeline's, `step` a schedule's or a level of happens-before. `bucket` says which bucket of
     gradients a compute event fills or a collective carries; `waited`, of a collective in a followed backward pass, how
-    many of its rank's gradients were ready when the program had waited for it.
+    many of its rank's gradients were ready when the program had waited for it. `line` is the line of a notebook's cell
+    that called a send, with its function, "6 in step: dist.send(x, 1)", where that is known.
     """
 
     rank: int = count()
@@ -71,6 +72,7 @@ class Event:
     bucket: int | None = count(default=None)
     waited: int | None = count(default=None)
     unit: str | None = word(default=None)
+    line: str | None = word(default=None)
 
     @property
     def times_s(self) -> tuple[float, float]:

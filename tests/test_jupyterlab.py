@@ -136,6 +136,9 @@ def test_a_learners_mistake_opens_at_the_step_where_it_shows(lab: str, browser: 
     player = page.locator(WIDGET)
     player.locator(".lk-head").get_by_text("rank 1's chunk 0 lacks rank 0, from step 1 on").wait_for()
     assert player.get_attribute("data-step") == "1" and player.locator(".lk-track.wrong").count() == 4
+    code = "for request in dist.batch_isend_irecv(transfers):"
+    sent = f"Sent by line 10 of your cell, in reduce_scatter_step: {code}"
+    assert player.locator(".lk-callline").inner_text() == sent
     player.get_by_role("button", name="Beside the right run").click()
     player.locator(".lk-lane").nth(1).get_by_text("2/4").first.wait_for()
     log.assert_clean()

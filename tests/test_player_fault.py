@@ -1,9 +1,13 @@
 """Where a run that broke its promise first went wrong, as the player's data say it, and what a browser shows of it."""
 from __future__ import annotations
 
+import inspect
+import json
+import linecache
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +24,7 @@ from book.widgets.player import run_payload
 from book.widgets.player_run import as_trace
 from tests.browser import Browser
 from tests.players import assert_readable, click, first, state, until
+from tests.website import Site
 from tests.widget_rows import wrong_ring
 
 def ring(change: Callable[[Move], Move | None], shift: int = 0) -> Schedule:
@@ -45,7 +50,16 @@ def rebound_step(chunks: list[torch.Tensor], step: int) -> None:
     mine = incoming
 
 
-def rebound() -> None:
+def in_a_cell(function: Callable) -> Callable:
+    """The same function as a notebook's cell defines it."""
+    source, name = inspect.getsource(function), f"<ipython-input-{function.__name__}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    namespace = {**function.__globals__, "__name__": "__main__"}
+    exec(compile(source, name, "exec"), namespace)
+    return namespace[function.__name__]
+
+
+def rebound(make_step: Callable[[list[torch.Tensor], int], None]) -> None:
     """In a rank: a reduce-scatter of such steps."""
     rank_device()
     dist.init_process_group()
@@ -53,12 +67,46 @@ def rebound() -> None:
     buffer = lanes(size)
     watch(buffer, size)
     for step in range(size - 1):
-        rebound_step(list(buffer.tensor_split(size)), step)
+        make_step(list(buffer.tensor_split(size)), step)
+
+
+def played(trace: Trace) -> dict[str, Any]:
+    """What a player is told of a reduce-scatter that went wrong."""
+    return run_payload(trace, "reduce_scatter")["fault"]
+
+
+@pytest.mark.slow
+def test_the_line_of_the_cell_that_sent_is_told() -> None:
+    trace = launch(rebound, 4, in_a_cell(rebound_step), record=True).trace
+    assert {event.line for event in trace.of_kind("recv")} == {None}
+    text = "for request in dist.batch_isend_irecv([dist.P2POp(dist.isend, outgoing, (rank + 1) % size),"
+    assert {event.line for event in trace.of_kind("send")} == {f"6 in rebound_step: {text}"}
+    assert played(trace)["line"] == ["6", "rebound_step", text]
+    assert played(Trace.from_json(trace.to_json()))["line"] == ["6", "rebound_step", text]
+    without = json.loads(trace.to_json())
+    del without["events"]["line"]  # as a recording of before
+    old = played(Trace.from_json(json.dumps(without)))
+    assert "line" not in old and old["says"] == played(trace)["says"]
+    assert {event.line for event in launch(rebound, 2, rebound_step, record=True).trace.events} == {None}, "no cell's"
+
+
+@pytest.mark.parametrize("what", ["replaced", "another chunk", "left out"])
+def test_the_line_is_that_of_the_message_that_was_to_come(what: str) -> None:
+    """In step 2 rank 0 gets a wrong message from rank 3, or none, and one from rank 2 that changes no chunk."""
+    changed = {"replaced": lambda m: replace(m, op="copy"), "another chunk": lambda m: replace(m, chunk=3),
+               "left out": lambda m: None}[what]
+    schedule = ring(lambda m: changed(m) if (m.step, m.dst) == (2, 0) else m)
+    trace = as_trace(schedule)
+    lines = [replace(e, line=f"{10 * e.step + e.rank} in f: send(x)") if e.kind == "send" else e for e in trace.events]
+    lines.insert(0, Event(2, "send", peer=0, chunk=2, step=2, contributions=(0, 0, 1, 0), line="99 in f: other(x)"))
+    lines.append(Event(0, "recv", peer=2, step=2))
+    found = run_payload(Trace(lines, 4, "logical", "recorded", promise="all_reduce"))["fault"]
+    assert found["step"] == 3 and found.get("line") == (None if what == "left out" else ["23", "f", "send(x)"])
 
 
 @pytest.mark.slow
 def test_a_name_that_is_rebound_is_wrong_from_the_first_step_on() -> None:
-    data = run_payload(launch(rebound, 4, record=True).trace, "reduce_scatter")
+    data = run_payload(launch(rebound, 4, rebound_step, record=True).trace, "reduce_scatter")
     assert data["fault"]["says"] == "rank 1's chunk 0 lacks rank 0, from step 1 on"
     assert data["fault"]["right"]["steps"] == run_payload(as_trace(collectives.ring_reduce_scatter(4)))["steps"]
     assert data["steps"][0] == "010. 121. 232. 303.", "a message that changed no chunk is none whose effect is unknown"
@@ -106,14 +154,25 @@ def test_a_run_like_no_schedule_of_the_book_has_no_right_one() -> None:
     assert fault(Schedule("mine", 4, 4, moves[:1], "all_reduce")) == (1, "")
 
 
+LINE = "requests.append(dist.isend(chunks[(rank - step) % world_size].contiguous(), right)) # <b>"
+
+
+def with_lines(schedule: Schedule) -> Trace:
+    """A schedule's run as if a cell had sent its messages, by one long line."""
+    trace = as_trace(schedule)
+    lines = [replace(e, line=f"6 in step: {LINE}" if e.kind == "send" else None) for e in trace.events]
+    return Trace(lines, 4, "logical", "recorded", promise=trace.promise)
+
+
 WHERE = "all => all.map(e => [e.getBoundingClientRect().left, e.getBoundingClientRect().right])"
 
 
 @pytest.mark.parametrize("width", first(1200, 390))
 def test_a_wrong_run_opens_at_its_first_wrong_step(show: Callable, width: int) -> None:
     """In the error colour, with the verdict in the title row and the right run beside it, in the same step."""
-    page = show(play(wrong_ring()), width=width, reduced_motion="reduce")
+    page = show(play(with_lines(wrong_ring())), width=width, reduced_motion="reduce")
     until(page, step=4)
+    assert page.inner_text(".lk-callline") == f"Sent by line 6 of your cell, in step: {LINE}"
     assert page.inner_text(".lk-head .lk-wrong") == "rank 1's chunk 1 counts rank 1 twice, from step 4 on"
     assert page.locator(".lk-track.wrong").count() == 4
     click(page, "Beside the right run")
@@ -145,3 +204,16 @@ def test_predicting_begins_at_the_start(show: Callable) -> None:
 def test_a_right_run_has_nothing_wrong_in_its_title(show: Callable) -> None:
     page = show(play(collectives.ring_all_reduce(4)))
     assert page.locator(".lk-fault").is_hidden() and state(page)["step"] == "0"
+
+
+def test_the_website_tells_the_line_of_a_chapters_broken_run(site: Site, browser: Browser) -> None:
+    page, log = browser.open((site.folder / "chapters" / "03_ring_all_reduce.html").as_uri())
+    told = page.locator(".lk-callline:not(:empty)")
+    assert set(told.all_inner_texts()) == {
+        "Sent by line 5 of your cell, in exchange: for request in dist.batch_isend_irecv(transfers):"}
+    assert told.count() == 2
+    log.assert_clean()
+
+
+def test_a_fault_without_a_line_says_nothing_of_one(show: Callable) -> None:
+    assert show(play(wrong_ring())).locator(".lk-callline").is_hidden()

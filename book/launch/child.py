@@ -114,7 +114,7 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
     _stand_in_for_main(function)
     if record:
         from book import record as recorder
-        recorder.start()
+        recorder.start(where.cell_line)
     line.send("entered")
     result = function(*args)
     line.send("returned")

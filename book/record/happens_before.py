@@ -142,7 +142,7 @@ def _operation_events(rank: int, recording: Recording, index: int, order: _Order
         return
     for piece in _pieces(operation, partner):
         yield Event(rank, operation.kind, piece.op, peer=operation.peer, chunk=piece.chunk, num_bytes=piece.num_bytes,
-                    contributions=piece.contributions, start_s=start_s, end_s=end_s, step=step)
+                    contributions=piece.contributions, start_s=start_s, end_s=end_s, step=step, line=operation.line)
 
 
 def _pieces(operation: Operation, partner: Operation | None) -> Iterator[Piece]:

@@ -49,10 +49,13 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def start() -> None:
-    """Record this process from now on: call it in a rank before `dist.init_process_group()`."""
+def start(line: Callable[[], str | None] | None = None) -> None:
+    """Record this process from now on: call it in a rank before `dist.init_process_group()`.
+
+    `line()` says of each send which line of the reader's code it is, "6 in step: dist.send(x, 1)", if it is known.
+    """
     recorder = _get_recorder()
-    recorder.started = True
+    recorder.started, recorder.line = True, line
     install(recorder)
 
 
@@ -147,6 +150,7 @@ class _Recorder:
     def __init__(self) -> None:
         self.recording = Recording()
         self.started = False  # until `start`, it only keeps emitted events
+        self.line: Callable[[], str | None] | None = None
         self._lock = threading.Lock()
         self._waited: set[int] = set()
         self._watch: Watch | None = None
@@ -162,6 +166,8 @@ class _Recorder:
 
     def issued(self, operation: Operation, tensors: Sequence[torch.Tensor]) -> int:
         """Record a call that is about to be made; returns its position in the recording."""
+        if self.line and operation.kind == "send":
+            operation.line = self.line()
         with self._lock:
             recording = self.recording
             index, position = len(recording.operations), len(recording.log)

@@ -37,7 +37,8 @@ class Operation:
     """One call of one rank: `kind` is "send", "recv" or "collective"; `ranks`, its group's, and `peer` are global.
 
     A `withdrawn` one was refused when it was called, so it moved nothing and matches nothing. `bucket` is the bucket of
-    gradients that it carries, if followed and known, `unit` the part of the model that it belongs to.
+    gradients that it carries, if followed and known, `unit` the part of the model that it belongs to, and `line` the
+    line of a notebook's cell that called it, if it is a send and that is known.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class Operation:
     withdrawn: bool = False
     bucket: int | None = None
     unit: str | None = None
+    line: str | None = None
 
 
 @dataclass

@@ -699,6 +699,7 @@
   function faultLine({ source }, state, rebuild) {
     const line = make("div.lk-fault", source.parentNode);
     const says = make("b.lk-wrong", line);
+    const sent = make("span.lk-callline", line);
     const beside = pill(line, "Beside the right run", "Play it in lockstep with the right schedule", () => {
       state.beside = !state.beside;
       rebuild();
@@ -712,6 +713,9 @@
       if (!fault?.right) state.beside = false;
       line.hidden = !fault?.says;
       says.textContent = fault?.says ?? "";
+      const [number, name, text] = fault?.line ?? [];
+      sent.textContent = number ? `Sent by line ${number} of your cell, in ${name}: ` : "";
+      if (number) make("code", sent, {}, text);
       beside.hidden = !fault?.right;
       paint();
     };

@@ -145,8 +145,14 @@ def _write(run: Run, trace: Trace, promised: Promise, with_backend: bool = False
 
 
 def _write_fault(fault: Fault, promised: Promise) -> dict[str, Any]:
-    """The first wrong step, what is wrong, [rank, chunk, since which step], and `right`, the run as it should be."""
+    """The first wrong step, what is wrong, [rank, chunk, since which step], and `right`, the run as it should be.
+
+    `line` is the cell's: its number, function and text.
+    """
     written: dict[str, Any] = {"step": fault.step, "says": fault.says, "cells": fault.cells}
+    if fault.line:
+        where, _, source = fault.line.partition(": ")
+        written["line"] = [*where.split(" in "), source]
     if fault.right:
         trace = Trace([], fault.right.world_size, "logical", "simulated", name=fault.name)
         written["right"] = {**_write(fault.right, trace, promised), "ok": True, "verdict": ""}

@@ -26,7 +26,8 @@ class Fault:
     """A broken promise: the first wrong `step` (0: the start), what is wrong in words, and since when which chunks are.
 
     `cells` are [rank, chunk, step], earliest first. `right` is the run as it should have been, and `name` its
-    schedule's; None if no schedule of the book is near enough.
+    schedule's; None if no schedule of the book is near enough. `line` is the line of the reader's cell that sent what
+    the first of the cells should have got, "6 in step: dist.send(x, 1)", where that is known.
     """
 
     step: int
@@ -34,6 +35,7 @@ class Fault:
     cells: list[list[int]]
     right: Run | None = None
     name: str | None = None
+    line: str | None = None
 
 
 def fault_of(run: Run, promise: Promise, kept: np.ndarray) -> Fault:
@@ -62,7 +64,17 @@ def _fault(run: Run, states: np.ndarray, wanted: np.ndarray, wrong: np.ndarray, 
     step, rank, chunk = cells[0]
     what = _in_words(states[cells[0]], wanted[cells[0]])
     since = f", from step {step} on" if step else ", from the start"
-    return Fault(step, f"rank {rank}'s chunk {chunk} {what}{since}", [[r, c, k] for k, r, c in cells], right, name)
+    return Fault(step, f"rank {rank}'s chunk {chunk} {what}{since}", [[r, c, k] for k, r, c in cells], right, name,
+                 _line_of(run, right, cells[0]))
+
+
+def _line_of(run: Run, right: Run | None, cell: tuple[int, int, int]) -> str | None:
+    """The line that sent the message with which a chunk, (step, rank, chunk), went wrong; None if there is none."""
+    step, rank, chunk = cell
+    arrived = [t for t in run.transfers if t.dst == rank and step - 1 == (t.leaves if t.arrives is None else t.arrives)]
+    wanted = {t.src for t in right.transfers if (t.leaves, t.dst, t.into) == (step - 1, rank, chunk)} if right else {}
+    found = [t for t in arrived if t.into == chunk] or [t for t in arrived if t.chunk == chunk or t.src in wanted]
+    return found[0].line if found else None
 
 
 def _too_often(states: np.ndarray, wanted: np.ndarray, cell: tuple[int, int, int]) -> bool:

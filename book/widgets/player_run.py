@@ -41,6 +41,7 @@ class Transfer:
     num_bytes: float | None = None
     start_s: float | None = None
     end_s: float | None = None
+    line: str | None = None  # of the cell that sent it
 
     def finds_empty(self, held: State) -> bool:
         """Whether it replaces a chunk that is known to hold nothing, given what the chunks hold."""
@@ -206,7 +207,7 @@ def _pair(sends: list[Event], waiting: dict[Pair, list[Event]]) -> list[tuple[Ev
 
 def _transfer(send: Event, recv: Event | None, position: Mapping[int, int]) -> Transfer:
     t = Transfer(send.rank, _known(send.peer), send.chunk, None, None, position[_known(send.step)], None,
-                 send.contributions, None, send.num_bytes, send.start_s, send.end_s)
+                 send.contributions, None, send.num_bytes, send.start_s, send.end_s, send.line)
     if recv is not None:
         t.into, t.op, t.arrives, t.after = recv.chunk, recv.op, position[_known(recv.step)], recv.contributions
         t.end_s = recv.end_s
