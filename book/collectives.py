@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from book.columns import Columns, concatenate
 from book.cost import links
 from book.promise import ROOT
-from book.schedule import OPS, Move, Schedule, ScheduleError, check_counts
+from book.schedule import Phase, Phases, Schedule, ScheduleError, check_counts, moves_of
 
 
 def _any_world_size(world_size: int) -> list[tuple[int, ...]]:
@@ -72,27 +72,27 @@ class Collective:
 def broadcast(world_size: int) -> Schedule:
     """A binomial tree: ceil(lg N) steps of the whole buffer, and each doubles the ranks that have it (Thakur 2005)."""
     check_counts(world_size=world_size)
-    return Schedule("broadcast", world_size, world_size, _one_after_the_other(*_tree_down(world_size)), "broadcast")
+    return Schedule("broadcast", world_size, world_size, Phases(_tree_down(world_size)), "broadcast")
 
 
 def reduce(world_size: int) -> Schedule:
     """The binomial tree upwards: ceil(lg N) steps, each adds one half of the sums to the other (Thakur 2005)."""
     check_counts(world_size=world_size)
-    return Schedule("reduce", world_size, world_size, _one_after_the_other(*_tree_up(world_size)), "reduce")
+    return Schedule("reduce", world_size, world_size, Phases(_tree_up(world_size)), "reduce")
 
 
 def scatter(world_size: int) -> Schedule:
     """N-1 steps of one chunk: the root sends rank r its chunk r, one rank after the other."""
     check_counts(world_size=world_size)
-    others = np.arange(1, world_size)
-    return Schedule("scatter", world_size, world_size, _moves(others - 1, ROOT, others, others, "copy"), "scatter")
+    down = Phase("copy", np.array([[ROOT]]), _others(world_size), _next_chunk, num_steps=world_size - 1)
+    return Schedule("scatter", world_size, world_size, Phases([down]), "scatter")
 
 
 def gather(world_size: int) -> Schedule:
     """N-1 steps of one chunk: rank r sends the root its chunk r, one rank after the other."""
     check_counts(world_size=world_size)
-    others = np.arange(1, world_size)
-    return Schedule("gather", world_size, world_size, _moves(others - 1, others, ROOT, others, "copy"), "gather")
+    up = Phase("copy", _others(world_size), np.array([[ROOT]]), _next_chunk, num_steps=world_size - 1)
+    return Schedule("gather", world_size, world_size, Phases([up]), "gather")
 
 
 def all_to_all(world_size: int) -> Schedule:
@@ -109,7 +109,7 @@ def all_to_all(world_size: int) -> Schedule:
     partner = np.where(rank == alone, circle, np.where(rank == circle, alone, (step - rank) % circle))
     meet = partner < world_size  # on an odd N there is no such rank
     src, dst = rank[meet], partner[meet]
-    moves = _moves(step[meet], src, dst, dst, "copy")
+    moves = moves_of(step[meet], src, dst, dst, "copy")
     return Schedule("all_to_all", world_size, world_size, moves.replace(into=moves.array("src")), "all_to_all")
 
 
@@ -119,38 +119,37 @@ def ring_reduce_scatter(world_size: int) -> Schedule:
     In step s rank r sends chunk r-s to its right-hand neighbour, which adds it to its own.
     """
     check_counts(world_size=world_size)
-    return Schedule("ring_reduce_scatter", world_size, world_size, _ring_moves(world_size, "reduce"), "reduce_scatter")
+    return Schedule("ring_reduce_scatter", world_size, world_size, Phases([_ring(world_size, "reduce")]),
+                    "reduce_scatter")
 
 
 def ring_all_gather(world_size: int) -> Schedule:
     """N-1 steps that carry chunk r+1 of rank r to every rank: in step s rank r passes on chunk r+1-s."""
     check_counts(world_size=world_size)
-    return Schedule("ring_all_gather", world_size, world_size, _ring_moves(world_size, "copy"), "all_gather")
+    return Schedule("ring_all_gather", world_size, world_size, Phases([_ring(world_size, "copy")]), "all_gather")
 
 
 def ring_all_reduce(world_size: int) -> Schedule:
     """A ring reduce-scatter, then a ring all-gather: 2(N-1) steps of one chunk (Patarasuk and Yuan 2009)."""
     check_counts(world_size=world_size)
-    moves = _one_after_the_other(_ring_moves(world_size, "reduce"), _ring_moves(world_size, "copy"))
-    return Schedule("ring_all_reduce", world_size, world_size, moves, "all_reduce")
+    phases = Phases([_ring(world_size, "reduce"), _ring(world_size, "copy")])
+    return Schedule("ring_all_reduce", world_size, world_size, phases, "all_reduce")
 
 
 def parameter_server_all_reduce(world_size: int) -> Schedule:
     """Rank 0 takes in the whole buffer of every other rank, one after the other, then sends each of them the sum."""
     check_counts(world_size=world_size)
-    others, chunks = np.arange(1, world_size), np.arange(world_size)
-    step = others[:, None] - 1
-    to_root = _moves(step, others[:, None], ROOT, chunks, "reduce")
-    from_root = _moves(step, ROOT, others[:, None], chunks, "copy")
-    moves = _one_after_the_other(to_root, from_root)
-    return Schedule("parameter_server_all_reduce", world_size, world_size, moves, "all_reduce")
+    others, root = _others(world_size), np.array([[ROOT]])
+    whole = partial(_same_chunks, np.arange(world_size)), world_size, world_size - 1
+    phases = Phases([Phase("reduce", others, root, *whole), Phase("copy", root, others, *whole)])
+    return Schedule("parameter_server_all_reduce", world_size, world_size, phases, "all_reduce")
 
 
 def tree_all_reduce(world_size: int) -> Schedule:
     """A binomial tree up to rank 0 and down again: 2 ceil(lg N) steps of the whole buffer (Thakur 2005)."""
     check_counts(world_size=world_size)
-    moves = _one_after_the_other(*_tree_up(world_size), *_tree_down(world_size))
-    return Schedule("tree_all_reduce", world_size, world_size, moves, "all_reduce")
+    phases = Phases(_tree_up(world_size) + _tree_down(world_size))
+    return Schedule("tree_all_reduce", world_size, world_size, phases, "all_reduce")
 
 
 def halving_doubling_all_reduce(world_size: int) -> Schedule:
@@ -162,15 +161,15 @@ def halving_doubling_all_reduce(world_size: int) -> Schedule:
     num_core = 1 << (world_size.bit_length() - 1)
     halving, doubling = [], []
     for level in range(num_core.bit_length() - 1):
-        src, dst, chunk = _halves(num_core, 1 << level)
-        halving.insert(0, _moves(0, src, dst, chunk, "reduce"))
+        src, dst, chunks_of = _halves(num_core, 1 << level)
+        halving.insert(0, Phase("reduce", src, dst, chunks_of, 1 << level))
         # What a rank got complete in the halving is what it gives back in the doubling.
-        doubling.append(_moves(0, dst, src, chunk, "copy"))
-    extra, chunks = np.arange(num_core, world_size)[:, None], np.arange(num_core)
-    fold = [_moves(0, extra, extra - num_core, chunks, "reduce")] if len(extra) else []
-    unfold = [_moves(0, extra - num_core, extra, chunks, "copy")] if len(extra) else []
-    moves = _one_after_the_other(*fold, *halving, *doubling, *unfold)
-    return Schedule("halving_doubling_all_reduce", world_size, num_core, moves, "all_reduce")
+        doubling.append(Phase("copy", dst, src, chunks_of, 1 << level))
+    extra, chunks = np.arange(num_core, world_size), np.arange(num_core)
+    fold = [_messages("reduce", extra, extra - num_core, chunks)] if len(extra) else []
+    unfold = [_messages("copy", extra - num_core, extra, chunks)] if len(extra) else []
+    phases = Phases(fold + halving + doubling + unfold)
+    return Schedule("halving_doubling_all_reduce", world_size, num_core, phases, "all_reduce")
 
 
 def hierarchical_all_reduce(num_nodes: int, ranks_per_node: int) -> Schedule:
@@ -181,78 +180,96 @@ def hierarchical_all_reduce(num_nodes: int, ranks_per_node: int) -> Schedule:
     """
     check_counts(num_nodes=num_nodes, ranks_per_node=ranks_per_node)
     world_size = num_nodes * ranks_per_node
-    phases = [_inside_nodes(num_nodes, ranks_per_node, "reduce"),
-              _across_nodes(num_nodes, ranks_per_node, "reduce"),
-              _across_nodes(num_nodes, ranks_per_node, "copy"),
-              _inside_nodes(num_nodes, ranks_per_node, "copy")]
-    moves = _one_after_the_other(*phases)
-    return Schedule("hierarchical_all_reduce", world_size, world_size, moves, "all_reduce")
+    phases = Phases([_inside_nodes(num_nodes, ranks_per_node, "reduce"),
+                     _across_nodes(num_nodes, ranks_per_node, "reduce"),
+                     _across_nodes(num_nodes, ranks_per_node, "copy"),
+                     _inside_nodes(num_nodes, ranks_per_node, "copy")])
+    return Schedule("hierarchical_all_reduce", world_size, world_size, phases, "all_reduce")
+
+
+def _others(world_size: int) -> np.ndarray:
+    """Every rank but the root, each in a step of its own, (steps, 1)."""
+    return np.arange(1, world_size)[:, None]
+
+
+def _next_chunk(step: np.ndarray) -> np.ndarray:
+    return step + 1
+
+
+def _same_chunks(chunks: np.ndarray, step: np.ndarray) -> np.ndarray:
+    return chunks
+
+
+def _messages(op: str, src: np.ndarray, dst: np.ndarray, chunks: np.ndarray) -> Phase:
+    """A step in which each rank of `src` sends the same chunks, (C,)."""
+    return Phase(op, src, dst, partial(_same_chunks, chunks), len(chunks))
 
 
 def _tree_edges(world_size: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(parents, children) of each level of a binomial tree, the leaves' level first, shapes (pairs, 1)."""
+    """(parents, children) of each level of a binomial tree, the leaves' level first, shapes (pairs,)."""
     distances = [1 << level for level in range((world_size - 1).bit_length())]
-    parents = [np.arange(0, world_size - distance, 2 * distance)[:, None] for distance in distances]
+    parents = [np.arange(0, world_size - distance, 2 * distance) for distance in distances]
     return [(above, above + distance) for above, distance in zip(parents, distances)]
 
 
-def _tree_up(world_size: int) -> list[Columns]:
+def _tree_up(world_size: int) -> list[Phase]:
     chunks = np.arange(world_size)
-    return [_moves(0, below, above, chunks, "reduce") for above, below in _tree_edges(world_size)]
+    return [_messages("reduce", below, above, chunks) for above, below in _tree_edges(world_size)]
 
 
-def _tree_down(world_size: int) -> list[Columns]:
+def _tree_down(world_size: int) -> list[Phase]:
     chunks = np.arange(world_size)
-    return [_moves(0, above, below, chunks, "copy") for above, below in reversed(_tree_edges(world_size))]
+    return [_messages("copy", above, below, chunks) for above, below in reversed(_tree_edges(world_size))]
 
 
-def _ring(size: int, op: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(step, src, dst, slot) of one trip round a ring, each of shape (steps, size) or broadcast to it."""
-    step, src = np.arange(size - 1)[:, None], np.arange(size)
-    ahead = {"reduce": 0, "copy": 1}[op]  # the all-gather starts from what the reduce-scatter left: chunk r+1 on rank r
-    return step, src, (src + 1) % size, (src + ahead - step) % size
+AHEAD = {"reduce": 0, "copy": 1}  # an all-gather starts from what the reduce-scatter left: chunk r+1 on rank r
 
 
-def _ring_moves(world_size: int, op: str) -> Columns:
-    return _moves(*_ring(world_size, op), op)
+def _ring(size: int, op: str) -> Phase:
+    """One trip round a ring."""
+    src = np.arange(size)
+    return Phase(op, src, (src + 1) % size, partial(_slots, size, src + AHEAD[op]), num_steps=size - 1)
 
 
-def _inside_nodes(num_nodes: int, ranks_per_node: int, op: str) -> Columns:
-    step, src, dst, shard = (np.atleast_2d(x)[..., None, None] for x in _ring(ranks_per_node, op))
-    first_rank = np.arange(num_nodes)[:, None] * ranks_per_node
-    return _moves(step, first_rank + src, first_rank + dst, shard * num_nodes + np.arange(num_nodes), op)
+def _slots(size: int, first: np.ndarray, step: np.ndarray) -> np.ndarray:
+    """The part that each rank of a ring sends, one lower in each step, (S, M, 1)."""
+    return (first[:, None] - step) % size
 
 
-def _across_nodes(num_nodes: int, ranks_per_node: int, op: str) -> Columns:
-    step, src, dst, slot = (np.atleast_2d(x)[..., None] for x in _ring(num_nodes, op))
-    local = np.arange(ranks_per_node)
+def _inside_nodes(num_nodes: int, ranks_per_node: int, op: str) -> Phase:
+    """A ring in each node, whose parts are shards of `num_nodes` chunks; messages ordered by local rank, then node."""
+    local, first_rank = np.arange(ranks_per_node)[:, None], np.arange(num_nodes) * ranks_per_node
+    src, dst = ((first_rank + one % ranks_per_node).ravel() for one in (local, local + 1))
+    chunks = partial(_chunks_of_shards, ranks_per_node, np.repeat(local.ravel() + AHEAD[op], num_nodes), num_nodes)
+    return Phase(op, src, dst, chunks, num_nodes, ranks_per_node - 1)
+
+
+def _chunks_of_shards(size: int, first: np.ndarray, num_chunks: int, step: np.ndarray) -> np.ndarray:
+    return _slots(size, first, step) * num_chunks + np.arange(num_chunks)
+
+
+def _across_nodes(num_nodes: int, ranks_per_node: int, op: str) -> Phase:
+    """A ring of each local rank across nodes, through a shard's chunks; messages ordered by node, then local rank."""
+    local, node = np.arange(ranks_per_node), np.arange(num_nodes)[:, None]
+    src, dst = ((one % num_nodes * ranks_per_node + local).ravel() for one in (node, node + 1))
     shard = (local + 1) % ranks_per_node  # the one that the reduce-scatter left on this local rank
-    return _moves(step, src * ranks_per_node + local, dst * ranks_per_node + local, shard * num_nodes + slot, op)
+    first = np.repeat(node.ravel() + AHEAD[op], ranks_per_node)
+    chunks = partial(_chunks_in_shards, num_nodes, first, np.tile(shard, num_nodes))
+    return Phase(op, src, dst, chunks, num_steps=num_nodes - 1)
 
 
-def _halves(num_core: int, distance: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _chunks_in_shards(size: int, first: np.ndarray, shard: np.ndarray, step: np.ndarray) -> np.ndarray:
+    return shard[:, None] * size + _slots(size, first, step)
+
+
+def _halves(num_core: int, distance: int) -> tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.ndarray]]:
     """In a halving round every rank sends its partner at `distance` the chunks that the partner's half will keep."""
-    src = np.arange(num_core)[:, None]
-    dst = src ^ distance
-    return src, dst, dst // distance * distance + np.arange(distance)
+    src = np.arange(num_core)
+    return src, src ^ distance, partial(_half_of, src ^ distance, distance)
 
 
-def _moves(step: np.ndarray | int, src: np.ndarray | int, dst: np.ndarray | int, chunk: np.ndarray, op: str) -> Columns:
-    columns = np.broadcast_arrays(step, src, dst, chunk)
-    arrays = {name: np.ascontiguousarray(column, dtype=np.int32).ravel()
-              for name, column in zip(("step", "src", "dst", "chunk"), columns)}
-    arrays["op"] = np.full(columns[0].size, OPS.index(op), dtype=np.int16)
-    return Columns(Move, arrays, {"op": OPS})
-
-
-def _one_after_the_other(*phases: Columns) -> Columns:
-    """Each phase's steps moved behind the last step of the phase before it."""
-    shifted, first = [], 0
-    for moves in phases:
-        if len(moves):
-            shifted.append(moves.replace(step=moves.array("step") + np.int32(first)))
-            first = int(shifted[-1].array("step")[-1]) + 1
-    return concatenate(shifted) if shifted else _moves(0, 0, 0, np.zeros(0, dtype=np.int32), "copy")
+def _half_of(rank: np.ndarray, distance: int, step: np.ndarray) -> np.ndarray:
+    return rank[:, None] // distance * distance + np.arange(distance)
 
 
 def _nodes(world_size: int) -> list[tuple[int, ...]]:

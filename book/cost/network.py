@@ -7,6 +7,7 @@ import numpy as np
 
 from book.cost.links import Link
 
+SWITCH = 1  # its number among what messages pass
 
 @dataclass(frozen=True)
 class Network:
@@ -49,15 +50,20 @@ class Network:
         """The link that a message from `src` to `dst` takes."""
         return self.across if self.crosses(src, dst) else self.inside
 
-    def routes(self, src: np.ndarray, dst: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What messages from `src` to `dst`, (M,) each, pass on their way, and the bytes per second of each of these.
+    def crossing(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
+        """Which messages from `src` to `dst`, (M,) each, go to another node, (M,)."""
+        return src // self.ranks_per_node != dst // self.ranks_per_node
 
-        Each row, of (M, 3), indexes the second array: the card out, the card in and the switch. For a message inside a
-        node all three point to entry 0, which has no limit.
+    def routes(self, src: np.ndarray, dst: np.ndarray, crosses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What messages from `src` to `dst` pass on their way, and the bytes per second of each of these.
+
+        `crosses` says which of them go to another node; all three are (M,). Each row, of (M, 3), indexes the second
+        array: the card out, the card in and the switch. For a message inside a node all three point to entry 0, which
+        has no limit.
         """
         num_cards = 1 + max((self.card_of(int(rank)) for rank in (*src, *dst)), default=0)
         cards = np.full(2 * num_cards, self.across.bandwidth_bytes_per_s)
-        passed = [(2 + self.card_of(a), 2 + num_cards + self.card_of(b), 1) if self.crosses(a, b) else (0, 0, 0)
-                  for a, b in zip(src.tolist(), dst.tolist())]
+        passed = [(2 + self.card_of(a), 2 + num_cards + self.card_of(b), SWITCH) if out else (0, 0, 0)
+                  for a, b, out in zip(src.tolist(), dst.tolist(), crosses.tolist())]
         return (np.array(passed, dtype=int).reshape(-1, 3),
                 np.concatenate([[np.inf, self.switch_bytes_per_s], cards]))

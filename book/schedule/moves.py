@@ -10,14 +10,13 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from book.columns import ABSENT, Columns, ColumnError, count, word
+from book.columns import ABSENT, Columns, ColumnError
 from book.promise import PROMISES
-
-OPS = ("reduce", "copy")
+from book.schedule.phases import OPS, Move, Phases
 
 
 class ScheduleError(ValueError):
@@ -29,51 +28,41 @@ class ScheduleError(ValueError):
     waits: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Move:
-    """One chunk going from rank `src` to rank `dst` in one step; `op` is "reduce" (add) or "copy" (replace).
-
-    `into` is the receiver's chunk that it lands in, None where that has the same number.
-    """
-
-    step: int = count()
-    src: int = count()
-    dst: int = count()
-    chunk: int = count()
-    op: str = word()
-    into: int | None = count(default=None)
-
-    def __post_init__(self) -> None:
-        if self.into == ABSENT:  # as a column it would be None
-            raise ColumnError("into must be the number of a chunk or None, not -1")
-
-
 class Schedule:
     """A named list of moves over `world_size` ranks whose buffers have `num_chunks` chunks.
 
     `moves` is any iterable of `Move` (or of tuples in its order), kept as NumPy columns ordered by step; moves of one
-    step keep the order they were given in. `promise` names an entry of `book.promise.PROMISES`, which says what is held
-    at the start and must be at the end: "all_reduce" (every rank holds every chunk with every contribution once),
-    "reduce_scatter" (rank r holds chunk r+1 so), "broadcast" (every rank holds rank 0's data) and so on. It has to be
+    step keep the order they were given in. Those of `Phases` are worked out when they are first asked for. `promise`
+    names an entry of `book.promise.PROMISES`, which says what is held at the start and must be at the end: "all_reduce"
+    (every rank holds every chunk with every contribution once), "reduce_scatter" (rank r holds chunk r+1 so),
+    "broadcast" (every rank holds rank 0's data) and so on. It has to be
     stated: a name promises nothing. Raises ScheduleError when the promise is missing or unknown, or a move names an
     invalid step, rank, chunk or op.
     """
 
-    def __init__(self, name: str, world_size: int, num_chunks: int, moves: Iterable[Move], promise: str | None = None):
+    def __init__(self, name: str, world_size: int, num_chunks: int, moves: Iterable[Move] | Phases,
+                 promise: str | None = None):
         if not isinstance(name, str) or not name.isidentifier():
             raise ScheduleError(f"a schedule's name is letters, digits and underscores, not {name!r}")
         check_counts(world_size=world_size, num_chunks=num_chunks)
         self.name, self.world_size, self.num_chunks = name, int(world_size), int(num_chunks)
         self.promise = _stated(name, promise)
-        try:
-            self.moves: Columns = _by_step(_plain(Columns.from_rows(Move, moves)))
-        except ColumnError as error:
-            raise ScheduleError(f"{name}: {error}") from error
-        self._check_ranges()
+        self.phases = moves if isinstance(moves, Phases) else None
+        if not isinstance(moves, Phases):
+            try:
+                self.moves = _by_step(_plain(Columns.from_rows(Move, moves)))
+            except ColumnError as error:
+                raise ScheduleError(f"{name}: {error}") from error
+            self._check_ranges()
+
+    @cached_property
+    def moves(self) -> Columns:
+        """All moves, ordered by step."""
+        return Phases(self.phases or ()).moves()
 
     def __repr__(self) -> str:
         size = f"{self.world_size} ranks, {self.num_chunks} chunks"
-        return f"<Schedule {self.name}: {size}, {self.num_steps} steps, {len(self.moves)} moves>"
+        return f"<Schedule {self.name}: {size}, {self.num_steps} steps, {self.num_moves} moves>"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Schedule):
@@ -88,7 +77,16 @@ class Schedule:
     @property
     def num_steps(self) -> int:
         """How many steps the schedule has: one more than its last step (0 without moves)."""
+        if self.phases is not None:
+            return self.phases.num_steps
         return int(self.moves.array("step")[-1]) + 1 if len(self.moves) else 0
+
+    @property
+    def num_moves(self) -> int:
+        """How many moves the schedule has."""
+        if self.phases is not None:
+            return sum(one.num_steps * int(one.num_chunks.sum()) for one in self.phases.rounds())
+        return len(self.moves)
 
     def into(self) -> np.ndarray:
         """The receiver's chunk that each move lands in, shape (moves,)."""

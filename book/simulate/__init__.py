@@ -1,12 +1,14 @@
 """L2: what a schedule would do, worked out without starting a process.
 
     collective   simulate: chunks on links that take time
+    alike        done_s: when each rank is done, at any number of ranks
     shared       the same where ranks share their node's network cards
     messages     which moves of a schedule travel together
     streams      a step on two streams: buckets behind a backward, sharded state
     pipeline     simulate_pipeline: forwards and backwards that take time, and what travels between the stages
 """
+from book.simulate.alike import done_s
 from book.simulate.collective import LARGEST_WATCHED_WORLD, simulate
 from book.simulate.pipeline import simulate_pipeline
 
-__all__ = ["LARGEST_WATCHED_WORLD", "simulate", "simulate_pipeline"]
+__all__ = ["LARGEST_WATCHED_WORLD", "done_s", "simulate", "simulate_pipeline"]

@@ -6,14 +6,15 @@ k when its own step k-1 is done and its input has arrived, whatever the others d
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from book.columns import Columns, concatenate
 from book.cost import Link, Network
-from book.schedule import Schedule
+from book.schedule import Round, Schedule
 from book.simulate.messages import Step, steps
 from book.simulate.shared import run_shared
 from book.trace import Event, Trace
@@ -30,12 +31,11 @@ def simulate(schedule: Schedule, num_bytes: float, link: Link | Network, *, slow
     two. `contributions` says whether events carry whose data is in a chunk (default: up to 64 ranks). Times are
     seconds. Raises ValueError for an impossible rank, factor or size.
     """
-    if not 0 <= num_bytes < float("inf"):
-        raise ValueError(f"num_bytes can't be {num_bytes}: give the buffer's size in bytes")
-    start_s, sent_s, done_s = _times(schedule, num_bytes / schedule.num_chunks, link,
-                                     _factors(schedule.world_size, slowdown or {}), links or {})
+    chunk_bytes = chunk_size(schedule, num_bytes)
+    start_s, sent_s, done_s = _times(schedule, chunk_bytes, link, factors(schedule.world_size, slowdown or {}),
+                                     links or {})
     watched = schedule.world_size <= LARGEST_WATCHED_WORLD if contributions is None else contributions
-    events = _events(schedule, num_bytes / schedule.num_chunks, start_s, sent_s, done_s, watched)
+    events = _events(schedule, chunk_bytes, start_s, sent_s, done_s, watched)
     return Trace(events, schedule.world_size, "modelled", "simulated", name=schedule.name, promise=schedule.promise)
 
 
@@ -50,15 +50,22 @@ def _times(schedule: Schedule, chunk_bytes: float, link: Link | Network, slowdow
     return run_shared(messages, num_moves, link, slowdown)
 
 
-def _factors(world_size: int, slowdown: Mapping[int, float]) -> np.ndarray:
-    """Each rank's factor on its times, shape (R,)."""
-    factors = np.ones(world_size)
+def chunk_size(schedule: Schedule, num_bytes: float) -> float:
+    """The bytes of a chunk where the buffer has `num_bytes`; raises ValueError for an impossible size."""
+    if not 0 <= num_bytes < float("inf"):
+        raise ValueError(f"num_bytes can't be {num_bytes}: give the buffer's size in bytes")
+    return num_bytes / schedule.num_chunks
+
+
+def factors(world_size: int, slowdown: Mapping[int, float]) -> np.ndarray:
+    """Each rank's factor on its times, shape (R,); raises ValueError for an impossible rank or factor."""
+    found = np.ones(world_size)
     for rank, factor in slowdown.items():
         if not (0 <= rank < world_size and 0 < factor < float("inf")):
             raise ValueError(f"slowdown: rank {rank} with factor {factor} can't be: ranks are 0.."
                              f"{world_size - 1} and factors positive")
-        factors[rank] = factor
-    return factors
+        found[rank] = factor
+    return found
 
 
 class _Links:
@@ -97,44 +104,71 @@ class _Clocks:
     adding: np.ndarray
 
 
+class _Wave(NamedTuple):
+    """Messages of a step that share no sender and no receiver: which these are, and how long each takes."""
+
+    message: np.ndarray
+    src: np.ndarray
+    dst: np.ndarray
+    transfer_s: np.ndarray
+    adds: np.ndarray
+    reduce_s: np.ndarray
+
+
 def _run(messages: Iterable[Step], num_moves: int, network: _Links) -> np.ndarray:
     """The same where every rank has a link of its own."""
     times = np.zeros((3, num_moves))
     clocks = _Clocks(*np.zeros((4, len(network.slowdown))))
     for step in messages:
-        times[:, step.moves] = _step(step, clocks, network)[:, step.message]
+        found = np.zeros((3, len(step.src)))
+        waves = _waves(*step[:4], network)
+        for wave, of_wave in zip(waves, _advance(waves, clocks)):
+            found[:, wave.message] = of_wave
+        times[:, step.moves] = found[:, step.message]
     return times
 
 
-def _step(step: Step, clocks: _Clocks, network: _Links) -> np.ndarray:
-    """Times (3, M) of one step's messages; advances the clocks."""
-    src, dst, sizes, added = step[:4]
-    times = np.zeros((3, len(src)))
-    done = clocks.ready.copy()
-    for m in _waves(src, dst):
-        s, d = src[m], dst[m]
+def run_rounds(rounds: Iterable[Round], chunk_bytes: float, link: Link, slowdown: np.ndarray) -> np.ndarray:
+    """When each rank has done its part of these rounds, with a link of its own: seconds, shape (R,)."""
+    network = _Links(len(slowdown), link, slowdown, {})
+    clocks = _Clocks(*np.zeros((4, len(slowdown))))
+    for one in rounds:
+        waves = _waves(one.src, one.dst, one.num_chunks * chunk_bytes, one.num_added * chunk_bytes, network)
+        for _ in range(one.num_steps):
+            _advance(waves, clocks)
+    return clocks.ready
+
+
+def _advance(waves: list[_Wave], clocks: _Clocks) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Play a step: when each message of each wave leaves, has arrived, and has been added; advances the clocks."""
+    times, done = [], clocks.ready.copy()
+    for _, s, d, transfer_s, adds, reduce_s in waves:
         start = np.maximum(clocks.ready[s], np.maximum(clocks.sending[s], clocks.receiving[d]))
-        arrived = start + network.transfer_s(s, d, sizes[m])
+        arrived = start + transfer_s
         clocks.sending[s] = clocks.receiving[d] = arrived
-        added_at = np.where(added[m] > 0, np.maximum(arrived, clocks.adding[d]) + network.reduce_s(s, d, added[m]),
-                            arrived)
+        added_at = np.where(adds, np.maximum(arrived, clocks.adding[d]) + reduce_s, arrived)
         clocks.adding[d] = np.maximum(clocks.adding[d], added_at)
         done[s] = np.maximum(done[s], arrived)
         done[d] = np.maximum(done[d], added_at)
-        times[:, m] = start, arrived, added_at
+        times.append((start, arrived, added_at))
     clocks.ready = done
     return times
 
 
-def _waves(src: np.ndarray, dst: np.ndarray) -> Iterator[np.ndarray]:
-    """Messages in groups that share no sender and no receiver, each after those before it in the schedule."""
-    left = np.arange(len(src))
+def _waves(src: np.ndarray, dst: np.ndarray, num_bytes: np.ndarray, added_bytes: np.ndarray,
+           network: _Links) -> list[_Wave]:
+    """A step's messages in waves, each after those before it in the schedule."""
+    waves, left = [], np.arange(len(src))
     while len(left):
         first = np.zeros(len(left), dtype=int)
         for ports in (src[left], dst[left]):
             first[np.unique(ports, return_index=True)[1]] += 1
-        yield left[first == 2]
+        m = left[first == 2]
+        s, d = src[m], dst[m]
+        waves.append(_Wave(m, s, d, network.transfer_s(s, d, num_bytes[m]), added_bytes[m] > 0,
+                           network.reduce_s(s, d, added_bytes[m])))
         left = left[first < 2]
+    return waves
 
 
 def _events(schedule: Schedule, chunk_bytes: float, start_s: np.ndarray, sent_s: np.ndarray, done_s: np.ndarray,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from book.schedule import Schedule
+from book.schedule import Round, Schedule
 
 
 class Step(NamedTuple):
@@ -33,6 +33,15 @@ def steps(schedule: Schedule, chunk_bytes: float) -> Iterator[Step]:
         first, message = _grouped(src[rows] * schedule.world_size + dst[rows])
         added_bytes = np.bincount(message, weights=adds[rows]) * chunk_bytes
         yield Step(src[rows[first]], dst[rows[first]], np.bincount(message) * chunk_bytes, added_bytes, rows, message)
+
+
+def rounds(schedule: Schedule) -> Iterator[Round]:
+    """The same messages with their chunks counted; steps that follow one rule are one round."""
+    if schedule.phases is not None:
+        yield from schedule.phases.rounds()
+        return
+    for step in steps(schedule, 1):
+        yield Round(*step[:4])
 
 
 def _grouped(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

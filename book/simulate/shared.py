@@ -16,6 +16,8 @@ from heapq import heappop, heappush
 import numpy as np
 
 from book.cost import Network
+from book.cost.network import SWITCH
+from book.schedule import Round
 from book.simulate.messages import Step
 
 NEARLY = 1 + 1e-9  # times and paces that differ by less are equal
@@ -30,10 +32,29 @@ def run_shared(messages: Iterable[Step], num_moves: int, network: Network, slowd
     place = np.zeros(num_moves, dtype=int)
     for step in messages:
         place[step.moves] = len(order.messages) + step.message
-        order.add(step)
+        order.add(*step[:4], network.crossing(step.src, step.dst), np.ones(len(step.src), dtype=int))
     run = _Run(order.messages, network, slowdown)
     run.to_the_end()
     return run.times[:, place]
+
+
+def run_shared_rounds(rounds: Iterable[tuple[Round, np.ndarray, np.ndarray]], chunk_bytes: float, network: Network,
+                      slowdown: np.ndarray) -> np.ndarray:
+    """When each rank has done its part of these rounds: seconds, shape (R,).
+
+    With each round, (M,) each: which messages go to another node, and how many messages of other ranks each stands for,
+    itself included, where one rank stands for several.
+    """
+    order = _Order()
+    for one, crosses, num_alike in rounds:
+        for _ in range(one.num_steps):
+            order.add(one.src, one.dst, one.num_chunks * chunk_bytes, one.num_added * chunk_bytes, crosses, num_alike)
+    run = _Run(order.messages, network, slowdown)
+    run.to_the_end()
+    done = np.zeros(len(slowdown))
+    for row, ranks in ((1, [one.src for one in order.messages]), (2, [one.dst for one in order.messages])):
+        np.maximum.at(done, ranks, run.times[row])
+    return done
 
 
 @dataclass
@@ -44,6 +65,8 @@ class _Message:
     dst: int
     num_bytes: float
     added_bytes: float
+    crosses: bool
+    num_alike: int
     num_awaited: int = 0  # how many messages it still waits for
     then: list[int] = field(default_factory=list)  # these wait until it has arrived
     then_added: list[int] = field(default_factory=list)  # these wait until it has been added
@@ -57,11 +80,10 @@ class _Order:
         self._last: dict[tuple[str, int], int] = {}  # the last message through each rank's port, each way
         self._received: dict[int, list[int]] = defaultdict(list)  # what a rank was sent since it last sent something
 
-    def add(self, step: Step) -> None:
-        """Add the messages of the next step."""
+    def add(self, *columns: np.ndarray) -> None:
+        """Add the messages of the next step: the first six fields of each, (M,)."""
         first = len(self.messages)
-        self.messages += [_Message(int(src), int(dst), float(num_bytes), float(added_bytes)) for
-                          src, dst, num_bytes, added_bytes in zip(*step[:4])]
+        self.messages += [_Message(*fields) for fields in zip(*(column.tolist() for column in columns))]
         for number, message in enumerate(self.messages[first:], first):
             for port in (("out", message.src), ("in", message.dst)):
                 if port in self._last:
@@ -83,10 +105,12 @@ class _Run:
     def __init__(self, messages: list[_Message], network: Network, slowdown: np.ndarray) -> None:
         src, dst = np.array([[one.src, one.dst] for one in messages], dtype=int).reshape(-1, 2).T
         self.messages, self.now_s, self.times = messages, 0.0, np.zeros((3, len(messages)))
-        self.links = [network.link(one.src, one.dst) for one in messages]
+        crosses = np.array([one.crosses for one in messages], dtype=bool)
+        self.links = [network.across if one.crosses else network.inside for one in messages]
         self.factor, self.factor_adding = np.maximum(slowdown[src], slowdown[dst]), slowdown[dst]
         self.most = np.array([link.bandwidth_bytes_per_s for link in self.links]) / self.factor
-        self.routes, self.capacity = network.routes(src, dst)
+        self.routes, self.capacity = network.routes(src, dst, crosses)
+        self.num_alike = np.array([one.num_alike for one in messages], dtype=int)
         self.left_bytes = np.array([one.num_bytes for one in messages])
         self.moving, self.pace = np.zeros(0, dtype=int), np.zeros(0)  # what is on its way, and its bytes per second
         self.due: list[tuple[float, int, bool]] = []  # when a latency is over, or (True) an addition
@@ -116,7 +140,8 @@ class _Run:
             ended += self._arrive(number)
         if moving != self.moving.tolist():
             self.moving = np.array(moving, dtype=int)
-            self.pace = fair(self.routes[self.moving], self.capacity, self.most[self.moving])
+            self.pace = fair(self.routes[self.moving], self.capacity, self.most[self.moving],
+                             self.num_alike[self.moving])
         self._leave(number for number in ended if self._is_free(number))
 
     def _is_free(self, number: int) -> bool:
@@ -142,19 +167,26 @@ class _Run:
         return one.then
 
 
-def fair(routes: np.ndarray, capacity: np.ndarray, most: np.ndarray) -> np.ndarray:
+def fair(routes: np.ndarray, capacity: np.ndarray, most: np.ndarray, num_alike: np.ndarray | int = 1) -> np.ndarray:
     """The bytes per second of messages, (M,), that pass `routes`, (M, 3), and can have `most` at best, (M,).
 
-    `routes` are numbers into `capacity`, what each card can carry, (C,). Progressive filling: all messages get more
-    until some have all they can, or share a card that is full; those stay there, the others go on (bertsekas1992).
+    `routes` are numbers into `capacity`, what each card can carry, (C,). Where a message stands for several of
+    different nodes, `num_alike`, (M,), they meet in the switch only. Progressive filling: all messages get more until
+    some have all they can, or share a card that is full; those stay there, the others go on (bertsekas1992).
     """
     pace, left, waiting = np.zeros(len(most)), capacity.copy(), np.ones(len(most), dtype=bool)
+    weights = np.where(routes == SWITCH, np.reshape(num_alike, (-1, 1)), 1)
     while waiting.any():
-        num_through = np.bincount(routes[waiting].ravel(), minlength=len(capacity))
+        num_through = _load(routes[waiting], weights[waiting], len(capacity))
         share = np.divide(left, num_through, out=np.full(len(left), np.inf), where=num_through > 0)
         level = min(share.min(), most[waiting].min())
         stays = waiting & ((share[routes].min(axis=1) <= level * NEARLY) | (most <= level * NEARLY))
         pace[stays] = level
-        left = left - level * np.bincount(routes[stays].ravel(), minlength=len(capacity))
+        left = left - level * _load(routes[stays], weights[stays], len(capacity))
         waiting &= ~stays
     return pace
+
+
+def _load(routes: np.ndarray, weights: np.ndarray, num_cards: int) -> np.ndarray:
+    """How many messages pass each card."""
+    return np.bincount(routes.ravel(), weights.ravel(), minlength=num_cards)
