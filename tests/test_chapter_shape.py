@@ -24,7 +24,7 @@ NOT_YET = {
     "length": set(),
     "stretch": set(),
     "opening": set(),
-    "phone": {"07"},
+    "phone": set(),
     "lab": set(),
     "folded": set(),
 }

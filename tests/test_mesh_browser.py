@@ -16,7 +16,7 @@ from book.widgets.mesh_run import read_step
 from tests.meshes import CUBE, explorer, mesh_of, recorded
 from tests.players import assert_readable, caption, captions, click, figures, first, press, state, until
 
-LEGEND = "all => all.map(e => [e.querySelector('b').textContent, ...[...e.children].slice(1).map(x => x.textContent)])"
+LEGEND = "all => all.map(e => [...e.querySelectorAll(':scope > .lk-grip b, :scope > span')].map(x => x.textContent))"
 # Chooses how many ranks are on a node; what then stands on the cubes, the bytes that cross nodes, the nodes' names.
 CHOSEN = """per => {
   const select = document.querySelector("select[aria-label='ranks on a node']");

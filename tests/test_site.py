@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from nbformat import NotebookNode
 
-from book.authoring.sphinx_ext import point_launch_buttons, published, to_mathml
+from book.authoring.sphinx_ext import REGISTRY, copy_widgets, point_launch_buttons, published, to_mathml
 from book.grading.lab import marks, read_lab
 from book.grading.release import release_all, released
 from book.widgets.registry import WIDGETS, needed
@@ -217,6 +217,18 @@ def test_a_website_without_solutions_does_not_lead_to_them(monkeypatch: pytest.M
     config = SimpleNamespace(lab_solutions=False, html_theme_options={"launch_buttons": {"binderhub_url": "x"}})
     point_launch_buttons(None, config)
     assert config.html_theme_options == {"launch_buttons": {}}
+
+
+def test_a_changed_widget_file_is_copied_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Sphinx copies nothing when all pages are up to date, so a changed file has to be a changed setting."""
+    def setting(style: str) -> str:
+        (tmp_path / "widgets.css").write_text(style)
+        monkeypatch.setitem(REGISTRY, "write", lambda folder, widgets: [tmp_path / "widgets.css"])
+        config = SimpleNamespace(html_static_path=[], widget_files="")
+        copy_widgets(SimpleNamespace(doctreedir=tmp_path), config)
+        return config.widget_files
+
+    assert setting("b { margin: 0 }") == setting("b { margin: 0 }") != setting("b { margin: 1px }")
 
 
 @pytest.mark.parametrize("built", ["site", pytest.param("bare_site", marks=pytest.mark.full)])

@@ -6,6 +6,7 @@ without torch, ipywidgets or an installed package. It reads from one file what e
 """
 from __future__ import annotations
 
+import hashlib
 import html
 import os
 import re
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the math renderer and the hooks with Sphinx."""
     app.add_html_math_renderer("mathml", (inline_math, None), (display_math, None))
+    app.add_config_value("widget_files", "", "html", str)
     app.add_config_value("lab_solutions", os.environ.get("SOLUTIONS", "1") != "0", "env", bool)
     for beside in ("landing", "wayfinding"):
         app.setup_extension(f"book.authoring.{beside}")
@@ -221,10 +223,16 @@ def offer_student_copy(app: Sphinx, doctree: nodes.document, page: str) -> None:
 
 
 def copy_widgets(app: Sphinx, config: Any) -> None:
-    """Write the scripts and the style of all widgets to where pages find them."""
+    """Write the scripts and the style of all widgets to where pages find them.
+
+    A changed file is a changed setting: Sphinx would else copy nothing where no notebook is newer than its page.
+    """
     folder = Path(app.doctreedir, "widgets")
     folder.mkdir(parents=True, exist_ok=True)
-    config.html_static_path += map(str, REGISTRY["write"](folder, set(REGISTRY["WIDGETS"])))
+    paths = REGISTRY["write"](folder, set(REGISTRY["WIDGETS"]))
+    config.html_static_path += map(str, paths)
+    own = sorted(Path(__file__).parent.glob("*.css"))
+    config.widget_files = hashlib.sha256(b"".join(path.read_bytes() for path in [*paths, *own])).hexdigest()
 
 
 def load_widgets(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:

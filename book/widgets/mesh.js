@@ -339,8 +339,9 @@
       [1, "›", `Move ${name} in`],
     ];
     const movable = a < run.A && run.A > 1;
+    const turns = make("div.lk-ways", card);
     const buttons = (movable ? ways : []).map(([by, text, words]) => {
-      const b = pill(grip, text, words, () => b.ariaDisabled === "true" || move(a, by));
+      const b = pill(turns, text, words, () => b.ariaDisabled === "true" || move(a, by));
       b.ariaLabel = words;
       return b;
     });
@@ -351,7 +352,6 @@
   function drag(card, grip, drop, cards) {
     let start = null;
     grip.onpointerdown = e => {
-      if (e.target.closest("button")) return;
       start = e;
       grip.setPointerCapture(e.pointerId);
       card.classList.add("held");
