@@ -222,13 +222,13 @@ def _tree_down(world_size: int) -> list[Phase]:
     return [_messages("copy", above, below, chunks) for above, below in reversed(_tree_edges(world_size))]
 
 
-AHEAD = {"reduce": 0, "copy": 1}  # an all-gather starts from what the reduce-scatter left: chunk r+1 on rank r
+_AHEAD = {"reduce": 0, "copy": 1}  # an all-gather starts from what the reduce-scatter left: chunk r+1 on rank r
 
 
 def _ring(size: int, op: str) -> Phase:
     """One trip round a ring."""
     src = np.arange(size)
-    return Phase(op, src, (src + 1) % size, partial(_slots, size, src + AHEAD[op]), num_steps=size - 1)
+    return Phase(op, src, (src + 1) % size, partial(_slots, size, src + _AHEAD[op]), num_steps=size - 1)
 
 
 def _slots(size: int, first: np.ndarray, step: np.ndarray) -> np.ndarray:
@@ -240,7 +240,7 @@ def _inside_nodes(num_nodes: int, ranks_per_node: int, op: str) -> Phase:
     """A ring in each node, whose parts are shards of `num_nodes` chunks; messages ordered by local rank, then node."""
     local, first_rank = np.arange(ranks_per_node)[:, None], np.arange(num_nodes) * ranks_per_node
     src, dst = ((first_rank + one % ranks_per_node).ravel() for one in (local, local + 1))
-    chunks = partial(_chunks_of_shards, ranks_per_node, np.repeat(local.ravel() + AHEAD[op], num_nodes), num_nodes)
+    chunks = partial(_chunks_of_shards, ranks_per_node, np.repeat(local.ravel() + _AHEAD[op], num_nodes), num_nodes)
     return Phase(op, src, dst, chunks, num_nodes, ranks_per_node - 1)
 
 
@@ -253,7 +253,7 @@ def _across_nodes(num_nodes: int, ranks_per_node: int, op: str) -> Phase:
     local, node = np.arange(ranks_per_node), np.arange(num_nodes)[:, None]
     src, dst = ((one % num_nodes * ranks_per_node + local).ravel() for one in (node, node + 1))
     shard = (local + 1) % ranks_per_node  # the one that the reduce-scatter left on this local rank
-    first = np.repeat(node.ravel() + AHEAD[op], ranks_per_node)
+    first = np.repeat(node.ravel() + _AHEAD[op], ranks_per_node)
     chunks = partial(_chunks_in_shards, num_nodes, first, np.tile(shard, num_nodes))
     return Phase(op, src, dst, chunks, num_steps=num_nodes - 1)
 

@@ -1,4 +1,4 @@
-"""One rank that stands for all that are alike: its times are those of `simulate`, rank by rank, to the last bit."""
+"""One rank simulated for all that are alike: times are those of `simulate`, bit for bit without shared cards."""
 from __future__ import annotations
 
 import numpy as np

@@ -37,7 +37,7 @@ LEFT_OUT = {
     # stepsOf: without bytes, so that it is kept from one simulation to the next; rounds are for thousands of ranks.
     "messages": {"Step", "steps", "rounds"},
     "shared": {"run_shared_rounds"},
-    "collectives": {"Collective", "AHEAD"},  # a plain object; the chunk that a ring's phase starts with
+    "collectives": {"Collective"},  # a plain object
     "pipelines": {"Pair", "Step"},
     "simulate": {"done_s"},
     "streams": {"Task"},  # a plain object

@@ -225,7 +225,7 @@ def offer_student_copy(app: Sphinx, doctree: nodes.document, page: str) -> None:
 def copy_widgets(app: Sphinx, config: Any) -> None:
     """Write the scripts and the style of all widgets to where pages find them.
 
-    A changed file is a changed setting: Sphinx would else copy nothing where no notebook is newer than its page.
+    Their hash is a setting: without a changed setting Sphinx copies no files when all pages are up to date.
     """
     folder = Path(app.doctreedir, "widgets")
     folder.mkdir(parents=True, exist_ok=True)

@@ -32,12 +32,11 @@ class Schedule:
     """A named list of moves over `world_size` ranks whose buffers have `num_chunks` chunks.
 
     `moves` is any iterable of `Move` (or of tuples in its order), kept as NumPy columns ordered by step; moves of one
-    step keep the order they were given in. Those of `Phases` are worked out when they are first asked for. `promise`
-    names an entry of `book.promise.PROMISES`, which says what is held at the start and must be at the end: "all_reduce"
-    (every rank holds every chunk with every contribution once), "reduce_scatter" (rank r holds chunk r+1 so),
-    "broadcast" (every rank holds rank 0's data) and so on. It has to be
-    stated: a name promises nothing. Raises ScheduleError when the promise is missing or unknown, or a move names an
-    invalid step, rank, chunk or op.
+    step keep the order they were given in. `Phases` are turned into moves on first access. `promise` names an entry of
+    `book.promise.PROMISES`, which says what is held at the start and must be at the end: "all_reduce" (every rank holds
+    every chunk with every contribution once), "reduce_scatter" (rank r holds chunk r+1 so), "broadcast" (every rank
+    holds rank 0's data) and so on. It has to be stated: a name promises nothing. Raises ScheduleError when the promise
+    is missing or unknown, or a move names an invalid step, rank, chunk or op.
     """
 
     def __init__(self, name: str, world_size: int, num_chunks: int, moves: Iterable[Move] | Phases,

@@ -1,10 +1,10 @@
-"""L2: when each rank is done, without a trace: one rank stands for all that are alike, so thousands take seconds.
+"""L2: when each rank is done, without a trace: one rank is simulated for all that are alike, however many.
 
 Two ranks are alike if in each step they send as much, to ranks that are alike, and receive as much, from ranks that are
-alike. Then both wait for the same things, and do the same at the same time: what `simulate` says of one holds for the
-other. In a ring all ranks are alike, so one of them is simulated. Where ranks share cards, two ranks are alike only if
-they sit at the same place of nodes that are alike at every place, so that their cards carry the same. A slow rank is
-like no other. Where few ranks are alike each stands for itself. Shapes: R ranks, M messages.
+alike. Then both wait for the same things and do the same at the same time, so the times of one hold for the other. In a
+ring all ranks are alike, so only one of them is simulated. Where ranks share cards, two ranks are alike only if they
+have the same place on nodes that are alike at every place, so that their cards carry the same. A slowed rank is alike
+to ranks with the same factor only. Where few ranks are alike, each is simulated. Shapes: R ranks, M messages.
 """
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def _check_number(num_messages: int) -> None:
 
 def alike(given: Sequence[Round], crosses: Sequence[np.ndarray], slowdown: np.ndarray,
           ranks_per_node: int | None = None) -> np.ndarray:
-    """A label for each rank, (R,), which ranks share that are alike in these rounds.
+    """A label for each rank, (R,); ranks that are alike in these rounds share one.
 
-    `crosses` says of each round which messages go to another node. With `ranks_per_node` the labels of a node's ranks
-    follow one another as the ranks do. Ranks are taken to be alike, and told apart by what they send and receive, until
-    a pass over all rounds finds no more difference. Where a rank sends or receives two messages in one step, or one
-    difference leads to many, each rank has its own label.
+    `crosses` says for each round which messages go to another node. With `ranks_per_node` the labels of a node's ranks
+    are consecutive, as the ranks are. All ranks start with one label, or one for each slowdown, and are told apart by
+    what they send and receive, until a pass over all rounds finds no more differences. Each rank has its own label
+    where a rank sends or receives two messages in one step, and where MOST_PASSES passes are not enough.
     """
     own = np.arange(len(slowdown))
     if any(len(np.unique(ports)) < len(ports) for one in given for ports in (one.src, one.dst)):
