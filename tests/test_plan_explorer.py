@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_said_with_what_it_would_need(show: Callable) -> No
 
 def test_a_name_that_is_not_there_is_refused() -> None:
     for change, words in (({"model": "llama5"}, "no model is called"), ({"gpu": "H10"}, "no GPU is called"),
-                          ({"gpus": 0}, "gpus is a whole number")):
+                          ({"gpus": 0}, "gpus must be a whole number above 0")):
         with pytest.raises(ValueError, match=words):
             plan_explorer(**change)
 
