@@ -83,6 +83,7 @@ def test_the_rank_that_calls_another_thing_is_found(tmp_path):
 def test_a_rank_that_waits_in_another_group_is_not_the_guilty_one(tmp_path):
     flights = flights_of(tmp_path, "pair")
     assert {call.ranks for call in flights[0].calls} == {(0, 1, 2), (0, 1)}
+    assert flight.guilty(flights) == (), "each waits for another one"
     assert flight.verdict(flights).startswith("rank 0 waits in call 1, all_reduce(float [4]); ranks 1, 2 wait in")
 
 
@@ -117,6 +118,15 @@ def test_a_call_that_is_done_at_once_but_differs_is_guilty():
     flights = dumped([("all_reduce", False)], [("barrier", True)], [("all_reduce", False)])
     assert flight.guilty(flights) == (1,)
     assert flight.verdict(flights).endswith("rank 1's call 1 was barrier(float [4])")
+
+
+def test_of_a_chain_of_waiting_ranks_the_one_that_waits_for_nobody_is_guilty():
+    pairs = [[(0, 1)], [(1, 2)], []]  # rank 0 waits for rank 1, which waits for rank 2
+    flights = [flight.Flight(rank, 3, "gloo", tuple(
+        flight.Call(str(pair), pair, 1, "all_reduce", "all_reduce(float [4])", 16, 0, False, "") for pair in own))
+        for rank, own in enumerate(pairs)]
+    assert flight.guilty(flights) == (2,)
+    assert flight.verdict(flights).endswith("rank 2 has made no call in this group")
 
 
 def test_a_rank_without_any_call_is_named():

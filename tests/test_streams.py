@@ -57,6 +57,12 @@ def test_prefetching_hides_gathers_and_holds_a_unit_more() -> None:
     assert taken[True] < taken[False] and held[True] > held[False]
 
 
+def test_a_fast_network_gathers_no_further_ahead_than_the_next_unit() -> None:
+    """A rank holds two units' parameters and one unit's gradients beside its shards, a byte for each here."""
+    tasks = sharded_step(3, 2, 6, 2.0, 1.0, Link(0.0, 100.0))
+    assert gathered_bytes(tasks, stream_times(tasks), 3, 2, 2.0) == 3
+
+
 def test_plain_data_parallelism_gathers_nothing() -> None:
     tasks = sharded_step(0, 4, 5, 8.0, 1.0, LINK)
     assert gathered_bytes(tasks, stream_times(tasks), 0, 4, 8.0) == 0
