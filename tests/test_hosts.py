@@ -4,7 +4,7 @@ import subprocess
 import pytest
 
 from benchmarks import across
-from book.hosts import Agents, Hosts, NoHosts
+from book.hosts import CARD, Agents, Hosts, NoHosts
 from tests.website import ROOT
 
 pytestmark = pytest.mark.full
@@ -36,6 +36,17 @@ def test_with_a_link_for_each_pair_of_ranks_the_prediction_is_wrong(compared):
 
 def test_no_host_is_left(compared):
     assert "lockstep" not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+
+
+def test_both_directions_of_a_card_are_limited():
+    try:
+        with Hosts(2, 80_000_000) as hosts:
+            shown = [subprocess.run(["ip", "netns", "exec", namespace, "tc", "class", "show", "dev", device],
+                                    capture_output=True, text=True).stdout
+                     for namespace, device in ((hosts._host(1), CARD), (hosts._switch, "p1"))]
+    except NoHosts as reason:
+        pytest.skip(str(reason))
+    assert all("1:9" in classes and "rate 80Mbit" in classes for classes in shown), shown
 
 
 def test_agents_on_this_machine_form_one_group_where_hosts_cannot_be_had():
