@@ -36,7 +36,7 @@ def test_a_notebook_has_loaded_what_its_code_may_use(source, loaded):
     assert loaded_at_start(notebook(source)) == loaded
 
 
-@pytest.mark.parametrize("module", LATER)
+@pytest.mark.parametrize("module", [name for name in LATER if name.startswith("torch")])
 def test_an_import_of_a_later_module_is_noticed(module):
     assert may_need_later(f"import {module} as part")
 

@@ -16,6 +16,7 @@ LATER = (  # together these take as long as `FIRST`; the first ranks do not wait
     "torch.distributed.fsdp",
     "torch.distributed.checkpoint",
     "torch.distributed.checkpoint.state_dict",
+    "fsspec",  # checkpoint imports it when it first saves
     "torch.profiler",
 )
 # Code with none of these words makes no optimizer, no DDP and no mesh, and needs nothing of `LATER`.
