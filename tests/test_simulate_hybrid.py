@@ -176,6 +176,12 @@ def test_a_card_for_all_of_a_node_makes_its_messages_slower_and_nothing_else():
     assert shared.dp_s == pytest.approx([ring_all_reduce_s(4, 4 * 7e8, CARD)] * 2)
 
 
+def test_a_place_that_lies_on_two_nodes_is_slower_than_one_on_a_single_node():
+    """Replicas 0 to 2 of the first stage are on node 0; of the second, ranks 3 to 5, one is there and two on node 1."""
+    found = simulate_step(Mesh.of({"pp": 2, "dp": 3, "tp": 1}), gpipe(2, 2), WORK, Network(4, FAST, CARD))
+    assert found.dp_s == pytest.approx([ring_all_reduce_s(3, 7e8, link) for link in (FAST, CARD)], rel=1e-6)
+
+
 def test_another_all_reduce_can_be_asked_for():
     mesh = Mesh.of({"pp": 1, "dp": 4, "tp": 2})
     halving = COLLECTIVES["halving_doubling_all_reduce"]
