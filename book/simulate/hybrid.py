@@ -1,8 +1,8 @@
 """L2: the time of a training step on a mesh of pipeline, data and tensor parallelism, at any number of ranks.
 
-Ranks at the same place of the pp axis do the same at the same time, whatever their places on dp and tp. So one pipeline
-is simulated, with one rank for each of its places, and of each axis the messages of the ranks of one place, all of them
-at once: so they share network cards where ranks of a node do. There, too, one rank stands for all that are alike.
+Ranks at the same place on pp do the same at the same time, whatever their places on dp and tp. So one pipeline is
+simulated, with one rank for each of its places. What the ranks of a place send along an axis is simulated for all of
+them at once, so that they share network cards where a node's ranks do. There, too, one rank stands for all alike.
 Shapes: P, D and T ranks on pp, dp and tp; G groups of N ranks.
 """
 from __future__ import annotations
@@ -70,11 +70,11 @@ def simulate_step(mesh: Mesh, schedule: PipelineSchedule, work: StepWork, link: 
                   all_reduce: Callable[[int], Schedule] = ring_all_reduce) -> StepTimes:
     """The time of one step on `mesh`, whose axes are pp, dp and tp in any order, without the optimizer's update.
 
-    Each rank of pp runs its actions of `schedule`, waits for every all-reduce over tp, and averages its gradients over
-    dp when its last backward is done (narayanan2021, without their overlaps). `all_reduce` makes the schedule of both,
-    for a number of ranks. Messages of other axes, or of other places on pp, do not slow a message; where the ranks of a
-    place are not alike, all of them wait for the slowest. Raises ValueError for another mesh, and for a schedule or a
-    network that does not fit it; what `done_s` and `simulate_pipeline` raise.
+    Each place on pp runs its actions of `schedule` (narayanan2021). It waits for every all-reduce over tp, and averages
+    its gradients over dp after its last backward: nothing of that overlaps with computing. `all_reduce` makes the
+    schedule of both, for a number of ranks. Messages along one axis are not slowed by those along another, nor by those
+    of another place. Where the ranks of a place are not alike, all of them wait for the slowest. Raises ValueError for
+    another mesh, for a schedule or a network that does not fit it, and where `done_s` does.
     """
     _check(mesh, schedule, link)
     ranks_PDT = np.arange(mesh.world_size).reshape(mesh.shape).transpose([mesh.axes.index(axis) for axis in AXES])
