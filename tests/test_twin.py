@@ -39,7 +39,7 @@ LEFT_OUT = {
     "shared": {"run_shared_rounds"},
     "collectives": {"Collective"},  # a plain object
     "pipelines": {"Pair", "Step"},
-    "simulate": {"done_s"},
+    "simulate": {"done_s", "simulate_step", "StepTimes", "StepWork"},
     "streams": {"Task"},  # a plain object
 }
 
