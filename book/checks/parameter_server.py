@@ -47,7 +47,7 @@ LATE = {  # one push at a server that divides by staleness
     "unknown": "push {number} does not move the parameters along its gradient: only the length of the step changes"}
 PUSHES = {  # what all pushes together have done
     "nothing": "no push has changed the parameters: does push write what work returned?",
-    "missing ranks": "{num_lost} of {size} simultaneous pushes have not changed the parameters. {why}",
+    "missing ranks": "{num_lost} of {size} simultaneous pushes left no trace in the parameters. {why}",
     "scaled": "the pushes have moved the parameters {times} times as far as they should: each is applied once, whole",
     "unequal": "the pushes weigh {weights} in the parameters, but each should weigh 1: apply each once. {why}",
     "unknown": "the change of the parameters is not a sum of the pushes. {why}"}
