@@ -12,7 +12,7 @@ EXACT = 1e-12
 
 
 def guilty_ranks(got: Any, calls: Calls, case: str) -> list[int]:
-    """`got` must be the ranks for which others wait and which wait for nobody; returns them.
+    """`got` must be the ranks that others wait for and that wait for nobody themselves; returns them.
 
     `calls[rank]` are its calls, oldest first, as (group, number, members, done).
     """
@@ -25,48 +25,51 @@ def guilty_ranks(got: Any, calls: Calls, case: str) -> list[int]:
     if found == want:
         return want
     victims = sorted(set(found) & waits.keys() - missing)
-    refuse(victims, f"{case}: rank {listed(victims)} waits, and all others have to come to it: it is a victim. Who has "
-                    "not made the call that it waits in?")
+    refuse(victims, f"{case}: rank {listed(victims)} is a victim: it waits for others. Which rank has not made the "
+                    "call that it waits in?")
     elsewhere = sorted(set(found) & waits.keys())
-    refuse(elsewhere, f"{case}: rank {listed(elsewhere)} has not made the call that others wait in, but waits itself "
-                      "in a call of another group: ask there for whom")
+    refuse(elsewhere, f"{case}: rank {listed(elsewhere)} has not made the call that others wait in, but it waits "
+                      "itself, in a call of another group: find out whom that group waits for")
     innocent = sorted(set(found) - missing)
-    refuse(innocent, f"{case}: nobody waits for rank {listed(innocent)}: it has made all calls of its groups. Compare "
-                     "numbers within one group, and only for its members")
-    raise CheckFailed(f"{case}: you have found {found or 'nobody'}, but rank "
-                      f"{listed(sorted(set(want) - set(found)))} is waited for too, and waits for nobody")
+    refuse(innocent, f"{case}: nobody waits for rank {listed(innocent)}, which has made every call that a member of "
+                     "its groups waits in. Compare numbers within one group, and only those of its members")
+    raise CheckFailed(f"{case}: you found {found or 'nobody'}, but others also wait for rank "
+                      f"{listed(sorted(set(want) - set(found)))}, which waits for nobody")
 
 
 def state_put_back(rank: int, differs: Mapping[str, bool]) -> None:
-    """After `put_back` no part may differ from what it was when it was saved; `differs` says which do."""
+    """After `put_back` every part must be as it was when it was saved; `differs` says which are not."""
     says = {"model": "the model's parameters are not those that were saved",
-            "optimizer": "the optimizer's moments are not those that were saved: AdamW begins anew, and its first "
+            "optimizer": "the optimizer's moments are not those that were saved: AdamW starts over, and its first "
                          "steps are larger",
-            "schedule": "the schedule is not where it was: the learning rate warms up once more",
-            "step": "training.step is not the saved one: the run would take batches again that it has had",
-            "random": "the random state is not the saved one: dropout draws other masks"}
+            "schedule": "the schedule is not where it was: the learning rate warms up again",
+            "step": "training.step is not the saved one: the run would repeat batches that it has already trained on",
+            "random": "the random state is not the saved one: dropout draws different masks"}
     for part in {**says, **differs}:
         refuse(differs[part], f"rank {rank}: {says.get(part, f'training.{part} is not what was saved')}")
 
 
 def kept_apart(changed: Sequence[str]) -> None:
-    """What `state_of` gave must not change while the training goes on."""
-    refuse(changed, f"what state_of has returned changes with the next step ({listed(changed)}): it refers to the live "
-                    "tensors. A save that is written later would hold two steps; copy (copy.deepcopy)")
+    """What `state_of` returned must not change while the training goes on."""
+    refuse(changed, f"what state_of returned changes with the next step ({listed(changed)}), because it refers to the "
+                    "live tensors. A save written while training goes on would mix two steps: return a copy "
+                    "(copy.deepcopy)")
 
 
 def same_losses(got: Sequence[float], want: Sequence[float]) -> float:
-    """The losses of a run that was resumed, to the last bit; returns their sum."""
+    """The losses of a resumed run must equal those of one that was never stopped, to the last bit; returns their
+    sum."""
     for place, (a, b) in enumerate(zip(got, want)):
-        require(a == b, f"loss {place} after resuming is {short(a)}, in the run that nobody stopped {short(b)}")
-    require(len(got) == len(want), f"{len(got)} losses after resuming, not {len(want)}")
+        require(a == b, f"loss {place} after resuming is {short(a)}, but in the run that was never stopped it is "
+                f"{short(b)}")
+    require(len(got) == len(want), f"there are {len(got)} losses after resuming, not {len(want)}")
     return sum(got)
 
 
 def same_batches(rows: Mapping[int, Sequence[Sequence[int]]], num_rows: int, step: int, size: int) -> list[int]:
-    """`rows[world_size][rank]`, a step's rows of each rank, must make the same batch for every world size.
+    """The ranks' rows in a step must make the same batch for every world size; `rows[world_size][rank]` are one rank's.
 
-    Returns the batch's rows, sorted. `size` is how many rows the data have.
+    Returns the batch's rows, sorted. `size` is the number of rows in the data.
     """
     batches = {}
     for world_size, by_rank in rows.items():
@@ -75,20 +78,22 @@ def same_batches(rows: Mapping[int, Sequence[Sequence[int]]], num_rows: int, ste
         outside = [row for row in together if not 0 <= row < size]
         refuse(outside, f"{where}: there is no row {listed(outside[:1])}: rows are numbered from 0 to {size - 1}")
         refuse(len(together) == world_size * num_rows and world_size > 1,
-               f"{where}: every rank takes {num_rows} rows, so the global batch grows with the number of ranks")
+               f"{where}: every rank takes {num_rows} rows, so the global batch grows with the number of ranks; it "
+               f"must stay at {num_rows}")
         twice = sorted({row for row in together if together.count(row) > 1})
-        refuse(twice, f"{where}: row {listed(twice[:3])} is taken twice: every row of the batch belongs to one rank")
-        require(len(together) == num_rows, f"{where}: the ranks take {len(together)} rows together, not {num_rows}: "
-                                           "share the remainder out too")
+        refuse(twice, f"{where}: row {listed(twice[:3])} is taken twice, but every row of the batch belongs to exactly "
+               "one rank")
+        require(len(together) == num_rows, f"{where}: together the ranks take {len(together)} rows, not {num_rows}: "
+                                           "share out the remainder too")
         counts = [len(own) for own in by_rank]
-        require(max(counts) - min(counts) <= 1, f"{where}: the ranks take {listed(counts)} rows: shares may differ by "
-                                                "one row at most")
+        require(max(counts) - min(counts) <= 1, f"{where}: the ranks take {listed(counts)} rows, but shares may differ "
+                                                "by at most one row")
         batches[world_size] = sorted(together)
     first = next(iter(batches))
     for world_size, batch in batches.items():
-        require(batch == batches[first], f"step {step}: {first} and {world_size} ranks train on different rows: a run "
-                                         "that goes on with fewer ranks would see other data. Draw the batch from SEED "
-                                         "and the step alone, then share it out")
+        require(batch == batches[first], f"step {step}: {first} and {world_size} ranks train on different rows, so a "
+                                         "run that goes on with fewer ranks would see different data. Draw the batch "
+                                         "from SEED and the step alone, then share it out")
     return batches[first]
 
 
@@ -97,15 +102,15 @@ def batches_differ(batches: Mapping[int, Sequence[int]]) -> None:
     seen: dict[tuple[int, ...], int] = {}
     for step, batch in batches.items():
         earlier = seen.setdefault(tuple(batch), step)
-        require(earlier == step, f"step {step} has the rows of step {earlier}: the step decides what is drawn, or "
-                                 "every restart of the sampler gives the same rows again")
+        require(earlier == step, f"step {step} has the same rows as step {earlier}: seed the generator with the step "
+                                 "too")
 
 
 def global_gradient(got: float, want: float, plain: float, world_size: int) -> None:
-    """The mean of the ranks' gradients must be that of the whole batch; `plain` is the one without weights."""
+    """The mean of the ranks' gradients must be the gradient of the whole batch; `plain` is the mean without weights."""
     refuse(abs(got - plain) < EXACT < abs(got - want), f"on {world_size} ranks your gradient is the mean of the ranks' "
-           "means: a rank with fewer rows counts too much. Weight its loss by its share of the rows, times the number "
-           "of ranks, by which the gradients are divided")
+           "means, in which each row of a rank with fewer rows counts too much. Weight a rank's loss by its share of "
+           "the rows, times the number of ranks, since the sum of the gradients is divided by that")
     ratio = got / want if want else float("nan")
     require(abs(got - want) < EXACT, f"on {world_size} ranks the gradient is {short(ratio)} times that of the batch")
 
@@ -117,17 +122,17 @@ def whole_checkpoint(got: Any, want: int | None, case: str) -> None:
     if want is None:
         raise CheckFailed(f"{case}: latest returns {got!r}, but there is no whole checkpoint: return None")
     if got is None:
-        raise CheckFailed(f"{case}: latest finds nothing, but step {want} was saved before: was it written over, or "
+        raise CheckFailed(f"{case}: latest finds nothing, but step {want} was saved before: was it overwritten, or "
                           "moved away before the new one was whole?")
     require(isinstance(got, int), f"{case}: latest must return the step as a whole number, not {got!r}")
-    refuse(got > want, f"{case}: latest says step {got}, but that save was cut off: its .metadata is not there. Only a "
+    refuse(got > want, f"{case}: latest returns step {got}, but that save was interrupted: it has no .metadata. Only a "
                        "whole checkpoint counts")
-    raise CheckFailed(f"{case}: latest says step {got}, but step {want} is whole and later: compare steps as numbers, "
-                      "not as text")
+    raise CheckFailed(f"{case}: latest returns step {got}, but step {want} is later, and whole too: compare steps as "
+                      "numbers, not as text")
 
 
 def loaded_state(got: Mapping[str, float], want: Mapping[str, float], case: str) -> float:
-    """Digests of what was loaded, by name; returns their sum."""
+    """What was loaded must be what was saved, by the digest of each name; returns the digests' sum."""
     for name, value in want.items():
         have = got.get(name)
         if have is None and "optimizer" in name:
@@ -135,16 +140,17 @@ def loaded_state(got: Mapping[str, float], want: Mapping[str, float], case: str)
                               "or not loaded")
         require(have is not None and abs(have - value) < EXACT * max(1, abs(value)),
                 f"{case}: {name} is not what was saved"
-                + (": the optimizer's state was not saved, or not handed back by set_state_dict"
-                   if "optimizer" in name else ": is it from another step, or not handed back by set_state_dict?"))
+                + (": the optimizer's state was not saved, or not handed back with set_state_dict"
+                   if "optimizer" in name else ": is it from another step, or was it not handed back with "
+                                               "set_state_dict?"))
     return sum(want.values())
 
 
 def save_failure(message: str) -> str:
-    """The error of a launch that saves or loads, with a hint where a misconception is known."""
+    """The error of a launch that saves or loads, with a hint if it shows a known misconception."""
     if "wait for one another" in message or "returned without it" in message or "disagree" in message:
-        return (f"{message}\ndcp.save, dcp.load and get_state_dict are collectives: every rank calls them, and rank 0 "
-                "alone can't save the shards of the others")
+        return (f"{message}\ndcp.save, dcp.load and get_state_dict are collectives, so every rank must call them: rank "
+                "0 alone can't save the shards of the others")
     return message
 
 
@@ -152,42 +158,44 @@ def save_interval(got: Any, save_s: float, node_mtbf_s: float, num_nodes: int) -
     """Young's interval for a job of `num_nodes` nodes; returns it."""
     mean_s = node_mtbf_s / num_nodes
     return number("the interval", got, sqrt(2 * save_s * mean_s), [
-        (sqrt(2 * save_s * node_mtbf_s), "that is right for a single node. The job fails when any of its nodes does, "
-                                         "so its mean time between failures is a node's divided by their number"),
-        (sqrt(2 * save_s * node_mtbf_s * num_nodes), "more nodes fail more often, not less: divide by their number"),
+        (sqrt(2 * save_s * node_mtbf_s), "that is right for a single node. A job fails when any of its nodes does, so "
+                                         "its mean time between failures is one node's divided by the number of nodes"),
+        (sqrt(2 * save_s * node_mtbf_s * num_nodes), "more nodes fail more often, not less often: divide by their "
+         "number"),
         (sqrt(save_s * mean_s), "a failure loses half an interval on average, not a whole one: the 2 is missing"),
         (2 * save_s * mean_s, "take the square root"),
-        (mean_s, "that is how often the job fails, and not yet how often to save"),
+        (mean_s, "that is how often the job fails, not how often to save"),
     ])
 
 
 def lost_share(got: Any, save_s: float, interval_s: float, mean_s: float) -> float:
     """The share of time lost to saving and to failures, to first order; returns it."""
     return number("the lost share", got, save_s / interval_s + interval_s / (2 * mean_s), [
-        (save_s / interval_s, "that is the saving; failures throw work away too"),
-        (interval_s / (2 * mean_s), "that is what failures throw away; saving takes time too"),
-        (save_s / interval_s + interval_s / mean_s, "a failure strikes in the middle of an interval on average: it "
-                                                    "loses half of it"),
+        (save_s / interval_s, "that is the share lost to saving alone; work lost in failures is missing"),
+        (interval_s / (2 * mean_s), "that is the share lost in failures alone; the time for saving is missing"),
+        (save_s / interval_s + interval_s / mean_s, "on average a failure comes in the middle of an interval, so it "
+                                                    "loses half of one"),
     ])
 
 
 def went_on(got: Mapping[int, float], want: Mapping[int, float], killed_at: int, every: int, num_ranks: int,
             exact: bool) -> float:
-    """The losses of a run that goes on after a kill at step `killed_at`, by step; returns the last one.
+    """A run that goes on after a kill before step `killed_at` must have the right losses, by step; returns the last
+    one.
 
-    They must begin at the last checkpoint, and be those of the undisturbed run: to the last bit where `exact`.
+    They must begin at the last checkpoint and equal those of the undisturbed run, to the last bit if `exact`.
     """
-    require(isinstance(got, Mapping) and got, f"train must return its losses by step, a dict, not {got!r}")
+    require(isinstance(got, Mapping) and got, f"train must return a dict of its losses by step, not {got!r}")
     first, begin = min(got), killed_at // every * every
-    refuse(first == 0 != begin, f"a rank was killed before step {killed_at}, and {num_ranks} ranks begin at step 0 "
-                                f"again: load the last whole checkpoint, of step {begin}, and go on from its step")
+    refuse(first == 0 != begin, f"a rank was killed before step {killed_at}, and {num_ranks} ranks start again at step "
+                                f"0: load the last whole checkpoint, that of step {begin}, and go on from there")
     require(first == begin, f"{num_ranks} ranks go on at step {first}, but the last checkpoint is of step {begin}")
     require(max(got) == max(want), f"the run ends with step {max(got)}, not {max(want)}")
     for step in sorted(got):
         near = got[step] == want[step] if exact else abs(got[step] - want[step]) < EXACT
-        require(near, f"after the kill, on {num_ranks} ranks, the loss of step {step} is {short(got[step])}, in the "
-                      f"undisturbed run {short(want[step])}"
-                      + (": the first one after loading already, so the weights or the data differ" if step == first
-                         else ": the first loss was right and this one is not, so the update differed: the optimizer's "
-                              "state, or the weights of uneven shares" if step == first + 1 else ""))
+        require(near, f"after the kill, on {num_ranks} ranks, the loss of step {step} is {short(got[step])}, but in "
+                      f"the undisturbed run it is {short(want[step])}"
+                      + (". It is the first one after loading, so the weights or the data differ" if step == first
+                         else ". The first loss was right, so the update was wrong: is it the optimizer's state, or "
+                              "the weights of uneven shares?" if step == first + 1 else ""))
     return got[max(got)]

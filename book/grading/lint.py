@@ -55,7 +55,7 @@ def marked_wrongly(lab: NotebookNode) -> Iterator[str]:
 
 
 def _marked_wrongly(lab: NotebookNode) -> Iterator[str]:
-    """What is wrong with the marks of single cells, none of which has a value that no mark may have."""
+    """What is wrong with the marks of single cells, given that each value is one that its mark may have."""
     seen: set[str] = set()
     for number, cell in enumerate(code_cells(lab)):
         mark = marks(cell)

@@ -201,7 +201,7 @@ def _num_gpus(env: Mapping[str, Any]) -> int:
 
 
 def _begin_to_load() -> None:
-    """Let torch be loaded for the ranks while this process loads it."""
+    """Have torch loaded for the ranks while this process loads it."""
     try:
         warm_up()
     except OSError as error:

@@ -75,8 +75,8 @@ def dump(path: str | Path, lines: bool = False) -> None:
     """Write what this rank's Flight Recorder holds to a file; call it from any thread, also while the rank hangs.
 
     `lines` adds the line of source that made each call. Torch loads its compiler to name the first one, which takes
-    some seconds; `import torch._inductor.codecache` at the start has them over with. Raises RuntimeError where the
-    recorder is off or there is no process group.
+    some seconds; `import torch._inductor.codecache` at the start of the program avoids that delay later. Raises
+    RuntimeError where the recorder is off or there is no process group.
     """
     if not dist.is_initialized():
         raise RuntimeError("there is no process group, so there is nothing to dump")
@@ -140,7 +140,7 @@ def _with_holds(called: Trace, rank: int, calls: Sequence[Call]) -> Iterator[Eve
 
 
 def guilty(flights: Sequence[Flight]) -> tuple[int, ...]:
-    """The ranks for which others wait while they wait for nobody, or, if there is none, those that call another thing.
+    """The ranks that others wait for and that wait for nobody, or, if there are none, those that call something else.
 
     An empty tuple if no rank waits, or if ranks wait in different groups, each for another one.
     """
