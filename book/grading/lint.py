@@ -1,27 +1,22 @@
 """L4: whether a lab is fit to be graded: the marks of its cells, its points, checks whose output can't be guessed."""
 from __future__ import annotations
 
-import ast
-import builtins
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nbformat import NotebookNode
 
-from book.grading import lab as labs, lab_schema, wired, withheld
-from book.grading.lab import SIMULATED, LabError, code_cells, marks, simulated
+from book.grading import lab as labs, lab_schema, simulated, wired, withheld
+from book.grading.lab import LabError, code_cells, marks
 from book.grading.lab_schema import KEY
 from book.grading.ranks import Ranks
 from book.grading.reference import outputs_of
-from book.grading.release import FOLDED, HIDDEN
+from book.grading.release import HIDDEN
 from book.wire.broker import WireError
 
 # Congruent modulo every number up to 16: a check that uses only SEED % 8, for example, has just eight outputs, which a
 # learner could hard-code.
 SEEDS = (11, 11 + 720720)
-# What a cell that shows what a run should look like may import: nothing here starts a process, or trains anything.
-ROOMS = {"book.collectives", "book.cost", "book.faults", "book.mesh", "book.pipelines", "book.plot", "book.schedule",
-         "book.simulate", "book.widgets"}
 
 
 def faults(lab: NotebookNode) -> Iterator[str]:
@@ -69,38 +64,7 @@ def _marked_wrongly(lab: NotebookNode) -> Iterator[str]:
             yield f"{where} has an id that another cell has"
         seen.add(mark["id"])
         yield from _of_kind(mark, where, cell.source, cell.metadata.get("tags", []))
-    yield from _simulated_wrongly(lab)
-
-
-def _simulated_wrongly(lab: NotebookNode) -> Iterator[str]:
-    """What is wrong with the cells that show, above an answer, what its run should look like."""
-    cells = list(code_cells(lab))
-    for number, cell in enumerate(cells):
-        mark, where = marks(cell), f"code cell {number} ({marks(cell)['id']})"
-        if not mark["id"].startswith(SIMULATED):
-            continue
-        if not simulated(cell):
-            yield f"{where} has an id that begins with {SIMULATED}, as only setup cells may"
-        if mark.get("exercise") not in [marks(c)["exercise"] for c in cells[number:] if marks(c)["kind"] == "answer"]:
-            yield f"{where} needs the number of an exercise whose answer comes after it"
-        if cell.metadata.get("tags", []) != [FOLDED]:
-            yield f"{where} needs the tag {FOLDED}, and no other: its code is not what is taught"
-        for name in _foreign(cell.source):
-            yield f"{where} uses {name}: it may use only what it imports itself, from {', '.join(sorted(ROOMS))}"
-
-
-def _foreign(source: str) -> list[str]:
-    """The names in a source that are neither its own, nor Python's, nor imported from `ROOMS`: a launch, an answer."""
-    tree = list(ast.walk(ast.parse(source)))
-    imported = [(node.module or "", alias.name, alias.asname or alias.name) for node in tree
-                if isinstance(node, ast.ImportFrom) for alias in node.names]
-    own = {name for *_, name in imported} | {node.arg for node in tree if isinstance(node, ast.arg)}
-    own |= {node.id for node in tree if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    own |= {node.name for node in tree if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    used = {node.id for node in tree if isinstance(node, ast.Name)} - own - set(dir(builtins))
-    used |= {f"{module}.{name}" for module, name, _ in imported if ".".join(module.split(".")[:2]) not in ROOMS}
-    used |= {alias.name for node in tree if isinstance(node, ast.Import) for alias in node.names}
-    return sorted(used)
+    yield from simulated.faults(lab)
 
 
 def _unfit_exercises(lab: NotebookNode) -> Iterator[str]:

@@ -4,11 +4,15 @@
     alike        done_s: when each rank is done, at any number of ranks
     shared       the same where ranks share their node's network cards
     messages     which moves of a schedule travel together
-    streams      a step on two streams: buckets behind a backward, sharded state
+    streams      a step on two streams: simulate_backward, with buckets behind a backward; sharded state
     pipeline     simulate_pipeline: forwards and backwards that take time, and what travels between the stages
+    on_mesh      simulate_groups, simulate_hybrid: collectives and pipelined steps on a mesh
 """
 from book.simulate.alike import done_s
 from book.simulate.collective import LARGEST_WATCHED_WORLD, simulate
+from book.simulate.on_mesh import simulate_groups, simulate_hybrid
 from book.simulate.pipeline import simulate_pipeline
+from book.simulate.streams import simulate_backward
 
-__all__ = ["LARGEST_WATCHED_WORLD", "done_s", "simulate", "simulate_pipeline"]
+__all__ = ["LARGEST_WATCHED_WORLD", "done_s", "simulate", "simulate_backward", "simulate_groups", "simulate_hybrid",
+           "simulate_pipeline"]

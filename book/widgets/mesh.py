@@ -101,7 +101,8 @@ class MeshExplorer(Page):
 
     def _orders(self) -> list[Sequence[str]]:
         found = orders(self._sent, self.mesh)
-        return [(" · ".join(axes) + ", as recorded" * (axes == self.mesh.axes), in_bytes(num_bytes, zeros=True))
+        given = f", as {self._trace.source}"
+        return [(" · ".join(axes) + given * (axes == self.mesh.axes), in_bytes(num_bytes, zeros=True))
                 for axes, num_bytes in found.items()]
 
     def _source(self, live: bool) -> str:
