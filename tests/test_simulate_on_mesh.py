@@ -27,25 +27,25 @@ def test_every_group_of_each_axis_has_its_collective_axis_by_axis() -> None:
 
 @pytest.mark.parametrize("make", [gpipe, one_f_one_b])
 def test_each_pipeline_of_a_mesh_runs_the_schedule(make) -> None:
-    trace = simulate_hybrid(make(2, 4), MESH, 1000, 5000)
+    trace = simulate_hybrid(make(2, 4), MESH, 1000, (5000, 5000))
     for first, second in MESH.groups("pp"):
         assert list(pipeline_order(trace, ranks=[first, second]).actions) == list(make(2, 4).actions)
 
 
 def test_bytes_go_along_the_axes_as_the_formulas_say() -> None:
-    sent = bytes_by_axis(flows(simulate_hybrid(one_f_one_b(2, 4), MESH, 1000, 5000, num_all_reduces=3), MESH), 8)
+    sent = bytes_by_axis(flows(simulate_hybrid(one_f_one_b(2, 4), MESH, 1000, (5000, 400), num_all_reduces=3), MESH), 8)
     assert list(sent["pp"]) == [4 * 1000] * 8
-    assert list(sent["dp"]) == [ring_sent_bytes(2, 5000)] * 8
+    assert list(sent["dp"]) == [ring_sent_bytes(2, 5000)] * 4 + [ring_sent_bytes(2, 400)] * 4
     assert list(sent["tp"]) == [4 * 2 * 3 * ring_sent_bytes(2, 1000)] * 8
 
 
 def test_a_mesh_may_lack_replicas_and_tensor_parallel_ranks_but_no_pipeline() -> None:
-    trace = simulate_hybrid(one_f_one_b(4, 2), Mesh.of({"pp": 4}), 10, 10)
+    trace = simulate_hybrid(one_f_one_b(4, 2), Mesh.of({"pp": 4}), 10, [10] * 4)
     assert not len(trace.of_kind("collective")) and trace.world_size == 4
     with pytest.raises(ScheduleError, match="has 4 ranks, and pp has 2"):
-        simulate_hybrid(one_f_one_b(4, 2), MESH, 10, 10)
+        simulate_hybrid(one_f_one_b(4, 2), MESH, 10, (10, 10))
     with pytest.raises(MeshError):
-        simulate_hybrid(one_f_one_b(4, 2), Mesh.of({"dp": 4}), 10, 10)
+        simulate_hybrid(one_f_one_b(4, 2), Mesh.of({"dp": 4}), 10, (10,))
 
 
 def test_a_renumbered_run_is_the_same_between_other_ranks() -> None:

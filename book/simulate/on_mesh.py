@@ -6,7 +6,7 @@ order: a forward takes a second, a backward two.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from book.cost import Link
@@ -28,13 +28,14 @@ def simulate_groups(mesh: Mesh, num_bytes: float, *axes: str, op: str = "all_red
     return Trace(events, mesh.world_size, "modelled", "simulated", name=op)
 
 
-def simulate_hybrid(schedule: PipelineSchedule, mesh: Mesh, activation_bytes: float, gradient_bytes: float,
+def simulate_hybrid(schedule: PipelineSchedule, mesh: Mesh, activation_bytes: float, gradient_bytes: Sequence[float],
                     num_all_reduces: int = 2) -> Trace:
     """The trace of a step in which each pipeline of a mesh (pp, and dp and tp if it has them) runs `schedule`.
 
     Each output and each gradient that goes to another stage has `activation_bytes`, as has each of the
-    `num_all_reduces` along tp in a forward and in a backward; at its end each rank all-reduces `gradient_bytes` along
-    dp. Raises MeshError for a mesh without pp, ScheduleError where its pipelines have not as many ranks as `schedule`.
+    `num_all_reduces` along tp in a forward and in a backward; at its end each rank all-reduces along dp what
+    `gradient_bytes` has for its place on pp. Raises MeshError for a mesh without pp, ScheduleError where its pipelines
+    have not as many ranks as `schedule`.
     """
     if mesh.size("pp") != schedule.world_size:
         raise ScheduleError(f"{schedule.name} has {schedule.world_size} ranks, and pp has {mesh.size('pp')}")
@@ -42,8 +43,9 @@ def simulate_hybrid(schedule: PipelineSchedule, mesh: Mesh, activation_bytes: fl
     last_s = max(event.times_s[1] for event in one.events)
     events = [placed for pipeline in mesh.groups("pp") for event in one.events
               for placed in _placed(event, pipeline, mesh, activation_bytes, num_all_reduces)]
-    events += [_collective(rank, mesh.group_of(rank, "dp"), "all_reduce", gradient_bytes, last_s + 1)
-               for rank in range(mesh.world_size) if "dp" in mesh.axes]
+    events += [_collective(rank, mesh.group_of(rank, "dp"), "all_reduce", num_bytes, last_s + 1)
+               for pipeline in mesh.groups("pp") for rank, num_bytes in zip(pipeline, gradient_bytes, strict=True)
+               if "dp" in mesh.axes]
     events.sort(key=lambda event: event.times_s)
     return Trace(events, mesh.world_size, "modelled", "simulated", name=schedule.name)
 
