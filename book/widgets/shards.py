@@ -73,7 +73,8 @@ class ShardedProduct(Page):
     def text(self) -> str:
         """One line that says what is shown."""
         ranks = " and ".join(dict.fromkeys(str(play.world_size) for play in self._plays.values()))
-        return f"{self.title}: sharded product{self.several()}, {ranks} ranks, recorded"
+        source = " and ".join(dict.fromkeys(trace.source for trace in self.traces.values()))
+        return f"{self.title}: sharded product{self.several()}, {ranks} ranks, {source}"
 
     def words(self) -> str:
         """The steps of each run, and its figures."""
