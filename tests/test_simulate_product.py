@@ -1,4 +1,4 @@
-"""A simulated cut product computes, holds and sends, block by block, what real ranks do with the chapter's functions."""
+"""A simulated cut product computes, holds and sends, block by block, what real ranks do with the chapter's code."""
 from typing import Any
 
 import pytest

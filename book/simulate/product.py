@@ -1,4 +1,4 @@
-"""L2: a matrix product, or an MLP, that ranks have cut along one dimension: its blocks, sums and all-reduces, worked out.
+"""L2: a matrix product, or an MLP, that ranks have cut along one dimension: its blocks, its sums, what is sent.
 
 Of each matrix of book.blocks a rank has the block that is its own along the cut dimension, and all of the others. Where
 a product sums over the cut dimension, each rank has only its own terms, until an all-reduce adds them up.
