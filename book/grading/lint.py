@@ -6,7 +6,7 @@ from typing import Any
 
 from nbformat import NotebookNode
 
-from book.grading import lab as labs, lab_schema, wired, withheld
+from book.grading import lab as labs, lab_schema, simulated, wired, withheld
 from book.grading.lab import LabError, code_cells, marks
 from book.grading.lab_schema import KEY
 from book.grading.ranks import Ranks
@@ -64,6 +64,7 @@ def _marked_wrongly(lab: NotebookNode) -> Iterator[str]:
             yield f"{where} has an id that another cell has"
         seen.add(mark["id"])
         yield from _of_kind(mark, where, cell.source, cell.metadata.get("tags", []))
+    yield from simulated.faults(lab)
 
 
 def _unfit_exercises(lab: NotebookNode) -> Iterator[str]:
