@@ -1,14 +1,21 @@
 """L2: ranks agree on a backend before they have a process group: NCCL if each has a GPU of its own, else gloo.
 
 A host without a GPU, or with fewer than ranks, would begin with gloo while the others begin with NCCL, and all would
-hang. So each rank says over the store what it can follow, and the last one to do so says what all take.
+hang. So in a job of several hosts each rank says over the store what it can follow, and rank 0 says what all take.
+
+Ranks that torchrun has started again meet in the store of the start before, with what was said then, and nothing that
+they are told counts the starts: each agent counts its own failures. So rank 0 asks a question that it has just drawn,
+and each rank answers that with a token that it has just drawn. Rank 0 hears answers to its own question alone, and
+each rank hears a verdict on its own token alone.
 """
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -22,7 +29,8 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 Backend = Literal["nccl", "gloo"]
-AGREE_S = 60.0
+AGREE_S = 300.0
+LOOK_S = 0.2  # how often a rank looks whether what it has answered is still the question
 _agreed: dict[tuple[str | None, ...], tuple[Backend, Any]] = {}  # a hosted store ends with its object
 
 
@@ -46,9 +54,10 @@ def rank_device(backend: Backend | None = None, timeout_s: float = AGREE_S) -> t
     """Put this rank on its device, and return it: its own GPU if every rank of every host has one, else the CPU.
 
     Side effects: the GPU becomes this process's current CUDA device; if the CPU is chosen, all GPUs are hidden from
-    this process (`CUDA_VISIBLE_DEVICES=""`). Call it on all ranks before `dist.init_process_group()`, whose default
-    backend follows from it: NCCL with a GPU each, gloo on the CPU. The ranks agree over the store that `MASTER_ADDR`
-    and `MASTER_PORT` name, alike under `launch` and torchrun; further calls return the same device.
+    this process (`CUDA_VISIBLE_DEVICES=""`). Call it before `dist.init_process_group()`, whose default backend follows
+    from it: NCCL with a GPU each, gloo on the CPU. On one host the choice depends on `LOCAL_WORLD_SIZE` and the number
+    of GPUs. On several, all ranks have to call it, and agree over the store that `MASTER_ADDR` and `MASTER_PORT` name.
+    It is the same under `launch` and torchrun, and further calls return the same device.
 
     "nccl" refuses what else would become gloo; "gloo" takes the CPU on all ranks. Raises LaunchError outside a rank,
     where a rank can't follow to "nccl", and where ranks have not answered after `timeout_s`; all three name the rank.
@@ -78,24 +87,22 @@ def _taken(backend: Backend | None, timeout_s: float) -> Backend:
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
     job = tuple(os.environ.get(name) for name in names)
     if job not in _agreed:
-        mine = Said(int(os.environ["RANK"]), socket.gethostname(), torch.cuda.device_count(),
+        mine = Said(int(os.environ.get("RANK", "0")), socket.gethostname(), torch.cuda.device_count(),
                     int(os.environ["LOCAL_WORLD_SIZE"]), backend)
-        _agreed[job] = _agree(mine, int(os.environ["WORLD_SIZE"]), timeout_s)
+        _agreed[job] = _agree(mine, int(os.environ.get("WORLD_SIZE", "1")), timeout_s)
     return _agreed[job][0]
 
 
 def _agree(mine: Said, world_size: int, timeout_s: float) -> tuple[Backend, dist.Store | None]:
-    """What all ranks take, and the store over which they said so; every rank calls this."""
+    """What all ranks take, and the store over which they said so; every rank of several hosts calls this."""
     store = None
-    if world_size == 1:
-        verdict = verdict_on([mine])
+    if world_size == mine.num_ranks or "MASTER_ADDR" not in os.environ:
+        verdict = verdict_on([mine])  # the ranks of one host see the same GPUs
     else:
-        from torch import distributed as dist
-        from torch.distributed.rendezvous import rendezvous
-        store = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))[0]
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        verdict = _heard(dist.PrefixStore(f"lockstep/backend/{attempt}/{world_size}", store), mine, world_size,
-                         timeout_s)
+        import torch.distributed as dist
+        store = _store(mine.rank, timeout_s)
+        job = dist.PrefixStore(f"lockstep/backend/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{world_size}", store)
+        verdict = heard(job, mine, world_size, timeout_s)
     if verdict["error"]:
         raise LaunchError(verdict["error"])
     if verdict["why"] and mine.rank == 0:
@@ -103,20 +110,74 @@ def _agree(mine: Said, world_size: int, timeout_s: float) -> tuple[Backend, dist
     return ("nccl" if verdict["backend"] == "nccl" else "gloo"), store
 
 
-def _heard(store: dist.Store, mine: Said, world_size: int, timeout_s: float) -> dict[str, Any]:
-    """Say what this rank can follow, and wait for the verdict: the last to speak reads what all said."""
+def _store(rank: int, timeout_s: float) -> dist.Store:
+    """The store in which the ranks will meet for their process group too; rank 0 hosts it if nobody does."""
     import torch.distributed as dist
-    store.set(str(mine.rank), json.dumps(asdict(mine)))
-    if store.add("number that spoke", 1) == world_size:
-        said = [Said(**json.loads(store.get(str(rank)))) for rank in range(world_size)]
-        store.set("verdict", json.dumps(verdict_on(said)))
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:  # multi_tenant: init_process_group() opens the same store once more
+        return dist.TCPStore(address, port, is_master=rank == 0 and not hosted, wait_for_workers=False,
+                             multi_tenant=True, timeout=timedelta(seconds=timeout_s))
+    except dist.DistError as error:
+        raise LaunchError(f"rank {rank} did not reach the ranks' store at {address}:{port} within {timeout_s:g} s, to "
+                          f"agree on a backend: {str(error).splitlines()[0]}") from None
+
+
+def heard(store: dist.Store, mine: Said, world_size: int, timeout_s: float) -> dict[str, str]:
+    """What `verdict_on` says of what all ranks say, which tell one another over the store; each calls this.
+
+    What the ranks of an earlier start, with or without an end, have left in the store has no influence.
+    """
+    if mine.rank:
+        return _answer(store, mine, timeout_s)
+    verdict, tokens = _ask(store, mine, world_size, timeout_s)
+    for token in tokens:
+        store.set(token, json.dumps(verdict))
+    return verdict
+
+
+def _ask(store: dist.Store, mine: Said, world_size: int, timeout_s: float) -> tuple[dict[str, str], list[str]]:
+    """Rank 0 asks all others: the verdict, and the token of each that has answered."""
+    import torch.distributed as dist
+    question = secrets.token_hex(8)
+    store.set("question", question)
+    answers = {rank: f"{question}/{rank}" for rank in range(1, world_size)}
+    silent: list[int] = []
     try:
-        store.wait(["verdict"], timedelta(seconds=timeout_s))
+        store.wait(list(answers.values()), timedelta(seconds=timeout_s))
     except dist.DistStoreError:
-        silent = [rank for rank in range(world_size) if not store.check([str(rank)])]
-        raise LaunchError(f"{_named(silent)} did not say within {timeout_s:g} s which backend to take: is there a "
-                          f"process for each, and does it call rank_device()? Every rank has to") from None
-    return dict(json.loads(store.get("verdict")))
+        silent = [rank for rank, answer in answers.items() if not store.check([answer])]
+    said = [json.loads(store.get(answer)) for rank, answer in answers.items() if rank not in silent]
+    verdict = _silence(silent, timeout_s) if silent else verdict_on([mine, *(Said(**one["said"]) for one in said)])
+    return verdict, [one["token"] for one in said]
+
+
+def _answer(store: dist.Store, mine: Said, timeout_s: float) -> dict[str, str]:
+    """Another rank answers rank 0, as often as the question turns out to be of an earlier start: the verdict."""
+    import torch.distributed as dist
+    token, answered = secrets.token_hex(8), b""
+    answer = json.dumps({"said": asdict(mine), "token": token})
+    end_s = time.monotonic() + timeout_s
+    try:
+        store.wait(["question"], timedelta(seconds=timeout_s))
+    except dist.DistStoreError:
+        return _silence([0], timeout_s)
+    while time.monotonic() < end_s:
+        if (question := store.get("question")) != answered:
+            store.set(f"{question.decode()}/{mine.rank}", answer)
+            answered, end_s = question, time.monotonic() + timeout_s + LOOK_S * 10  # rank 0 may wait for others so long
+        try:
+            store.wait([token], timedelta(seconds=LOOK_S))
+        except dist.DistStoreError:
+            continue
+        return dict(json.loads(store.get(token)))
+    return _silence([0], timeout_s)
+
+
+def _silence(silent: Sequence[int], timeout_s: float) -> dict[str, str]:
+    """The verdict where ranks have not said what they can follow."""
+    return {"backend": "", "why": "", "error": f"{_named(silent)} did not say within {timeout_s:g} s which backend to "
+            "take: is there a process for each, and does it call rank_device()? Every rank has to"}
 
 
 def verdict_on(said: Sequence[Said]) -> dict[str, str]:
