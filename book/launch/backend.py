@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 Backend = Literal["nccl", "gloo"]
 AGREE_S = 300.0
-LOOK_S = 0.2  # how often a rank looks whether what it has answered is still the question
+LOOK_S = 0.2  # at least as often a rank looks whether what it has answered is still the question
+READ_S = 3.0  # for what rank 0 has said to be read
 _agreed: dict[tuple[str | None, ...], tuple[Backend, Any]] = {}  # a hosted store ends with its object
 
 
@@ -84,8 +86,7 @@ def _taken(backend: Backend | None, timeout_s: float) -> Backend:
     if dist.is_initialized():
         from book.device import message_backends
         return "nccl" if message_backends().get("cuda") == "nccl" else "gloo"
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
-    job = tuple(os.environ.get(name) for name in names)
+    job = tuple(os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
     if job not in _agreed:
         mine = Said(int(os.environ.get("RANK", "0")), socket.gethostname(), torch.cuda.device_count(),
                     int(os.environ["LOCAL_WORLD_SIZE"]), backend)
@@ -128,11 +129,15 @@ def heard(store: dist.Store, mine: Said, world_size: int, timeout_s: float) -> d
 
     What the ranks of an earlier start, with or without an end, have left in the store has no influence.
     """
+    import torch.distributed as dist
     if mine.rank:
         return _answer(store, mine, timeout_s)
     verdict, tokens = _ask(store, mine, world_size, timeout_s)
     for token in tokens:
         store.set(token, json.dumps(verdict))
+    if verdict["error"]:  # the store may end with this process
+        with suppress(dist.DistStoreError):
+            store.wait([f"{token}/read" for token in tokens], timedelta(seconds=READ_S))
     return verdict
 
 
@@ -162,15 +167,17 @@ def _answer(store: dist.Store, mine: Said, timeout_s: float) -> dict[str, str]:
         store.wait(["question"], timedelta(seconds=timeout_s))
     except dist.DistStoreError:
         return _silence([0], timeout_s)
+    pause_s = 0.0
     while time.monotonic() < end_s:
         if (question := store.get("question")) != answered:
             store.set(f"{question.decode()}/{mine.rank}", answer)
-            answered, end_s = question, time.monotonic() + timeout_s + LOOK_S * 10  # rank 0 may wait for others so long
-        try:
-            store.wait([token], timedelta(seconds=LOOK_S))
-        except dist.DistStoreError:
-            continue
-        return dict(json.loads(store.get(token)))
+            answered, end_s = question, time.monotonic() + timeout_s + READ_S  # rank 0 waits for the others
+        if store.check([token]):
+            verdict = dict(json.loads(store.get(token)))
+            store.set(f"{token}/read", "")
+            return verdict
+        time.sleep(pause_s)  # a wait with a short timeout would warn each time
+        pause_s = min(2 * pause_s + 0.005, LOOK_S)
     return _silence([0], timeout_s)
 
 
