@@ -20,5 +20,6 @@ from book.simulate.product import simulate_mlp, simulate_product
 from book.simulate.sharded import simulate_sharded
 from book.simulate.streams import simulate_backward
 
-__all__ = ["LARGEST_WATCHED_WORLD", "StepTimes", "StepWork", "done_s", "simulate", "simulate_backward", "simulate_groups",
-           "simulate_hybrid", "simulate_mlp", "simulate_pipeline", "simulate_product", "simulate_sharded", "simulate_step"]
+__all__ = ["LARGEST_WATCHED_WORLD", "StepTimes", "StepWork", "done_s", "simulate", "simulate_backward",
+           "simulate_groups", "simulate_hybrid", "simulate_mlp", "simulate_pipeline", "simulate_product",
+           "simulate_sharded", "simulate_step"]
