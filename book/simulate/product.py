@@ -9,12 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from book.blocks import MLP, PRODUCT, Block, BlockOp, Matrix
+from book.blocks import MLP, PRODUCT, SIZES, Block, BlockOp, Matrix
 from book.trace import Event, Trace
 
 BACKWARD = ("dB", "dH", "dP", "dA", "dX")  # in autograd's order: a weight's gradient before that of the input
 APPLIED = {"H": ("gelu", "P"), "dP": ("gelu_backward", "dH")}  # what is no product: the operation, and to what
-SIZES = {"T": 24, "D": 12, "M": 48, "O": 12}  # those of book.shards
 NUMBER_BYTES = 8
 
 
