@@ -4,8 +4,11 @@ It runs in pytest's process, outside the sandbox, so a submission can't write th
 """
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import time
+from queue import Empty
 from typing import Any
 
 import pytest
@@ -14,7 +17,44 @@ from book.grading.lab_schema import KEY
 
 RESULT = "LOCKSTEP_RESULT"  # environment variable: the file for the verdicts
 MAX_TEXT = 4000
+LOOK_S = 1.0  # how often nbval looks whether the kernel that it waits for still runs
 found: list[dict[str, Any]] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start kernels on sockets in the run's folder, and notice at once when one dies.
+
+    Over TCP a kernel is given free ports, and binds them a second later: by then another process may have taken one.
+    nbval itself waits for a dead kernel's reply until the time limit of the cell.
+    """
+    from nbval import kernel  # mypy runs without it
+
+    manager, numbers = kernel.KernelManager, itertools.count()
+    sockets = f"{config.rootpath}/k"
+    kernel.KernelManager = lambda **options: manager(transport="ipc", ip=f"{sockets}{next(numbers)}", **options)
+    kernel.RunningKernel.await_reply = await_reply
+
+
+def await_reply(kernel: Any, msg_id: str, timeout: float) -> None:
+    """What nbval's method of a running kernel does, and RuntimeError if the kernel has died.
+
+    Raises queue.Empty after `timeout` seconds.
+    """
+    end_s = time.monotonic() + timeout
+    while True:
+        alive = kernel.is_alive()
+        try:
+            reply = kernel.get_message("shell", timeout=max(0.0, min(LOOK_S, end_s - time.monotonic())))
+        except Empty:
+            if not alive:
+                raise RuntimeError("the kernel died") from None
+            if time.monotonic() >= end_s:
+                raise
+            continue
+        if reply["parent_header"].get("msg_id") == msg_id:
+            if reply["content"]["status"] == "aborted":
+                raise RuntimeError("the kernel aborted the request")
+            return
 
 
 def mark(item: Any) -> dict[str, Any]:
