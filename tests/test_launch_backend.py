@@ -148,7 +148,7 @@ def test_ranks_that_do_not_answer_are_named(silent: int):
     def but_two(silent: int) -> str:
         os.environ["LOCAL_WORLD_SIZE"] = "2"
         if int(os.environ["RANK"]) in (silent, silent + 1):
-            time.sleep(6)
+            time.sleep(3)
             return ""
         try:
             return str(rank_device(timeout_s=1))

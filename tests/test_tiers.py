@@ -92,7 +92,7 @@ def test_what_a_run_did_not_measure_is_kept() -> None:
         "test_a": 0.2, "test_a[y]": 2.0, "test_a[w]": 7.0, "test_b": 0.2, "test_c": 0.001}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_adds_its_costs_and_says_which_are_missing(pytester: pytest.Pytester, monkeypatch) -> None:
     source = "import time\ndef test_old(): time.sleep(0.6)\ndef test_new(): pass"
     path = pytester.makepyfile(**{"tests/test_some": source})
@@ -116,6 +116,7 @@ def test_shards_have_every_test_once(pytester: pytest.Pytester) -> None:
     assert parts[0] | parts[1] == NAMES["all"] and not parts[0] & parts[1]
 
 
+@pytest.mark.full
 def test_processes_that_share_a_run_start_with_the_longest_modules(pytester: pytest.Pytester, monkeypatch) -> None:
     pytester.makepyfile(**{f"test_{name}": "def test_a(): pass\ndef test_b(): pass" for name in ("few", "long", "mid")})
     pytester.makeconftest("from tests import costs\n"
