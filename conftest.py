@@ -8,6 +8,9 @@ import pytest
 
 from tests.once import share_a_folder
 
+# Set before torch is loaded, here and in kernels. OpenMP's threads otherwise spin while they wait for each other, and
+# take the cores from ranks and other workers: on a loaded machine, 15 CPU s for a cell that needs 2.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 pytest_plugins = ["tests.costs", "tests.tiers"]
 CELL_TIMEOUT_S = 120.0
 NBVAL_DEFAULT_TIMEOUT_S = 2000.0
