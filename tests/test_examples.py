@@ -20,7 +20,7 @@ from tests.website import ROOT
 EXAMPLES = ROOT / "examples"
 READS = ["examples/*.py", "chapters/82_training_with_ddp.ipynb"]
 NUM_RANKS, SAVE_EVERY = 2, 4
-PROGRAMS = ["train_ddp", pytest.param("train_fsdp", marks=pytest.mark.full)]
+PROGRAMS = ["train_ddp", "train_fsdp"]
 
 
 def command(program: str, folder: Path, *more: str) -> list[str]:
@@ -81,7 +81,7 @@ def ranks_of(process: subprocess.Popen[str], program: str) -> list[psutil.Proces
     return [child for child in psutil.Process(process.pid).children() if f"{program}.py" in " ".join(child.cmdline())]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_rank_killed_in_the_middle_changes_no_loss(program: str, tmp_path: Path) -> None:
     """torchrun ends the other rank and starts both anew; they redo the steps since the checkpoint, bit for bit."""
