@@ -9,6 +9,7 @@ from book.checks.verdict import CheckFailed, listed, number, refuse, require, sh
 
 Calls = Mapping[int, Sequence[tuple[str, int, tuple[int, ...], bool]]]  # rank -> (group, number, members, done)
 EXACT = 1e-12
+NEARLY = 1e-9  # of losses after several updates: AdamW divides by roots of small numbers
 
 
 def guilty_ranks(got: Any, calls: Calls, case: str) -> list[int]:
@@ -32,9 +33,10 @@ def guilty_ranks(got: Any, calls: Calls, case: str) -> list[int]:
                       "in a call of another group: ask there for whom")
     innocent = sorted(set(found) - missing)
     refuse(innocent, f"{case}: nobody waits for rank {listed(innocent)}: it has made all calls of its groups. Compare "
-                     "numbers within one group, and only for its members")
+                     "numbers, not how many calls a dump has, within one group, and only for its members")
     raise CheckFailed(f"{case}: you have found {found or 'nobody'}, but rank "
-                      f"{listed(sorted(set(want) - set(found)))} is waited for too, and waits for nobody")
+                      f"{listed(sorted(set(want) - set(found)))} is waited for too, and waits for nobody: look in each "
+                      "group at its own numbers")
 
 
 def state_put_back(rank: int, differs: Mapping[str, bool]) -> None:
@@ -72,6 +74,8 @@ def same_batches(rows: Mapping[int, Sequence[Sequence[int]]], num_rows: int, ste
     for world_size, by_rank in rows.items():
         where = f"step {step} on {world_size} rank{'s' * (world_size > 1)}"
         together = [row for own in by_rank for row in own]
+        odd = next((row for row in together if type(row) is not int), None)
+        require(odd is None, f"{where}: rows are of the type {type(odd).__name__}: give plain ints (tolist())")
         outside = [row for row in together if not 0 <= row < size]
         refuse(outside, f"{where}: there is no row {listed(outside[:1])}: rows are numbered from 0 to {size - 1}")
         refuse(len(together) == world_size * num_rows and world_size > 1,
@@ -101,13 +105,24 @@ def batches_differ(batches: Mapping[int, Sequence[int]]) -> None:
                                  "every restart of the sampler gives the same rows again")
 
 
+def batches_drawn(batches: Mapping[int, Sequence[int]], due: Mapping[int, Sequence[int]]) -> None:
+    """The batch of each step must be that which the exercise draws, in any order."""
+    for step, batch in batches.items():
+        require(list(batch) == sorted(due[step]), f"step {step}: the ranks share the same rows out for every number of "
+                "ranks, but they are not the first NUM_ROWS of torch.randperm(SIZE, generator=generator(100 + step))")
+
+
 def global_gradient(got: float, want: float, plain: float, world_size: int) -> None:
     """The mean of the ranks' gradients must be that of the whole batch; `plain` is the one without weights."""
     refuse(abs(got - plain) < EXACT < abs(got - want), f"on {world_size} ranks your gradient is the mean of the ranks' "
            "means: a rank with fewer rows counts too much. Weight its loss by its share of the rows, times the number "
            "of ranks, by which the gradients are divided")
     ratio = got / want if want else float("nan")
-    require(abs(got - want) < EXACT, f"on {world_size} ranks the gradient is {short(ratio)} times that of the batch")
+    refuse(world_size > 1 and abs(ratio * world_size - 1) < EXACT, f"on {world_size} ranks the gradient is "
+           f"{short(ratio)} times that of the batch: gradients are divided by the number of ranks, so the weights of "
+           "all ranks add up to that number, not to 1")
+    require(abs(got - want) < EXACT, f"on {world_size} ranks the gradient is {short(ratio)} times that of the batch"
+            + (": here all ranks have as many rows, so each weight is 1" if abs(plain - want) < EXACT else ""))
 
 
 def whole_checkpoint(got: Any, want: int | None, case: str) -> None:
@@ -117,8 +132,8 @@ def whole_checkpoint(got: Any, want: int | None, case: str) -> None:
     if want is None:
         raise CheckFailed(f"{case}: latest returns {got!r}, but there is no whole checkpoint: return None")
     if got is None:
-        raise CheckFailed(f"{case}: latest finds nothing, but step {want} was saved before: was it written over, or "
-                          "moved away before the new one was whole?")
+        raise CheckFailed(f"{case}: latest finds nothing, but step {want} was saved before: was it written with "
+                          "dcp.save, or written over, or moved away before the new one was whole?")
     require(isinstance(got, int), f"{case}: latest must return the step as a whole number, not {got!r}")
     refuse(got > want, f"{case}: latest says step {got}, but that save was cut off: its .metadata is not there. Only a "
                        "whole checkpoint counts")
@@ -142,6 +157,17 @@ def loaded_state(got: Mapping[str, float], want: Mapping[str, float], case: str)
 
 def save_failure(message: str) -> str:
     """The error of a launch that saves or loads, with a hint where a misconception is known."""
+    if "Weights only load failed" in message:
+        return (f"the state holds more than dicts of tensors and numbers: put in what state_dict() returns, not the "
+                f"module or the optimizer itself\n{message}")
+    if "rank 0 failed" not in message and "KeyError" in message:
+        return (f"another rank than rank 0 lacks a part of the state: every rank saves its own, and has random numbers "
+                f"of its own\n{message}")
+    if "metadata is None" in message:
+        return ("load asks dcp.load for a checkpoint that is not there: where latest finds none, load leaves all as it "
+                f"is and returns 0\n{message}")
+    if "Missing key in checkpoint state_dict" in message:
+        return (f"what is loaded has other names than what was saved: get_state_dict makes both\n{message}")
     if "wait for one another" in message or "returned without it" in message or "disagree" in message:
         return (f"{message}\ndcp.save, dcp.load and get_state_dict are collectives: every rank calls them, and rank 0 "
                 "alone can't save the shards of the others")
@@ -158,6 +184,10 @@ def save_interval(got: Any, save_s: float, node_mtbf_s: float, num_nodes: int) -
         (sqrt(save_s * mean_s), "a failure loses half an interval on average, not a whole one: the 2 is missing"),
         (2 * save_s * mean_s, "take the square root"),
         (mean_s, "that is how often the job fails, and not yet how often to save"),
+        (2 * sqrt(save_s * mean_s), "the 2 stands under the root too"),
+        (sqrt(2 * save_s * mean_s) - save_s, "that is Young's interval less the time of a save, as in Daly's formula: "
+                                             "give Young's"),
+        (sqrt(2 * save_s * mean_s) / 60, "that is in minutes: give seconds"),
     ])
 
 
@@ -168,7 +198,40 @@ def lost_share(got: Any, save_s: float, interval_s: float, mean_s: float) -> flo
         (interval_s / (2 * mean_s), "that is what failures throw away; saving takes time too"),
         (save_s / interval_s + interval_s / mean_s, "a failure strikes in the middle of an interval on average: it "
                                                     "loses half of it"),
+        (save_s / interval_s + mean_s / (2 * interval_s), "the part that failures take is upside down: the longer the "
+                                                          "interval, the more work is thrown away"),
+        (100 * (save_s / interval_s + interval_s / (2 * mean_s)), "that is in per cent: give a share"),
+        (save_s / (save_s + interval_s) + interval_s / (2 * mean_s), "to first order the saves take save_s / "
+                                                                     "interval_s"),
+        (save_s / interval_s + (save_s + interval_s / 2) / mean_s, "to first order a failure costs half an interval, "
+                                                                   "and not the save as well"),
     ])
+
+
+def trained_as_one(got: Any, want: Mapping[int, float], slips: Mapping[str, Mapping[int, float]]) -> None:
+    """The losses of an undisturbed run, by step, must be those of one process that trains on the same batches.
+
+    `slips` are the losses of one process that never updates, and of one that never clears its gradients.
+    """
+    require(isinstance(got, Mapping) and got, f"train must return its losses by step, a dict, not {got!r}")
+    require(set(got) == set(want), f"the undisturbed run has the losses of the steps {listed(sorted(got))}, it should "
+                                   f"have those of the steps 0 to {max(want)}")
+    says = {"never_updated": "these are the losses of weights that never change: does each step update them, with the "
+                             "gradients of its own batch?",
+            "never_cleared": "these are the losses of gradients that add up: clear them before each backward"}
+    wrong = next((step for step in sorted(want) if not _near(got[step], want[step])), None)
+    refuse(wrong == 0, f"the undisturbed run's loss of step 0 is {short(got[0])}, and that of the whole batch "
+                       f"{short(want[0])}: all ranks call mean_loss with the plain loss of their rows, and how many")
+    for name, losses in slips.items():
+        alike = wrong is not None and all(_near(got[step], losses[step]) for step in losses)
+        refuse(alike, f"in the undisturbed run, {says[name]}")
+    require(wrong is None, f"the undisturbed run's loss of step {wrong} is no longer that of one process that trains "
+                           "on the same batches: the updates before it differ. What are gradients divided by, and how "
+                           "often, and when are they cleared?")
+
+
+def _near(one: float, other: float) -> bool:
+    return abs(one - other) < NEARLY
 
 
 def went_on(got: Mapping[int, float], want: Mapping[int, float], killed_at: int, every: int, num_ranks: int,
