@@ -44,7 +44,10 @@ LATE = {  # one push at a server that divides by staleness
     "one too many": "push {number} has the staleness {staleness}, and its step is divided by one more: a fresh "
                     "gradient and one of staleness 1 are taken whole",
     "whole": "push {number} has the staleness {staleness} and is taken whole: divide its step by its staleness",
-    "scaled": "push {number} has the staleness {staleness}, and its step is {times} times what it should be",
+    "multiplied": "push {number} has the staleness {staleness}, and its step is multiplied by it: divide",
+    "uphill": "push {number} moves the parameters along its gradient, and they should go against it",
+    "scaled": "push {number} has the staleness {staleness}, and its step is {times} times what it should be: lr over "
+              "the staleness, with the lr that the server was given",
     "unknown": "push {number} moves the parameters elsewhere than along its gradient: only its step is divided"}
 PUSHES = {  # what all pushes together have done
     "nothing": "the pushes have left no trace in the parameters: does push write what work has returned?",
@@ -72,7 +75,8 @@ def answered_together(done: Sequence[bool], num_workers: int, number: int) -> No
         for push in np.flatnonzero(done):
             raise CheckFailed(f"round {number}: push {push + 1} is answered when {come} of {num_workers} pushes have "
                               "come: its answer has to wait for the last one" + ("" if number == 1 else
-                              ". Is there a new future, and is what was pushed cleared, when a round is full?"))
+                              ", whichever worker that is. Is there a new future, and is what was pushed cleared, when "
+                              "a round is full? And is it counted anew?"))
     waiting = [push + 1 for push, known in enumerate(done) if not known]
     require(come < num_workers or not waiting, f"round {number}: all {num_workers} pushes have come, and push "
             f"{listed(waiting)} has no answer: one push fills the round, and all of its pushes are answered then")
@@ -91,7 +95,11 @@ def round_step(before: Any, after: Any, gradients: Sequence[Any], lr: float, num
     Returns the sum of the absolute values of the parameters after it.
     """
     shares = np.full(len(gradients), 1 / len(gradients)) if weights is None else np.asarray(weights)
-    found = Attribution((flat(before) - flat(after)) / lr, np.stack([flat(g) for g in gradients]), shares)
+    moved = flat(before) - flat(after)
+    refuse(len(moved) > 1 and moved.any() and np.ptp(moved) <= 1e-9 * np.abs(moved).max(), f"round {number}: the step "
+           "is the same for all numbers of the parameter: take the mean over the workers, number by number, not over "
+           "all numbers")
+    found = Attribution(moved / lr, np.stack([flat(g) for g in gradients]), shares)
     found.require_right(STEP, round=number, shares=listed(f"{share:.3g}" for share in shares))
     return magnitude(after)
 
@@ -130,6 +138,12 @@ def server_failure(message: str) -> str:
          f"the future itself, and do not wait for it\n{message}"),
         ("mark a completed Future" in message,
          f"an answer is given twice: forget a push's future when its result is set.\n{message}"),
+        ("Future to a torch" in message, "what `then` and `collect_all` hand on are futures: each one's rows are in "
+         f"its value().\n{message}"),
+        ("shape mismatch" in message, "the rows of one call are put in the places of another's keys: a server that has "
+         f"none of the rows has no call, and no places.\n{message}"),
+        ("destination dtypes match" in message, "the rows are float64: make the tensor that takes them so too.\n"
+         f"{message}"),
         ("pickle" in message and "Future" in message, "the server sends the Future itself, which can't travel: "
          "@rpc.functions.async_execution above the method has RPC send its result, when there is one; and a future of "
          "futures has to become one of what they hold, with `then`"),
@@ -152,7 +166,8 @@ def held_back(waiting: Sequence[int], given: Sequence[int], steps: Sequence[int]
     ahead = [own - min(steps) for own in steps]
     for worker in given:
         require(ahead[worker] <= bound, f"worker {worker} is {ahead[worker]} steps ahead of the slowest, the bound is "
-                f"{bound}, and it has its answer: more than bound is too many")
+                f"{bound}, and it has its answer: more than bound is too many"
+                + ". Who has not pushed yet is slowest, with 0 steps" * (min(steps) == 0))
     for worker in sorted(waiting, key=lambda other: other != pushed):
         if ahead[worker] > bound:
             continue
@@ -186,7 +201,10 @@ def late_push(answer: Any, staleness: int, number: int, before: Any, after: Any,
     require(answer[1] == number + 1, f"after push {number} the version is {answer[1]}, it should be {number + 1}: it "
             "grows by one with each push")
     found = Attribution((flat(before) - flat(after)) / lr, flat(gradient)[None], 1 / max(1, staleness))
-    found.require_right(LATE, {"one too many": 1 / (staleness + 1), "whole": 1}, number=number, staleness=staleness)
+    mistakes = {"whole": 1.0, "multiplied": staleness, "uphill": -1 / max(1, staleness)}
+    if number < 3:  # later ones may be divided by what earlier ones have left
+        mistakes["one too many"] = 1 / (staleness + 1)
+    found.require_right(LATE, mistakes, number=number, staleness=staleness)
 
 
 # Servers that ask each other
@@ -223,16 +241,18 @@ def no_lost_update(before: Any, after: Any, gradients: Sequence[Any], lr: float,
     `made` counts the locks that the server's own constructor made. Returns the sum of the parameters' absolute values.
     """
     found = Attribution((flat(before) - flat(after)) / lr, np.stack([flat(g) for g in gradients]))
-    found.require_right(PUSHES, why=_why_lost(pushes, made), num_lost=len(found.absent_from()))
+    found.require_right(PUSHES, why=_why_lost(pushes, made, len(gradients)), num_lost=len(found.absent_from()))
     return magnitude(after)
 
 
-def _why_lost(pushes: Sequence[Notes], made: int) -> str:
+def _why_lost(pushes: Sequence[Notes], made: int, num_workers: int) -> str:
     """The likeliest reason why pushes are lost, from what each of them did."""
     notes = next((push for push in pushes if "read" in push), [])
     taken = [notes[:place].count("acquire") - notes[:place].count("release") > 0 for place in range(len(notes))]
     inside = {name for name in ("read", "write") if name in notes and taken[notes.index(name)]}
     return likeliest(
+        (sum("read" in push for push in pushes) < num_workers, "Not every push has read the parameters: one that finds "
+         "the lock taken has to wait for it, and not to go away"),
         ("acquire" not in notes and "made" in notes, "Each push makes a lock of its own, which nobody else will ever "
          "wait for: all must take the same one"),
         ("acquire" not in notes and made, "The server has several locks, and no push takes self.lock: a push with "
