@@ -2,7 +2,7 @@
 #
 # Everything lives in .venv and _build; nothing is installed outside this folder. PYTHON, PORT and JOBS (tests side by side) may be set:
 #   make book PYTHON=/usr/bin/python3.12 PORT=9000
-# WHOLE=1 has `make graded` hand in all solutions; else those of one exercise of each lab, drawn by chance.
+# WHOLE=1 has `make graded` grade whole labs; else one exercise of each, drawn by chance, with those that it needs.
 # SINCE=REVISION: what `make quick` and `make changed` compare with. SEED=N: of `make sample`. SHARD=2/6: a part of `make test-all`.
 # FRESH=1 has `make test-all` start each notebook's kernel as JupyterLab does, instead of forking it from one that has loaded torch.
 # COSTS=1 has it add to tests/costs.json how long each test took: on a machine with nothing else to do.

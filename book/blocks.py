@@ -110,6 +110,7 @@ class Matrix:
         return [name.removesuffix("ᵀ") for name in self.recipe.split()] if self.summed else []
 
 
+SIZES = {"T": 24, "D": 12, "M": 48, "O": 12}  # of an MLP four times as wide inside; 2, 3 and 4 ranks divide them
 PRODUCT = (Matrix("X", "TD"), Matrix("A", "DM"), Matrix("Y", "TM", "D", "X A"),
            Matrix("dY", "TM"), Matrix("dX", "TD", "M", "dY Aᵀ"), Matrix("dA", "DM", "T", "Xᵀ dY"))
 MLP = (Matrix("X", "TD"), Matrix("A", "DM"), Matrix("P", "TM", "D", "X A"), Matrix("H", "TM", "", "GELU(P)"),

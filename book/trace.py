@@ -23,8 +23,8 @@ a chunk, and op is "output" or "gradient".
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -171,6 +171,22 @@ class Trace:
         ordered = self.events.take(rows).replace(start_s=None, end_s=None)
         return Trace(ordered, self.world_size, "logical", self.source, name=self.name, backend=self.backend,
                      promise=self.promise, hangs=self.hangs)
+
+    def renumbered(self, numbers: Sequence[int]) -> Trace:
+        """The same run, in which rank r is called `numbers[r]`; contributions, one for each rank, go with it.
+
+        It promises nothing: another rank may be the root. Raises TraceError unless these are the numbers of all ranks
+        in some order.
+        """
+        if sorted(numbers) != list(range(self.world_size)):
+            raise TraceError(f"{list(numbers)} must be the ranks 0 to {self.world_size - 1} in some order")
+        old = np.argsort(numbers)
+        events = [replace(event, rank=int(numbers[event.rank]),
+                          peer=None if event.peer is None else int(numbers[event.peer]),
+                          group=event.group and tuple(sorted(int(numbers[rank]) for rank in event.group)),
+                          contributions=event.contributions and tuple(event.contributions[k] for k in old))
+                  for event in self.events]
+        return Trace(events, **{**self._head(), "promise": None, "hangs": None})
 
     def to_json(self) -> str:
         """The trace as JSON text, a list per field; fields that are None everywhere are left out."""

@@ -17,6 +17,7 @@ from book.launch import LaunchError
 from tests import costs
 from tests.answers import LABS, PASS, answers, apply, read
 from tests.families import commit, drawn, family, strings
+from tests.once import once
 
 HERE = Path(__file__).parent
 NUM_FAMILIES = 10  # that `make test` runs of a lab, within
@@ -25,9 +26,14 @@ LIMIT_S = 10.0  # by tests/costs.json: the answers of the last lab train on 8 ra
 
 def daily(lab):
     """The answers of a lab that `make test` runs at this commit."""
-    known = strings(LABS[lab])
-    families = [(family(known, answer.exercise, answer.expected), answer.name) for answer in answers(lab)]
+    families = once(f"families-{lab}", lambda: families_of(lab))
     return drawn(families, NUM_FAMILIES, lab + commit(), lambda name: costs.of_id(id_of(lab, name)), LIMIT_S)
+
+
+def families_of(lab):
+    """The answers of a lab, each with its family."""
+    known = strings(LABS[lab])
+    return [(family(known, answer.exercise, answer.expected), answer.name) for answer in answers(lab)]
 
 
 def id_of(lab, name):

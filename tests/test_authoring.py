@@ -243,7 +243,7 @@ def test_the_first_cell_imports_by_name(source: str, said: str) -> None:
 # Running, and strict nbval on what was stored
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_run_stores_outputs_that_a_strict_nbval_run_repeats(tmp_path: Path) -> None:
     """A player's live bundle has a widget view, the stored one does not; everything else in it is compared."""
     path = tmp_path / "player.ipynb"

@@ -104,9 +104,21 @@ def test_the_ring_is_that_of_the_chapter(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_simulations_are_counted_in_moves() -> None:
-    found = simulation.measure(world_sizes=(3, 8), num_rounds=1)
+    found = simulation.measure(world_sizes=(3, 8), num_rounds=1, many=())
     assert [row[:2] for row in found.tables[0].rows] == [(str(n), str(len(ring_all_reduce(n).moves))) for n in (3, 8)]
     assert "to the power of" in found.tables[0].note and not found.claims
+
+
+@pytest.mark.slow
+def test_many_ranks_are_simulated_in_processes_of_their_own() -> None:
+    asked = ((simulation.RING, 64), (simulation.STEP, 128), ("nothing", 8))
+    found = simulation.measure(world_sizes=(3,), num_rounds=1, many=asked)
+    rows = found.tables[1].rows
+    assert [row[:2] for row in rows] == [("ring all-reduce", "64"), ("3-D step", "128")]
+    for *_, peak, before in rows:
+        assert int(peak.removesuffix(" MB")) >= int(before.removesuffix(" MB")) > 10
+    assert [claim.promise for claim in found.claims] == ["a 3-D step of 128 ranks is simulated in at most 30 s"]
+    assert found.left_out == ["nothing of 8 ranks: KeyError: 'nothing'"]
 
 
 def test_searches_are_counted_in_layouts() -> None:

@@ -25,7 +25,7 @@ def test_fractions_are_refused_because_their_sums_are_not_exact():
 @pytest.mark.parametrize("rank, chunk, change, complaint", [
     (2, 1, lambda w: w.sum(0) + w[1], r"rank 2 chunk 1 counts too often: rank 1 \(2 times\)"),
     (3, 0, lambda w: w[1] + w[3], "rank 3 chunk 0 lacks the contribution of ranks 0, 2"),
-    (0, 2, lambda w: w[3], "rank 0 chunk 2 holds rank 3's data alone"),
+    (0, 2, lambda w: w[3], "rank 0 chunk 2 holds only rank 3's data"),
     (0, 2, lambda w: w[0], "rank 0 chunk 2 holds only what it held at the start"),
     (1, 3, lambda w: 0 * w[0], "rank 1 chunk 3 is all zeros"),
     (1, 0, lambda w: np.roll(w.sum(0), -11), "rank 1 chunk 0 holds data that belongs in chunk 1"),
@@ -49,7 +49,7 @@ def test_results_that_cannot_be_compared_are_refused(after, complaint):
 
 @pytest.mark.parametrize("got, complaint", [
     (None, "must be a number, not NoneType"), ("5", "must be a number, not str"), (True, "must be a number, not bool"),
-    (float("nan"), "x is nan, which it should not be"), (10, "x is 10: twice"), (20, "4 times what it should be")])
+    (float("nan"), "x is nan, which is wrong"), (10, "x is 10: twice"), (20, "4 times what it should be")])
 def test_a_wrong_number_is_refused(got, complaint):
     with pytest.raises(CheckFailed, match=complaint):
         checks.number("x", got, 5, [(10, "twice")])
@@ -62,7 +62,7 @@ def test_a_right_number_passes(got):
 
 def test_zero_can_be_the_expected_number():
     assert checks.number("x", 0, 0) == 0
-    with pytest.raises(CheckFailed, match="x is 5, which it should not be"):
+    with pytest.raises(CheckFailed, match="x is 5, which is wrong"):
         checks.number("x", 5, 0)
 
 

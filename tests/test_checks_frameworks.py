@@ -12,11 +12,11 @@ ROWS = np.random.default_rng(0).standard_normal((3, 2, 20))  # 3 ranks, 2 passes
 @pytest.mark.parametrize("weights, reason", [
     (np.full((3, 2), 1 / 3), "2 times what it should be: backward adds up"),
     (np.full((3, 2), 1 / 12), "divided by passes twice"),
-    (np.full((3, 2), 1 / 18), "DDP has taken the mean"),
-    (np.array([[0, 0], [1, 1], [0, 0]]) / 2, "rank 1 steps with its own gradients alone"),
+    (np.full((3, 2), 1 / 18), "divided by 3 once too often: DDP already takes the mean"),
+    (np.array([[0, 0], [1, 1], [0, 0]]) / 2, "rank 1 steps with only its own gradients"),
     (np.array([[0, 1]] * 3) / 6, "zero_grad clears"),
     (np.array([[1, 0]] * 3) / 6, "pass 1 of the window, counted from 0"),
-    (np.array([[2, 1]] * 3) / 6, "weigh .* and each should weigh 0.16"),
+    (np.array([[2, 1]] * 3) / 6, "weigh .* but each should weigh 0.16"),
     (np.zeros((3, 2)), "the gradient is 0")])
 def test_a_window_s_wrong_gradient_is_explained(weights, reason):
     with pytest.raises(CheckFailed, match=f"step 4: .*{reason}"):
@@ -27,8 +27,8 @@ def test_a_window_s_mean_passes():
     checks.window_gradient(1, 0, ROWS.mean(axis=(0, 1)), ROWS, 2, 2)
 
 
-@pytest.mark.parametrize("divisor, other, reason", [(3, 2, "divides every loss by passes"),
-                                                    (2, 3, "divided by the passes that it has")])
+@pytest.mark.parametrize("divisor, other, reason", [(3, 2, "divide every loss by passes"),
+                                                    (2, 3, "divide each window by the number of passes that it has")])
 def test_a_short_window_has_a_divisor_of_its_own(divisor, other, reason):
     summed = ROWS.mean(axis=0).sum(axis=0)
     checks.window_gradient(1, 0, summed / divisor, ROWS, 3, divisor)
@@ -37,7 +37,7 @@ def test_a_short_window_has_a_divisor_of_its_own(divisor, other, reason):
 
 
 @pytest.mark.parametrize("steps, reason", [([3, 7], "rank 1: the optimizer steps after every pass"),
-                                           ([2, 3], "rank 0: .* the short last one"),
+                                           ([2, 3], "rank 0: .* the last, short window"),
                                            ([3, 4], "it should step 3 times")])
 def test_a_wrong_number_of_steps_is_explained(steps, reason):
     checks.num_window_steps([3, 3], 7, 3)
@@ -70,16 +70,16 @@ def test_shared_global_batches_pass():
 
 @pytest.mark.parametrize("epochs, reason", [
     (dealt(ORDER[0], ORDER[0]), "epoch 1 has the same order as epoch 0"),
-    (dealt(list(range(5)), ORDER[1]), "step 1: the rows come in their own order"),
-    (dealt([3, 1, 4, 2, 0], ORDER[1]), "on 2 ranks the global batch has other rows"),
+    (dealt(list(range(5)), ORDER[1]), "step 1: the rows come in their original order"),
+    (dealt([3, 1, 4, 2, 0], ORDER[1]), "on 2 ranks the global batch has different rows"),
     (dealt([3, 1, 4, 0, 3], ORDER[1]), "the same seed"),
     ({0: [[[3, 4], [2]], [[1, 0], [2]]]}, "repeats rows"),
-    ({0: [[[3, 4]], [[1, 0]]]}, "the last, short one is dropped"),
+    ({0: [[[3, 4]], [[1, 0]]]}, "you dropped the last, short one"),
     ({0: [[[3, 1, 4, 0]], [[2]]]}, "each rank takes global_batch rows"),
-    ({0: [[[3, 4], []], [[1, 0], []]]}, "1 of 5 rows never come, row 2"),
+    ({0: [[[3, 4], []], [[1, 0], []]]}, "1 of 5 rows never come, for example row 2"),
     ({0: [[[3, 4, 1], [0]]]}, "do the global batches cover the whole order"),
     ({0: [[[3, 1, 4], [2]], [[0], []]]}, "the ranks take 3, 1 rows"),
-    ({0: [[[3, 1], [4, 2]], [[0], []]]}, "take 3 rows together, and should take 4"),
+    ({0: [[[3, 1], [4, 2]], [[0], []]]}, "together the ranks take 3 rows, but they should take 4"),
     ({0: [None, [[1, 0], []]]}, "rank 0 returned None")])
 def test_wrong_batches_are_explained(epochs, reason):
     with pytest.raises(CheckFailed, match=reason):
@@ -93,7 +93,7 @@ def test_one_rank_s_other_order_is_explained():
 
 def test_weights_must_not_depend_on_the_number_of_ranks():
     assert checks.same_weights_on({1: np.array([1.0, -2.0]), 2: np.array([1.0, -2.0])}) == 3
-    with pytest.raises(CheckFailed, match="4 ranks end with other weights than 1"):
+    with pytest.raises(CheckFailed, match="4 ranks end with different weights than 1"):
         checks.same_weights_on({1: np.ones(2), 4: np.array([1.0, 1.001])})
 
 
@@ -101,13 +101,13 @@ EVERY_ROW, SIZES = ROWS.reshape(6, 20), (3, 2, 1)
 
 
 @pytest.mark.parametrize("weights, reason", [
-    (np.array([1 / 9] * 3 + [1 / 6] * 2 + [1 / 3]), "the mean of each rank weighs the same"),
+    (np.array([1 / 9] * 3 + [1 / 6] * 2 + [1 / 3]), "each rank's mean weighs the same"),
     (np.full(6, 1 / 18), "divided by the number of ranks once too often"),
-    (np.full(6, 1 / 3), "nothing divides by the global batch"),
+    (np.full(6, 1 / 3), "not divided by the size of the global batch"),
     (np.ones(6), "the sum over the rows of the global batch"),
-    (np.array([1, 1, 0, 1, 1, 1]) / 6, "the rows 2, counted from 0, have no part"),
+    (np.array([1, 1, 0, 1, 1, 1]) / 6, "counted from 0, have no part in the gradient: 2"),
     (np.full(6, 0.05), "0.3 times what it should be"),
-    (np.array([2, 1, 1, 1, 1, 1]) / 6, "and each should weigh 0.16"),
+    (np.array([2, 1, 1, 1, 1, 1]) / 6, "but each should weigh 0.16"),
     (np.zeros(6), "the gradient is 0")])
 def test_wrong_weights_of_rows_are_explained(weights, reason):
     checks.uneven_gradient(1, np.split(EVERY_ROW.mean(axis=0), [5]), EVERY_ROW, SIZES)
@@ -116,11 +116,11 @@ def test_wrong_weights_of_rows_are_explained(weights, reason):
 
 
 def test_a_rank_without_a_gradient_is_told_to_run_a_backward():
-    with pytest.raises(CheckFailed, match="rank 2 has no gradient: every rank runs a backward"):
+    with pytest.raises(CheckFailed, match="rank 2 has no gradient: every rank must run a backward"):
         checks.uneven_gradient(2, [None], EVERY_ROW, SIZES)
 
 
 def test_a_wait_for_a_rank_without_rows_is_explained():
-    assert checks.uneven_failure("nothing has moved", (2, 0)).startswith("rank 1 has no rows and the others wait")
+    assert checks.uneven_failure("nothing has moved", (2, 0)).startswith("rank 1 has no rows, and the others wait")
     assert checks.uneven_failure("nothing has moved", (2, 1)).startswith("some ranks run more backwards than others")
     assert checks.uneven_failure("division by zero", (2, 1)) == "division by zero"

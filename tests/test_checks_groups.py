@@ -47,11 +47,11 @@ def test_one_rank_alone_passes():
 
 
 @pytest.mark.parametrize("place, value, complaint", [
-    ((0,), OWN[3], "rank 0 holds rank 3's data: the root is rank 2"),
-    ((2,), OWN[0], "rank 2 is the root, and its buffer has changed"),
+    ((0,), OWN[3], "rank 0 holds rank 3's data, but the root is rank 2"),
+    ((2,), OWN[0], "rank 2 is the root, but its buffer has changed"),
     ((1,), 0, "rank 1 holds zeros: was `buffer` filled from a receive"),
-    ((1, slice(4, 10)), OWN[1, 4:], "rank 1 holds the root's data in 4 of 10 places"),
-    ((1,), OWN[2] * 3, "rank 1 holds something that is no rank's data")])
+    ((1, slice(4, 10)), OWN[1, 4:], "rank 1 holds the root's data in only 4 of 10 places"),
+    ((1,), OWN[2] * 3, "rank 1 holds something that is not any rank's data")])
 def test_a_broadcast_that_fails_on_one_rank_is_reported(place, value, complaint):
     with pytest.raises(CheckFailed, match=complaint):
         checks.broadcast(OWN, changed(np.tile(OWN[2], (4, 1)), place, value), root=2)
@@ -67,8 +67,8 @@ def test_an_all_gather_that_fails_in_one_row_is_reported(place, value, complaint
 
 
 @pytest.mark.parametrize("place, value, complaint", [
-    ((1, 3), ROWS[3, 2], "rank 1's row 3 holds rank 3's row 2, and rank 3's row 1 belongs there: which row"),
-    ((1, 3), ROWS[3, 3], "rank 1's row 3 holds rank 3's row 3, which it keeps for itself"),
+    ((1, 3), ROWS[3, 2], "rank 1's row 3 holds rank 3's row 2, but rank 3's row 1 belongs there: which row"),
+    ((1, 3), ROWS[3, 3], "rank 1's row 3 holds rank 3's row 3, which rank 3 keeps for itself"),
     ((1, 3), ROWS[0, 1], "rank 1's row 3 holds what came from rank 0"),
     ((1, 3), ROWS[1, 3], "rank 1's row 3 holds this rank's own numbers for rank 3"),
     ((1, 1), 0, "rank 1's row 1 is its own, and all zeros"), ((1, 3), 0, "rank 1's row 3 is all zeros"),
@@ -87,17 +87,17 @@ def test_results_without_rows_are_reported(after, complaint):
 
 @pytest.mark.parametrize("name, rank, value, complaint", [
     (0, 4, GRID[[1, 4], 0].sum(axis=0), r"rank 4's `partial` is the sum over its column \(ranks 1, 4\).*exchanged"),
-    (0, 4, GRID[:, 0].sum(axis=0), r"rank 4's `partial` is the sum over all ranks .* without a group"),
-    (0, 4, GRID[:, 0].mean(axis=0), r"rank 4's `partial` is the mean over all ranks .* without a group"),
-    (0, 4, GRID[[0, 5], 0].sum(axis=0), r"rank 4's `partial` is the sum over ranks 0, 5, and must be the sum over its"),
+    (0, 4, GRID[:, 0].sum(axis=0), r"rank 4's `partial` is the sum over all ranks .* without group"),
+    (0, 4, GRID[:, 0].mean(axis=0), r"rank 4's `partial` is the mean over all ranks .* without group"),
+    (0, 4, GRID[[0, 5], 0].sum(axis=0), r"rank 4's `partial` is the sum over ranks 0, 5, but must be the sum over its"),
     (0, 4, GRID[0, 0] + 2 * GRID[5, 0], r"a sum over ranks 0, 5 with the weights 1, 2"),
     (1, 2, GRID[[2, 5], 1].sum(axis=0), r"rank 2's `gradient` is the sum over its column .* must be the mean over it"),
     (1, 2, GRID[:3, 1].mean(axis=0), r"rank 2's `gradient` is the mean over its row .*; are rows and columns"),
     (1, 2, GRID[2, 1] / 2, r"rank 2's `gradient` is rank 2's times 0.5"),
     (1, 2, 0, r"rank 2's `gradient` is zero"),
-    (2, 5, GRID[0, 2], "rank 5's `batch` is rank 0's, and must be rank 3's"),
-    (2, 5, GRID[5, 2], "rank 5's `batch` is as it was before, and must be rank 3's"),
-    (2, 5, GRID[3, 0], "rank 5's `batch` is made of something else")])
+    (2, 5, GRID[0, 2], "rank 5's `batch` is rank 0's, but must be rank 3's"),
+    (2, 5, GRID[5, 2], "rank 5's `batch` is unchanged, but must be rank 3's"),
+    (2, 5, GRID[3, 0], "rank 5's `batch` is made of something other")])
 def test_one_wrong_rank_on_the_grid_is_reported(name, rank, value, complaint):
     assert checks.on_grid(GRID, on_grid(), columns=3) == round(on_grid()[:, [0, 2]].sum())
     with pytest.raises(CheckFailed, match=complaint):
@@ -110,8 +110,8 @@ def metrics(loss, seen):
 
 @pytest.mark.parametrize("loss, complaint", [
     (np.tile(OWN.sum(axis=0) * 2, (4, 1)), "'loss' counts the ranks 2, 2, 2, 2 times"),
-    (changed(np.tile(OWN.sum(axis=0), (4, 1)), 2, OWN[:3].sum(axis=0)), "rank 2's 'loss' lacks what rank 3 had"),
-    (changed(np.tile(OWN.sum(axis=0), (4, 1)), 2, OWN[1] * OWN[0]), "rank 2's 'loss' is no sum of anything")])
+    (changed(np.tile(OWN.sum(axis=0), (4, 1)), 2, OWN[:3].sum(axis=0)), "rank 2's 'loss' lacks the part of rank 3"),
+    (changed(np.tile(OWN.sum(axis=0), (4, 1)), 2, OWN[1] * OWN[0]), "rank 2's 'loss' is not a sum of anything")])
 def test_wrong_sums_are_reported(loss, complaint):
     before = metrics(OWN, abs(OWN))
     right = np.tile(abs(OWN).sum(axis=0), (4, 1))
@@ -127,7 +127,7 @@ def test_a_missing_name_is_reported():
 
 @pytest.mark.parametrize("weights, complaint", [
     ((1 / 5, 1 / 3, 1, 1 / 4), "rank 0 holds the sum of the ranks' means"),
-    ((1 / 12, 1 / 12, 0, 2 / 12), "weighs the samples of ranks 0, 1, 3 by 0.0833333, 0.0833333, 0.166667, and each"),
+    ((1 / 12, 1 / 12, 0, 2 / 12), "weighs the samples of ranks 0, 1, 3 by 0.0833333, 0.0833333, 0.166667, but each"),
     ((1 / 12, 0, 0, 0), "rank 0 holds nothing but its own samples")])
 def test_wrong_means_are_reported(weights, complaint):
     own = changed(OWN, 2, 0)
@@ -191,11 +191,11 @@ def test_sums_on_one_rank_of_each_group(name, rows, place, which):
     for ranks in rows:
         for rank in set(ranks) - {ranks[place]}:
             after[rank, name] = NUMBERS.normal(size=12)
-    with pytest.raises(CheckFailed, match=f"is right on {which} of each .* alone: reduce gives"):
+    with pytest.raises(CheckFailed, match=f"is right only on {which} of each .*: reduce gives"):
         checks.on_grid(GRID, after, columns=3)
 
 
 def test_a_trace_shows_which_rank_sent_less_than_its_rows():
     sends = [Event(rank, "send", peer=1 - rank, num_bytes=48.0 / (1 + rank), step=0) for rank in range(2)]
-    with pytest.raises(CheckFailed, match="rank 1 sent 24 bytes, and its rows for the others have 48"):
+    with pytest.raises(CheckFailed, match="rank 1 sent 24 bytes, but its rows for the others have 48"):
         checks.rows_sent(Trace(sends, 2, "logical", "recorded"), 48)

@@ -56,9 +56,9 @@ def test_no_other_gradient_passes(seed):
     (times(1 / 4), "twice"),
     (times(8), "divide by both"),
     (times(0), "it is 0"),
-    (gradients(lambda rank, name: np.full(8, 2 / 8 if name == "norm" else 1 / 8)), "has summed it already"),
+    (gradients(lambda rank, name: np.full(8, 2 / 8 if name == "norm" else 1 / 8)), "has already summed it"),
     (gradients(lambda rank, name: np.repeat([1 / 4, 0], 4)), "is in no rank's gradient"),
-    (gradients(lambda rank, name: np.repeat(np.eye(2)[MESH.coordinates(rank)["dp"]] / 4, 4)), "average over them"),
+    (gradients(lambda rank, name: np.repeat(np.eye(2)[MESH.coordinates(rank)["dp"]] / 4, 4)), "over the dp group"),
     ([None] * 8, "has made no step"),
     ([dict.fromkeys(own) for own in gradients()], "no gradient for any parameter"),
 ])
@@ -79,7 +79,7 @@ def test_ranks_that_scale_by_different_factors_are_reported():
     found = gradients(lambda rank, name: np.full(8, (0.3 + 0.1 * (rank % 2)) / 8))
     with pytest.raises(CheckFailed, match="ranks 6, 7 of one tp group scale theirs by 0.3, 0.4"):
         check(found)
-    with pytest.raises(CheckFailed, match="by what is it scaled, and how often"):
+    with pytest.raises(CheckFailed, match="what is it scaled by, and how often"):
         check(times(0.3))
 
 
@@ -99,9 +99,9 @@ def test_sizes_belong_to_axes_in_any_order():
     total, want = {"pp": 16.0, "dp": 0.0, "tp": 4.0}, {"pp": 0.0, "dp": 0.0, "tp": 4.0}
     arguments = ("tp", "dp", "pp"), want, total, {}, messages, mesh
     assert checks.crossing(want, *arguments) == 4
-    with pytest.raises(CheckFailed, match="sizes belong to the axes, not to their place"):
+    with pytest.raises(CheckFailed, match="each size belongs to its axis"):
         checks.crossing(dict.fromkeys(AXES, 0.0), *arguments)  # as if tp had 4 ranks and pp 2
-    with pytest.raises(CheckFailed, match="tp has 4 bytes that cross nodes, not 5"):
+    with pytest.raises(CheckFailed, match="tp has 4 bytes that cross between nodes, not 5"):
         checks.crossing({**want, "tp": 5}, *arguments)
 
 
@@ -117,7 +117,7 @@ def test_an_error_of_a_rank_gets_a_hint(message, hint):
     (held(place=lambda rank: rank ^ 1), "is the part that belongs to rank"),
     (held({name: value + 1 for name, value in WHOLE.items()}), "is not a part of rank 0's"),
     ([own | {"last": WHOLE["last"]} for own in held()], "stages 0, 1 hold last"),
-    ([{name: WHOLE[name] for name in own} for own in held()], "is whole, its part has"),
+    ([{name: WHOLE[name] for name in own} for own in held()], "is whole, but its part has"),
     ([{name: value for name, value in own.items() if name != "norm"} for own in held()], "no rank holds norm"),
 ])
 def test_the_rank_that_a_wrong_part_belongs_to_is_named(parts, complaint):
@@ -143,12 +143,12 @@ def test_calls_are_noted_and_imports_are_not():
 
 
 @pytest.mark.parametrize("losses, complaint", [
-    ([1.0, 1.0, 1.0, 1.0, 1.5, 1.5, 2.5, 2.5], "the last stage alone"),
+    ([1.0, 1.0, 1.0, 1.0, 1.5, 1.5, 2.5, 2.5], "only the last stage"),
     ([None] * 8, "returns no loss"),
     ([None] * 4 + [1.5, 1.6, 2.5, 2.5], "ranks 4 and 5 of one tp group"),
     ([None] * 4 + [6.0, 6.0, 10.0, 10.0], "the sum over the micro-batches"),
     ([None] * 4 + [1.5, 1.5, 1.5, 1.5], "the loss of share 0 alone"),
-    ([None] * 4 + [2.0, 2.0, 2.0, 2.0], "that is the mean over the replicas"),
+    ([None] * 4 + [2.0, 2.0, 2.0, 2.0], "the mean over the replicas, but each"),
 ])
 def test_a_wrong_first_loss_is_reported(losses, complaint):
     sequences = [1, 1, 2, 2, 2, 2, 3, 3]
@@ -160,7 +160,7 @@ def test_a_wrong_first_loss_is_reported(losses, complaint):
 def test_losses_must_continue_as_in_one_process():
     rows = [[None] * 3] * 4 + [[3.0, 2.0, 1.0]] * 2 + [[5.0, 4.0, 3.0]] * 2
     assert checks.mesh_losses(rows, [4.0, 3.0, 2.0], MESH) == 2.0
-    with pytest.raises(CheckFailed, match="the loss of step 1 is 3, one process has 3.1"):
+    with pytest.raises(CheckFailed, match="the loss of step 1 is 3, but one process has 3.1"):
         checks.mesh_losses(rows, [4.0, 3.1, 2.0], MESH)
     assert checks.resumed([row[1:] for row in rows], [4.0, 3.0, 2.0], 1, MESH) == 2.0
     with pytest.raises(CheckFailed, match="weights are not those that were saved"):
@@ -175,7 +175,7 @@ def test_places_and_groups_of_any_order_pass_and_no_others():
     assert checks.groups_of_axis("dp", [list(group) for group in reversed(mesh.groups("dp"))], mesh) == 8
     for wrong, complaint in [([group[::-1] for group in mesh.groups("dp")], "not in the order"),
                              (mesh.groups("tp"), "gives the groups of tp"),
-                             (mesh.groups("dp")[:3], "all of them are asked for"),
-                             ([(0, 1)], "is in exactly one group"), (None, "must be a list")]:
+                             (mesh.groups("dp")[:3], "return all of them"),
+                             ([(0, 1)], "must be in exactly one group"), (None, "must be a list")]:
         with pytest.raises(CheckFailed, match=complaint):
             checks.groups_of_axis("dp", wrong, mesh)

@@ -89,7 +89,7 @@ def test_calls_that_do_not_interfere_pass(server):
 
 @pytest.mark.parametrize("server", [Counter, LockedInParts, TwoLinesApart])
 def test_calls_that_interfere_are_reported(server):
-    with pytest.raises(CheckFailed, match="as if they had come one after the other. Hold self.lock"):
+    with pytest.raises(CheckFailed, match="what they leave one after the other, in either order. Hold self.lock"):
         meet(server)
 
 

@@ -23,8 +23,8 @@ def test_sums_too_large_and_too_small_have_different_reasons(times, reason):
 def test_one_more_micro_batch_kept_is_refused():
     order = one_f_one_b(3, 6)
     assert checks.activations_kept([3.005, 2.0, 0.9], order) == pytest.approx(5.905)
-    for peaks, complaint in (([3.02, 2.0, 1.0], "rank 0 .* activations of 3.02 micro-batches where 3 are in flight"),
-                             ([3.0, 2.0, 2.0], "rank 2 .* activations of 2 micro-batches where 1 are in flight")):
+    for peaks, complaint in (([3.02, 2.0, 1.0], "rank 0 .* of 3.02 micro-batches while only 3 are in flight"),
+                             ([3.0, 2.0, 2.0], "rank 2 .* activations of 2 micro-batches while only 1 are in flight")):
         with pytest.raises(CheckFailed, match=complaint):
             checks.activations_kept(peaks, order)
 

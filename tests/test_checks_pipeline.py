@@ -58,21 +58,21 @@ def with_none(*names):
 
 
 @pytest.mark.parametrize("found, complaint", [
-    (held(4 * MEAN), "stage 2: the gradients of 4 micro-batches add up"),
+    (held(4 * MEAN), "stage 2: the gradient is the sum over 4 micro-batches"),
     (held(MEAN / 4), "stage 2: the gradient is divided by the 4 micro-batches twice"),
-    (held(MEAN * 4 / 3), "divided by the number of stages, 3: it is a mean over 4 micro-batches"),
+    (held(MEAN * 4 / 3), "divided by 3, the number of stages, but it is a mean over 4 micro-batches"),
     (held(MEAN * 7), "the gradient is 7 times what it should be"),
-    (held(MEAN * [[1], [4], [1]]), "stage 1: the gradients of 4 micro-batches add up"),
+    (held(MEAN * [[1], [4], [1]]), "stage 1: the gradient is the sum over 4 micro-batches"),
     (held(MEAN * [1, 0, 1, 0]), "micro-batch 1, 3 of 4 has no part in the gradient"),
     (held(0 * MEAN), "its gradients are 0: were they cleared"),
-    (held(MEAN * [1, 2, 1, 0.5]), "its micro-batches weigh 0.25, 0.5, 0.25, 0.125, and should 0.25"),
+    (held(MEAN * [1, 2, 1, 0.5]), "its micro-batches weigh 0.25, 0.5, 0.25, 0.125, but should 0.25"),
     (with_none("head"), "stage 2 has no gradient at all: is backward called on the loss"),
     (with_none("embedding"), "stage 0 has no gradient at all: what came back from stage 1"),
-    (with_none("block.bias"), "stage 1 has no gradient for block.bias, but for others"),
+    (with_none("block.bias"), "stage 1 has no gradient for block.bias, though it has others"),
     ([{name: gradient * np.nan for name, gradient in stage.items()} for stage in held(MEAN)], "rank 2 holds nan"),
     ([held(MEAN)[0], {**held(MEAN)[1], "block.bias": np.ones(4)}, held(MEAN)[2]],
-     "stage 1's gradients are no sum of its micro-batches' gradients, and those of stage 2 are right"),
-    ([*held(MEAN)[:2], {"head": np.ones((4, 5))}], "stage 2, the last, has gradients that are no sum"),
+     "stage 1's gradients are not a sum of its micro-batches' gradients, but those of stage 2 are right"),
+    ([*held(MEAN)[:2], {"head": np.ones((4, 5))}], "stage 2, the last, has gradients that are not a sum"),
 ])
 def test_wrong_gradients_are_named(found, complaint):
     with pytest.raises(CheckFailed, match=complaint):
@@ -98,7 +98,7 @@ def test_a_stage_keeps_the_blocks_that_all_runs_of_the_lab_give_it():
     one, two, three = ({f"blocks.{i}.weight": np.full(2, i)} for i in range(3))
     assert checks.stage_parts([one, two | three], one | two | three, num_blocks=3) == [2, 4]
     assert checks.stage_parts([one | two, three], one | two | three) == [4, 2]
-    with pytest.raises(CheckFailed, match="with 2 stages stage 0 keeps block 0, 1, it should keep 0: a run of blocks"):
+    with pytest.raises(CheckFailed, match="with 2 stages stage 0 keeps block 0, 1, but should keep 0: the blocks"):
         checks.stage_parts([one | two, three], one | two | three, num_blocks=3)
 
 
@@ -159,7 +159,7 @@ def test_the_place_where_1f1b_hangs_is_reported():
 def test_excess_activations_are_reported_even_if_the_order_is_right():
     order = one_f_one_b(2, 4)
     assert checks.activations_kept([2.0, 1.0], order) == 3.0
-    with pytest.raises(CheckFailed, match="rank 1 has the right order, and keeps the activations of 4 micro-batches"):
+    with pytest.raises(CheckFailed, match="rank 1 has the right order, but keeps the activations of 4 micro-batches"):
         checks.activations_kept([2.0, 4.0], order)
 
 
@@ -201,13 +201,13 @@ def test_wrong_first_updates_are_reported():
                              ([AFTER[0], BEFORE[1]], "stage 1's weights have not changed in the first step")):
         with pytest.raises(CheckFailed, match=complaint):
             checks.first_updates(BEFORE, after, GRADIENTS, 0.1, [0.5, 0.5])
-    with pytest.raises(CheckFailed, match="stage 1: the gradients of 2 micro-batches add up"):
+    with pytest.raises(CheckFailed, match="stage 1: the gradient is the sum over 2 micro-batches"):
         checks.first_updates(BEFORE, [{name: 2 * AFTER[i][name] - own[name] for name in own}
                                       for i, own in enumerate(BEFORE)], GRADIENTS, 0.1, [0.5, 0.5])
 
 
 @pytest.mark.parametrize("got, complaint", [
-    (([1.0], [2.0, 3.1]), "the loss of step 2 is 3.1, which .*left over from the steps before"),
+    (([1.0], [2.0, 3.1]), "the loss of step 2 is 3.1, which .*left over from earlier steps"),
     (([1.1], [2.0, 3.0]), "the loss of step 0 is 1.1, .*mean over the whole batch"),
     (([1.0], [2.0]), "1 losses are returned for 2 steps"), ((None, [2.0, 3.0]), "no losses are returned for 1 step"),
     (([None], [2.0, 3.0]), "the loss of step 0 must be a number")])
@@ -220,7 +220,7 @@ def test_wrong_losses_of_steps_are_reported(got, complaint):
 def test_wrong_weights_at_the_end_are_reported():
     expected = {"a": np.ones(4), "b": np.full(3, 2.0)}
     assert checks.same_weights(BEFORE, expected) == 10
-    with pytest.raises(CheckFailed, match="b of stage 1 ends with other numbers"):
+    with pytest.raises(CheckFailed, match="b of stage 1 ends with different numbers"):
         checks.same_weights(BEFORE, {**expected, "b": np.array([2, 2, 2 + 1e-6])})
 
 

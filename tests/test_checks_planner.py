@@ -59,10 +59,10 @@ def test_what_a_rank_holds_is_compared_part_by_part():
     held = {"parameters": 4000, "gradients": 4000, "optimizer": 4000, "activations": 600}
     assert checks.held_on_rank(held, state, 600.0, CONFIG, layout, 0, 4) == 12600
     assert checks.held_on_rank(held | {"activations": 0}, state, None, CONFIG, layout, 0, 4) == 12000
-    for name, value, said in [("optimizer", 8000, "from ZeRO stage 1 on a rank keeps 1/2"),
+    for name, value, said in [("optimizer", 8000, "from ZeRO stage 1 on, a rank keeps only 1/2"),
                               ("gradients", 2000, "share them out only from ZeRO stage 2 on"),
                               ("parameters", 1000, "each has 4 bytes"),
-                              ("activations", 300, "dp does not divide them further"),
+                              ("activations", 300, "dp does not divide it further"),
                               ("activations", 1200, "that is all 4 micro-batches")]:
         with pytest.raises(CheckFailed, match=said):
             checks.held_on_rank(held | {name: value}, state, 600.0, CONFIG, layout, 0, 4)
@@ -91,7 +91,7 @@ def test_only_the_best_layout_that_fits_is_taken(num_gpus, memory_bytes):
         if layout in fitting and seconds(layout) == best_s:
             assert checks.chosen_layout(layout, *case) == (layout, best_s)
         else:
-            with pytest.raises(CheckFailed, match="which fits too|GB are for training"):
+            with pytest.raises(CheckFailed, match="which fits too|GB are usable"):
                 checks.chosen_layout(layout, *case)
     least = min((layout for layout in fitting if seconds(layout) <= 1.1 * best_s), key=memory)
     assert checks.chosen_layout(least, *case, slack=0.1)[0] == least
@@ -100,14 +100,14 @@ def test_only_the_best_layout_that_fits_is_taken(num_gpus, memory_bytes):
 def test_no_layout_is_the_answer_where_none_fits():
     nothing_fits = a_case(memory_bytes=1e9)
     assert checks.chosen_layout(None, *nothing_fits) == (None, 0.0)
-    with pytest.raises(CheckFailed, match="no layout fits, and you chose"):
+    with pytest.raises(CheckFailed, match="no layout fits, but you chose"):
         checks.chosen_layout(Layout(1, 24, 1), *nothing_fits)
-    with pytest.raises(CheckFailed, match="you found no layout that fits, and there are"):
+    with pytest.raises(CheckFailed, match="you found no layout that fits, but there are"):
         checks.chosen_layout(None, *a_case())
 
 
 @pytest.mark.parametrize("wrong, said", [
-    (Layout(1, 1, 16), "it has 16 GPUs"), (Layout(1, 24, 1, micro_batch_size=4), "are no whole micro-batches of 4"),
+    (Layout(1, 1, 16), "it has 16 GPUs"), (Layout(1, 24, 1, micro_batch_size=4), "into whole micro-batches of 4"),
     (Layout(1, 24, 1, zero_stage=3), "zero_stage 0 or 1"), ("tp 8", "must return a Layout"),
 ])
 def test_layouts_outside_the_exercise_are_refused(wrong, said):

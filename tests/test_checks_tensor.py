@@ -43,9 +43,9 @@ def test_an_error_of_one_millionth_on_one_rank_is_noticed(seed):
 
 
 @pytest.mark.parametrize("change, complaint", [
-    (lambda own: own[:, ::-1], "rank 0: these are columns 5, 4, 3, 2, 1, 0, the rank's are 0 to 5"),
-    (lambda own: 2 * own, "this is no block of columns"),
-    (lambda own: own[:, :5], r"in the shape \(7, 5\), it should be \(7, 6\)"),
+    (lambda own: own[:, ::-1], "rank 0: these are columns 5, 4, 3, 2, 1, 0, but the rank's are 0 to 5"),
+    (lambda own: 2 * own, "this is not a block of columns"),
+    (lambda own: own[:, :5], r"in the shape \(7, 5\), but it should be \(7, 6\)"),
     (lambda own: own.tolist(), "no tensor but a list"),
     (lambda own: own * np.nan, "rank 0 holds nan"),
 ])
@@ -57,7 +57,7 @@ def test_wrong_columns_are_reported(change, complaint):
 
 
 @pytest.mark.parametrize("weights, bias, complaint", [
-    ([1, 1, 0, 1], 1, "the part of rank 2 is not in it"),
+    ([1, 1, 0, 1], 1, "the part of rank 2 is missing"),
     ([1, 1, 2, 1], 1, "the ranks' parts are in it 1, 1, 2, 1 times"),
     ([1, 1, 1, 1], 0.25, "but the bias is in it 0.25 times"),
     ([4, 4, 4, 4], 1, "this is 4 times the sum"),
@@ -70,36 +70,36 @@ def test_wrong_sums_of_parts_are_reported(weights, bias, complaint):
 
 def test_parts_that_are_picked_from_are_named_in_rows_and_modules():
     got = np.max(parts(4), axis=0) + BIAS
-    with pytest.raises(CheckFailed, match="by the operation MAX: parts of one sum are added up"):
+    with pytest.raises(CheckFailed, match="by the operation MAX, but parts of a sum must be added up"):
         checks.row_outputs([got] * 4, X, WEIGHT, BIAS)
     runs, *others = split(4)
     runs[0]["output"] = got
-    with pytest.raises(CheckFailed, match="by the operation MAX: parts of one sum are added up"):
+    with pytest.raises(CheckFailed, match="by the operation MAX, but parts of a sum must be added up"):
         checks.split_module(runs, *others)
 
 
 def test_a_slip_in_the_sixth_digit_is_named_before_rounding():
     runs, *others = split()
     runs[0]["output"] = WHOLE * (1 + 1e-6)
-    with pytest.raises(CheckFailed, match="right to six digits only"):
+    with pytest.raises(CheckFailed, match="right to only six digits"):
         checks.split_module(runs, *others)
     with pytest.raises(CheckFailed, match="rank 0's output is wrong: the slip"):
         checks.split_module(runs, *others, {"the slip": WHOLE * (1 + 1e-6)})
 
 
 def test_rows_that_are_not_a_sum_of_parts_are_reported():
-    with pytest.raises(CheckFailed, match="no sum of products of x's blocks with the weight's"):
+    with pytest.raises(CheckFailed, match="not a sum of products of x's blocks with the weight's"):
         checks.row_outputs([np.tanh(WHOLE)] * 2, X, WEIGHT, BIAS)
 
 
 def test_work_that_is_not_shared_out_is_reported():
     checks.computed([50, 50], 100)
-    with pytest.raises(CheckFailed, match="column_linear: rank 1 computes 0.75 of the product, its share is 1/2"):
+    with pytest.raises(CheckFailed, match="column_linear: rank 1 computes 0.75 of the product, but its share is 1/2"):
         checks.computed([50, 75], 100)
 
 
 @pytest.mark.parametrize("error, said", [
-    (RuntimeError("mat1 and mat2 shapes cannot be multiplied (5x6 and 3x8)"), "is a row of the weight, dim 0"),
+    (RuntimeError("mat1 and mat2 shapes cannot be multiplied (5x6 and 3x8)"), "is a row of the weight .dim 0"),
     (IndexError("index 7 is out of bounds for dimension 1 with size 6"), "block of V/R tokens begins at r V/R"),
     (RuntimeError("Connection reset"), "^Connection reset$"),
     (ValueError("must match the size"), "^must match the size$"),
@@ -118,8 +118,8 @@ def test_torch_still_raises_the_errors_that_are_explained():
                 lambda: linear(None, table), lambda: table.view(4, 6), lambda: table.unflatten(1, (4, 6)),
                 lambda: table.gather(1, torch.full((2, 1), 7)), lambda: table[:, 7]):
         with pytest.raises((RuntimeError, IndexError, TypeError), match=(
-                ": (what comes in has 3 numbers in a row, what it is multiplied with takes 2|3 numbers meet 4|the bias "
-                "has 8 numbers, your outputs 4|a rank holds a part|a number was|something here is None)")):
+                ": (the input has 3 numbers in a row, but what it is multiplied with takes 2|3 numbers meet 4|the bias "
+                "has 8 numbers, but your outputs have 4|a rank holds a part|an index is|something here is None)")):
             with checks.shapes_in_words():
                 act()
 
@@ -137,8 +137,8 @@ EYE, ONES = np.eye(3), np.ones((3, 3))
 
 @pytest.mark.parametrize("forward, backward, complaint", [
     (EYE, 3 * ONES, "backward, rank 0: this is 3 times the sum"),
-    (EYE, ONES * [1, 0, 1], "backward, rank 0: the part of rank 1 is not in it"),
-    (2 * EYE, ONES, "forward, rank 0: the ranks' tensors are in it 2, 0, 0 times: hand on the rank's own"),
+    (EYE, ONES * [1, 0, 1], "backward, rank 0: the part of rank 1 is missing"),
+    (2 * EYE, ONES, "forward, rank 0: the ranks' tensors are in it 2, 0, 0 times: pass on the rank's own"),
     (EYE[::-1], ONES, "forward, rank 0: the ranks' tensors are in it 0, 0, 1 times"),
     (ONES / 3, ONES, "forward, rank 0: the ranks' tensors are in it 0.333333, 0.333333, 0.333333 times"),
 ])
@@ -163,7 +163,7 @@ def test_an_operator_that_changes_the_dtype_is_reported():
         return Trace([Event(0, "collective", op="all_reduce", num_bytes=num_bytes)], 1, "logical", "recorded")
 
     checks.keeps_dtype(runs, sent(12), 12)
-    with pytest.raises(CheckFailed, match="f, backward, rank 0: float32 went in, and float64 came out"):
+    with pytest.raises(CheckFailed, match="f, backward, rank 0: float32 went in, but float64 came out"):
         checks.keeps_dtype(wide, sent(12), 12)
     with pytest.raises(CheckFailed, match="rank 0 gives all_reduce 24 bytes for a tensor of 12"):
         checks.keeps_dtype(runs, sent(24), 12)
@@ -173,7 +173,7 @@ def test_tensors_of_the_caller_must_stay_as_they_were():
     targets = torch.arange(3)
     with checks.left_alone("f", targets=targets):
         targets + 1
-    with pytest.raises(CheckFailed, match="f has changed the targets that came in"), (
+    with pytest.raises(CheckFailed, match="f has changed the targets that it was given"), (
             checks.left_alone("f", targets=targets)):
         targets += 1
 
@@ -205,15 +205,15 @@ def test_a_right_split_passes(num_ranks):
 @pytest.mark.parametrize("where, change, complaint", [
     (("shards", "weight"), lambda w: -w, "rank 1's weight is -1 times what it should be"),
     (("shards", "weight"), lambda w: w[::-1], "rank 1's weight has the right shape, but it is not block 1 of rank 0's"),
-    (("shards", "weight"), lambda w: w[:, :3], r"rank 1's weight has the shape \(12, 3\), its block has \(12, 4\)"),
-    (("output",), lambda y: y - parts(2)[0], "rank 1's output is wrong: this is the rank's own part"),
-    (("output",), np.tanh, "it is no sum of what the ranks' parts give"),
+    (("shards", "weight"), lambda w: w[:, :3], r"rank 1's weight has the shape \(12, 3\), but its block has \(12, 4\)"),
+    (("output",), lambda y: y - parts(2)[0], "rank 1's output is wrong: this is only the rank's own part"),
+    (("output",), np.tanh, "it is not a sum of what the ranks' parts give"),
     (("gradients", "weight"), lambda g: g / 2, "rank 1's gradient of weight is not: 0.5 times"),
-    (("gradients", "weight"), lambda g: g[::-1].copy(), "rank 1's gradient of weight is not: on its way back"),
+    (("gradients", "weight"), lambda g: g[::-1].copy(), "rank 1's gradient of weight is not: something on the"),
     (("gradients", "bias"), lambda g: 2 * g, "rank 1's gradient of bias is not: 2 times too large"),
     (("input_gradient",), lambda g: 2 * g, "rank 1's gradient of x is not: this is 2 times the sum"),
     (("input_gradient",), lambda g: None, "rank 1: x gets no gradient"),
-    (("input_gradient",), np.tanh, "it is no sum of what comes back"),
+    (("input_gradient",), np.tanh, "it is not a sum of what comes back"),
 ])
 def test_wrong_splits_are_reported(where, change, complaint):
     runs, *others = split()
@@ -239,12 +239,12 @@ SUM = ("all_reduce", 80)
 
 
 @pytest.mark.parametrize("phases, complaint", [
-    ([[], [("all_gather", 80)]], "calls all_gather, and one all-reduce of what the ranks' parts give is all"),
-    ([[], []], "backward, rank 0: 0 all-reduces where 1 should be"),
-    ([[], [("all_reduce", 40)]], "an all-reduce of 40 bytes, 80 are enough"),
-    ([[("broadcast", 8)], [SUM]], "forward, rank 0: your code calls broadcast, and nothing has to be sent"),
-    ([[SUM], [SUM]], "forward, rank 0: your code calls all_reduce, and nothing has to be sent"),
-    ([[], [SUM], []], "rank 0 came to 2 barriers, the check has 1"),
+    ([[], [("all_gather", 80)]], "calls all_gather, but one all-reduce of what the ranks' parts give is enough"),
+    ([[], []], "backward, rank 0: 0 all-reduces instead of 1"),
+    ([[], [("all_reduce", 40)]], "an all-reduce of 40 bytes, but 80 are enough"),
+    ([[("broadcast", 8)], [SUM]], "forward, rank 0: your code calls broadcast, but nothing needs to be sent"),
+    ([[SUM], [SUM]], "forward, rank 0: your code calls all_reduce, but nothing needs to be sent"),
+    ([[], [SUM], []], "rank 0 came to 2 barriers, but the check has 1"),
 ])
 def test_wrong_traffic_is_reported(phases, complaint):
     wanted = {"forward": 0, "backward": 1}
@@ -260,7 +260,7 @@ def test_wrong_traffic_is_reported(phases, complaint):
     ((4578 - 48) // 3 + 48, 7680, "the norms are whole on every rank"),
     (4320 // 3 + 114 + 144, 7680, "the biases of the maps that are cut by columns are cut with them"),
     (4320 // 3, 7680, "that is the weights alone"),
-    ((4578 - 120) / 3 + 120, 7680, "one bias too much is cut: out and down"),
+    ((4578 - 120) / 3 + 120, 7680, "you cut one bias too many: out and down"),
     ((4320 + 72) / 3 + 42 + 144, 7680, "the bias of up is cut as its outputs are"),
     ((4320 + 42) / 3 + 72 + 144, 7680, "the biases of q, k and v are cut"),
     (1622 - 48, 7680, "2 D are missing: a block has two norms"),
@@ -302,16 +302,16 @@ def test_wrong_losses_are_reported():
     gradients = blocks(SOFTMAX - CHOSEN, 2, 1)
     other = np.log(np.exp(LOGITS[:, 6:]).sum(axis=1))
     for values, complaint in ((own + other - target, "the ranks' own losses are added up"),
-                              (TOTAL - np.log(2) - target, "averaged over the ranks: it is one sum"),
+                              (TOTAL - np.log(2) - target, "averaged over the ranks, but it must be added up"),
                               (TOTAL + top - target, "but not in the sum of exponentials"),
-                              (TOTAL - target + 0.1, "Which of these sums goes over the ranks"),
+                              (TOTAL - target + 0.1, "Which of these sums is over the ranks"),
                               (np.full(9, np.nan), "rank 0's loss is nan: exp of a large number is inf"),
                               (TOTAL - LOGITS[np.arange(9), np.clip(TARGETS, 0, 5)]
                                - LOGITS[np.arange(9), 6 + TARGETS % 6], "add the logit of another token"),
                               ((TOTAL - target) * 9 / 8, "divided by 8, but there are 9 of them"),
-                              (TOTAL - target * (TARGETS < 6), "a target lies on one rank"),
-                              (TOTAL - 2 * target * (TARGETS < 6), "Which of these sums goes over the ranks"),
-                              (np.full(9, np.inf), "A rank that doesn't hold a target adds 0, not -inf")):
+                              (TOTAL - target * (TARGETS < 6), "only one rank holds a target's logit"),
+                              (TOTAL - 2 * target * (TARGETS < 6), "Which of these sums is over the ranks"),
+                              (np.full(9, np.inf), "A rank that doesn't hold a target must add 0, not -inf")):
         with pytest.raises(CheckFailed, match=complaint):
             checks.vocabulary_loss([torch.tensor(values.mean())] * 2, gradients, LOGITS, TARGETS)
 
@@ -354,10 +354,10 @@ def test_right_masks_pass_and_return_the_scale_of_kept_values():
 
 @pytest.mark.parametrize("alike, apart, complaint", [
     ([0 * m for m in drawn(1)], drawn(2), "alike, call 0, rank 0: everything is dropped"),
-    (drawn(1), drawn(2, dropout=0.5), "apart, call 0, rank 0: 5.% are dropped, 25% are meant to be"),
-    (drawn(1), [m * 2 for m in drawn(2)], "a kept 1 becomes 2.667, it should be 1.333"),
+    (drawn(1), drawn(2, dropout=0.5), "apart, call 0, rank 0: 5.% are dropped, but 25% should be"),
+    (drawn(1), [m * 2 for m in drawn(2)], "a kept 1 becomes 2.667, but should become 1.333"),
     (drawn(1), drawn(2)[:1] * 4, "calls 0 and 1 of apart drop the same elements"),
-    (drawn(1), [m.T for m in drawn(2)], r"what apart gives in the shape \(32, 16\), it should be \(16, 32\)"),
+    (drawn(1), [m.T for m in drawn(2)], r"what apart gives in the shape \(32, 16\), but it should be \(16, 32\)"),
     (drawn(1), drawn(10), "rank 0: two seeds give the same masks in apart"),
     (drawn(1), [None] * 4, r"gives nothing \(None\) as what apart gives"),
 ])

@@ -44,16 +44,16 @@ def test_no_other_weights_pass(seed):
 
 @pytest.mark.parametrize("weights, complaint", [
     (4 * MEAN, "your ranks hold the sum"),
-    (MEAN / 4, "divided by the number of ranks once more"),
+    (MEAN / 4, "divided by the number of ranks once too often"),
     (MEAN * 3, "this is 3 times the mean"),
     (MEAN / 7, "the mean divided by 7"),
     (0 * MEAN, "this is 0: was the gradient cleared"),
     (np.eye(4), "every rank still has its own gradients"),
-    (np.eye(4) / 4, "0.25 times the rank's own gradient, with nothing of the other ranks in it"),
+    (np.eye(4) / 4, "0.25 times the rank's own gradient, and the other ranks have no part in it"),
     (np.eye(4) + MEAN, "the mean is added to the rank's own gradient"),
-    (MEAN * [1, 1, 0, 1], "nothing of rank 2 is in it"),
-    (MEAN * [1, 1, 0, 0], "nothing of rank 2, 3 is in it"),
-    (MEAN * [1, 2, 1, 1], "have the weights 0.25, 0.5, 0.25, 0.25; each must have 0.25"),
+    (MEAN * [1, 1, 0, 1], "it contains nothing from rank 2"),
+    (MEAN * [1, 1, 0, 0], "it contains nothing from rank 2, 3"),
+    (MEAN * [1, 2, 1, 1], "have the weights 0.25, 0.5, 0.25, 0.25, but each must have 0.25"),
     (np.where(np.arange(4)[:, None] == 0, MEAN, np.eye(4)), "only rank 0 holds the mean"),
 ])
 def test_linear_mistakes_are_named(weights, complaint):
@@ -102,9 +102,9 @@ def summed(weights):
 
 @pytest.mark.parametrize("weights, complaint", [
     (np.full((2, 2, 3), 1 / 2), "divide by the number of micro-batches"),
-    (np.eye(2)[:, :, None] * np.ones(3) / 3, "nothing of the other ranks is in the gradients"),
-    (np.full((2, 2, 3), 1 / 6) * [0, 0, 1], "the other ranks' micro-batches 0, 1 are not in it"),
-    (np.full((2, 2, 3), 1 / 6) * [1, 2, 1], "weighs between 0.166667 and 0.333333, each should weigh 0.166667"),
+    (np.eye(2)[:, :, None] * np.ones(3) / 3, "the other ranks have no part in the gradients"),
+    (np.full((2, 2, 3), 1 / 6) * [0, 0, 1], "the other ranks' micro-batches 0, 1 have no part in it"),
+    (np.full((2, 2, 3), 1 / 6) * [1, 2, 1], "weigh between 0.166667 and 0.333333, but each should weigh 0.166667"),
 ])
 def test_wrong_accumulations_are_named(weights, complaint):
     assert checks.accumulated(SINGLE, summed(np.full((2, 2, 3), 1 / 6)), ONE) > 0
@@ -113,7 +113,7 @@ def test_wrong_accumulations_are_named(weights, complaint):
 
 
 def test_an_accumulation_that_is_not_a_sum_of_micro_batches_is_refused():
-    with pytest.raises(CheckFailed, match="this is no sum of the micro-batches' gradients"):
+    with pytest.raises(CheckFailed, match="this is not a sum of the micro-batches' gradients"):
         checks.accumulated(SINGLE, [{"weight": np.ones((4, 5))}] * 2, ONE)
 
 
@@ -184,7 +184,7 @@ def backward(sent, num_gradients=4, num_bytes=8):
 @pytest.mark.parametrize("sent, complaint", [
     ([], "no all-reduce was issued after the first gradient"),
     ([4.1, 4.2], "issued all its all-reduces after the last gradient"),
-    ([2.1], "8 bytes are all-reduced, torch's DDP sends 16"),
+    ([2.1], "8 bytes are all-reduced, but torch's DDP sends 16"),
     ([1.1, 2.1, 3.1, 4.1], "one all-reduce for each of 4 gradients"),
 ])
 def test_wrong_traffic_is_named(sent, complaint):
@@ -194,7 +194,7 @@ def test_wrong_traffic_is_named(sent, complaint):
 
 
 def test_a_message_count_that_differs_from_the_buckets_is_reported():
-    with pytest.raises(CheckFailed, match="2 all-reduces for 1 buckets: one each"):
+    with pytest.raises(CheckFailed, match="2 all-reduces for 1 buckets: there should be one"):
         checks.bucket_traffic(backward([2.1, 4.1]), backward([2.1, 4.1]), 1)
 
 
@@ -205,7 +205,7 @@ WINDOWS = RNG.normal(size=(6, 50))
     (np.full(6, 1 / 3), "2 ranks is not that of one process: it is 2 times as long. The global batch is the same"),
     (np.full(6, 1 / 2), "it is 3 times as long"),
     (np.array([1, 1, 1, 1, 1, 0]) / 6, "window 5 of the batch's 6 has no part"),
-    (np.array([2, 2, 1, 1, 1, 1]) / 8, "a window weighs between 0.125 and 0.25, each should weigh 0.166667"),
+    (np.array([2, 2, 1, 1, 1, 1]) / 8, "the windows weigh between 0.125 and 0.25, but each should weigh 0.166667"),
 ])
 def test_wrong_steps_are_named(weights, complaint):
     assert checks.first_step([WINDOWS.mean(axis=0)] * 2, WINDOWS) > 0
@@ -220,26 +220,26 @@ def test_a_step_with_weight_decay_or_clipped_gradients_is_named():
     length = np.linalg.norm(mean)
     for step, complaint in ((mean + 1e-6 * start, "1e-06 times the weights are added to the gradients"),
                             (mean + 0.1 * start, "0.1 times the weights are added"),
-                            (mean * 0.25 / (length + 1e-6), "its length is 0.25: are gradients clipped"),
-                            (mean * 0.123456 / length, "what is divided twice, or multiplied"),
-                            (mean + 1e-7 * start**2, "right to six digits only"),
-                            (mean + 0.1 * start**2, "it is no sum of the gradients")):
+                            (mean * 0.25 / (length + 1e-6), "its length is 0.25: do you clip gradients"),
+                            (mean * 0.123456 / length, "do you divide something twice, or multiply it"),
+                            (mean + 1e-7 * start**2, "right to only six digits"),
+                            (mean + 0.1 * start**2, "it is not a sum of the gradients")):
         with pytest.raises(CheckFailed, match=complaint):
             checks.first_step([step] * 2, WINDOWS, start=start)
 
 
 def test_more_windows_than_the_batch_has_are_explained_by_the_number_of_ranks():
     mean = WINDOWS.mean(axis=0)
-    with pytest.raises(CheckFailed, match="12 windows went through the model on 1 rank, the batch has 6"):
+    with pytest.raises(CheckFailed, match="12 windows went through the model on 1 rank, but the batch has 6"):
         checks.first_step([mean], WINDOWS, [[6, 6]])
-    with pytest.raises(CheckFailed, match="2 ranks put 12 windows through the model, the batch has 6"):
+    with pytest.raises(CheckFailed, match="2 ranks put 12 windows through the model, but the batch has 6"):
         checks.first_step([mean] * 2, WINDOWS, [[6], [6]])
 
 
 def test_losses_of_a_known_slip_are_named():
     expected, slips = [3.0, 2.5, 2.0], {"momentum 0.8": [3.0, 2.5, 1.9], "after": [2.5, 2.0, 1.5]}
     for losses, complaint in (([3.0, 2.5, 1.9], "a momentum of 0.8"), ([2.5, 2.0, 1.5], "after the step"),
-                              ([3.0, 2.5, 1.8], "the first step is right and the second is not")):
+                              ([3.0, 2.5, 1.8], "the first step is right but the second is not")):
         with pytest.raises(CheckFailed, match=complaint):
             checks.global_losses([losses] * 2, np.ones(3), expected, slips)
 
@@ -264,7 +264,7 @@ def test_buckets_that_wait_for_finish_are_reported():
         return Trace(events + barriers, 2, "measured", "recorded")
 
     assert checks.started_in_backward(recorded(2), 2) == 2
-    with pytest.raises(CheckFailed, match="rank 0 .* had started 1 of 2 buckets"):
+    with pytest.raises(CheckFailed, match="rank 0 .* had started only 1 of 2 buckets"):
         checks.started_in_backward(recorded(1), 2)
 
 
@@ -292,7 +292,7 @@ def test_states_sent_in_float32_or_without_some_buffers_are_reported():
               for rank in range(2)]
     rounded = {name: array.astype(np.float32) for name, array in before[0].items()}
     for after, complaint in (([rounded] * 2, "rank 0's weight has changed from the seventh digit on"),
-                             ([before[0], rounded], "rank 1's weight is rank 0's to six digits only"),
+                             ([before[0], rounded], "rank 1's weight is rank 0's only to six digits"),
                              ([before[0], before[0] | {"phase": before[1]["phase"]}], "phase is still each rank's own"),
                              ([before[0], before[1] | {"weight": before[0]["weight"]}], "the buffers are still each")):
         with pytest.raises(CheckFailed, match=complaint):
@@ -306,15 +306,15 @@ def test_missing_examples_of_one_epoch_are_reported():
 
 
 @pytest.mark.parametrize("orders, complaint", [
-    ([[], []], "rank 0 has 0 epochs instead of 1"),
-    ([[[2, 1]], []], "rank 1 has 0 epochs"),
-    ([None, [[2, 1]]], "rank 0 has 0 epochs"),
-    ([[[2, 1], [0, 3]], [[3, 0]]], "rank 0 has 2 epochs"),
+    ([[], []], "rank 0 returned 0 epochs instead of 1"),
+    ([[[2, 1]], []], "rank 1 returned 0 epochs"),
+    ([None, [[2, 1]]], "rank 0 returned 0 epochs"),
+    ([[[2, 1], [0, 3]], [[3, 0]]], "rank 0 returned 2 epochs"),
     ([[[]], [[3, 0, 2, 1]]], "rank 0 gets no example in epoch 0"),
-    ([[[2, 1]], [[3, 4]]], "rank 1 gets example 4 in epoch 0: there are 0 to 3"),
+    ([[[2, 1]], [[3, 4]]], "rank 1 gets example 4 in epoch 0, but there are only 0 to 3"),
     ([[[2, -1]], [[3, 0]]], "rank 0 gets example -1"),
     ([[[2, 1, 0, 3]], [[3, 0, 2, 1]]], "each rank takes all 4 examples"),
-    ([[[2, 1]], [[2, 0]]], "example 2 comes 2 times and 1 of 4 not at all"),
+    ([[[2, 1]], [[2, 0]]], "example 2 comes 2 times and 1 of 4 don't come at all"),
 ])
 def test_incomplete_epochs_are_reported(orders, complaint):
     with pytest.raises(CheckFailed, match=complaint):

@@ -68,7 +68,8 @@ def test_an_empty_copy_fails_both_checks(student):
     assert plain and ours and "0 of 3 points" in told and "exercise 1: 0 of 2 points: not answered" in told
 
 
-@pytest.mark.parametrize("run_all", [pytest.param(False, marks=pytest.mark.full), True])
+@pytest.mark.full
+@pytest.mark.parametrize("run_all", [False, True])
 def test_a_wrong_answer_fails_both_even_when_its_outputs_are_saved(student, run_all):
     plain, ours, told = student(run_all, bounds=WRONG, sent=TOTAL)
     assert plain and ours and "1 of 3 points" in told and "the last chunk's length is" in told

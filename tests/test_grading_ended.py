@@ -26,7 +26,8 @@ def ended(source, cell_s=60):
     mark = {KEY: {"id": "check-1", "kind": "check", "exercise": 1}}
     outputs = [new_output("stream", name="stdout", text="right\n")]
     limits = Limits(cell_s=cell_s, wall_s=120)
-    return run(new_notebook(cells=[new_code_cell(source, metadata=mark, outputs=outputs)]), limits, sandboxed=False)
+    check = new_code_cell(source, metadata=mark, outputs=outputs, execution_count=1)
+    return run(new_notebook(cells=[check]), limits, sandboxed=False)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Every lab: its solutions score full marks in the sandbox, an untouched copy none, and variants need their own."""
+"""Every lab: solutions score full marks in the sandbox, an untouched copy none, and variants need their own."""
 import json
 import os
 import random
@@ -26,20 +26,22 @@ class LabGraded:
     path: Path
 
     def test_the_solutions_score_full_marks_and_the_released_copy_none(self, tmp_path, monkeypatch):
-        """All solutions run once for the references, then those that are handed in: all of them if WHOLE says so.
+        """The lab has all its exercises if WHOLE says so, else a drawn one with those that it needs.
 
         The secret seed is one that a check which looks at little of it can't tell from the lab's own.
         """
         lab, handed_in = read_lab(self.path), tmp_path / "submissions"
-        monkeypatch.setattr("book.grading.grade.secrets.randbelow", lambda end: own_seed(lab) + SEEDS[1] - SEEDS[0] - 1)
         solved = set(points(lab)) if WHOLE else needed(lab, random.choice(list(points(lab))))
+        lab = part_of(lab, solved)
+        nbformat.write(lab, tmp_path / self.path.name)
+        monkeypatch.setattr("book.grading.grade.secrets.randbelow", lambda end: own_seed(lab) + SEEDS[1] - SEEDS[0] - 1)
         handed_in.mkdir()
-        nbformat.write(solutions(lab, solved), handed_in / "solutions.ipynb")
+        nbformat.write(solutions(lab), handed_in / "solutions.ipynb")
         nbformat.write(released(lab), handed_in / "untouched.ipynb")
-        mine, untouched = grade(self.path, handed_in, tmp_path / "out")
+        mine, untouched = grade(tmp_path / self.path.name, handed_in, tmp_path / "out")
         told = {number: (e["status"], e.get("log", "")[:1500]) for number, e in mine["exercises"].items()}
-        assert {int(n): e["points"] for n, e in mine["exercises"].items() if e["points"]} == {
-            number: worth for number, worth in points(lab).items() if number in solved}, told
+        assert {int(n): e["points"] for n, e in mine["exercises"].items()} == points(lab), told
+        assert set(points(lab)) == solved
         assert untouched["points"] == 0 and not untouched["error"]
         assert untouched["max_points"] == sum(points(lab).values()) == lab.metadata["lockstep"]["points"]
         references = json.loads((tmp_path / "out" / "references.json").read_text())
@@ -76,13 +78,20 @@ def own_seed(lab: nbformat.NotebookNode) -> int:
     return next(int(cell.source.split("=")[1]) for cell in code_cells(lab) if marks(cell)["kind"] == "parameters")
 
 
-def solutions(lab: nbformat.NotebookNode, exercises: set[int]) -> nbformat.NotebookNode:
-    """The submission of a student who solved these exercises as the lab does, and did not touch the others."""
+def part_of(lab: nbformat.NotebookNode, exercises: set[int]) -> nbformat.NotebookNode:
+    """The lab with these exercises alone. Each reference takes seconds, and a submission may answer any of them."""
+    lab.cells = [cell for cell in lab.cells if marks(cell).get("exercise") in {None, *exercises}]
+    lab.metadata["lockstep"]["points"] = sum(points(lab).values())
+    return lab
+
+
+def solutions(lab: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """The submission of a student who solved the exercises as the lab does."""
     copy = released(lab)
-    own = {marks(cell)["id"]: cell.source for cell in code_cells(lab) if marks(cell).get("exercise") in exercises}
+    own = {marks(cell)["id"]: cell.source for cell in code_cells(lab)}
     for cell in code_cells(copy):
         if marks(cell)["kind"] == "answer":
-            cell.source = own.get(marks(cell)["id"], cell.source)
+            cell.source = own[marks(cell)["id"]]
     return copy
 
 

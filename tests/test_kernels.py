@@ -14,7 +14,7 @@ from book.authoring.normalise import KERNELSPEC
 from tests.kernels import CAN_FORK
 from tests.website import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not CAN_FORK, reason="kernels are forked on Linux")]
+pytestmark = [pytest.mark.full, pytest.mark.skipif(not CAN_FORK, reason="kernels are forked on Linux")]
 READS = ["tests/kernels.py"]
 CELLS = {
     "import os\nprint(os.getcwd() == FOLDER, __name__, 'torch' in globals())": "True __main__ False\n",
@@ -45,8 +45,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("options", [(), pytest.param(("--fresh-kernels",), marks=pytest.mark.full)],
-                         ids=["forked", "fresh"])
+@pytest.mark.parametrize("options", [(), ("--fresh-kernels",)], ids=["forked", "fresh"])
 def test_a_forked_kernel_looks_like_a_fresh_one(folder: Path, options: tuple[str, ...]) -> None:
     run = nbval(folder, *options)
     assert run.returncode == 0, run.stdout

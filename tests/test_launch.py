@@ -713,8 +713,8 @@ def sends_much(num_values):
 
 
 def test_a_long_transfer_is_no_hang():
-    """Only gloo's own thread works in it."""
-    launch(sends_much, 2, 200_000_000, hang_s=0.1)
+    """Only gloo's own thread works in it, for longer than `hang_s`; a loaded machine may not run it for 0.1 s."""
+    launch(sends_much, 2, 600_000_000, hang_s=0.3)
 
 
 def test_a_run_that_was_not_recorded_says_so():

@@ -115,7 +115,7 @@ def test_a_script_that_fails_says_why() -> None:
         run_script("python train.py", "1 / 0")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_script_that_hangs_is_ended_with_its_ranks(tmp_path: Any) -> None:
     """torchrun starts its ranks in sessions of their own."""
     source = f"import os, time; open('{tmp_path}/' + str(os.getpid()), 'w').close(); time.sleep(300)"

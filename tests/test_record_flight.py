@@ -96,17 +96,29 @@ def test_calls_that_a_buffer_has_dropped_are_left_out(tmp_path):
     assert max(len(own.calls) for own in flights) == 20 and len(events) < 60
 
 
+def dumps_at_once(folder):
+    """A rank that dumps after one call."""
+    import torch
+    import torch.distributed as dist
+
+    from book.record import flight
+    dist.init_process_group()
+    dist.all_reduce(torch.ones(4))
+    flight.dump(f"{folder}/0.json")
+
+
 @pytest.mark.slow
-def test_a_dump_without_the_recorder_says_how_to_switch_it_on(tmp_path):
-    def program(folder):
-        import torch.distributed as dist
+def test_the_recorder_is_on_unless_it_is_switched_off(tmp_path):
+    launch(dumps_at_once, 1, str(tmp_path))
+    (only,) = flight.read(tmp_path.glob("*.json"))
+    assert [call.op for call in only.calls] == ["all_reduce"]
 
-        from book.record import flight
-        dist.init_process_group()
-        flight.dump(f"{folder}/0.json")
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", flight.SIZES)
+def test_a_dump_without_the_recorder_says_how_to_switch_it_on(tmp_path, name):
     with pytest.raises(RankError, match="set TORCH_FR_BUFFER_SIZE=2000 before the ranks start"):
-        launch(program, 1, str(tmp_path))
+        launch(dumps_at_once, 1, str(tmp_path), env={name: "0"})
 
 
 def test_ranks_that_are_done_leave_no_verdict():

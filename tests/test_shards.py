@@ -19,9 +19,9 @@ from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from book.blocks import Block, BlockError, BlockOp
+from book.blocks import SIZES, Block, BlockError, BlockOp
 from book.launch import RankError, launch
-from book.record.atlas import SIZES, mlp_atlas, product_atlas
+from book.record.atlas import mlp_atlas, product_atlas
 from book.shards import trace_mlp, trace_product
 from book.trace import Event, Trace
 from book.widgets import sharded_product

@@ -33,6 +33,28 @@ def test_a_split_backward_sends_its_gradient_before_its_weights():
     assert spans(trace, 1) == [("F0", 1, 2), ("I0", 2, 3), ("W0", 3, 5)]
 
 
+def test_weights_do_not_wait_until_the_gradient_has_arrived():
+    """It is on its way to the stage before, and the rank that has made it goes on."""
+    order = PipelineSchedule.from_csv("# own,2,1\n0F0,0I0,0W0\n1F0,1I0,1W0")
+    trace = simulate_pipeline(order, 1, 3, weight_s=2, link=Link(5, 1))
+    assert spans(trace, 1) == [("F0", 6, 7), ("I0", 7, 8), ("W0", 8, 10)]
+    assert spans(trace, 0) == [("F0", 0, 1), ("I0", 13, 14), ("W0", 14, 16)]
+
+
+def test_a_pair_of_ranks_may_have_its_own_link():
+    links = {(0, 1): Link(2, 1), (1, 0): Link(4, 1)}
+    trace = simulate_pipeline(gpipe(3, 1), 1, 1, link=Link(1, 1), links=links)
+    assert [e.end_s - e.start_s for e in trace.of_kind("send")] == [2, 1, 1, 4]
+    alone = simulate_pipeline(gpipe(3, 1), 1, 1, links=links)
+    assert [(e.rank, e.peer) for e in alone.of_kind("send")] == [(0, 1), (1, 0)], "others arrive at once"
+
+
+@pytest.mark.parametrize("pair", [(0, 2), (1, 1), (-1, 0)])
+def test_a_link_between_ranks_that_there_are_not_is_refused(pair):
+    with pytest.raises(ValueError, match="must name two different ranks of 0 to 1"):
+        simulate_pipeline(gpipe(2, 2), 1, 1, links={pair: Link(1, 1)})
+
+
 def test_messages_take_time_and_share_a_link():
     trace = simulate_pipeline(gpipe(2, 2), 1, 1, link=Link(0.5, 100), num_bytes=100)
     assert spans(trace, 1)[:2] == [("F0", 2.5, 3.5), ("F1", 4, 5)]

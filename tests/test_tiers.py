@@ -148,7 +148,7 @@ def test_a_changed_module_is_nearest_to_the_tests_that_import_it() -> None:
     near = distances(["book/simulate/collective.py"])
     assert near["book/simulate/collective.py"] == 0
     assert near["tests/test_simulate.py"] == 1 and near["chapters/03_ring_all_reduce.ipynb"] == 1
-    assert near["labs/01_ranks.ipynb"] > 1 and "tests/test_schedule.py" not in near
+    assert near["labs/03_ring_all_reduce.ipynb"] > 1 and "tests/test_schedule.py" not in near
 
 
 def test_an_import_is_followed_through_the_package_that_reexports_it() -> None:

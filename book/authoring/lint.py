@@ -11,6 +11,7 @@ from typing import NamedTuple
 from nbformat import NotebookNode
 
 from book.authoring.notebooks import code_cells, label, output_text, tags
+from book.grading.lab import simulated
 
 IGNORE_TAGS = {"nbval-ignore-output", "nbval-skip"}
 IGNORE_COMMENT = re.compile(r"^\s*#+\s*(NBVAL_IGNORE_OUTPUT|NBVAL_SKIP|PYTEST_VALIDATE_IGNORE_OUTPUT)\s*$", re.M)
@@ -161,15 +162,15 @@ def opening(notebook: NotebookNode) -> NotebookNode | None:
 
 
 def hidden_code(notebook: NotebookNode) -> Iterator[Problem]:
-    """Hidden cells: a lab's solution and the opening of a chapter may be folded, a check kept for grading removed."""
+    """Hidden cells: a lab's solutions and simulated players and a chapter's opening may be folded, a check removed."""
     first = opening(notebook)
     for _, cell in code_cells(notebook):
         hiding = HIDING_TAGS & set(tags(cell))
         kept_for_grading = cell.metadata.get("lockstep", {}).get("hidden")
-        folded = cell is first and hiding == {"hide-input"}
+        folded = (cell is first or simulated(cell)) and hiding == {"hide-input"}
         if hiding and "### BEGIN SOLUTION" not in cell.source and not kept_for_grading and not folded:
             yield at(notebook, cell, "is hidden; of the code that runs, only the cell that makes a chapter's opening "
-                                     "figure and a lab's solutions may be folded (hide-input)")
+                                     "figure, and a lab's solutions and simulated players, may be folded (hide-input)")
 
 
 def imports_by_name(notebook: NotebookNode) -> Iterator[Problem]:

@@ -28,7 +28,7 @@
 A check compares what ranks hold with what they should hold. Where these differ, `attribution` finds the coefficients of
 the contributions that the wrong tensor is made of, and the pattern that they form; a table in the lab's module has a
 sentence for each pattern. For anything that is not a sum of contributions, such as an order or a recording, the
-sentence stands beside the condition, in `require` and `refuse`; for a single number, `number` is given the values that
+sentence stands beside the condition, in `require` and `refuse`. For a single number, `number` is given the values that
 mistakes lead to.
 
 Every check raises `CheckFailed` with one sentence that names the likeliest reason. An exercise's last check returns

@@ -141,7 +141,7 @@ class Attribution:
                 yield Pattern(f"over {name}")
         if self.own is not None and len(self.axes) == 1 and self._is(self.wanted + self._one(self.own)):
             yield Pattern("added to own")
-        if self.times is None and self.tolerance <= CLOSE:  # with a coarse one, many numbers would fit by chance
+        if self.times is None and self.tolerance <= CLOSE:  # with a coarser one, many numbers would fit by chance
             yield from self._in_another_way()
         if self.factors is not None:
             yield from self._by_factors(self.factors)
@@ -165,7 +165,7 @@ class Attribution:
             yield Pattern("alike")
 
     def _in_another_way(self) -> Iterator[Pattern]:
-        """What fits if the numbers were not all made from the contributions by one sum."""
+        """The patterns that fit if the numbers were not all made from the contributions by the same sum."""
         if self._is_divided_in_flight():
             yield Pattern("in flight")
         for reduction, reduced in REDUCTIONS.items() if len(self.axes) == 1 and self.factors is None else ():

@@ -19,22 +19,22 @@ def bucket_layout(buckets: Sequence[Sequence[str]], sizes: Mapping[str, int], bu
     """
     held, wanted = [name for bucket in buckets for name in bucket], list(sizes)[::-1]
     for name in held:
-        require(name in sizes, f"{name} is frozen, so it never gets a gradient, and its bucket would never be full")
+        require(name in sizes, f"{name} is frozen: it never gets a gradient, so its bucket would never be full")
     for name in sizes:
         require(name in held, f"{name} is in no bucket: nobody will average its gradient")
     require(len(held) == len(wanted),
             f"{max(held, key=held.count)} is in more than one bucket, or an empty bucket is left over")
-    refuse(held == wanted[::-1] != wanted, "your buckets go from the first parameter to the last: backward "
-           "makes the last one's gradient first, so the first bucket would be full only at the end")
+    refuse(held == wanted[::-1] != wanted, "your buckets go from the first parameter to the last. Backward makes the "
+           "last parameter's gradient first, so your first bucket would be full only at the end")
     require(held == wanted, "the buckets don't hold the parameters in reverse order, from the last to the first")
     for place, bucket in enumerate(buckets):
         require(bucket, f"bucket {place} is empty")
         num_bytes, after = sum(sizes[name] for name in bucket), [*buckets[place + 1:place + 2], []][0]
         refuse(num_bytes > bucket_bytes and len(bucket) > 1, f"bucket {place} has {num_bytes} bytes, more than "
-               f"{bucket_bytes}: close it before a gradient that does not fit any more. (Torch's DDP closes one when "
-               "it has reached its size)")
+               f"{bucket_bytes}: close it before a gradient that no longer fits. (Torch's DDP closes a bucket only "
+               "once it has reached its size)")
         refuse(after and num_bytes + sizes[after[0]] <= bucket_bytes, f"bucket {place} was closed at {num_bytes} "
-               f"bytes, and the next gradient would have fitted into {bucket_bytes}")
+               f"bytes, but the next gradient would have fitted into {bucket_bytes}")
     return len(buckets)
 
 
@@ -46,13 +46,14 @@ def bucket_traffic(own: Trace, reference: Trace, num_buckets: int) -> tuple[int,
     Returns how many all-reduces a rank issued, and their bytes.
     """
     sent, wanted = _all_reduces(own, 0), sum(event.num_bytes or 0 for event in _all_reduces(reference, 0))
-    require(sent, "no all-reduce was issued after the first gradient was ready: does finish() belong to you?")
+    require(sent, "no all-reduce was issued after the first gradient was ready: is finish() your own?")
     num_bytes, num_gradients = sum(event.num_bytes or 0 for event in sent), len(_gradients(own, 0))
-    require(num_bytes == wanted, f"{short(num_bytes)} bytes are all-reduced, torch's DDP sends {short(wanted)}: each "
-            "gradient goes once")
-    refuse(len(sent) == num_gradients > num_buckets, f"one all-reduce for each of {num_gradients} "
-           "gradients: each pays the latency; send a bucket's gradients together, in one flat buffer")
-    require(len(sent) == num_buckets, f"{len(sent)} all-reduces for {num_buckets} buckets: one each")
+    require(num_bytes == wanted, f"{short(num_bytes)} bytes are all-reduced, but torch's DDP sends {short(wanted)}: "
+            "each gradient must be sent once")
+    refuse(len(sent) == num_gradients > num_buckets, f"there is one all-reduce for each of {num_gradients} gradients, "
+           "and each pays the latency: send a bucket's gradients together, in one flat buffer")
+    require(len(sent) == num_buckets, f"{len(sent)} all-reduces for {num_buckets} buckets: there should be one for "
+            "each")
     for rank in range(own.world_size):
         _check_overlap(rank, _all_reduces(own, rank), _gradients(own, rank))
     _check_hidden(own)
@@ -62,21 +63,21 @@ def bucket_traffic(own: Trace, reference: Trace, num_buckets: int) -> tuple[int,
 def awaited(trace: Trace, op: str | None = None) -> None:
     """Each rank must have waited for all its collectives, and must have issued some called `op` if that is given.
 
-    `trace` is a recording without `follow_backward`, which would note the end even of what nobody waited for. A
-    collective whose future was asked for counts as waited for.
+    `trace` must be recorded without `follow_backward`, which would note the end even of collectives that nobody waited
+    for. A collective whose future was asked for counts as waited for.
     """
     for rank in range(trace.world_size):
         own = [event for event in trace.of_rank(rank) if event.kind == "collective" and op in (None, event.op)]
         lost = [number for number, event in enumerate(own) if event.end_s is None]
-        refuse(op and not own, f"rank {rank} issued no {(op or '').replace('_', '-')} at all: your hook was never "
-               "called, or no bucket was ever complete")
-        refuse(lost, f"rank {rank} issued {len(own)} collectives and never waited for {len(lost)} of them, first "
-               f"for number {min(lost, default=0)}, counted from 0: a result may be used when its own wait() has "
-               "returned, and another's says nothing of it")
+        refuse(op and not own, f"rank {rank} issued no {(op or '').replace('_', '-')} at all: was your hook never "
+               "called, or was no bucket ever complete?")
+        refuse(lost, f"rank {rank} issued {len(own)} collectives and never waited for {len(lost)} of them, the first "
+               f"being number {min(lost, default=0)}, counted from 0. A result may be used only once its own wait() "
+               "has returned")
 
 
 def started_in_backward(trace: Trace, num_buckets: int) -> int:
-    """Each rank must have started all its buckets' all-reduces before its one barrier, which stands behind backward.
+    """Each rank must have started all its buckets' all-reduces before its one barrier, which comes after backward.
 
     Returns `num_buckets`.
     """
@@ -84,9 +85,9 @@ def started_in_backward(trace: Trace, num_buckets: int) -> int:
         own = [event for event in trace.of_rank(rank) if event.start_s is not None]
         end_s = min((event.start_s or 0.0 for event in own if event.op == "barrier"), default=float("inf"))
         early = sum(event.op == "all_reduce" and (event.start_s or 0.0) < end_s for event in own)
-        require(early >= num_buckets, f"rank {rank} had all its gradients when backward ended, but had started {early} "
-                f"of {num_buckets} buckets, and finish() started the rest: a hook starts every bucket that is full and "
-                "whose turn it is, the last one too; finish() only waits")
+        require(early >= num_buckets, f"rank {rank} had all its gradients when backward ended, but had started only "
+                f"{early} of {num_buckets} buckets, and finish() started the rest. The hooks must start every full "
+                "bucket whose turn it is, including the last one; finish() only waits")
     return num_buckets
 
 
@@ -115,9 +116,9 @@ class _Handle:
 
     def _arrive(self) -> Any:
         if self.sent is not None:
-            refuse((self.tensor != self.sent).any(), "a tensor has changed between all_reduce(async_op=True) and its "
-                   "wait(). Meanwhile it is on its way, and nothing may touch it, so divide after wait(). (If all "
-                   "ranks divide before anything is sent, the mean comes out right, by luck)")
+            refuse((self.tensor != self.sent).any(), "a tensor changed between all_reduce(async_op=True) and its "
+                   "wait(). Nothing may touch it while it is being sent, so divide after wait(). (If all ranks happen "
+                   "to divide before anything is sent, the mean comes out right by luck)")
             self.tensor.copy_(self.total)
             self.sent = None
         return self.tensor
@@ -127,7 +128,8 @@ class _Handle:
 def untouched_in_flight(dist: Any) -> Iterator[None]:
     """Have `dist.all_reduce(..., async_op=True)` give its sum at the wait, and raise if its tensor has changed.
 
-    `dist` is torch.distributed. What is read without a wait is therefore old, on every rank and in every run.
+    `dist` is torch.distributed. A tensor that is read without a wait is therefore the old one, on every rank and in
+    every run.
     """
     all_reduce = dist.all_reduce
 
@@ -148,18 +150,18 @@ def num_sent_bytes(trace: Trace, want: float) -> float:
     """Each rank must have all-reduced `want` bytes in this run. Returns `want`."""
     for rank in range(trace.world_size):
         sent = sum(event.num_bytes or 0 for event in trace.of_rank(rank) if event.op == "all_reduce")
-        require(sent == want, f"rank {rank} all-reduced {short(sent)} bytes, {short(want)} are meant to go: of which "
-                "dtype is the tensor that you send?")
+        require(sent == want, f"rank {rank} all-reduced {short(sent)} bytes, but should have sent {short(want)}: which "
+                "dtype does the tensor that you send have?")
     return want
 
 
 def _check_overlap(rank: int, sent: Sequence[Event], ready: Sequence[Event]) -> None:
     end_s, needed = max(event.times_s[1] for event in ready), len(sent) - 1
     early = sum(event.start_s is not None and event.start_s < end_s for event in sent)
-    refuse(needed and not early, f"rank {rank} issued all its all-reduces after the last gradient was ready: nothing "
-           "runs beside backward; start a bucket's all-reduce in the hook of its last gradient")
+    refuse(needed and not early, f"rank {rank} issued all its all-reduces after the last gradient was ready, so "
+           "nothing overlaps with backward: start a bucket's all-reduce in the hook of its last gradient")
     require(early >= needed, f"rank {rank} issued {early} of {len(sent)} all-reduces before the last gradient was "
-            f"ready, {needed} can be: start each as soon as its bucket is full")
+            f"ready, but {needed} can be: start each as soon as its bucket is full")
 
 
 def _check_hidden(trace: Trace) -> None:
@@ -168,8 +170,8 @@ def _check_hidden(trace: Trace) -> None:
         hidden_s = overlap(Replay(1e-9, Link(0, 1e9))(trace)).hidden_s
     except ValueError as error:
         raise CheckFailed(f"your backward can't be replayed: {error}") from None
-    refuse(len(_all_reduces(trace, 0)) > 1 and not hidden_s, "each all-reduce is waited for in the hook: backward "
-           "stands still meanwhile. Start it with async_op=True there and wait in finish()")
+    refuse(len(_all_reduces(trace, 0)) > 1 and not hidden_s, "each all-reduce is waited for in the hook, and backward "
+           "stands still meanwhile: start it there with async_op=True, and wait in finish()")
 
 
 def _gradients(trace: Trace, rank: int) -> list[Event]:

@@ -22,36 +22,36 @@ from book.trace import Trace
 
 BROADCAST = {  # a buffer that should be the root's
     "nothing": "holds zeros: was `buffer` filled from a receive that had not been waited for?",
-    "own": "still holds its own data: does it receive, into `buffer` itself and no other tensor, and is the receive "
-           "waited for?",
-    "other": "holds rank {other}'s data: the root is rank {root}, and nobody else's data may travel",
+    "own": "still holds its own data: does it receive into `buffer` itself, not into another tensor, and wait for the "
+           "receive?",
+    "other": "holds rank {other}'s data, but the root is rank {root}: nobody else's data may be sent",
     "added to own": "holds its own data plus the root's: a broadcast replaces, it does not add",
-    "unknown": "holds something that is no rank's data"}
+    "unknown": "holds something that is not any rank's data"}
 GATHERED = {  # a row that should be that of rank `source`
     "nothing": "row {source} is all zeros: is there a receive from rank {source}, kept and waited for?",
-    "other": "row {source} holds rank {other}'s numbers: what comes from rank s belongs in row s",
-    "unequal": "row {source} holds a sum of several ranks' numbers: an all-gather keeps them apart",
+    "other": "row {source} holds rank {other}'s numbers, but what comes from rank s belongs in row s",
+    "unequal": "row {source} holds a sum of several ranks' numbers, but an all-gather keeps them apart",
     "unknown": "row {source} holds something that no rank had"}
-ORDER = "all ranks must call their collectives in one order"
+ORDER = "all ranks must call their collectives in the same order"
 METRICS = {  # a tensor of the dict that should be summed
-    "mean": "is the mean, and the sum is asked for: counts don't average",
-    "own": "is as it was before, and others' is not: did its all-reduce meet that of another tensor, or was it not "
-           f"waited for (async_op)? {ORDER}",
-    "missing ranks": f"lacks what rank {{absent}} had, which met another collective: {ORDER}",
+    "mean": "is the mean, but should be the sum: counts are added, not averaged",
+    "own": "is unchanged, but that of other ranks is not: did its all-reduce meet that of another tensor, or was it "
+           f"not waited for (async_op)? {ORDER}",
+    "missing ranks": f"lacks the part of rank {{absent}}, which met another collective: {ORDER}",
     "unequal": "counts the ranks {weights} times"}
 MEANS = {  # the mean over all samples; the names of mistakes are those in `_wrong_means`
     "only own": "holds nothing but its own samples: is everything in place, and all-reduced?",
     "sum": "holds the sum: divide by the number of samples of all ranks",
-    "by ranks": "has divided by the number of ranks: they have different numbers of samples",
-    "by its own": "has divided by its own number of samples",
+    "by ranks": "has divided by the number of ranks, but ranks have different numbers of samples",
+    "by its own": "has divided by its own number of samples, not by that of all ranks",
     "mean of means": "holds the mean of the ranks' means, which counts a sample of a small shard more than one of "
                      "a large one",
-    "mean of those": "holds the mean of the ranks' means, over the ranks that have samples: it still counts a sample "
-                     "of a small shard more",
-    "means by all": "holds the sum of the ranks' means, divided by the number of all samples: a mean counts as often "
-                    "as it has samples",
+    "mean of those": "holds the mean of the ranks' means, over the ranks that have samples, which still counts a "
+                     "sample of a small shard more than one of a large one",
+    "means by all": "holds the sum of the ranks' means, divided by the number of all samples: multiply each mean by "
+                    "its number of samples",
     "sum of means": "holds the sum of the ranks' means",
-    "unequal": "weighs the samples of ranks {ranks} by {weights}, and each must count 1/{total}{alone}",
+    "unequal": "weighs the samples of ranks {ranks} by {weights}, but each must count 1/{total}{alone}",
     "unknown": "holds nothing that can be made from the ranks' sums"}
 
 
@@ -64,22 +64,23 @@ def broadcast(before: Sequence[Any], after: Sequence[Any], root: int) -> int:
             f"the buffers had {before.shape[1]} elements and now have {after.shape[1]}: work in place")
     for other in set(range(len(before))) - {root}:
         refuse((after == before[other]).all(), f"every rank holds rank {other}'s data, but the root is rank {root}: "
-               "it is an argument, and any rank can be it")
+               "the root is an argument, and can be any rank")
     require((after[root] == before[root]).all(),
-            f"rank {root} is the root, and its buffer has changed: a root only sends")
+            f"rank {root} is the root, but its buffer has changed: a root only sends")
     for rank, buffer in enumerate(after):
         arrived = buffer == before[root]
         if arrived.all():
             continue
         refuse(arrived.any() and set(buffer) <= {*before[root], *before[rank]}, f"rank {rank} holds the root's data in "
-               f"{arrived.sum()} of {buffer.size} places: the whole buffer must come")
+               f"only {arrived.sum()} of {buffer.size} places: the whole buffer must arrive")
         found = Attribution(buffer, before, np.arange(len(before)) == root, rank)
         raise CheckFailed(f"rank {rank} " + found.explain(BROADCAST, root=root))
     return round(before[root].sum())
 
 
 def received_once(trace: Trace, num_bytes: int, root: int) -> int:
-    """In a broadcast of `num_bytes` made of sends and receives no rank may receive more than that, and the root less.
+    """In a broadcast of `num_bytes` made of sends and receives, every rank but the root must receive just that; the
+    root receives less.
 
     Returns the bytes that the root sent.
     """
@@ -91,11 +92,12 @@ def received_once(trace: Trace, num_bytes: int, root: int) -> int:
     busiest = int(np.argmax(received))
     laziest = min(set(range(trace.world_size)) - {root}, key=lambda rank: received[rank])
     require(received[busiest] <= num_bytes, f"rank {busiest} received {received[busiest] / num_bytes:.2g} times the "
-            "buffer: it needs one copy, so only a rank that has the root's data sends, and once to each")
-    require(received[laziest] >= num_bytes, f"rank {laziest} received {received[laziest]:g} bytes, and the buffer has "
+            "buffer, but it needs one copy: only a rank that has the root's data may send, and only once to each other "
+            "rank")
+    require(received[laziest] >= num_bytes, f"rank {laziest} received {received[laziest]:g} bytes, but the buffer has "
             f"{num_bytes:g}: is it sent whole, in its own dtype?")
     require(received[root] < num_bytes,
-            f"rank {root} is the root and received the whole buffer: who sends it what it already has?")
+            f"rank {root} is the root, but it received the whole buffer: who sends it what it already has?")
     return round(trace.sent_bytes()[root])
 
 
@@ -107,9 +109,9 @@ def all_gather_rows(before: Sequence[Any], after: Sequence[Any]) -> int:
     if right.all():
         return round(before.sum())
     refuse(right[0] and not right[1:].any() and not after[1:].any(),
-           "only rank 0 has the rows: that is a gather; in an all-gather every rank gets them")
-    refuse(len(before) > 1 and (after[:, 0] == before).all(), "every rank has its own numbers in row 0: the rows are "
-           "in the order in which you handled them, and belong in the order of the ranks")
+           "only rank 0 has the rows, as in a gather; in an all-gather every rank gets them")
+    refuse(len(before) > 1 and (after[:, 0] == before).all(), "every rank has its own numbers in row 0: your rows are "
+           "in the order in which you handled them, but they belong in the order of the ranks")
     rank = int(np.argmin(right))
     raise CheckFailed(f"rank {rank}: {_why_not_gathered(rank, before, after[rank])}")
 
@@ -130,15 +132,16 @@ def all_to_all_rows(before: Sequence[Any], after: Sequence[Any]) -> int:
 def rows_sent(trace: Trace, row_bytes: int) -> int:
     """In an all-to-all made of sends and receives a rank sends each other rank one row of `row_bytes`.
 
-    Up to twice as much passes, as rows may be passed on; less does not. Returns the bytes that rank 0 sent.
+    Up to twice as many bytes are accepted, since rows may be passed on; fewer are not. Returns the bytes that rank 0
+    sent.
     """
     point_to_point(trace)
     sent, wanted = trace.sent_bytes(), (trace.world_size - 1) * row_bytes
     busiest, laziest = int(np.argmax(sent)), int(np.argmin(sent))
-    require(sent[laziest] >= wanted, f"rank {laziest} sent {sent[laziest]:g} bytes, and its rows for the others have "
+    require(sent[laziest] >= wanted, f"rank {laziest} sent {sent[laziest]:g} bytes, but its rows for the others have "
             f"{wanted:g}: does it send all of them, whole, in their own dtype?")
-    require(sent[busiest] <= 2 * wanted, f"rank {busiest} sent {sent[busiest] / row_bytes:g} rows, and has "
-            f"{trace.world_size - 1} for the others: is it an all-gather, of which each rank picks its part?")
+    require(sent[busiest] <= 2 * wanted, f"rank {busiest} sent {sent[busiest] / row_bytes:g} rows, but has only "
+            f"{trace.world_size - 1} for the others: is this an all-gather from which each rank picks its part?")
     return round(sent[0])
 
 
@@ -157,12 +160,12 @@ def _why_not_gathered(rank: int, before: np.ndarray, rows: np.ndarray) -> str:
     right = (rows == before).all(axis=1)
     for other, theirs in enumerate(before) if len(rows) > 2 else ():
         if np.delete(rows == theirs, rank, axis=0).all():
-            return (f"all rows that came hold rank {other}'s numbers: if they share one tensor, the last message "
-                    "filled it; let every irecv have its own row. In a ring, do you pass on what came, or your own "
+            return (f"all received rows hold rank {other}'s numbers. If they share one tensor, the last message filled "
+                    "it: give every irecv its own row. In a ring, do you pass on what you received, or send your own "
                     "row again?")
     source = int(np.argmin(right))
     if not rows[source].any() and source == rank:
-        return f"row {rank}, its own, is all zeros: nobody sends you that, copy `mine` there"
+        return f"row {rank}, its own, is all zeros: nobody sends it that row, so copy `mine` there"
     return Attribution(rows[source], before, np.arange(len(rows)) == source).explain(GATHERED, source=source)
 
 
@@ -171,15 +174,16 @@ def _why_not_exchanged(rank: int, source: int, before: np.ndarray, after: np.nda
     row, wanted = after[rank, source], f"rank {source}'s row {rank}"
     owner, place = [*np.argwhere((before == row).all(axis=2)).tolist(), (None, None)][0]
     return likeliest(
-        (not row.any() and source == rank, "is its own, and all zeros: nobody sends you that, copy it from `outgoing`"),
+        (not row.any() and source == rank, "is its own, and all zeros: nobody sends it that row, so copy it from "
+         "`outgoing`"),
         (not row.any(), f"is all zeros: is there a receive from rank {source}, kept and waited for?"),
-        (owner is None, f"holds something that no rank had; {wanted} belongs there"),
-        ((owner, place) == (rank, source), f"holds this rank's own numbers for rank {source}, and {wanted} belongs "
-         "there: was anything exchanged, or did a row come back that was overwritten before it was sent?"),
+        (owner is None, f"holds something that no rank had, but {wanted} belongs there"),
+        ((owner, place) == (rank, source), f"holds this rank's own numbers for rank {source}, but {wanted} belongs "
+         "there: was anything exchanged, or was a row overwritten before it was sent, and then came back?"),
         (owner == place == source,
-         f"holds rank {source}'s row {source}, which it keeps for itself: send row d to rank d"),
-        (place == rank, f"holds what came from rank {owner}: what comes from rank s belongs in row s"),
-        (True, f"holds rank {owner}'s row {place}, and {wanted} belongs there: which row goes to whom?"))
+         f"holds rank {source}'s row {source}, which rank {source} keeps for itself: send row d to rank d"),
+        (place == rank, f"holds what came from rank {owner}, but what comes from rank s belongs in row s"),
+        (True, f"holds rank {owner}'s row {place}, but {wanted} belongs there: which row goes to whom?"))
 
 
 # Sums
@@ -234,15 +238,15 @@ def summed_metrics(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[
         return round(sum(theirs.sum() for theirs in rows.values()))
     refuse(all_but_rank_0({rank for rank, _ in faults}, len(before)), REDUCED.format("the sums"))
     for name, (theirs, now) in held.items():
-        refuse((now == theirs).all(), f"{name!r} is on every rank as it was before: is it all-reduced, waited for, "
-               "and in the dict that was given?")
+        refuse((now == theirs).all(), f"{name!r} is unchanged on every rank: is it all-reduced, waited for, and in the "
+               "dict that was given?")
         for rank, numbers in enumerate(theirs):
             refuse((now == numbers).all(),
-                   f"{name!r} is on every rank what rank {rank} had: a broadcast copies, it does not add")
+                   f"{name!r} is what rank {rank} had, on every rank: a broadcast copies, it does not add")
     rank, name = min(faults)
     fault = _why_not_summed(rank, name, rows, held[name][1][rank])
     if trace is not None and "barrier" in {event.op for event in trace.of_kind("collective")}:
-        fault += ". A barrier makes the ranks wait for one another, it does not change which call meets which"
+        fault += ". A barrier makes the ranks wait for one another, but it does not change which call meets which"
     raise CheckFailed(f"rank {rank}'s {name!r} {fault}")
 
 
@@ -260,11 +264,11 @@ def sample_mean(before: Sequence[Any], after: Sequence[Any], num_samples: Sequen
     rank = wrong[0]
     refuse(np.isnan(got[rank]).any(),
            f"rank {rank} holds nan: was zero divided by zero, on a rank without samples?")
-    refuse(not counts[rank] and not got[rank].any(), f"rank {rank} had no samples and holds zeros: it needs the mean "
-           "as much as the others, or its weights will drift away from theirs")
+    refuse(not counts[rank] and not got[rank].any(), f"rank {rank} had no samples and holds zeros, but it needs the "
+           "mean like the others, or its weights will drift away from theirs")
     fault = Attribution(got[rank], rows, 1 / counts.sum(), rank if counts[rank] else None).explain(
         MEANS, _wrong_means(counts, rank), ranks=listed(np.flatnonzero(counts)), total=short(counts.sum()),
-        alone=": this rank alone is wrong" * (len(wrong) == 1))
+        alone="; only this rank is wrong" * (len(wrong) == 1))
     raise CheckFailed(f"rank {rank} {fault}")
 
 
@@ -274,27 +278,27 @@ def _why_reduced(name: str, columns: int, right: np.ndarray) -> str:
     group = {"partial": "row", "gradient": "column"}.get(name)
     if not group or not (places == places[0]).all() or places[0].sum() != 1:
         return ""
-    return (f"`{name}` is right on {'the first' if places[0, 0] else 'one'} rank of each {group} alone: reduce gives "
+    return (f"`{name}` is right only on {'the first' if places[0, 0] else 'one'} rank of each {group}: reduce gives "
             "the result to one rank, all_reduce to every rank")
 
 
 def _why_not_on_grid(name: str, rank: int, found: Attribution, sets: Mapping[str, np.ndarray]) -> str:
     head = f"rank {rank}'s `{name}`"
     if found.factors is None:
-        return (f"{head} is made of something else than the ranks' `{name}`s: is each given to its own collective, and "
-                "with async_op=True waited for before it is used?")
+        return (f"{head} is made of something other than the ranks' `{name}`s: does each tensor go into its own "
+                "collective, and with async_op=True, is that waited for before it is used?")
     (held, over), (right, over_right) = _described(found.factors, sets), _described(found.wanted, sets)
     if any(pattern.name == "own" for pattern in found.patterns()):
-        return (f"{head} is as it was before, and must be {right}: does the rank take part, in a group that it belongs "
-                "to, and in place? With async_op=True, does it wait?")
-    hint = "; without a group=... the collective takes in the whole world" if over == "all ranks" else ""
+        return (f"{head} is unchanged, but must be {right}: does the rank take part, in a group that it belongs to, "
+                "and in place? With async_op=True, does it wait?")
+    hint = "; without group=... a collective runs over the whole world" if over == "all ranks" else ""
     if {over, over_right} == {"its row", "its column"}:
         hint = "; are rows and columns exchanged?"
-    return f"{head} is {held}, and must be {right}{hint}"
+    return f"{head} is {held}, but must be {right}{hint}"
 
 
 def _described(factors: np.ndarray, sets: Mapping[str, np.ndarray]) -> tuple[str, str]:
-    """Multiples of the ranks' data in words, and which of the sets of ranks they are over, "" if none.
+    """Multiples of the ranks' data in words, and the name of the set of ranks that they are over, "" if none.
 
     For example ("the sum over its row (ranks 0, 1)", "its row").
     """
@@ -320,11 +324,11 @@ def _why_not_summed(rank: int, name: str, rows: Mapping[str, np.ndarray], got: n
         mixed = Attribution(got, np.concatenate([rows[name], theirs])).factors if other != name else None
         if mixed is not None:
             return f"has rank {listed(np.flatnonzero(~is_zero(mixed[len(theirs):])))}'s {other!r} added to it: {ORDER}"
-    return f"is no sum of anything that the ranks had: bytes were added that don't have the same dtype, so {ORDER}"
+    return f"is not a sum of anything that the ranks had: bytes of different dtypes were added, so {ORDER}"
 
 
 def _wrong_means(counts: np.ndarray, rank: int) -> dict[str, np.ndarray]:
-    """The coefficients of the ranks' sums that mistakes lead to, by the name of the mistake."""
+    """The coefficients of the ranks' sums that mistakes lead to, by the mistake's name."""
     share = np.divide(1, counts, out=np.zeros_like(counts), where=counts > 0)  # a rank without samples has only zeros
     num_ranks, ones = len(counts), np.ones(len(counts))
     return {"by ranks": ones / num_ranks, "by its own": ones / max(counts[rank], 1), "mean of means": share / num_ranks,

@@ -16,23 +16,23 @@ from book.checks.verdict import (
 )
 
 STEP = {  # a first step that should go along the mean gradient of the batch's windows
-    "times num_ranks": "it is {num_ranks} times as long. The global batch is the same, so the learning rate is too, "
-                       "and gradients are averaged, not summed",
-    "missing windows": "window {absent} of the batch's {size} has no part in it: each rank takes windows of its own, "
-                       "and none is left out",
-    "clipped": "it is {times} times as long, and its length is {length}: are gradients clipped? Plain SGD takes them "
-               "as they are",
-    "scaled": "it is {times} times as long: what is divided twice, or multiplied?",
-    "unequal": "a window weighs between {lowest} and {highest}, each should weigh {share}: the ranks' shares are not "
-               "equal, so weigh each rank's mean by its number of windows",
-    "unknown": "it is no sum of the gradients of the batch's windows: which windows does it use, and which optimizer? "
-               "Do all ranks start from rank 0's weights?"}
-PLAIN = "train makes plain SGD steps with one learning rate"
-SLIPS = {  # what makes the losses that a lab gives for it
+    "times num_ranks": "it is {num_ranks} times as long. The global batch is the same, so keep the learning rate, and "
+                       "average the gradients instead of summing them",
+    "missing windows": "window {absent} of the batch's {size} has no part in it: each window must be on one rank, and "
+                       "none may be left out",
+    "clipped": "it is {times} times as long, and its length is {length}: do you clip gradients? Plain SGD uses them as "
+               "they are",
+    "scaled": "it is {times} times as long: do you divide something twice, or multiply it?",
+    "unequal": "the windows weigh between {lowest} and {highest}, but each should weigh {share}: the ranks' shares are "
+               "not equal, so weight each rank's mean by its number of windows",
+    "unknown": "it is not a sum of the gradients of the batch's windows: which windows does it use, and which "
+               "optimizer? Do all ranks start from rank 0's weights?"}
+PLAIN = "train must make plain SGD steps with a constant learning rate"
+SLIPS = {  # mistakes, for which a lab gives the losses that they lead to
     "momentum": f"these are the losses of SGD with a momentum of {{value}}: {PLAIN}",
-    "not cleared": "these are the losses if each step adds its gradients to those of the steps before: call zero_grad "
-                   "before each backward",
-    "after": "this is the loss of the batch after the step: report the loss that the step was made from"}
+    "not cleared": "these are the losses of a run in which each step adds its gradients to those of earlier steps: "
+                   "call zero_grad before each backward",
+    "after": "this is the loss of the batch after the step: report the loss before it"}
 
 
 def first_step(updates: Sequence[Any], gradients: Any, rows: Sequence[Sequence[int]] = (),
@@ -55,10 +55,10 @@ def first_step(updates: Sequence[Any], gradients: Any, rows: Sequence[Sequence[i
         raise CheckFailed(f"the first step on {num_ranks} rank{'s' * (num_ranks > 1)} is not that of one process: "
                           + why)
     num_rows = sum(map(sum, rows))
-    refuse(num_ranks == 1 and num_rows > num_windows, f"{num_rows} windows went through the model on 1 rank, the batch "
-           f"has {num_windows}: a step takes one forward, and its loss is the one to report")
-    refuse(rows and num_rows != num_windows, f"{num_ranks} ranks put {num_rows} windows through the model, the "
-           f"batch has {num_windows}: each rank takes its own share, and the gradients are averaged")
+    refuse(num_ranks == 1 and num_rows > num_windows, f"{num_rows} windows went through the model on 1 rank, but the "
+           f"batch has {num_windows}: a step needs only one forward, whose loss you report")
+    refuse(rows and num_rows != num_windows, f"{num_ranks} ranks put {num_rows} windows through the model, but the "
+           f"batch has {num_windows}: each rank must take only its own share, and the gradients are averaged")
     return float(np.linalg.norm(updates[0]))
 
 
@@ -73,19 +73,19 @@ def global_losses(losses: Sequence[Sequence[float]], windows: Any, expected: Seq
     num_ranks, windows = len(losses), flat(windows)
     for rank, own in enumerate(losses):
         require(own is not None and len(own) == len(expected), f"rank {rank} reports {num_given(own)} losses for "
-                f"{len(expected)} steps: return a list with one number for each")
+                f"{len(expected)} steps: return a list with one number for each step")
     losses = all_finite(losses, "the losses")
     rank, apart = furthest(losses)
-    require(apart <= TOLERANCE, f"ranks 0 and {rank} report different losses: each reports that of its own windows; "
-            "the loss of the global batch takes an all-reduce")
+    require(apart <= TOLERANCE, f"ranks 0 and {rank} report different losses, each that of its own windows: the loss "
+            "of the global batch takes an all-reduce")
     step = first_wrong(losses[0], expected)
     if step is not None:
         got, want = float(losses[0][step]), expected[step]
         slip = next((sentence.format(value=name.rpartition(" ")[2]) for name, slipped in slips.items()
                      for kind, sentence in SLIPS.items()
                      if name.startswith(kind) and first_wrong(losses[0], slipped) is None), None)
-        raise CheckFailed(f"on {num_ranks} rank{'s' * (num_ranks > 1)} the loss of step {step} is {short(got)}, of one "
-                          f"process {short(want)}: {slip or _why_loss(step, got, want, windows, num_ranks)}")
+        raise CheckFailed(f"on {num_ranks} rank{'s' * (num_ranks > 1)} the loss of step {step} is {short(got)}, but in "
+                          f"one process it is {short(want)}: {slip or _why_loss(step, got, want, windows, num_ranks)}")
     return float(losses[0][-1])
 
 
@@ -97,19 +97,20 @@ def _why_repeated(found: Attribution, num_ranks: int) -> str:
     twice = np.isclose(weights, 2 * weights.min())
     if not 0 < twice.sum() == -num_windows % num_ranks or not np.allclose(weights[~twice], weights.min()):
         return ""
-    return (f"windows {listed(np.flatnonzero(twice))} count twice: a DistributedSampler repeats examples to make the "
+    return (f"windows {listed(np.flatnonzero(twice))} count twice: DistributedSampler repeats examples to make the "
             "ranks' shares equal")
 
 
 def _why_decayed(found: Attribution, start: Any) -> str:
-    """The message if the step is right but for a multiple of the weights that it started from; "" otherwise."""
+    """The message if the step is right except for a multiple of the weights that it started from; "" otherwise."""
     if start is None or found.got.shape != flat(start).shape:
         return ""
     off = found.got - found.wanted @ found.rows
     decay = times(off, start)
     if not np.allclose(off, decay * flat(start), rtol=0, atol=1e-3 * np.abs(off).max()):
         return ""
-    return f"{short(decay)} times the weights are added to the gradients: this is weight decay, and plain SGD has none"
+    return (f"{short(decay)} times the weights are added to the gradients: that is weight decay, which plain SGD does "
+            "not have")
 
 
 def _why_cut_off(found: Attribution) -> str:
@@ -118,11 +119,11 @@ def _why_cut_off(found: Attribution) -> str:
     cut_off = np.clip(mean, -limit, limit)
     if found.got.shape != mean.shape or np.abs(mean).max() < 1.001 * limit or not agree(found.got, cut_off):
         return ""
-    return f"no number is larger than {short(limit)}: are gradients clipped? Plain SGD takes them as they are"
+    return f"no number is larger than {short(limit)}: do you clip gradients? Plain SGD uses them as they are"
 
 
 def _why_no_step(found: Attribution) -> str:
-    """The sentence for a step that is no step along the mean gradient."""
+    """The sentence for a step that is not along the mean gradient."""
     length = float(np.linalg.norm(found.got))
     limit = round(length, 2)  # clip_grad_norm_ adds 1e-6 to the length before it divides
     clipped = found.times is not None and found.times < 1 and np.isclose(length, limit, rtol=1e-5, atol=0)
@@ -135,9 +136,10 @@ def _why_loss(step: int, got: float, want: float, windows: np.ndarray, num_ranks
     return likeliest(
         (np.isclose(got, want * num_ranks), "it is summed over the ranks"),
         (any(np.isclose(got, np.mean([share.mean() for share in cut])) for cut in shares),
-         "it is the mean of the ranks' means, and their shares are not equal: weigh each by its number of windows"),
-        (step == 2, "the first step is right and the second is not. Do gradients of the first go into it (zero_grad, "
-         f"finish), or has the optimizer a momentum, or a learning rate that changes? Here {PLAIN}"),
-        (step, "the steps before are right. Does a step begin with the gradients or windows of another (zero_grad, "
+         "it is the mean of the ranks' means, but their shares are not equal: weight each mean by its number of "
+         "windows"),
+        (step == 2, "the first step is right but the second is not. Do gradients of the first go into it (zero_grad, "
+         f"finish)? Does the optimizer have momentum, or a learning rate that changes? {PLAIN}"),
+        (step, "the earlier steps are right. Does a step start with the gradients or windows of another (zero_grad, "
          "finish)?"),
         (True, "is it the mean over all windows of the global batch, before the step is made?"))

@@ -21,57 +21,57 @@ from book.mesh import Mesh
 Cuts = Mapping[str, int | None]
 
 HINTS = {  # what a rank's error says, and what to look at
-    "IndexError: tuple index out of range": "Is a rank of the world taken for a place in a group? dist.get_rank() "
-                                            "counts in the world, dist.get_rank(group) in the group",
-    "'Identity' object has no attribute": "GPTStage has put empty places where the blocks of other stages were: cut "
-                                          "the blocks first"}
+    "IndexError: tuple index out of range": "Did you use a world rank as a place in a group? dist.get_rank() counts in "
+                                            "the world, dist.get_rank(group) in the group",
+    "'Identity' object has no attribute": "GPTStage has replaced the blocks of other stages by placeholders: cut the "
+                                          "blocks first"}
 GRADIENT = {  # a gradient that should be the mean over the sequences of the batch
-    "nothing": "it is 0: is it cleared between backward and the optimizer's step?",
+    "nothing": "it is 0: is it cleared between the backward and the optimizer's step?",
     "scaled": "it is {times} times what it should be{why_times}",
     "missing sequences": "{why_missing}",
-    "unequal": "the sequences weigh between {lowest} and {highest}, and each should weigh 1/{size}",
+    "unequal": "the sequences weigh between {lowest} and {highest}, but each should weigh 1/{size}",
     "unknown": "{why_mixed}"}
 TIMES = {
-    "times num_micro_batches": "the gradients of the micro-batches add up, and each is that of a mean: scale each loss "
+    "times num_micro_batches": "it is the sum over the micro-batches, each of whose losses is a mean: scale each loss "
                                "by 1/{num_micro_batches}",
     "times num_replicas": "it is the sum over the {num_replicas} replicas: take the mean",
     "over num_micro_batches": "it is divided by the number of micro-batches twice",
     "over num_replicas": "it is divided by the number of replicas twice",
-    "over ranks_of_replica": "it is divided by the number of all ranks: what a dp group adds up is the gradients of "
+    "over ranks_of_replica": "it is divided by the number of all ranks, but a dp group adds up the gradients of only "
                              "{num_replicas} replicas",
-    "times tp": "it is summed over tp, where all ranks have the same share",
+    "times tp": "it is summed over tp, but all ranks there work on the same share and have the same gradient",
     "times batches": "it is a sum over micro-batches and replicas: divide by both"}
 
 
 def mesh_failure(message: str) -> str:
     """An error of a rank on a mesh, with a hint, and without torch's report of collectives that do not match."""
     hint = hint_for(message, HINTS)
-    said = unmet(message, "; with one, is it the group of ranks that hold the same parameters?")
+    said = unmet(message, "; if you give one, is it the group of the ranks that hold the same parameters?")
     return f"{said}\n{hint}" if hint else said
 
 
 def drawn_alike(outputs: Sequence[Any], mesh: Mesh) -> None:
-    """The outputs of a tp group's ranks, arrays of one shape, must be 0 in the same places, as with one mask."""
+    """The outputs of a tp group's ranks, arrays of the same shape, must be 0 in the same places, as with one mask."""
     for rank, output in enumerate(outputs):
         first = mesh.group_of(rank, "tp")[0]
         if getattr(output, "shape", None) != getattr(outputs[first], "shape", 0):
             return
         zeros = int(((dense(output) == 0) != (dense(outputs[first]) == 0)).sum())
         refuse(zeros, f"ranks {first} and {rank} of one tp group have zeros in {zeros} different places of their "
-               "outputs: each has drawn a dropout mask of its own. What all ranks of tp hold needs the same mask, or "
-               "the weights that they hold alike drift apart; and this exercise asks for no dropout")
+               "outputs: each drew its own dropout mask. Activations that all ranks of tp hold need the same mask, or "
+               "the weights that they share drift apart; and this exercise asks for no dropout")
 
 
 def parts_on_mesh(held: Sequence[State], drawn: Sequence[State], mesh: Mesh, layout: Cuts) -> None:
-    """Each rank must hold its stage's parameters, cut over tp, from rank 0's weights.
+    """Each rank must hold its stage's parameters, cut over tp and made from rank 0's weights.
 
-    `drawn` has by rank the whole model that it was given.
+    `drawn` has, by rank, the whole model that it was given.
     """
     for name in layout:
         stages = {mesh.coordinates(rank)["pp"] for rank, own in enumerate(held) if name in own}
         require(stages, f"no rank holds {name}: does GPTStage get the stage and the number of stages?")
-        require(len(stages) == 1, f"stages {listed(sorted(stages))} hold {name}: self.part is what GPTStage leaves to "
-                "this rank's stage, by its pp coordinate")
+        require(len(stages) == 1, f"stages {listed(sorted(stages))} hold {name}: self.part must be what GPTStage "
+                "leaves for this rank's stage, which is its pp coordinate")
     for rank, own in enumerate(held):
         for name, value in own.items():
             if not np.array_equal(dense(value), cut(drawn[0][name], name, rank, mesh, layout)):
@@ -92,15 +92,15 @@ def mesh_gradients(found: Sequence[Gradients | None], single: Sequence[Gradients
     """
     for rank, own in enumerate(found):
         if own is None:
-            raise CheckFailed(f"rank {rank}'s optimizer has made no step: step() ends with self.optimizer.step()")
+            raise CheckFailed(f"rank {rank}'s optimizer has made no step: step() must call self.optimizer.step()")
         absent = [name for name, gradient in own.items() if gradient is None]
         for name in absent:
             raise CheckFailed(f"rank {rank} has no gradient for {'any parameter' if len(absent) == len(own) else name} "
-                              "when the optimizer steps: does the pipeline run before, and is nothing cleared after "
-                              "it?")
+                              "when the optimizer steps: does the pipeline run before that, and is nothing cleared in "
+                              "between?")
     mean = {name: np.mean([dense(own[name]) for own in single], axis=0) for name in layout}
     step = _Step([own or {} for own in found], single, mesh, layout, num_micro_batches)
-    for rank, own in reversed(list(enumerate(step.found))):  # the last stage's mistakes are nearest to the loss
+    for rank, own in reversed(list(enumerate(step.found))):  # mistakes of the last stage are nearest to the loss
         finite(rank, "the gradients", whole(own))
         wrong = [name for name, got in own.items()
                  if not agree(got, cut(mean[name], name, rank, mesh, layout), whole(mean))]
@@ -141,18 +141,18 @@ class _Step:
         absent = [set(self._attributed(rank, list(own)).absent_from()) for rank, own in enumerate(self.found)]
         everywhere = set(one.absent_from()).intersection(*absent)
         if everywhere:
-            return (f"sequence {listed(sorted(everywhere))} of the batch is in no rank's gradient: each replica takes "
-                    "a share of its own, by its dp coordinate")
-        return (f"it has nothing of sequence {listed(one.absent_from())}, which another replica has: the ranks that "
-                "hold the same parameters on other sequences are those of its dp group; average over them")
+            return (f"sequence {listed(sorted(everywhere))} of the batch is in no rank's gradient: each replica must "
+                    "take its own share, by its dp coordinate")
+        return (f"it contains nothing from sequence {listed(one.absent_from())}, which another replica has: average "
+                "over the dp group, whose ranks hold the same parameters and work on other sequences")
 
     def _why_times(self, rank: int, one: Attribution, only_whole: bool) -> str:
         """Why a gradient is a multiple of the right one."""
         if only_whole and one.is_times(self.counts["tp"]):
-            return (". What is not cut is whole on every rank of tp, and so is its gradient: the way back into the cut "
-                    "layers has summed it already")
+            return (". A parameter that is not cut is whole on every rank of tp, and so is its gradient: "
+                    "identity_then_all_reduce has already summed it in backward")
         fits = [TIMES[name].format(**self.counts) for name, _ in one.patterns() if name in TIMES]
-        return ": " + ("; or ".join(fits[:2]) or self._drift(rank) or "by what is it scaled, and how often?")
+        return ": " + ("; or ".join(fits[:2]) or self._drift(rank) or "what is it scaled by, and how often?")
 
     def _drift(self, rank: int) -> str:
         """The message if the ranks of tp scale equal gradients by different factors; "" otherwise."""
@@ -161,11 +161,11 @@ class _Step:
         factors = [np.nan if factor is None else factor for factor in found]
         if np.allclose(factors, factors[0], rtol=1e-6):
             return ""
-        return (f"ranks {listed(group)} of one tp group scale theirs by {in_words(factors)}. Weights that they hold "
-                "alike, such as the norms', drift apart: has each clipped by the norm of its own part?")
+        return (f"ranks {listed(group)} of one tp group scale theirs by {in_words(factors)}, so weights that they "
+                "share, such as the norms', drift apart: did each clip by the norm of its own part?")
 
     def _why_mixed(self, rank: int, wrong: Sequence[str]) -> str:
-        """Find the axes over which gradients of different parameters were added up."""
+        """Find the axes along which gradients of different parameters were added up."""
         # Parameters that are not cut do not show a sum over tp: all its ranks have the same.
         split = [name for name in wrong if self.layout[name] is not None]
         name = max(split or wrong, key=lambda name: flat(self.found[rank][name]).size)
@@ -175,8 +175,8 @@ class _Step:
             if times is not None:
                 return (f"that of {name} is {short(times)} times a sum over {'+'.join(axes)}, whose ranks hold "
                         "different parameters: average over dp alone")
-        return ("it is no sum of its own sequences' gradients: was something else added to it, such as gradients that "
-                "were not cleared or those of other parameters? Do all ranks of tp and pp of a replica work on the "
+        return ("it is not a sum of its own sequences' gradients: was something else added to it, such as gradients "
+                "that were not cleared or those of other parameters? Do all tp and pp ranks of a replica work on the "
                 "same share?")
 
     def _added(self, rank: int, name: str, axes: tuple[str, ...]) -> np.ndarray | None:
@@ -195,14 +195,14 @@ def _why_part(got: np.ndarray, name: str, rank: int, drawn: Sequence[State], mes
     want = cut(drawn[0][name], name, rank, mesh, layout)
     if got.shape != want.shape:
         here = "is whole" if got.shape == dense(drawn[0][name]).shape else f"has the shape {got.shape}"
-        return f"{here}, its part has {want.shape}: is every block cut, once, over the tp group?"
+        return f"{here}, but its part has {want.shape}: is every block cut exactly once, over the tp group?"
     if np.array_equal(got, cut(drawn[rank][name], name, rank, mesh, layout)):
-        return ("is made from the weights that this rank drew: all ranks start from rank 0's, so hand these out before "
-                "anything is cut")
+        return ("is made from this rank's own weights, but all ranks must start from rank 0's: broadcast these before "
+                "you cut anything")
     for other in range(mesh.world_size):
         if np.array_equal(got, cut(drawn[other][name], name, rank, mesh, layout)):
-            return f"is made from the weights that rank {other} drew: all ranks start from rank 0's"
+            return f"is made from rank {other}'s weights, but all ranks must start from rank 0's"
         if np.array_equal(got, cut(drawn[0][name], name, other, mesh, layout)):
-            return (f"is the part that belongs to rank {other}: a rank's part follows from its tp coordinate (were the "
-                    "weights handed out after the cut?)")
+            return (f"is the part that belongs to rank {other}: a rank's part follows from its tp coordinate (did you "
+                    "broadcast the weights after the cut?)")
     return "is not a part of rank 0's"

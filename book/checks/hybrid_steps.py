@@ -17,12 +17,14 @@ from book.checks.verdict import (
 from book.mesh import Mesh
 
 TORCH_HINTS = {  # what an error of torch's own parts says, and what to look at
-    "Cannot distribute a DTensor": "what is cut is sharded over dp already: cut over tp first, then shard over dp",
-    "value was None when it should not be": 'has fully_shard been given a mesh? mesh=mesh["dp"]',
-    "KeyError: 'betas'": "the optimizer's settings are in a list without names, in which stages overwrite one "
-                         "another's: flatten_optimizer_state_dict=True files them by parameter",
-    "Missing key": "the checkpoint has no such name: was it saved, under a name that means the same in all shapes?",
-    "Sharding propagation failed": "what a layer gives is not cut as the next one expects: q, k, v and up are cut by "
+    "Cannot distribute a DTensor": "you cut something that is already sharded over dp: cut over tp first, then shard "
+                                   "over dp",
+    "value was None when it should not be": 'did you give fully_shard its mesh, mesh=mesh["dp"]?',
+    "KeyError: 'betas'": "the optimizer's settings are in a list without names, so stages overwrite one another's: "
+                         "flatten_optimizer_state_dict=True stores them by parameter name",
+    "Missing key": "the checkpoint does not have this name: was it saved, and under a name that means the same in all "
+                   "shapes?",
+    "Sharding propagation failed": "a layer's output is not cut as the next layer expects: cut q, k, v and up by "
                                    "columns (ColwiseParallel), out and down by rows (RowwiseParallel)"}
 
 
@@ -54,7 +56,7 @@ def calls_into(places: Sequence[str]) -> Iterator[set[str]]:
 
 
 def by_hand(called: Sequence[set[str]]) -> None:
-    """`called`, by rank what `calls_into` found, must be empty."""
+    """`called`, what `calls_into` found on each rank, must be empty."""
     for rank, own in enumerate(called):
         _refuse(f"rank {rank}", own)
 
@@ -62,14 +64,14 @@ def by_hand(called: Sequence[set[str]]) -> None:
 def one_run_a_step(num_runs: Sequence[int]) -> None:
     """Each pipeline must run once in a step, with all micro-batches; `num_runs` has by rank how often it ran."""
     for rank, runs in enumerate(num_runs):
-        require(runs <= 1, f"rank {rank} runs its pipeline {runs} times in a step: with one micro-batch in each run no "
-                "stage computes while another does; give run all micro-batches at once")
+        require(runs <= 1, f"rank {rank} runs its pipeline {runs} times in a step. With one micro-batch in each run, "
+                "no two stages compute at the same time: give run all micro-batches at once")
 
 
 def _refuse(who: str, called: set[str]) -> None:
     for place in sorted(called):
-        raise CheckFailed(f"{who} calls functions of {place.replace('/', '.')}: in this exercise the three kinds of "
-                          "parallelism are put together by hand")
+        raise CheckFailed(f"{who} calls functions of {place.replace('/', '.')}, but in this exercise you put the three "
+                          "kinds of parallelism together by hand")
 
 
 # Losses and updates
@@ -83,38 +85,40 @@ def first_losses(losses: Sequence[Any], sequences: Sequence[float], mesh: Mesh, 
     for rank, loss in enumerate(losses):
         stage = mesh.coordinates(rank)["pp"]
         refuse(stage < last and loss is not None,
-               f"rank {rank}, of stage {stage}, returns {loss!r}: the last stage alone knows the loss")
+               f"rank {rank}, of stage {stage}, returns {loss!r}, but only the last stage knows the loss")
         refuse(stage == last and loss is None,
-               f"rank {rank}, of the last stage, returns no loss: step returns what the pipeline gives")
+               f"rank {rank}, of the last stage, returns no loss: step must return what the pipeline returns")
     for rank, loss in ((rank, float(loss)) for rank, loss in enumerate(losses) if loss is not None):
         first = mesh.group_of(rank, "tp")[0]
         require(np.isclose(loss, float(losses[first]), rtol=1e-9), f"ranks {first} and {rank} of one tp group have "
-                f"different losses, {short(float(losses[first]))} and {short(loss)}: they work on the same share, with "
-                "the same weights where nothing is cut")
+                f"different losses, {short(float(losses[first]))} and {short(loss)}: they must work on the same share, "
+                "with the same weights where nothing is cut")
     replicas = [float(loss) for loss in _by_replica(losses, mesh)]
     mean, got = float(np.mean(sequences)), float(np.mean(replicas))
     number("the mean of the replicas' losses in step 0", got, mean, [
-        (mean * num_micro_batches, "it is the sum over the micro-batches; each counts 1 / (number of micro-batches)"),
+        (mean * num_micro_batches, "it is the sum over the micro-batches: weight each by 1 / (number of "
+         "micro-batches)"),
         (mean / num_micro_batches, "it is divided by the number of micro-batches twice"),
-        *((float(np.mean(share)), f"it is the loss of share {place} alone: each replica takes one of its own")
+        *((float(np.mean(share)), f"it is the loss of share {place} alone: each replica must take its own share")
           for place, share in enumerate(np.array_split(sequences, dp)) if dp > 1),
         (mean / dp, "it is divided by the number of replicas: return the mean over the share")])
-    refuse(dp > 1 and np.ptp(sequences) > 0 and np.allclose(replicas, mean, rtol=1e-9, atol=0), "every replica "
-           f"returns the loss {short(mean)} in step 0: that is the mean over the replicas, and each returns the mean "
-           "over its own share")
+    refuse(dp > 1 and np.ptp(sequences) > 0 and np.allclose(replicas, mean, rtol=1e-9, atol=0), "every replica returns "
+           f"the loss {short(mean)} in step 0, the mean over the replicas, but each must return the mean over its own "
+           "share")
 
 
 def moved(before: Sequence[State], after: Sequence[State], gradients: Sequence[Gradients],
           learning_rate: float) -> None:
     """The first step of SGD must have moved every weight along its gradient."""
     for rank, (start, end) in enumerate(zip(before, after)):
-        require(any(not identical(start[name], end[name]) for name in start), f"the gradients are right, but rank "
-                f"{rank}'s weights have not moved: which parameters was the optimizer given? Cutting makes new ones")
+        require(any(not identical(start[name], end[name]) for name in start), "the gradients are right, but rank "
+                f"{rank}'s weights have not changed: which parameters did you give the optimizer? Cutting makes new "
+                "ones")
         for name, value in start.items():
             want = flat(value) - learning_rate * flat(gradients[rank][name])
             what = "has not moved" if identical(value, end[name]) else "has moved by something else"
             require(agree(end[name], want, want), f"rank {rank}'s {name} {what} in the first step: is the optimizer "
-                    "made, once, from all parameters of the part after the cuts?")
+                    "made once, after the cuts, from all parameters of the part?")
 
 
 def mesh_losses(losses: Sequence[Sequence[Any]], expected: Sequence[float], mesh: Mesh) -> float:
@@ -122,9 +126,9 @@ def mesh_losses(losses: Sequence[Sequence[Any]], expected: Sequence[float], mesh
     got = _mean_losses(losses, mesh)
     step = first_wrong(got, expected)
     if step is not None:
-        raise CheckFailed(f"the loss of step {step} is {short(got[step])}, one process has {short(expected[step])}: "
-                          "the first step was right, so what is carried from step to step? Are gradients cleared, "
-                          "and does every rank step?")
+        raise CheckFailed(f"the loss of step {step} is {short(got[step])}, but one process has "
+                          f"{short(expected[step])}. The first step was right, so what carries over from step to step? "
+                          "Are gradients cleared, and does every rank step?")
     return float(got[-1])
 
 
@@ -134,7 +138,7 @@ def traffic_by_axis(answer: Any, want: Mapping[str, float], rank: int, slips: Ma
     require(isinstance(answer, Mapping) and set(answer) == set(want),
             f"predicted_bytes must return a dict with the bytes of {', '.join(want)}")
     for axis, value in want.items():
-        none = (f"rank {rank} sends nothing along {axis}, and you predict {answer[axis]!r}: a group of one rank has "
+        none = (f"rank {rank} sends nothing along {axis}, but you predict {answer[axis]!r}: a group of one rank has "
                 "nobody to send to")
         with reworded(after=f" (recorded: {short(value)})", instead="" if value else none):
             number(f"rank {rank}, {axis}: the number of bytes", answer[axis], value, slips.get(axis, ()))
@@ -154,7 +158,7 @@ def _mean_losses(losses: Sequence[Sequence[Any]], mesh: Mesh) -> np.ndarray:
 # Torch's own parts
 
 def torch_failure(message: str) -> str:
-    """An error of a rank that combines torch's own parts, with what to look at where torch does not say it."""
+    """An error of a rank that combines torch's own parts, with a hint if torch gives none."""
     hint = hint_for(message, TORCH_HINTS)
     return f"{message}\n{hint}" if hint else message
 
@@ -166,27 +170,27 @@ def placements(placed: Sequence[Mapping[str, tuple[Any, ...]]], layout: Mapping[
     """
     for rank, name, where in ((rank, name, where) for rank, own in enumerate(placed) for name, where in own.items()):
         dim = layout[name]
-        require(where, f"rank {rank}'s {name} is an ordinary tensor: fully_shard the part too, after its blocks, and "
-                "what is left of it is sharded over dp")
-        refuse(dim is not None and len(where) < 2, f"rank {rank}'s {name} has one placement, {where[0]}: it is cut "
-               "over tp by parallelize_module, if the plan names its layer, and then over dp by fully_shard")
+        require(where, f"rank {rank}'s {name} is an ordinary tensor: call fully_shard on the part too, after its "
+                "blocks, so that the rest of it is sharded over dp")
+        refuse(dim is not None and len(where) < 2, f"rank {rank}'s {name} has only one placement, {where[0]}: "
+               "parallelize_module must cut it over tp, if the plan names its layer, and then fully_shard over dp")
         refuse(dim is not None and not (where[-1].is_shard() and where[-1].dim == dim), f"rank {rank}'s {name} is "
-               f"placed as {where[-1]} over tp, and should be cut along dim {dim}: q, k, v and up by columns, out and "
+               f"placed as {where[-1]} over tp, but should be cut along dim {dim}: q, k, v and up by columns, out and "
                "down by rows")
 
 
 def units_of_blocks(units: Sequence[Sequence[bool]]) -> None:
     """Each block must be a unit of fully_shard; `units` says by rank, for each block of its stage, whether it is."""
     for rank, own in enumerate(units):
-        refuse(own.count(False), f"{own.count(False)} of the {len(own)} blocks on rank {rank} are not sharded by "
-               'themselves: fully_shard(block, mesh=mesh["dp"]) for each block, then the part. Without it, a step '
-               "gathers all blocks at once")
+        refuse(own.count(False), f"{own.count(False)} of the {len(own)} blocks on rank {rank} are not sharded on their "
+               'own, so a step gathers them all at once: call fully_shard(block, mesh=mesh["dp"]) for each block, then '
+               "for the part")
 
 
 def saved(folder: str) -> None:
     """There must be a checkpoint in the folder."""
-    require((Path(folder) / ".metadata").exists(), "save has written no checkpoint into the folder: dcp.save(state, "
-            "checkpoint_id=folder), on every rank")
+    require((Path(folder) / ".metadata").exists(), "save has written no checkpoint into the folder: call "
+            "dcp.save(state, checkpoint_id=folder) on every rank")
 
 
 def resumed(losses: Sequence[Sequence[Any]], expected: Sequence[float], num_saved: int, mesh: Mesh) -> float:
@@ -196,8 +200,8 @@ def resumed(losses: Sequence[Sequence[Any]], expected: Sequence[float], num_save
     if step is None:
         return float(got[-1])
     head = f"resumed at {mesh.shape}, step {num_saved + step} has the loss {short(got[step])}, not {short(want[step])}"
-    require(step, f"{head}: the weights are not those that were saved. dcp.load fills the dict that it is given: has "
-            "the model's state been handed back to the part?")
-    raise CheckFailed(f"{head}, and the first step was right: so the weights came back, and the optimizer's state did "
-                      "not: its moments and its step count belong into the checkpoint, and back into the optimizer. So "
-                      "do its settings, such as the learning rate, which only set_state_dict hands back")
+    require(step, f"{head}: the weights are not those that were saved. dcp.load fills the dict that you give it: did "
+            "you hand the model's state back to the part?")
+    raise CheckFailed(f"{head}. The first step was right, so the weights came back, but the optimizer's state did not: "
+                      "its moments, step count and settings must go into the checkpoint and back into the optimizer. "
+                      "Only set_state_dict hands back settings such as the learning rate")

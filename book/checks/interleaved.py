@@ -1,8 +1,8 @@
 """L3, lab 8: two calls at the same time, stopped at every place where the other one might come between.
 
 The first call runs up to one of its steps, the second one up to the beginning of one of its lines, then the first runs
-on to its end, then the second. All pairs of places are tried, so what two threads do to each other once in a thousand
-runs happens each time.
+on to its end, then the second. All pairs of places are tried, so interference between two threads that happens once in
+a thousand runs happens here every time.
 """
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from book.checks.verdict import CheckFailed, agree, require
 from book.launch.where import Place, is_learners, place_of
 
 LIMIT_S = 10.0  # for two calls that are not stopped any more
-PATIENCE_S = 0.1  # a thread that is silent for so long waits for a lock of another kind; less after the first time
+PATIENCE_S = 0.1  # a thread silent for so long must wait for another kind of lock; less after the first time
 
 
 class TellingLock:
@@ -87,10 +87,11 @@ class Stoppable(threading.Thread):
 
 @dataclass(frozen=True)
 class Encounter:
-    """Two calls on `server` at the same time: where the first has stood, and the second, if it has."""
+    """Two calls on `server` at the same time: where the first one stopped, and where the second one did, if it
+    stopped."""
 
     server: Any
-    results: Sequence[Any]  # of each call what it returned, or the exception that it raised
+    results: Sequence[Any]  # what each call returned, or the exception that it raised
     places: Sequence[Place | None]
 
 
@@ -128,14 +129,14 @@ def _go_on(first: Stoppable, second: Stoppable, patience_s: float) -> bool:
     second.go.set()
     for thread in (first, second):
         thread.join(LIMIT_S)
-        require(not thread.is_alive(), "two calls at the same time wait for each other: the server stands still. One "
-                f"of them has stood at {first.place}")
+        require(not thread.is_alive(), "two calls at the same time wait for each other, and the server stands still. "
+                f"One of them stopped at {first.place}")
     return told
 
 
 def as_if_in_turn(make: Callable[[], Any], calls: Sequence[Callable[[Any], Any]],
                   seen: Callable[[Any, Sequence[Any]], Sequence[Any]]) -> None:
-    """Two calls at the same time must leave what they leave one after the other, in one order or the other.
+    """Two calls at the same time must leave the same state as one after the other, in either order.
 
     `seen(server, results)` lists what is to be compared: tensors, numbers, and None for what is missing.
     """
@@ -149,8 +150,8 @@ def as_if_in_turn(make: Callable[[], Any], calls: Sequence[Callable[[Any], Any]]
         if why:
             one, other = met.places
             raise CheckFailed(f"two pushes come at the same time: when one is at {one}, the other "
-                              + (f"comes to {other}" if other else "is served") + f". Then {why}. Hold self.lock "
-                              "from the first look at what they share to the last change of it")
+                              + (f"comes to {other}" if other else "is served") + f". Then {why}. Hold self.lock from "
+                              "the first read of what they share to the last change of it")
 
 
 def _why_not(met: Encounter, in_turn: Sequence[Sequence[Any]], seen: Callable[[Any, Sequence[Any]], Sequence[Any]]
@@ -161,13 +162,13 @@ def _why_not(met: Encounter, in_turn: Sequence[Sequence[Any]], seen: Callable[[A
             return f"one of them raises {_in_short(result)}"
     try:
         got = seen(met.server, met.results)
-    except Exception as error:  # the server is no longer what it was
+    except Exception as error:  # the server is broken after the encounter
         return f"the next push raises {_in_short(error)}"
     if any(_alike(got, want) for want in in_turn):
         return ""
     if _num_missing(got) > max(map(_num_missing, in_turn)):
         return "one of them gets no answer"
-    return "it is not as if they had come one after the other"
+    return "the result is not what they leave one after the other, in either order"
 
 
 def _in_short(error: Exception) -> str:

@@ -35,14 +35,14 @@ def groups_of_axis(axis: str, answer: Any, mesh: Mesh) -> int:
            f"{where}: the groups have the right ranks, but not in the order of their {axis} coordinates")
     for other in mesh.axes:
         refuse(other != axis and got == sorted(mesh.groups(other)), f"{where} gives the groups of {other}: the ranks "
-               f"of a group differ in their {axis} coordinate, and agree in all others")
-    refuse(got and set(got) < set(want), f"{where} gives {len(got)} of {len(want)} groups: all of them are "
-           "asked for, not only those that some rank is in")
+               f"of a group must differ in their {axis} coordinate and agree in all others")
+    refuse(got and set(got) < set(want), f"{where} gives {len(got)} of {len(want)} groups: return all of them, not "
+           "only those that one rank is in")
     ranks = sorted(rank for group in got for rank in group)
-    require(ranks == list(range(mesh.world_size)), f"{where}: every rank from 0 to {mesh.world_size - 1} is in exactly "
-            f"one group, you list {listed(ranks) or 'none'}")
+    require(ranks == list(range(mesh.world_size)), f"{where}: every rank from 0 to {mesh.world_size - 1} must be in "
+            f"exactly one group, but you list {listed(ranks) or 'none'}")
     require({len(group) for group in got} == {mesh.size(axis)},
-            f"{where}: a group has {mesh.size(axis)} ranks, one for each {axis} coordinate")
+            f"{where}: a group must have {mesh.size(axis)} ranks, one for each {axis} coordinate")
     raise CheckFailed(f"{where}: the ranks {listed(got[0])} differ in more than their {axis} coordinate")
 
 
@@ -50,8 +50,8 @@ def same_group(asked: Sequence[Sequence[int] | None]) -> None:
     """All ranks must make the same group in the same call of `new_group`; `asked` has, by rank, the group's ranks."""
     names = ["all ranks" if ranks is None else f"ranks {listed(ranks)}" for ranks in asked]
     only_own = all(ranks is not None and rank in ranks for rank, ranks in enumerate(asked))
-    why = ("each makes only the groups that it is in; new_group is a collective of the world, so all ranks make all "
-           "groups" if only_own else "the order in which a rank makes the groups must not depend on the rank")
+    why = ("each makes only its own groups, but new_group is a collective of the whole world, so all ranks must make "
+           "all groups" if only_own else "the order in which a rank makes the groups must not depend on the rank")
     for rank, name in enumerate(names):
         require(name == names[0], f"rank 0 makes the group of {names[0]} while rank {rank} makes that of {name}: {why}")
 
@@ -61,8 +61,8 @@ def all_axes(groups: Any) -> None:
     require(isinstance(groups, Mapping),
             f"make_groups must return a dict, axis -> this rank's group, not {type(groups).__name__}")
     for axis in AXES:
-        require(groups.get(axis) is not None, f"this rank has no group for {axis!r}: new_group gives one to the "
-                f"members; keep that of {', '.join(AXES)}, where there is one rank alone too")
+        require(groups.get(axis) is not None, f"this rank has no group for {axis!r}: keep the group of each of "
+                f"{', '.join(AXES)} that this rank is a member of, even if it is the only member")
 
 
 def members(found: Sequence[Mapping[str, Sequence[int]]], mesh: Mesh) -> None:
@@ -72,8 +72,8 @@ def members(found: Sequence[Mapping[str, Sequence[int]]], mesh: Mesh) -> None:
         require(own, f"rank {rank} keeps a group of {axis} that it is not in: keep the one that it is a member of")
         refuse(own != want and sorted(own) == want, f"rank {rank}'s group of {axis} has the order {listed(own)}")
         if own != want:
-            raise CheckFailed(f"rank {rank}'s group of {axis} is ranks {listed(own)}, that is "
-                              f"{'+'.join(mesh.axis_of(own) or ('no axis',))}: {axis} has ranks {listed(want)}")
+            raise CheckFailed(f"rank {rank}'s group of {axis} has the ranks {listed(own)}, which lie along "
+                              f"{'+'.join(mesh.axis_of(own) or ('no axis',))}, but it should have {listed(want)}")
 
 
 def within_groups(trace: Trace, mesh: Mesh, axis: str) -> None:
@@ -81,22 +81,23 @@ def within_groups(trace: Trace, mesh: Mesh, axis: str) -> None:
     for event in trace.of_kind("collective"):
         group, want = tuple(sorted(event.group or ())), mesh.group_of(event.rank, axis)
         refuse(event.op != "barrier" and group != want, f"rank {event.rank} calls {event.op} over ranks "
-               f"{listed(group)}: its {axis} group is ranks {listed(want)}; give the group to what sends")
+               f"{listed(group)}, but its {axis} group has ranks {listed(want)}: pass the group to every function that "
+               "communicates")
 
 
 def own_pipeline(ranks: Sequence[int], embeds: bool, predicts: bool, rank: int) -> None:
     """The rank must be at its stage's place among the pipeline's ranks: first if it embeds, last if it predicts."""
-    require(rank in ranks, f"rank {rank} is given a pipeline of ranks {listed(ranks)}, which it is not in")
+    require(rank in ranks, f"rank {rank} gets a pipeline of ranks {listed(ranks)}, which it is not in")
     place = list(ranks).index(rank)
     ends = " and ".join(["embeds"] * embeds + ["predicts"] * predicts) or "neither embeds nor predicts"
     require((place == 0, place == len(ranks) - 1) == (embeds, predicts), f"rank {rank} is number {place} in its "
             f"pipeline of ranks {listed(ranks)}, but its part of the GPT {ends}: a pipeline has one rank for each "
-            "stage, and goes along pp")
+            "stage, along pp")
 
 
 def crossing(answer: Any, order: Sequence[str], want: Mapping[str, float], total: Mapping[str, float],
              others: Mapping[tuple[str, ...], Mapping[str, float]], messages: Sequence[Message], mesh: Mesh) -> float:
-    """`answer` must be the bytes of each axis that cross nodes if ranks are laid out in this order of the axes.
+    """`answer` must be the bytes of each axis that cross between nodes if ranks are laid out in this order of the axes.
 
     `total` is what each axis sends, `others` what other orders would give. `messages` are (axis, src, dst, bytes), with
     ranks as `mesh` numbers them. Returns the sum.
@@ -107,19 +108,19 @@ def crossing(answer: Any, order: Sequence[str], want: Mapping[str, float], total
     if not wrong:
         return sum(want.values())
     mistakes = [
-        (total, "you count all that is sent: bytes cross where the two ranks sit on different nodes"),
+        (total, "you count everything that is sent, but bytes cross only between ranks on different nodes"),
         *((theirs, f"your bytes are those of the order {', '.join(other)}: a rank's number grows fastest along the "
            "last axis") for other, theirs in others.items()),
-        (_with_sizes_by_place(messages, mesh, order), "you give the sizes of the shape to the axes as they come in the "
-         "order: sizes belong to the axes, not to their place in the order")]
+        (_with_sizes_by_place(messages, mesh, order), "you assign the sizes of the shape in the order of the axes "
+         "given, but each size belongs to its axis, wherever that stands in the order")]
     axis = wrong[0]
     why = next((why for theirs, why in mistakes if all(_equal(answer[axis], theirs[axis]) for axis in want)),
-               f"{axis} has {short(want[axis])} bytes that cross nodes, not {answer[axis]!r}")
+               f"{axis} has {short(want[axis])} bytes that cross between nodes, not {answer[axis]!r}")
     raise CheckFailed(f"with the order {', '.join(order)}, outermost first, {why}")
 
 
 def _with_sizes_by_place(messages: Sequence[Message], mesh: Mesh, order: Sequence[str]) -> dict[str, float]:
-    """The bytes that would cross if the shape's sizes went to the axes as they come in the order."""
+    """The bytes that would cross if the shape's sizes were assigned in the order of the axes given."""
     sizes, crossed = dict(zip(order, mesh.shape)), dict.fromkeys(mesh.axes, 0.0)
 
     def node_of(rank: int) -> int:
@@ -143,11 +144,11 @@ def _why_misplaced(answers: Sequence[tuple[int, ...]], mesh: Mesh) -> str:
         other = mesh.with_axes(*axes)
         seen = [other.coordinates(rank) for rank in range(mesh.world_size)]
         if axes != mesh.axes and list(answers) == [tuple(place[axis] for axis in mesh.axes) for place in seen]:
-            return (f": your neighbouring ranks are neighbours along {axes[-1]}, and should be along {mesh.axes[-1]}, "
+            return (f": your neighbouring ranks are neighbours along {axes[-1]}, but should be along {mesh.axes[-1]}, "
                     "the last axis" if axes[-1] != mesh.axes[-1] else
                     f": {axes[0]} and {axes[1]} are exchanged; {mesh.axes[0]} is the outermost")
     if list(answers) == [tuple(place.values())[::-1] for place in right]:
-        return f": the numbers are right, in the reverse order; return {', '.join(mesh.axes)}"
+        return f": the numbers are right, but in reverse order; return {', '.join(mesh.axes)}"
     if len(set(answers)) < mesh.world_size:
-        return ": your ranks don't have places of their own. By what is divided, and what is left over?"
+        return ": several ranks get the same place. What do you divide by, and what is the remainder?"
     return ""

@@ -22,8 +22,8 @@ def gpipe_order(trace: Trace, num_stages: int, num_micro_batches: int) -> Pipeli
     order = _complete(trace, num_stages, num_micro_batches)
     for rank in range(num_stages):
         for action in order.of_rank(rank)[_warm_up(order, rank):]:
-            refuse(action.kind == "F", f"rank {rank} runs {action} after its first backward: GPipe runs all forwards "
-                   "first")
+            refuse(action.kind == "F", f"rank {rank} runs {action} after its first backward, but GPipe runs all "
+                   "forwards first")
     return order
 
 
@@ -36,23 +36,23 @@ def one_f_one_b_order(trace: Trace, num_stages: int, num_micro_batches: int) -> 
     for rank, (got, want) in enumerate(zip(warm_ups, right)):
         if got < want:
             share, best = (short(bubble(simulate_pipeline(one, 1.0, 2.0)).share) for one in (order, wanted))
-            raise CheckFailed(f"rank {rank} starts its first backward after {got} forward{'s' * (got > 1)}, in 1F1B "
-                              f"after {want}: this way ranks are idle {share} of the time, in 1F1B {best}")
-        require(got == want, f"rank {rank} starts its first backward after {got} forwards, in 1F1B after {want}: more "
-                "forwards keep more activations and gain no time")
+            raise CheckFailed(f"rank {rank} starts its first backward after {got} forward{'s' * (got > 1)}, but in "
+                              f"1F1B after {want}: your ranks are idle {share} of the time, in 1F1B {best}")
+        require(got == want, f"rank {rank} starts its first backward after {got} forwards, but in 1F1B after {want}: "
+                "more forwards keep more activations and save no time")
     for rank in range(num_stages):
         for place, (action, due) in enumerate(zip(order.of_rank(rank), wanted.of_rank(rank))):
-            require(action == due, f"rank {rank}'s action {place + 1} is {action}, in 1F1B it is {due}: after the "
-                    "warm-up forwards and backwards take turns, each in the order of the micro-batches")
+            require(action == due, f"rank {rank}'s action {place + 1} is {action}, but in 1F1B it is {due}: after the "
+                    "warm-up, forwards and backwards alternate, each in the order of the micro-batches")
     return order
 
 
 def activations_kept(peaks: Sequence[float], order: PipelineSchedule) -> float:
     """The most that ranks kept, in micro-batches, must be what the order has in flight. Returns the sum of `peaks`."""
     for rank, (got, want) in enumerate(zip(peaks, order.peak_in_flight())):
-        require(got <= want + 0.01, f"rank {rank} has the right order, and keeps the activations of {short(got)} "
-                f"micro-batches where {want} are in flight: what is kept after its backward (retain_graph, a reference "
-                "to the graph)?")
+        require(got <= want + 0.01, f"rank {rank} has the right order, but keeps the activations of {short(got)} "
+                f"micro-batches while only {want} are in flight: what is kept after its backward (retain_graph, a "
+                "reference to the graph)?")
     return float(sum(peaks))
 
 
@@ -64,18 +64,18 @@ def bubble_share(got: Any, trace: Trace) -> float:
     work = [[event.times_s for event in trace.of_kind("compute") if event.rank == rank] for rank in range(num_ranks)]
     spans_s = sum(max(end_s for _, end_s in own) - min(start_s for start_s, _ in own) for own in work)
     return number("the bubble", got, found.share, [
-        (1 - found.share, "it is the busy share, and the idle one is asked for"),
-        (idle_s / busy_s, "it is the idle time over the busy time; the share is over all of it"),
-        (idle_s, "it is seconds; divide by the time that all ranks have together"),
-        (1 - busy_s / spans_s, "each rank's time is counted from its own first action to its own last: what a rank "
-         "waits before and after is the bubble, so every rank has the whole step"),
-        (found.idle_s[0] / step_s, "it is one rank's idle share: a step has the time of all ranks"),
-        (found.idle_s[-1] / step_s, "it is one rank's idle share, that of the last: a step has the time of all ranks"),
+        (1 - found.share, "it is the busy share, but the idle share is asked for"),
+        (idle_s / busy_s, "it is the idle time divided by the busy time: divide by all of the time"),
+        (idle_s, "it is in seconds: divide by the time that all ranks have together"),
+        (1 - busy_s / spans_s, "you count each rank's time from its own first action to its own last, but waiting "
+         "before and after belongs to the bubble too: count the whole step for every rank"),
+        (found.idle_s[0] / step_s, "it is one rank's idle share: count the time of all ranks"),
+        (found.idle_s[-1] / step_s, "it is the last rank's idle share: count the time of all ranks"),
         (found.share * num_ranks, "it is the sum of the ranks' shares: divide by the number of ranks"),
         (1 - busy_s / (max(end_s for _, end_s in events) * num_ranks),
-         "the step is counted from 0 s: it begins when the first action does"),
+         "you count the step from 0 s, but it begins when the first action does"),
         (1 - all_s / (step_s * num_ranks),
-         "messages are counted as work: a rank that sends or waits for one computes nothing")])
+         "you count messages as work, but a rank that sends or waits for one computes nothing")])
 
 
 def peaks_in_flight(got: Any, schedule: PipelineSchedule) -> list[int]:
@@ -84,10 +84,10 @@ def peaks_in_flight(got: Any, schedule: PipelineSchedule) -> list[int]:
     peaks = _whole_numbers("peak_in_flight", got, len(wanted))
     for rank, (own, want) in enumerate(zip(peaks, wanted)):
         num_forwards = sum(action.kind == "F" for action in schedule.of_rank(rank))
-        said = {num_forwards: "it counts all forwards: a backward frees what its forward has kept",
-                0: "it is what is left at the end: keep the highest count on the way",
-                want - 1: "count the forward that has just run, before the backward lets go"}
-        require(own == want, f"peak_in_flight says {own} for rank {rank} of {schedule.name}, which has {want}: "
+        said = {num_forwards: "it counts all forwards, but a backward frees what its forward kept",
+                0: "it is the count at the end: keep the highest count on the way",
+                want - 1: "take the highest count right after a forward, before the next backward frees anything"}
+        require(own == want, f"peak_in_flight returns {own} for rank {rank} of {schedule.name}, but it is {want}: "
                 + said.get(own, "add one for a forward, take one away for a backward, keep the highest"))
     return peaks
 
@@ -102,13 +102,14 @@ def predicted_pipeline(got: Any, num_stages: int, num_micro_batches: int) -> flo
     require(isinstance(got, Mapping) and not {"bubble", "gpipe", "one_f_one_b"} - set(got),
             'predicted must return a dict with "bubble", "gpipe" and "one_f_one_b"')
     share = number(f"the bubble {size}", got["bubble"], pipeline_bubble(p, m), [
-        ((p - 1) / m, "it is idle time over ideal time, as many papers give it; the share is of the whole step"),
-        (p / (m + p), "it counts p idle slots: when the last stage begins, p - 1 have passed"),
+        ((p - 1) / m, "it is the idle time divided by the ideal time, as in many papers: divide by the whole step"),
+        (p / (m + p), "it counts p idle slots, but only p - 1 have passed when the last stage begins"),
         (m / (m + p - 1), "it is the busy share"),
         ((p - 1) / (m + p), "the step lasts M + p - 1 slots of a forward and a backward")])
     for name, wanted, why in (("gpipe", [m] * p, "GPipe keeps every micro-batch until the backwards begin"),
                               ("one_f_one_b", [min(m, p - s) for s in range(p)],
-                               "1F1B has as many in flight as stages from this one on, if there are so many")):
+                               "1F1B has as many in flight as there are stages from this one on, or all micro-batches "
+                               "if these are fewer")):
         peaks = _whole_numbers(f'"{name}"', got[name], p)
         require(peaks == wanted, f'"{name}" {size} is {peaks}, it should be {wanted}: {why}')
     return share
@@ -146,11 +147,11 @@ def _complete(trace: Trace, num_stages: int, num_micro_batches: int) -> Pipeline
     except ValueError as error:
         raise CheckFailed("no forward or backward was recorded: call stage.forward(m) and stage.backward(m)") from error
     for action in again.actions if again is not None else ():
-        raise CheckFailed(f"rank {action.rank} runs {action} twice: each micro-batch goes through once")
+        raise CheckFailed(f"rank {action.rank} runs {action} twice, but each micro-batch must go through once")
     try:
         return PipelineSchedule(order.name, num_stages, num_micro_batches, order.actions, num_stages).check()
     except ScheduleError as error:
-        raise CheckFailed(f"the order that was recorded is not complete: {error}") from error
+        raise CheckFailed(f"the recorded order is not complete: {error}") from error
 
 
 def _repeats(trace: Trace) -> bool:

@@ -18,54 +18,53 @@ from book.checks.verdict import CheckFailed, agree, flat, held, likeliest, liste
 from book.launch.where import is_learners
 
 STEP = {  # the step of a synchronous round
-    "nothing": "round {round}: the last push has come, and the parameters are as they were: make the step before you "
+    "nothing": "round {round}: the last push has come, but the parameters have not changed: make the step before you "
                "answer",
-    "sum": "round {round}: the step goes along the sum of the {size} gradients, not along their mean: with equal "
-           "shares the batch's gradient is the mean, and a sum goes {size} times as far",
-    "other": "round {round}: the step is made of worker {other}'s gradient alone: keep each push until the round is "
-             "full",
+    "sum": "round {round}: the step goes along the sum of the {size} gradients, so {size} times too far: with equal "
+           "shares the batch's gradient is their mean",
+    "other": "round {round}: the step uses only worker {other}'s gradient: keep each push until the round is full",
     "missing ranks": "round {round}: the gradient of worker {absent} has no part in the step: is every push kept until "
                      "the round is full?",
-    "alike": "round {round}: every gradient weighs {highest}, and should {shares}: weigh each by its worker's share of "
-             "the examples",
-    "scaled": "round {round}: the step is {times} times what it should be: it is lr times the mean of this round's "
-              "gradients, once",
-    "unequal": "round {round}: the gradients weigh {weights} in the step, and should {shares}",
-    "unknown": "round {round}: the step is no sum of this round's gradients: is a gradient of an earlier round in it? "
-               "Clear what was pushed when the step is made"}
+    "alike": "round {round}: every gradient weighs {highest}, but should {shares}: weight each by its worker's share "
+             "of the examples",
+    "scaled": "round {round}: the step is {times} times what it should be: make it once, lr times the mean of this "
+              "round's gradients",
+    "unequal": "round {round}: the gradients weigh {weights} in the step, but should {shares}",
+    "unknown": "round {round}: the step is not a sum of this round's gradients: does it contain one of an earlier "
+               "round? Clear what was pushed when the step is made"}
 APPLIED = {  # one push at an asynchronous server
-    "nothing": "the push of worker {worker} is not applied at once: only the answer may have to wait",
-    "scaled": "the push of worker {worker} moves the parameters {times} times as far as it should: lr times the "
-              "gradient, each push whole",
-    "unknown": "the push of worker {worker} moves the parameters elsewhere than along its gradient: is an earlier "
-               "push applied with it?"}
+    "nothing": "the push of worker {worker} is not applied at once, but only its answer may have to wait",
+    "scaled": "the push of worker {worker} moves the parameters {times} times as far as it should: subtract lr times "
+              "the whole gradient, once",
+    "unknown": "the push of worker {worker} does not move the parameters along its gradient: is an earlier push "
+               "applied with it?"}
 LATE = {  # one push at a server that divides by staleness
-    "nothing": "push {number} has not moved the parameters: a late gradient counts less, and is not dropped",
-    "one too many": "push {number} has the staleness {staleness}, and its step is divided by one more: a fresh "
-                    "gradient and one of staleness 1 are taken whole",
-    "whole": "push {number} has the staleness {staleness} and is taken whole: divide its step by its staleness",
-    "multiplied": "push {number} has the staleness {staleness}, and its step is multiplied by it: divide",
-    "uphill": "push {number} moves the parameters along its gradient, and they should go against it",
-    "scaled": "push {number} has the staleness {staleness}, and its step is {times} times what it should be: lr over "
-              "the staleness, with the lr that the server was given",
-    "unknown": "push {number} moves the parameters elsewhere than along its gradient: only its step is divided"}
+    "nothing": "push {number} has not moved the parameters: a late gradient counts less, but is not dropped",
+    "one too many": "push {number} has staleness {staleness}, but its step is divided by one more: a gradient of "
+                    "staleness 0 or 1 is taken whole",
+    "whole": "push {number} has staleness {staleness} but is taken whole: divide its step by its staleness",
+    "multiplied": "push {number} has staleness {staleness}, and its step is multiplied by it: divide instead",
+    "uphill": "push {number} moves the parameters along its gradient, but it should move them against it",
+    "scaled": "push {number} has staleness {staleness}, and its step is {times} times what it should be: divide lr by "
+              "the staleness, where lr is what the server was given",
+    "unknown": "push {number} does not move the parameters along its gradient: only the length of the step changes"}
 PUSHES = {  # what all pushes together have done
-    "nothing": "the pushes have left no trace in the parameters: does push write what work has returned?",
-    "missing ranks": "of {size} pushes at the same time {num_lost} left no trace in the parameters. {why}",
+    "nothing": "no push has changed the parameters: does push write what work returned?",
+    "missing ranks": "{num_lost} of {size} simultaneous pushes left no trace in the parameters. {why}",
     "scaled": "the pushes have moved the parameters {times} times as far as they should: each is applied once, whole",
-    "unequal": "the pushes weigh {weights} in the parameters, and each should weigh 1: apply each once. {why}",
-    "unknown": "the change of the parameters is no sum of the pushes. {why}"}
+    "unequal": "the pushes weigh {weights} in the parameters, but each should weigh 1: apply each once. {why}",
+    "unknown": "the change of the parameters is not a sum of the pushes. {why}"}
 Notes = Sequence[str]  # what one push did, in order: made, acquire, read, work, write, release
 
 
 # A synchronous round
 
 def is_future(answer: Any) -> None:
-    """What `push_and_pull` returns must be a future: that frees its thread, and the answer is sent once it is set."""
-    refuse(answer is None, "push_and_pull returned None: return the future that is answered when the round is full")
+    """`push_and_pull` must return a future, which frees its thread; the answer is sent once the future is set."""
+    refuse(answer is None, "push_and_pull returned None: return a future that you set when the round is full")
     require(hasattr(answer, "done") and hasattr(answer, "then"),
-            f"push_and_pull returned a {type(answer).__name__}: at that moment nobody knows the new parameters. Return "
-            "a torch.futures.Future, and set its result later")
+            f"push_and_pull returned a {type(answer).__name__}, but at that moment nobody knows the new parameters: "
+            "return a torch.futures.Future, and set its result later")
 
 
 def answered_together(done: Sequence[bool], num_workers: int, number: int) -> None:
@@ -73,19 +72,19 @@ def answered_together(done: Sequence[bool], num_workers: int, number: int) -> No
     come = len(done)
     if come < num_workers:
         for push in np.flatnonzero(done):
-            raise CheckFailed(f"round {number}: push {push + 1} is answered when {come} of {num_workers} pushes have "
-                              "come: its answer has to wait for the last one" + ("" if number == 1 else
-                              ", whichever worker that is. Is there a new future, and is what was pushed cleared, when "
-                              "a round is full? And is it counted anew?"))
+            raise CheckFailed(f"round {number}: push {push + 1} is answered when only {come} of {num_workers} pushes "
+                              "have come: its answer must wait for the last one" + ("" if number == 1 else
+                              ", whichever worker sends it. When a round is full, do you make a new future, clear what "
+                              "was pushed, and start the count again?"))
     waiting = [push + 1 for push, known in enumerate(done) if not known]
-    require(come < num_workers or not waiting, f"round {number}: all {num_workers} pushes have come, and push "
-            f"{listed(waiting)} has no answer: one push fills the round, and all of its pushes are answered then")
+    require(come < num_workers or not waiting, f"round {number}: all {num_workers} pushes have come, but push "
+            f"{listed(waiting)} has no answer: answer all pushes of the round when the last one comes")
 
 
 def not_moved_yet(before: Any, after: Any, come: int, num_workers: int, number: int) -> None:
     """Until the last push of a round the parameters must stay as they were."""
-    require(agree(after, before), f"round {number}: the parameters have moved when {come} of {num_workers} pushes have "
-            "come: a round is one step, along the mean of all gradients, not a step for each push")
+    require(agree(after, before), f"round {number}: the parameters have moved when only {come} of {num_workers} pushes "
+            "have come: make one step per round, along the mean of all gradients, not one for each push")
 
 
 def round_step(before: Any, after: Any, gradients: Sequence[Any], lr: float, number: int,
@@ -97,8 +96,8 @@ def round_step(before: Any, after: Any, gradients: Sequence[Any], lr: float, num
     shares = np.full(len(gradients), 1 / len(gradients)) if weights is None else np.asarray(weights)
     moved = flat(before) - flat(after)
     refuse(len(moved) > 1 and moved.any() and np.ptp(moved) <= 1e-9 * np.abs(moved).max(), f"round {number}: the step "
-           "is the same for all numbers of the parameter: take the mean over the workers, number by number, not over "
-           "all numbers")
+           "is the same for all elements of the parameter: take the mean over the workers for each element, not the "
+           "mean of all elements")
     found = Attribution(moved / lr, np.stack([flat(g) for g in gradients]), shares)
     found.require_right(STEP, round=number, shares=listed(f"{share:.3g}" for share in shares))
     return magnitude(after)
@@ -108,20 +107,20 @@ def same_answers(answers: Sequence[Any], after: Any, number: int) -> None:
     """Every worker must be given the parameters as they are after the step; `answers` is by worker."""
     for worker, answer in enumerate(answers):
         got = held(worker + 1, "the answer", answer, np.shape(after))
-        require(agree(got, after), f"round {number}: worker {worker} gets other parameters than the server has after "
-                "the step: set the result when the step is made")
+        require(agree(got, after), f"round {number}: worker {worker} gets parameters that differ from the server's "
+                "after the step: set the result when the step is made")
 
 
 def answer_kept(given: Any, now: Any) -> None:
     """An answer must stay as it was given when later pushes change the parameters."""
-    require(agree(now, given), "an answer has changed after it was given: it is the live parameter, which the next "
-            "step changes in place, perhaps while it is being sent. Give a copy")
+    require(agree(now, given), "an answer changed after it was given: it is the live parameter, which the next step "
+            "changes in place, perhaps while it is being sent. Return a copy")
 
 
 def next_round_waits(done: bool | None) -> None:
     """A push that comes as soon as the round is answered must not be answered itself; `done` is None if none came."""
-    refuse(done, "a push that comes as soon as the round is answered is answered at once, with parameters that it has "
-           "no part in: put the new future in place before you set the old one's result")
+    refuse(done, "a push that comes as soon as the round is answered gets its answer at once, with parameters that do "
+           "not contain it: put the new future in place before you set the old one's result")
 
 
 def server_failure(message: str) -> str:
@@ -129,24 +128,24 @@ def server_failure(message: str) -> str:
     said = re.search(r"CheckFailed: ([^\n]+)", message)
     own_call = re.search(r"rank (\d+) serves calls in \d+ threads?, and each waits in \w+ to worker\1\b", message)
     return said[1] if said else likeliest(
-        (own_call, "a server calls itself and waits for the answer: the thread that could give it is the one that "
-         f"waits.\n{message}"),
+        (own_call, "a server calls itself and waits for the answer, but the only thread that could give it is the one "
+         f"that waits.\n{message}"),
         ("nothing has moved" in message, "the server stands still: a thread that waits inside a method serves nobody "
-         f"else, and what it waits for needs a thread, or a lock, too.\n{message}"),
+         f"else, and the call that it waits for needs a thread, or a lock, too.\n{message}"),
         ("must return a torch.futures.Future" in message or "object has no attribute '_fut'" in message,
-         "a method under @rpc.functions.async_execution returned something else than a torch.futures.Future: return "
+         "a method under @rpc.functions.async_execution returned something other than a torch.futures.Future: return "
          f"the future itself, and do not wait for it\n{message}"),
         ("mark a completed Future" in message,
-         f"an answer is given twice: forget a push's future when its result is set.\n{message}"),
-        ("Future to a torch" in message, "what `then` and `collect_all` hand on are futures: each one's rows are in "
+         f"an answer is given twice: drop a push's future when you have set its result.\n{message}"),
+        ("Future to a torch" in message, "what `then` and `collect_all` pass on are futures: get each one's rows with "
          f"its value().\n{message}"),
-        ("shape mismatch" in message, "the rows of one call are put in the places of another's keys: a server that has "
-         f"none of the rows has no call, and no places.\n{message}"),
-        ("destination dtypes match" in message, "the rows are float64: make the tensor that takes them so too.\n"
-         f"{message}"),
-        ("pickle" in message and "Future" in message, "the server sends the Future itself, which can't travel: "
-         "@rpc.functions.async_execution above the method has RPC send its result, when there is one; and a future of "
-         "futures has to become one of what they hold, with `then`"),
+        ("shape mismatch" in message, "the rows of one call are put in the places of another call's keys: a server "
+         f"that has none of the rows gets no call, so keep no places for it.\n{message}"),
+        ("destination dtypes match" in message, "the rows are float64, but the tensor that you put them in is not: "
+         f"make it float64 too.\n{message}"),
+        ("pickle" in message and "Future" in message, "the server sends the Future itself, which can't be sent. Put "
+         "@rpc.functions.async_execution above the method, so that RPC sends the result once it is set; and turn a "
+         "future of futures into one of their values, with `then`"),
         (True, message))
 
 
@@ -165,44 +164,44 @@ def held_back(waiting: Sequence[int], given: Sequence[int], steps: Sequence[int]
     """
     ahead = [own - min(steps) for own in steps]
     for worker in given:
-        require(ahead[worker] <= bound, f"worker {worker} is {ahead[worker]} steps ahead of the slowest, the bound is "
-                f"{bound}, and it has its answer: more than bound is too many"
-                + ". Who has not pushed yet is slowest, with 0 steps" * (min(steps) == 0))
+        require(ahead[worker] <= bound, f"worker {worker} is {ahead[worker]} steps ahead of the slowest, more than the "
+                f"bound of {bound}, but it has its answer: hold it back"
+                + ". A worker that has not pushed yet is the slowest, with 0 steps" * (min(steps) == 0))
     for worker in sorted(waiting, key=lambda other: other != pushed):
         if ahead[worker] > bound:
             continue
         refuse(worker == pushed, f"worker {worker} is {ahead[worker]} steps ahead of the slowest, the bound is "
-               f"{bound}, and it has an answer to wait for: up to and including bound a worker goes on")
+               f"{bound}, but it has no answer: a worker that is at most bound steps ahead goes on")
         refuse(set(given) - {pushed}, f"worker {worker} was held and is now {ahead[worker]} steps ahead, with the "
-               f"bound {bound}; others were answered by this push, so look at all who are held, not at one")
-        raise CheckFailed(f"worker {worker} was held, is now {ahead[worker]} steps ahead, with the bound {bound}, and "
-                          "nobody who was held is looked at: a push of the slowest answers them too")
+               f"bound {bound}; others were answered by this push, so check all held workers, not just one")
+        raise CheckFailed(f"worker {worker} was held, is now {ahead[worker]} steps ahead, with the bound {bound}, but "
+                          "no held worker was answered: a push of the slowest worker must answer those who may go on")
 
 
 def newest_given(answers: Sequence[Any], after: Any, pushed: int) -> None:
     """All answers that a push of worker `pushed` brings must hold the parameters after it."""
     for answer in answers:
         got = held(pushed + 1, "an answer", answer, np.shape(after))
-        require(agree(got, after), f"an answer that worker {pushed}'s push triggered holds older parameters: a worker "
-                "that was held gets the parameters of the moment when it goes on")
+        require(agree(got, after), f"an answer that worker {pushed}'s push triggered holds older parameters: a held "
+                "worker must get the parameters as they are when it goes on")
 
 
 # Late gradients
 
 def late_push(answer: Any, staleness: int, number: int, before: Any, after: Any, gradient: Any, lr: float) -> None:
     """Push `number`, from 0, must return its staleness, and have moved the parameters by lr / max(1, staleness)."""
-    require(isinstance(answer, tuple) and len(answer) == 3, "push_and_pull must return three things: the staleness, "
+    require(isinstance(answer, tuple) and len(answer) == 3, "push_and_pull must return three values: the staleness, "
             "the new version and the new parameters")
-    wrong = f"push {number} has the staleness {staleness}, and yours is {answer[0]}: "
-    refuse(number == 0 and answer[0] == 1, wrong + "a push does not make itself stale, so count "
-           "before the version grows")
-    require(answer[0] == staleness, wrong + "it is how many pushes were applied between its worker's pull and itself, "
-            "the server's version less the one that the gradient was computed for")
-    require(answer[1] == number + 1, f"after push {number} the version is {answer[1]}, it should be {number + 1}: it "
-            "grows by one with each push")
+    wrong = f"push {number} has staleness {staleness}, but yours is {answer[0]}: "
+    refuse(number == 0 and answer[0] == 1, wrong + "a push does not make itself stale, so count before you increase "
+           "the version")
+    require(answer[0] == staleness, wrong + "it is the number of pushes applied between its worker's pull and itself: "
+            "the server's version minus the one that the gradient was computed for")
+    require(answer[1] == number + 1, f"after push {number} the version is {answer[1]}, but it should be {number + 1}: "
+            "it grows by one with each push")
     found = Attribution((flat(before) - flat(after)) / lr, flat(gradient)[None], 1 / max(1, staleness))
     mistakes = {"whole": 1.0, "multiplied": staleness, "uphill": -1 / max(1, staleness)}
-    if number < 3:  # later ones may be divided by what earlier ones have left
+    if number < 3:  # a later step may be divided by what earlier pushes left
         mistakes["one too many"] = 1 / (staleness + 1)
     found.require_right(LATE, mistakes, number=number, staleness=staleness)
 
@@ -216,20 +215,20 @@ def looked_up(got: Any, table: Any, keys: Sequence[int], place: int, num_servers
     """
     values, want = held(place + 1, "the lookup's answer", got, (len(keys),)), flat(table)[list(keys)]
     by_server = sorted(range(len(keys)), key=lambda i: keys[i] % num_servers)
-    refuse(not agree(values, want) and agree(values, want[by_server]), "the rows come server by server: put them into "
-           "the order of keys, each at the places where its key stands")
-    refuse(not agree(values, want) and agree(np.sort(values), np.sort(want)), "the rows are the right ones, and not in "
+    refuse(not agree(values, want) and agree(values, want[by_server]), "the rows come server by server: put each at "
+           "the places where its key stands in keys")
+    refuse(not agree(values, want) and agree(np.sort(values), np.sort(want)), "the rows are the right ones, but not in "
            "the order of keys")
-    require(agree(values, want), f"a lookup of the keys {listed(keys)} gives other rows than the table has there")
+    require(agree(values, want), f"a lookup of the keys {listed(keys)} returns rows that differ from the table's")
     return float(want.sum())
 
 
 def asked_once(calls: Sequence[Sequence[Sequence[int]]], keys: Sequence[int]) -> None:
-    """A lookup must ask each server once at most, for rows that it has; `calls` has the keys asked for, by server."""
+    """A lookup must ask each server at most once, for rows that it has; `calls` has the keys asked for, by server."""
     for server, own in enumerate(calls):
         refuse(len(own) > 1, f"one lookup asks server {server} {len(own)} times: send it all of its keys in one call")
         refuse(own and not own[0], f"a lookup of the keys {listed(keys)} asks server {server} for no rows at all: "
-               "leave it out")
+               "don't call it")
 
 
 # Two threads, one parameter
@@ -251,21 +250,21 @@ def _why_lost(pushes: Sequence[Notes], made: int, num_workers: int) -> str:
     taken = [notes[:place].count("acquire") - notes[:place].count("release") > 0 for place in range(len(notes))]
     inside = {name for name in ("read", "write") if name in notes and taken[notes.index(name)]}
     return likeliest(
-        (sum("read" in push for push in pushes) < num_workers, "Not every push has read the parameters: one that finds "
-         "the lock taken has to wait for it, and not to go away"),
-        ("acquire" not in notes and "made" in notes, "Each push makes a lock of its own, which nobody else will ever "
-         "wait for: all must take the same one"),
-        ("acquire" not in notes and made, "The server has several locks, and no push takes self.lock: a push with "
-         "another lock does not wait"),
+        (sum("read" in push for push in pushes) < num_workers, "Not every push has read the parameters: a push that "
+         "finds the lock taken must wait for it, not give up"),
+        ("acquire" not in notes and "made" in notes, "Each push makes its own lock, so no other push waits for it: all "
+         "must take the same one"),
+        ("acquire" not in notes and made, "The server has several locks, and no push takes self.lock: a push that "
+         "holds another lock does not wait"),
         ("acquire" not in notes, "No push takes self.lock, so both have read before either writes"),
-        ("read" not in inside, "The lock is taken after the read: what was read may be old by then"),
-        ("write" not in inside, "The lock is released before the write, and meanwhile another push reads the old "
-         "parameters"),
-        (True, "The lock is released between the read and the write: hold it from one to the other"))
+        ("read" not in inside, "The lock is taken after the read, so what was read may be old by then: take it before"),
+        ("write" not in inside, "The lock is released before the write, so another push reads the old parameters in "
+         "between"),
+        (True, "The lock is released between the read and the write: hold it from the read to the write"))
 
 
 def asked_by_learner() -> bool:
-    """Whether the caller was called by code of the learner's, and not by a library that needs a lock for itself.
+    """Whether the caller was called by the learner's code, and not by a library that needs a lock for itself.
 
     A Semaphore and a Condition make a lock too: then it counts which code made these.
     """
@@ -277,6 +276,6 @@ def asked_by_learner() -> bool:
 
 def lock_given_back(notes: Notes, raised: bool) -> None:
     """A push that fails must raise at its worker, and must not keep the lock."""
-    require(raised, "a gradient of the wrong shape was pushed, and its worker got no error: don't catch it")
-    require(notes.count("acquire") <= notes.count("release"), "a push that raised has kept the lock, so no push will "
-            "ever be served again: `with self.lock:` releases it in any case")
+    require(raised, "a gradient of the wrong shape was pushed, but its worker got no error: don't catch it")
+    require(notes.count("acquire") <= notes.count("release"), "a push that raised still holds the lock, so no push "
+            "will ever be served again: `with self.lock:` releases it in any case")

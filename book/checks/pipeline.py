@@ -17,22 +17,23 @@ from book.checks.verdict import (
 
 GRADIENT = {  # a stage's gradient, which should be a weighted sum over the micro-batches, or what else {what} is
     "nothing": "stage {stage}: its gradients are 0: were they cleared at the end?",
-    "times num": "stage {stage}: the gradients of {num} {several} add up, and each is that of a mean: scale by 1/{num}",
+    "times num": "stage {stage}: the gradient is the sum over {num} {several}, each of whose losses is a mean: scale "
+                 "by 1/{num}",
     "over num": "stage {stage}: the gradient is divided by the {num} {several} twice",
-    "times num_per_stage": "stage {stage}: the gradient is divided by the number of stages, {num_stages}: it is a "
+    "times num_per_stage": "stage {stage}: the gradient is divided by {num_stages}, the number of stages, but it is a "
                            "mean over {num} {several}",
-    "missing micro_batches": "stage {stage}: {what} {absent} of {num} has no part in the gradient: does each have its "
+    "missing micro_batches": "stage {stage}: {what} {absent} of {num} has no part in the gradient: does each get its "
                              "backward, and is nothing cleared in between?",
-    "alike": "stage {stage}: every {what} weighs {highest}, but they have different numbers of sequences: weigh each "
+    "alike": "stage {stage}: every {what} weighs {highest}, but they have different numbers of sequences: weight each "
              "mean by its share of the batch",
-    "scaled": "stage {stage}: the gradient is {times} times what it should be: by what is it scaled, and how often?",
-    "unequal": "stage {stage}: its {several} weigh {weights}, and should {shares}",
-    "unknown": "stage {stage}'s gradients are no sum of its {several}' gradients, and those of stage {later} are "
-               "right: what goes back must be the gradient of the input (x.grad) of stage {later}, and meet the same "
-               "{what}'s output here. Is the input of each {what} still as it came when its backward runs?"}
+    "scaled": "stage {stage}: the gradient is {times} times what it should be: what is it scaled by, and how often?",
+    "unequal": "stage {stage}: its {several} weigh {weights}, but should {shares}",
+    "unknown": "stage {stage}'s gradients are not a sum of its {several}' gradients, but those of stage {later} are "
+               "right. Stage {later} must send back the gradient of its input (x.grad), and here it must meet the "
+               "output of the same {what}. Is the input of each {what} still unchanged when its backward runs?"}
 LAST = GRADIENT | {
-    "unknown": "stage {stage}, the last, has gradients that are no sum of its {several}' gradients: is the input of a "
-               "{what} still as it came when its backward runs, and does each have its own targets?"}
+    "unknown": "stage {stage}, the last, has gradients that are not a sum of its {several}' gradients: is the input of "
+               "a {what} still unchanged when its backward runs, and does each have its own targets?"}
 
 
 # The parts
@@ -46,28 +47,28 @@ def stage_parts(held: Sequence[State], model: State, num_blocks: int = 0) -> lis
     num = len(held)
     for name, value in model.items():
         owners = [stage for stage, own in enumerate(held) if name in own]
-        require(owners, f"with {num} stages no stage holds {name}: every block, both embeddings, norm and head belong "
-                "to one")
-        require(len(owners) == 1, f"with {num} stages {name} is on stages {listed(owners)}: a stage keeps what it runs "
-                "and no more, or nothing is saved")
+        require(owners, f"with {num} stages no stage holds {name}: every block, both embeddings, the norm and the head "
+                "must be on one")
+        require(len(owners) == 1, f"with {num} stages {name} is on stages {listed(owners)}: a stage must keep only "
+                "what it runs, or no memory is saved")
         require(identical(held[owners[0]][name], value),
-                f"stage {owners[0]} has changed {name}: cutting a model leaves its numbers as they are")
+                f"stage {owners[0]} has changed {name}: cutting a model must leave its numbers as they are")
     for stage, own in enumerate(held) if num_blocks else ():
         got = sorted({int(name.split(".")[1]) for name in own if name.startswith("blocks.")})
         want = list(range(num_blocks * stage // num, num_blocks * (stage + 1) // num))
-        require(got == want, f"with {num} stages stage {stage} keeps block {listed(got) or 'none'}, it should keep "
-                f"{listed(want)}: a run of blocks from L s // p up to, not including, L (s + 1) // p. What later "
-                "checks say depends on the cut")
+        require(got == want, f"with {num} stages stage {stage} keeps block {listed(got) or 'none'}, but should keep "
+                f"{listed(want)}: the blocks from L s // p up to, not including, L (s + 1) // p. Later checks depend "
+                "on this cut")
     return [sum(flat(value).size for value in own.values()) for own in held]
 
 
 def same_outputs(got: Any, expected: Any) -> float:
     """The last stage's output must be that of the whole model. Returns the sum of its absolute values."""
     require(got is not None, "a part returned None: its forward must return what it computes")
-    require(tuple(got.shape) == tuple(expected.shape), f"the last part gives {tuple(got.shape)}, the whole model "
-            f"{tuple(expected.shape)}: does the last stage, and it alone, predict?")
-    require(agree(got, expected), "the parts, one after the other, give other logits than the whole model: does each "
-            "block run once, in order, after embed and before predict?")
+    require(tuple(got.shape) == tuple(expected.shape), f"the last part returns the shape {tuple(got.shape)}, but the "
+            f"whole model {tuple(expected.shape)}: does the last stage, and only that one, predict?")
+    require(agree(got, expected), "the parts, one after the other, give different logits from the whole model: does "
+            "each block run once, in order, after embed and before predict?")
     return magnitude(got)
 
 
@@ -75,19 +76,19 @@ def same_outputs(got: Any, expected: Any) -> float:
 
 def micro_batch_losses(got: Any, expected: Sequence[float]) -> None:
     """The last stage must have one loss for each micro-batch, as in one process; `expected` are scaled by 0.5."""
-    require(num_given(got) == len(expected), f"the last stage has {num_given(got)} losses, one for each micro-batch "
-            f"would be {len(expected)}: append each to self.losses")
+    require(num_given(got) == len(expected), f"the last stage has {num_given(got)} losses, but there are "
+            f"{len(expected)} micro-batches: append the loss of each to self.losses")
     for m, (loss, wanted) in enumerate(zip(got, expected)):
         number(f"the loss of micro-batch {m}", loss, wanted, [
             (2 * wanted, "it is not multiplied by self.scale"),
-            (expected[(m + 1) % len(expected)], "it is that of another micro-batch")])
+            (expected[(m + 1) % len(expected)], "it belongs to another micro-batch")])
 
 
 def nothing_kept(counts: Sequence[int]) -> None:
     """After all backwards no stage may keep anything; `counts` has by stage how many micro-batches it keeps."""
     for stage, count in enumerate(counts):
-        refuse(count, f"stage {stage} still has {count} of its micro-batches in self.kept when their backwards "
-               "are done: backward(m) must drop what it used, as self.kept.pop(m) does")
+        refuse(count, f"stage {stage} still has {count} of its micro-batches in self.kept after their backwards: "
+               "backward(m) must drop what it used, as self.kept.pop(m) does")
 
 
 def batch_loss(got: Any, losses: Sequence[float], counts: Sequence[int] = ()) -> float:
@@ -95,15 +96,16 @@ def batch_loss(got: Any, losses: Sequence[float], counts: Sequence[int] = ()) ->
 
     `counts` are the micro-batches' numbers of sequences, where they differ. Returns the loss.
     """
-    require(got is not None, "the last stage returned no loss: it alone has the logits, so it must return the batch's")
+    require(got is not None, "the last stage returned no loss: only it has the logits, so it must return the batch's "
+            "loss")
     mean = float(np.average(losses, weights=counts or None))
     return number("the loss of the batch", got, mean, [
         (sum(losses), "it is the sum over the micro-batches"),
         (losses[-1], "it is that of the last micro-batch alone"),
         (losses[0], "it is that of the first micro-batch alone"),
         (float(np.mean(losses)),
-         "it is the mean of the micro-batches' means, and they have different numbers of sequences"),
-        (mean / len(losses), "it is divided by the number of micro-batches once more")])
+         "it is the mean of the micro-batches' means, but they have different numbers of sequences"),
+        (mean / len(losses), "it is divided by the number of micro-batches once too often")])
 
 
 def stage_gradients(found: Sequence[Gradients], single: Sequence[Gradients], weights: Sequence[float] | None = None,
@@ -139,7 +141,7 @@ def _check_there(stage: int, last: int, own: Gradients) -> None:
         "is backward called on the loss?" if stage == last else
         f"what came back from stage {stage + 1} must go into the backward of what this stage sent"))
     for name in absent:
-        raise CheckFailed(f"stage {stage} has no gradient for {name}, but for others: is it used in forward?")
+        raise CheckFailed(f"stage {stage} has no gradient for {name}, though it has others: is it used in forward?")
 
 
 # Over RPC
@@ -147,8 +149,8 @@ def _check_there(stage: int, last: int, own: Gradients) -> None:
 def remote_failure(message: str) -> str:
     """The error of a rank that trains over RPC, explained if torch does not explain it."""
     if "graphTask_" in message:
-        return ("the gradient comes to a remote call, and nobody there expects it: loss.backward() knows this process "
-                "alone, dist_autograd.backward(context_id, [loss]) knows them all")
+        return ("the gradient reaches a remote call, where nothing expects it: loss.backward() runs only in this "
+                "process, dist_autograd.backward(context_id, [loss]) on all of them")
     return message
 
 
@@ -158,12 +160,12 @@ def rows_in_calls(rows: Sequence[Sequence[int]], wanted: Sequence[int]) -> None:
         refuse(list(own) == [sum(wanted)] and len(wanted) > 1,
                f"stage {stage} gets the whole batch in one call: cut it into {len(wanted)} micro-batches")
         require(sorted(own) == sorted(wanted), f"in one step the calls of stage {stage} bring {listed(own) or 'no'} "
-                f"sequences, the {len(wanted)} micro-batches have {listed(wanted)}")
+                f"sequences, but the {len(wanted)} micro-batches have {listed(wanted)}")
 
 
 def in_company(together: bool | None) -> None:
     """The first stage must have been given its second micro-batch before the last one was done with the first."""
-    require(together, "the second micro-batch is sent when the first one is through, so one stage works at a time: "
+    require(together, "the second micro-batch is sent only when the first one is done, so one stage works at a time: "
             "start all calls, then wait (rpc_sync, wait() and to_here() each wait)")
 
 
@@ -175,8 +177,8 @@ def from_stage_to_stage(owners: Sequence[Sequence[str]]) -> None:
     for stage, own in enumerate(owners[1:], 1):
         for strange in sorted(set(own) - {f"worker{stage}"}):
             who = "the driver" if strange == "worker0" else strange
-            raise CheckFailed(f"stage {stage} fetches an input from {who}, not from stage {stage - 1}: hand on the "
-                              "reference that stage.remote() gives, and the tensor stays where it is until then")
+            raise CheckFailed(f"stage {stage} fetches an input from {who}, not from stage {stage - 1}: pass on the "
+                              "reference that stage.remote() returns, so that the tensor stays where it is until then")
 
 
 def first_updates(before: Sequence[State], after: Sequence[State], single: Sequence[Gradients], learning_rate: float,
@@ -189,15 +191,15 @@ def first_updates(before: Sequence[State], after: Sequence[State], single: Seque
     found = [{name: (flat(own[name]) - flat(now[name])) / learning_rate for name in own}
              for own, now in zip(before, after)]
     idle = [stage for stage, update in enumerate(found) if not whole(update).any()]
-    require(len(idle) < len(found), "no stage's weights have changed in the first step: does the optimizer step, with "
-            "the context's id, while the context is open? And did the forwards run inside the context?")
+    require(len(idle) < len(found), "no stage's weights have changed in the first step: did the forwards run inside "
+            "the context, and does the optimizer step with its id while it is open?")
     for stage in idle:
         raise CheckFailed(f"stage {stage}'s weights have not changed in the first step: are its parameters among "
                           "those that the optimizer was given?")
     try:
         return stage_gradients(found, single, weights)
     except CheckFailed as error:
-        asked = "no sum" in str(error)
+        asked = "not a sum" in str(error)
         raise CheckFailed(f"{error}" + " And does the optimizer step once, for the whole batch?" * asked) from None
 
 
@@ -208,7 +210,7 @@ def losses_of_steps(got: Sequence[Any], expected: Sequence[float], num_first: in
         require(length == len(wanted), f"{length} losses are returned for {len(wanted)} step{'s' * (len(wanted) > 1)}: "
                 "return a list with one number for each")
     for step, (loss, wanted) in enumerate(zip([*got[0], *got[1]], expected)):
-        why = ("is anything left over from the steps before, such as their gradients in a context that all share?"
+        why = ("is anything left over from earlier steps, such as their gradients in a context that all steps share?"
                if step > num_first else "is it the mean over the whole batch, before the step is made?")
         with reworded(after=f": {why}"):
             number(f"the loss of step {step}", loss, wanted)
@@ -219,8 +221,8 @@ def same_weights(held: Sequence[State], expected: State) -> float:
     scale = whole(expected)
     for stage, own in enumerate(held):
         for name in differing(own, expected, scale, TOLERANCE):
-            raise CheckFailed(f"the losses are right, but {name} of stage {stage} ends with other numbers than in one "
-                              "process: does the optimizer step after the last loss too?")
+            raise CheckFailed(f"the losses are right, but {name} of stage {stage} ends with different numbers than in "
+                              "one process: does the optimizer step after the last loss too?")
     return magnitude(scale)
 
 
@@ -228,7 +230,7 @@ def same_weights(held: Sequence[State], expected: State) -> float:
 
 def failure_of_replicas(message: str) -> str:
     """An error of a rank in a pipeline of replicas, without torch's report of collectives that do not match."""
-    return unmet(message, ": give group=, the ranks that hold the same stage")
+    return unmet(message, ": give group=, the group of the ranks that hold the same stage")
 
 
 def same_replicas(held: Sequence[State], starts: Sequence[State], num_replicas: int) -> None:
@@ -242,9 +244,9 @@ def same_replicas(held: Sequence[State], starts: Sequence[State], num_replicas: 
         require(set(own) == set(held[root]), f"{place} holds other parameters than rank {root}, which has that stage "
                 "of replica 0: rank = stage * num_replicas + replica")
         for name in differing(own, starts[root]):
-            refuse(identical(own[name], starts[rank][name]), f"{place} starts with its own {name} and rank {root} "
-                   "with another: averaged gradients keep replicas together only if they start together")
-            raise CheckFailed(f"{place} has a {name} that is not rank {root}'s: hand out replica 0's weights, to the "
+            refuse(identical(own[name], starts[rank][name]), f"{place} starts with its own {name}, which differs from "
+                   f"rank {root}'s: averaged gradients keep replicas equal only if they start equal")
+            raise CheckFailed(f"{place} has a {name} that is not rank {root}'s: broadcast replica 0's weights to the "
                               "ranks with the same stage")
 
 
@@ -253,8 +255,8 @@ def shares_of_replicas(rows: Sequence[Sequence[int]], num_sequences: int, num_re
     share = num_sequences // num_replicas
     for rank, own in enumerate(rows):
         require(own, f"rank {rank} has run no forward of a Recorded pipeline")
-        require(sum(own) == share, f"rank {rank} puts {sum(own)} sequences through its stage: a replica's share of the "
-                f"batch is {share} of {num_sequences}")
+        require(sum(own) == share, f"rank {rank} puts {sum(own)} sequences through its stage, but a replica's share of "
+                f"the batch is {share} of {num_sequences}")
         require(len(own) > 1, f"rank {rank} puts its {share} sequences through in one forward: cut them into "
                 "micro-batches")
 
@@ -265,7 +267,7 @@ def gradients_of_replicas(found: Sequence[Gradients], single: Sequence[Gradients
     `found` is by rank, as in `same_replicas`. Returns what `stage_gradients` does for a replica.
     """
     hints = {num_replicas: f"your {num_replicas} replicas hold the sum of their gradients: take the mean",
-             1 / num_replicas: f"the mean is divided by the {num_replicas} replicas once more"}
+             1 / num_replicas: f"the mean is divided by the number of replicas, {num_replicas}, once too often"}
     for replica in range(num_replicas):
         try:
             total = stage_gradients(found[replica::num_replicas], single, what="sequence", hints=hints)
@@ -283,9 +285,9 @@ def _why_apart(last: Sequence[Gradients], single: Sequence[Gradients]) -> str:
     absent = [set(Attribution(whole(own), [whole(one, own) for one in single]).absent_from()) for own in last]
     nowhere = sorted(set.intersection(*absent))
     return likeliest(
-        (nowhere, f"sequence {listed(nowhere)} is in no replica's gradient: each replica takes a share of its own"),
-        (all(absent), "each replica's last stage has the gradient of its own sequences and nothing of the other "
-         "replicas': average over the ranks that hold the same stage"))
+        (nowhere, f"sequence {listed(nowhere)} is in no replica's gradient: each replica must take its own share"),
+        (all(absent), "each replica's last stage has only the gradient of its own sequences: average over the ranks "
+         "that hold the same stage"))
 
 
 def _left_out(own: Gradients, single: Sequence[Gradients]) -> str:
@@ -294,8 +296,8 @@ def _left_out(own: Gradients, single: Sequence[Gradients]) -> str:
         whole({name: gradient}), [whole({name: one[name]}) for one in single]).absent_from()]
     if not 0 < len(lacking) < len(own):
         return ""
-    return (f"the gradient of {lacking[0]} has nothing of the other replicas' sequences, and those of other parameters "
-            "have: average all of them, biases and norms too")
+    return (f"the gradient of {lacking[0]} lacks the other replicas' sequences, which those of other parameters "
+            "contain: average all gradients, biases and norms too")
 
 
 def losses_of_replicas(got: Sequence[Any], losses: Sequence[float], num_replicas: int) -> float:
@@ -307,7 +309,7 @@ def losses_of_replicas(got: Sequence[Any], losses: Sequence[float], num_replicas
     for replica, loss in enumerate(got[-num_replicas:]):
         require(loss is not None, f"the last stage of replica {replica} returned no loss")
         shares = [np.array(losses[replica::num_replicas]), np.array_split(losses, num_replicas)[replica]]
-        own = "it is that of the replica's own share: the loss of the whole batch takes an all-reduce"
+        own = "it is the loss of the replica's own share: that of the whole batch takes an all-reduce"
         number(f"the loss of the batch on replica {replica}", loss, mean, [
             (mean * num_replicas, "it is the sum over the replicas: take the mean"),
             *((float(np.mean(share)), own) for share in shares)])

@@ -9,11 +9,11 @@ from book.checks.verdict import CheckFailed, listed, number, refuse, require, sh
 
 Calls = Mapping[int, Sequence[tuple[str, int, tuple[int, ...], bool]]]  # rank -> (group, number, members, done)
 EXACT = 1e-12
-NEARLY = 1e-9  # of losses after several updates: AdamW divides by roots of small numbers
+NEARLY = 1e-9  # for losses after several updates: AdamW divides by roots of small numbers
 
 
 def guilty_ranks(got: Any, calls: Calls, case: str) -> list[int]:
-    """`got` must be the ranks for which others wait and which wait for nobody; returns them.
+    """`got` must be the ranks that others wait for and that wait for nobody themselves; returns them.
 
     `calls[rank]` are its calls, oldest first, as (group, number, members, done).
     """
@@ -26,73 +26,79 @@ def guilty_ranks(got: Any, calls: Calls, case: str) -> list[int]:
     if found == want:
         return want
     victims = sorted(set(found) & waits.keys() - missing)
-    refuse(victims, f"{case}: rank {listed(victims)} waits, and all others have to come to it: it is a victim. Who has "
-                    "not made the call that it waits in?")
+    refuse(victims, f"{case}: rank {listed(victims)} is a victim: it waits for others. Which rank has not made the "
+                    "call that it waits in?")
     elsewhere = sorted(set(found) & waits.keys())
-    refuse(elsewhere, f"{case}: rank {listed(elsewhere)} has not made the call that others wait in, but waits itself "
-                      "in a call of another group: ask there for whom")
+    refuse(elsewhere, f"{case}: rank {listed(elsewhere)} has not made the call that others wait in, but it waits "
+                      "itself, in a call of another group: find out whom that group waits for")
     innocent = sorted(set(found) - missing)
-    refuse(innocent, f"{case}: nobody waits for rank {listed(innocent)}: it has made all calls of its groups. Compare "
-                     "numbers, not how many calls a dump has, within one group, and only for its members")
-    raise CheckFailed(f"{case}: you have found {found or 'nobody'}, but rank "
-                      f"{listed(sorted(set(want) - set(found)))} is waited for too, and waits for nobody: look in each "
-                      "group at its own numbers")
+    refuse(innocent, f"{case}: nobody waits for rank {listed(innocent)}, which has made every call that a member of "
+                     "its groups waits in. Compare numbers within one group, and only those of its members. Don't "
+                     "compare how many calls the dumps hold")
+    raise CheckFailed(f"{case}: you found {found or 'nobody'}, but others also wait for rank "
+                      f"{listed(sorted(set(want) - set(found)))}, which waits for nobody. Each group counts its own "
+                      "calls")
 
 
 def state_put_back(rank: int, differs: Mapping[str, bool]) -> None:
-    """After `put_back` no part may differ from what it was when it was saved; `differs` says which do."""
+    """After `put_back` every part must be as it was when it was saved; `differs` says which are not."""
     says = {"model": "the model's parameters are not those that were saved",
-            "optimizer": "the optimizer's moments are not those that were saved: AdamW begins anew, and its first "
+            "optimizer": "the optimizer's moments are not those that were saved: AdamW starts over, and its first "
                          "steps are larger",
-            "schedule": "the schedule is not where it was: the learning rate warms up once more",
-            "step": "training.step is not the saved one: the run would take batches again that it has had",
-            "random": "the random state is not the saved one: dropout draws other masks"}
+            "schedule": "the schedule is not where it was: the learning rate warms up again",
+            "step": "training.step is not the saved one: the run would repeat batches that it has already trained on",
+            "random": "the random state is not the saved one: dropout draws different masks"}
     for part in {**says, **differs}:
         refuse(differs[part], f"rank {rank}: {says.get(part, f'training.{part} is not what was saved')}")
 
 
 def kept_apart(changed: Sequence[str]) -> None:
-    """What `state_of` gave must not change while the training goes on."""
-    refuse(changed, f"what state_of has returned changes with the next step ({listed(changed)}): it refers to the live "
-                    "tensors. A save that is written later would hold two steps; copy (copy.deepcopy)")
+    """What `state_of` returned must not change while the training goes on."""
+    refuse(changed, f"what state_of returned changes with the next step ({listed(changed)}), because it refers to the "
+                    "live tensors. A save written while training goes on would mix two steps: return a copy "
+                    "(copy.deepcopy)")
 
 
 def same_losses(got: Sequence[float], want: Sequence[float]) -> float:
-    """The losses of a run that was resumed, to the last bit; returns their sum."""
+    """The losses of a resumed run must equal those of one that was never stopped, to the last bit; returns their
+    sum."""
     for place, (a, b) in enumerate(zip(got, want)):
-        require(a == b, f"loss {place} after resuming is {short(a)}, in the run that nobody stopped {short(b)}")
-    require(len(got) == len(want), f"{len(got)} losses after resuming, not {len(want)}")
+        require(a == b, f"loss {place} after resuming is {short(a)}, but in the run that was never stopped it is "
+                f"{short(b)}")
+    require(len(got) == len(want), f"there are {len(got)} losses after resuming, not {len(want)}")
     return sum(got)
 
 
 def same_batches(rows: Mapping[int, Sequence[Sequence[int]]], num_rows: int, step: int, size: int) -> list[int]:
-    """`rows[world_size][rank]`, a step's rows of each rank, must make the same batch for every world size.
+    """The ranks' rows in a step must make the same batch for every world size; `rows[world_size][rank]` are one rank's.
 
-    Returns the batch's rows, sorted. `size` is how many rows the data have.
+    Returns the batch's rows, sorted. `size` is the number of rows in the data.
     """
     batches = {}
     for world_size, by_rank in rows.items():
         where = f"step {step} on {world_size} rank{'s' * (world_size > 1)}"
         together = [row for own in by_rank for row in own]
         odd = next((row for row in together if type(row) is not int), None)
-        require(odd is None, f"{where}: rows are of the type {type(odd).__name__}: give plain ints (tolist())")
+        require(odd is None, f"{where}: rows have the type {type(odd).__name__}: return plain ints (tolist())")
         outside = [row for row in together if not 0 <= row < size]
         refuse(outside, f"{where}: there is no row {listed(outside[:1])}: rows are numbered from 0 to {size - 1}")
         refuse(len(together) == world_size * num_rows and world_size > 1,
-               f"{where}: every rank takes {num_rows} rows, so the global batch grows with the number of ranks")
+               f"{where}: every rank takes {num_rows} rows, so the global batch grows with the number of ranks; it "
+               f"must stay at {num_rows}")
         twice = sorted({row for row in together if together.count(row) > 1})
-        refuse(twice, f"{where}: row {listed(twice[:3])} is taken twice: every row of the batch belongs to one rank")
-        require(len(together) == num_rows, f"{where}: the ranks take {len(together)} rows together, not {num_rows}: "
-                                           "share the remainder out too")
+        refuse(twice, f"{where}: row {listed(twice[:3])} is taken twice, but every row of the batch belongs to exactly "
+               "one rank")
+        require(len(together) == num_rows, f"{where}: together the ranks take {len(together)} rows, not {num_rows}: "
+                                           "share out the remainder too")
         counts = [len(own) for own in by_rank]
-        require(max(counts) - min(counts) <= 1, f"{where}: the ranks take {listed(counts)} rows: shares may differ by "
-                                                "one row at most")
+        require(max(counts) - min(counts) <= 1, f"{where}: the ranks take {listed(counts)} rows, but shares may differ "
+                                                "by at most one row")
         batches[world_size] = sorted(together)
     first = next(iter(batches))
     for world_size, batch in batches.items():
-        require(batch == batches[first], f"step {step}: {first} and {world_size} ranks train on different rows: a run "
-                                         "that goes on with fewer ranks would see other data. Draw the batch from SEED "
-                                         "and the step alone, then share it out")
+        require(batch == batches[first], f"step {step}: {first} and {world_size} ranks train on different rows, so a "
+                                         "run that goes on with fewer ranks would see different data. Draw the batch "
+                                         "from SEED and the step alone, then share it out")
     return batches[first]
 
 
@@ -101,28 +107,29 @@ def batches_differ(batches: Mapping[int, Sequence[int]]) -> None:
     seen: dict[tuple[int, ...], int] = {}
     for step, batch in batches.items():
         earlier = seen.setdefault(tuple(batch), step)
-        require(earlier == step, f"step {step} has the rows of step {earlier}: the step decides what is drawn, or "
-                                 "every restart of the sampler gives the same rows again")
+        require(earlier == step, f"step {step} has the same rows as step {earlier}: seed the generator with the step "
+                                 "too")
 
 
 def batches_drawn(batches: Mapping[int, Sequence[int]], due: Mapping[int, Sequence[int]]) -> None:
-    """The batch of each step must be that which the exercise draws, in any order."""
+    """The batch of each step must be the one that the exercise draws, in any order."""
     for step, batch in batches.items():
-        require(list(batch) == sorted(due[step]), f"step {step}: the ranks share the same rows out for every number of "
-                "ranks, but they are not the first NUM_ROWS of torch.randperm(SIZE, generator=generator(100 + step))")
+        require(list(batch) == sorted(due[step]), f"step {step}: the ranks share out the same rows for every number of "
+                "ranks, but these are not the first NUM_ROWS of torch.randperm(SIZE, generator=generator(100 + step))")
 
 
 def global_gradient(got: float, want: float, plain: float, world_size: int) -> None:
-    """The mean of the ranks' gradients must be that of the whole batch; `plain` is the one without weights."""
+    """The mean of the ranks' gradients must be the gradient of the whole batch; `plain` is the mean without weights."""
     refuse(abs(got - plain) < EXACT < abs(got - want), f"on {world_size} ranks your gradient is the mean of the ranks' "
-           "means: a rank with fewer rows counts too much. Weight its loss by its share of the rows, times the number "
-           "of ranks, by which the gradients are divided")
+           "means, in which each row of a rank with fewer rows counts too much. Weight a rank's loss by its share of "
+           "the rows, times the number of ranks, since the sum of the gradients is divided by that")
     ratio = got / want if want else float("nan")
     refuse(world_size > 1 and abs(ratio * world_size - 1) < EXACT, f"on {world_size} ranks the gradient is "
            f"{short(ratio)} times that of the batch: gradients are divided by the number of ranks, so the weights of "
-           "all ranks add up to that number, not to 1")
+           "all ranks must add up to that number, not to 1")
     require(abs(got - want) < EXACT, f"on {world_size} ranks the gradient is {short(ratio)} times that of the batch"
-            + (": here all ranks have as many rows, so each weight is 1" if abs(plain - want) < EXACT else ""))
+            + (": here all ranks have the same number of rows, so each weight is 1" if abs(plain - want) < EXACT
+               else ""))
 
 
 def whole_checkpoint(got: Any, want: int | None, case: str) -> None:
@@ -132,17 +139,17 @@ def whole_checkpoint(got: Any, want: int | None, case: str) -> None:
     if want is None:
         raise CheckFailed(f"{case}: latest returns {got!r}, but there is no whole checkpoint: return None")
     if got is None:
-        raise CheckFailed(f"{case}: latest finds nothing, but step {want} was saved before: was it written with "
-                          "dcp.save, or written over, or moved away before the new one was whole?")
+        raise CheckFailed(f"{case}: latest finds nothing, but step {want} was saved before: was it not written with "
+                          "dcp.save, or overwritten, or moved away before the new one was whole?")
     require(isinstance(got, int), f"{case}: latest must return the step as a whole number, not {got!r}")
-    refuse(got > want, f"{case}: latest says step {got}, but that save was cut off: its .metadata is not there. Only a "
+    refuse(got > want, f"{case}: latest returns step {got}, but that save was interrupted: it has no .metadata. Only a "
                        "whole checkpoint counts")
-    raise CheckFailed(f"{case}: latest says step {got}, but step {want} is whole and later: compare steps as numbers, "
-                      "not as text")
+    raise CheckFailed(f"{case}: latest returns step {got}, but step {want} is later, and whole too: compare steps as "
+                      "numbers, not as text")
 
 
 def loaded_state(got: Mapping[str, float], want: Mapping[str, float], case: str) -> float:
-    """Digests of what was loaded, by name; returns their sum."""
+    """What was loaded must be what was saved, by the digest of each name; returns the digests' sum."""
     for name, value in want.items():
         have = got.get(name)
         if have is None and "optimizer" in name:
@@ -150,27 +157,29 @@ def loaded_state(got: Mapping[str, float], want: Mapping[str, float], case: str)
                               "or not loaded")
         require(have is not None and abs(have - value) < EXACT * max(1, abs(value)),
                 f"{case}: {name} is not what was saved"
-                + (": the optimizer's state was not saved, or not handed back by set_state_dict"
-                   if "optimizer" in name else ": is it from another step, or not handed back by set_state_dict?"))
+                + (": the optimizer's state was not saved, or not handed back with set_state_dict"
+                   if "optimizer" in name else ": is it from another step, or was it not handed back with "
+                                               "set_state_dict?"))
     return sum(want.values())
 
 
 def save_failure(message: str) -> str:
-    """The error of a launch that saves or loads, with a hint where a misconception is known."""
+    """The error of a launch that saves or loads, with a hint if it shows a known misconception."""
     if "Weights only load failed" in message:
-        return (f"the state holds more than dicts of tensors and numbers: put in what state_dict() returns, not the "
+        return ("the state may hold only dicts of tensors and numbers: put in what state_dict() returns, not the "
                 f"module or the optimizer itself\n{message}")
     if "rank 0 failed" not in message and "KeyError" in message:
-        return (f"another rank than rank 0 lacks a part of the state: every rank saves its own, and has random numbers "
-                f"of its own\n{message}")
+        return ("a rank other than rank 0 lacks a part of the state: every rank saves its own, and has its own random "
+                f"state\n{message}")
     if "metadata is None" in message:
-        return ("load asks dcp.load for a checkpoint that is not there: where latest finds none, load leaves all as it "
-                f"is and returns 0\n{message}")
+        return ("load calls dcp.load for a checkpoint that is not there: if latest finds none, load must change "
+                f"nothing and return 0\n{message}")
     if "Missing key in checkpoint state_dict" in message:
-        return (f"what is loaded has other names than what was saved: get_state_dict makes both\n{message}")
+        return ("the names in what you load differ from those that were saved: use get_state_dict for both"
+                f"\n{message}")
     if "wait for one another" in message or "returned without it" in message or "disagree" in message:
-        return (f"{message}\ndcp.save, dcp.load and get_state_dict are collectives: every rank calls them, and rank 0 "
-                "alone can't save the shards of the others")
+        return (f"{message}\ndcp.save, dcp.load and get_state_dict are collectives, so every rank must call them: rank "
+                "0 alone can't save the shards of the others")
     return message
 
 
@@ -178,33 +187,35 @@ def save_interval(got: Any, save_s: float, node_mtbf_s: float, num_nodes: int) -
     """Young's interval for a job of `num_nodes` nodes; returns it."""
     mean_s = node_mtbf_s / num_nodes
     return number("the interval", got, sqrt(2 * save_s * mean_s), [
-        (sqrt(2 * save_s * node_mtbf_s), "that is right for a single node. The job fails when any of its nodes does, "
-                                         "so its mean time between failures is a node's divided by their number"),
-        (sqrt(2 * save_s * node_mtbf_s * num_nodes), "more nodes fail more often, not less: divide by their number"),
+        (sqrt(2 * save_s * node_mtbf_s), "that is right for a single node. A job fails when any of its nodes does, so "
+                                         "its mean time between failures is one node's divided by the number of nodes"),
+        (sqrt(2 * save_s * node_mtbf_s * num_nodes), "more nodes fail more often, not less often: divide by their "
+         "number"),
         (sqrt(save_s * mean_s), "a failure loses half an interval on average, not a whole one: the 2 is missing"),
         (2 * save_s * mean_s, "take the square root"),
-        (mean_s, "that is how often the job fails, and not yet how often to save"),
-        (2 * sqrt(save_s * mean_s), "the 2 stands under the root too"),
-        (sqrt(2 * save_s * mean_s) - save_s, "that is Young's interval less the time of a save, as in Daly's formula: "
-                                             "give Young's"),
-        (sqrt(2 * save_s * mean_s) / 60, "that is in minutes: give seconds"),
+        (mean_s, "that is how often the job fails, not how often to save"),
+        (2 * sqrt(save_s * mean_s), "the 2 belongs under the root too"),
+        (sqrt(2 * save_s * mean_s) - save_s, "that is Young's interval minus the time of a save, as in Daly's formula: "
+                                             "return Young's"),
+        (sqrt(2 * save_s * mean_s) / 60, "that is in minutes: return seconds"),
     ])
 
 
 def lost_share(got: Any, save_s: float, interval_s: float, mean_s: float) -> float:
     """The share of time lost to saving and to failures, to first order; returns it."""
     return number("the lost share", got, save_s / interval_s + interval_s / (2 * mean_s), [
-        (save_s / interval_s, "that is the saving; failures throw work away too"),
-        (interval_s / (2 * mean_s), "that is what failures throw away; saving takes time too"),
-        (save_s / interval_s + interval_s / mean_s, "a failure strikes in the middle of an interval on average: it "
-                                                    "loses half of it"),
-        (save_s / interval_s + mean_s / (2 * interval_s), "the part that failures take is upside down: the longer the "
-                                                          "interval, the more work is thrown away"),
-        (100 * (save_s / interval_s + interval_s / (2 * mean_s)), "that is in per cent: give a share"),
-        (save_s / (save_s + interval_s) + interval_s / (2 * mean_s), "to first order the saves take save_s / "
-                                                                     "interval_s"),
+        (save_s / interval_s, "that is the share lost to saving alone; work lost in failures is missing"),
+        (interval_s / (2 * mean_s), "that is the share lost in failures alone; the time for saving is missing"),
+        (save_s / interval_s + interval_s / mean_s, "on average a failure comes in the middle of an interval, so it "
+                                                    "loses half of one"),
+        (save_s / interval_s + mean_s / (2 * interval_s), "the failures' part is inverted: a longer interval loses "
+                                                          "more work"),
+        (100 * (save_s / interval_s + interval_s / (2 * mean_s)), "that is in per cent: return a share, between 0 and "
+                                                                  "1"),
+        (save_s / (save_s + interval_s) + interval_s / (2 * mean_s), "to first order the share lost to saving is "
+                                                                     "save_s / interval_s"),
         (save_s / interval_s + (save_s + interval_s / 2) / mean_s, "to first order a failure costs half an interval, "
-                                                                   "and not the save as well"),
+                                                                   "without the time of a save"),
     ])
 
 
@@ -213,21 +224,22 @@ def trained_as_one(got: Any, want: Mapping[int, float], slips: Mapping[str, Mapp
 
     `slips` are the losses of one process that never updates, and of one that never clears its gradients.
     """
-    require(isinstance(got, Mapping) and got, f"train must return its losses by step, a dict, not {got!r}")
-    require(set(got) == set(want), f"the undisturbed run has the losses of the steps {listed(sorted(got))}, it should "
-                                   f"have those of the steps 0 to {max(want)}")
-    says = {"never_updated": "these are the losses of weights that never change: does each step update them, with the "
-                             "gradients of its own batch?",
-            "never_cleared": "these are the losses of gradients that add up: clear them before each backward"}
+    require(isinstance(got, Mapping) and got, f"train must return a dict of its losses by step, not {got!r}")
+    require(set(got) == set(want), f"the undisturbed run has losses for the steps {listed(sorted(got))}, but it should "
+                                   f"have them for the steps 0 to {max(want)}")
+    says = {"never_updated": "weights that never change: does each step update them, with the gradients of its own "
+                             "batch?",
+            "never_cleared": "gradients that add up over the steps: clear them before each backward"}
     wrong = next((step for step in sorted(want) if not _near(got[step], want[step])), None)
-    refuse(wrong == 0, f"the undisturbed run's loss of step 0 is {short(got[0])}, and that of the whole batch "
-                       f"{short(want[0])}: all ranks call mean_loss with the plain loss of their rows, and how many")
+    refuse(wrong == 0, f"the undisturbed run's loss of step 0 is {short(got[0])}, but that of the whole batch is "
+                       f"{short(want[0])}: every rank must call mean_loss with the plain loss of its rows and their "
+                       "number")
     for name, losses in slips.items():
         alike = wrong is not None and all(_near(got[step], losses[step]) for step in losses)
-        refuse(alike, f"in the undisturbed run, {says[name]}")
-    require(wrong is None, f"the undisturbed run's loss of step {wrong} is no longer that of one process that trains "
-                           "on the same batches: the updates before it differ. What are gradients divided by, and how "
-                           "often, and when are they cleared?")
+        refuse(alike, f"the losses of the undisturbed run are those of {says[name]}")
+    require(wrong is None, f"the undisturbed run's loss of step {wrong} differs from that of one process that trains "
+                           "on the same batches, so an earlier update was wrong. What are the gradients divided by, "
+                           "how often, and when are they cleared?")
 
 
 def _near(one: float, other: float) -> bool:
@@ -236,21 +248,22 @@ def _near(one: float, other: float) -> bool:
 
 def went_on(got: Mapping[int, float], want: Mapping[int, float], killed_at: int, every: int, num_ranks: int,
             exact: bool) -> float:
-    """The losses of a run that goes on after a kill at step `killed_at`, by step; returns the last one.
+    """A run that goes on after a kill before step `killed_at` must have the right losses, by step; returns the last
+    one.
 
-    They must begin at the last checkpoint, and be those of the undisturbed run: to the last bit where `exact`.
+    They must begin at the last checkpoint and equal those of the undisturbed run, to the last bit if `exact`.
     """
-    require(isinstance(got, Mapping) and got, f"train must return its losses by step, a dict, not {got!r}")
+    require(isinstance(got, Mapping) and got, f"train must return a dict of its losses by step, not {got!r}")
     first, begin = min(got), killed_at // every * every
-    refuse(first == 0 != begin, f"a rank was killed before step {killed_at}, and {num_ranks} ranks begin at step 0 "
-                                f"again: load the last whole checkpoint, of step {begin}, and go on from its step")
+    refuse(first == 0 != begin, f"a rank was killed before step {killed_at}, and {num_ranks} ranks start again at step "
+                                f"0: load the last whole checkpoint, that of step {begin}, and go on from there")
     require(first == begin, f"{num_ranks} ranks go on at step {first}, but the last checkpoint is of step {begin}")
     require(max(got) == max(want), f"the run ends with step {max(got)}, not {max(want)}")
     for step in sorted(got):
         near = got[step] == want[step] if exact else abs(got[step] - want[step]) < EXACT
-        require(near, f"after the kill, on {num_ranks} ranks, the loss of step {step} is {short(got[step])}, in the "
-                      f"undisturbed run {short(want[step])}"
-                      + (": the first one after loading already, so the weights or the data differ" if step == first
-                         else ": the first loss was right and this one is not, so the update differed: the optimizer's "
-                              "state, or the weights of uneven shares" if step == first + 1 else ""))
+        require(near, f"after the kill, on {num_ranks} ranks, the loss of step {step} is {short(got[step])}, but in "
+                      f"the undisturbed run it is {short(want[step])}"
+                      + (". It is the first one after loading, so the weights or the data differ" if step == first
+                         else ". The first loss was right, so the update was wrong: is it the optimizer's state, or "
+                              "the weights of uneven shares?" if step == first + 1 else ""))
     return got[max(got)]

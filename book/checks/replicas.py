@@ -16,19 +16,19 @@ from book.checks.attribution import Attribution, is_zero
 from book.checks.verdict import CheckFailed, Gradients, finite, flat, listed, magnitude, number, refuse, require, whole
 
 GRADIENT = {  # the module's gradient, which should be the mean over the examples
-    "nothing": "the module's gradients are zero: the replicas' are on the copies; add them up in the module",
-    "over num_replicas": "the gradient is divided by the number of replicas: the loss is the mean over the whole batch "
-                         "already, and the replicas' parts of its gradient add up",
-    "sum of means": "each replica's loss is the mean over its own share, and you add these up: gather, then compute "
-                    "one loss",
-    "mean of means": "this is the mean of the replicas' means, and their shares are not equal: compute one loss, over "
+    "nothing": "the module's gradients are zero: the replicas' gradients are on the copies, so add them up in the "
+               "module",
+    "over num_replicas": "the gradient is divided by the number of replicas: the loss is already the mean over the "
+                         "whole batch, so the replicas' parts of its gradient are added, not averaged",
+    "sum of means": "you add up losses that are means over the replicas' shares: gather the outputs, then compute one "
+                    "loss",
+    "mean of means": "this is the mean of the replicas' means, but their shares are not equal: compute one loss over "
                      "all outputs",
-    "absent replicas": "nothing of replica {replicas} has come back to the module: add up the gradients of all "
-                       "replicas",
+    "absent replicas": "no gradient of replica {replicas} has reached the module: add up the gradients of all replicas",
     "scaled": "the gradient is {times} times that of the whole batch's mean loss",
-    "unequal": "the examples have different weights in the gradient: each must have 1 / (number of examples)",
-    "unknown": "the gradient is no sum of the examples' gradients: does output i meet target i? Gather the outputs in "
-               "the order of the shares, whichever is done first"}
+    "unequal": "the examples have different weights in the gradient, but each must have 1 / (number of examples)",
+    "unknown": "the gradient is not a sum of the examples' gradients: does output i meet target i? Gather the outputs "
+               "in the order of the shares, not in the order in which threads finish"}
 
 
 @dataclass(frozen=True)
@@ -72,23 +72,23 @@ class Meeting:
         """Each example must have been in one of `num_replicas` threads that run at once, with weights of their own."""
         require(self.visits, "no forward ran: call the replicas, each with its share of the inputs")
         require(self._caller not in {visit.thread for visit in self.visits},
-                "a forward ran in the notebook's own thread: give each replica a thread of its own")
+                "a forward ran in the notebook's own thread: give each replica its own thread")
         require(len(self.visits) == self.num_replicas, f"{len(self.visits)} forwards ran for {self.num_replicas} "
                 "replicas: run one for each (split(n) cuts pieces of n examples, chunk(n) cuts into n pieces or fewer, "
                 "tensor_split(n) always into n)")
-        require(self.complete, "the replicas ran one after another: start every thread before you join the first")
+        require(self.complete, "the replicas ran one after another: start all threads before you join the first")
         examples = [example for visit in self.visits for example in visit.examples]
         seen = np.bincount(np.array(examples, dtype=int), minlength=num_examples)
         require(seen.all(), f"example {listed(np.flatnonzero(seen == 0))} of 0 to {num_examples - 1} went to no "
-                "replica: shares need not be equal (tensor_split leaves nothing out)")
+                "replica: shares need not be equal, but must cover the batch (tensor_split leaves nothing out)")
         require(seen.max() == 1,
-                f"example {np.argmax(seen > 1)} went to several replicas: each gets a share of the batch")
+                f"example {np.argmax(seen > 1)} went to several replicas: each must get its own share of the batch")
         num_weights = len({visit.weights for visit in self.visits})
         num_networks = len({visit.network for visit in self.visits})
-        refuse(num_weights > 1 and num_networks < self.num_replicas, "two threads swap weights in one module object, "
-               "and either may compute with the other's: give each a copy.deepcopy(module) to call")
+        refuse(num_weights > 1 and num_networks < self.num_replicas, "two threads swap weights in the same module "
+               "object, so each may compute with the other's: give each a copy.deepcopy(module) to call")
         require(num_weights == self.num_replicas,
-                "two replicas used the same weights: on devices of their own each needs a copy")
+                "two replicas used the same weights, but on separate devices each needs its own copy")
 
     def _met(self) -> None:
         self.complete = True
@@ -104,8 +104,8 @@ def replica_gradients(meeting: Meeting, loss: Any, losses: Any, gradients: Gradi
     meeting.check(len(losses))
     require(all(gradient is not None for gradient in gradients.values()),
             "the module has no gradients: was backward() called, and nothing cleared after it? Or are they on the "
-            "copies? Make these by something that autograd goes back through, such as clone(), or add the copies' "
-            "gradients up yourself")
+            "copies? Make the copies with an operation that autograd follows, such as clone(), or add up their "
+            "gradients yourself")
     got = finite(0, "the module's gradients", whole(gradients, single))
     rows = np.concatenate([flat(rows).reshape(len(losses), -1) for rows in single.values()], axis=1)
     found = Attribution(got, rows, 1 / len(losses), axes=("examples",), counts={"num_replicas": meeting.num_replicas})

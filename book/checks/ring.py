@@ -20,25 +20,25 @@ from book.trace import Trace
 
 SUMMED = {  # a chunk that should hold the sum
     "nothing": "is all zeros: did you read the receive buffer before wait(), or never receive?",
-    "own": "holds only what it held at the start: was the sum made before wait() had returned, or in another chunk "
-           "than the one received?",
-    "other": "holds rank {other}'s data alone: was it copied where it should be added?",
+    "own": "holds only what it held at the start: did you add before wait() had returned, or to another chunk than the "
+           "received one?",
+    "other": "holds only rank {other}'s data: was it copied instead of added?",
     "unequal": "{fault}: {why}",
-    "unknown": "holds neither a sum of the ranks' data for that chunk nor another chunk's: was wrong data added?"}
+    "unknown": "holds neither a sum of the ranks' data for this chunk nor one for another chunk: was wrong data added?"}
 TOO_OFTEN = "one step too many, or the wrong chunk sent"
 TOO_SELDOM = "was every step made, and the right chunk sent?"
-FEWER_CHUNKS = ("there are fewer chunks than ranks: buffer.chunk(n) gives no empty pieces, so of a short buffer it "
-                "gives fewer than n; tensor_split(n) always gives n")
+FEWER_CHUNKS = ("there are fewer chunks than ranks: buffer.chunk(n) makes no empty pieces, so it makes fewer than n "
+                "from a short buffer; tensor_split(n) always makes n")
 GATHERED = {  # a chunk that should hold its owner's data
-    "own": "is as it was before: rank {owner}'s chunk never arrived, or was not written into the buffer",
+    "own": "is unchanged: rank {owner}'s chunk never arrived, or was not written into the buffer",
     "other": "holds what rank {other} had there, but rank {owner} is the chunk's owner",
     "added to own": "holds its own old data plus rank {owner}'s: an all-gather copies, it does not add",
-    "unknown": "holds something that no rank had there: is the chunk you receive the one that is sent?"}
+    "unknown": "holds something that no rank had there: is the chunk that you receive the one that is sent?"}
 
 
 @contextmanager
 def chunks_in_words() -> Iterator[None]:
-    """On a rank: add to an error about an index out of range what it means for a buffer that is cut into chunks."""
+    """On a rank: add to an error about an index out of range what it means for a buffer cut into chunks."""
     try:
         yield
     except IndexError as error:
@@ -84,11 +84,11 @@ def all_reduce(before: Sequence[Any], after: Sequence[Any]) -> int:
         return round(expected.sum())
     refuse(0 < tail < length and right[:, :-tail].all() and (after == before)[:, -tail:].all(),
            f"the last {tail} of {length} elements were left out: {length} is not a multiple of {num_ranks}, so some "
-           "chunks must be one longer (tensor_split cuts like that)")
+           "chunks must be longer by one (as tensor_split cuts)")
     complete = np.array([[row[part].all() for part in chunks] for row in right])
     refuse(num_ranks > 1 and (complete.sum(axis=1) == 1).all(),
-           "every rank has just one chunk complete: that is the reduce-scatter; the all-gather that carries the sums "
-           "to the others is missing, or came too early")
+           "every rank has just one complete chunk, as after the reduce-scatter: the all-gather, which brings the sums "
+           "to the other ranks, is missing or came too early")
     rank, chunk = np.argwhere(~complete)[0]
     raise CheckFailed(_why_not_summed(int(rank), int(chunk), before, after[rank]))
 
@@ -100,9 +100,10 @@ def neighbour_exchange(sent: Sequence[Any], received: Sequence[Any]) -> int:
         left, right = (rank - 1) % len(sent), (rank + 1) % len(sent)
         if np.array_equal(got, sent[left]):
             continue
-        require(got.any(), f"rank {rank} received nothing: its `incoming` is all zeros; did you wait() for it?")
-        refuse((got == sent[right]).all(), f"rank {rank} received from rank {right}, its right-hand neighbour: the "
-               f"data goes round the ring from left to right, so receive from rank {left}")
+        require(got.any(), f"rank {rank} received nothing: its `incoming` is all zeros. Did you wait() for the "
+                "receive?")
+        refuse((got == sent[right]).all(), f"rank {rank} received from rank {right}, its right-hand neighbour, but the "
+               f"data goes round the ring from left to right: receive from rank {left}")
         raise CheckFailed(f"rank {rank} did not receive what rank {left} sent")
     return round(received[0].sum())
 
@@ -110,14 +111,14 @@ def neighbour_exchange(sent: Sequence[Any], received: Sequence[Any]) -> int:
 def point_to_point(trace: Trace) -> int:
     """The run must have used sends and receives only. Returns how many messages were sent."""
     for op in sorted({event.op for event in trace.of_kind("collective")} - {"barrier"}):
-        raise CheckFailed(f"your run called {op}: here you build it yourself, from sends and receives")
+        raise CheckFailed(f"your run called {op}, but here you build it yourself, from sends and receives")
     num_messages = len(trace.of_kind("send"))
     require(num_messages, "your run sent no message at all: is there any send in your function?")
     return num_messages
 
 
 def ring_traffic(trace: Trace, length: int, element_bytes: int, num_columns: int = 0) -> float:
-    """Every rank must have sent 2(N-1) chunks of a buffer of `length` elements, all of them to one neighbour.
+    """Every rank must have sent 2(N-1) chunks of a buffer of `length` elements, all of them to the same neighbour.
 
     A rank may send 2(N-1)/N of the buffer, with chunks rounded up or down. If the buffer is a matrix, `num_columns` is
     the length of its rows. Returns the bytes that rank 0 sent.
@@ -133,17 +134,17 @@ def ring_traffic(trace: Trace, length: int, element_bytes: int, num_columns: int
     of_a_root = sent[busiest] >= (world_size - 1) * num_bytes and world_size > 2
     messages = [event.num_bytes or 0 for event in trace.of_kind("send")]
     refuse(num_columns and sent[busiest] > most and not any(size % (num_columns * element_bytes) for size in messages),
-           f"every message is a whole row of {num_columns} elements, or several: tensor_split cuts a matrix into rows. "
-           "Cut by elements: buffer.view(-1) is the same memory as one row")
+           f"every message is one or more whole rows of {num_columns} elements, because tensor_split cuts a matrix "
+           "into rows. Cut by elements: buffer.view(-1) is the same memory as one row")
     require(sent[busiest] <= most, f"rank {busiest} sent {sent[busiest] / num_bytes:.2f} times the buffer, {asked}: "
             + ("that is the traffic of a root, or of whole buffers passed around; send one chunk a step" if of_a_root
-               else "is one of the steps made too often, or more than a chunk sent in a step?"))
+               else "is a step made too often, or more than one chunk sent in a step?"))
     require(sent[laziest] >= least, f"rank {laziest} sent only {sent[laziest] / num_bytes:.2f} times the buffer, "
             f"{asked}: are some of its steps missing?")
     for rank in range(world_size):
         partners = sorted({event.peer for event in trace.of_kind("send") if event.rank == rank})
         require(len(partners) < 2,
-                f"rank {rank} sent to ranks {listed(partners)}: in a ring it talks to one neighbour only")
+                f"rank {rank} sent to ranks {listed(partners)}, but in a ring it sends to one neighbour only")
     return float(sent[0])
 
 
@@ -154,18 +155,18 @@ def ring_cost(answer: Any, trace: Trace, length: int, element_bytes: int) -> tup
             f"return two numbers, the rounds and the bytes that a rank sends, not {type(answer).__name__}")
     num_bytes, world_size = length * element_bytes, trace.world_size
     rounds = number("the number of rounds", answer[0], trace.num_steps, [
-        (sent, "that is the number of bytes: the rounds come first"),
+        (sent, "that is the number of bytes: return the rounds first"),
         (world_size - 1, "that is the reduce-scatter alone, the all-gather takes as many"),
-        (2 * world_size, "the last contribution has N-1 links to go, not N, in either half")])
+        (2 * world_size, "in each half the last contribution crosses N-1 links, not N")])
     return rounds, number("the number of bytes that a rank sends", answer[1], sent, [
         (sent / 2, "that is the reduce-scatter alone, the all-gather sends as much again"),
         (2 * num_bytes, "that is the limit for many ranks; a rank never sends its last chunk"),
-        (num_bytes, "that is the buffer once; either half of the ring sends all of it but one chunk"),
-        (num_bytes / world_size, "that is one chunk; a rank sends one in each round"),
+        (num_bytes, "that is the buffer once, but each of the two halves sends all of it except one chunk"),
+        (num_bytes / world_size, "that is one chunk, but a rank sends one in each round"),
         (cost.root_sent_bytes(world_size, num_bytes),
          "that is the traffic of a root, which sends the whole buffer to each of the others"),
         (sent * world_size, "that is what all ranks send together, or the whole buffer in every round"),
-        (sent / element_bytes, f"that counts elements: each has {element_bytes} bytes")])
+        (sent / element_bytes, f"that counts elements, but each has {element_bytes} bytes")])
 
 
 def bus_bandwidth(answer: Any, world_size: int, num_bytes: float, seconds: float) -> float:
@@ -173,15 +174,16 @@ def bus_bandwidth(answer: Any, world_size: int, num_bytes: float, seconds: float
     wanted = cost.bus_bandwidth_bytes_per_s("all_reduce", world_size, num_bytes, seconds)
     return number("the bus bandwidth", answer, wanted, [
         (num_bytes / seconds,
-         "that is the algorithm bandwidth, bytes over seconds; multiply by the share that each link carries"),
-        (wanted / 2, "the share is (N-1)/N for a reduce-scatter; an all-reduce does that twice"),
+         "that is the algorithm bandwidth, bytes over seconds: multiply it by the share of the buffer that each link "
+         "carries"),
+        (wanted / 2, "the share is (N-1)/N for a reduce-scatter, and twice that for an all-reduce"),
         (wanted / 1e9, "that is in GB/s; leave it in bytes per second"),
         (wanted * 8, "that is in bits; leave it in bytes per second"),
-        (1 / wanted, "you have seconds over bytes"),
-        (wanted / (2 * (world_size - 1) / world_size)**2, "the share is upside down, it is 2(N-1)/N"),
+        (1 / wanted, "that is seconds over bytes: return bytes over seconds"),
+        (wanted / (2 * (world_size - 1) / world_size)**2, "the share is upside down: it is 2(N-1)/N"),
         (wanted * world_size, "each link carries 2(N-1)/N of the buffer; the division by N is missing"),
         (wanted * seconds, "divide by the seconds"),
-        (wanted * seconds**2, "divide by the seconds, you have multiplied")])
+        (wanted * seconds**2, "you have multiplied by the seconds: divide by them")])
 
 
 def _chunks(buffers: np.ndarray) -> list[slice]:
@@ -197,16 +199,16 @@ def _moved(before: Sequence[Any], after: Sequence[Any]) -> tuple[np.ndarray, np.
     require(after.shape == before.shape,
             f"the buffers had {before.shape[1]} elements and now have {after.shape[1]}: work in place")
     refuse(len(before) > 1 and (before == after).all(),
-           "every buffer is as it was before: did you wait() for what you receive before you used it, and write into "
-           "the memory that you were given? (x += y and x.copy_(y) do; x = x + y and chunks[i] = y put another tensor "
-           "in its place)")
+           "every buffer is unchanged: did you wait() for each receive before you used its data, and write into the "
+           "memory that you were given? (x += y and x.copy_(y) do; x = x + y and chunks[i] = y replace it by another "
+           "tensor)")
     return before, after
 
 
 def _check_mean(before: np.ndarray, after: np.ndarray) -> None:
     mean = before.mean(axis=0)
     refuse(len(before) > 1 and mean.any() and np.allclose(after, mean),
-           "your ranks hold the mean, an all-reduce holds the sum (DDP divides by N afterwards)")
+           "your ranks hold the mean, but an all-reduce makes the sum (DDP divides by N afterwards)")
 
 
 def _check_sum(rank: int, chunk: int, before: np.ndarray, buffer: np.ndarray) -> None:
@@ -222,8 +224,8 @@ def _why_not_summed(rank: int, chunk: int, before: np.ndarray, buffer: np.ndarra
     if counts is None and found.got.any():
         for other, place in enumerate(chunks):
             if other != chunk and _counts(Attribution(found.got, before[:, place])) is not None:
-                return (f"{where} holds data that belongs in chunk {other}: the chunk you receive is not the one you "
-                        "send")
+                return (f"{where} holds data that belongs in chunk {other}: the chunk that you receive is not the one "
+                        "that is sent")
         return f"{where} {SUMMED['unknown']}"
     counts = np.zeros(len(before)) if counts is None else counts
     fault = contents_fault(counts, np.ones(len(counts)))

@@ -22,36 +22,37 @@ from book.checks.verdict import (
 )
 
 Updates = Mapping[str, tuple[Any, Any]]
-Places = dict[str, np.ndarray]  # of each unit's shard, by number: where it is in the whole model, -1 for padding
+Places = dict[str, np.ndarray]  # where each number of each unit's shard is in the whole model, -1 for padding
 
 GRADIENT = {  # a shard's gradient, which should be its part of the mean over ranks and backwards
-    "times num_ranks": "it is the sum over {num_ranks} ranks; the loss of the whole batch is a mean, so divide by "
+    "times num_ranks": "it is the sum over {num_ranks} ranks, but the loss of the whole batch is a mean: divide by "
                        "{num_ranks}",
     "only last backwards": "only the last of the step's {num_backwards} backwards is in it: a second reduce_scatter "
-                           "has to add to self.shard.grad what it brings, as backward does to p.grad",
-    "only own": "only this rank's own gradient is in it: nothing has come from the other ranks",
+                           "must add its result to self.shard.grad, as backward does to p.grad",
+    "only own": "only this rank's own gradient is in it, nothing from the other ranks",
     "missing ranks": "the gradients of ranks {absent} have no part in it",
-    "scaled": "it is {times} times the mean: what is divided twice, or not at all?",
-    "unequal": "the {num_backwards} backwards of each rank weigh {of_rank_0}, and should {share}: is what one backward "
-               "brought added once, and averaged once?",
-    "unknown": "it is no sum of the ranks' gradients at these places. Are the gradients packed in the order of the "
-               "parameters, and is this rank's own piece taken?"}
-LATE = ("Or do all hooks work on the last unit? A lambda looks `unit` up when it is called, after the loop: bind it "
+    "scaled": "it is {times} times the mean: what do you divide twice, or not at all?",
+    "unequal": "the {num_backwards} backwards of each rank weigh {of_rank_0}, but should weigh {share}: is the result "
+               "of each backward added once, and averaged once?",
+    "unknown": "it is not a sum of the ranks' gradients at these places. Do you pack the gradients in the order of the "
+               "parameters, and take this rank's own piece?"}
+LATE = ("Or do all hooks work on the last unit? A lambda looks up `unit` when it is called, after the loop: bind it "
         "with lambda *_, unit=unit: ...")
 NO_GRADIENT = ("A p.grad was None: reduce_scatter ran before all gradients of the unit were there, or a second time. "
-               "It is called once in each backward, by the last of the unit's gradients. " + LATE)
+               "Call it once in each backward, when the last of the unit's gradients is there. " + LATE)
 TRAINING_ERRORS = {
-    "storage of size 0": "Something is used while its unit is freed: which unit's all_gather has to come before, in "
-                         "which hook? In backward a block computes with its weights again. " + LATE,
-    "out of bounds for storage of size": "resize_ of a storage takes bytes, and there is less than the tensor needs: "
-                                         "flat.nbytes, which is numel() times element_size()",
-    **{f"'NoneType' object has no attribute '{name}'": NO_GRADIENT  # what packs a p.grad asks it for these
+    "storage of size 0": "Something is used while its unit is freed: which unit must be gathered before that, and in "
+                         "which hook? A block uses its weights again in backward. " + LATE,
+    "out of bounds for storage of size": "a storage's resize_ takes bytes, and you gave it fewer than the tensor "
+                                         "needs: flat.nbytes, which is numel() times element_size()",
+    **{f"'NoneType' object has no attribute '{name}'": NO_GRADIENT  # what code that packs a p.grad asks it for
        for name in ("flatten", "view", "reshape", "ravel", "detach", "numel")}}
-LOAD_ERRORS = {  # what DCP says when a checkpoint does not have what is asked for, and what it means here
-    "Size mismatch": "a tensor has another length now than when it was saved. Were the zeros saved that fill a shard "
-                     "up, or the shard alone? Its global shape is that of the unit, and no number of ranks is in it",
-    "Missing key": "a name that is asked for was not saved: names may not depend on the rank or the number of ranks, "
-                   "and save and load go through the same dict",
+LOAD_ERRORS = {  # what DCP says when a checkpoint lacks what is asked for, and what it means here
+    "Size mismatch": "a tensor's length differs from when it was saved. Did you save the zeros that fill a shard up, "
+                     "or only the shard? Its global shape must be the unit's, which does not depend on the number of "
+                     "ranks",
+    "Missing key": "a name that is asked for was not saved: names must not depend on the rank or the number of ranks, "
+                   "and save and load must use the same dict",
     "KeyError: 'step'": "a new optimizer has no state yet: call start_state first",
     "exp_avg": "an optimizer that has made no step has no state to load into: call start_state(zero) first"}
 
@@ -82,9 +83,9 @@ def sharded_training(ranks: Sequence[Sequence[Step]], expected: Sequence[Whole],
     `units` has each unit's parameters, by name. Returns the sum of the absolute values of the weights at the end.
     """
     for rank, step in ((rank, step) for rank, own in enumerate(ranks) for step in own):
-        require(step.updates, f"rank {rank}'s optimizer makes no step: step() has to call self.optimizer.step()")
-        refuse(step.num_foreign, f"rank {rank}'s optimizer has {step.num_foreign} numbers that are in no unit's "
-               "shard, and keeps state for each: hand it the shards alone")
+        require(step.updates, f"rank {rank}'s optimizer makes no step: step() must call self.optimizer.step()")
+        refuse(step.num_foreign, f"rank {rank}'s optimizer has {step.num_foreign} numbers that are in no unit's shard, "
+               "and keeps state for each: give it only the shards")
     places = [_places(rank, own[0].updates, expected[0].before, len(ranks), units) for rank, own in enumerate(ranks)]
     _check_shares(places, units)
     for k, want in enumerate(expected):
@@ -96,7 +97,7 @@ def sharded_training(ranks: Sequence[Sequence[Step]], expected: Sequence[Whole],
 
 
 def training_hint(message: str) -> str | None:
-    """A hint for the error with which a training failed on a rank; None if there is none."""
+    """A hint for the error that a training raised on a rank; None if there is none."""
     return hint_for(message, TRAINING_ERRORS)
 
 
@@ -107,13 +108,13 @@ def _places(rank: int, updates: Updates, before: State, num_ranks: int, units: M
         values, size = flat(shard), whole(units[unit]).size
         found[unit] = _nearest(model, values)
         strange = (found[unit] < 0) & (values != 0)
-        refuse(strange.any(), f"rank {rank}'s shard of {unit} starts with numbers that rank 0's parameters don't "
-               f"have, {strange.sum()} of {values.size}: before a unit is cut, all ranks need rank 0's values "
-               "(dist.broadcast with src=0)")
+        refuse(strange.any(), f"before the first step, {strange.sum()} of the {values.size} numbers in rank {rank}'s "
+               f"shard of {unit} are not among rank 0's parameters: give all ranks rank 0's values (dist.broadcast "
+               "with src=0) before you cut a unit")
         share = -(-size // num_ranks)
         require(values.size <= share + len(units[unit]),
-                f"rank {rank}'s shard of {unit} has {values.size} numbers of its {size}: a share of {num_ranks} is "
-                f"{share}")
+                f"rank {rank}'s shard of {unit} has {values.size} of its {size} numbers, but a share on {num_ranks} "
+                f"ranks is {share}")
     return found
 
 
@@ -131,17 +132,17 @@ def _check_shares(places: Sequence[Places], units: Mapping[str, State]) -> None:
         owned = np.concatenate([own[unit] for own in places])
         owned = owned[owned >= 0]
         several, num = owned.size - np.unique(owned).size, whole(parameters).size
-        refuse(several, f"{several} numbers of {unit} are in the shards of two ranks: rank r's shard is the r-th "
-               "of N pieces")
+        refuse(several, f"{several} numbers of {unit} are in the shards of two ranks, but rank r's shard must be the "
+               "r-th of N pieces")
         require(owned.size == num, f"{num - owned.size} of the {num} numbers of {unit} are in nobody's shard: "
-                f"{len(places)} ranks can't share them equally, so fill up with zeros, then cut")
+                f"{len(places)} ranks can't share them equally, so pad with zeros before you cut")
 
 
 def _check_loss(k: int, losses: Sequence[float], want: float) -> None:
     for rank, loss in enumerate(losses):
         finite(rank, f"the loss of step {k}", np.asarray(loss, dtype=float))
-    why = ("have all ranks started from rank 0's weights, in the tensors that the model computes with, and are these "
-           "whole and in their places when a forward runs?")
+    why = ("did all ranks start from rank 0's weights, in the tensors that the model computes with, and are these "
+           "whole and in place when a forward runs?")
     number(f"the mean of the ranks' losses in step {k}", float(np.mean(losses)), want, [(losses[0], why)])
 
 
@@ -154,22 +155,22 @@ def _check_gradients(k: int, steps: Sequence[Step], places: Sequence[Places], wa
         for unit, (_, gradient) in step.updates.items():
             where = f"step {k}, rank {rank}, {unit}"
             require(gradient is not None, f"{where}: the shard has no gradient when the optimizer steps. Is "
-                    "reduce_scatter called for each unit before, does it set self.shard.grad, and is that cleared "
-                    "after the update alone?"
+                    "reduce_scatter called for each unit before that, does it set self.shard.grad, and is that cleared "
+                    "only after the update?"
                     + " Does your count start again for each backward?" * (k > 0))
             here, got = places[rank][unit] >= 0, finite(rank, f"the gradient of {unit}'s shard", flat(gradient))
             index = places[rank][unit][here]
-            refuse(got[~here].any(), f"{where}: the zeros that fill the shard up have a gradient: are the "
-                   "gradients cut as the parameters are, in the same order, and filled up with zeros?")
+            refuse(got[~here].any(), f"{where}: the zeros that pad the shard have a gradient: are the gradients packed "
+                   "like the parameters, in the same order, and padded with zeros?")
             if not agree(got[here], rows.mean(axis=0)[index], rows):
                 why = _why_gradient(rank, got[here], rows[:, index], len(steps), None if last is None else last[index])
                 raise CheckFailed(f"{where}: {why}")
 
 
 def _why_gradient(rank: int, got: np.ndarray, rows: np.ndarray, num_ranks: int, previous: np.ndarray | None) -> str:
-    """What the gradient of a shard is instead of the mean of `rows`, one for each backward of each rank."""
+    """What a shard's gradient is instead of the mean of `rows`, one for each backward of each rank."""
     if previous is not None and agree(got, rows.mean(axis=0) + previous, rows):
-        return "the gradient of the step before is still in it: who clears the shard's gradient after the update?"
+        return "it still contains the gradient of the step before: clear the shard's gradient after the update"
     found = Attribution(got, rows.reshape(num_ranks, -1, rows.shape[1]), 1 / len(rows), rank, ("ranks", "backwards"),
                         {"num_ranks": num_ranks})
     of_rank_0 = "" if found.factors is None else in_words(found.factors[0])
@@ -191,21 +192,21 @@ def _check_weights(k: int, steps: Sequence[Step], places: Sequence[Places], want
 def _why_weights(got: np.ndarray, before: np.ndarray, after: np.ndarray, own: np.ndarray, wrong: np.ndarray) -> str:
     stale = np.abs(got - before) <= TOLERANCE
     return likeliest(
-        (stale.all(), "all parameters are as before the step. The update went into the shard; all_gather has to bring "
-         "the shards into the memory that the parameters are views of, and into no copy"),
-        (stale[~own].all() and not wrong[own].any(), "its own shard is updated, and the rest is as before the step: "
-         "after the update all ranks' shards have to be gathered"),
-        (not got[wrong].any(), "zeros stand there: have the parameters' numbers been brought back, and is the padding "
-         "left out?"),
-        ((_nearest(np.append(after, 0), got) >= 0).all(), "they are right numbers in wrong places. What all_gather "
-         "brings is in the order of ranks, and the padding stands at its end and belongs to no parameter"),
-        (True, "the gradients were right, so what has changed them besides one step of the optimizer on the shard?"))
+        (stale.all(), "all parameters are as before the step. The update went into the shards: all_gather must bring "
+         "these into the memory that the parameters view, not into a copy"),
+        (stale[~own].all() and not wrong[own].any(), "its own shard is updated, but the rest is as before the step: "
+         "gather all ranks' shards after the update"),
+        (not got[wrong].any(), "they are zeros: did you gather the parameters, and leave out the padding?"),
+        ((_nearest(np.append(after, 0), got) >= 0).all(), "they are right numbers in wrong places. all_gather brings "
+         "the pieces in the order of ranks, and the padding at the end belongs to no parameter"),
+        (True, "the gradients were right, so what changed the parameters besides one step of the optimizer on the "
+         "shard?"))
 
 
 # Checkpoints
 
 def parts_without_zeros(parts: Sequence[Mapping[str, tuple[int, int, int]]]) -> None:
-    """Each rank's local parts must be those of `Shard(0)`: what torch.chunk gives, without what fills shards up.
+    """Each rank's local parts must be those of `Shard(0)`: what torch.chunk gives, without the padding.
 
     `parts` has by rank, for each sharded tensor of the checkpoint, (numbers in its local part, in all of it, first
     number): the last says where the tensor as a whole puts the part.
@@ -213,9 +214,9 @@ def parts_without_zeros(parts: Sequence[Mapping[str, tuple[int, int, int]]]) -> 
     for rank, own in enumerate(parts):
         for name, (num, num_all, first) in own.items():
             share = max(0, min(-(-num_all // len(parts)), num_all - first))
-            require(num == share, f"rank {rank}'s part of {name} has {num} numbers, and of a tensor of {num_all} it "
-                    f"has {share} on {len(parts)} ranks: take the zeros that fill the shard up out of the local part "
-                    "too. mine(unit, tensor) does")
+            require(num == share, f"rank {rank}'s part of {name} has {num} numbers, but of a tensor of {num_all} it "
+                    f"should have {share} on {len(parts)} ranks: leave the padding out of the local part too, as "
+                    "mine(unit, tensor) does")
 
 
 def saved_once(sizes: Mapping[str, int] | None, num_numbers: int, num_ranks: int) -> None:
@@ -228,20 +229,20 @@ def saved_once(sizes: Mapping[str, int] | None, num_numbers: int, num_ranks: int
         raise CheckFailed("there is no checkpoint that torch.distributed.checkpoint can read: is dcp.save called, on "
                           "all ranks, with checkpoint_id=folder?")
     saved = sum(size for size in sizes.values() if size > 1)
-    head = f"the checkpoint has {saved} numbers, the state {num_numbers}: "
+    head = f"the checkpoint has {saved} numbers, but the state has {num_numbers}: "
     refuse(saved >= 0.75 * num_ranks * num_numbers,
-           f"{head}every one of {num_ranks} ranks has saved all of it, under a name of its own")
-    refuse(saved > num_numbers, f"{head}the zeros that fill the shards up must not be saved, or the global shape "
-           "depends on the number of ranks")
+           f"{head}each of the {num_ranks} ranks has saved all of it, under its own name")
+    refuse(saved > num_numbers, f"{head}the zeros that pad the shards must not be saved, or the global shape depends "
+           "on the number of ranks")
     refuse(3 * saved == num_numbers,
-           f"{head}parameters alone are not the training's state, which is the optimizer's too")
-    refuse(saved < 0.9 * num_numbers, f"{head}is each rank's part saved, of the shard and of both averages? A plain "
-           "tensor counts as equal on all ranks, and one of them writes it: make it a DTensor. Or do two tensors "
-           "share a name?")
+           f"{head}only parameters were saved, but the training's state includes the optimizer's")
+    refuse(saved < 0.9 * num_numbers, f"{head}is each rank's part of the shard and of both averages saved? DCP takes a "
+           "plain tensor to be equal on all ranks, and only one of them writes it: make it a DTensor. Or do two "
+           "tensors share a name?")
 
 
 def load_failure(message: str, folder: str) -> str:
-    """The message for a failed loading, without the folder's name, which differs from run to run."""
+    """The message for a failed load, without the folder's name, which differs from run to run."""
     meant = [f"loading failed ({said}): {meaning}" for said, meaning in LOAD_ERRORS.items() if said in message]
     return meant[0] if meant else message.replace(folder, "the folder")
 
@@ -255,12 +256,12 @@ def continued(loaded: Sequence[State], ranks: Sequence[Sequence[Step]], expected
     where = f"on {len(loaded)} rank{'s' * (len(loaded) > 1)}"
     for rank, weights in enumerate(loaded):
         for name in differing(expected[first].before, weights, tolerance=TOLERANCE):
-            raise CheckFailed(f"{where}, rank {rank} has loaded other numbers for {name} than were saved: does load "
-                              "write into the shard's own memory, and each part into its place?")
+            raise CheckFailed(f"{where}, rank {rank} has loaded different numbers for {name} than were saved: does "
+                              "load write into the shard's own memory, and each part into its place?")
     unknown = "what else does the step depend on, and was it loaded into the optimizer that the model uses?"
     for k, want in enumerate(expected[first:]):
         got = whole(ranks[0][k].weights, want.after)
         why = next((why for why, weights in slips.items() if k == 0 and agree(got, whole(weights))), unknown)
         require(agree(got, whole(want.after)),
-                f"{where} the weights that were loaded are right, and after the next step they are not: {why}")
+                f"{where} the loaded weights are right, but after the next step they are not: {why}")
     return float(np.mean([own[-1].loss for own in ranks]))

@@ -19,7 +19,7 @@ from book.trace import STATE, Event, Trace
 Sizes = Mapping[str, tuple[int, int]]
 FACTORS: Mapping[str, Callable[[int], float]] = BUS_FACTORS
 SHARDED = STATE[:3]  # activations are no state of a model
-DROPPED = "when the shard has its part, set p.grad = None for each parameter. Zeros in its place keep the memory"
+DROPPED = "once the shard has its part, set p.grad = None for each parameter. Zeros in its place would keep the memory"
 
 
 def predicted_state(got: Any, measured: StateBytes, zero_stage: int, num_ranks: int, item_bytes: int) -> float:
@@ -30,22 +30,22 @@ def predicted_state(got: Any, measured: StateBytes, zero_stage: int, num_ranks: 
         want = getattr(measured, name)
         words = "optimizer state" if name == "optimizer" else name
         number(f"in stage {zero_stage} on {num_ranks} ranks, the number of bytes of {words}", value, want, [
-            (want * num_ranks, f"that is all of them, and from stage {first} on a rank has 1/{num_ranks}"),
-            (want / num_ranks, f"that is 1/{num_ranks} of them, and before stage {first} a rank has them all"),
-            (want / item_bytes, "that is how many numbers there are; `each` says how many bytes one takes")])
+            (want * num_ranks, f"that is all of them, but from stage {first} on, a rank has 1/{num_ranks}"),
+            (want / num_ranks, f"that is 1/{num_ranks} of them, but before stage {first} a rank has them all"),
+            (want / item_bytes, "that counts numbers, but `each` says how many bytes one takes")])
     return measured.total
 
 
 def fewest(got: Any, want: int | None, name: str) -> None:
-    """`got` must be the fewest ranks on which something fits, None where no number of them will do."""
+    """`got` must be the fewest ranks on which something fits, None if no number of ranks will do."""
     if want is None:
-        require(got is None, f"{name}: you say {got} ranks, but what is not sharded is already too large for one rank, "
-                "and no number of ranks changes that: return None")
+        require(got is None, f"{name}: you return {got} ranks, but what is not sharded is already too large for one "
+                "rank, whatever the number of ranks: return None")
         return
-    require(got is not None, f"{name}: you say that it never fits, but on {want} rank{'s' * (want > 1)} it does")
+    require(got is not None, f"{name}: you return None, but it fits on {want} rank{'s' * (want > 1)}")
     number(f"{name}: the fewest ranks", got, want, [
-        (want - 1, "round up: a fraction of a rank takes one more rank"),
-        (want + 1, "one rank fewer would do: it just fits")])
+        (want - 1, "round up: a fraction of a rank needs a whole one"),
+        (want + 1, "one rank fewer is enough: it just fits")])
 
 
 # In time
@@ -67,8 +67,8 @@ def optimizer_sharded(trace: Trace, sizes: Sizes, numbers_each: int, item_bytes:
     kept = [_at_the_end(trace, rank, "optimizer") for rank in range(trace.world_size)]
     for rank, held in enumerate(kept):
         for unit in _whole(held, sizes, trace.world_size, numbers_each * item_bytes):
-            raise CheckFailed(f"rank {rank} keeps {held[unit]:.0f} bytes of optimizer state for {unit}: it should be "
-                              f"for 1/{trace.world_size} of its numbers")
+            raise CheckFailed(f"rank {rank} keeps {held[unit]:.0f} bytes of optimizer state for {unit}, but it should "
+                              f"keep state for only 1/{trace.world_size} of its numbers")
     return sum(kept[0].values())
 
 
@@ -98,20 +98,20 @@ def gradients_sharded(trace: Trace, sizes: Sizes, item_bytes: int) -> float:
         for event, held in held_in_time(trace, rank, "gradients"):
             kept = _whole(held, sizes, trace.world_size, item_bytes)
             for unit in kept if event.op == "update" else ():
-                raise CheckFailed(f"rank {rank} still has whole gradients of {unit} at the update: when the shard has "
+                raise CheckFailed(f"rank {rank} still has whole gradients of {unit} at the update: once the shard has "
                                   "its part, set p.grad = None for each parameter")
             blocks = sorted(unit for unit in kept if unit != "root")
             for unit in blocks if len(blocks) > 1 else ():
                 require(held[unit] <= sizes[unit][0] * item_bytes, f"rank {rank} holds whole gradients of {unit} after "
-                        "its reduce_scatter, beside its shard's: they are no longer needed, so set p.grad = None for "
+                        "its reduce_scatter, beside its shard's. They are no longer needed, so set p.grad = None for "
                         "each parameter")
-            require(len(blocks) < 2, f"rank {rank} holds whole gradients of {' and '.join(blocks[:2])} at once: "
-                    "scatter a unit's when the last of them is there, inside backward, and drop them")
+            require(len(blocks) < 2, f"rank {rank} holds whole gradients of {' and '.join(blocks[:2])} at once: inside "
+                    "backward, scatter a unit's gradients as soon as the last of them is there, and drop them")
     return _peak(trace, "gradients")
 
 
 def parameters_sharded(trace: Trace, sizes: Sizes, item_bytes: int, num_forwards: int) -> float:
-    """A unit may be made whole twice for each forward: while that runs, and while its backward runs.
+    """A unit may be whole twice for each forward: while that runs, and while its backward runs.
 
     Returns the most bytes of parameters that rank 0 held at once. Raises CheckFailed for a unit that is never freed,
     or freed too late.
@@ -125,25 +125,25 @@ def parameters_sharded(trace: Trace, sizes: Sizes, item_bytes: int, num_forwards
             before, work = now, (event.op or "") if event.kind == "compute" else work
             blocks = sorted(now - {"root"})
             for unit in blocks if work == "update" else ():
-                raise CheckFailed(f"rank {rank} holds {unit} whole after the backwards: it is freed when its gradients "
-                                  "have been scattered, and after the update nothing has to be whole before the next "
+                raise CheckFailed(f"rank {rank} holds {unit} whole after the backwards: free it once its gradients "
+                                  "have been scattered. After the update nothing needs to be whole before the next "
                                   "forward")
             require(len(blocks) < 2, f"rank {rank} holds {' and '.join(blocks[:2])} whole at the same time: free a "
                     f"unit as soon as its {work} is done")
         for unit, num in num_whole.items():
             head = f"rank {rank} makes {unit} whole {num} times in {num_forwards} forwards and backwards: "
             require(num >= 2 * num_forwards,
-                    f"{head}it is gathered for each forward, freed, gathered again for backward, and freed")
-            require(num <= 2 * num_forwards, f"{head}two for each are enough")
+                    f"{head}gather it for each forward, free it, gather it again for backward, and free it")
+            require(num <= 2 * num_forwards, f"{head}twice for each is enough")
     return _peak(trace, "parameters")
 
 
 def nothing_behind(num_bytes: Sequence[float]) -> None:
     """No memory of whole parameters may be left between forward and backward; `num_bytes` is what is left, by rank."""
     for rank, kept in enumerate(num_bytes):
-        refuse(kept, f"on rank {rank} {kept:.0f} bytes of whole parameters outlive the forward, though no "
-               "parameter shows them: autograd has kept views of them for backward. An empty tensor in p.data takes "
-               "the memory from the parameter alone; take it from the storage: flat.untyped_storage().resize_(0)")
+        refuse(kept, f"on rank {rank} {kept:.0f} bytes of whole parameters outlive the forward, though no parameter "
+               "refers to them: autograd keeps views of them for backward. An empty tensor in p.data does not free "
+               "memory that these views use; empty the storage: flat.untyped_storage().resize_(0)")
 
 
 def _at_the_end(trace: Trace, rank: int, what: str) -> dict[str, float]:
@@ -171,13 +171,13 @@ def sharded_traffic(trace: Trace, zero_stage: int, num_bytes: float, num_steps: 
     `num_bytes` are those of all parameters. Returns how often a rank sent its (N-1)/N of the model in a step.
     """
     refuse(zero_stage and "all_reduce" in {event.op for event in trace.of_kind("collective")},
-           "your run all-reduces: that hands every rank the whole mean gradient, at twice the bytes of a "
-           "reduce-scatter, and a rank needs its part alone")
+           "your run all-reduces, which gives every rank the whole mean gradient at twice the bytes of a "
+           "reduce-scatter: a rank needs only its part")
     once = FACTORS["all_gather"](trace.world_size) * num_bytes * num_steps
     passes = sum(map(_sent, trace.events)) / trace.world_size / once
     want = sharded_sent_bytes(zero_stage, trace.world_size, num_bytes) * num_steps / once
-    require(want - 1e-6 <= passes <= want * 1.15, f"a rank sends (N-1)/N of the model {passes:.2f} times in a step; "
-            f"stage {zero_stage} takes {want:.0f}: " + ("two all-gathers, for forward and backward, and a "
+    require(want - 1e-6 <= passes <= want * 1.15, f"a rank sends (N-1)/N of the model {passes:.2f} times in a step, "
+            f"but stage {zero_stage} needs {want:.0f}: " + ("two all-gathers, for forward and backward, and a "
             "reduce-scatter" if zero_stage == 3 else "a reduce-scatter and an all-gather"))
     return passes
 
@@ -198,13 +198,15 @@ def counted_bytes(got: Any, events: Sequence[Event], num_ranks: int, item_bytes:
     by_number = sum(sent_bytes(replace(event, group=tuple(range(max(event.group) + 1)))) for event in events
                     if event.group)
     return number(f"the bytes that a rank of {num_ranks} sends", got, want, [
-        (buffers, "that is what the buffers weigh. In a ring a rank sends (N-1)/N of one, and in an all-reduce twice"),
-        (ring * buffers, "an all-reduce goes round the ring twice, and you count it once"),
-        (2 * ring * buffers, "you count each collective twice: a reduce-scatter and an all-gather go round once"),
-        (buffers + by_op["all_reduce"], "a rank keeps 1/N of a buffer to itself: (N-1)/N, not all"),
-        (want / ring / num_ranks, "that is one rank's piece; N-1 pieces pass through a rank in a ring"),
+        (buffers, "that is the size of the buffers. In a ring a rank sends (N-1)/N of a buffer, and twice that in an "
+         "all-reduce"),
+        (ring * buffers, "an all-reduce goes round the ring twice, but you count it once"),
+        (2 * ring * buffers, "you count each collective twice, but a reduce-scatter and an all-gather go round only "
+         "once"),
+        (buffers + by_op["all_reduce"], "a rank keeps 1/N of a buffer to itself, so it sends (N-1)/N, not all"),
+        (want / ring / num_ranks, "that is one rank's piece, but in a ring a rank sends N-1 pieces"),
         (want / item_bytes, "num_bytes is in bytes already"),
-        (by_number, "you take the highest number in a group for its size: ranks 3 to 6 are four, len(event.group)"),
+        (by_number, "you use the highest rank of a group as its size: ranks 3 to 6 are four ranks, len(event.group)"),
         (want * num_ranks, "that is all ranks together")])
 
 
@@ -217,34 +219,34 @@ def clipped(norms: Sequence[Any], scales: Sequence[float], local: Sequence[Seque
     """
     own, num = [float(np.linalg.norm(units)) for units in local], len(norms)
     total, units = sum(own), np.linalg.norm(local, axis=0)
-    added = "the norms of the units are added: norms don't add, their squares do"
+    added = "the norms of the units are added up: norms don't add, their squares do"
     for rank, norm in enumerate(norms):
         number(f"the norm on rank {rank}", norm, want, [
-            (max_norm, "that is max_norm: return the norm from before clipping"),
-            (own[rank], "that is the norm of this rank's shards alone: every rank clips by a factor of its own"),
+            (max_norm, "that is max_norm: return the norm before clipping"),
+            (own[rank], "that is the norm of this rank's shards alone, so every rank would clip by its own factor"),
             (total, "that is the sum of the ranks' norms. Squares add up, norms don't"),
             (total / num, "that is the mean of the ranks' norms: add up their squares, then take the root"),
             (max(own), "that is the largest of the ranks' norms: add up their squares, then take the root"),
-            (float(np.linalg.norm(local)), "that is the root of the sum of the squares, and another norm is asked for"),
+            (float(np.linalg.norm(local)), "that is the root of the sum of the squares, but another norm is asked for"),
             (want**2, "that is the square of the norm"), (want / num, "it is divided by the number of ranks"),
             (want / np.sqrt(num), "that is the root of the mean of the ranks' squares: add them up"),
-            *((float(unit), "that is the norm of one unit: clipping needs that of the whole gradient, over all units, "
-               "and shortens them all by one factor") for unit in (*units, *local[rank])),
+            *((float(unit), "that is the norm of one unit: clipping needs the norm of the whole gradient, over all "
+               "units, and shortens all of them by the same factor") for unit in (*units, *local[rank])),
             *((float(mistaken), added) for mistaken in (np.sum(local), np.sum(units), sum(local[rank]),
                                                  np.linalg.norm(np.sum(local, axis=1))))])
     factor = min(1.0, max_norm / want)
     for rank, scale in enumerate(scales):
         by = "by several factors" if np.isnan(scale) else f"by {short(scale)}"
-        require(np.isclose(scale, factor, rtol=1e-5), f"rank {rank}'s gradients are multiplied {by}, and should be by "
+        require(np.isclose(scale, factor, rtol=1e-5), f"rank {rank}'s gradients are multiplied {by}, but should be by "
                 f"{short(factor)} {_why_scale(scale, want, max_norm)}")
     return float(want)
 
 
 def _why_scale(scale: float, norm: float, max_norm: float) -> str:
     return likeliest(
-        (np.isnan(scale), "(max_norm / norm), all units alike: is each clipped by a norm of its own?"),
+        (np.isnan(scale), "(max_norm / norm), all units alike: is each clipped by its own norm?"),
         (np.isclose(scale, 1),
-         "(max_norm / norm): the norm is right, and nothing is clipped. Change shard.grad in place (mul_)"),
+         "(max_norm / norm): the norm is right, but nothing is clipped. Change shard.grad in place (mul_)"),
         (norm < max_norm, "as the norm is below max_norm: clipping makes gradients shorter, never longer"),
-        (np.isclose(scale, (max_norm / norm)**2), "(max_norm / norm): it is done twice"),
+        (np.isclose(scale, (max_norm / norm)**2), "(max_norm / norm): you do it twice"),
         (True, "(max_norm / norm)"))

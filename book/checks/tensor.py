@@ -23,45 +23,46 @@ from book.trace import Trace
 
 # The message for a product whose sides don't fit, if nothing is known of the weight.
 PRODUCT = ("the weight is cut along the wrong dim, or not at all: nn.Linear keeps it as (outputs, inputs), so a column "
-           "of the product is a row of the weight, dim 0, and an input is dim 1. Or x is cut once more: it comes as "
-           "the rank needs it")
-MEANINGS = {  # what torch says, as a pattern, of tensors that don't fit, and what it means if a map is cut
+           "of the product is a row of the weight (dim 0), and inputs are dim 1. Or you cut x again, which is already "
+           "what the rank needs")
+MEANINGS = {  # torch's messages about tensors that don't fit, as patterns, and what they mean if a map is cut
     r"cannot be multiplied \(\d+x(\d+) and (\d+)x":
-        "what comes in has {0} numbers in a row, what it is multiplied with takes {1}: {product}",
+        "the input has {0} numbers in a row, but what it is multiplied with takes {1}: {product}",
     r"expanded size of the tensor \((\d+)\) must match the existing size \((\d+)\)":
-        "the bias has {1} numbers, your outputs {0}: a bias has one number for each output, so it is cut where the "
-        "outputs are, and whole where they are whole",
+        "the bias has {1} numbers, but your outputs have {0}. A bias has one number for each output: cut it where the "
+        "outputs are cut, and keep it whole where they are whole",
     r"tensor a \((\d+)\) must match the size of tensor b \((\d+)\)":
-        "{0} numbers meet {1}: one of two tensors that are added is cut and the other is not, or along another dim: a "
-        "bias has one number for each output, so it is cut where the outputs are",
+        "{0} numbers meet {1}: of two tensors that you add, one is cut and the other is not, or along another dim. A "
+        "bias has one number for each output, so cut it where the outputs are cut",
     "invalid for input of size|don't multiply up to":
-        "a rank holds a part, and this shape is that of the whole: it has H/R heads, as wide as before. -1 lets torch "
-        "count them",
-    "same dtype": "all that comes in is float64, and nn.Linear makes float32 unless it is told another dtype",
-    "out of bounds": "a number was looked up in a table that is shorter: rank r's block of V/R tokens begins at r V/R, "
-                     "and the numbers in it count from there. A target outside it is not looked up there at all: clamp "
-                     "its place, and put 0 instead of what you find",
-    "NoneType": "something here is None: dist.all_reduce works in place and returns nothing, so use the tensor that "
-                "you gave it"}
+        "a rank holds a part, but this is the shape of the whole: the rank has H/R heads, as wide as before. Use -1 to "
+        "let torch count them",
+    "same dtype": "all inputs are float64, but nn.Linear makes float32 weights unless you pass a dtype",
+    "out of bounds": "an index is too large for the table: rank r's block of V/R tokens begins at r V/R, and the "
+                     "places in it count from there. For a target outside the block, clamp the place, and use 0 "
+                     "instead of what you find",
+    "NoneType": "something here is None: dist.all_reduce works in place and returns None, so use the tensor that you "
+                "gave it"}
 PARTS = {  # a sum of the ranks' parts
-    "own": "this is the rank's own part of a sum, with nothing of the others in it: the all-reduce is missing",
-    "mean": "this is the mean of the {size} ranks' parts: parts of one sum are added up, not averaged",
+    "own": "this is only the rank's own part of a sum: the all-reduce is missing",
+    "mean": "this is the mean of the {size} ranks' parts, but parts of a sum must be added up, not averaged",
     "times num_ranks": "this is {num_ranks} times the sum: is it all-reduced twice?",
-    "picked": "this is made of the ranks' parts number by number by the operation {reduction}: parts of one sum are "
-              "added up, as all_reduce does unless it is told otherwise",
-    "missing ranks": "the part of rank {absent} is not in it: does every rank's part go into the sum?",
-    "unequal": "the ranks' parts are in it {weights} times, each should be in it once"}
+    "picked": "the ranks' parts are combined by the operation {reduction}, but parts of a sum must be added up, which "
+              "all_reduce does by default",
+    "missing ranks": "the part of rank {absent} is missing: does every rank's part go into the sum?",
+    "unequal": "the ranks' parts are in it {weights} times, but each should be in it once"}
 INPUT_GRADIENT = PARTS | {
-    "own": "it is what comes back through the rank's own part. All ranks use x, so x goes in through the operator "
-           "whose way back is an all-reduce",
-    "unknown": "it is no sum of what comes back through the ranks' parts: does all that uses x get it by one operator?"}
+    "own": "it is only what comes back through the rank's own part. All ranks use x, so pass x through the operator "
+           "whose backward is an all-reduce",
+    "unknown": "it is not a sum of what comes back through the ranks' parts: does x go through the operator once, for "
+               "everything that uses it?"}
 UNKNOWN = "this can't be made from the ranks' {what}: was the result written to where it is read?"
 OPERATORS = {
-    "sum": PARTS | {"own": "this is the rank's own, with nothing of the others in it: here the all-reduce is missing, "
-                           "or lost", "unknown": UNKNOWN},
-    "identity": {"sum": "this is the sum over the ranks: on its way {way} this operator hands on what it is given; the "
-                        "all-reduce is for the way {way_back}",
-                 "unequal": "the ranks' {what} are in it {weights} times: hand on the rank's own, as it is",
+    "sum": PARTS | {"own": "this is only the rank's own part: here the all-reduce is missing, or its result is "
+                           "lost", "unknown": UNKNOWN},
+    "identity": {"sum": "this is the sum over the ranks, but on the way {way} this operator passes on what it is "
+                        "given; its all-reduce belongs on the way {way_back}",
+                 "unequal": "the ranks' {what} are in it {weights} times: pass on the rank's own, unchanged",
                  "unknown": UNKNOWN}}
 
 
@@ -71,15 +72,14 @@ def left_alone(function: str, **given: Any) -> Iterator[None]:
     before = {name: dense(tensor).copy() for name, tensor in given.items()}
     yield
     for name, tensor in given.items():
-        require(identical(tensor, before[name]), f"{function} has changed the {name} that came in: they are the "
-                "caller's, who may still need them. Operations with a _ at the end, and -= and the like, work in place")
+        require(identical(tensor, before[name]), f"{function} has changed the {name} that it was given, which the "
+                "caller may still need. Operations whose names end in _, and -= and the like, work in place")
 
 
 @contextmanager
 def shapes_in_words(product: str = PRODUCT) -> Iterator[None]:
-    """On a rank: add to torch's errors about shapes what they mean if a map is cut.
-
-    `product` is the message for a product whose sides don't fit.
+    """On a rank: add to torch's errors about shapes what they mean if a map is cut. `product` is the message for a
+    product whose sides don't fit.
     """
     try:
         yield
@@ -104,7 +104,7 @@ def column_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: An
     for rank, output in enumerate(outputs):
         where = f"column_linear, rank {rank}"
         refuse(getattr(output, "shape", None) == whole.shape and len(outputs) > 1, f"{where} returns all "
-               f"{whole.shape[1]} outputs: it keeps the {size} that its part of the weight gives, and nobody gathers "
+               f"{whole.shape[1]} outputs, but it should keep only the {size} of its part of the weight: don't gather "
                "them")
         got = held(rank, "the output of column_linear", output, (len(whole), size))
         same(where, got, whole[:, rank * size:][:, :size], whole, partial(_why_not_columns, rank, got, whole, bias))
@@ -120,8 +120,8 @@ def row_outputs(outputs: Sequence[Any], x_BI: Any, weight_OI: Any, bias_O: Any) 
     whole = x @ weight.T + bias
     got = [held(rank, "the output of row_linear", output, whole.shape) for rank, output in enumerate(outputs)]
     wrong = [rank for rank in range(num_ranks) if not agree(got[rank], whole)]
-    refuse(wrong and all_but_rank_0(wrong, num_ranks), "row_linear: only rank 0 holds the whole output: every "
-           "rank must end with it; all_reduce gives the sum to all, reduce to one, and the bias too belongs to all")
+    refuse(wrong and all_but_rank_0(wrong, num_ranks), "row_linear: only rank 0 holds the whole output, but every rank "
+           "must end with it. reduce gives the sum to one rank, all_reduce to all; add the bias on all ranks too")
     for rank in wrong:
         same(f"row_linear, rank {rank}", got[rank], whole, whole,
              partial(_why_not_rows, rank, got[rank], x, weight, bias, num_ranks))
@@ -147,8 +147,8 @@ def operator(name: str, runs: Sequence[Mapping[str, Any]], forward: str, backwar
                  partial(found.explain, OPERATORS[wanted], what=what, way=way, way_back=way_back))
         for rank, run in enumerate(runs):
             require(identical(run[f"{given}_after"], before[rank]), f"{name}, {way}: the result is right, but the "
-                    f"tensor that came in has changed on rank {rank}, and others may still need it: all_reduce works "
-                    "in place, so give it a clone")
+                    f"input tensor has changed on rank {rank}, and others may still need it: all_reduce works in "
+                    "place, so give it a clone")
     return magnitude(runs[0]["output"]) + magnitude(runs[0]["gradient"])
 
 
@@ -162,20 +162,20 @@ def keeps_dtype(runs_of: Mapping[str, Sequence[Mapping[str, Any]]], trace: Trace
             given, *made = (str(getattr(run[key], "dtype", None)).removeprefix("torch.")
                             for key in ("x", "output", "gradient"))
             for way, dtype in zip(("forward", "backward"), made):
-                require(dtype == given, f"{name}, {way}, rank {rank}: {given} went in, and {dtype} came out: an "
-                        "operator computes in the dtype that it is given")
+                require(dtype == given, f"{name}, {way}, rank {rank}: {given} went in, but {dtype} came out: an "
+                        "operator must compute in the dtype that it is given")
     for event in trace.events:
         shares = trace.world_size if event.op in ("all_gather", "gather") else 1  # they count what all ranks give
         much = (event.num_bytes or 0) / shares
         require(much <= num_bytes, f"rank {event.rank} gives {event.op} {short(much)} bytes for a tensor of "
-                f"{num_bytes}: send it in the dtype that it has")
+                f"{num_bytes}: send it in its own dtype")
 
 
 def computed(num_flops: Sequence[float], whole_flops: float) -> None:
     """Each of R ranks may make up to 1/R of the `whole_flops` that column_linear takes in one process."""
     for rank, made in enumerate(num_flops):
         much = "the whole product" if made == whole_flops else f"{short(made / whole_flops)} of the product"
-        require(made <= whole_flops / len(num_flops), f"column_linear: rank {rank} computes {much}, its share is "
+        require(made <= whole_flops / len(num_flops), f"column_linear: rank {rank} computes {much}, but its share is "
                 f"1/{len(num_flops)}: cut the weight and multiply with the part")
 
 
@@ -185,17 +185,18 @@ def _why_not_columns(rank: int, got: np.ndarray, whole: np.ndarray, bias: np.nda
     if found is None:
         off = got - (whole - bias)[:, first:first + size]
         if _columns(got, whole - bias) is not None:
-            return "the bias is missing: a column split cuts it as it cuts the outputs"
+            return "the bias is missing: in a column split it is cut like the outputs"
         if np.allclose(off, off[:1]):
-            return "the product is right, the bias is not: it is cut as the outputs are, into blocks in rank order"
-        return "this is no block of columns of x weight^T + bias: which part of the weight does the rank multiply with?"
+            return "the product is right, but the bias is not: cut it like the outputs, into blocks in rank order"
+        return ("this is not a block of columns of x weight^T + bias: which part of the weight does the rank multiply "
+                "with?")
     if found == list(range(found[0], found[0] + size)) and found[0] % size == 0:
         return (f"this is block {found[0] // size} of the columns, which belongs to rank {found[0] // size}: rank r "
-                "holds the r-th")
+                "must hold the r-th block")
     if found == list(range(rank, num_columns, num_columns // size)):
-        return (f"these are columns {listed(found)}: neighbours belong together, so cut one contiguous "
-                f"block for each rank, here columns {first} to {first + size - 1}")
-    return f"these are columns {listed(found)}, the rank's are {first} to {first + size - 1}"
+        return (f"these are columns {listed(found)}, but each rank needs one contiguous block, here columns {first} to "
+                f"{first + size - 1}")
+    return f"these are columns {listed(found)}, but the rank's are {first} to {first + size - 1}"
 
 
 def _columns(got: np.ndarray, whole: np.ndarray) -> list[int] | None:
@@ -214,14 +215,14 @@ def _why_not_rows(rank: int, got: np.ndarray, x: np.ndarray, weight: np.ndarray,
     factors = Attribution(got, [*crossed, whole_bias]).factors
     if factors is None:
         if agree(got, sum(a @ weight[:, r::num_ranks].T for r, a in enumerate(pieces)) + bias, x @ weight.T):
-            return (f"each rank takes inputs of the weight that lie {num_ranks} apart, but what it has of x is a block "
-                    "in one piece: cut both alike")
-        return ("this is no sum of products of x's blocks with the weight's: cut dim 1 of the weight into contiguous "
-                "blocks in rank order, multiply, add up over the ranks, then add the bias")
+            return (f"each rank takes inputs of the weight that lie {num_ranks} apart, but its part of x is a "
+                    "contiguous block: cut both alike")
+        return ("this is not a sum of products of x's blocks with the weight's: cut dim 1 of the weight into "
+                "contiguous blocks in rank order, multiply, add up over the ranks, then add the bias")
     piece, block = next(pair for pair in np.argwhere(~is_zero(factors[:-1].reshape(num_ranks, num_ranks)))
                         if pair[0] != pair[1])
-    return (f"block {piece} of x's columns meets block {block} of the weight's: rank r multiplies what it has with the "
-            "r-th block of the weight's dim 1")
+    return (f"block {piece} of x's columns meets block {block} of the weight's: rank r must multiply its part of x "
+            "with the r-th block of the weight's dim 1")
 
 
 def _why_not_summed(rank: int, got: np.ndarray, parts: Sequence[np.ndarray], bias: np.ndarray) -> str | None:
@@ -232,11 +233,11 @@ def _why_not_summed(rank: int, got: np.ndarray, parts: Sequence[np.ndarray], bia
         return picked.explain(PARTS) if any(name == "picked" for name, _ in picked.patterns()) else None
     found = Attribution(got - factors[-1] * bias, parts, own=rank, counts={"num_ranks": len(parts)})
     if found.is_right() and np.isclose(factors[-1], len(parts)):
-        return (f"the bias is in it {len(parts)} times: every rank adds it to its part, and then the parts are added "
-                "up; add it once, after the all-reduce")
+        return (f"the bias is in it {len(parts)} times, because every rank adds it to its part before the parts are "
+                "added up: add it once, after the all-reduce")
     if found.is_right():
         much = "not in it" if is_zero(factors[-1]) else f"in it {short(factors[-1])} times"
-        return f"the parts are added up as they should be, but the bias is {much}: every rank must end with it once"
+        return f"the parts are added up correctly, but the bias is {much}: every rank must end with it once"
     return found.explain(PARTS)
 
 
@@ -271,11 +272,11 @@ def shard_shapes(rank: int, num_ranks: int, shards: Mapping[str, Any], whole: Ma
                  layout: Mapping[str, int | None]) -> None:
     """A rank must hold a part of each parameter of `whole`, in the shape that `layout` says, and no other parameter."""
     for name in layout:
-        require(name in shards, f"rank {rank}'s module has no parameter {name}, it has "
-                f"{listed(shards) or 'none at all'}: keep the names of the whole module, and each part as a parameter")
+        require(name in shards, f"rank {rank}'s module has no parameter {name}, but {listed(shards) or 'none at all'}: "
+                "keep the names of the whole module, and make each part a parameter")
     for name in shards:
-        require(name in layout, f"rank {rank}'s module also holds {name}, {tuple(shards[name].shape)}: it should have "
-                f"{listed(layout)} and nothing else, or no memory is saved")
+        require(name in layout, f"rank {rank}'s module also holds {name}, {tuple(shards[name].shape)}, but it should "
+                f"have only {listed(layout)}, or no memory is saved")
     for name, dim in layout.items():
         shape, theirs = tuple(shards[name].shape), dense(whole[name])
         if shape != _block(theirs, dim, rank, num_ranks).shape:
@@ -293,7 +294,7 @@ def _check_shards(runs: Sequence[Mapping[str, Any]], before: Sequence[Mapping[st
         for name, shard in run["shards"].items():
             require(run["storage"][name] <= dense(shard).nbytes, f"rank {rank}'s {name} is right, but it is a view: it "
                     f"keeps all {run['storage'][name]} bytes of the whole tensor in memory for a part of "
-                    f"{dense(shard).nbytes}; clone() the part")
+                    f"{dense(shard).nbytes}: clone() the part")
 
 
 def _check_shard(rank: int, name: str, dim: int | None, shard: Any, before: Sequence[Mapping[str, Any]]) -> None:
@@ -302,32 +303,31 @@ def _check_shard(rank: int, name: str, dim: int | None, shard: Any, before: Sequ
     want, got = _block(theirs[0], dim, rank, num_ranks), dense(shard)
     if agree(got, want):
         return
-    refuse(agree(got, _block(theirs[rank], dim, rank, num_ranks), want), f"{head} is made from the rank's own "
-           "weights: the ranks drew different ones, so hand out rank 0's before you cut")
+    refuse(agree(got, _block(theirs[rank], dim, rank, num_ranks), want), f"{head} is made from the rank's own weights, "
+           "which differ between ranks: broadcast rank 0's before you cut")
     for other in range(num_ranks) if dim is not None else ():
-        late = "; did you broadcast after cutting? Then every rank has rank 0's block" if other == 0 else ""
+        late = ". Did you broadcast after cutting? Then every rank has rank 0's block" if other == 0 else ""
         refuse(agree(got, _block(theirs[0], dim, other, num_ranks), want), f"{head} is block {other}, which belongs to "
-               f"rank {other}: rank r keeps the r-th; otherwise what its columns give doesn't meet its rows{late}")
+               f"rank {other}: rank r must keep the r-th, or the outputs of its columns don't meet its rows{late}")
     strided = np.take(theirs[0], np.arange(rank, theirs[0].shape[dim or 0], num_ranks), axis=dim or 0)
     refuse(dim is not None and agree(got, strided, want), f"{head} takes indices of dim {dim} that lie {num_ranks} "
-           "apart: it should be a block in one piece (the rows of one head lie next to one another)")
+           "apart, but it should be a contiguous block (the rows of one head are neighbours)")
     factor = times(got, want)
     refuse(agree(got, factor * want, want),
-           f"{head} is {short(factor)} times what it should be: a part is cut out, nothing in it changes")
+           f"{head} is {short(factor)} times what it should be: cutting must not change any number")
     raise CheckFailed(f"{head} has the right shape, but it is not block {rank} of rank 0's: which indices of which dim "
                       "does it take, and of whose weights?")
 
 
 def _why_shape(shape: tuple[int, ...], dim: int | None, whole: np.ndarray, num_ranks: int) -> str:
     if dim is None:
-        return (f"has the shape {shape}, but it is needed whole, {whole.shape}: it is added to the whole sum, on every "
-                "rank")
+        return (f"has the shape {shape}, but must be whole, {whole.shape}: it is added to the whole sum, on every rank")
     return likeliest(
-        (shape == whole.shape, f"is whole, {shape}: a rank keeps one block of {num_ranks} of its dim {dim}"),
-        (whole.ndim == 2 and shape == _block(whole, 1 - dim, 0, num_ranks).shape, f"is cut along dim {1 - dim}, it "
-         f"should be dim {dim}: nn.Linear keeps (outputs, inputs), so a column split cuts dim 0 and a row split dim "
-         "1"),
-        (True, f"has the shape {shape}, its block has {_block(whole, dim, 0, num_ranks).shape}"))
+        (shape == whole.shape, f"is whole, {shape}, but a rank must keep one block of {num_ranks} along dim {dim}"),
+        (whole.ndim == 2 and shape == _block(whole, 1 - dim, 0, num_ranks).shape, f"is cut along dim {1 - dim}, but "
+         f"should be along dim {dim}: nn.Linear keeps (outputs, inputs), so a column split cuts dim 0 and a row split "
+         "dim 1"),
+        (True, f"has the shape {shape}, but its block has {_block(whole, dim, 0, num_ranks).shape}"))
 
 
 def _why_output(rank: int, got: np.ndarray, want: np.ndarray, parts: Sequence[np.ndarray], bias: np.ndarray,
@@ -337,7 +337,7 @@ def _why_output(rank: int, got: np.ndarray, want: np.ndarray, parts: Sequence[np
             return hint
     if agree(got, want, tolerance=SIX_DIGITS):
         return ROUNDED
-    said = _why_not_summed(rank, got, parts, bias) or f"it is no sum of what the ranks' parts give: {between}"
+    said = _why_not_summed(rank, got, parts, bias) or f"it is not a sum of what the ranks' parts give: {between}"
     return said + " (identity_then_all_reduce adds nothing forward)" * (said == PARTS["own"])
 
 
@@ -349,21 +349,21 @@ def _check_gradients(runs: Sequence[Mapping[str, Any]], whole: Mapping[str, Any]
     for name, dim in layout.items():
         for rank, run in enumerate(runs):
             want = _block(dense(whole["gradients"][name]), dim, rank, num_ranks)
-            require(run["gradients"][name] is not None, f"rank {rank} has no gradient for {name}: every rank uses all "
-                    "that it holds, or the first step makes the ranks different")
+            require(run["gradients"][name] is not None, f"rank {rank} has no gradient for {name}: every rank must use "
+                    "all parameters that it holds")
             got = held(rank, f"the gradient of {name}", run["gradients"][name], want.shape)
-            same(f"the output is right, rank {rank}'s gradient of {name} is not", got, want, largest,
+            same(f"the output is right, but rank {rank}'s gradient of {name} is not", got, want, largest,
                  partial(_why_gradient, name, got, want, largest, num_ranks))
 
 
 def _why_gradient(name: str, got: np.ndarray, want: np.ndarray, largest: np.ndarray, num_ranks: int) -> str:
     factor = times(got, want)
     return likeliest(
-        (not agree(got, factor * want, largest), "on its way back from the output it meets something that changes it: "
-         "which operator stands there, and what does that do backward?"),
+        (not agree(got, factor * want, largest), "something on the way back from the output changes it: which operator "
+         "is there, and what does it do in backward?"),
         (np.isclose(factor, num_ranks), f"{num_ranks} times too large: the gradient that comes back from the output is "
-         "the same on all ranks, so nothing may add it up; the sum over the ranks hands it on as it is"),
-        (True, f"{short(factor)} times what it should be: is something shared out among the ranks that each has whole? "
+         "the same on all ranks, so don't add it up; the backward of the sum over ranks passes it on unchanged"),
+        (True, f"{short(factor)} times what it should be: do you divide something among the ranks that each has whole? "
          f"Every rank uses its {name} once"))
 
 
@@ -373,7 +373,8 @@ def _check_input_gradients(runs: Sequence[Mapping[str, Any]], want: np.ndarray, 
         require(run["input_gradient"] is not None,
                 f"rank {rank}: x gets no gradient: does what goes into your module reach the output?")
         got = held(rank, "the gradient of x", run["input_gradient"], want.shape)
-        same(f"the output and the parameters' gradients are right, rank {rank}'s gradient of x is not", got, want, want,
+        same(f"the output and the parameters' gradients are right, but rank {rank}'s gradient of x is "
+             "not", got, want, want,
              partial(Attribution(got, backs, own=rank, counts={"num_ranks": len(runs)}).explain, INPUT_GRADIENT))
 
 

@@ -65,22 +65,23 @@ class _Cut:
         own, num_ranks = self.owner == rank, self.num_ranks
         shifted = np.log(np.exp(self.blocks - tops[:, :, None]).sum(axis=(0, 2)))
         return [
-            ("the softmax goes over the rank's own part of the vocabulary: the sum of exponentials is a sum over all "
-             "ranks, and identity_then_all_reduce adds nothing forward",
+            ("the softmax runs only over the rank's own part of the vocabulary, but the sum of exponentials is over "
+             "all ranks. (identity_then_all_reduce adds nothing forward)",
              [totals[rank] - target, totals[rank] - np.where(own, target, 0),
               totals[rank] - top - np.where(own, target - top, 0)]),
-            ("each rank subtracts the largest logit of its own part, and then exponentials with different shifts are "
-             "added up: the largest of the whole vocabulary is a MAX over the ranks",
+            ("each rank subtracts the largest logit of its own part, so exponentials with different shifts are added "
+             "up: subtract the largest of the whole vocabulary, a MAX over the ranks",
              [shifted + tops[rank] - target, shifted - target + tops[self.owner, self.rows], shifted + top - target,
               shifted - target]),
-            ("the ranks' own losses are added up: the sum over the vocabulary stands inside the logarithm",
+            ("the ranks' own losses are added up, but the sum over the vocabulary must be inside the logarithm",
              [totals.sum(axis=0) - target, totals.sum(axis=0) - num_ranks * target]),
-            ("the ranks' own losses are averaged: the sum over the vocabulary stands inside the logarithm",
+            ("the ranks' own losses are averaged, but the sum over the vocabulary must be inside the logarithm",
              [totals.mean(axis=0) - target, totals.mean(axis=0) - target / num_ranks]),
-            ("the sum of exponentials is averaged over the ranks: it is one sum", [self.loss - np.log(num_ranks)]),
-            (f"this is {num_ranks} times the loss: every rank has all of it already, so nothing adds it up",
+            ("the sum of exponentials is averaged over the ranks, but it must be added "
+             "up", [self.loss - np.log(num_ranks)]),
+            (f"this is {num_ranks} times the loss: every rank already has all of it, so don't add it up",
              [self.loss * num_ranks]),
-            (f"this is the loss divided by {num_ranks}: every rank has all of it already, so nothing averages it",
+            (f"this is the loss divided by {num_ranks}: every rank already has all of it, so don't average it",
              [self.loss / num_ranks]),
             ("this is the sum over the predictions: return the mean", [self.loss * len(self.targets)]),
             ("the largest logit is subtracted in the sum of exponentials, but not from the target's logit",
@@ -96,20 +97,20 @@ class _Cut:
         looked_up = [self.blocks[self.ranks, self.rows, place].sum(axis=0)
                      for place in (np.clip(places, 0, size - 1), folded, np.clip(places, -size, size - 1))]
         return [
-            ("a target lies on one rank: the other ranks have 0 for it, and the sum over the ranks hands it to all "
+            ("only one rank holds a target's logit: the others must add 0, and the sum over the ranks brings it to all "
              "(identity_then_all_reduce adds nothing forward)",
              [total - np.where(own, self.target, 0), total - top - np.where(own, self.target - top, 0)]),
-            ("ranks that don't hold a target add the logit of another token: outside its own block a rank adds 0, "
-             "whichever place it looks up",
+            ("ranks that don't hold a target add the logit of another token: for targets outside its block a rank must "
+             "add 0, whatever place it looks up",
              [total - wrong + shift for wrong in looked_up
               for shift in (0, (self.num_ranks - 1) * top, self.tops.sum(axis=0) - top)]),
-            ("a rank looks up a target that it does not hold, and uses that logit: outside its own block a rank adds "
-             "0, and the sum over the ranks hands the right one to all",
+            ("a rank looks up a target that it does not hold, and uses that logit: for targets outside its block a "
+             "rank must add 0, and the sum over the ranks brings the right logit to all",
              [total - self.blocks[rank, self.rows, place] for place in (folded, np.clip(places[rank], 0, size - 1))]),
-            ("a target is looked up at the wrong place: rank r's block begins at r S, so there its targets are those "
-             "from r S on, and its first is at place 0", self._misplaced()),
-            ("a rank holds the targets at the places 0 to S - 1 of its block: a comparison leaves out the first or the "
-             "last, or takes one more", self._off_by_one())]
+            ("a target is looked up at the wrong place: rank r's block begins at token r S, which is at place 0 "
+             "there", self._misplaced()),
+            ("a comparison leaves out the first or the last token of a block, or takes one more: a rank holds the "
+             "targets at the places 0 to S - 1 of its block", self._off_by_one())]
 
     def _off_by_one(self) -> list[np.ndarray]:
         """Losses (N,) if a comparison with an end of a rank's block is wrong."""
@@ -136,33 +137,34 @@ def _check_loss(rank: int, loss: Any, cut: _Cut) -> None:
     if loss is not None and not shape and not np.isfinite(dense(loss)):
         raise CheckFailed(f"rank {rank}'s loss is {dense(loss)}: {_why_infinite(float(dense(loss)), cut.logits)}")
     got, want = held(rank, "the loss", loss, ()), cut.loss.mean()
-    same(f"rank {rank}'s loss is {short(float(got))}, of one process {short(float(want))}", got, want, want,
+    same(f"rank {rank}'s loss is {short(float(got))}, but in one process it is {short(float(want))}", got, want, want,
          partial(_why_loss, rank, float(got), cut))
 
 
 def _check_gradient(rank: int, gradient: Any, blocks: Sequence[np.ndarray], num_ranks: int) -> None:
     """The gradient (N, S) must be the first of the rank's `blocks` minus the second: softmax, choice, logits."""
-    require(gradient is not None, f"rank {rank}'s logits get no gradient: the loss is right, but autograd doesn't know "
-            "what it was made from (detach, item, no_grad)")
+    require(gradient is not None, f"rank {rank}'s logits get no gradient: the loss is right, but cut off from autograd "
+            "(detach, item, no_grad)")
     softmax, chosen, logits = blocks
-    refuse(hasattr(gradient, "shape") and np.isnan(dense(gradient)).any(), f"the loss is right, rank {rank}'s "
-           "gradient of its logits is nan: autograd went back through the search for the largest logit, and what that "
-           "found is not there any more once the MAX over the ranks has been written over it. It cancels out of the "
-           "loss: no_grad() or detach()")
+    refuse(hasattr(gradient, "shape") and np.isnan(dense(gradient)).any(), f"the loss is right, but rank {rank}'s "
+           "gradient of its logits is nan: autograd went back through the search for the largest logit, whose result "
+           "the MAX over the ranks has overwritten. The largest logit cancels out of the loss, so compute it under "
+           "no_grad() or detach() it")
     got = held(rank, "the gradient of its logits", gradient, softmax.shape)
-    same(f"the loss is right, rank {rank}'s gradient of its logits is not", got, softmax - chosen, softmax + chosen,
+    same(f"the loss is right, but rank {rank}'s gradient of its logits is not", got, softmax - chosen, softmax + chosen,
          partial(_why_gradient, got, softmax, chosen, logits, num_ranks))
 
 
 def _why_infinite(loss: float, logits: np.ndarray) -> str:
     return likeliest(
-        (loss == -np.inf, "the logarithm is that of 0, as all logits of a prediction are far below what you subtract: "
-         "that is the prediction's own largest logit of the whole vocabulary, a MAX over the ranks and no sum"),
+        (loss == -np.inf, "you take the logarithm of 0, because all logits of a prediction are far below what you "
+         "subtract: subtract that prediction's own largest logit of the whole vocabulary, a MAX over the ranks, not a "
+         "sum"),
         (loss == np.inf and logits.max() < 700,  # below what exp takes in float64
-         "exp of logits as small as these is finite, so see which of the two is inf, the logarithm of the sum or the "
-         "target's logit. A rank that doesn't hold a target adds 0, not -inf, and only the largest logit is "
+         "exp of logits as small as these is finite, so find out which of the two is inf, the logarithm of the sum or "
+         "the target's logit. A rank that doesn't hold a target must add 0, not -inf, and only the largest logit is "
          "subtracted"),
-        (True, "exp of a large number is inf; subtract from each prediction's logits the largest one of the whole "
+        (True, "exp of a large number is inf: subtract from each prediction's logits the largest one of the whole "
          "vocabulary, a MAX over the ranks"))
 
 
@@ -173,10 +175,10 @@ def _why_loss(rank: int, got: float, cut: _Cut) -> str:
     divisor = cut.loss.sum() / got if got else 0.0
     if divisor > 0.5 and np.isclose(divisor, round(divisor), rtol=1e-7, atol=0):
         return (f"this is the sum over the predictions divided by {round(divisor)}, but there are {len(cut.targets)} "
-                "of them: divide by the number that came in")
-    return ("it is the mean, over the predictions, of log(sum of the exponentials of all V logits) minus the logit of "
-            "the target. Which of these sums goes over the ranks, and from what is the largest logit subtracted? Or is "
-            "a target looked up at the wrong place? Rank r's block begins at r S")
+                "of them: divide by the number of predictions that you were given")
+    return ("it should be the mean, over the predictions, of log(sum of the exponentials of all V logits) minus the "
+            "logit of the target. Which of these sums is over the ranks, and from what do you subtract the largest "
+            "logit? Or do you look up a target at the wrong place? Rank r's block begins at r S")
 
 
 def _why_gradient(got: np.ndarray, softmax: np.ndarray, chosen: np.ndarray, logits: np.ndarray, num_ranks: int) -> str:
@@ -186,30 +188,30 @@ def _why_gradient(got: np.ndarray, softmax: np.ndarray, chosen: np.ndarray, logi
     if factors is None:
         largest = logits == logits.max(axis=1, keepdims=True)
         if np.allclose((got - softmax + chosen)[~largest], 0, atol=TOLERANCE):
-            return ("it differs at the largest logits alone. What you subtract cancels out of the loss, so let "
-                    "autograd take it for a constant: no_grad() or detach()")
+            return ("it differs only at the largest logits. What you subtract cancels out of the loss, so make it a "
+                    "constant for autograd: no_grad() or detach()")
         return "it should be (softmax - 1 at the target) / N, the softmax over the whole vocabulary"
     probability, target, own_part = np.nan_to_num(factors)
     if np.isclose(own_part, 1, atol=1e-6):
-        return "it is made with the softmax over the rank's own part of the vocabulary: all parts go into the sum"
+        return "it uses the softmax over the rank's own part of the vocabulary, but all parts must go into the sum"
     times = {1.0: "right", 0.0: "missing", float(num_ranks): f"{num_ranks} times too large",
              1 / num_ranks: f"divided by {num_ranks}"}
     said = [f"{what} is {next((say for n, say in times.items() if np.isclose(f, n, atol=1e-6)), short(f) + ' times')}"
             for what, f in (("the part of the softmax", probability), ("the part of the target", -target))]
-    return (f"{' and '.join(said)}. Both sums over the ranks hand a gradient on as it is: each rank's loss is the "
-            "whole loss, so on the way back nothing is added up, and nothing is cut off")
+    return (f"{' and '.join(said)}. In backward both sums over the ranks must pass a gradient on unchanged: each "
+            "rank's loss is the whole loss, so nothing is added up on the way back, and nothing is cut off")
 
 
 # Dropout
 
 def dropout_masks(runs: Sequence[Run], other_seed: Sequence[Run], seed_0: Sequence[Run], shape: Sequence[int],
                   dropouts: Sequence[float]) -> float:
-    """Masks must be new in each call; those of `alike` the same on all ranks, those of `apart` different on each.
+    """Masks must be new in each call: those of `alike` the same on all ranks, those of `apart` different on each.
 
     A run has the outputs of the calls of `alike` and `apart`, given ones in this `shape`, and `gradients` of the inputs
     of `alike`. The last call of `alike` comes after one of `apart` that drew more numbers on some ranks. `other_seed`
-    are runs with another seed, `seed_0` with the seed 0, and `dropouts` the p of each call. Returns what a kept one has
-    become on rank 0 in the first, 1 / (1 - p).
+    are runs with another seed, `seed_0` with the seed 0, and `dropouts` the p of each call. Returns what a kept 1
+    becomes on rank 0 in the first call, 1 / (1 - p).
     """
     for rank, run in enumerate(runs):
         for kind in ("alike", "apart"):
@@ -221,12 +223,13 @@ def dropout_masks(runs: Sequence[Run], other_seed: Sequence[Run], seed_0: Sequen
     for rank, run in enumerate(runs):
         _check_anew(rank, run)
         for output, gradient in zip(run["alike"], run["gradients"]):
-            require(gradient is not None and identical(output, gradient), f"rank {rank}: what is dropped forward must "
-                    "get the gradient 0, and what is kept the same factor: multiply x by the mask, inside autograd")
+            require(gradient is not None and identical(output, gradient), f"rank {rank}: what is dropped in forward "
+                    "must get the gradient 0, and what is kept the same factor as in forward: multiply x by the mask, "
+                    "where autograd sees it")
     for rank, (run, other) in enumerate(zip(runs, other_seed)):
         for kind in ("alike", "apart"):
-            refuse(identical(run[kind][0], other[kind][0]), f"rank {rank}: two seeds give the same masks in "
-                   f"{kind}: its generator has to start from the seed")
+            refuse(identical(run[kind][0], other[kind][0]), f"rank {rank}: two seeds give the same masks in {kind}: "
+                   "its generator must start from the seed")
     _check_seed_0(seed_0)
     return float(dense(runs[0]["alike"][0]).max())
 
@@ -235,42 +238,42 @@ def _check_scaled(where: str, output: np.ndarray, dropout: float, first: float) 
     """Kept ones must have become 1 / (1 - dropout), and about the right share must be dropped."""
     kept, dropped, right = output[output != 0], (output == 0).mean(), 1 / (1 - dropout)
     refuse(dropout != first and len(kept) and np.allclose(kept, 1 / (1 - first)), f"{where}: this is dropout with the "
-           f"p of the first call, {first:.4g}, and p is {dropout:.4g} now: each call brings its own")
+           f"p of the first call, {first:.4g}, but p is {dropout:.4g} now: each call has its own")
     spread = np.sqrt(dropout * (1 - dropout) / output.size)
     require(0 < dropped < 1, f"{where}: {'nothing' if len(kept) else 'everything'} is dropped")
     refuse(any(np.isin((output == 0).mean(axis=axis), (0, 1)).all() for axis in range(output.ndim)),
            f"{where}: whole rows are dropped or kept: draw a number for each element")
     require(abs(dropped - dropout) <= MANY * spread,
-            f"{where}: {dropped:.0%} are dropped, {dropout:.0%} are meant to be: p is the probability to drop")
-    require(np.allclose(kept, right), f"{where}: a kept 1 becomes {kept[0]:.4g}, it should be {right:.4g}: divide by "
-            "the probability to keep, and the mean stays what it was")
+            f"{where}: {dropped:.0%} are dropped, but {dropout:.0%} should be: p is the probability to drop")
+    require(np.allclose(kept, right), f"{where}: a kept 1 becomes {kept[0]:.4g}, but should become {right:.4g}: divide "
+            "by the probability to keep, which preserves the mean")
 
 
 def _check_alike(ranks: Sequence[Sequence[Any]]) -> None:
     for call, outputs in enumerate(zip(*ranks)):
         for rank in (rank for rank, output in enumerate(outputs) if not identical(output, outputs[0])):
             require(call < len(ranks[0]) - 1, f"ranks 0 and {rank} drew the same masks until one of them drew more "
-                    "numbers for an activation of its own: draw the two kinds of masks from two generators")
-            raise CheckFailed(f"call {call} of alike: ranks 0 and {rank} drop other elements of an activation that "
-                              "they hold alike, and from here on they hold different ones: all ranks need one seed")
+                    "numbers in apart: draw the two kinds of masks from two generators")
+            raise CheckFailed(f"call {call} of alike: ranks 0 and {rank} drop different elements of an activation that "
+                              "they both hold, so from here on it differs between them: all ranks need the same seed")
 
 
 def _check_apart(ranks: Sequence[Sequence[Any]]) -> None:
     for (first, one), (second, other) in combinations(enumerate(ranks), 2):
         for call, (a, b) in enumerate(zip(one, other)):
             refuse(identical(a, b), f"call {call} of apart: ranks {first} and {second} draw the same mask for "
-                   "different units, which one process would draw independently: a unit of one rank is dropped "
-                   "whenever its namesake is; let the seed depend on the rank")
+                   "different units, whose masks should be independent, as in one process: make the seed depend on the "
+                   "rank")
         for (call, a), (later, b) in product(enumerate(one), enumerate(other)):
             refuse(identical(a, b), f"rank {first}'s call {call} of apart draws the mask of rank {second}'s call "
-                   f"{later}: ranks that skip some numbers of one generator meet in later calls; give each rank a "
-                   "generator with a seed of its own")
+                   f"{later}: ranks that skip some numbers of the same generator meet in later calls. Give each rank a "
+                   "generator with its own seed")
 
 
 def _check_seed_0(runs: Sequence[Run]) -> None:
     """With the seed 0 too, each rank must draw masks of its own."""
-    with reworded("with the seed 0, though not with every other: ",
-                  ". A product with the seed is 0 on every rank: add the rank to the seed"):
+    with reworded("with the seed 0, though not with other seeds: ",
+                  ". A product with the seed is 0 on every rank: add the rank to the seed instead"):
         _check_apart([run["apart"] for run in runs])
         for rank, run in enumerate(runs):
             _check_anew(rank, run)
@@ -281,10 +284,10 @@ def _check_anew(rank: int, run: Run) -> None:
     masks = [(kind, call, output) for kind in ("alike", "apart") for call, output in enumerate(run[kind])]
     for (kind, call, a), (other, later, b) in combinations(masks, 2):
         same = identical(a, b)
-        refuse(same and kind == other, f"rank {rank}: calls {call} and {later} of {kind} drop the same elements: a "
-               "generator is seeded once, when it is made, and goes on from there")
-        refuse(same, f"rank {rank}: alike and apart draw the same masks: their generators start from the same "
-               "seed on this rank, so one step apart's seed from alike's (seed + 1 + rank)")
+        refuse(same and kind == other, f"rank {rank}: calls {call} and {later} of {kind} drop the same elements: seed "
+               "a generator only once, when you make it")
+        refuse(same, f"rank {rank}: alike and apart draw the same masks, because their generators start from the same "
+               "seed on this rank: keep apart's seeds away from alike's (seed + 1 + rank)")
 
 
 # Traffic and sizes
@@ -302,7 +305,7 @@ def split_traffic(trace: Trace, wanted: Mapping[str, int | None], num_bytes: int
                 phases.append([])
             elif event.kind in ("collective", "send", "recv"):
                 phases[-1].append(event)
-        require(len(phases) == len(wanted), f"rank {rank} came to {len(phases) - 1} barriers, the check has "
+        require(len(phases) == len(wanted), f"rank {rank} came to {len(phases) - 1} barriers, but the check has "
                 f"{len(wanted) - 1}: leave dist.barrier() out of your code, collectives need none")
         for (phase, num), events in zip(wanted.items(), phases):
             if num is not None:
@@ -318,9 +321,9 @@ def vocabulary_traffic(traces: Mapping[int, Trace], num_predictions: int) -> flo
     sent = {size: max(sum(event.num_bytes or 0 for event in trace.of_rank(rank) if event.kind in ("collective", "send"))
                       for rank in range(trace.world_size)) for size, trace in traces.items()}
     (small, few), (large, many) = min(sent.items()), max(sent.items())
-    require(many <= few, f"with {small} tokens a rank gives {short(few)} bytes to collectives, with {large} tokens "
-            f"{short(many)}: logits are sent round. A prediction takes three numbers, its largest logit, its sum of "
-            "exponentials and the logit of its target, whatever V is")
+    require(many <= few, f"with {small} tokens a rank gives {short(few)} bytes to collectives, but with {large} tokens "
+            f"{short(many)}, so logits are sent. A prediction needs only three numbers, whatever V is: its largest "
+            "logit, its sum of exponentials and the logit of its target")
     return many / num_predictions
 
 
@@ -339,15 +342,16 @@ def block_count(answer: Any, width: int, mlp_width: int, num_ranks: int, num_tok
                    _wrong_parameters(weights, biases, whole, width, num_ranks)),
             number("the number of bytes", answer[1], num_bytes, [
                 (num_bytes / 2,
-                 "that is half: there is one after attention and one after the MLP, and backward has as many"),
+                 "that is half: there is one all-reduce after attention and one after the MLP, and as many in "
+                 "backward"),
                 (num_bytes / 4,
-                 "that is a single all-reduce: attention and MLP make one each, forward and backward"),
-                (num_bytes / element_bytes, f"that counts numbers: each has {element_bytes} bytes"),
-                (num_bytes / num_ranks, "every rank gives the whole activation, not a part of it"),
+                 "that is a single all-reduce, but attention and MLP make one each, forward and backward"),
+                (num_bytes / element_bytes, f"that counts numbers, but each has {element_bytes} bytes"),
+                (num_bytes / num_ranks, "every rank gives the whole activation to the all-reduce, not a part of it"),
                 (num_bytes * mlp_width / width,
                  "what is added up is as wide as the block's output, not as the hidden layer"),
                 (num_bytes * 2 * (num_ranks - 1) / num_ranks,
-                 "that is what a ring sends; asked for is what goes in")]))
+                 "that is what a ring sends, but the question is what a rank gives to the all-reduces")]))
 
 
 def _wrong_parameters(weights: int, biases: int, whole: int, width: int, num_ranks: int) -> list[tuple[float, str]]:
@@ -361,7 +365,7 @@ def _wrong_parameters(weights: int, biases: int, whole: int, width: int, num_ran
          "the biases of the maps that are cut by rows are whole on every rank, as they are added to the whole sum"),
         ((everything - 2 * width) / num_ranks + 2 * width, "the norms are whole on every rank"),
         ((everything - 5 * width) / num_ranks + 5 * width,
-         "one bias too much is cut: out and down add theirs to the whole sum, so both are whole"),
+         "you cut one bias too many: out and down add theirs to the whole sum, so both are whole"),
         (weights / num_ranks + biases + whole, "the biases of the maps that are cut by columns are cut with them"),
         ((weights + of_qkv) / num_ranks + biases - of_qkv + whole, "the bias of up is cut as its outputs are"),
         ((weights + biases - of_qkv) / num_ranks + of_qkv + whole,
@@ -374,15 +378,15 @@ def _wrong_parameters(weights: int, biases: int, whole: int, width: int, num_ran
 
 
 def _check_phase(where: str, events: Sequence[Event], num: int, num_bytes: int) -> None:
-    needless = ("and nothing has to be sent: each rank has all that its own part takes" if num == 0 else
-                "and one all-reduce of what the ranks' parts give is all: what goes into a cut by rows is cut already, "
-                "so nothing is gathered or handed round before")
+    needless = ("but nothing needs to be sent here: each rank has all that its own part needs" if num == 0 else
+                "but one all-reduce of what the ranks' parts give is enough: the input of a map cut by rows is cut "
+                "already, so nothing needs to be gathered before it")
     for event in events:
         require(event.op == "all_reduce" and num, f"{where}: your code calls {event.op or event.kind}, {needless}")
-    require(len(events) <= num, f"{where}: {len(events)} all-reduces where {num} will do: add up what the ranks' parts "
-            "give once, at the end; and let x through its operator once, for all that use it")
-    require(len(events) == num, f"{where}: {len(events)} all-reduces where {num} should be: what brings the ranks' "
-            "parts together?")
+    require(len(events) <= num, f"{where}: {len(events)} all-reduces where {num} is enough: add up what the ranks' "
+            "parts give once, at the end, and pass x through its operator once, for all that use it")
+    require(len(events) == num, f"{where}: {len(events)} all-reduces instead of {num}: what brings the ranks' parts "
+            "together?")
     for event in events:
-        require(event.num_bytes == num_bytes, f"{where}: an all-reduce of {short(event.num_bytes or 0)} bytes, "
-                f"{short(num_bytes)} are enough: send the sum itself, in its own dtype, and nothing beside it")
+        require(event.num_bytes == num_bytes, f"{where}: an all-reduce of {short(event.num_bytes or 0)} bytes, but "
+                f"{short(num_bytes)} are enough: send only the sum itself, in its own dtype")

@@ -1,8 +1,8 @@
-"""L3: answers that are not written yet: a cell that needs one says so in a line, and "Run All" goes on behind it.
+"""L3: answers that are not written yet: a cell that needs one says so in one line, and "Run All" goes on after it.
 
 A student copy's stub raises NotImplementedError with the number of its exercise. In a notebook the cells that fail for
-that reason, or for the lack of a name that such a cell would have made, show one line in place of a traceback, and tell
-the frontend that it may go on. The cell still shows an error, so that nbval and grading see a check that failed.
+that reason, or because they lack a name that such a cell would have made, show one line instead of a traceback, and
+tell the frontend that it may go on. The cell still shows an error, so that nbval and grading see a check that failed.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 STUB = re.compile(r"NotImplementedError: exercise (\d+): write this function")  # as book.grading.release writes it
-_INSTALLED = "_lockstep_unwritten"  # what a shell is marked with that reports such answers already
+_INSTALLED = "_lockstep_unwritten"  # the mark of a shell that already reports such answers
 
 
 def install() -> None:
@@ -29,15 +29,16 @@ class Unwritten:
 
     def __init__(self, shell: Any):
         self.shell, self._show = shell, shell.showtraceback
-        self._missing: dict[str, str] = {}  # the exercise for the lack of which a name was never made
-        self._told: BaseException | None = None  # the error of the running cell that was told in a line
+        self._missing: dict[str, str] = {}  # name -> the exercise without which it was never made
+        self._told: BaseException | None = None  # the error of the running cell that was reported in a line
         self._cell = ""
         shell.showtraceback = self.show
         shell.events.register("pre_run_cell", self._begin)
         shell.events.register("post_run_cell", self._end)
 
     def show(self, exc_tuple: Any = None, *arguments: Any, **options: Any) -> None:
-        """In place of the shell's `showtraceback`: one line for an answer that is not written, else what it shows."""
+        """Replaces the shell's `showtraceback`: one line for an answer that is not written, otherwise what the shell
+        shows."""
         error = (exc_tuple or sys.exc_info())[1]
         exercise = self.exercise_of(error)
         if exercise is None or error is None:
@@ -51,7 +52,7 @@ class Unwritten:
     def exercise_of(self, error: BaseException | None) -> str | None:
         """The number of the exercise whose stub led to an error; None if none did.
 
-        A cell that reads what a stopped cell was to make fails for the same reason, whatever its own error is.
+        A cell that reads what a stopped cell would have made fails for the same reason, whatever its own error is.
         """
         stubs = (STUB.search(f"{type(one).__name__}: {one}") for one in causes(error))
         read = (self._missing.get(name) for name in names_read(self._cell))
@@ -67,7 +68,7 @@ class Unwritten:
         self._cell, self._told = info.raw_cell or "", None
 
     def _end(self, result: Any) -> None:
-        """A cell whose error was told counts as run; what a cell made that ended well is no longer missing."""
+        """A cell whose error was reported counts as run; names that a successful cell made are no longer missing."""
         if self._told is not None and result.error_in_exec is self._told:
             result.error_in_exec = None
         elif result.success:
@@ -106,7 +107,7 @@ def names_read(cell: str) -> list[str]:
 
 
 def _filled(node: ast.AST) -> Iterator[str]:
-    """What is assigned to; what an item is put into, as in `runs[2] = run`; what is told to change, as by append."""
+    """What is assigned to, what gets an item, as in `runs[2] = run`, and what a method changes, as append does."""
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
         yield node.id
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):

@@ -14,7 +14,7 @@ import numpy as np
 
 TOLERANCE = 1e-9
 SIX_DIGITS = 1e-5  # the error that remains if numbers were float32 at some point
-ROUNDED = "this is right to six digits only: has it been float32 on the way?"
+ROUNDED = "this is right to only six digits: was it float32 on the way?"
 REDUCED = "only rank 0 holds {}: reduce gives the result to one rank, all_reduce to every rank"
 State = Mapping[str, Any]
 Gradients = Mapping[str, Any]  # None if there is no gradient
@@ -58,7 +58,7 @@ def number(name: str, got: Any, want: float, misconceptions: Iterable[tuple[floa
         return float(value)
     for mistaken, message in misconceptions:
         refuse(equal(value, mistaken) and not equal(mistaken, want), f"{name} is {short(value)}: {message}")
-    require(want and np.isfinite(value), f"{name} is {short(value)}, which it should not be")
+    require(want and np.isfinite(value), f"{name} is {short(value)}, which is wrong")
     ratio = value / want
     digits = 3 if abs(ratio - 1) > 0.005 else 6
     raise CheckFailed(f"{name} is {short(value)}, which is {ratio:.{digits}g} times what it should be")
@@ -94,7 +94,7 @@ def unmet(message: str, advice: str) -> str:
     """An error of a launch, with advice if it says that the ranks' collectives do not match."""
     if "the ranks disagree in a collective" not in message:
         return message
-    return f"{message}\na collective without group= is one of all ranks of the world{advice}"
+    return f"{message}\na collective without group= runs over all ranks of the world{advice}"
 
 
 # Comparisons
@@ -167,10 +167,10 @@ def held(rank: int, what: str, value: Any, shape: Sequence[int]) -> np.ndarray:
     """What `rank` gives as `what`, in float64; CheckFailed for no tensor, another shape or dtype, nan and inf."""
     if value is None or not hasattr(value, "shape"):
         given = "nothing (None)" if value is None else f"no tensor but a {type(value).__name__}"
-        raise CheckFailed(f"rank {rank} gives {given} as {what}: is the result returned, as a tensor? "
-                          "(dist.all_reduce, for one, works in place and returns nothing)")
+        raise CheckFailed(f"rank {rank} gives {given} as {what}: do you return the result, as a tensor? "
+                          "(dist.all_reduce, for example, works in place and returns None)")
     require(tuple(value.shape) == tuple(shape),
-            f"rank {rank} gives {what} in the shape {tuple(value.shape)}, it should be {tuple(shape)}")
+            f"rank {rank} gives {what} in the shape {tuple(value.shape)}, but it should be {tuple(shape)}")
     require(str(value.dtype).endswith("float64"),
             f"rank {rank} gives {what} as {str(value.dtype).removeprefix('torch.')}: all inputs are float64, so where "
             "was it converted?")
@@ -230,6 +230,6 @@ def buffers_of(buffers: Sequence[Any]) -> np.ndarray:
 def finite(rank: int, name: str, array: np.ndarray) -> np.ndarray:
     """`array`, which `rank` holds as `name`, must not have nan or inf; returns it. Comparisons with nan are false."""
     for odd in array[~np.isfinite(array)]:
-        raise CheckFailed(f"rank {rank} holds {odd} in {name}: was something divided by zero, read before it "
-                          "was there (torch.empty), or has it grown without bound?")
+        raise CheckFailed(f"rank {rank} holds {odd} in {name}: was something divided by zero, read before it was "
+                          "written (torch.empty), or has it grown without bound?")
     return array

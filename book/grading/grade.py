@@ -31,7 +31,7 @@ from book.grading.withheld import withheld
 from book.wire.broker import WireError, WireTimeout
 
 MAX_SEED = 10 ** 6  # labs multiply it by a thousand, and generators take at most 63 bits
-# What `launch` says of a rank's exit status; other errors may say something like it, and mean nothing by it.
+# What `launch` says about a rank's exit status; other errors may contain similar words by accident.
 KILLED = re.compile(r"\b(?:RankError|CheckFailed)\S*: rank \d+ was killed by SIG[A-Z]+ before its function returned")
 FAILED = "grading it failed"  # prefix of a record's error if the grader itself failed
 Record = dict[str, Any]

@@ -13,6 +13,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from book.grading.lab_schema import KEY, faults
 
 SHOWN = ("play-", "panel-", "measure-", "deadlock-")  # id prefixes of setup cells that only show something
+SIMULATED = "play-simulated-"  # of those among them that show, before an answer, what its run should look like
 
 Answers = Mapping[str, Sequence[str]]  # by the id of the answer cell: the sources that a learner wrote there
 
@@ -61,6 +62,11 @@ def code_cells(lab: NotebookNode) -> Iterator[NotebookNode]:
 def shown(cell: NotebookNode) -> bool:
     """Whether a setup cell only shows something: a player, a panel, a measurement, a deadlock."""
     return marks(cell).get("kind") == "setup" and marks(cell)["id"].startswith(SHOWN)
+
+
+def simulated(cell: NotebookNode) -> bool:
+    """Whether a cell shows what the run of an exercise should look like, without a run: it stands above the answer."""
+    return marks(cell).get("kind") == "setup" and str(marks(cell).get("id")).startswith(SIMULATED)
 
 
 def checks(lab: NotebookNode, exercise: int) -> list[NotebookNode]:

@@ -33,7 +33,7 @@ def _missing(where: str, mark: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _in_marks(where: str, mark: Any, known: Mapping[str, tuple[Callable[[Any], bool], str]]) -> Iterator[str]:
-    """What is wrong with the values in `mark`, each of which `known` has a test for, and words that say what fits."""
+    """What is wrong with the values in `mark`; for each, `known` has a test and words for what is allowed."""
     if not isinstance(mark, Mapping):
         yield f"{where} has {KEY} {mark!r:.40}, which must be a table of marks"
         return

@@ -6,7 +6,7 @@ from typing import Any
 
 from nbformat import NotebookNode
 
-from book.grading import lab as labs, lab_schema, wired, withheld
+from book.grading import lab as labs, lab_schema, simulated, wired, withheld
 from book.grading.lab import LabError, code_cells, marks
 from book.grading.lab_schema import KEY
 from book.grading.ranks import Ranks
@@ -55,7 +55,7 @@ def marked_wrongly(lab: NotebookNode) -> Iterator[str]:
 
 
 def _marked_wrongly(lab: NotebookNode) -> Iterator[str]:
-    """What is wrong with the marks of single cells, none of which has a value that no mark may have."""
+    """What is wrong with the marks of single cells, given that each value is one that its mark may have."""
     seen: set[str] = set()
     for number, cell in enumerate(code_cells(lab)):
         mark = marks(cell)
@@ -64,6 +64,7 @@ def _marked_wrongly(lab: NotebookNode) -> Iterator[str]:
             yield f"{where} has an id that another cell has"
         seen.add(mark["id"])
         yield from _of_kind(mark, where, cell.source, cell.metadata.get("tags", []))
+    yield from simulated.faults(lab)
 
 
 def _unfit_exercises(lab: NotebookNode) -> Iterator[str]:

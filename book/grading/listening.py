@@ -1,7 +1,8 @@
 """L4: run a kernel inside the sandbox, on sockets that were bound outside, so that it needs no writable folder.
 
 python -m book.grading.listening HANDLES -f CONNECTION_FILE, where HANDLES is JSON that maps each socket's path to its
-handle. With the environment variable LOCKSTEP_LAUNCHES set, the kernel is forked from the server of its ranks.
+handle. With the environment variable LOCKSTEP_LAUNCHES set, the kernel is forked from the server of its ranks, which
+has loaded all that ranks may need, or some of it.
 """
 from __future__ import annotations
 
@@ -14,19 +15,21 @@ from typing import Any
 
 import zmq
 
-LAUNCHES = "LOCKSTEP_LAUNCHES"  # environment variable: set if the notebook launches ranks
+LAUNCHES = "LOCKSTEP_LAUNCHES"  # environment variable: ALL or SOME if the notebook launches ranks
+ALL, SOME = "all", "some"
 
 
 def main() -> None:
     """Runs a kernel, in this process or in one that is forked from its ranks' server, until it ends."""
     path_to_handle = json.loads(sys.argv.pop(1))
     listeners = {path: socket.socket(fileno=handle) for path, handle in path_to_handle.items()}
-    if not os.environ.pop(LAUNCHES, ""):
+    loaded = os.environ.pop(LAUNCHES, "")
+    if not loaded:
         run(listeners, sys.argv)
         return
     from book.launch import sibling  # other notebooks need no ranks, and start sooner without it
 
-    kernel = sibling.start(run, listeners, sys.argv)
+    kernel = sibling.start(run, listeners, sys.argv, whole=loaded == ALL)
     kernel.join()
     os._exit(kernel.exitcode or 0)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from book.grading import sandbox
-from book.grading.run import descendants, end, memory_of
+from book.grading.run import descendants, end, hold_more_than
 from book.grading.sandbox import Limits
 from book.wire.broker import WireTimeout
 
@@ -110,7 +110,7 @@ class Ranks:
         while not self.over.wait(WATCH_S):
             ranks = list(self.ranks)
             processes = [process for rank in ranks for process in descendants(rank.process.pid)]
-            if sum(map(memory_of, processes)) > Limits().memory_bytes:
+            if hold_more_than(Limits().memory_bytes, processes):
                 self.too_large = True
                 for rank in ranks:
                     end(rank.process)
@@ -125,7 +125,7 @@ class Ranks:
         path.chmod(0o777)
         listener.listen(1)
         (parent / "head.json").write_text(json.dumps(head))
-        command = [sys.executable, "-m", "book.wire.rank", str(path)]
+        command = [sys.executable, "-m", "book.wire", str(path)]
         if self.sandboxed:
             command = [*sandbox.dying_with_us(), *sandbox.command(command, parent, OF_A_RANK)]
         with open(parent / "head.json") as sources:

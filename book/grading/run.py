@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,13 +20,15 @@ import psutil
 from nbformat import NotebookNode
 
 from book.grading import kernel, sandbox
-from book.grading.listening import LAUNCHES
+from book.grading.listening import ALL, LAUNCHES, SOME
 from book.grading.nbval_plugin import RESULT
 from book.grading.sandbox import Limits
+from book.launch.imports import may_need_later
 
 # The ranks' device differs between machines; `launch` prints it on a line of its own.
 SANITIZE = "[launch]\nregex: \\d+ ranks? on \\w+ \\([^\\n]*\nreplace: RANKS\n"
 POLL_S = 0.2
+POLLS_PER_SAMPLE = 5  # of all processes' memory: to divide shared pages takes milliseconds for each
 MAX_LOG_BYTES = 32 << 20
 MAX_NBVAL_BYTES = 2 << 30  # nbval keeps everything that a submission outputs
 KERNEL_GONE_S, RESULT_GONE_S = 8, 60  # how long nbval may take to notice, and to report
@@ -64,24 +66,27 @@ def run(notebook: NotebookNode, limits: Limits = Limits(), sandboxed: bool = Tru
         nbformat.write(notebook, folder / "job.ipynb")
         (folder / "sanitize.cfg").write_text(SANITIZE)
         kernel.write_specs(folder / "jupyter")
-        return _Job(folder, limits, sandboxed, launches(notebook)).run()
+        return _Job(folder, limits, sandboxed, loaded_at_start(notebook)).run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def launches(notebook: NotebookNode) -> bool:
-    """Whether a notebook imports `book.launch` somewhere, so that its kernel should have torch from the start."""
-    return any("book.launch" in cell.source for cell in notebook.cells if cell.cell_type == "code")
+def loaded_at_start(notebook: NotebookNode) -> str:
+    """How much of torch a notebook's kernel should have from its start: ALL, SOME or, if it launches no ranks, ""."""
+    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
+    if "book.launch" not in code:
+        return ""
+    return ALL if may_need_later(code) else SOME
 
 
 class _Job:
     """nbval's process, what it started, and whether they stay within the limits."""
 
-    def __init__(self, folder: Path, limits: Limits, sandboxed: bool, launches: bool) -> None:
-        self.folder, self.limits, self.sandboxed, self.launches = folder, limits, sandboxed, launches
+    def __init__(self, folder: Path, limits: Limits, sandboxed: bool, loaded: str) -> None:
+        self.folder, self.limits, self.sandboxed, self.loaded = folder, limits, sandboxed, loaded
         self.result_file, self.log_file = folder / "result.json", folder / "log"
         self.started = time.monotonic()
-        self.seen, self.peak_bytes, self.largest_bytes = False, 0, 0
+        self.seen, self.num_polls, self.peak_bytes, self.largest_bytes = False, 0, 0, 0
         self.gone_since: float | None = None
 
     def run(self) -> Result:
@@ -119,7 +124,7 @@ class _Job:
         private = {"HOME": "/nonexistent", "PYTHONNOUSERSITE": "1", "JUPYTER_RUNTIME_DIR": str(self.folder),
                    "IPYTHONDIR": str(self.folder)}
         run = {kernel.RUN: str(self.folder), kernel.LIMITS: json.dumps(asdict(self.limits))}
-        return {**kept, **added, **private, **run, **({LAUNCHES: "1"} if self.launches else {})}
+        return {**kept, **added, **private, **run, **({LAUNCHES: self.loaded} if self.loaded else {})}
 
     def _watch(self, process: subprocess.Popen[bytes]) -> str | None:
         """Waits for nbval to end; returns the limit that was exceeded, if any."""
@@ -133,12 +138,13 @@ class _Job:
 
     def _exceeded(self, process: subprocess.Popen[bytes]) -> str | None:
         children = descendants(process.pid)
-        used = sum(map(memory_of, children))
-        self.peak_bytes = max(self.peak_bytes, used)
         self.largest_bytes = max([self.largest_bytes, *map(most_of, children)])
         if time.monotonic() - self.started > self.limits.wall_s:
             return "time limit"
-        if used > self.limits.memory_bytes:
+        if self.num_polls % POLLS_PER_SAMPLE == 0:
+            self.peak_bytes = max(self.peak_bytes, sum(map(memory_of, children)))
+        self.num_polls += 1
+        if hold_more_than(self.limits.memory_bytes, children):
             return "memory limit"
         if self.log_file.stat().st_size > MAX_LOG_BYTES or _resident(process.pid) > MAX_NBVAL_BYTES:
             return "output limit"
@@ -198,6 +204,12 @@ def descendants(pid: int) -> list[psutil.Process]:
         return psutil.Process(pid).children(recursive=True)
     except psutil.Error:
         return []
+
+
+def hold_more_than(num_bytes: int, processes: Sequence[psutil.Process]) -> bool:
+    """Whether processes together hold more memory than this, with shared pages counted once."""
+    # Resident memory counts them once for each process: never too little, and much quicker to read.
+    return sum(_resident(one.pid) for one in processes) > num_bytes < sum(map(memory_of, processes))
 
 
 def memory_of(process: psutil.Process) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from book.grading.lab import code_cells, marks, variant_of
+from book.grading.lab import code_cells, marks, simulated, variant_of
 from book.grading.recognised import recognised, source_of
 from book.grading.release import without_solutions
 from book.grading.withheld import imports_from_book
@@ -107,7 +107,8 @@ def _shortened(notes: list[str]) -> list[str]:
 def _imports(found: Submission, lab: NotebookNode) -> list[str]:
     """A note on modules of the book that answers import but the lab does not."""
     names = set().union(*(imports_from_book(source) for sources in found.answers.values() for source in sources))
-    given = set().union(*(imports_from_book(c.source) for c in code_cells(lab) if marks(c)["kind"] == "setup"))
+    given = set().union(*(imports_from_book(c.source) for c in code_cells(lab)
+                          if marks(c)["kind"] == "setup" and not simulated(c)))
     return ["answers import from the book: " + ", ".join(sorted(names - given))] if names - given else []
 
 

@@ -1,6 +1,7 @@
 """L2: run a function on several real processes from a notebook cell, and report clearly how that ended.
 
-    api        launch, Run, the errors, rank_device: what the rest of the book uses
+    api        launch, Run, the errors: what the rest of the book uses
+    backend    rank_device: ranks agree on the backend before they have a process group
     arguments  checks the call and pickles it before anything starts
     server     the process that ranks are forked from
     ranks      the rank processes on the side of the launcher: pipes, results, exit
@@ -28,7 +29,8 @@
     preload    how it loads them
     sibling    starts another process from this server, such as a kernel that gets its ranks from it too
 """
-from book.launch.api import HangError, LaunchError, RankError, Run, launch, rank_device
+from book.launch.api import HangError, LaunchError, RankError, Run, launch
+from book.launch.backend import rank_device
 from book.launch.server import warm_up_in_kernel
 
 __all__ = ["HangError", "LaunchError", "RankError", "Run", "launch", "rank_device"]

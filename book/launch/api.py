@@ -27,8 +27,6 @@ from book.launch.server import warm_up
 from book.launch.transfer import SharedFile
 
 if TYPE_CHECKING:
-    import torch
-
     from book.trace import Trace
 
 _announced: set[tuple[str, str]] = set()  # (execution of a cell, line) of this notebook
@@ -102,27 +100,6 @@ class Run:
             from book import record
             self._trace = record.assemble(self._recorded, backend=self.backend)
         return self._trace
-
-
-def rank_device() -> torch.device:
-    """Put this rank on its device, and return it: its own GPU if there is one for every rank, else the CPU.
-
-    Side effects: the GPU becomes this process's current CUDA device; if the CPU is chosen, all GPUs are hidden from
-    this process (`CUDA_VISIBLE_DEVICES=""`). Call it before `dist.init_process_group()`, whose default backend follows
-    from it: NCCL with a GPU each, gloo on the CPU. The choice depends on `LOCAL_WORLD_SIZE` and the number of GPUs, so
-    it is the same under `launch` and torchrun. Raises `LaunchError` outside a rank.
-    """
-    require("rank_device", "torch")
-    import torch
-    if "LOCAL_WORLD_SIZE" not in os.environ:
-        raise LaunchError("rank_device() belongs inside a function that launch or torchrun runs on its ranks")
-    if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        return device
-    # init_process_group() takes NCCL alone as soon as it sees one GPU, and could then not move CPU tensors.
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    return torch.device("cpu")
 
 
 def launch(
@@ -201,7 +178,7 @@ def _num_gpus(env: Mapping[str, Any]) -> int:
 
 
 def _begin_to_load() -> None:
-    """Let torch be loaded for the ranks while this process loads it."""
+    """Have torch loaded for the ranks while this process loads it."""
     try:
         warm_up()
     except OSError as error:

@@ -16,6 +16,14 @@ LATER = (  # together these take as long as `FIRST`; the first ranks do not wait
     "torch.distributed.fsdp",
     "torch.distributed.checkpoint",
     "torch.distributed.checkpoint.state_dict",
+    "fsspec",  # checkpoint imports it when it first saves
     "torch.profiler",
 )
+# Code with none of these words makes no optimizer, no DDP and no mesh, and needs nothing of `LATER`.
+WORDS_FOR_LATER = ("optim", "arallel", "checkpoint", "mesh", "profiler", "compile", "torch.distributed.")
 USED = "LOCKSTEP_USED"  # in the server's environment: those of `LATER` that it imports at once
+
+
+def may_need_later(source: str) -> bool:
+    """Whether code may use modules of `LATER`: each rank would import them by itself if the server had not."""
+    return any(word in source for word in WORDS_FOR_LATER)

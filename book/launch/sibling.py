@@ -16,12 +16,13 @@ from typing import Any
 from book.launch import server
 
 
-def start(target: Callable[..., None], *arguments: Any) -> BaseProcess:
+def start(target: Callable[..., None], *arguments: Any, whole: bool = True) -> BaseProcess:
     """Start a process that runs `target(*arguments)`, a function of a module; it can launch ranks at once.
 
-    This process has to outlive it: the server ends with this process.
+    The server has loaded all that ranks may need or, without `whole`, only what all of them need. This process has to
+    outlive the new one: the server ends with this process.
     """
-    server.warm_up(whole=True)
+    server.warm_up(whole)
     process = multiprocessing.get_context("forkserver").Process(target=_run, args=(target, arguments))
     with server.without_main_module():
         process.start()

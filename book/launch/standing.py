@@ -9,7 +9,7 @@ from typing import NamedTuple
 from book.launch.report import Dropped
 from book.launch.rpc import Worker
 
-LONG_RUN = 5  # so many consecutive ranks are named by the first and the last
+LONG_RUN = 5  # at least this many consecutive ranks are named by the first and the last
 _WAITS_FOR = re.compile(r"waits (?:in|for its) (i?send|i?recv) (?:to|from) rank (\d+)")
 
 

@@ -19,9 +19,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from book.blocks import MLP, PRODUCT, Block, Matrix
+from book.blocks import MLP, PRODUCT, SIZES, Block, Matrix
 
-SIZES = {"T": 24, "D": 12, "M": 48, "O": 12}  # of an MLP four times as wide inside; 2, 3 and 4 ranks divide them
 Contents = tuple[float, ...]
 
 

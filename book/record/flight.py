@@ -1,8 +1,8 @@
 """L2: PyTorch's Flight Recorder: what each rank's process groups were last asked to do, dumped while the ranks hang.
 
-The recorder is a ring buffer in torch, on if `TORCH_FR_BUFFER_SIZE` is set when a rank starts. It notes collectives,
-with the lines that called them, and whether they are done. With gloo in torch 2.13 it notes neither sends nor receives,
-and no time but that of the call.
+The recorder is a ring buffer in torch, of 2000 calls unless `TORCH_FR_BUFFER_SIZE` says otherwise when a rank starts;
+0 switches it off. It notes collectives, with the lines that called them, and whether they are done. With gloo in torch
+2.13 it notes neither sends nor receives, and no time but that of the call.
 """
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from book.record.recording import Operation, Recording
 from book.trace import Event, Trace
 
 FORMAT = "lockstep flight 1"
+SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # the buffer's, and its old name
 BYTES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Int": 4, "Long": 8, "Byte": 1, "Char": 1, "Bool": 1}
 LIBRARIES = tuple(os.path.dirname(os.path.dirname(os.path.realpath(path))) + os.sep
                   for path in (torch.__file__, os.__file__, __file__))
@@ -74,12 +75,12 @@ def dump(path: str | Path, lines: bool = False) -> None:
     """Write what this rank's Flight Recorder holds to a file; call it from any thread, also while the rank hangs.
 
     `lines` adds the line of source that made each call. Torch loads its compiler to name the first one, which takes
-    some seconds; `import torch._inductor.codecache` at the start has them over with. Raises RuntimeError where the
-    recorder is off or there is no process group.
+    some seconds; `import torch._inductor.codecache` at the start of the program avoids that delay later. Raises
+    RuntimeError where the recorder is off or there is no process group.
     """
     if not dist.is_initialized():
         raise RuntimeError("there is no process group, so there is nothing to dump")
-    if int(os.environ.get("TORCH_FR_BUFFER_SIZE", "0")) < 1:
+    if int(next((os.environ[name] for name in SIZES if name in os.environ), "2000")) < 1:
         raise RuntimeError("the Flight Recorder is off: set TORCH_FR_BUFFER_SIZE=2000 before the ranks start")
     world = distributed_c10d._world
     groups = {world.pg_names[group]: sorted(ranks) for group, ranks in world.pg_group_ranks.items()
@@ -139,7 +140,7 @@ def _with_holds(called: Trace, rank: int, calls: Sequence[Call]) -> Iterator[Eve
 
 
 def guilty(flights: Sequence[Flight]) -> tuple[int, ...]:
-    """The ranks for which others wait while they wait for nobody, or, if there is none, those that call another thing.
+    """The ranks that others wait for and that wait for nobody, or, if there are none, those that call something else.
 
     An empty tuple if no rank waits, or if ranks wait in different groups, each for another one.
     """

@@ -60,8 +60,8 @@ def save(path: str | Path) -> None:
 def merge(paths: Iterable[str | Path]) -> Trace:
     """The trace of all ranks, from the files that they saved, in any order, with rank 0's clock for all.
 
-    Its `clock_error_s` says by how much two ranks' times may be wrong against each other. Raises TraceError where a
-    file is no recording, a rank is missing or is there twice, or a message would arrive before it was sent.
+    Its `clock_error_s` says how far off two ranks' times may be relative to each other. Raises TraceError where a file
+    is no recording, a rank is missing or is there twice, or a message would arrive before it was sent.
     """
     ranks = read_all(paths, FORMAT, _parsed, "a recording that record.save wrote",
                      "there is no file of rank {}: every rank saves one by record.save")

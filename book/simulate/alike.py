@@ -29,9 +29,12 @@ def done_s(schedule: Schedule, num_bytes: float, link: Link | Network, *,
     The arguments are those of `simulate`. A collective of `book.collectives` (all but `all_to_all`) may have thousands
     of ranks. Raises ValueError as `simulate` does, and where too few ranks that share cards are alike.
     """
-    chunk_bytes = chunk_size(schedule, num_bytes)
     slower = factors(schedule.world_size, slowdown or {})
-    given = list(rounds(schedule))
+    return rounds_done_s(list(rounds(schedule)), chunk_size(schedule, num_bytes), link, slower)
+
+
+def rounds_done_s(given: Sequence[Round], chunk_bytes: float, link: Link | Network, slower: np.ndarray) -> np.ndarray:
+    """The same of rounds that need not be a schedule's: seconds, shape (R,), with each rank's factor `slower`, (R,)."""
     network = link if isinstance(link, Network) else None
     crosses = [network.crossing(one.src, one.dst) if network else np.zeros(len(one.src), dtype=bool) for one in given]
     label = alike(given, crosses, slower, network.ranks_per_node if network else None)

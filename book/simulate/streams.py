@@ -6,11 +6,12 @@ stands for them all.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from book.cost.links import Link, ring_all_gather_s, ring_all_reduce_s, ring_reduce_scatter_s
 from book.cost.state import check_zero_stage
+from book.trace import Event, Trace
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,30 @@ def bucketed_backward(gradient_bytes: Sequence[float], cap_bytes: float, world_s
         tasks.append(Task("network", "all_reduce", number, ring_all_reduce_s(world_size, num_bytes, link),
                           (bucket[-1],)))
     return tasks
+
+
+def simulate_backward(gradient_bytes: Mapping[str, float], cap_bytes: float, world_size: int, s_per_byte: float,
+                      link: Link, num_passes: int = 1) -> Trace:
+    """The trace of `bucketed_backward`, in which a gradient has its parameter's name; all ranks do the same.
+
+    Of `num_passes` backwards in a row the last one sends, as under DDP's `no_sync()`.
+    """
+    names, sizes, everyone = list(gradient_bytes), list(gradient_bytes.values()), tuple(range(world_size))
+    bucket_of = {i: number for number, bucket in enumerate(fill_buckets(sizes, cap_bytes)) for i in bucket}
+    tasks = bucketed_backward(sizes, cap_bytes, world_size, s_per_byte, link)
+    pass_s, events = sum(sizes) * s_per_byte, []
+    times = [(number * pass_s, task, at) for number in range(num_passes) for task, at in zip(tasks, stream_times(tasks))
+             if task.stream == "compute" or number == num_passes - 1]
+    for from_s, task, (start_s, end_s) in times:
+        if task.stream == "compute":
+            bucket = bucket_of[task.unit] if from_s == times[-1][0] else None
+            one = Event(0, "compute", names[task.unit], num_bytes=sizes[task.unit], bucket=bucket)
+        else:
+            num_bytes = sum(size for i, size in enumerate(sizes) if bucket_of[i] == task.unit)
+            one = Event(0, "collective", "all_reduce", group=everyone, num_bytes=num_bytes, bucket=task.unit)
+        one = replace(one, start_s=from_s + start_s, end_s=from_s + end_s)
+        events += [replace(one, rank=rank) for rank in everyone]
+    return Trace(events, world_size, "modelled", "simulated", name="backward")
 
 
 def sharded_step(zero_stage: int, num_shards: int, num_units: int, unit_bytes: float, forward_s: float, link: Link,

@@ -231,7 +231,8 @@
     const lengths = { F: forward_s, B: backward_s, I: backward_s - weights, W: weights };
     const free_s = new Float64Array(schedule.world_size);
     const wire_s = {}; // by sender and receiver
-    const there_s = schedule.room(Float64Array); // when the rank that needs it has it
+    const made_s = schedule.room(Float64Array); // when the stage that gives it has it
+    const there_s = schedule.room(Float64Array); // when the other stage that needs it has it
 
     /** When the rank that takes a result has it; leaves the events of the message. */
     function arrival_s({ rank, stage, micro_batch }, { what, peer }, ready_s) {
@@ -247,11 +248,14 @@
     return planOf(schedule).map(({ action, awaited, results }) => {
       const { rank, kind } = action;
       let start_s = free_s[rank];
-      for (const place of awaited) start_s = max(start_s, there_s[place]);
+      for (const { place, own } of awaited) start_s = max(start_s, (own ? made_s : there_s)[place]);
       const end_s = start_s + lengths[kind] * (slowdown[rank] ?? 1);
       free_s[rank] = end_s;
       events?.push({ ...action, kind: "compute", op: kind, start_s, end_s });
-      for (const result of results) there_s[result.place] = arrival_s(action, result, end_s);
+      for (const result of results) {
+        made_s[result.place] = end_s;
+        there_s[result.place] = arrival_s(action, result, end_s);
+      }
       return { action, start_s, end_s };
     });
   }
@@ -281,7 +285,7 @@
     };
     const planned = action => ({
       action,
-      awaited: needs(action, num_stages).map(work => schedule.key(work)),
+      awaited: needs(action, num_stages).map(work => ({ place: schedule.key(work), own: work[0] === action.stage })),
       results: gives(action).map(work => resultOf(work, action.rank)),
     });
     if (!plans.has(schedule)) plans.set(schedule, Array.from(schedule.runnable(), planned));

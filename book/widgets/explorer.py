@@ -51,7 +51,7 @@ class Dial:
 
 
 def decades(lowest: int, highest: int, steps: Iterable[float] = (1, 1.5, 2, 3, 4, 5, 6, 8)) -> tuple[float, ...]:
-    """Values from 10**lowest to 10**highest, so many in each decade."""
+    """Values from 10**lowest to 10**highest, a given number in each decade."""
     chosen = tuple(steps)
     values = [float(f"{step}e{ten}") for ten in range(lowest, highest) for step in chosen]
     return (*values, float(f"1e{highest}"))

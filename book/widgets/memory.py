@@ -33,9 +33,9 @@ def memory_player(runs: Trace | Mapping[Any, Trace], *, title: str | None = None
                   labels: Sequence[str] | None = None, select: Any = None) -> MemoryPlayer | Live:
     """What each rank holds of a model's state in a training step, or in several that the reader chooses from.
 
-    `runs` are traces recorded with book.record.follow_units; keys may be tuples such as (stage, num_ranks). `labels`
-    name the choices and `select` is the key to open with. Raises TypeError for anything but traces, ValueError for a
-    trace that does not say what ranks hold, whose ranks differ, or with more than 8 ranks.
+    `runs` are traces recorded with book.record.follow_units, or simulate_sharded's; keys may be tuples such as (stage,
+    num_ranks). `labels` name the choices and `select` is the key to open with. Raises TypeError for anything but
+    traces, ValueError for a trace that does not say what ranks hold, whose ranks differ, or with more than 8 ranks.
     """
     traces = mapping(runs if isinstance(runs, Mapping) else {"": runs})
     check_choice("select", select, (None, *traces))
@@ -74,7 +74,8 @@ class MemoryPlayer(Page):
     def text(self) -> str:
         """One line that says what is shown."""
         ranks = " and ".join(dict.fromkeys(str(held.world_size) for held in self._held.values()))
-        return f"{self.title}: memory player{self.several()}, {ranks} ranks, recorded"
+        source = " and ".join(dict.fromkeys(trace.source for trace in self.traces.values()))
+        return f"{self.title}: memory player{self.several()}, {ranks} ranks, {source}"
 
     def words(self) -> str:
         """The figures of each run and, if there is only one, its steps."""

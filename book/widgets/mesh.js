@@ -244,13 +244,17 @@
   }
 
   // # words
+  function asGiven(run) {
+    return run.source === "simulated" ? "as simulated" : "as recorded";
+  }
+
   function begin(run, view) {
     const first = seated(run, run.home, run.per);
     const moved = view.per !== run.per || view.order.some((a, i) => a !== i);
     const nodes = view.nodes > 1 ? `${view.nodes} nodes of ${view.per}` : "one node";
     const axes = view.order.map(a => `${run.axes[a]} ${run.shape[a]}`).join(" · ");
     const home = `${named(run, run.home)} and ${run.per} on a node`;
-    const recorded = `${bytes(across(run.flows, first))} as recorded, ${home}.`;
+    const recorded = `${bytes(across(run.flows, first))} ${asGiven(run)}, ${home}.`;
     const now = `${bytes(across(run.flows, view))} cross a node ${run.span}`;
     const crosses = view.nodes > 1 ? now : "nothing crosses a node";
     const hint = moved ? `; ${recorded}` : ". Touch a rank, and its groups light up.";
@@ -276,7 +280,7 @@
     const recorded = across(run.flows, seated(run, run.home, run.per));
     return [
       [bytes(now), `cross a node ${run.span}`],
-      [bytes(recorded), `as recorded: ${named(run, run.home)}, ${run.per} on a node`],
+      [bytes(recorded), `${asGiven(run)}: ${named(run, run.home)}, ${run.per} on a node`],
       [bytes(least), `at least: ${which(least)}`],
       [bytes(worst), `at most: ${which(worst)}`],
       [bytes(sum(run.flows, flow => flow.bytes)), `sent by all ranks ${run.span}`],
@@ -391,7 +395,7 @@
     const foot = footer(root, 5);
     const sizes = run.sizes.map(per => [per, per]);
     const size = choice(ui.more, "on a node", "ranks on a node", sizes, run.per, per => seat(view.order, +per));
-    pill(ui.more, "as recorded", "Axes and nodes as recorded", () => {
+    pill(ui.more, asGiven(run), `Axes and nodes ${asGiven(run)}`, () => {
       size.value = run.per;
       seat(run.home, run.per);
     });

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 
 def mesh_explorer(trace: Trace, mesh: Mesh, *, title: str | None = None) -> MeshExplorer | Live:
-    """The ranks of a recorded training step on their nodes: the groups of each, and what is sent along each axis.
+    """The ranks of a training step on their nodes: the groups of each, and what is sent along each axis.
 
-    The reader plays the step, reorders the axes and changes how many ranks a node has; bytes then go between the same
-    coordinates as before. Forwards and backwards are told apart if the program marks them (`stage_action`). In a run of
-    several steps, the first is played, and bytes are the mean. Raises TypeError for anything but a trace and a mesh,
-    ValueError for a different number of ranks, more than 16 ranks, 4 axes or 128 stops, a logical trace, and what
-    `book.cost.flows` raises.
+    `trace` is recorded, or of `simulate_hybrid` or `simulate_groups`. The reader plays the step, reorders the axes and
+    changes how many ranks a node has; bytes then go between the same coordinates as before. Forwards and backwards are
+    told apart if the program marks them (`stage_action`). In a run of several steps, the first is played, and bytes are
+    the mean. Raises TypeError for anything but a trace and a mesh, ValueError for a different number of ranks, more
+    than 16 ranks, 4 axes or 128 stops, a logical trace, and what `book.cost.flows` raises.
     """
     return show(MeshExplorer(trace, mesh, title))
 
@@ -101,7 +101,8 @@ class MeshExplorer(Page):
 
     def _orders(self) -> list[Sequence[str]]:
         found = orders(self._sent, self.mesh)
-        return [(" · ".join(axes) + ", as recorded" * (axes == self.mesh.axes), in_bytes(num_bytes, zeros=True))
+        given = f", as {self._trace.source}"
+        return [(" · ".join(axes) + given * (axes == self.mesh.axes), in_bytes(num_bytes, zeros=True))
                 for axes, num_bytes in found.items()]
 
     def _source(self, live: bool) -> str:

@@ -330,6 +330,7 @@
     const { size, card } = plan;
     const count = pick ? counter(parent, plan.where) : null;
     const { rest, move } = canvas(parent, plan.W, plan.H, { "aria-label": name });
+    hostBands(rest, run, plan.xy);
     const lines = {};
     for (const pair of run.links) {
       const way = track(plan, pair, run, 0, 0);
@@ -405,6 +406,7 @@
     const { rest, move } = canvas(parent, W, top + run.n * rowH + 4, { "aria-label": name });
     const x = c => left + max(0, c) * cw;
     const y = r => top + r * rowH;
+    hostBands(rest, run, range(run.n, r => [5, y(r) + barH / 2]), min(16, rowH - 3));
     const below = { x: barW / 2, y: barH + 11, short: true, anchor: "middle" };
     const note = text && (beside ? { x: barW + 5, y: barH - 2 } : below);
     for (let c = 0; text && c < run.c; c++) {
@@ -425,6 +427,39 @@
     return { cells, count, matrix: true, move: movers(move, draw, (m, f) => [0, y(m.src + (m.dst - m.src) * f)]) };
   }
 
+  // # network cards
+  /** A band behind the ranks of each host; places: where they are. */
+  function hostBands(layer, { n, cards }, places, width = 22) {
+    for (let r = 0; cards && r < n; r += cards.per) {
+      const on = places.slice(r, r + cards.per).map(place => place.join(" "));
+      // The first one twice: one rank alone makes a dot.
+      make("path.lk-host", layer, { d: `M${[on[0], ...on].join("L")}`, "stroke-width": width });
+    }
+  }
+
+  /** Each card, and what goes out of it and comes in, in equal parts; returns what shows the messages under way. */
+  function cardRows(box, { cards }) {
+    const ways = (cards?.names ?? []).flatMap((name, card) => {
+      const one = make("div.lk-costs", null);
+      make("b", one, {}, name);
+      return ["out", "in"].map(way => ({ one, card, way, band: make("div.lk-band", one), text: make("span", one) }));
+    });
+    box.replaceChildren(...new Set(ways.map(({ one }) => one)));
+    box.hidden = !ways.length;
+    const host = r => floor(r / cards.per);
+    return messages => {
+      for (const { card, way, band, text } of ways) {
+        const ends = m => (way === "out" ? m.src : m.dst);
+        const through = messages.filter(m => host(m.src) !== host(m.dst) && cards.of[ends(m)] === card);
+        const parts = through.length > 1 ? `, 1/${through.length} each at most` : "";
+        const words = `${way}: ${through.map(m => `${m.src}\u00a0→\u00a0${m.dst}`).join(", ") || "idle"}${parts}`;
+        if (words === text.textContent) continue;
+        text.textContent = words;
+        band.replaceChildren(...through.map(m => make("i", null, { style: `flex:1;background:${color(m.src)}` })));
+      }
+    };
+  }
+
   const stageOf = (view, ...how) => (view === "ring" && ringStage(...how)) || matrixStage(...how);
 
   function easeOff(f) {
@@ -432,14 +467,17 @@
     return u * u * (3 - 2 * u);
   }
 
+  /** Returns the messages that are under way, or have just arrived. */
   function drawStage(stage, run, t, clock, focus) {
     const flying = new Map();
     const [out, used] = [new Set(), new Set()];
+    const seen = [];
     const steps = clock === "steps";
     const rest = steps && t % 1 === 0 && t > 0;
     for (const m of run.messages) {
       const f = (t - m.a) / (m.b - m.a);
       const under = f > 1e-9 && f < 1 - 1e-9;
+      if (under || m.b === t) seen.push(m);
       if (under || (rest && m.b === t)) used.add(m.pair);
       if (!under) continue;
       flying.set(m, steps ? easeOff(f) : f);
@@ -464,6 +502,7 @@
       stage.lines[pair].classList.toggle("on", used.has(pair));
       stage.lines[pair].style.strokeWidth = 1.5 + (3.5 * (now[pair] || 0)) / most;
     }
+    return seen;
   }
 
   // # words and figures
@@ -578,7 +617,7 @@
     const rate = () => (state.clock === "steps" ? 1.25 : pace);
     const wait = () => state.predict;
     const state = { t: 0, speed: 1, playing: false, focus: 0, predict: data.predict, stops, wait, rate };
-    let run, pace, said;
+    let run, pace, said, showCards;
     let lanes = []; // the run, and beside it the right one
     const step = () =>
       max(
@@ -589,6 +628,8 @@
     const { root, control, more } = ui;
     const view = viewPill(ui, state);
     const ask = quiz(ui.field, control.next);
+    const cards = make("div.race lk-small", null, { role: "group", "aria-label": "Network cards" });
+    ui.field.after(cards);
     const fault = faultLine(ui, state, () => {
       if (state.beside && state.clock === "time") timing("steps");
       if (state.beside && ui.width < 520) state.view = "matrix"; // two rings, one below the other, are two screens high
@@ -622,6 +663,7 @@
       details.hidden = !!run.unseen;
       ui.source.textContent = run.source;
       timing(run.times ? data.clock : "steps");
+      showCards = cardRows(cards, run);
       pace ??= (endOf(run, run.S) / run.S) * 1.25;
       control.halt();
       fault(run);
@@ -653,7 +695,8 @@
       const { t, playing } = state;
       const k = step();
       const rests = abs(t - run.stops[k]) < EPS;
-      for (const [one, its] of lanes) drawStage(its, one, min(t, one.end), state.clock, state.focus);
+      const [seen] = lanes.map(([one, its]) => drawStage(its, one, min(t, one.end), state.clock, state.focus));
+      showCards(seen);
       foot(figures(run, t, k));
       const rounds = k ? `${k} of ${run.S}` : run.S + (run.S > 1 ? " steps" : " step");
       const phase = k ? run.names[run.phases[k - 1]] : "start";
@@ -679,6 +722,7 @@
       const m = run.messages.find(m => m.k === k - 1);
       const who = m && `rank ${m.src} sends ${chunksOf(m.items)} to rank ${m.dst}`;
       const words = k ? [`Step ${k}: `, make("b", null, {}, who), run.rests[run.says[k - 1]]] : [run.begin];
+      if (k && run.cards) words.push(" " + run.cards.texts[run.cards.says[k - 1]]);
       ui.caption.replaceChildren(...words);
       if (done) make(run.ok ? "span.lk-done" : "span.lk-wrong", ui.caption, {}, " " + run.verdict);
     }

@@ -24,11 +24,13 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from book.cost import Network
 from book.extras import require
 from book.promise import PROMISES, Promise
 from book.schedule import Schedule
 from book.trace import Trace
 from book.widgets.page import Page, arranged, check_choice, mapping, names_of, show
+from book.widgets.player_cards import cards_in_words, cards_of
 from book.widgets.player_fault import Fault, fault_of
 from book.widgets.player_run import Contributions, Run, State, Transfer, as_trace, read_run, shape_of
 from book.widgets.player_words import (calls_in_words, phase_names, phases, promised_of, source_of, totals, verdict,
@@ -43,15 +45,17 @@ Playable = Trace | Schedule
 
 def play(what: Playable | Mapping[Any, Playable] | Sequence[Playable], *, title: str | None = None, view: str = "auto",
          predict: bool = False, clock: str = "steps", labels: Sequence[str] | None = None, select: Any = None,
-         promise: str | None = None) -> Shown | Live:
+         promise: str | None = None, network: Network | None = None) -> Shown | Live:
     """The player of a trace or schedule, or of several that the reader chooses from by the mapping's keys.
 
     `view` is "ring", "matrix" or "auto" (ring up to 8 ranks); `predict` starts with the questions on; `clock` is
     "steps" or "time" (modelled traces only); `labels` name the choices and `select` is the key to open with;
     `promise` is what the run should end in, "all_reduce", "broadcast" or another of `book.promise.PROMISES`, from any
     root (default: what the trace promises; a recorded one promises nothing, and is taken for an all-reduce if anything
-    is added). In a recorded run each collective of the library is a step. Raises ValueError for an unknown choice or a
-    trace without chunks to play, TypeError for anything but traces and schedules.
+    is added). In a recorded run each collective of the library is a step. With the `network` that it ran on, or that it
+    was simulated for, the player shows each host's cards, what is under way through them, and how many messages share
+    one. Raises ValueError for an unknown choice or a trace without chunks to play, TypeError for anything but traces
+    and schedules.
     """
     check_choice("view", view, ("auto", "ring", "matrix"))
     check_choice("clock", clock, ("steps", "time"))
@@ -60,7 +64,7 @@ def play(what: Playable | Mapping[Any, Playable] | Sequence[Playable], *, title:
     if clock == "time" and any(getattr(trace, "clock", None) != "modelled" for trace in traces.values()):
         raise ValueError("clock='time' needs simulated traces: simulate(schedule, num_bytes, link) gives them")
     check_choice("select", select, (None, *traces))
-    options = Options("play", view, predict, clock, labels, select, promise)
+    options = Options("play", view, predict, clock, labels, select, promise, network)
     return show(Shown(traces, title or title_of(traces), options))
 
 
@@ -110,22 +114,25 @@ class Options:
     labels: Sequence[str] | None = None
     select: Any = None
     promise: str | None = None
+    network: Network | None = None
 
 
 def payload(traces: Mapping[Any, Trace], title: str, options: Options, with_backend: bool) -> dict[str, Any]:
     """The player's JSON for one or more runs; keys of `traces` (or tuples of them) become the choices to select."""
-    runs = {key: run_payload(trace, options.promise, with_backend) for key, trace in traces.items()}
+    runs = {key: run_payload(trace, options.promise, with_backend, options.network) for key, trace in traces.items()}
     return {"kind": options.kind, "title": title, "view": options.view, "predict": options.predict,
             "clock": options.clock, **arranged(runs, options.labels, options.select)}
 
 
-def run_payload(trace: Trace, promise: str | None = None, with_backend: bool = False) -> dict[str, Any]:
+def run_payload(trace: Trace, promise: str | None = None, with_backend: bool = False,
+                network: Network | None = None) -> dict[str, Any]:
     """One run as JSON data; the backend is left out if outputs must be the same on every machine."""
     run = read_run(trace)
     promised, kept = promised_of(trace, run, promise)
     ends = verdict(run, promised, kept, bool(promise or trace.promise), trace.hangs)
     broken = {} if ends["ok"] or trace.hangs else {"fault": _write_fault(fault_of(run, promised, kept), promised)}
-    return {**_write(run, trace, promised, with_backend), **ends, **broken}
+    shared = {"cards": cards_of(run, network)} if network else {}
+    return {**_write(run, trace, promised, with_backend), **ends, **broken, **shared}
 
 
 def _write(run: Run, trace: Trace, promised: Promise, with_backend: bool = False) -> dict[str, Any]:
@@ -264,7 +271,7 @@ class Shown(Page):
 
     def words(self) -> str:
         """The steps, if they are few."""
-        return fallback(self.title, *self._about())
+        return fallback(self.title, *self._about(), self.options.network)
 
     def text(self) -> str:
         """One line that says what is shown."""
@@ -292,7 +299,7 @@ def describe(title: str, names: list[str], runs: list[Run], source: str) -> str:
     return f"{title}: player of {len(runs)} runs ({', '.join(names)}), {source}"
 
 
-def fallback(title: str, names: list[str], runs: list[Run], source: str) -> str:
+def fallback(title: str, names: list[str], runs: list[Run], source: str, network: Network | None = None) -> str:
     """HTML: the runs' sizes, and every step in words if that is short."""
     parts = [f"<p><strong>{escape(title)}</strong> ({escape(source)})</p>"]
     if len(runs) > 1:
@@ -306,8 +313,9 @@ def fallback(title: str, names: list[str], runs: list[Run], source: str) -> str:
         sent[transfer.leaves].append(transfer)
     for call in run.calls:
         called[call.step].append(call)
+    loads = cards_in_words(run, network) if network else [""] * run.num_steps
     steps = (_sent(sent[step], held) + [escape(calls_in_words(called[step], run.world_size))] * bool(called[step])
-             for step, held in zip(range(run.num_steps), run.states()))
+             + [escape(load)] * bool(load) for step, load, held in zip(range(run.num_steps), loads, run.states()))
     return parts[0] + "<ol>" + "".join(f"<li>{'; '.join(step)}</li>" for step in steps) + "</ol>"
 
 

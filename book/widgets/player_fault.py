@@ -18,7 +18,7 @@ from book.widgets.player_run import Contributions, Run, Transfer
 from book.widgets.player_words import ranks_named
 
 NEARLY = 0.5  # a schedule with a smaller share of its messages in common with a run is not what the run meant
-LARGEST = 16  # up to so many ranks and chunks a right schedule is looked for
+LARGEST = 16  # a right schedule is searched for only up to this many ranks and chunks
 
 
 @dataclass(frozen=True)

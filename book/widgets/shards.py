@@ -36,8 +36,8 @@ def sharded_product(runs: Trace | Mapping[Any, Trace], *, title: str | None = No
     """A matrix product or MLP that ranks have cut, or several that the reader chooses from, step by step.
 
     `runs` are traces recorded with `trace_product` or `trace_mlp` of book.shards, which recognize what each block holds
-    by its numbers. `labels` name the choices and `select` is the key to open with. Raises TypeError for anything but
-    traces, ValueError for a trace that follows no product.
+    by its numbers, or those of `simulate_product` and `simulate_mlp`. `labels` name the choices and `select` is the key
+    to open with. Raises TypeError for anything but traces, ValueError for a trace that follows no product.
     """
     traces = mapping(runs if isinstance(runs, Mapping) else {"": runs})
     check_choice("select", select, (None, *traces))
@@ -73,7 +73,8 @@ class ShardedProduct(Page):
     def text(self) -> str:
         """One line that says what is shown."""
         ranks = " and ".join(dict.fromkeys(str(play.world_size) for play in self._plays.values()))
-        return f"{self.title}: sharded product{self.several()}, {ranks} ranks, recorded"
+        source = " and ".join(dict.fromkeys(trace.source for trace in self.traces.values()))
+        return f"{self.title}: sharded product{self.several()}, {ranks} ranks, {source}"
 
     def words(self) -> str:
         """The steps of each run, and its figures."""

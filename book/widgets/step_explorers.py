@@ -131,7 +131,7 @@ class BucketExplorer(Explorer):
 
 
 # sharded state
-NUM_UNITS = 8  # a picture's width has room for so many
+NUM_UNITS = 8  # as many as fit into a picture's width
 
 
 def sharding_explorer(num_parameters: float = 1.6e9, num_ranks: int = 8, zero_stage: int = 3,

@@ -22,6 +22,8 @@ def counted(count: int, one: str) -> str:
 
 def origin(trace: Trace, with_backend: bool) -> str:
     """Where a trace comes from: "recorded from 2 processes"; the backend only if it may differ between machines."""
+    if trace.source == "simulated":
+        return trace.source
     where = f"{trace.source} from {counted(trace.world_size, 'process')}"
     return f"{where} on {trace.backend}" if with_backend and trace.backend else where
 

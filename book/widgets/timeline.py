@@ -32,11 +32,11 @@ def bucket_timeline(runs: Trace | Mapping[Any, Trace], replay: Callable[[Trace],
                     select: Any = None) -> BucketTimeline | Live:
     """The backward pass of a recorded run, or of several that the reader chooses from, bucket by bucket.
 
-    `runs` are traces recorded with `follow_backward`; `replay`, a book.replay.Replay, gives their events modelled times
-    (`runs` may also have traces that it has made already). The order is the recorded one. In a live notebook, runs on
-    NCCL have their measured times. `labels` name the choices and `select` is the key to open with. Raises TypeError for
-    anything but traces, ValueError for a trace without a followed backward pass, without times or with more than 8
-    ranks, and for a recorded trace without a replay.
+    `runs` are traces recorded with `follow_backward`, or simulate_backward's, which need no replay; `replay`, a
+    book.replay.Replay, gives their events modelled times (`runs` may also have traces that it has made already). The
+    order is the recorded one. In a live notebook, runs on NCCL have their measured times. `labels` name the choices and
+    `select` is the key to open with. Raises TypeError for anything but traces, ValueError for a trace without a
+    followed backward pass, without times or with more than 8 ranks, and for a recorded trace without a replay.
     """
     traces = mapping(runs if isinstance(runs, Mapping) else {"": runs})
     check_choice("select", select, (None, *traces))
@@ -222,7 +222,8 @@ class BucketTimeline(Page):
     def text(self) -> str:
         """One line that says what is shown."""
         ranks = " and ".join(dict.fromkeys(str(trace.world_size) for trace in self.traces.values()))
-        return f"{self.title}: bucket timeline{self.several()}, {ranks} ranks, order recorded, durations modelled"
+        order = " and ".join(dict.fromkeys(trace.source for trace in self.traces.values()))
+        return f"{self.title}: bucket timeline{self.several()}, {ranks} ranks, order {order}, durations modelled"
 
     def words(self) -> str:
         """The figures of each run and, if there is only one, its buckets."""

@@ -1,4 +1,4 @@
-"""L2: the program of one rank: python -m book.wire.rank SOCKET < HEAD. It runs what the broker's tasks say.
+"""L2: the program of one rank: python -m book.wire SOCKET < HEAD. It runs what the broker's tasks say.
 
 HEAD is JSON, a list of sources that are run first. Then the rank connects to the socket, and serves each connection in
 a newly forked process, so that one run can't affect the next (except through files on disk).
@@ -11,6 +11,7 @@ which the call leaves its result.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import linecache
 import os
@@ -39,6 +40,8 @@ def main(path: str) -> None:
         run_sources(json.load(sys.stdin), namespace, "head")
     except Exception as error:
         failed = error
+    gc.freeze()  # so that a forked process neither looks through torch's modules nor copies their pages
+    gc.enable()
     while True:
         connection = socket.socket(socket.AF_UNIX)
         try:
@@ -100,7 +103,3 @@ def run_call(link: Link, task: dict[str, Any], data: bytes, cells: Cells) -> byt
     with cells.names():
         run_sources([task["call"]], local, "call")
     return local["buffer"].detach().contiguous().double().numpy().tobytes()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
