@@ -12,7 +12,7 @@ ROWS = np.random.default_rng(0).standard_normal((3, 2, 20))  # 3 ranks, 2 passes
 @pytest.mark.parametrize("weights, reason", [
     (np.full((3, 2), 1 / 3), "2 times what it should be: backward adds up"),
     (np.full((3, 2), 1 / 12), "divided by passes twice"),
-    (np.full((3, 2), 1 / 18), "DDP has taken the mean"),
+    (np.full((3, 2), 1 / 18), "divided by 3 once too often: DDP already takes the mean"),
     (np.array([[0, 0], [1, 1], [0, 0]]) / 2, "rank 1 steps with only its own gradients"),
     (np.array([[0, 1]] * 3) / 6, "zero_grad clears"),
     (np.array([[1, 0]] * 3) / 6, "pass 1 of the window, counted from 0"),

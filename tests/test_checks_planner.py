@@ -44,7 +44,7 @@ def test_slips_of_sent_bytes_are_refused_with_a_sentence(layout):
     want = {"pp": 4096.0 * (layout.pp > 1), "dp": 5e4 * (layout.dp > 1), "tp": 9216.0 * (layout.tp > 1)}
     slips = checks.traffic_slips(want, CONFIG, layout, 0, 3)
     assert {axis: len(found) for axis, found in slips.items()} == {
-        "pp": len(list(_pp_slips(1, layout, 3))), "dp": len(list(_dp_slips(1, layout, 3))),
+        "pp": len(list(_pp_slips(1, CONFIG, layout, 3))), "dp": len(list(_dp_slips(1, layout, 3))),
         "tp": len(list(_tp_slips(1, CONFIG, layout, 0, 3)))}
     checks.traffic_by_axis(want, want, 0, slips)
     for axis in (axis for axis in want if want[axis]):
@@ -62,7 +62,8 @@ def test_what_a_rank_holds_is_compared_part_by_part():
     for name, value, said in [("optimizer", 8000, "from ZeRO stage 1 on, a rank keeps only 1/2"),
                               ("gradients", 2000, "share them out only from ZeRO stage 2 on"),
                               ("parameters", 1000, "each has 4 bytes"),
-                              ("activations", 300, "that is one micro-batch")]:
+                              ("activations", 300, "dp does not divide it further"),
+                              ("activations", 1200, "that is all 4 micro-batches")]:
         with pytest.raises(CheckFailed, match=said):
             checks.held_on_rank(held | {name: value}, state, 600.0, CONFIG, layout, 0, 4)
     with pytest.raises(CheckFailed, match="must return a dict"):

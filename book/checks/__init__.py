@@ -50,7 +50,7 @@ from book.checks.frameworks import (
 )
 from book.checks.global_batch import first_step, global_losses
 from book.checks.hosts import (
-    crossing_bytes, environments, measured_link, predicted_ratio, shared_cards,
+    crossing_bytes, environments, handed_out, hierarchical_failure, measured_link, predicted_ratio, shared_cards,
 )
 from book.checks.hybrid import drawn_alike, mesh_failure, mesh_gradients, parts_on_mesh
 from book.checks.hybrid_steps import (
@@ -76,8 +76,8 @@ from book.checks.pipeline import (
 )
 from book.checks.planner import chosen_layout, held_on_rank, step_seconds, traffic_slips
 from book.checks.recovery import (
-    batches_differ, global_gradient, guilty_ranks, kept_apart, loaded_state, lost_share, same_batches, same_losses,
-    save_failure, save_interval, state_put_back, went_on, whole_checkpoint,
+    batches_differ, batches_drawn, global_gradient, guilty_ranks, kept_apart, loaded_state, lost_share, same_batches,
+    same_losses, save_failure, save_interval, state_put_back, trained_as_one, went_on, whole_checkpoint,
 )
 from book.checks.replicas import Meeting, replica_gradients
 from book.checks.ring import (
@@ -104,30 +104,30 @@ from book.checks.verdict import CheckFailed, number
 __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axes", "all_gather", "all_gather_rows",
            "all_reduce", "all_to_all_rows", "answer_kept", "answered_together", "applied_at_once", "as_if_in_turn",
            "asked_by_learner", "asked_once", "averaged", "averaged_in_bits", "awaited", "batch_loss", "batches_differ",
-           "block_count", "broadcast", "bubble_share", "bucket_layout", "bucket_traffic", "bus_bandwidth", "by_hand",
-           "calls_into", "chosen_layout", "chunks_in_words", "clipped", "column_outputs", "computed", "continued",
-           "counted_bytes", "crossing", "crossing_bytes", "drawn_alike", "dropout_masks", "environments", "epochs",
-           "failure_of_replicas", "fewest", "first_losses", "first_step", "first_updates", "found_hidden",
-           "from_stage_to_stage", "global_batches", "global_gradient", "global_losses", "gpipe_order",
+           "batches_drawn", "block_count", "broadcast", "bubble_share", "bucket_layout", "bucket_traffic",
+           "bus_bandwidth", "by_hand", "calls_into", "chosen_layout", "chunks_in_words", "clipped", "column_outputs",
+           "computed", "continued", "counted_bytes", "crossing", "crossing_bytes", "drawn_alike", "dropout_masks",
+           "environments", "epochs", "failure_of_replicas", "fewest", "first_losses", "first_step", "first_updates",
+           "found_hidden", "from_stage_to_stage", "global_batches", "global_gradient", "global_losses", "gpipe_order",
            "gradients_cleared", "gradients_dropped", "gradients_left", "gradients_of_replicas", "gradients_sharded",
-           "groups_of_axis", "guilty_ranks", "held_back", "held_in_time", "held_on_rank", "in_company", "is_future",
-           "keeps_dtype", "kept_apart", "late_push", "left_alone", "load_failure", "loaded_state", "lock_given_back",
-           "looked_up", "losses_of_replicas", "losses_of_steps", "lost_share", "measured_link", "members",
-           "mesh_failure", "mesh_gradients", "mesh_losses", "micro_batch_losses", "moved", "names_of_no_order",
-           "neighbour_exchange", "newest_given", "next_round_waits", "no_lost_update", "not_moved_yet",
-           "nothing_behind", "nothing_kept", "num_sent_bytes", "num_window_steps", "number", "on_grid",
-           "one_f_one_b_order", "one_run_a_step", "operator", "optimizer_sharded", "own_pipeline", "parameters_sharded",
-           "parts_on_mesh", "parts_without_zeros", "peaks_in_flight", "placements", "places", "point_to_point",
-           "predicted_pipeline", "predicted_ratio", "predicted_state", "received_once", "reduce_scatter",
-           "remote_failure", "replica_gradients", "resumed", "ring_cost", "ring_traffic", "round_step", "row_outputs",
-           "rows_in_calls", "rows_sent", "same_answers", "same_batches", "same_group", "same_losses", "same_outputs",
-           "same_replicas", "same_state", "same_weights", "same_weights_on", "sample_mean", "save_failure",
-           "save_interval", "saved", "saved_once", "server_failure", "shapes_in_words", "shard_shapes",
-           "sharded_traffic", "sharded_training", "shared_cards", "shares_of_replicas", "split_module", "split_traffic",
-           "stage_gradients", "stage_parts", "started_in_backward", "state_put_back", "step_seconds", "summed_metrics",
-           "synchronised_once", "torch_failure", "traffic_by_axis", "traffic_slips", "trained_alike", "training_hint",
-           "uneven_failure", "uneven_gradient", "units_of_blocks", "untouched_in_flight", "vocabulary_loss",
-           "vocabulary_traffic", "weights_kept", "went_on", "where_stuck", "whole_checkpoint", "window_gradient",
-           "within_groups"]
+           "groups_of_axis", "guilty_ranks", "handed_out", "held_back", "held_in_time", "held_on_rank",
+           "hierarchical_failure", "in_company", "is_future", "keeps_dtype", "kept_apart", "late_push", "left_alone",
+           "load_failure", "loaded_state", "lock_given_back", "looked_up", "losses_of_replicas", "losses_of_steps",
+           "lost_share", "measured_link", "members", "mesh_failure", "mesh_gradients", "mesh_losses",
+           "micro_batch_losses", "moved", "names_of_no_order", "neighbour_exchange", "newest_given", "next_round_waits",
+           "no_lost_update", "not_moved_yet", "nothing_behind", "nothing_kept", "num_sent_bytes", "num_window_steps",
+           "number", "on_grid", "one_f_one_b_order", "one_run_a_step", "operator", "optimizer_sharded", "own_pipeline",
+           "parameters_sharded", "parts_on_mesh", "parts_without_zeros", "peaks_in_flight", "placements", "places",
+           "point_to_point", "predicted_pipeline", "predicted_ratio", "predicted_state", "received_once",
+           "reduce_scatter", "remote_failure", "replica_gradients", "resumed", "ring_cost", "ring_traffic",
+           "round_step", "row_outputs", "rows_in_calls", "rows_sent", "same_answers", "same_batches", "same_group",
+           "same_losses", "same_outputs", "same_replicas", "same_state", "same_weights", "same_weights_on",
+           "sample_mean", "save_failure", "save_interval", "saved", "saved_once", "server_failure", "shapes_in_words",
+           "shard_shapes", "sharded_traffic", "sharded_training", "shared_cards", "shares_of_replicas", "split_module",
+           "split_traffic", "stage_gradients", "stage_parts", "started_in_backward", "state_put_back", "step_seconds",
+           "summed_metrics", "synchronised_once", "torch_failure", "traffic_by_axis", "traffic_slips", "trained_alike",
+           "trained_as_one", "training_hint", "uneven_failure", "uneven_gradient", "units_of_blocks",
+           "untouched_in_flight", "vocabulary_loss", "vocabulary_traffic", "weights_kept", "went_on", "where_stuck",
+           "whole_checkpoint", "window_gradient", "within_groups"]
 
 _report_unwritten_answers()

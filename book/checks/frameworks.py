@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution
-from book.checks.verdict import (CheckFailed, held, likeliest, listed, magnitude, number, refuse, require,
+from book.checks.verdict import (CheckFailed, equal, held, likeliest, listed, magnitude, number, refuse, require,
                                  whole)
 from book.trace import Trace
 
@@ -27,8 +27,8 @@ WINDOW = {  # the gradient with which an optimizer steps at the end of a window
     "times passes": "step {step}: the gradient is {passes} times what it should be: backward adds up the gradients of "
                     "the passes, so divide each loss by passes",
     "over passes": "step {step}: the gradient is divided by passes twice",
-    "over ranks": "step {step}: the gradient is divided by the number of ranks twice: DDP has taken the mean over the "
-                  "ranks already",
+    "over ranks": "step {step}: the gradient is divided by {ranks} once too often: DDP already takes the mean over the "
+                  "ranks, and loss_on the mean over a batch's rows",
     "only own": "step {step}: rank {rank} steps with only its own gradients: the last pass of every window must "
                 "synchronise, even of a short one",
     "only last passes": "step {step}: only the last pass of the window has a part in the gradient: zero_grad clears "
@@ -42,6 +42,8 @@ UNEVEN = {  # the gradient of ranks with unequal numbers of rows
     "nothing": "rank {rank}: the gradient is 0",
     "means of ranks": "rank {rank}: each rank's mean weighs the same, so a row counts for more on a rank with few "
                       "rows: multiply each rank's loss by its share of the global batch, times the number of ranks",
+    "means of ranks twice": "rank {rank}: each rank's mean weighs the same, and is divided by the number of ranks once "
+                            "more, although DDP already divides by it: weight each rank by its number of rows",
     "over ranks": "rank {rank}: the gradient is divided by the number of ranks once too often: DDP takes the mean over "
                   "the ranks, so multiply each loss by the number of ranks",
     "times rows": "rank {rank}: the gradient is the sum over the rows of the global batch: divide by their number",
@@ -55,7 +57,8 @@ UNEVEN = {  # the gradient of ranks with unequal numbers of rows
     "unknown": "rank {rank}: the gradient is not a sum of the rows' gradients"}
 SAMPLERS = {  # how to recognise a sampler
     "rows": "a rank's rows are as far apart as the number of ranks, even within a batch",
-    "batches": "the rows of a batch are consecutive, and no two ranks have the same row",
+    "batches": "the rows of a batch are consecutive, but those of the rank's next batch are further on",
+    "blocks": "a rank's rows are consecutive from its first batch to its last",
     "everything": "all ranks have the same rows in the same order",
     "own order": "some rows are on two ranks, but no rank has all of them"}
 Epoch = Sequence[Sequence[Sequence[int]]]  # by rank and step, the rows that the rank takes
@@ -224,7 +227,8 @@ def uneven_gradient(rank: int, gradients: Sequence[Any], rows: Any, sizes: Seque
     means = [1 / (num_ranks * size) for size in sizes for _ in range(size)]
     found = Attribution(whole(named), rows, 1 / num_rows, axes=("rows",),
                         counts={"ranks": num_ranks, "rows": num_rows})
-    found.require_right(UNEVEN, {"means of ranks": means, "of sums": 1 / num_ranks}, rank=rank)
+    found.require_right(UNEVEN, {"means of ranks": means, "of sums": 1 / num_ranks,
+                                 "means of ranks twice": [mean / num_ranks for mean in means]}, rank=rank)
 
 
 def uneven_failure(message: str, sizes: Sequence[int]) -> str:
@@ -255,21 +259,30 @@ def found_hidden(got: Any, want: Any, num_ranks: int, num_steps: int, logs: bool
         (num_steps, "that is the number of steps"),
         (num_ranks * want.passes, "that counts all ranks together, but they make their passes at the same time")])
     mean = f"a step's gradient is the mean over {num_ranks} ranks of what each has added up in {want.passes} passes"
-    number("what each loss is divided by", divisor, want.divisor, [
+    known = [
         (num_ranks * want.divisor, f"{mean}: DDP takes the mean over ranks, so the divisor does not contain the number "
          "of ranks"),
         (want.divisor / num_ranks, f"{mean}: compare with the mean over ranks, not with rank 0 alone"),
         (want.divisor / want.passes, f"{mean}: compare with the sum over the passes, not with their mean or with one "
          "pass"),
         (want.passes, f"{mean}, and here no loss is divided by the number of passes. Measure the divisor with "
-         "gradient_of")])
+         "gradient_of"),
+        (1 / want.divisor, f"{mean}, and each loss is multiplied by this number: return its reciprocal")]
+    odd = isinstance(divisor, (int, float)) and not any(equal(divisor, value) for value in (
+        want.divisor, *(value for value, _ in known)))
+    refuse(odd, f"what each loss is divided by is {divisor:.6g}, which is wrong: {mean}. Compute this mean with "
+           "gradient_of, for the passes of all ranks and with the weights before the step, and compare it with the "
+           "gradient that the step got")
+    number("what each loss is divided by", divisor, want.divisor, known)
     number("all-reduces of the gradient for each step", all_reduces, want.all_reduces, [
+        (want.all_reduces + 1 / num_steps, "that includes a broadcast of the weights: look at op"),
         (want.all_reduces + want.passes * logs, "losses are all-reduced too, for the log, but they are not gradients: "
          "look at num_bytes"),
         (want.all_reduces * num_steps, "that is the whole run"),
         ((want.all_reduces + want.passes * logs) * num_steps, "that is the whole run, including the losses"),
         (want.all_reduces * num_ranks, "that is all ranks together: look at one"),
         (want.passes, "that is one for each pass, but under no_sync a pass sends nothing: count in the trace"),
-        (1, "that would be right with no_sync: count in the trace")])
+        (1, "that would be right with no_sync: count in the trace"),
+        (0, "count those of the whole run, and divide by its number of steps, not of passes")])
     require(sampler == want.sampler, f"you find the sampler {sampler!r}, but it is {want.sampler!r}: "
             + SAMPLERS.get(want.sampler, ""))

@@ -43,7 +43,10 @@ LATE = {  # one push at a server that divides by staleness
     "one too many": "push {number} has staleness {staleness}, but its step is divided by one more: a gradient of "
                     "staleness 0 or 1 is taken whole",
     "whole": "push {number} has staleness {staleness} but is taken whole: divide its step by its staleness",
-    "scaled": "push {number} has staleness {staleness}, and its step is {times} times what it should be",
+    "multiplied": "push {number} has staleness {staleness}, and its step is multiplied by it: divide instead",
+    "uphill": "push {number} moves the parameters along its gradient, but it should move them against it",
+    "scaled": "push {number} has staleness {staleness}, and its step is {times} times what it should be: divide lr by "
+              "the staleness, where lr is what the server was given",
     "unknown": "push {number} does not move the parameters along its gradient: only the length of the step changes"}
 PUSHES = {  # what all pushes together have done
     "nothing": "no push has changed the parameters: does push write what work returned?",
@@ -71,7 +74,8 @@ def answered_together(done: Sequence[bool], num_workers: int, number: int) -> No
         for push in np.flatnonzero(done):
             raise CheckFailed(f"round {number}: push {push + 1} is answered when only {come} of {num_workers} pushes "
                               "have come: its answer must wait for the last one" + ("" if number == 1 else
-                              ". When a round is full, do you make a new future, and clear what was pushed?"))
+                              ", whichever worker sends it. When a round is full, do you make a new future, clear what "
+                              "was pushed, and start the count again?"))
     waiting = [push + 1 for push, known in enumerate(done) if not known]
     require(come < num_workers or not waiting, f"round {number}: all {num_workers} pushes have come, but push "
             f"{listed(waiting)} has no answer: answer all pushes of the round when the last one comes")
@@ -90,7 +94,11 @@ def round_step(before: Any, after: Any, gradients: Sequence[Any], lr: float, num
     Returns the sum of the absolute values of the parameters after it.
     """
     shares = np.full(len(gradients), 1 / len(gradients)) if weights is None else np.asarray(weights)
-    found = Attribution((flat(before) - flat(after)) / lr, np.stack([flat(g) for g in gradients]), shares)
+    moved = flat(before) - flat(after)
+    refuse(len(moved) > 1 and moved.any() and np.ptp(moved) <= 1e-9 * np.abs(moved).max(), f"round {number}: the step "
+           "is the same for all elements of the parameter: take the mean over the workers for each element, not the "
+           "mean of all elements")
+    found = Attribution(moved / lr, np.stack([flat(g) for g in gradients]), shares)
     found.require_right(STEP, round=number, shares=listed(f"{share:.3g}" for share in shares))
     return magnitude(after)
 
@@ -129,6 +137,12 @@ def server_failure(message: str) -> str:
          f"the future itself, and do not wait for it\n{message}"),
         ("mark a completed Future" in message,
          f"an answer is given twice: drop a push's future when you have set its result.\n{message}"),
+        ("Future to a torch" in message, "what `then` and `collect_all` pass on are futures: get each one's rows with "
+         f"its value().\n{message}"),
+        ("shape mismatch" in message, "the rows of one call are put in the places of another call's keys: a server "
+         f"that has none of the rows gets no call, so keep no places for it.\n{message}"),
+        ("destination dtypes match" in message, "the rows are float64, but the tensor that you put them in is not: "
+         f"make it float64 too.\n{message}"),
         ("pickle" in message and "Future" in message, "the server sends the Future itself, which can't be sent. Put "
          "@rpc.functions.async_execution above the method, so that RPC sends the result once it is set; and turn a "
          "future of futures into one of their values, with `then`"),
@@ -151,7 +165,8 @@ def held_back(waiting: Sequence[int], given: Sequence[int], steps: Sequence[int]
     ahead = [own - min(steps) for own in steps]
     for worker in given:
         require(ahead[worker] <= bound, f"worker {worker} is {ahead[worker]} steps ahead of the slowest, more than the "
-                f"bound of {bound}, but it has its answer: hold it back")
+                f"bound of {bound}, but it has its answer: hold it back"
+                + ". A worker that has not pushed yet is the slowest, with 0 steps" * (min(steps) == 0))
     for worker in sorted(waiting, key=lambda other: other != pushed):
         if ahead[worker] > bound:
             continue
@@ -185,7 +200,10 @@ def late_push(answer: Any, staleness: int, number: int, before: Any, after: Any,
     require(answer[1] == number + 1, f"after push {number} the version is {answer[1]}, but it should be {number + 1}: "
             "it grows by one with each push")
     found = Attribution((flat(before) - flat(after)) / lr, flat(gradient)[None], 1 / max(1, staleness))
-    found.require_right(LATE, {"one too many": 1 / (staleness + 1), "whole": 1}, number=number, staleness=staleness)
+    mistakes = {"whole": 1.0, "multiplied": staleness, "uphill": -1 / max(1, staleness)}
+    if number < 3:  # a later step may be divided by what earlier pushes left
+        mistakes["one too many"] = 1 / (staleness + 1)
+    found.require_right(LATE, mistakes, number=number, staleness=staleness)
 
 
 # Servers that ask each other
@@ -222,18 +240,20 @@ def no_lost_update(before: Any, after: Any, gradients: Sequence[Any], lr: float,
     `made` counts the locks that the server's own constructor made. Returns the sum of the parameters' absolute values.
     """
     found = Attribution((flat(before) - flat(after)) / lr, np.stack([flat(g) for g in gradients]))
-    found.require_right(PUSHES, why=_why_lost(pushes, made), num_lost=len(found.absent_from()))
+    found.require_right(PUSHES, why=_why_lost(pushes, made, len(gradients)), num_lost=len(found.absent_from()))
     return magnitude(after)
 
 
-def _why_lost(pushes: Sequence[Notes], made: int) -> str:
+def _why_lost(pushes: Sequence[Notes], made: int, num_workers: int) -> str:
     """The likeliest reason why pushes are lost, from what each of them did."""
     notes = next((push for push in pushes if "read" in push), [])
     taken = [notes[:place].count("acquire") - notes[:place].count("release") > 0 for place in range(len(notes))]
     inside = {name for name in ("read", "write") if name in notes and taken[notes.index(name)]}
     return likeliest(
-        ("acquire" not in notes and "made" in notes, "Each push makes its own lock, which no other push ever waits "
-         "for: all must take the same one"),
+        (sum("read" in push for push in pushes) < num_workers, "Not every push has read the parameters: a push that "
+         "finds the lock taken must wait for it, not give up"),
+        ("acquire" not in notes and "made" in notes, "Each push makes its own lock, so no other push waits for it: all "
+         "must take the same one"),
         ("acquire" not in notes and made, "The server has several locks, and no push takes self.lock: a push that "
          "holds another lock does not wait"),
         ("acquire" not in notes, "No push takes self.lock, so both have read before either writes"),

@@ -36,6 +36,8 @@ def held_on_rank(got: Any, state: StateBytes, activation_bytes: float | None, co
         want = getattr(state, name)
         words = "optimizer state" if name == "optimizer" else name
         mistakes = [*_shards(name, want, layout), *_state(name, want, config, layout, stage, numbers_kept)]
+        if name == "gradients":
+            mistakes.append((want * num_micro_batches, "the gradients of all micro-batches add up in the same memory"))
         total += number(where + words, got[name], want, mistakes)
     if activation_bytes is not None:
         total += number(where + "activations", got["activations"], activation_bytes,
@@ -47,6 +49,7 @@ def _shards(name: str, want: float, layout: Layout) -> Mistakes:
     """Mistakes in what ZeRO divides."""
     first, num = SHARDED_FROM[name], layout.dp
     if layout.zero_stage >= first:
+        yield want * num / layout.num_gpus, "ZeRO shares them out over dp only, not over all GPUs"
         yield want * num, f"from ZeRO stage {first} on, a rank keeps only 1/{num} of them: the replicas share them out"
     else:
         yield want / num, f"that is 1/{num} of them, but replicas share them out only from ZeRO stage {first} on"
@@ -62,7 +65,7 @@ def _state(name: str, want: float, config: Any, layout: Layout, stage: int, numb
     if name != "optimizer":
         yield want / 2, "that is 2 bytes for each number, but here all are float32, with 4"
     else:
-        for numbers in {1, 2, 3} - {numbers_kept}:
+        for numbers in {1, 2, 3, 4} - {numbers_kept}:
             yield want * numbers / numbers_kept, (
                 f"that is {4 * numbers} bytes for each parameter, but this optimizer keeps {4 * numbers_kept}: count "
                 "the tensors in its state. It keeps no 32-bit copy of the weights, which have 32 bits already")
@@ -90,6 +93,8 @@ def _parameters(num: float, config: Any, layout: Layout, stage: int) -> Mistakes
                                                         "embeddings, the last one the norm and the head")
     yield num - is_last * vocabulary / t, "the head has its own weight: it is not tied to the embedding"
     yield num - is_first * config.context * h, "the first stage has the position embedding too"
+    yield num - is_last * 2 * h * (1 - 1 / t), "the norm before the head is whole on each rank of tp"
+    yield num + is_last * config.vocab_size / t, "the head has no bias"
     yield num - is_last * 2 * h, "the last stage has the norm before the head too"
     for whole_on_each, what in ((6, "norms, and the biases that are added after the sum over tp, are"),
                                 (4, "norms are"), (2, "biases that are added after the sum over tp are")):
@@ -106,6 +111,8 @@ def _activations(want: float, config: Any, layout: Layout, stage: int, num_micro
     held = min(layout.pp - stage, num_micro_batches)
     counted = ITEM_BYTES * (config.num_layers // layout.pp) * held * layout.micro_batch_size * config.context
     flight = f"under 1F1B stage {stage} of {layout.pp} holds at most {held} of {num_micro_batches} micro-batches"
+    blocks = config.num_layers // layout.pp
+    yield want / layout.dp, "a micro-batch belongs to one replica: dp does not divide it further"
     if layout.recompute == "full":
         yield counted * h / t, "a block's input is whole on each rank of tp"
         for mistaken in (16 * h + 4 + heads, 4 * h + 4 + (12 * h + heads) / t):
@@ -122,12 +129,13 @@ def _activations(want: float, config: Any, layout: Layout, stage: int, num_micro
         yield want + counted * heads * (config.context - 1) / t, ("attention computes its scores again in the "
                                                                   "backward: it keeps one number for each head and "
                                                                   "token, not one for each pair of tokens")
-    yield want / held, f"that is one micro-batch; {flight}"
+    yield want / held, f"that is one micro-batch{', or one block' * (blocks == held)}; {flight}"
+    yield want / blocks, f"that is one block, but a stage has {blocks}"
     yield want / held * num_micro_batches, f"that is all {num_micro_batches} micro-batches, as in GPipe; {flight}"
     yield want / held * min(layout.pp, num_micro_batches), f"that is what the first stage holds; {flight}"
     yield want / held * (layout.pp - stage), f"there are only {num_micro_batches} micro-batches; {flight}"
+    yield want / held * (held + 1), f"that is one micro-batch too many; {flight}"
     yield want * layout.pp, "that is all blocks: a stage has num_layers / pp of them"
-    yield want / layout.dp, "a micro-batch belongs to one replica: dp does not divide it further"
     yield want / layout.micro_batch_size, "that is one sequence; a micro-batch has micro_batch_size of them"
     yield want / ITEM_BYTES, "that counts numbers, but each has 4 bytes"
 
@@ -137,22 +145,29 @@ def _activations(want: float, config: Any, layout: Layout, stage: int, num_micro
 def traffic_slips(want: Mapping[str, float], config: Any, layout: Layout, stage: int, num_micro_batches: int
                   ) -> dict[str, list[tuple[float, str]]]:
     """For each axis, the bytes that mistakes predict for a rank of this stage, each with its message."""
-    return {"pp": list(_pp_slips(want["pp"], layout, num_micro_batches)),
+    return {"pp": list(_pp_slips(want["pp"], config, layout, num_micro_batches)),
             "dp": list(_dp_slips(want["dp"], layout, num_micro_batches)),
             "tp": list(_tp_slips(want["tp"], config, layout, stage, num_micro_batches))}
 
 
-def _pp_slips(want: float, layout: Layout, m: int) -> Mistakes:
+def _pp_slips(want: float, config: Any, layout: Layout, m: int) -> Mistakes:
     yield want / m, "that is for one micro-batch, but the step has several"
     yield want / layout.tp, "each rank of tp sends the whole tensor"
-    yield want * 2, "received bytes don't count: a rank sends its output forward and the gradient of its input back"
+    yield want * 2, ("received bytes don't count: a rank sends its output forward and the gradient of its input back. "
+                     "The blocks within a stage send nothing to one another")
     yield want / 2, "a stage in the middle sends to both sides"
-    yield want / ITEM_BYTES, "that counts numbers, not bytes"
+    if config.context != ITEM_BYTES:
+        yield want / config.context, "that counts one token for each sequence, but each has as many as the context"
+    yield want / ITEM_BYTES, "that counts numbers, not bytes" + ", or sequences, not their tokens" * (
+        config.context == ITEM_BYTES)
 
 
 def _dp_slips(want: float, layout: Layout, m: int) -> Mistakes:
     num_passes = (2, 2, m + 1, 3 * m)[layout.zero_stage]
     one = want / num_passes  # a reduce-scatter, or an all-gather
+    if layout.zero_stage == 1:
+        yield one * (m + 1), ("ZeRO-1 shares out only the optimizer's state: gradients stay whole until the last "
+                             "micro-batch, and are reduce-scattered once per step")
     if layout.zero_stage < 2:
         yield want * m, "the gradients of the micro-batches add up on the rank, and are averaged only once per step"
         yield one, ("that is half: an all-reduce is a reduce-scatter and an all-gather, and ZeRO-1 does both of these "
@@ -161,6 +176,9 @@ def _dp_slips(want: float, layout: Layout, m: int) -> Mistakes:
         for few in (2, 3):
             yield one * few, ("that is a step of one micro-batch, but each micro-batch has its own backward, and "
                               f"ZeRO-{layout.zero_stage} keeps no whole gradients in between")
+        for scattered_or_gathered in (m + 1, 2 * m + 1) if layout.zero_stage == 3 else ():
+            yield one * scattered_or_gathered, ("for each micro-batch ZeRO-3 gathers twice, for its forward and for "
+                                                "its backward, and reduce-scatters once")
         yield one * 2 * m, ("ZeRO-2 gathers the parameters once, after the update, but ZeRO-3 twice for each "
                             "micro-batch, for its forward and for its backward")
     yield want * layout.dp / max(layout.dp - 1, 1), "in a reduce-scatter or an all-gather of n bytes each of k ranks " \
@@ -185,6 +203,8 @@ def _tp_slips(want: float, config: Any, layout: Layout, stage: int, m: int) -> M
         yield num * 8 * one + ends, ("only the forward runs again: a block's two all-reduces in the forward are "
                                      "repeated, those in the backward are not")
     yield want + loss * (config.vocab_size - 1), "the loss all-reduces one number for each token, not all logits"
+    yield want + loss * (config.width - 1), "the loss all-reduces one number for each token, not a row of h numbers"
+    yield want + loss, "the loss has three all-reduces in the forward, and none in the backward"
     yield want - loss, "the loss, cut by vocabulary, has three all-reduces of one number for each token"
     yield want - loss * 2 / 3, "the loss has three all-reduces: of the largest logit, the sum and the target's logit"
     yield want + (is_first + is_last) * one, ("the embedding's output is summed only in the forward, and the gradient "
@@ -228,10 +248,15 @@ def _time_slips(cost: Estimate, layout: Layout, cluster: Cluster, m: int) -> Mis
         (cost.step_s + 7 * tp_s * (1 + idle), "both numbers of tp are in bytes: there are no bits to convert"),
         (busy * (1 + layout.pp / m) + dp_s,
          "filling p stages takes p-1 micro-batches: the idle time is (p-1)/m of the busy time"),
+        (busy * (1 + (layout.pp - 1) / layout.pp) + dp_s,
+         "that is (p-1)/p of the busy time, but the idle time is (p-1)/m of it: more micro-batches make it shorter"),
+        *((busy + some * idle + dp_s, "the pipeline also waits while another stage sends: the idle time is "
+           "proportional to the messages of tp and pp too") for some in (computing + tp_s, computing + pp_s)),
+        (1e3 * cost.step_s, "that is in milliseconds: return seconds"),
         (busy + computing * idle + dp_s, "the pipeline also waits while another stage sends: the idle time is "
          "proportional to the messages of tp and pp too"),
         ((busy + dp_s) * (1 + idle), "messages of dp are sent once, after the pipeline, so they cause no idle time"),
-        (busy * (1 + idle), "what dp sends is missing"),
+        (busy * (1 + idle), "what dp sends is missing, or taken as hidden by all the rest"),
         ((computing + pp_s) * (1 + idle) + dp_s, "what tp sends is missing"),
         ((computing + tp_s) * (1 + idle) + dp_s, "what pp sends is missing"),
         ((busy - computing + computing / layout.tp) * (1 + idle) + dp_s,
@@ -253,15 +278,15 @@ def _link_slips(cost: Estimate, layout: Layout, cluster: Cluster, filled: float)
     """Mistakes in which bandwidth an axis has; one that changes nothing gives the right answer, and passes."""
     node, inside, card = cluster.gpus_per_node, cluster.inside_bytes_per_s, cluster.across_bytes_per_s
     rest, span = cost.step_s - cost.dp_s, layout.tp * layout.dp
+    stays = f"a group of dp spans {span} neighbouring GPUs, and a node has {node}: it stays inside a node"
     for bandwidth, why in (
             (card, f"a group of dp has {max(node // layout.tp, 1)} members on each node, and its ring crosses nodes "
-                   "over the cards of all of "
-                   "them" if span > node else f"a group of dp spans {span} neighbouring GPUs, and a node has {node}: "
-                   "it stays inside a node"),
+                   "over the cards of all of them" if span > node else stays),
             (inside, f"a group of dp spans dp * tp = {span} neighbouring GPUs, but a node has only {node}: it crosses "
              "nodes"),
-            (card * node, f"only every {layout.tp}th GPU is a member of a group of dp"),
-            (card * max(node // layout.tp, 1), "no ring is faster than the links inside a node")):
+            (card * node, f"only every {layout.tp}th GPU is a member of a group of dp" if span > node else stays),
+            (card * max(node // layout.tp, 1), "no ring is faster than the links inside a node" if span > node else
+                                               stays)):
         yield rest + cost.dp_bytes / bandwidth, why
     for bandwidth, why in (
             (card, "a group of tp that fits on a node does not use the network" if layout.tp <= node else
@@ -291,7 +316,8 @@ def chosen_layout(got: Any, model: Transformer, cluster: Cluster, global_batch: 
         require(got is None, f"{where}: no layout fits, but you chose {got}: return None")
         return None, 0.0
     fastest = min(fitting, key=seconds)
-    require(got is not None, f"{where}: you found no layout that fits, but there are {len(fitting)}, such as {fastest}")
+    require(got is not None, f"{where}: you found no layout that fits, but there are {len(fitting)}, such as {fastest}"
+            + "; all of them have dp 1" * all(layout.dp == 1 for layout in fitting))
     require(isinstance(got, Layout), f"{where}: chosen_layout must return a Layout, not {got!r}")
     require(got in every, f"{where}: {got} is not allowed: {_why_not(got, model, cluster, global_batch)}")
     require(memory(got) <= room, f"{where}: {got} holds {memory(got) / 1e9:.1f} GB, but only {room / 1e9:.1f} GB are "
@@ -336,6 +362,7 @@ def _overlooked(got: Layout, best: Layout, fitting: list[Layout], memory: Measur
         (len(differ) == 1, f": did you try every {' '.join(differ)}?"),
         (got == min(fitting, key=memory), ": yours is the one with the least memory"),
         (got == max(fitting, key=seconds), ": yours is the slowest"),
+        (got.dp == max(layout.dp for layout in fitting) > best.dp, ": yours is one with the most replicas"),
         (_is_of_powers(got) and not _is_of_powers(best), ": sizes need not be powers of two"))
 
 

@@ -9,6 +9,7 @@ from book.checks.verdict import CheckFailed, listed, number, refuse, require, sh
 
 Calls = Mapping[int, Sequence[tuple[str, int, tuple[int, ...], bool]]]  # rank -> (group, number, members, done)
 EXACT = 1e-12
+NEARLY = 1e-9  # for losses after several updates: AdamW divides by roots of small numbers
 
 
 def guilty_ranks(got: Any, calls: Calls, case: str) -> list[int]:
@@ -32,9 +33,11 @@ def guilty_ranks(got: Any, calls: Calls, case: str) -> list[int]:
                       "itself, in a call of another group: find out whom that group waits for")
     innocent = sorted(set(found) - missing)
     refuse(innocent, f"{case}: nobody waits for rank {listed(innocent)}, which has made every call that a member of "
-                     "its groups waits in. Compare numbers within one group, and only those of its members")
+                     "its groups waits in. Compare numbers within one group, and only those of its members. Don't "
+                     "compare how many calls the dumps hold")
     raise CheckFailed(f"{case}: you found {found or 'nobody'}, but others also wait for rank "
-                      f"{listed(sorted(set(want) - set(found)))}, which waits for nobody")
+                      f"{listed(sorted(set(want) - set(found)))}, which waits for nobody. Each group counts its own "
+                      "calls")
 
 
 def state_put_back(rank: int, differs: Mapping[str, bool]) -> None:
@@ -75,6 +78,8 @@ def same_batches(rows: Mapping[int, Sequence[Sequence[int]]], num_rows: int, ste
     for world_size, by_rank in rows.items():
         where = f"step {step} on {world_size} rank{'s' * (world_size > 1)}"
         together = [row for own in by_rank for row in own]
+        odd = next((row for row in together if type(row) is not int), None)
+        require(odd is None, f"{where}: rows have the type {type(odd).__name__}: return plain ints (tolist())")
         outside = [row for row in together if not 0 <= row < size]
         refuse(outside, f"{where}: there is no row {listed(outside[:1])}: rows are numbered from 0 to {size - 1}")
         refuse(len(together) == world_size * num_rows and world_size > 1,
@@ -106,13 +111,25 @@ def batches_differ(batches: Mapping[int, Sequence[int]]) -> None:
                                  "too")
 
 
+def batches_drawn(batches: Mapping[int, Sequence[int]], due: Mapping[int, Sequence[int]]) -> None:
+    """The batch of each step must be the one that the exercise draws, in any order."""
+    for step, batch in batches.items():
+        require(list(batch) == sorted(due[step]), f"step {step}: the ranks share out the same rows for every number of "
+                "ranks, but these are not the first NUM_ROWS of torch.randperm(SIZE, generator=generator(100 + step))")
+
+
 def global_gradient(got: float, want: float, plain: float, world_size: int) -> None:
     """The mean of the ranks' gradients must be the gradient of the whole batch; `plain` is the mean without weights."""
     refuse(abs(got - plain) < EXACT < abs(got - want), f"on {world_size} ranks your gradient is the mean of the ranks' "
            "means, in which each row of a rank with fewer rows counts too much. Weight a rank's loss by its share of "
            "the rows, times the number of ranks, since the sum of the gradients is divided by that")
     ratio = got / want if want else float("nan")
-    require(abs(got - want) < EXACT, f"on {world_size} ranks the gradient is {short(ratio)} times that of the batch")
+    refuse(world_size > 1 and abs(ratio * world_size - 1) < EXACT, f"on {world_size} ranks the gradient is "
+           f"{short(ratio)} times that of the batch: gradients are divided by the number of ranks, so the weights of "
+           "all ranks must add up to that number, not to 1")
+    require(abs(got - want) < EXACT, f"on {world_size} ranks the gradient is {short(ratio)} times that of the batch"
+            + (": here all ranks have the same number of rows, so each weight is 1" if abs(plain - want) < EXACT
+               else ""))
 
 
 def whole_checkpoint(got: Any, want: int | None, case: str) -> None:
@@ -122,8 +139,8 @@ def whole_checkpoint(got: Any, want: int | None, case: str) -> None:
     if want is None:
         raise CheckFailed(f"{case}: latest returns {got!r}, but there is no whole checkpoint: return None")
     if got is None:
-        raise CheckFailed(f"{case}: latest finds nothing, but step {want} was saved before: was it overwritten, or "
-                          "moved away before the new one was whole?")
+        raise CheckFailed(f"{case}: latest finds nothing, but step {want} was saved before: was it not written with "
+                          "dcp.save, or overwritten, or moved away before the new one was whole?")
     require(isinstance(got, int), f"{case}: latest must return the step as a whole number, not {got!r}")
     refuse(got > want, f"{case}: latest returns step {got}, but that save was interrupted: it has no .metadata. Only a "
                        "whole checkpoint counts")
@@ -148,6 +165,18 @@ def loaded_state(got: Mapping[str, float], want: Mapping[str, float], case: str)
 
 def save_failure(message: str) -> str:
     """The error of a launch that saves or loads, with a hint if it shows a known misconception."""
+    if "Weights only load failed" in message:
+        return ("the state may hold only dicts of tensors and numbers: put in what state_dict() returns, not the "
+                f"module or the optimizer itself\n{message}")
+    if "rank 0 failed" not in message and "KeyError" in message:
+        return ("a rank other than rank 0 lacks a part of the state: every rank saves its own, and has its own random "
+                f"state\n{message}")
+    if "metadata is None" in message:
+        return ("load calls dcp.load for a checkpoint that is not there: if latest finds none, load must change "
+                f"nothing and return 0\n{message}")
+    if "Missing key in checkpoint state_dict" in message:
+        return ("the names in what you load differ from those that were saved: use get_state_dict for both"
+                f"\n{message}")
     if "wait for one another" in message or "returned without it" in message or "disagree" in message:
         return (f"{message}\ndcp.save, dcp.load and get_state_dict are collectives, so every rank must call them: rank "
                 "0 alone can't save the shards of the others")
@@ -165,6 +194,10 @@ def save_interval(got: Any, save_s: float, node_mtbf_s: float, num_nodes: int) -
         (sqrt(save_s * mean_s), "a failure loses half an interval on average, not a whole one: the 2 is missing"),
         (2 * save_s * mean_s, "take the square root"),
         (mean_s, "that is how often the job fails, not how often to save"),
+        (2 * sqrt(save_s * mean_s), "the 2 belongs under the root too"),
+        (sqrt(2 * save_s * mean_s) - save_s, "that is Young's interval minus the time of a save, as in Daly's formula: "
+                                             "return Young's"),
+        (sqrt(2 * save_s * mean_s) / 60, "that is in minutes: return seconds"),
     ])
 
 
@@ -175,7 +208,42 @@ def lost_share(got: Any, save_s: float, interval_s: float, mean_s: float) -> flo
         (interval_s / (2 * mean_s), "that is the share lost in failures alone; the time for saving is missing"),
         (save_s / interval_s + interval_s / mean_s, "on average a failure comes in the middle of an interval, so it "
                                                     "loses half of one"),
+        (save_s / interval_s + mean_s / (2 * interval_s), "the failures' part is inverted: a longer interval loses "
+                                                          "more work"),
+        (100 * (save_s / interval_s + interval_s / (2 * mean_s)), "that is in per cent: return a share, between 0 and "
+                                                                  "1"),
+        (save_s / (save_s + interval_s) + interval_s / (2 * mean_s), "to first order the share lost to saving is "
+                                                                     "save_s / interval_s"),
+        (save_s / interval_s + (save_s + interval_s / 2) / mean_s, "to first order a failure costs half an interval, "
+                                                                   "without the time of a save"),
     ])
+
+
+def trained_as_one(got: Any, want: Mapping[int, float], slips: Mapping[str, Mapping[int, float]]) -> None:
+    """The losses of an undisturbed run, by step, must be those of one process that trains on the same batches.
+
+    `slips` are the losses of one process that never updates, and of one that never clears its gradients.
+    """
+    require(isinstance(got, Mapping) and got, f"train must return a dict of its losses by step, not {got!r}")
+    require(set(got) == set(want), f"the undisturbed run has losses for the steps {listed(sorted(got))}, but it should "
+                                   f"have them for the steps 0 to {max(want)}")
+    says = {"never_updated": "weights that never change: does each step update them, with the gradients of its own "
+                             "batch?",
+            "never_cleared": "gradients that add up over the steps: clear them before each backward"}
+    wrong = next((step for step in sorted(want) if not _near(got[step], want[step])), None)
+    refuse(wrong == 0, f"the undisturbed run's loss of step 0 is {short(got[0])}, but that of the whole batch is "
+                       f"{short(want[0])}: every rank must call mean_loss with the plain loss of its rows and their "
+                       "number")
+    for name, losses in slips.items():
+        alike = wrong is not None and all(_near(got[step], losses[step]) for step in losses)
+        refuse(alike, f"the losses of the undisturbed run are those of {says[name]}")
+    require(wrong is None, f"the undisturbed run's loss of step {wrong} differs from that of one process that trains "
+                           "on the same batches, so an earlier update was wrong. What are the gradients divided by, "
+                           "how often, and when are they cleared?")
+
+
+def _near(one: float, other: float) -> bool:
+    return abs(one - other) < NEARLY
 
 
 def went_on(got: Mapping[int, float], want: Mapping[int, float], killed_at: int, every: int, num_ranks: int,
