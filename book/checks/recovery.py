@@ -238,8 +238,8 @@ def trained_as_one(got: Any, want: Mapping[int, float], slips: Mapping[str, Mapp
         alike = wrong is not None and all(_near(got[step], losses[step]) for step in losses)
         refuse(alike, f"the losses of the undisturbed run are those of {says[name]}")
     require(wrong is None, f"the undisturbed run's loss of step {wrong} differs from that of one process that trains "
-                           "on the same batches, so an earlier update was wrong. What are the gradients divided by, "
-                           "how often, and when are they cleared?")
+                           "on the same batches, so an earlier update was wrong. Is each rank's loss multiplied by its "
+                           "weight? What are the gradients divided by, how often, and when are they cleared?")
 
 
 def _near(one: float, other: float) -> bool:
