@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,8 +112,14 @@ def mutate(options: Any) -> int:
     def tell(line: str) -> None:
         print(line, flush=True)
 
-    known = read_equivalent(options.equivalent) if options.equivalent else {}
-    return int(report(read_lab(options.lab), options.num, options.seed, known, tell, options.exercise))
+    known, lab = read_equivalent(options.equivalent) if options.equivalent else {}, read_lab(options.lab)
+    before = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)  # before any rank is started: a mutant may mix up the parts of a path, and save there
+        try:
+            return int(report(lab, options.num, options.seed, known, tell, options.exercise))
+        finally:
+            os.chdir(before)
 
 
 def release(options: Any) -> int:
