@@ -58,7 +58,7 @@ def test_new_exercises_keep_the_rules_and_their_stubs_fail(labs: Path, tmp_path:
     assert "exercise 1: write this function, then run the cell" in failed["traceback"]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_exercise_is_added_before_the_closing_cells_of_a_lab(tmp_path: Path) -> None:
     path = tmp_path / "01_ranks.ipynb"
     path.write_bytes((ROOT / "labs" / path.name).read_bytes())

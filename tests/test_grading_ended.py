@@ -31,8 +31,9 @@ def ended(source, cell_s=60):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", [f"print({WORDS!r})", f"raise RuntimeError({WORDS!r})",
-                                    f"print('right')\nprint({WORDS!r}, file=__import__('sys').stderr)"])
+@pytest.mark.parametrize("source", [f"raise RuntimeError({WORDS!r})", *(pytest.param(source, marks=pytest.mark.full)
+                                    for source in (f"print({WORDS!r})", "print('right')\n"
+                                                   f"print({WORDS!r}, file=__import__('sys').stderr)"))])
 def test_words_alone_stop_no_job(source):
     result = ended(source)
     assert result.why is None and _killed(result) is None
@@ -47,7 +48,7 @@ def test_a_kernel_that_ends_and_a_cell_that_takes_too_long_are_told_apart_from_a
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end, why", [("os.kill(os.getpid(), signal.SIGKILL)", "a rank was killed"),
-                                      (f"raise RuntimeError({WORDS!r})", None)])
+                                      pytest.param(f"raise RuntimeError({WORDS!r})", None, marks=pytest.mark.full)])
 def test_a_rank_is_killed_if_its_exit_status_says_so(end, why):
     result = ended(LAUNCH.format(end))
     assert result.why is None and not result.cells[0]["ok"]

@@ -144,7 +144,8 @@ def assert_clean(site: Site, address: str, browser: Browser, names: Iterable[str
         assert width <= page.viewport_size["width"], f"{name} is {width} px wide: {page.evaluate(OVERFLOW)}"
 
 
-@pytest.mark.parametrize("screen", SCREENS)
+@pytest.mark.parametrize("screen", [
+    screen if screen == "phone" else pytest.param(screen, marks=pytest.mark.full) for screen in SCREENS])
 def test_a_page_of_each_kind_is_clean(site: Site, site_url: str, browser: Browser, screen: str) -> None:
     assert_clean(site, site_url, browser, sorted(KINDS), **SCREENS[screen])
 

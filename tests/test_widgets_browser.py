@@ -13,7 +13,7 @@ from tests.families import commit
 from tests.players import FRAMES, PLAYER, WAIT_MS, WALK, axe_finds, click, contrasts, first, paint, press, state, until
 from tests.widget_rows import WIDGETS, Widget
 
-NUM_DRAWN = 4
+NUM_DRAWN = 3
 each_widget = pytest.mark.parametrize("widget", WIDGETS, ids=str)
 THEMES = ("light", "dark")
 COLOURS = """selector => [getComputedStyle(document.querySelector('.lockstep-player')).backgroundColor,
