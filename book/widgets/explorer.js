@@ -8,9 +8,10 @@
      figures(answer, chosen)          pairs for the row of figures
      refine(chosen, dials)            changes values that do not go together, before all that
      told(answer)                     what the root's data attributes say, besides the chosen values
+     beside(field, W, trace, chosen, data)   draws a reader's recording and the ideal; returns sentences about both
      source, numFigures               words at the top; how many pairs there are: 5 */
 (() => {
-  const { range, make, bytes, short, footer, frame, watchWidth, pill } = globalThis.lockstepScene;
+  const { range, make, bytes, short, num, footer, frame, watchWidth, pill } = globalThis.lockstepScene;
   const { write, reserve, rect, sum, define, upper } = globalThis.lockstepScene;
   const { min, max, ceil, floor, log, log10, abs } = Math;
 
@@ -164,6 +165,30 @@
     };
   }
 
+  /** What of a recording is `shown`, on a clock that starts with it; `wrong` is said where none of it is `needed`. */
+  function lasting(trace, shown, wrong, needed = () => true) {
+    const n = trace.world_size;
+    if (n < 2 || n > 64) throw new Error(`This recording has ${num(n, "rank")}: 2 to 64 can be shown.`);
+    const events = range(trace.num_events, i => trace.event(i)).filter(e => e.end_s !== undefined && shown(e));
+    if (!events.some(needed)) throw new Error(wrong);
+    const first = min(...events.map(({ start_s }) => start_s));
+    return { n, events: events.map(e => ({ ...e, lane: e.rank, start: e.start_s - first, end: e.end_s - first })) };
+  }
+
+  /**
+   * A recording and the ideal, [title, blocks] each, on clocks of their own; returns how long each takes. Texts of
+   * blocks are numbers, as a file may hold any other text, which would become part of the page.
+   */
+  function drawBoth(parent, W, names, kinds, both) {
+    return both.map(([title, all]) => {
+      const blocks = all.map(block => ({ ...block, text: Number.isInteger(block.text) ? block.text : "" }));
+      const end = max(...blocks.map(block => block.end));
+      make("p.lk-small", parent, {}, `${title}, ${short(end)}`);
+      timeline(parent, W, { blocks, end, kinds, names, name: title, left: 52 });
+      return end;
+    });
+  }
+
   // # widget
   function mountExplorer(el, data, opts, kind) {
     const { root, source, caption, alert } = frame(el, data.title, -1);
@@ -228,7 +253,7 @@
     /** The reader's recording below the picture; returns the sentences about it. */
     function besideIt(trace, chosen) {
       try {
-        return kind.beside(own, own.clientWidth || 320, trace, chosen);
+        return kind.beside(own, own.clientWidth || 320, trace, chosen, data);
       } catch (error) {
         recording = null;
         alert.textContent = error.message;
@@ -265,7 +290,7 @@
    * curves: { points, hue, dash }; now: a value of x to mark. Returns the layer, and where points are.
    */
   function chart(parent, { W, H, axes: { x, y }, curves, now, name }) {
-    const [left, right, top, bottom] = [46, W - 10, 12, H - 34];
+    const [left, right, top, bottom] = [46, W - 10, 18, H - 34];
     const X = v => left + place(v, x) * (right - left);
     const Y = v => bottom - place(v, y) * (bottom - top - 6);
     const g = make("svg", make("div.lk-stage", parent, { style: `width:${W}px;height:${H}px` }), {
@@ -281,7 +306,7 @@
       make("text.lk-tiny", g, { x: left - 6, y: Y(tick) + 4, "text-anchor": "end" }, y.text(tick));
     }
     make("text.lk-tiny", g, { x: right, y: H - 4, "text-anchor": "end" }, x.label);
-    make("text.lk-tiny", g, { x: 2, y: top - 6 }, y.label);
+    make("text.lk-tiny", g, { x: 2, y: top - 8 }, y.label);
     make("path.lk-nowline", g, { d: `M${X(now)} ${top}V${bottom}` });
     const inside = v => max(top, min(bottom, Y(v)));
     for (const { points, hue, dash = "" } of curves) {
@@ -425,6 +450,6 @@
   }
 
   globalThis.lockstepExplorer = {
-    ...{ explorer, chart, dot, tens, logAxis, pieces, valueAt, zero, bars, timeline, trim, percent },
+    ...{ explorer, chart, dot, tens, logAxis, pieces, valueAt, zero, bars, timeline, lasting, drawBoth, trim, percent },
   };
 })();
