@@ -20,7 +20,7 @@ from book.replay import Replay, bubble, overlap
 from book.simulate import simulate, simulate_pipeline
 from book.simulate.streams import fill_buckets
 from book.trace import Event, Trace
-from book.widgets import (axes_explorer, bucket_explorer, pipeline_explorer, race_explorer, server_explorer,
+from book.widgets import (axes_explorer, bucket_explorer, pipeline_explorer, play, race_explorer, server_explorer,
                           sharding_explorer)
 from book.widgets.explorer import Dial, decades
 from book.widgets.step_explorers import CAPS, BucketExplorer, ShardingExplorer
@@ -454,6 +454,15 @@ def test_a_recording_is_shown_beside_the_ring_at_the_parameter_server(show: Call
     drop(page, "run.json", recording.to_json())
     page.locator(".lk-own svg").nth(1).wait_for()
     assert "Your recording: 4 ranks, 24 messages" in caption(page)
+
+
+def test_a_recording_dropped_on_another_player_goes_to_the_one_that_takes_it(show: Callable, recording: Trace) -> None:
+    """Not to the browser, which would leave the page for the file."""
+    page = show(play(COLLECTIVES["ring_all_reduce"].schedule(4)), server_explorer(), race_explorer())
+    drop(page, "run.json", recording.to_json())
+    page.locator(".lk-own svg").nth(1).wait_for()
+    shown = page.locator(PLAYER).evaluate_all("all => all.map(one => one.querySelectorAll('.lk-own svg').length)")
+    assert shown == [0, 2, 0]
 
 
 def test_no_text_of_a_file_becomes_part_of_the_page(show: Callable) -> None:

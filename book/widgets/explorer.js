@@ -140,7 +140,10 @@
 
   const KINDS_OF_EVENTS = ["send", "recv", "collective", "compute"];
 
-  /** A button, and the figure itself, take a file: `show` gets its trace, or null and what is wrong with the file. */
+  /**
+   * A button and the figure itself take a file: `show` gets its trace, or null and what is wrong with the file. The
+   * first such figure of a page takes what is dropped on the page's other players, too. Returns what ends that.
+   */
   function takesFiles(root, bar, show) {
     const read = async file => {
       try {
@@ -158,11 +161,19 @@
     pill(bar, "Your recording…", "Show a file of run.trace.to_json() beside this; it stays in this page", () => {
       input.click();
     });
-    root.ondragover = e => e.preventDefault();
-    root.ondrop = e => {
+    root.dataset.takes = "";
+    const drag = e => {
+      const on = e.target.closest?.(".lockstep-player");
+      if (!on || !e.dataTransfer.types.includes("Files")) return;
+      if (root !== (on.matches("[data-takes]") ? on : document.querySelector("[data-takes]"))) return;
       e.preventDefault();
-      if (e.dataTransfer.files.length) read(e.dataTransfer.files[0]);
+      if (e.type === "dragover") return;
+      read(e.dataTransfer.files[0]);
+      root.scrollIntoView({ block: "nearest" });
     };
+    const each = act => ["dragover", "drop"].forEach(type => act(type, drag));
+    each(addEventListener);
+    return () => each(removeEventListener);
   }
 
   /** What of a recording is `shown`, on a clock that starts with it; `wrong` is said where none of it is `needed`. */
@@ -213,14 +224,12 @@
     let recording = null; // the reader's, where the kind can show one
     const own = make("div", null, { class: "lk-own" });
     field.after(own);
-    if (kind.beside) {
-      takesFiles(root, turns, (trace, wrong = "") => {
-        recording = trace;
-        alert.textContent = wrong;
-        alert.hidden = !wrong;
-        draw();
-      });
-    }
+    const refuse = kind.beside && takesFiles(root, turns, (trace, wrong = "") => {
+      recording = trace;
+      alert.textContent = wrong;
+      alert.hidden = !wrong;
+      draw();
+    });
 
     const valuesAt = places => Object.fromEntries(data.dials.map((dial, i) => [dial.key, dial.values[places[i]]]));
     function turn(i, place) {
@@ -268,6 +277,7 @@
     reserve(caption, [kind.tell(kind.answer(valuesAt(at), data), valuesAt(at), data)]);
     const destroy = () => {
       end();
+      refuse?.();
       watch.disconnect();
       root.remove();
     };
