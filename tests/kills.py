@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import io
 import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -226,10 +228,12 @@ def agent(port: int, folder: str, number: int) -> None:
     lab()
     # By default an agent whose rank is done waits five minutes for agents that are dead.
     api.LocalElasticAgent = partial(api.LocalElasticAgent, exit_barrier_timeout=3)
+    # Agents remove one from which they hear nothing for 8 s. With 2 s, on a loaded machine, they removed one that was
+    # alive; it waited a minute for the number of its rank, and failed.
     api.elastic_launch(api.LaunchConfig(
         min_nodes=1, max_nodes=NUM_AGENTS, nproc_per_node=1, run_id="kills", max_restarts=9, monitor_interval=0.1,
         rdzv_backend="c10d", rdzv_endpoint=f"127.0.0.1:{port}", local_addr="127.0.0.1", start_method="fork",
-        rdzv_configs={"is_host": "0", "last_call_timeout": 2, "keep_alive_interval": 1, "keep_alive_max_attempt": 2}),
+        rdzv_configs={"is_host": "0", "last_call_timeout": 2, "keep_alive_interval": 1, "keep_alive_max_attempt": 8}),
         agents_rank)(folder)
 
 
@@ -237,6 +241,7 @@ def agents_rank(folder: str) -> None:
     """What the rank of an agent runs."""
     agent_pid, names = os.getppid(), lab()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)  # a forked rank dies with its agent; torchrun's rank does not
+    faulthandler.dump_traceback_later(LIMIT_S, exit=True)  # a rank that is left says where it is, and ends
     job(names["train"], names["latest"], folder)
     if os.getppid() != agent_pid:
         os._exit(0)  # a forked rank waits for its agent to take the result
@@ -246,9 +251,17 @@ def left(folder: Path, others: list[int]) -> list[int]:
     """The processes of the job that are alive; an orphan gets `GONE_S` seconds to notice that it is alone."""
     pids = [*others, *(int(path.name[3:]) for path in folder.glob("pid*"))]
     end_s = time.monotonic() + GONE_S
-    while (alive := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < end_s:
+    while (alive := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < end_s:
         time.sleep(0.1)
     return alive
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, and it is not a zombie: that has ended, and waits for its parent to notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def problems(folder: Path, plan: list[Kill], want: dict[int, float]) -> list[Found]:
@@ -300,18 +313,28 @@ def kills(times: int, seed: int, elastic: bool) -> Iterator[Found]:
     order = draws.sample(PHASES, len(PHASES))
     phases = (order[k % len(PHASES)] for k in range(10**9))
     while done < times:
-        with tempfile.TemporaryDirectory() as folder:
-            plan = planned(draws, phases, elastic)
-            Path(folder, "saved").mkdir()
-            Path(folder, "plan.json").write_text(json.dumps([asdict(kill) for kill in plan]))
-            others = under_torchrun(folder) if elastic else launched(names, folder, draws, len(plan))
-            num_left = len(left(Path(folder), others))
-            found = problems(Path(folder), plan, want)
-            if not found:
-                raise RuntimeError(f"none of these kills happened: {plan}")
-            found[-1] = replace(found[-1], left=num_left)
-            yield from (replace(one, launcher="torchrun" if elastic else "launch") for one in found)
-            done += len(found)
+        found = one_job(names, draws, planned(draws, phases, elastic), want, elastic)
+        yield from found
+        done += len(found)
+
+
+def one_job(names: dict[str, Any], draws: random.Random, plan: list[Kill], want: dict[int, float],
+            elastic: bool) -> list[Found]:
+    """Run one training with its kills; if something goes wrong, its folder is kept, and stderr says where."""
+    folder = Path(tempfile.mkdtemp())
+    (folder / "saved").mkdir()
+    (folder / "plan.json").write_text(json.dumps([asdict(kill) for kill in plan]))
+    others = under_torchrun(str(folder)) if elastic else launched(names, str(folder), draws, len(plan))
+    num_left = len(left(folder, others))
+    found = [replace(one, launcher="torchrun" if elastic else "launch") for one in problems(folder, plan, want)]
+    if not found:
+        raise RuntimeError(f"none of these kills happened: {plan}; see {folder}")
+    found[-1] = replace(found[-1], left=num_left)
+    if any(one.problem for one in found):
+        print(f"see {folder}", file=sys.stderr, flush=True)
+    else:
+        shutil.rmtree(folder)
+    return found
 
 
 def undisturbed(names: dict[str, Any]) -> dict[int, float]:

@@ -1,4 +1,5 @@
 """Lab 11's training survives kills in each phase of a step: no checkpoint is lost, and no process is left."""
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -51,6 +52,16 @@ def test_a_rank_whose_agent_dies_must_stay_right(tmp_path, what, problem):
     logged(tmp_path, 0, {step: want[step] + (step == 8) * 1e-9 for step in range(num_steps)})
     (found,) = problems(tmp_path, [replace(KILL, what=what)], want)
     assert found.problem == problem
+
+
+def test_a_process_is_left_until_it_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(kills, "GONE_S", 0.2)
+    with subprocess.Popen(["sleep", "600"]) as process:
+        (tmp_path / f"pid{process.pid}").touch()
+        assert kills.left(tmp_path, []) == kills.left(tmp_path / "none", [process.pid]) == [process.pid]
+        process.kill()
+        monkeypatch.setattr(kills, "GONE_S", 60)
+        assert kills.left(tmp_path, []) == []  # a zombie: nobody has waited for it yet
 
 
 def test_the_table_counts_kills_by_phase_and_victim_and_what_followed():
