@@ -13,14 +13,14 @@ import torch
 
 from book import pipelines
 from book.collectives import COLLECTIVES
-from book.cost import Link
+from book.cost import Link, ring_all_reduce_s
 from book.execute import execute
 from book.launch import launch
 from book.replay import Replay, bubble, overlap
 from book.simulate import simulate, simulate_pipeline
 from book.simulate.streams import fill_buckets
-from book.trace import Trace
-from book.widgets import (axes_explorer, bucket_explorer, pipeline_explorer, race_explorer, server_explorer,
+from book.trace import Event, Trace
+from book.widgets import (axes_explorer, bucket_explorer, pipeline_explorer, play, race_explorer, server_explorer,
                           sharding_explorer)
 from book.widgets.explorer import Dial, decades
 from book.widgets.step_explorers import CAPS, BucketExplorer, ShardingExplorer
@@ -404,6 +404,85 @@ def test_a_recording_is_shown_beside_the_ideal(show: Callable, recording: Trace,
     before = said
     turn(page, "latency", 30)
     assert caption(page) != before, "the ideal follows the dials"
+
+
+def action(rank: int, kind: str, micro_batch: int, start_s: float, end_s: float, stage: int | None = None) -> Event:
+    """What a rank of a recorded pipeline did."""
+    return Event(rank, "compute", kind, stage=rank if stage is None else stage, micro_batch=micro_batch,
+                 start_s=start_s, end_s=end_s)
+
+
+def late_pipeline() -> Trace:
+    """Two stages, two micro-batches, a forward 1 s and a backward 2 s long, all one after the other: 12 s."""
+    order = [(rank, "F", batch) for batch in (0, 1) for rank in (0, 1)]
+    order += [(rank, "B", batch) for batch in (0, 1) for rank in (1, 0)]
+    events, now = [], 0.0
+    for rank, kind, batch in order:
+        events.append(action(rank, kind, batch, now, now + (1 if kind == "F" else 2)))
+        now = events[-1].end_s or 0.0
+    return Trace(events, 2, "measured", "recorded")
+
+
+def test_a_recorded_pipeline_is_shown_beside_the_chosen_schedule(show: Callable) -> None:
+    """GPipe on two stages takes (2 + 1) forwards and as many backwards: 9 s, in which 12 of 18 s are worked."""
+    page = show(pipeline_explorer(schedule="GPipe"))
+    drop(page, "run.json", late_pipeline().to_json())
+    page.locator(".lk-own svg").nth(1).wait_for()
+    assert caption(page).endswith("Your recording: 2 ranks, 2 micro-batches, idle for 50.0 % of 12 s; GPipe with your "
+                                  "mean times takes 9 s, idle for 33.3 %.")
+    page.get_by_role("button", name="ZB-V").click()
+    assert page.inner_text(".lk-alert") == "This recording has 1 stage on a rank: choose as many."
+
+
+def test_a_recorded_backward_is_shown_with_its_all_reduces_on_the_chosen_links(show: Callable) -> None:
+    """Two gradients, a millisecond each; a bucket's all-reduce goes when its gradient is there and the link is free."""
+    trace = recorded({0: [("head", 4_000)], 1: [("body", 8_000)]}, scale=1e-3)
+    page = show(bucket_explorer(LAYERS))
+    drop(page, "run.json", trace.to_chrome())
+    page.locator(".lk-own svg").nth(1).wait_for()
+    dials = data_of(bucket_explorer(LAYERS))["dials"]
+    chosen = {dial["key"]: dial["values"][dial["at"]] for dial in dials}
+    link = Link(chosen["latency_s"], chosen["bandwidth_bytes_per_s"])
+    first = max(2e-3, 1e-3 + ring_all_reduce_s(2, 4_000, link))
+    ideal = first + ring_all_reduce_s(2, 8_000, link)
+    assert caption(page).endswith(f"Your recording: 2 ranks, 2 buckets, 5 ms; with its all-reduces on these links, "
+                                  f"{in_seconds(ideal)}.")
+
+
+def test_a_recording_is_shown_beside_the_ring_at_the_parameter_server(show: Callable, recording: Trace) -> None:
+    page = show(server_explorer())
+    drop(page, "run.json", recording.to_json())
+    page.locator(".lk-own svg").nth(1).wait_for()
+    assert "Your recording: 4 ranks, 24 messages" in caption(page)
+
+
+def test_a_recording_dropped_on_another_player_goes_to_the_one_that_takes_it(show: Callable, recording: Trace) -> None:
+    """Not to the browser, which would leave the page for the file."""
+    page = show(play(COLLECTIVES["ring_all_reduce"].schedule(4)), server_explorer(), race_explorer())
+    drop(page, "run.json", recording.to_json())
+    page.locator(".lk-own svg").nth(1).wait_for()
+    shown = page.locator(PLAYER).evaluate_all("all => all.map(one => one.querySelectorAll('.lk-own svg').length)")
+    assert shown == [0, 2, 0]
+
+
+def test_no_text_of_a_file_becomes_part_of_the_page(show: Callable) -> None:
+    page = show(race_explorer())
+    head = json.loads(Trace([Event(r, "send", peer=1 - r, num_bytes=8, start_s=0, end_s=1, chunk=0) for r in (0, 1)],
+                            2, "measured", "recorded").to_json())
+    head["events"]["chunk"] = ["<b class=planted>0</b>", 1]
+    drop(page, "run.json", json.dumps(head))
+    page.locator(".lk-own svg").nth(1).wait_for()
+    assert not page.locator(".planted").count()
+
+
+@pytest.mark.parametrize("make, said", [(pipeline_explorer, "no forwards and backwards"),
+                                        (lambda: bucket_explorer(LAYERS), "no all-reduces of buckets")])
+def test_a_recording_of_something_else_gets_a_sentence(show: Callable, make: Callable, said: str,
+                                                       recording: Trace) -> None:
+    page = show(make())
+    drop(page, "run.json", recording.to_json())
+    page.locator(".lk-alert").get_by_text(f"This recording has {said}").wait_for()
+    assert not page.locator(".lk-own svg").count()
 
 
 BAD = {"no.json": ("{", "This file is not JSON"),

@@ -109,6 +109,34 @@ def test_a_librarys_collective_changes_the_bars_and_draws_no_messages(show: Call
     assert not page.locator(".lk-bytes").is_visible()
 
 
+def sum_of_all() -> None:
+    """In a rank: the library's all-reduce, and no message by hand."""
+    dist.init_process_group()
+    size = dist.get_world_size()
+    buffer = lanes(size)
+    watch(buffer, size)
+    dist.all_reduce(buffer)
+
+
+# The sides of the words in the middle that a card covers.
+HIDDEN = """() => {
+  const cards = [...document.querySelectorAll('.lk-card')].map(card => card.getBoundingClientRect());
+  const words = [...document.querySelectorAll('.lk-mid :is(b, span)')].map(one => one.getBoundingClientRect());
+  return words.filter(a => cards.some(b => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 0
+    && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 1)).length;
+}"""
+
+
+@pytest.mark.parametrize("num_ranks", [3, 4])
+def test_without_links_the_middle_has_room_for_its_words(show: Callable, num_ranks: int) -> None:
+    page = show(play(launch(sum_of_all, num_ranks, record=True).trace))
+    for width in (1200, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        press(page, "End")
+        page.evaluate(FRAMES, 6)
+        assert page.inner_text(".lk-mid span").startswith("all-reduce") and not page.evaluate(HIDDEN), width
+
+
 def test_keys_in_a_select_do_not_move_the_player(show: Callable) -> None:
     page = show(play({n: collectives.ring_all_reduce(n) for n in range(2, 17)}))
     page.get_by_label("ranks").focus()
@@ -179,6 +207,7 @@ def test_the_race_has_one_clock(show: Callable) -> None:
     makes = {"ring": collectives.ring_all_reduce, "parameter server": collectives.parameter_server_all_reduce,
              "tree": collectives.tree_all_reduce}
     page = show(race({name: simulated(make, 4) for name, make in makes.items()}))
+    assert page.inner_text(".lk-head span").endswith("· 0 s")
     page.focus(PLAYER)
     page.keyboard.press("End")
     texts = page.locator(".lk-lane p").all_inner_texts()
@@ -261,7 +290,7 @@ def test_on_a_phone_the_controls_stay_in_view(show: Callable) -> None:
         assert 300 < box["y"] and box["y"] + box["height"] <= 600
     small = page.eval_on_selector_all(".lockstep-player :is(button, select, .lk-scrub, summary)", """all => all
         .map(e => [e.title || e.className, (e.closest('label') || e).getBoundingClientRect()])
-        .filter(([, box]) => box.height && box.height < 44).map(([name]) => name)""")
+        .filter(([, box]) => box.height && Math.min(box.width, box.height) < 44).map(([name]) => name)""")
     assert not small
     lanes = [lane.bounding_box() for lane in page.locator(".lk-lane").all()]
     assert lanes[0]["y"] == lanes[1]["y"], "two runs of a race stand side by side"

@@ -141,7 +141,8 @@ def test_each_card_shows_what_goes_through_it(show: Callable) -> None:
     for step in (0, 1):  # step 1 is inside the hosts
         go_to(page, step)
         assert page.eval_on_selector_all(CARD_ROWS, CARDS) == [
-            [f"host {host}'s card", ["out: idle", "in: idle"], [[], []]] for host in (0, 1)]
+            [f"host {host}'s card, for ranks {2 * host} and {2 * host + 1}", ["out: idle", "in: idle"], [[], []]]
+            for host in (0, 1)]
     press(page, "ArrowRight")
     until(page, step=2, playing="false")
     found = page.eval_on_selector_all(CARD_ROWS, CARDS)

@@ -50,6 +50,11 @@ def test_a_late_rank_is_waited_for(show: Callable) -> None:
     assert "exposed on the slowest rank" in figures(page)
 
 
+def test_one_bucket_is_told_in_the_singular(show: Callable) -> None:
+    page = show(bucket_timeline(recorded({0: SMALL[0]}), REPLAY))
+    assert figures(page)["bucket, 100 kB on each rank"] == "1"
+
+
 def test_gradients_sent_after_backward_and_never_sent(show: Callable) -> None:
     runs = {"late": recorded(SMALL, at_the_end=True), "kept": recorded({None: SMALL[0]})}
     page = show(bucket_timeline(runs, REPLAY), reduced_motion="reduce")

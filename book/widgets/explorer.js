@@ -8,9 +8,10 @@
      figures(answer, chosen)          pairs for the row of figures
      refine(chosen, dials)            changes values that do not go together, before all that
      told(answer)                     what the root's data attributes say, besides the chosen values
+     beside(field, W, trace, chosen, data)   draws a reader's recording and the ideal; returns sentences about both
      source, numFigures               words at the top; how many pairs there are: 5 */
 (() => {
-  const { range, make, bytes, short, footer, frame, watchWidth, pill } = globalThis.lockstepScene;
+  const { range, make, bytes, short, num, footer, frame, watchWidth, pill } = globalThis.lockstepScene;
   const { write, reserve, rect, sum, define, upper } = globalThis.lockstepScene;
   const { min, max, ceil, floor, log, log10, abs } = Math;
 
@@ -139,7 +140,10 @@
 
   const KINDS_OF_EVENTS = ["send", "recv", "collective", "compute"];
 
-  /** A button, and the figure itself, take a file: `show` gets its trace, or null and what is wrong with the file. */
+  /**
+   * A button and the figure itself take a file: `show` gets its trace, or null and what is wrong with the file. The
+   * first such figure of a page takes what is dropped on the page's other players, too. Returns what ends that.
+   */
   function takesFiles(root, bar, show) {
     const read = async file => {
       try {
@@ -157,11 +161,43 @@
     pill(bar, "Your recording…", "Show a file of run.trace.to_json() beside this; it stays in this page", () => {
       input.click();
     });
-    root.ondragover = e => e.preventDefault();
-    root.ondrop = e => {
+    root.dataset.takes = "";
+    const drag = e => {
+      const on = e.target.closest?.(".lockstep-player");
+      if (!on || !e.dataTransfer.types.includes("Files")) return;
+      if (root !== (on.matches("[data-takes]") ? on : document.querySelector("[data-takes]"))) return;
       e.preventDefault();
-      if (e.dataTransfer.files.length) read(e.dataTransfer.files[0]);
+      if (e.type === "dragover") return;
+      read(e.dataTransfer.files[0]);
+      root.scrollIntoView({ block: "nearest" });
     };
+    const each = act => ["dragover", "drop"].forEach(type => act(type, drag));
+    each(addEventListener);
+    return () => each(removeEventListener);
+  }
+
+  /** What of a recording is `shown`, on a clock that starts with it; `wrong` is said where none of it is `needed`. */
+  function lasting(trace, shown, wrong, needed = () => true) {
+    const n = trace.world_size;
+    if (n < 2 || n > 64) throw new Error(`This recording has ${num(n, "rank")}: 2 to 64 can be shown.`);
+    const events = range(trace.num_events, i => trace.event(i)).filter(e => e.end_s !== undefined && shown(e));
+    if (!events.some(needed)) throw new Error(wrong);
+    const first = min(...events.map(({ start_s }) => start_s));
+    return { n, events: events.map(e => ({ ...e, lane: e.rank, start: e.start_s - first, end: e.end_s - first })) };
+  }
+
+  /**
+   * A recording and the ideal, [title, blocks] each, on clocks of their own; returns how long each takes. Texts of
+   * blocks are numbers, as a file may hold any other text, which would become part of the page.
+   */
+  function drawBoth(parent, W, names, kinds, both) {
+    return both.map(([title, all]) => {
+      const blocks = all.map(block => ({ ...block, text: Number.isInteger(block.text) ? block.text : "" }));
+      const end = max(...blocks.map(block => block.end));
+      make("p.lk-small", parent, {}, `${title}, ${short(end)}`);
+      timeline(parent, W, { blocks, end, kinds, names, name: title, left: 52 });
+      return end;
+    });
   }
 
   // # widget
@@ -188,14 +224,12 @@
     let recording = null; // the reader's, where the kind can show one
     const own = make("div", null, { class: "lk-own" });
     field.after(own);
-    if (kind.beside) {
-      takesFiles(root, turns, (trace, wrong = "") => {
-        recording = trace;
-        alert.textContent = wrong;
-        alert.hidden = !wrong;
-        draw();
-      });
-    }
+    const refuse = kind.beside && takesFiles(root, turns, (trace, wrong = "") => {
+      recording = trace;
+      alert.textContent = wrong;
+      alert.hidden = !wrong;
+      draw();
+    });
 
     const valuesAt = places => Object.fromEntries(data.dials.map((dial, i) => [dial.key, dial.values[places[i]]]));
     function turn(i, place) {
@@ -228,7 +262,7 @@
     /** The reader's recording below the picture; returns the sentences about it. */
     function besideIt(trace, chosen) {
       try {
-        return kind.beside(own, own.clientWidth || 320, trace, chosen);
+        return kind.beside(own, own.clientWidth || 320, trace, chosen, data);
       } catch (error) {
         recording = null;
         alert.textContent = error.message;
@@ -243,6 +277,7 @@
     reserve(caption, [kind.tell(kind.answer(valuesAt(at), data), valuesAt(at), data)]);
     const destroy = () => {
       end();
+      refuse?.();
       watch.disconnect();
       root.remove();
     };
@@ -265,7 +300,7 @@
    * curves: { points, hue, dash }; now: a value of x to mark. Returns the layer, and where points are.
    */
   function chart(parent, { W, H, axes: { x, y }, curves, now, name }) {
-    const [left, right, top, bottom] = [46, W - 10, 12, H - 34];
+    const [left, right, top, bottom] = [46, W - 10, 18, H - 34];
     const X = v => left + place(v, x) * (right - left);
     const Y = v => bottom - place(v, y) * (bottom - top - 6);
     const g = make("svg", make("div.lk-stage", parent, { style: `width:${W}px;height:${H}px` }), {
@@ -281,7 +316,7 @@
       make("text.lk-tiny", g, { x: left - 6, y: Y(tick) + 4, "text-anchor": "end" }, y.text(tick));
     }
     make("text.lk-tiny", g, { x: right, y: H - 4, "text-anchor": "end" }, x.label);
-    make("text.lk-tiny", g, { x: 2, y: top - 6 }, y.label);
+    make("text.lk-tiny", g, { x: 2, y: top - 8 }, y.label);
     make("path.lk-nowline", g, { d: `M${X(now)} ${top}V${bottom}` });
     const inside = v => max(top, min(bottom, Y(v)));
     for (const { points, hue, dash = "" } of curves) {
@@ -425,6 +460,6 @@
   }
 
   globalThis.lockstepExplorer = {
-    ...{ explorer, chart, dot, tens, logAxis, pieces, valueAt, zero, bars, timeline, trim, percent },
+    ...{ explorer, chart, dot, tens, logAxis, pieces, valueAt, zero, bars, timeline, lasting, drawBoth, trim, percent },
   };
 })();

@@ -290,7 +290,8 @@
 
   /** Full cards if they fit, else columns of bars and one card beside them. */
   function planFor(run, W) {
-    const full = run.n <= 8 && arrange(run, W, "full");
+    // Between cards without links, what stands in the middle has no other room.
+    const full = run.n <= 8 && arrange(run, W, "full", run.shape, run.links.length ? 0 : 24);
     const ring = run.shape.kind === "ring";
     if (full && full.H <= max(610, W * 0.8)) return { ...full, where: ring && run.n > 2 ? "centred" : "" };
     const barW = max(72, run.n * 6);
@@ -438,10 +439,11 @@
   }
 
   /** Each card, and what goes out of it and comes in, in equal parts; returns what shows the messages under way. */
-  function cardRows(box, { cards }) {
+  function cardRows(box, { n, cards }) {
     const ways = (cards?.names ?? []).flatMap((name, card) => {
       const one = make("div.lk-costs", null);
-      make("b", one, {}, name);
+      const of = range(n).filter(r => cards.of[r] === card);
+      make("b", one, {}, `${name}, for rank${of.length > 1 ? "s" : ""} ${and(of)}`);
       return ["out", "in"].map(way => ({ one, card, way, band: make("div.lk-band", one), text: make("span", one) }));
     });
     box.replaceChildren(...new Set(ways.map(({ one }) => one)));

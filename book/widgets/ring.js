@@ -39,8 +39,9 @@
   function sentence(run) {
     const root = simulatedRun(parameter_server_all_reduce(run.n), { kind: "mesh" });
     return (
-      `Each of ${run.n} ranks holds ${bytes(BUFFER)} and needs the sum. Round the ring no link carries more than ` +
-      `${most(run)} each way, in ${num(run.S, "step")}. Through one rank, its link would carry ${most(root)}.`
+      `Each of ${run.n} ranks (processes) holds ${bytes(BUFFER)} and needs the sum. ` +
+      `Round the ring no link carries more than ${most(run)} each way, in ${num(run.S, "step")}; ` +
+      `through one rank it is ${most(root)}.`
     );
   }
 

@@ -64,10 +64,10 @@
   const and = list => new Intl.ListFormat("en-GB").format(list.map(String));
   const num = (n, one) => `${n} ${one}${n === 1 ? "" : "s"}`;
   const upper = text => text[0].toUpperCase() + text.slice(1);
-  const seconds = s => scaled(s * 1e6, ["µs", "ms", "s"]);
+  const seconds = s => (s < EPS ? "0 s" : scaled(s * 1e6, ["µs", "ms", "s"]));
   const bytes = x => (x < 999.5 ? `${Math.round(x)} B` : scaled(x, ["B", "kB", "MB", "GB", "TB"]));
   /** Without trailing zeros: "2.3 ms". */
-  const short = s => (s < EPS ? "0 s" : seconds(s).replace(/(\.\d*[1-9])0+ |\.0+ /, "$1 "));
+  const short = s => seconds(s).replace(/(\.\d*[1-9])0+ |\.0+ /, "$1 ");
 
   function scaled(x, units) {
     let i = 0;

@@ -2,7 +2,7 @@
    state. step_explorers.py says what the data mean. */
 (() => {
   const { make, range, sum, num, bytes, short } = globalThis.lockstepScene;
-  const { explorer, chart, dot, bars, timeline, trim, percent } = globalThis.lockstepExplorer;
+  const { explorer, chart, dot, bars, timeline, lasting, drawBoth, trim, percent } = globalThis.lockstepExplorer;
   const { links, pipelines, simulate, streams } = globalThis.lockstepTwin;
   const { min, max, abs, floor, round } = Math;
   const KINDS = Object.entries({ F: "forward", B: "backward", I: "input gradient", W: "weight gradient" });
@@ -116,8 +116,33 @@
     ];
   }
 
+  const NO_ACTIONS = "This recording has no forwards and backwards of micro-batches: stage_action records them.";
+
+  /** A reader's recording above the chosen schedule with forwards and backwards as long as the reader's on average. */
+  function recordedPipeline(parent, W, trace, { schedule, per_rank }, data) {
+    const isAction = ({ op, micro_batch }) => KINDS.some(([kind]) => kind === op) && micro_batch !== undefined;
+    const { n, events } = lasting(trace, isAction, NO_ACTIONS);
+    const count = field => 1 + max(...events.map(e => e[field]));
+    const [batches, per] = [count("micro_batch"), count("stage") / n];
+    if (per !== per_rank) throw new Error(`This recording has ${num(per, "stage")} on a rank: choose as many.`);
+    const busy = ops => sum(events.filter(({ op }) => ops.includes(op)), ({ start, end }) => end - start);
+    const [forward, backward] = ["F", "BIW"].map(ops => busy(ops) / (batches * per * n));
+    const times = simulate.actionTimes(orderOf(data.schedules[schedule], n, per, batches), forward, backward);
+    const ideal = times.map(({ action: { rank, kind, micro_batch }, start_s, end_s }) => {
+      return { lane: rank, kind, start: start_s, end: end_s, text: micro_batch };
+    });
+    const yours = events.map(e => ({ ...e, kind: e.op, text: e.micro_batch }));
+    const both = [["your recording", yours], [`${schedule} with your mean times`, ideal]];
+    const [took, least] = drawBoth(parent, W, range(n, r => `rank ${r}`), KINDS, both);
+    const idle = length => percent(1 - busy("FBIW") / (n * length));
+    return [
+      ["", ` Your recording: ${num(n, "rank")}, ${batches} micro-batches, idle for ${idle(took)} of `],
+      [short(took), `; ${schedule} with your mean times takes ${short(least)}, idle for ${idle(least)}.`],
+    ];
+  }
+
   explorer("pipeline_explorer", {
-    ...{ answer: piped, draw: drawPipeline, tell: tellPipeline, refine },
+    ...{ answer: piped, draw: drawPipeline, tell: tellPipeline, refine, beside: recordedPipeline },
     told: ({ now }) => ({ length: now.step, bubble: now.bubble, peak: now.peak }),
   });
 
@@ -193,8 +218,36 @@
     ];
   }
 
+  const NO_BUCKETS = "This recording has no all-reduces of buckets: record a DDP model's backward.";
+
+  /** A reader's recording above the same backward, whose buckets are all-reduced on the links that are chosen. */
+  function recordedBuckets(parent, W, trace, { latency_s, bandwidth_bytes_per_s }) {
+    const isSent = ({ kind }) => kind === "collective";
+    const shown = e => e.kind === "compute" || (isSent(e) && e.bucket !== undefined);
+    const { n, events } = lasting(trace, shown, NO_BUCKETS, isSent);
+    const computed = events.filter(e => !isSent(e)).map(e => ({ ...e, lane: 2 * e.lane, kind: "B", text: "" }));
+    const yours = events.filter(isSent).map(e => ({ ...e, lane: 2 * e.lane + 1, kind: "W", text: e.bucket }));
+    const link = new links.Link(latency_s, bandwidth_bytes_per_s);
+    const ready = bucket => max(0, ...computed.filter(e => e.bucket === bucket).map(({ end }) => end));
+    const buckets = [...new Map(yours.map(e => [e.bucket, [ready(e.bucket), e]])).values()];
+    let free = 0;
+    const sent = buckets.sort(([a], [b]) => a - b).flatMap(([full, { num_bytes, text }]) => {
+      const start = max(full, free);
+      free = start + links.ring_all_reduce_s(n, num_bytes, link);
+      return range(n, r => ({ lane: 2 * r + 1, kind: "W", start, end: free, text }));
+    });
+    const names = range(2 * n, i => (i % 2 ? "network" : `rank ${i / 2}`));
+    const both = [["your recording", [...computed, ...yours]], ["on these links", [...computed, ...sent]]];
+    const kinds = ["backward", "all-reduce"].map((words, i) => ["BW"[i], words, "\u00a0"]);
+    const [took, ideal] = drawBoth(parent, W, names, kinds, both);
+    return [
+      ["", ` Your recording: ${num(n, "rank")}, ${num(buckets.length, "bucket")}, `],
+      [short(took), `; with its all-reduces on these links, ${short(ideal)}.`],
+    ];
+  }
+
   explorer("bucket_explorer", {
-    ...{ answer: bucketed, draw: drawBuckets, tell: tellBuckets },
+    ...{ answer: bucketed, draw: drawBuckets, tell: tellBuckets, beside: recordedBuckets },
     told: ({ now }) => ({ length: now.step, buckets: now.buckets }),
   });
 

@@ -26,7 +26,7 @@
       size: max(...ranks.map(rank => sum(rank.grads, g => g.size))),
       over: max(...ranks.map(rank => rank.over)),
       hidden: communication_s ? `${round((hidden_s / communication_s) * 100)} %` : "",
-      at: t => (t ? seconds((t / TICKS) * raw.duration_s) : "0 s"),
+      at: t => seconds((t / TICKS) * raw.duration_s),
     };
   }
 
@@ -269,7 +269,7 @@
       [of(seconds(overlap.communication_s)), "of all-reduces"],
       [of(hidden), "of them hidden behind backward"],
       [of(seconds(overlap.exposed_s)), overlap.even ? "exposed, nothing hides it" : "exposed on the slowest rank"],
-      ["" + num, `buckets, ${bytes(size)} on each rank`],
+      ["" + num, `bucket${num === 1 ? "" : "s"}, ${bytes(size)} on each rank`],
     ];
   }
 

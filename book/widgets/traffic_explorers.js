@@ -2,7 +2,8 @@
    mesh's axes. traffic_explorers.py says what the data mean. */
 (() => {
   const { range, make, bytes, short, sum, and, num } = globalThis.lockstepScene;
-  const { explorer, chart, dot, logAxis, pieces, valueAt, zero, bars, timeline, trim } = globalThis.lockstepExplorer;
+  const { explorer, chart, dot, logAxis, pieces, valueAt, zero, bars, trim } = globalThis.lockstepExplorer;
+  const { lasting, drawBoth } = globalThis.lockstepExplorer;
   const { collectives, links, schedule, simulate } = globalThis.lockstepTwin;
   const { min, max, ceil, floor } = Math;
   const HUES = ["var(--x1)", "var(--x2)", "var(--x0)", "var(--x3)"];
@@ -108,37 +109,26 @@
 
   const LANES = { send: "F", collective: "B", compute: "W" };
   const SAID = { send: "message sent", collective: "collective", compute: "computing" };
+  const NO_MESSAGES = "This recording has no messages with times: launch with record=True.";
 
-  /** A reader's recording above the ring that does as much on the links that are chosen, on one clock. */
-  function besideRing(parent, W, trace, { latency_s, bandwidth_bytes_per_s }) {
-    const n = trace.world_size;
-    if (n < 2 || n > 64) throw new Error(`This recording has ${num(n, "rank")}: 2 to 64 can be shown.`);
-    const events = range(trace.num_events, i => trace.event(i)).filter(e => e.kind in LANES && e.end_s !== undefined);
-    const sends = events.filter(({ kind }) => kind === "send");
-    if (!sends.length) throw new Error("This recording has no messages with times: launch with record=True.");
-    const first = min(...events.map(({ start_s }) => start_s));
+  /** A reader's recording above the ring that does as much on the links that are chosen. */
+  function besideRing(parent, W, trace, { latency_s, bandwidth_bytes_per_s }, data) {
+    const isSend = ({ kind }) => kind === "send";
+    const { n, events } = lasting(trace, ({ kind }) => kind in LANES, NO_MESSAGES, isSend);
     const buffer = (max(...trace.sent_bytes()) * n) / (2 * (n - 1)); // of the ring that sends as much
-    const link = new links.Link(latency_s, bandwidth_bytes_per_s);
     const ring = scheduleOf("ring_all_reduce", n);
+    const link = new links.Link(latency_s ?? data.latency_s, bandwidth_bytes_per_s);
     const { start_s, done_s } = simulate.moveTimes(ring, buffer, link);
-    const ideal = max(...done_s);
-    const took = max(...events.map(({ end_s }) => end_s)) - first;
-    const yours = events.map(({ rank, kind, start_s, end_s, chunk }) => {
-      return { lane: rank, kind: LANES[kind], start: start_s - first, end: end_s - first, text: chunk ?? "" };
-    });
+    const yours = events.map(e => ({ ...e, kind: LANES[e.kind], text: e.chunk }));
     const theirs = range(ring.moves.length, i => {
       return { lane: ring.moves.src[i], kind: "F", start: start_s[i], end: done_s[i], text: ring.moves.chunk[i] };
     });
-    for (const [title, blocks, end] of [
-      [`your recording, ${short(took)}`, yours, took],
-      [`a ring that sends as much, ${short(ideal)}`, theirs, ideal],
-    ]) {
-      make("p.lk-small", parent, {}, title);
-      const kinds = Object.keys(LANES).map(kind => [LANES[kind], SAID[kind], "\u00a0"]);
-      timeline(parent, W, { blocks, end, kinds, name: title, left: 52, names: range(n, r => `rank ${r}`) });
-    }
+    const kinds = Object.keys(LANES).map(kind => [LANES[kind], SAID[kind], "\u00a0"]);
+    const both = [["your recording", yours], ["a ring that sends as much", theirs]];
+    const [took, ideal] = drawBoth(parent, W, range(n, r => `rank ${r}`), kinds, both);
     const most = trim(bytes(max(...trace.sent_bytes())));
     const times = `yours took ${(took / ideal).toPrecision(3)} times that.`;
+    const sends = events.filter(isSend);
     return [
       ["", ` Your recording: ${num(n, "rank")}, ${num(sends.length, "message")}, at most ${most} from one rank, `],
       [short(took), `; a ring that sends as much on these links takes ${short(ideal)}: ${times}`],
@@ -199,7 +189,7 @@
   }
 
   explorer("server_explorer", {
-    ...{ answer: served, draw: drawServers, tell: tellServers },
+    ...{ answer: served, draw: drawServers, tell: tellServers, beside: besideRing },
     told: ({ now }) => ({ length: now.time, most: now.most }),
   });
 
