@@ -267,7 +267,8 @@ def test_a_wrong_fewest_number_of_ranks_is_reported():
     for got, want in ((3, 3), (None, None), (3.0, 3)):
         checks.fewest(got, want, "it")
     for got, want, complaint in ((2, 3, "round up"), (4, 3, "one rank fewer is enough"), (None, 3, "fits on 3 ranks"),
-                                 (3, None, "whatever the number of ranks"), (7, 3, "2.33 times")):
+                                 (3, None, "whatever the number of ranks"), (7, 3, "2.33 times"),
+                                 (8, 5, "need not be a power of two"), (2, 5, "the stage does not shard stays whole")):
         with pytest.raises(CheckFailed, match=complaint):
             checks.fewest(got, want, "it")
 

@@ -103,7 +103,9 @@ def summed(weights):
 @pytest.mark.parametrize("weights, complaint", [
     (np.full((2, 2, 3), 1 / 2), "divide by the number of micro-batches"),
     (np.eye(2)[:, :, None] * np.ones(3) / 3, "the other ranks have no part in the gradients"),
-    (np.full((2, 2, 3), 1 / 6) * [0, 0, 1], "the other ranks' micro-batches 0, 1 have no part in it"),
+    (np.maximum(np.eye(2)[:, :, None], [0, 0, 1]) / 6, "the other ranks' micro-batches 0, 1 have no part in it"),
+    (np.full((2, 2, 3), 1 / 6) * [0, 0, 1], "only each rank's last micro-batch is in it"),
+    (np.full((2, 2, 3), 1 / 6) * [1, 1, 3], "the last micro-batch weighs 3 times as much as the others"),
     (np.full((2, 2, 3), 1 / 6) * [1, 2, 1], "weigh between 0.166667 and 0.333333, but each should weigh 0.166667"),
 ])
 def test_wrong_accumulations_are_named(weights, complaint):
@@ -266,6 +268,25 @@ def test_buckets_that_wait_for_finish_are_reported():
     assert checks.started_in_backward(recorded(2), 2) == 2
     with pytest.raises(CheckFailed, match="rank 0 .* had started only 1 of 2 buckets"):
         checks.started_in_backward(recorded(1), 2)
+
+
+def test_a_bucket_that_ranks_lay_out_differently_is_reported():
+    before = [{"a": np.array([1.0, 2.0]), "b": np.array([5.0, 9.0])}, {"a": np.array([4.0, 3.0]), "b": np.ones(2)}]
+    checks.laid_alike(before, [{name: (before[0][name] + before[1][name]) / 2 for name in "ab"}] * 2)
+    mixed = {name: (before[0][name] + before[1][other]) / 2 for name, other in ("ab", "ba")}
+    with pytest.raises(CheckFailed, match="rank 0's gradient of a, rank 1's of b, .* in different orders"):
+        checks.laid_alike(before, [mixed] * 2)
+
+
+@pytest.mark.parametrize("shares, complaint", [([[6, 7], [6, 7]], "2 threads computed the same share, examples 6, 7"),
+                                               ([[4, 5], [6, 7]], "division by zero")])
+def test_threads_that_share_a_number_are_reported_when_the_step_fails(shares, complaint):
+    meeting = checks.Meeting(2, patience_s=0.01)
+    with pytest.raises((CheckFailed, ZeroDivisionError), match=complaint):
+        with meeting.in_words():
+            for number, share in enumerate(shares):
+                meeting.arrive(number, number, share)
+            1 / 0
 
 
 def test_losses_of_the_wrong_kind_are_reported():

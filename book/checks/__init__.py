@@ -35,7 +35,7 @@ Every check raises `CheckFailed` with one sentence that names the likeliest reas
 what the cell prints, which depends on the run's data: a stored "ok" would prove nothing.
 """
 from book.checks.buckets import (
-    awaited, bucket_layout, bucket_traffic, num_sent_bytes, started_in_backward, untouched_in_flight,
+    awaited, bucket_layout, bucket_traffic, laid_alike, num_sent_bytes, started_in_backward, untouched_in_flight,
 )
 from book.checks.collectives import (
     all_gather_rows, all_to_all_rows, broadcast, names_of_no_order, on_grid, received_once, rows_sent, sample_mean,
@@ -111,9 +111,9 @@ __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axe
            "found_hidden", "from_stage_to_stage", "global_batches", "global_gradient", "global_losses", "gpipe_order",
            "gradients_cleared", "gradients_dropped", "gradients_left", "gradients_of_replicas", "gradients_sharded",
            "groups_of_axis", "guilty_ranks", "handed_out", "held_back", "held_in_time", "held_on_rank",
-           "hierarchical_failure", "in_company", "is_future", "keeps_dtype", "kept_apart", "late_push", "left_alone",
-           "load_failure", "loaded_state", "lock_given_back", "looked_up", "losses_of_replicas", "losses_of_steps",
-           "lost_share", "measured_link", "members", "mesh_failure", "mesh_gradients", "mesh_losses",
+           "hierarchical_failure", "in_company", "is_future", "keeps_dtype", "kept_apart", "laid_alike", "late_push",
+           "left_alone", "load_failure", "loaded_state", "lock_given_back", "looked_up", "losses_of_replicas",
+           "losses_of_steps", "lost_share", "measured_link", "members", "mesh_failure", "mesh_gradients", "mesh_losses",
            "micro_batch_losses", "moved", "names_of_no_order", "neighbour_exchange", "newest_given", "next_round_waits",
            "no_lost_update", "not_moved_yet", "nothing_behind", "nothing_kept", "num_sent_bytes", "num_window_steps",
            "number", "on_grid", "one_f_one_b_order", "one_run_a_step", "operator", "optimizer_sharded", "own_pipeline",

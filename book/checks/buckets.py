@@ -3,9 +3,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
-from book.checks.verdict import CheckFailed, refuse, require, short
+import numpy as np
+
+from book.checks.verdict import CheckFailed, Gradients, agree, flat, refuse, require, short
 from book.cost import Link
 from book.replay import Replay, overlap
 from book.trace import Event, Trace
@@ -89,6 +92,16 @@ def started_in_backward(trace: Trace, num_buckets: int) -> int:
                 f"{early} of {num_buckets} buckets, and finish() started the rest. The hooks must start every full "
                 "bucket whose turn it is, including the last one; finish() only waits")
     return num_buckets
+
+
+def laid_alike(before: Sequence[Gradients], after: Sequence[Gradients]) -> None:
+    """All ranks must lay the gradients of a bucket, which are equally large, into its tensor in the same order."""
+    for name, picks in product(before[0], product(before[0], repeat=len(before))):
+        mixed = np.mean([flat(own[pick]) for own, pick in zip(before, picks)], axis=0)
+        refuse(len(set(picks)) > 1 and agree(after[0][name], mixed), f"rank 0, {name}: this is the mean of rank 0's "
+               f"gradient of {picks[0]}, rank 1's of {picks[1]}, and so on: the ranks lay the gradients of a bucket "
+               "into its tensor in different orders. Take the order in the bucket, not that in which gradients are "
+               "ready")
 
 
 class _Handle:

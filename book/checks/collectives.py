@@ -73,9 +73,22 @@ def broadcast(before: Sequence[Any], after: Sequence[Any], root: int) -> int:
             continue
         refuse(arrived.any() and set(buffer) <= {*before[root], *before[rank]}, f"rank {rank} holds the root's data in "
                f"only {arrived.sum()} of {buffer.size} places: the whole buffer must arrive")
+        _check_reach(before, after, root)
+        refuse(buffer[0] in range(1, len(before)) and (buffer == buffer[0]).all(), f"rank {rank} holds the number "
+               f"{buffer[0]:.0f} in every place: recv returns the sender's number, and the data is in the tensor that "
+               "you gave it")
         found = Attribution(buffer, before, np.arange(len(before)) == root, rank)
         raise CheckFailed(f"rank {rank} " + found.explain(BROADCAST, root=root))
     return round(before[root].sum())
+
+
+def _check_reach(before: np.ndarray, after: np.ndarray, root: int) -> None:
+    """The root's data must not have stopped at the highest rank."""
+    reached, kept = (after == before[root]).all(axis=1), (after == before).all(axis=1)
+    refuse(kept[:root].any() and (reached | kept)[:root].all() and reached[root:].all() and reached[root + 1:].any()
+           and not reached[:root].any(), "the ranks below the root still have their own data, and those above it the "
+           "root's: count ranks from the root, (rank - root) % world_size, so that rank 0 follows "
+           "the highest")
 
 
 def received_once(trace: Trace, num_bytes: int, root: int) -> int:
@@ -245,8 +258,11 @@ def summed_metrics(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[
                    f"{name!r} is what rank {rank} had, on every rank: a broadcast copies, it does not add")
     rank, name = min(faults)
     fault = _why_not_summed(rank, name, rows, held[name][1][rank])
-    if trace is not None and "barrier" in {event.op for event in trace.of_kind("collective")}:
+    called = [event.op for event in trace.of_rank(rank) if event.kind == "collective"] if trace is not None else []
+    if "barrier" in called:
         fault += ". A barrier makes the ranks wait for one another, but it does not change which call meets which"
+    if len(called) == 1 < len(held):
+        fault += ". Here one call carries them all: do all ranks lay them into its tensor in the same order?"
     raise CheckFailed(f"rank {rank}'s {name!r} {fault}")
 
 

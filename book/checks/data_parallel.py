@@ -38,6 +38,10 @@ AVERAGED = {  # a gradient that should be the mean over ranks; "times left_out" 
 ACCUMULATED = {  # gradients that should be the mean over ranks and micro-batches
     "times num_micro_batches": "this is the sum over the micro-batches, whose losses are means: divide by the number "
                                "of micro-batches",
+    "last whole": "the last micro-batch weighs {num_micro_batches} times as much as the others: divide its loss by the "
+                  "number of micro-batches too",
+    "last alone": "only each rank's last micro-batch is in it: are gradients cleared between micro-batches, or does "
+                  "only the last one have a backward?",
     "only own": "the other ranks have no part in the gradients: one backward must be synchronised, the last one",
     "missing micro_batches": "the other ranks' micro-batches {absent} have no part in it. An all-reduce sends what has "
                              "been accumulated by then, so the synchronised backward must be the last one. Its forward "
@@ -109,10 +113,13 @@ def accumulated(single: Sequence[Sequence[Gradients]], after: Sequence[Gradients
     """
     rows = np.array([[finite(rank, "a micro-batch's gradients", whole(gradients)) for gradients in own]
                      for rank, own in enumerate(single)])
+    last = np.arange(rows.shape[1]) == rows.shape[1] - 1
+    weights = {"last whole": np.where(last, 1, 1 / len(last)), "last alone": last / len(last)}
+    mistakes = {name: np.tile(each / len(rows), len(rows)) for name, each in weights.items()}
     for rank, gradients in enumerate(after):
         found = Attribution(finite(rank, "its gradients", whole(gradients)), rows, 1 / rows[:, :, 0].size, rank,
                             ("ranks", "micro_batches"), {"num_micro_batches": rows.shape[1]})
-        found.require_right(ACCUMULATED, where=f"rank {rank}: ")
+        found.require_right(ACCUMULATED, mistakes, where=f"rank {rank}: ")
     issued = len([event for event in trace.of_rank(0) if event.op == "all_reduce"])
     require(issued <= 1, f"the gradients are right, but took {issued} all-reduces instead of one: put the forward and "
             "backward of all micro-batches but the last inside no_sync")

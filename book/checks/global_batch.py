@@ -32,7 +32,9 @@ SLIPS = {  # mistakes, for which a lab gives the losses that they lead to
     "momentum": f"these are the losses of SGD with a momentum of {{value}}: {PLAIN}",
     "not cleared": "these are the losses of a run in which each step adds its gradients to those of earlier steps: "
                    "call zero_grad before each backward",
-    "after": "this is the loss of the batch after the step: report the loss before it"}
+    "after": "this is the loss of the batch after the step: report the loss before it",
+    "ahead": "these are the losses of batches that overlap, each one window further on: go on by a whole batch in each "
+             "step"}
 
 
 def first_step(updates: Sequence[Any], gradients: Any, rows: Sequence[Sequence[int]] = (),

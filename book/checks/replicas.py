@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +64,20 @@ class Meeting:
             return
         later = sum(other.examples > visit.examples for other in self.visits)
         time.sleep(0.03 * later)
+
+    @contextmanager
+    def in_words(self) -> Iterator[None]:
+        """While the step runs: an error that follows from a wrong number of a replica says so."""
+        try:
+            yield
+        except Exception as error:
+            shares = [visit.examples for visit in self.visits]
+            if len(shares) > 1 and len(set(shares)) == 1:
+                raise CheckFailed(
+                    f"{len(shares)} threads computed the same share, examples {listed(shares[0])}: a function made in "
+                    "a loop, such as lambda: apply(i), looks up i when it is called, after the loop. Give each thread "
+                    "its own: Thread(target=apply, args=(i,))") from error
+            raise
 
     def in_order(self) -> list[Visit]:
         """The forwards by their first examples."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,7 @@ def reduce_scatter(before: Sequence[Any], after: Sequence[Any]) -> int:
     """Rank r's buffer must hold the sum of chunk r+1. Returns the sum over those chunks."""
     before, after = _moved(before, after)
     _check_mean(before, after)
+    _check_first_chunk(before, after)
     owned = [((rank + 1) % len(after), buffer) for rank, buffer in enumerate(after)]
     for rank, (chunk, buffer) in enumerate(owned):
         _check_sum(rank, chunk, before, buffer)
@@ -89,6 +90,8 @@ def all_reduce(before: Sequence[Any], after: Sequence[Any]) -> int:
     refuse(num_ranks > 1 and (complete.sum(axis=1) == 1).all(),
            "every rank has just one complete chunk, as after the reduce-scatter: the all-gather, which brings the sums "
            "to the other ranks, is missing or came too early")
+    refuse((after == _numbered_on(before)).all(), "the chunks are those of an all-gather whose steps go on from step "
+           "N-1: it counts its own steps from 0")
     rank, chunk = np.argwhere(~complete)[0]
     raise CheckFailed(_why_not_summed(int(rank), int(chunk), before, after[rank]))
 
@@ -157,6 +160,7 @@ def ring_cost(answer: Any, trace: Trace, length: int, element_bytes: int) -> tup
     rounds = number("the number of rounds", answer[0], trace.num_steps, [
         (sent, "that is the number of bytes: return the rounds first"),
         (world_size - 1, "that is the reduce-scatter alone, the all-gather takes as many"),
+        (2 * trace.num_steps, "a rank sends and receives in the same round, so that is one round and not two"),
         (2 * world_size, "in each half the last contribution crosses N-1 links, not N")])
     return rounds, number("the number of bytes that a rank sends", answer[1], sent, [
         (sent / 2, "that is the reduce-scatter alone, the all-gather sends as much again"),
@@ -209,6 +213,30 @@ def _check_mean(before: np.ndarray, after: np.ndarray) -> None:
     mean = before.mean(axis=0)
     refuse(len(before) > 1 and mean.any() and np.allclose(after, mean),
            "your ranks hold the mean, but an all-reduce makes the sum (DDP divides by N afterwards)")
+
+
+def _check_first_chunk(before: np.ndarray, after: np.ndarray) -> None:
+    """The chunks that are complete must not be those that another first chunk leads to."""
+    num_ranks, right = len(before), after == before.sum(axis=0)
+    done = np.array([[row[part].all() for part in _chunks(before)] for row in right])
+    for place in set(range(num_ranks)) - {1 % num_ranks}:
+        chunks = [(rank + place) % num_ranks for rank in range(num_ranks)]
+        refuse((done == (np.arange(num_ranks) == np.array(chunks)[:, None])).all(), f"rank 0 has the sum of chunk "
+               f"{chunks[0]}, rank 1 that of chunk {chunks[1]}, and so on, but rank r must have that of chunk r+1: in "
+               "step 0 rank r sends chunk r")
+
+
+def _numbered_on(before: np.ndarray) -> np.ndarray:
+    """What buffers hold if the all-gather goes on counting where the reduce-scatter ended, at step N-1."""
+    num_ranks, chunks, held = len(before), _chunks(before), before.copy()
+    for rank, (chunk, part) in product(range(num_ranks), enumerate(chunks)):
+        held[rank, part] = sum(before[(chunk + i) % num_ranks, part] for i in range((rank - chunk) % num_ranks + 1))
+    for step in range(num_ranks - 1, 2 * num_ranks - 2):
+        sent = held.copy()
+        for rank in range(num_ranks):
+            part = chunks[(rank - step) % num_ranks]
+            held[rank, part] = sent[rank - 1, part]
+    return held
 
 
 def _check_sum(rank: int, chunk: int, before: np.ndarray, buffer: np.ndarray) -> None:

@@ -45,7 +45,10 @@ def fewest(got: Any, want: int | None, name: str) -> None:
     require(got is not None, f"{name}: you return None, but it fits on {want} rank{'s' * (want > 1)}")
     number(f"{name}: the fewest ranks", got, want, [
         (want - 1, "round up: a fraction of a rank needs a whole one"),
-        (want + 1, "one rank fewer is enough: it just fits")])
+        (want + 1, "one rank fewer is enough: it just fits"),
+        (2 ** (want - 1).bit_length(), "the number of ranks need not be a power of two"),
+        (min(want, got) if isinstance(got, (int, float)) else want, "on so few ranks it does not fit. What the stage "
+         "does not shard stays whole on every rank, and only the rest is shared out")])
 
 
 # In time
@@ -207,7 +210,10 @@ def counted_bytes(got: Any, events: Sequence[Event], num_ranks: int, item_bytes:
         (want / ring / num_ranks, "that is one rank's piece, but in a ring a rank sends N-1 pieces"),
         (want / item_bytes, "num_bytes is in bytes already"),
         (by_number, "you use the highest rank of a group as its size: ranks 3 to 6 are four ranks, len(event.group)"),
-        (want * num_ranks, "that is all ranks together")])
+        (want * num_ranks, "that is all ranks together"),
+        *((want + (num_ranks - 1 - ring) * sum(map(by_op.__getitem__, ops)), "num_bytes is the whole buffer, and a "
+           "rank's piece of it is 1/N of that, in an all-gather too")
+          for ops in (["all_gather"], ["reduce_scatter", "all_gather"]))])
 
 
 def clipped(norms: Sequence[Any], scales: Sequence[float], local: Sequence[Sequence[float]], want: float,
