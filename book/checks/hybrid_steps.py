@@ -23,7 +23,11 @@ TORCH_HINTS = {  # what an error of torch's own parts says, and what to look at
     "KeyError: 'betas'": "the optimizer's settings are in a list without names, so stages overwrite one another's: "
                          "flatten_optimizer_state_dict=True stores them by parameter name",
     "Missing key": "the checkpoint does not have this name: was it saved, and under a name that means the same in all "
-                   "shapes?",
+                   "shapes? A second dcp.save into a folder overwrites the first, so save everything in one call",
+    "overlapping meshes": 'something is sharded over one axis twice: shard each block first, the whole part last, and '
+                          'all over mesh["dp"]',
+    "must match the size of tensor": "heads of one kind meet fewer of another: q, k and v must all be cut by columns "
+                                     "(ColwiseParallel), out by rows (RowwiseParallel)",
     "Sharding propagation failed": "a layer's output is not cut as the next layer expects: cut q, k, v and up by "
                                    "columns (ColwiseParallel), out and down by rows (RowwiseParallel)"}
 
@@ -204,4 +208,4 @@ def resumed(losses: Sequence[Sequence[Any]], expected: Sequence[float], num_save
             "you hand the model's state back to the part?")
     raise CheckFailed(f"{head}. The first step was right, so the weights came back, but the optimizer's state did not: "
                       "its moments, step count and settings must go into the checkpoint and back into the optimizer. "
-                      "Only set_state_dict hands back settings such as the learning rate")
+                      "Only set_state_dict hands back settings such as the learning rate: call it after dcp.load")

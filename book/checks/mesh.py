@@ -51,7 +51,8 @@ def same_group(asked: Sequence[Sequence[int] | None]) -> None:
     names = ["all ranks" if ranks is None else f"ranks {listed(ranks)}" for ranks in asked]
     only_own = all(ranks is not None and rank in ranks for rank, ranks in enumerate(asked))
     why = ("each makes only its own groups, but new_group is a collective of the whole world, so all ranks must make "
-           "all groups" if only_own else "the order in which a rank makes the groups must not depend on the rank")
+           "all groups, in the same order" if only_own else
+           "the order in which a rank makes the groups must not depend on the rank")
     for rank, name in enumerate(names):
         require(name == names[0], f"rank 0 makes the group of {names[0]} while rank {rank} makes that of {name}: {why}")
 
@@ -63,6 +64,8 @@ def all_axes(groups: Any) -> None:
     for axis in AXES:
         require(groups.get(axis) is not None, f"this rank has no group for {axis!r}: keep the group of each of "
                 f"{', '.join(AXES)} that this rank is a member of, even if it is the only member")
+        refuse(isinstance(groups[axis], (list, tuple)), f"what you keep for {axis!r} is a list of ranks: keep what "
+               "dist.new_group(ranks) returns")
 
 
 def members(found: Sequence[Mapping[str, Sequence[int]]], mesh: Mesh) -> None:

@@ -171,7 +171,8 @@ def held_back(waiting: Sequence[int], given: Sequence[int], steps: Sequence[int]
         if ahead[worker] > bound:
             continue
         refuse(worker == pushed, f"worker {worker} is {ahead[worker]} steps ahead of the slowest, the bound is "
-               f"{bound}, but it has no answer: a worker that is at most bound steps ahead goes on")
+               f"{bound}, but it has no answer: a worker that is at most bound steps ahead goes on. Count the push "
+               "before you look for the slowest")
         refuse(set(given) - {pushed}, f"worker {worker} was held and is now {ahead[worker]} steps ahead, with the "
                f"bound {bound}; others were answered by this push, so check all held workers, not just one")
         raise CheckFailed(f"worker {worker} was held, is now {ahead[worker]} steps ahead, with the bound {bound}, but "
@@ -219,8 +220,22 @@ def looked_up(got: Any, table: Any, keys: Sequence[int], place: int, num_servers
            "the places where its key stands in keys")
     refuse(not agree(values, want) and agree(np.sort(values), np.sort(want)), "the rows are the right ones, but not in "
            "the order of keys")
-    require(agree(values, want), f"a lookup of the keys {listed(keys)} returns rows that differ from the table's")
+    if not agree(values, want):
+        raise CheckFailed(f"a lookup of the keys {listed(keys)} returns rows that differ from the table's"
+                          f"{_why_not_rows(values, want, flat(table), keys)}")
     return float(want.sum())
+
+
+def _why_not_rows(values: np.ndarray, want: np.ndarray, table: np.ndarray, keys: Sequence[int]) -> str:
+    """What is likely if these are not the rows (K,) with these keys; begins with a colon, or is empty."""
+    wrong = [i for i in range(len(keys)) if not agree(values[i], want[i])]
+    right = {keys[i] for i in set(range(len(keys))) - set(wrong)}
+    strange = not np.isclose(values[wrong][:, None], table, rtol=1e-5).any()
+    return likeliest(
+        (all(keys[i] in right for i in wrong), f": key {keys[wrong[0]]} comes more than once, and you fill only one of "
+         "its places"),
+        (strange, f": nothing has been put at place {listed(wrong)} of the answer. Answer when all calls are done. And "
+         "a function that is made in a loop sees the loop's last `here`, unless that is a default argument, here=here"))
 
 
 def asked_once(calls: Sequence[Sequence[Sequence[int]]], keys: Sequence[int]) -> None:
@@ -249,7 +264,10 @@ def _why_lost(pushes: Sequence[Notes], made: int, num_workers: int) -> str:
     notes = next((push for push in pushes if "read" in push), [])
     taken = [notes[:place].count("acquire") - notes[:place].count("release") > 0 for place in range(len(notes))]
     inside = {name for name in ("read", "write") if name in notes and taken[notes.index(name)]}
+    locked = {"acquire" in push for push in pushes if "read" in push}
     return likeliest(
+        (locked == {True, False}, "One push takes self.lock while another reads and writes without it: a push that "
+         "finds the lock taken must wait for it, as `with self.lock:` does"),
         (sum("read" in push for push in pushes) < num_workers, "Not every push has read the parameters: a push that "
          "finds the lock taken must wait for it, not give up"),
         ("acquire" not in notes and "made" in notes, "Each push makes its own lock, so no other push waits for it: all "

@@ -18,7 +18,7 @@ from book.checks.verdict import (
 GRADIENT = {  # a stage's gradient, which should be a weighted sum over the micro-batches, or what else {what} is
     "nothing": "stage {stage}: its gradients are 0: were they cleared at the end?",
     "times num": "stage {stage}: the gradient is the sum over {num} {several}, each of whose losses is a mean: scale "
-                 "by 1/{num}",
+                 "by 1/{num}, before the forward, in which the loss is made",
     "over num": "stage {stage}: the gradient is divided by the {num} {several} twice",
     "times num_per_stage": "stage {stage}: the gradient is divided by {num_stages}, the number of stages, but it is a "
                            "mean over {num} {several}",
@@ -47,8 +47,9 @@ def stage_parts(held: Sequence[State], model: State, num_blocks: int = 0) -> lis
     num = len(held)
     for name, value in model.items():
         owners = [stage for stage, own in enumerate(held) if name in own]
+        unseen = name.startswith("blocks.") and not any(key.startswith("blocks.") for own in held for key in own)
         require(owners, f"with {num} stages no stage holds {name}: every block, both embeddings, the norm and the head "
-                "must be on one")
+                "must be on one" + ". PyTorch finds no blocks in a plain list: use an nn.ModuleList" * unseen)
         require(len(owners) == 1, f"with {num} stages {name} is on stages {listed(owners)}: a stage must keep only "
                 "what it runs, or no memory is saved")
         require(identical(held[owners[0]][name], value),
@@ -66,7 +67,8 @@ def same_outputs(got: Any, expected: Any) -> float:
     """The last stage's output must be that of the whole model. Returns the sum of its absolute values."""
     require(got is not None, "a part returned None: its forward must return what it computes")
     require(tuple(got.shape) == tuple(expected.shape), f"the last part returns the shape {tuple(got.shape)}, but the "
-            f"whole model {tuple(expected.shape)}: does the last stage, and only that one, predict?")
+            f"whole model {tuple(expected.shape)}: does the last stage, and only that one, predict? A single stage is "
+            "the first and the last")
     require(agree(got, expected), "the parts, one after the other, give different logits from the whole model: does "
             "each block run once, in order, after embed and before predict?")
     return magnitude(got)
@@ -151,7 +153,8 @@ def remote_failure(message: str) -> str:
     if "graphTask_" in message:
         return ("the gradient reaches a remote call, where nothing expects it: loss.backward() runs only in this "
                 "process, dist_autograd.backward(context_id, [loss]) on all of them")
-    return message
+    closed = "Could not find autograd context" in message
+    return message + "\nA context ends with its block, and its gradients too: step inside of it" * closed
 
 
 def rows_in_calls(rows: Sequence[Sequence[int]], wanted: Sequence[int]) -> None:
@@ -196,8 +199,11 @@ def first_updates(before: Sequence[State], after: Sequence[State], single: Seque
     for stage in idle:
         raise CheckFailed(f"stage {stage}'s weights have not changed in the first step: are its parameters among "
                           "those that the optimizer was given?")
+    num = len(single)
+    hints = {1 / num: f"the step is divided by the number of micro-batches, {num}, but the loss is a mean over the "
+             "whole batch already"}
     try:
-        return stage_gradients(found, single, weights)
+        return stage_gradients(found, single, weights, hints=hints)
     except CheckFailed as error:
         asked = "not a sum" in str(error)
         raise CheckFailed(f"{error}" + " And does the optimizer step once, for the whole batch?" * asked) from None
@@ -267,14 +273,17 @@ def gradients_of_replicas(found: Sequence[Gradients], single: Sequence[Gradients
     `found` is by rank, as in `same_replicas`. Returns what `stage_gradients` does for a replica.
     """
     hints = {num_replicas: f"your {num_replicas} replicas hold the sum of their gradients: take the mean",
-             1 / num_replicas: f"the mean is divided by the number of replicas, {num_replicas}, once too often"}
+             1 / num_replicas: f"the mean is divided by the number of replicas, {num_replicas}, once too often" +
+             f", or the sum by the number of all ranks, {len(found)}" * (len(found) == num_replicas**2)}
     for replica in range(num_replicas):
         try:
             total = stage_gradients(found[replica::num_replicas], single, what="sequence", hints=hints)
         except CheckFailed as error:
-            last = found[-num_replicas:]
+            last, mixed = found[-num_replicas:], "not a sum" in str(error)
+            asked = (" And do all its stages take their replica's share, with replica 0's weights before the pipeline "
+                     "runs?" * mixed)
             raise CheckFailed(_why_apart(last, single) or _left_out(last[0], single)
-                              or f"replica {replica}, {error}") from None
+                              or f"replica {replica}, {error}{asked}") from None
     return total
 
 
@@ -312,5 +321,7 @@ def losses_of_replicas(got: Sequence[Any], losses: Sequence[float], num_replicas
         own = "it is the loss of the replica's own share: that of the whole batch takes an all-reduce"
         number(f"the loss of the batch on replica {replica}", loss, mean, [
             (mean * num_replicas, "it is the sum over the replicas: take the mean"),
+            (mean * num_replicas / len(got), "it is divided by the number of all ranks, but the group adds up only the "
+             "replicas' losses"),
             *((float(np.mean(share)), own) for share in shares)])
     return mean

@@ -25,6 +25,7 @@ from book.trace import Trace
 PRODUCT = ("the weight is cut along the wrong dim, or not at all: nn.Linear keeps it as (outputs, inputs), so a column "
            "of the product is a row of the weight (dim 0), and inputs are dim 1. Or you cut x again, which is already "
            "what the rank needs")
+PIECES = ". (torch.split takes the size of a piece, chunk the number of pieces)"
 MEANINGS = {  # torch's messages about tensors that don't fit, as patterns, and what they mean if a map is cut
     r"cannot be multiplied \(\d+x(\d+) and (\d+)x":
         "the input has {0} numbers in a row, but what it is multiplied with takes {1}: {product}",
@@ -84,6 +85,8 @@ def shapes_in_words(product: str = PRODUCT) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, IndexError, TypeError, AttributeError) as error:
+        sides = re.search(r"cannot be multiplied \(\d+x(\d+) and (\d+)x", str(error))
+        product += PIECES if sides and int(sides[2]) < int(sides[1]) else ""
         # The error itself goes on, so that it still points to the line where it happened.
         found = [(re.search(said, str(error)), meaning) for said, meaning in MEANINGS.items()]
         meant = [f"{error}: {meaning.format(*said.groups(), product=product)}" for said, meaning in found if said]
@@ -352,13 +355,18 @@ def _check_gradients(runs: Sequence[Mapping[str, Any]], whole: Mapping[str, Any]
             require(run["gradients"][name] is not None, f"rank {rank} has no gradient for {name}: every rank must use "
                     "all parameters that it holds")
             got = held(rank, f"the gradient of {name}", run["gradients"][name], want.shape)
+            blocks = [_block(dense(whole["gradients"][name]), dim, other, num_ranks) for other in range(num_ranks)]
+            mixed = dim == 0 and agree(got, np.sum(blocks, axis=0), largest)
             same(f"the output is right, but rank {rank}'s gradient of {name} is not", got, want, largest,
-                 partial(_why_gradient, name, got, want, largest, num_ranks))
+                 partial(_why_gradient, name, got, want, largest, num_ranks, mixed))
 
 
-def _why_gradient(name: str, got: np.ndarray, want: np.ndarray, largest: np.ndarray, num_ranks: int) -> str:
+def _why_gradient(name: str, got: np.ndarray, want: np.ndarray, largest: np.ndarray, num_ranks: int,
+                  mixed: bool) -> str:
     factor = times(got, want)
     return likeliest(
+        (mixed, "it is the sum of those of all ranks' blocks, whose outputs differ: identity_then_all_reduce belongs "
+         "before the map, on x, which all ranks have alike, and not on what comes out of the map"),
         (not agree(got, factor * want, largest), "something on the way back from the output changes it: which operator "
          "is there, and what does it do in backward?"),
         (np.isclose(factor, num_ranks), f"{num_ranks} times too large: the gradient that comes back from the output is "

@@ -19,6 +19,8 @@ from book.trace import Event, Trace
 
 Mistake = tuple[str, list[np.ndarray]]  # its message, and the losses (N,) that it can lead to on a rank
 Run = Mapping[str, Sequence[Any]]
+OWN_TARGETS = ("each rank's loss has only the predictions whose targets it holds: after the all-reduces every rank has "
+               "both sums of all predictions, so take the mean of all there")
 MANY = 5.0  # standard deviations: a fair draw is further from its mean once in two million
 
 
@@ -30,9 +32,11 @@ def vocabulary_loss(losses: Sequence[Any], gradients: Sequence[Any], logits_NV: 
     Returns the loss.
     """
     cut = _Cut(dense(logits_NV), dense(targets_N).astype(int), len(losses))
-    for rank, loss in enumerate(losses):
-        _check_loss(rank, loss, cut)
     num = len(cut.targets)
+    alone = all(np.shape(got)[:1] == (num,) and not dense(got)[cut.owner != r].any() for r, got in enumerate(gradients))
+    with reworded(instead=OWN_TARGETS * (alone and len(losses) > 1)):
+        for rank, loss in enumerate(losses):
+            _check_loss(rank, loss, cut)
     softmax, chosen = np.exp(cut.logits - cut.total[:, None]) / num, np.zeros_like(cut.logits)
     chosen[cut.rows, cut.targets] = 1 / num
     for rank, gradient in enumerate(gradients):
@@ -74,7 +78,8 @@ class _Cut:
              [shifted + tops[rank] - target, shifted - target + tops[self.owner, self.rows], shifted + top - target,
               shifted - target]),
             ("the ranks' own losses are added up, but the sum over the vocabulary must be inside the logarithm",
-             [totals.sum(axis=0) - target, totals.sum(axis=0) - num_ranks * target]),
+             [totals.sum(axis=0) - target, totals.sum(axis=0) - num_ranks * target,
+              (totals - top).sum(axis=0) - target + top]),
             ("the ranks' own losses are averaged, but the sum over the vocabulary must be inside the logarithm",
              [totals.mean(axis=0) - target, totals.mean(axis=0) - target / num_ranks]),
             ("the sum of exponentials is averaged over the ranks, but it must be added "
@@ -348,8 +353,9 @@ def block_count(answer: Any, width: int, mlp_width: int, num_ranks: int, num_tok
                  "that is a single all-reduce, but attention and MLP make one each, forward and backward"),
                 (num_bytes / element_bytes, f"that counts numbers, but each has {element_bytes} bytes"),
                 (num_bytes / num_ranks, "every rank gives the whole activation to the all-reduce, not a part of it"),
-                (num_bytes * mlp_width / width,
-                 "what is added up is as wide as the block's output, not as the hidden layer"),
+                *((num_bytes * (1 + num * (hidden / width - 1) / 4),
+                   "what is added up is as wide as the block's output, not as the hidden layer")
+                  for num in (4, 2, 1) for hidden in (mlp_width, mlp_width / num_ranks)),
                 (num_bytes * 2 * (num_ranks - 1) / num_ranks,
                  "that is what a ring sends, but the question is what a rank gives to the all-reduces")]))
 
