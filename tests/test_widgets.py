@@ -279,7 +279,7 @@ def test_every_collective_of_a_program_is_a_step_and_none_is_judged_without_a_pr
     assert [text.split(":")[0] for text in told(data)[1:-1]] == [
         f"All 4 ranks call {op}" for op in ("reduce_scatter", "all_gather", "barrier", "all_reduce", "broadcast")]
     assert told(data)[3].endswith(": nobody goes on before all have called it.")
-    assert told(data)[4].endswith(": the watched buffer holds what it held before.")
+    assert told(data)[4].endswith(": the chunks shown here stay as they are.")
     assert data["verdict"] == "Done: every rank holds every chunk complete."
     assert (data["ok"], told(recorded("all_reduce", "all_reduce"))[-1]) == (True, "")
     assert told(recorded("empty", "all_reduce"))[0] == "Start: only rank 0 holds data."

@@ -117,7 +117,7 @@ def _library(calls: Sequence[Call], world_size: int, also_messages: bool) -> str
         return f"{who}: nobody goes on before all have called it."
     if any(call.changes for call in calls):
         return f"{who}: the library moves the data, and does not tell how."
-    return f"{who}: the watched buffer holds what it held before."
+    return f"{who}: the chunks shown here stay as they are."
 
 
 def _own(run: Run, step: int) -> str:
