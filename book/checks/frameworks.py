@@ -33,6 +33,8 @@ WINDOW = {  # the gradient with which an optimizer steps at the end of a window
                 "synchronise, even of a short one",
     "only last passes": "step {step}: only the last pass of the window has a part in the gradient: zero_grad clears "
                         "what earlier passes left, so call it once per step",
+    "first pass": "step {step}: rank {rank} steps with the ranks' mean of the window's first pass, but only its own "
+                  "gradients of the later ones: synchronise in the last pass, not in the first",
     "missing passes": "step {step}: pass {absent} of the window, counted from 0, has no part in the gradient",
     "scaled": "step {step}: the gradient is {times} times what it should be",
     "unequal": "step {step}: the passes of the ranks weigh {weights} in the gradient, but each should weigh {share}",
@@ -49,6 +51,9 @@ UNEVEN = {  # the gradient of ranks with unequal numbers of rows
     "times rows": "rank {rank}: the gradient is the sum over the rows of the global batch: divide by their number",
     "of sums": "rank {rank}: the rows' losses are added up but not divided by the size of the global batch: DDP "
                "divides only by the number of ranks",
+    "upside down": "rank {rank}: the fewer rows a rank has, the more its mean weighs: the weight is upside down",
+    "weighted after": "rank {rank}: the gradient is multiplied after DDP has taken the mean, on each rank by another "
+                      "number: multiply the loss, before its backward",
     "missing rows": "rank {rank}: these rows of the global batch, counted from 0, have no part in the gradient: "
                     "{absent}",
     "scaled": "rank {rank}: the gradient is {times} times what it should be",
@@ -79,7 +84,8 @@ def num_window_steps(steps: Sequence[int], num_batches: int, passes: int) -> Non
                f"{num_batches} batches make {wanted} windows of up to {passes} passes: the last, short window needs "
                "its step too")
         require(taken == wanted, f"rank {rank}: the optimizer steps {taken} times, but it should step {wanted} times"
-                + (": is the first pass a window of its own? Count passes from 1" if taken == wanted + 1 else ""))
+                + (": is the first pass a window of its own? Count passes from 1. Or do you step again after the "
+                   "loop, even if its last window was whole?" if taken == wanted + 1 else ""))
 
 
 def window_gradient(step: int, rank: int, got: Any, rows: Any, passes: int, divisor: int, num_batches: int = 0) -> None:
@@ -93,8 +99,12 @@ def window_gradient(step: int, rank: int, got: Any, rows: Any, passes: int, divi
                         {"passes": passes, "ranks": num_ranks})
     divisors = {"by passes": passes, "by length": length} if length < passes else {}
     divisors |= {"by batches": num_batches} if num_batches > passes else {}
-    found.require_right(WINDOW, {name: 1 / (num_ranks * divisor) for name, divisor in divisors.items()}, step=step,
-                        rank=rank, passes=passes, length=length, num_batches=num_batches)
+    mistakes: dict[str, Any] = {name: 1 / (num_ranks * divisor) for name, divisor in divisors.items()}
+    if length > 2:
+        first = np.zeros((num_ranks, length))
+        first[:, 0], first[rank, 1:] = 1 / (num_ranks * divisor), 1 / divisor
+        mistakes["first pass"] = first
+    found.require_right(WINDOW, mistakes, step=step, rank=rank, passes=passes, length=length, num_batches=num_batches)
 
 
 def gradients_cleared(left: Sequence[Any]) -> None:
@@ -228,7 +238,10 @@ def uneven_gradient(rank: int, gradients: Sequence[Any], rows: Any, sizes: Seque
     found = Attribution(whole(named), rows, 1 / num_rows, axes=("rows",),
                         counts={"ranks": num_ranks, "rows": num_rows})
     found.require_right(UNEVEN, {"means of ranks": means, "of sums": 1 / num_ranks,
-                                 "means of ranks twice": [mean / num_ranks for mean in means]}, rank=rank)
+                                 "means of ranks twice": [mean / num_ranks for mean in means],
+                                 "upside down": [num_rows * mean ** 2 for mean in means],
+                                 "weighted after": [num_ranks * sizes[rank] / num_rows * mean for mean in means]},
+                        rank=rank)
 
 
 def uneven_failure(message: str, sizes: Sequence[int]) -> str:

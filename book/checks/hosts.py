@@ -206,6 +206,7 @@ def shared_cards(got: Any, want: Collection[Collection[int]], at_once: Mapping[f
                                "nobody is a group of its own")
     place = {rank: group for group in groups for rank in group}
     card = {rank: frozenset(group) for group in want for rank in group}
+    apart = [place[a] != place[b] for a, b in at_once if card[a] != card[b]]
     for pair, overlapped in at_once.items():
         a, b = sorted(pair)
         refuse(card[a] == card[b] and place[a] != place[b] and overlapped,
@@ -213,7 +214,9 @@ def shared_cards(got: Any, want: Collection[Collection[int]], at_once: Mapping[f
                "sent alone")
         refuse(card[a] != card[b] and place[a] == place[b],
                f"ranks {a} and {b} are in one group, but each of their messages had a whole card: compare bytes per "
-               "second, since messages differ in size")
+               "second, since messages differ in size"
+               + ". Two messages that are equally fast may both have a whole card: compare each with the fastest of "
+               "the trace" * (not any(apart)))
     wrong = next((rank for rank in everyone if place[rank] != card[rank]), None)
     require(wrong is None, f"rank {wrong} belongs in the group of ranks {listed(sorted(card.get(wrong or 0, ())))}. "
                            "Not every pair was tried at once: if a shares with b, and b with c, then a shares with c")

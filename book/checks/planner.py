@@ -99,6 +99,9 @@ def _parameters(num: float, config: Any, layout: Layout, stage: int) -> Mistakes
     for whole_on_each, what in ((6, "norms, and the biases that are added after the sum over tp, are"),
                                 (4, "norms are"), (2, "biases that are added after the sum over tp are")):
         yield num - blocks * whole_on_each * h * (1 - 1 / t), f"{what} whole on each rank of tp"
+    if is_first and is_last:
+        for left_out in (head, embedding):
+            yield num - left_out, "the only stage is first and last: it has the embeddings, and the norm and the head"
     yield num - blocks * (7 / t + 2) * h, "that is without biases: each of a block's six maps has one"
     yield num - blocks * (2 * h * h + h) / t, "the MLP's hidden layer is 4h wide"
     yield num - is_first * config.context * h * (1 - 1 / t), "the position embedding is whole on each rank"
@@ -112,7 +115,9 @@ def _activations(want: float, config: Any, layout: Layout, stage: int, num_micro
     counted = ITEM_BYTES * (config.num_layers // layout.pp) * held * layout.micro_batch_size * config.context
     flight = f"under 1F1B stage {stage} of {layout.pp} holds at most {held} of {num_micro_batches} micro-batches"
     blocks = config.num_layers // layout.pp
-    yield want / layout.dp, "a micro-batch belongs to one replica: dp does not divide it further"
+    yield want / layout.dp, ("a micro-batch belongs to one replica: dp does not divide it further"
+                             + f". Or is that one of the {blocks} blocks of the stage?" * (blocks == layout.dp)
+                             + f" Or one of the {held} micro-batches that it keeps at once?" * (held == layout.dp))
     if layout.recompute == "full":
         yield counted * h / t, "a block's input is whole on each rank of tp"
         for mistaken in (16 * h + 4 + heads, 4 * h + 4 + (12 * h + heads) / t):
@@ -166,6 +171,8 @@ def _dp_slips(want: float, layout: Layout, m: int) -> Mistakes:
     num_passes = (2, 2, m + 1, 3 * m)[layout.zero_stage]
     one = want / num_passes  # a reduce-scatter, or an all-gather
     if layout.zero_stage == 1:
+        yield one * 3, ("ZeRO-1 does not all-reduce: it reduce-scatters gradients, and after the update gathers "
+                        "parameters in place of gradients")
         yield one * (m + 1), ("ZeRO-1 shares out only the optimizer's state: gradients stay whole until the last "
                              "micro-batch, and are reduce-scattered once per step")
     if layout.zero_stage < 2:
@@ -205,6 +212,7 @@ def _tp_slips(want: float, config: Any, layout: Layout, stage: int, m: int) -> M
     yield want + loss * (config.vocab_size - 1), "the loss all-reduces one number for each token, not all logits"
     yield want + loss * (config.width - 1), "the loss all-reduces one number for each token, not a row of h numbers"
     yield want + loss, "the loss has three all-reduces in the forward, and none in the backward"
+    yield want - loss * 3 / 4, "the loss's all-reduces count in bytes too: one number for each token takes 4"
     yield want - loss, "the loss, cut by vocabulary, has three all-reduces of one number for each token"
     yield want - loss * 2 / 3, "the loss has three all-reduces: of the largest logit, the sum and the target's logit"
     yield want + (is_first + is_last) * one, ("the embedding's output is summed only in the forward, and the gradient "
@@ -220,6 +228,9 @@ def _tp_slips(want: float, config: Any, layout: Layout, stage: int, m: int) -> M
     yield want / m, "that is for one micro-batch, but the step has several"
     yield want * t / max(t - 1, 1) / 2, "in an all-reduce of n bytes each of k ranks sends 2(k-1)/k n, not n"
     yield want / 2, "an all-reduce is a reduce-scatter and an all-gather: 2(k-1)/k n, not (k-1)/k n"
+    yield want * t, ("that is what all ranks of the group send together: each of k sends 2(k-1)/k n, not 2(k-1) n"
+                     + ". Or do you count what it receives too?" * (t == 2))
+    yield want * 2, "received bytes don't count: a rank sends 2(k-1)/k n"
     yield want / ITEM_BYTES, "that counts numbers, not bytes"
 
 
@@ -317,7 +328,9 @@ def chosen_layout(got: Any, model: Transformer, cluster: Cluster, global_batch: 
         return None, 0.0
     fastest = min(fitting, key=seconds)
     require(got is not None, f"{where}: you found no layout that fits, but there are {len(fitting)}, such as {fastest}"
-            + "; all of them have dp 1" * all(layout.dp == 1 for layout in fitting))
+            + "; all of them have dp 1" * all(layout.dp == 1 for layout in fitting)
+            + "; all of them have fewer micro-batches than stages, which costs time but is allowed" * all(
+                _is_short_of_work(layout, global_batch) for layout in fitting))
     require(isinstance(got, Layout), f"{where}: chosen_layout must return a Layout, not {got!r}")
     require(got in every, f"{where}: {got} is not allowed: {_why_not(got, model, cluster, global_batch)}")
     require(memory(got) <= room, f"{where}: {got} holds {memory(got) / 1e9:.1f} GB, but only {room / 1e9:.1f} GB are "
@@ -363,7 +376,14 @@ def _overlooked(got: Layout, best: Layout, fitting: list[Layout], memory: Measur
         (got == min(fitting, key=memory), ": yours is the one with the least memory"),
         (got == max(fitting, key=seconds), ": yours is the slowest"),
         (got.dp == max(layout.dp for layout in fitting) > best.dp, ": yours is one with the most replicas"),
-        (_is_of_powers(got) and not _is_of_powers(best), ": sizes need not be powers of two"))
+        (_is_of_powers(got) and not _is_of_powers(best), ": sizes need not be powers of two"),
+        (got.recompute is None and best.recompute, ": recomputing may pay even where it is not needed, since it makes "
+         "room for larger micro-batches"))
+
+
+def _is_short_of_work(layout: Layout, global_batch: int) -> bool:
+    """Whether a replica has fewer micro-batches than stages."""
+    return global_batch // (layout.dp * layout.micro_batch_size) < layout.pp
 
 
 def _is_of_powers(layout: Layout) -> bool:

@@ -48,6 +48,8 @@ def state_put_back(rank: int, differs: Mapping[str, bool]) -> None:
             "schedule": "the schedule is not where it was: the learning rate warms up again",
             "step": "training.step is not the saved one: the run would repeat batches that it has already trained on",
             "random": "the random state is not the saved one: dropout draws different masks"}
+    refuse(all(differs[part] for part in differs if part != "random"), f"rank {rank}: nothing of the training that "
+           "put_back was given is what was saved: change this one, don't make another")
     for part in {**says, **differs}:
         refuse(differs[part], f"rank {rank}: {says.get(part, f'training.{part} is not what was saved')}")
 
@@ -127,24 +129,27 @@ def global_gradient(got: float, want: float, plain: float, world_size: int) -> N
     refuse(world_size > 1 and abs(ratio * world_size - 1) < EXACT, f"on {world_size} ranks the gradient is "
            f"{short(ratio)} times that of the batch: gradients are divided by the number of ranks, so the weights of "
            "all ranks must add up to that number, not to 1")
-    require(abs(got - want) < EXACT, f"on {world_size} ranks the gradient is {short(ratio)} times that of the batch"
-            + (": here all ranks have the same number of rows, so each weight is 1" if abs(plain - want) < EXACT
-               else ""))
+    hint = ("here all ranks have the same number of rows, so each weight is 1." if abs(plain - want) < EXACT else
+            "does a rank with more rows weigh more?")
+    require(abs(got - want) < EXACT, f"on {world_size} ranks the gradient is {short(ratio)} times that of the batch: "
+            f"{hint} A rank's weight is its share of the NUM_ROWS rows, times the number of ranks")
 
 
-def whole_checkpoint(got: Any, want: int | None, case: str) -> None:
-    """`latest` must return the step of the last whole checkpoint, or None."""
+def whole_checkpoint(got: Any, want: int | None, case: str, by: str = "latest") -> None:
+    """`latest`, or the function `by`, must return the step of the last whole checkpoint, or None."""
     if got == want and type(got) is type(want):
         return
     if want is None:
-        raise CheckFailed(f"{case}: latest returns {got!r}, but there is no whole checkpoint: return None")
+        raise CheckFailed(f"{case}: {by} returns {got!r}, but there is no whole checkpoint: return None")
     if got is None:
-        raise CheckFailed(f"{case}: latest finds nothing, but step {want} was saved before: was it not written with "
+        raise CheckFailed(f"{case}: {by} finds nothing, but step {want} was saved before: was it not written with "
                           "dcp.save, or overwritten, or moved away before the new one was whole?")
-    require(isinstance(got, int), f"{case}: latest must return the step as a whole number, not {got!r}")
-    refuse(got > want, f"{case}: latest returns step {got}, but that save was interrupted: it has no .metadata. Only a "
+    require(isinstance(got, int), f"{case}: {by} must return the step as a whole number, not {got!r}")
+    refuse(by == "load" and got == want + 1, f"{case}: load returns {got}, but the checkpoint is of step {want}: "
+           "return that. It contains the steps before, so training goes on with just this number")
+    refuse(got > want, f"{case}: {by} returns step {got}, but that save was interrupted: it has no .metadata. Only a "
                        "whole checkpoint counts")
-    raise CheckFailed(f"{case}: latest returns step {got}, but step {want} is later, and whole too: compare steps as "
+    raise CheckFailed(f"{case}: {by} returns step {got}, but step {want} is later, and whole too: compare steps as "
                       "numbers, not as text")
 
 
@@ -154,7 +159,8 @@ def loaded_state(got: Mapping[str, float], want: Mapping[str, float], case: str)
         have = got.get(name)
         if have is None and "optimizer" in name:
             raise CheckFailed(f"{case}: the optimizer has no {name.split()[-1]} after load: its state was not saved, "
-                              "or not loaded")
+                              "or not loaded. dcp.load fills only tensors that are there: get_state_dict makes those "
+                              "of a new optimizer, its own state_dict() has none")
         require(have is not None and abs(have - value) < EXACT * max(1, abs(value)),
                 f"{case}: {name} is not what was saved"
                 + (": the optimizer's state was not saved, or not handed back with set_state_dict"
@@ -165,7 +171,7 @@ def loaded_state(got: Mapping[str, float], want: Mapping[str, float], case: str)
 
 def save_failure(message: str) -> str:
     """The error of a launch that saves or loads, with a hint if it shows a known misconception."""
-    if "Weights only load failed" in message:
+    if "Weights only load failed" in message or "Can't pickle" in message:
         return ("the state may hold only dicts of tensors and numbers: put in what state_dict() returns, not the "
                 f"module or the optimizer itself\n{message}")
     if "rank 0 failed" not in message and "KeyError" in message:
@@ -191,6 +197,8 @@ def save_interval(got: Any, save_s: float, node_mtbf_s: float, num_nodes: int) -
                                          "its mean time between failures is one node's divided by the number of nodes"),
         (sqrt(2 * save_s * node_mtbf_s * num_nodes), "more nodes fail more often, not less often: divide by their "
          "number"),
+        (sqrt(2 * save_s * node_mtbf_s / sqrt(num_nodes)), "the job fails num_nodes times as often as a node: divide "
+                                                           "by num_nodes itself, not by its root"),
         (sqrt(save_s * mean_s), "a failure loses half an interval on average, not a whole one: the 2 is missing"),
         (2 * save_s * mean_s, "take the square root"),
         (mean_s, "that is how often the job fails, not how often to save"),
@@ -208,6 +216,8 @@ def lost_share(got: Any, save_s: float, interval_s: float, mean_s: float) -> flo
         (interval_s / (2 * mean_s), "that is the share lost in failures alone; the time for saving is missing"),
         (save_s / interval_s + interval_s / mean_s, "on average a failure comes in the middle of an interval, so it "
                                                     "loses half of one"),
+        (sqrt(2 * save_s / mean_s), "that is what is lost at the best interval, but the interval here is interval_s"),
+        ((save_s + interval_s / 2) / mean_s, "saving takes save_s in each interval, not once per failure"),
         (save_s / interval_s + mean_s / (2 * interval_s), "the failures' part is inverted: a longer interval loses "
                                                           "more work"),
         (100 * (save_s / interval_s + interval_s / (2 * mean_s)), "that is in per cent: return a share, between 0 and "
@@ -239,7 +249,8 @@ def trained_as_one(got: Any, want: Mapping[int, float], slips: Mapping[str, Mapp
         refuse(alike, f"the losses of the undisturbed run are those of {says[name]}")
     require(wrong is None, f"the undisturbed run's loss of step {wrong} differs from that of one process that trains "
                            "on the same batches, so an earlier update was wrong. Is each rank's loss multiplied by its "
-                           "weight? What are the gradients divided by, how often, and when are they cleared?")
+                           "weight? What are the gradients divided by, how often, and when are they cleared? The "
+                           "weight depends on how many rows this rank has in this step")
 
 
 def _near(one: float, other: float) -> bool:
@@ -258,12 +269,14 @@ def went_on(got: Mapping[int, float], want: Mapping[int, float], killed_at: int,
     refuse(first == 0 != begin, f"a rank was killed before step {killed_at}, and {num_ranks} ranks start again at step "
                                 f"0: load the last whole checkpoint, that of step {begin}, and go on from there")
     require(first == begin, f"{num_ranks} ranks go on at step {first}, but the last checkpoint is of step {begin}")
-    require(max(got) == max(want), f"the run ends with step {max(got)}, not {max(want)}")
+    require(max(got) == max(want), f"the run ends with step {max(got)}, not {max(want)}"
+            + ": num_steps counts from step 0, not from the checkpoint" * (max(got) == max(want) + begin))
     for step in sorted(got):
         near = got[step] == want[step] if exact else abs(got[step] - want[step]) < EXACT
         require(near, f"after the kill, on {num_ranks} ranks, the loss of step {step} is {short(got[step])}, but in "
                       f"the undisturbed run it is {short(want[step])}"
-                      + (". It is the first one after loading, so the weights or the data differ" if step == first
+                      + (". It is the first one after loading, so the weights or the data differ. Is "
+                         "share called with the step's own number?" if step == first
                          else ". The first loss was right, so the update was wrong: is it the optimizer's state, or "
                               "the weights of uneven shares?" if step == first + 1 else ""))
     return got[max(got)]
