@@ -102,7 +102,7 @@ sample: $(MORE_STAMP)
 	@$(PYTEST) tests $(NOTEBOOKS) --tier test --add-drawn 0.1 --seed $(SEED) --added-only -n $(JOBS)
 
 answers: $(ALL_STAMP)
-	@echo "== Testing: right and wrong answers to the labs (10 minutes)"
+	@echo "== Testing: right and wrong answers to the labs (a quarter of an hour)"
 	@$(PYTEST) tests/test_answers.py -n $(JOBS) --dist load
 
 browser: $(ALL_STAMP)

@@ -6,7 +6,6 @@ A forked one does neither. `--fresh-kernels`, as in `make test-all FRESH=1`, sta
 from __future__ import annotations
 
 import ctypes
-import itertools
 import multiprocessing
 import os
 import runpy
@@ -21,6 +20,7 @@ import pytest
 from jupyter_client.manager import AsyncKernelManager, KernelManager
 from jupyter_client.provisioning import LocalProvisioner
 
+from book.grading.nbval_plugin import use_sockets
 from book.launch import sibling
 
 _PR_SET_PDEATHSIG = 1
@@ -28,18 +28,10 @@ CAN_FORK = sys.platform == "linux" and "forkserver" in multiprocessing.get_all_s
 
 
 def use_for_nbval(config: pytest.Config, forked: bool) -> None:
-    """Have nbval start its kernels here, and speak to them over sockets in a folder that is gone after the run.
-
-    Over TCP a kernel is given ports that are free, and binds them a second later: by then the ranks of another notebook
-    may have taken one, and the kernel dies.
-    """
-    from nbval import kernel
-
+    """Have nbval start its kernels here, and speak to them over sockets in a folder that is gone after the run."""
     folder = tempfile.TemporaryDirectory(prefix="nbval-", dir="/tmp")  # a socket's name has room for 100 characters
     config.add_cleanup(folder.cleanup)
-    names = (f"{folder.name}/{number}" for number in itertools.count())
-    manager = ForkedKernelManager if forked and CAN_FORK else KernelManager
-    kernel.KernelManager = lambda **options: manager(transport="ipc", ip=next(names), **options)
+    use_sockets(ForkedKernelManager if forked and CAN_FORK else KernelManager, folder.name)
 
 
 class _Forks(KernelManager):

@@ -99,7 +99,7 @@ def test_a_rank_killed_in_the_middle_changes_no_loss(program: str, tmp_path: Pat
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("program", ["train_ddp", "train_fsdp"])
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_a_run_with_a_killed_rank_ends_as_one_without(program: str, tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("undisturbed", "killed")]
     for folder in folders:

@@ -1,5 +1,6 @@
 """Small faults in answers: each is real Python, and a lab's checks catch it, or it is told that they do not."""
 import ast
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -134,3 +135,10 @@ def test_the_command_prints_each_outcome_and_a_table(tmp_path, capsys):
     assert told.splitlines()[-1].split()[0] == "all"
     nbformat.write(lab(), tmp_path / "lab.ipynb")
     assert main(["mutate", str(tmp_path / "lab.ipynb"), "-n", "100"]) == 0
+
+
+def test_what_mutants_write_is_gone(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    nbformat.write(lab(f"open('left', 'w').close()\n{PUBLIC}"), "lab.ipynb")
+    assert main(["mutate", "lab.ipynb", "-n", "100"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["lab.ipynb"] and Path.cwd() == tmp_path

@@ -18,21 +18,32 @@ from book.grading.lab_schema import KEY
 RESULT = "LOCKSTEP_RESULT"  # environment variable: the file for the verdicts
 MAX_TEXT = 4000
 LOOK_S = 1.0  # how often nbval looks whether the kernel that it waits for still runs
+LONGEST_FOLDER = 80  # a socket's path has room for about 100 bytes
 found: list[dict[str, Any]] = []
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start kernels on sockets in the run's folder, and notice at once when one dies.
 
-    Over TCP a kernel is given free ports, and binds them a second later: by then another process may have taken one.
     nbval itself waits for a dead kernel's reply until the time limit of the cell.
     """
     from nbval import kernel  # mypy runs without it
 
-    manager, numbers = kernel.KernelManager, itertools.count()
-    sockets = f"{config.rootpath}/k"
-    kernel.KernelManager = lambda **options: manager(transport="ipc", ip=f"{sockets}{next(numbers)}", **options)
     kernel.RunningKernel.await_reply = await_reply
+    if len(os.fsencode(config.rootpath)) <= LONGEST_FOLDER:
+        use_sockets(kernel.KernelManager, str(config.rootpath))
+
+
+def use_sockets(manager: Any, folder: str) -> None:
+    """Have nbval start its kernels with this class of managers, and speak to them over sockets in the folder.
+
+    Over TCP a kernel is given free ports, and binds them a second later: by then another process, such as a rank of
+    another notebook, may have taken one, and the kernel dies.
+    """
+    from nbval import kernel
+
+    names = (f"{folder}/{number}" for number in itertools.count())
+    kernel.KernelManager = lambda **options: manager(transport="ipc", ip=next(names), **options)
 
 
 def await_reply(kernel: Any, msg_id: str, timeout: float) -> None:
