@@ -61,9 +61,14 @@ def used() -> dict[int, Use]:
 
 
 def worked(before: dict[int, Use], after: dict[int, Use], elapsed_s: float) -> bool:
-    """Whether any thread except the caller has done more between two measurements than waiting needs."""
-    return any(use.written is None or use.written != _of(thread, before).written
-               for thread, use in _busy(before, after, elapsed_s) if thread != threading.get_native_id())
+    """Whether any thread except the caller has done more between two measurements than waiting needs.
+
+    Written bytes count however little CPU time they took: on a loaded machine a transfer is slow, but it goes on.
+    """
+    me = threading.get_native_id()
+    wrote = any(use.written is not None and use.written != _of(thread, before).written
+                for thread, use in after.items() if thread != me)
+    return wrote or any(use.written is None for thread, use in _busy(before, after, elapsed_s) if thread != me)
 
 
 def polled(before: dict[int, Use], after: dict[int, Use], elapsed_s: float) -> bool:
