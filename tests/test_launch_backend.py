@@ -229,7 +229,7 @@ def elastic(folder: Path, nodes: str, ranks_per_node: int, arguments: list[str],
     command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", "--max-restarts=3",
                f"--nproc-per-node={ranks_per_node}", "--rdzv-backend=c10d", "--rdzv-id=job",
                f"--rdzv-endpoint=127.0.0.1:{store.port}", "--local-addr=127.0.0.1", "--rdzv-conf=is_host=0,"
-               "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2", str(PROGRAM), *arguments]
+               "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=8", str(PROGRAM), *arguments]
     files = [folder / f"{number}.txt" for number in range(num_agents)]
     with ExitStack() as started:
         agents = []
