@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 from docutils import nodes
@@ -33,9 +34,9 @@ def link_terms(app: Sphinx, doctree: nodes.document, page: str) -> None:
     if app.builder.format != "html" or page == GLOSSARY or not CHAPTERS.match(page):
         return
     left = {term.lower(): label for term, label in anchors(app).items() if not CHINESE.search(term)}
-    to = app.builder.get_relative_uri(page, GLOSSARY)
+    to, any_term = app.builder.get_relative_uri(page, GLOSSARY), pattern_of(tuple(left))
     for text in [text for paragraph in doctree.findall(nodes.paragraph) for text in paragraph.findall(nodes.Text)]:
-        if left and not in_any(text, NO_PLACE):
+        if left and any_term.search(text.astext()) and not in_any(text, NO_PLACE):
             parts = list(linked(text.astext(), left, to))
             if len(parts) > 1:
                 text.parent.replace(text, parts)
@@ -52,9 +53,8 @@ def in_any(node: nodes.Node, kinds: tuple[type, ...]) -> bool:
 
 def linked(text: str, left: Anchors, to: str) -> Iterator[nodes.Node]:
     """The text, with a link at each term of `left`, which is taken from there."""
-    pattern = "|".join(re.escape(term) for term in sorted(left, key=len, reverse=True))
     done = 0
-    for found in re.finditer(rf"(?<![\w-])({pattern})(?:e?s)?(?![\w-])", text, re.IGNORECASE):
+    for found in pattern_of(tuple(left)).finditer(text):
         label = left.pop(found[1].lower(), None)
         if label is None:
             continue
@@ -62,6 +62,13 @@ def linked(text: str, left: Anchors, to: str) -> Iterator[nodes.Node]:
         yield nodes.reference("", found[0], internal=True, refuri=f"{to}#{label}", classes=["term"])
         done = found.end()
     yield nodes.Text(text[done:])
+
+
+@cache
+def pattern_of(terms: tuple[str, ...]) -> re.Pattern[str]:
+    """Finds these terms in a text, in singular or plural, the longest first."""
+    longest_first = "|".join(re.escape(term) for term in sorted(terms, key=len, reverse=True))
+    return re.compile(rf"(?<![\w-])({longest_first})(?:e?s)?(?![\w-])", re.IGNORECASE)
 
 
 def name_titles(app: Sphinx, error: Exception | None) -> None:
