@@ -160,7 +160,7 @@ def _number(x: int) -> str:
     return NUMBERS[x] if x < len(NUMBERS) else str(x)
 
 
-MADE = {"simulated": "simulated", "executed": "executed on {} ranks", "recorded": "recorded from your run · {} ranks",
+MADE = {"simulated": "simulated", "executed": "executed on {} ranks", "recorded": "recorded from a run on {} ranks",
         "instrumented": "instrumented · {} ranks"}
 MOST_NAMES = 7  # of collectives as phases: a phase is written as one digit
 # What the busiest rank sends, in buffers, by what the run promises; (N-1)/N for any other.
