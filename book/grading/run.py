@@ -119,7 +119,7 @@ class _Job:
                  "JUPYTER_PREFER_ENV_PATH": "0", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1",
                  "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         if not self.sandboxed:
-            return {**os.environ, **added}
+            return {**os.environ, **added, "TMPDIR": str(self.folder)}  # so that nothing stays in the system's
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
         private = {"HOME": "/nonexistent", "PYTHONNOUSERSITE": "1", "JUPYTER_RUNTIME_DIR": str(self.folder),
                    "IPYTHONDIR": str(self.folder)}

@@ -21,7 +21,8 @@ LATER = (  # together these take as long as `FIRST`; the first ranks do not wait
 )
 # Code with none of these words makes no optimizer, no DDP and no mesh, and needs nothing of `LATER`.
 WORDS_FOR_LATER = ("optim", "arallel", "checkpoint", "mesh", "profiler", "compile", "torch.distributed.")
-USED = "LOCKSTEP_USED"  # in the server's environment: those of `LATER` that it imports at once
+# In the server's environment: those of `LATER` that it imports at once, and the launcher's folder, where its socket is.
+USED, FOLDER = "LOCKSTEP_USED", "LOCKSTEP_FOLDER"
 
 
 def may_need_later(source: str) -> bool:

@@ -10,12 +10,14 @@ import gc
 import importlib
 import os
 import resource
+import shutil
 import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from book.launch import family
-from book.launch.imports import FIRST, LATER, USED
+from book.launch.imports import FIRST, FOLDER, LATER, USED
 
 CALM_S = 1.0  # without ranks, before the server goes on importing
 
@@ -30,12 +32,13 @@ def preload() -> None:
     _outlive_launcher()
     _share_cores_in_turns()
     _silence()
-    launcher = os.getppid()
+    launcher, folder = os.getppid(), os.environ.pop(FOLDER, "")
+    atexit.register(_end_all, os.getpid(), launcher, folder)
     used = os.environ.pop(USED, "").split()
     gc.disable()  # nothing here is garbage, and to look through it takes a seventh of the time
     for name in [*FIRST, *used]:
         if os.getppid() != launcher:
-            os._exit(0)  # the launcher has ended: no ranks will be needed
+            _end_all(os.getpid(), launcher, folder)  # no ranks will be needed
         _load(name)
     gc.enable()
     _freeze()
@@ -96,13 +99,22 @@ def _outlive_launcher() -> None:
     with suppress(PermissionError):  # it leads a session already
         os.setsid()
     family.adopt_orphans()
-    atexit.register(_end_all, os.getpid())
 
 
-def _end_all(server: int) -> None:
+def _end_all(server: int, launcher: int, folder: str) -> None:
     if os.getpid() == server:  # a process that a rank forks runs this too
         family.end_children(server)
+        _remove(folder, launcher)
         os._exit(0)  # to unload torch takes many seconds
+
+
+def _remove(folder: str, launcher: int) -> None:
+    """Remove the folder that multiprocessing has made for the launcher, which can't do it if a signal killed it."""
+    end_s = time.monotonic() + family.LIMIT_S
+    while os.getppid() == launcher and time.monotonic() < end_s:
+        time.sleep(0.001)  # its files are closed, so that the server ends, just before it is gone
+    if folder and os.getppid() != launcher:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _share_cores_in_turns() -> None:

@@ -9,10 +9,10 @@ import threading
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from typing import Any
 
-from book.launch.imports import LATER, USED
+from book.launch.imports import FOLDER, LATER, USED
 
 main_module_lock = threading.Lock()
 
@@ -44,10 +44,11 @@ def warm_up(whole: bool = False) -> None:
     context().set_forkserver_preload(["book.launch.preload"])
     with without_main_module():
         os.environ[USED] = " ".join(name for name in LATER if whole or name in sys.modules)
+        os.environ[FOLDER] = util.get_temp_dir()
         try:
             forkserver.ensure_running()
         finally:
-            del os.environ[USED]
+            del os.environ[USED], os.environ[FOLDER]
 
 
 def warm_up_in_kernel() -> None:
