@@ -10,7 +10,6 @@ import gc
 import importlib
 import os
 import resource
-import shutil
 import signal
 import time
 from contextlib import suppress
@@ -109,12 +108,23 @@ def _end_all(server: int, launcher: int, folder: str) -> None:
 
 
 def _remove(folder: str, launcher: int) -> None:
-    """Remove the folder that multiprocessing has made for the launcher, which can't do it if a signal killed it."""
+    """Remove the folder that multiprocessing has made for the launcher, which can't if a signal has killed it.
+
+    It stays if another server's socket is there, as a rank that launches, or a process forked from the launcher, puts
+    its sockets there too.
+    """
     end_s = time.monotonic() + family.LIMIT_S
     while os.getppid() == launcher and time.monotonic() < end_s:
         time.sleep(0.001)  # its files are closed, so that the server ends, just before it is gone
-    if folder and os.getppid() != launcher:
-        shutil.rmtree(folder, ignore_errors=True)
+    if os.getppid() == launcher or not folder:
+        return
+    os.closerange(3, 1 << 16)  # this server's own socket too
+    with suppress(OSError):  # not Linux, or the launcher has removed the folder itself
+        in_use = Path("/proc/net/unix").read_text()
+        for socket in Path(folder).glob("listener-*"):
+            if str(socket) not in in_use:
+                socket.unlink()
+        os.rmdir(folder)
 
 
 def _share_cores_in_turns() -> None:
