@@ -39,8 +39,9 @@ class Harm:
         harmed, harmless = course.record("attacker"), course.record("victim")
         assert harmed["points"] == 1 and harmed["exercises"]["1"]["status"].startswith(attack.ends), harmed
         assert harmless["points"] == 3 and harmless["error"] is None
-        # On a loaded machine the first try may be stopped, and the second one fail as it should.
-        assert not harmed["exercises"]["1"].get("retry") or harmed["exercises"]["1"]["tried"] == 2
+        tried, retry = (harmed["exercises"]["1"].get(key) for key in ("tried", "retry"))
+        # A loaded machine may stop the first try of this one, which fills memory, before its check fails.
+        assert (tried == 2) == bool(retry) or attack.name == "memory_one"
         assert BLOWN not in json.dumps(harmed) and victim.read_bytes() == before
         assert {p.name for p in (course.folder / "results" / "students").iterdir()} == {
             f"{name}.{kind}" for name in ("attacker", "victim") for kind in ("json", "html", "gradescope.json")}

@@ -67,7 +67,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
 
 
 def look_for_plugins_once() -> None:
-    """Let pybtex keep what it finds: it looks through all installed packages 350 times, a seventh of a build."""
+    """Let pybtex keep what it finds: it looks through all installed packages 350 times in a build."""
     plugin.entry_points = cache(plugin.entry_points)
 
 

@@ -31,6 +31,7 @@ POLL_S = 0.2
 POLLS_PER_SAMPLE = 5  # of all processes' memory: to divide shared pages takes milliseconds for each
 MAX_LOG_BYTES = 32 << 20
 MAX_NBVAL_BYTES = 2 << 30  # nbval keeps everything that a submission outputs
+LONGEST_TMPDIR = 70  # multiprocessing's sockets are 32 bytes below, and a socket's path has room for about 100
 KERNEL_GONE_S, RESULT_GONE_S = 8, 60  # how long nbval may take to notice, and to report
 
 
@@ -119,7 +120,9 @@ class _Job:
                  "JUPYTER_PREFER_ENV_PATH": "0", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1",
                  "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         if not self.sandboxed:
-            return {**os.environ, **added, "TMPDIR": str(self.folder)}  # so that nothing stays in the system's
+            # There nothing stays behind; ranks need room for their sockets' paths more.
+            roomy = len(os.fsencode(self.folder)) <= LONGEST_TMPDIR
+            return {**os.environ, **added, **({"TMPDIR": str(self.folder)} if roomy else {})}
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
         private = {"HOME": "/nonexistent", "PYTHONNOUSERSITE": "1", "JUPYTER_RUNTIME_DIR": str(self.folder),
                    "IPYTHONDIR": str(self.folder)}
