@@ -37,11 +37,13 @@ class Harm:
         run = course.grade()
         assert run.returncode == 0, run.stderr
         harmed, harmless = course.record("attacker"), course.record("victim")
-        assert harmed["points"] == 1 and harmed["exercises"]["1"]["status"].startswith(attack.ends), harmed
+        # Two limits stop the process that fills memory, and a loaded machine decides which: its own, or the job's.
+        either = attack.name == "memory_one"
+        ends = (attack.ends, "stopped: memory limit") if either else attack.ends
+        assert harmed["points"] == 1 and harmed["exercises"]["1"]["status"].startswith(ends), harmed
         assert harmless["points"] == 3 and harmless["error"] is None
         tried, retry = (harmed["exercises"]["1"].get(key) for key in ("tried", "retry"))
-        # A loaded machine may stop the first try of this one, which fills memory, before its check fails.
-        assert (tried == 2) == bool(retry) or attack.name == "memory_one"
+        assert (tried == 2) == bool(retry) or either
         assert BLOWN not in json.dumps(harmed) and victim.read_bytes() == before
         assert {p.name for p in (course.folder / "results" / "students").iterdir()} == {
             f"{name}.{kind}" for name in ("attacker", "victim") for kind in ("json", "html", "gradescope.json")}
