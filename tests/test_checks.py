@@ -2,10 +2,12 @@
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from book import checks
 from book.checks import CheckFailed, verdict
 from book.checks.attribution import Attribution
+from book.launch import RankError, launch
 
 WHOLE = np.random.default_rng(0).integers(-1000, 1000, (4, 44)).astype(float)
 SUM = np.tile(WHOLE.sum(axis=0), (4, 1))
@@ -155,3 +157,27 @@ def test_the_first_step_with_another_loss_is_found():
     assert verdict.first_wrong([1.0, 2.001, 4.0], [1.0, 2.0, 3.0]) == 1
     assert verdict.first_wrong([1.0, float("nan")], [1.0, 2.0]) == 1
     assert verdict.furthest([np.zeros(2), np.ones(2), np.array([0, -3.0])]) == (2, 3.0)
+
+
+def fail_on(wrong_rank, error):
+    dist.init_process_group()
+    if dist.get_rank() == wrong_rank:
+        raise error
+
+
+def test_only_errors_that_something_explains_become_failed_checks():
+    def failure(message, word):
+        return verdict.with_hint(message, {word: f"do not {word}"})
+
+    with pytest.raises(CheckFailed, match="(?s)rank 1 failed.*stumble.*\ndo not stumble"):
+        with checks.explained(failure, "stumble"):
+            launch(fail_on, 2, 1, ValueError("stumble"))
+    with pytest.raises(RankError, match="fall"):  # nothing to add: the launcher's error shows the line
+        with checks.explained(failure, "stumble"):
+            launch(fail_on, 2, 1, ValueError("fall"))
+    with pytest.raises(CheckFailed, match="^the sum is wrong$"):  # a check in a rank has said what is wrong
+        with checks.explained(failure, "stumble"):
+            launch(fail_on, 2, 0, CheckFailed("the sum is wrong"))
+    with pytest.raises(KeyError):  # not an error of a launch
+        with checks.explained(failure, "stumble"):
+            {}["stumble"]

@@ -260,3 +260,14 @@ def test_mismatched_collectives_get_a_hint_at_the_group():
     first, *calls, hint = checks.failure_of_replicas(str(caught.value)).splitlines()
     assert "different sizes" in first and len(calls) == 2 and "give group=" in hint
     assert checks.failure_of_replicas("rank 0 failed") == "rank 0 failed"
+
+
+def test_actions_that_a_stage_has_not_to_do_are_refused():
+    waiting = set()
+    for kind, micro_batch in [("F", 0), ("F", 1), ("B", 1), ("F", 2), ("B", 0), ("B", 2)]:
+        checks.next_action(kind, micro_batch, waiting, 3)
+    assert not waiting
+    for kind, micro_batch, complaint in [("F", 3, "no micro-batch 3 to run forward: the 3"), ("B", -1, "0 to 2"),
+                                         ("F", None, "no micro-batch None"), ("B", 0, r"backward\(0\) has no forward")]:
+        with pytest.raises(CheckFailed, match=complaint):
+            checks.next_action(kind, micro_batch, waiting, 3)

@@ -71,8 +71,8 @@ from book.checks.parameter_server import (
 )
 from book.checks.pipeline import (
     batch_loss, failure_of_replicas, first_updates, from_stage_to_stage, gradients_of_replicas, in_company,
-    losses_of_replicas, losses_of_steps, micro_batch_losses, nothing_kept, remote_failure, rows_in_calls, same_outputs,
-    same_replicas, same_weights, shares_of_replicas, stage_gradients, stage_parts,
+    losses_of_replicas, losses_of_steps, micro_batch_losses, next_action, nothing_kept, remote_failure, rows_in_calls,
+    same_outputs, same_replicas, same_weights, shares_of_replicas, stage_gradients, stage_parts,
 )
 from book.checks.planner import chosen_layout, held_on_rank, step_seconds, traffic_slips
 from book.checks.recovery import (
@@ -85,7 +85,7 @@ from book.checks.ring import (
     ring_cost, ring_traffic,
 )
 from book.checks.sharded import (
-    continued, load_failure, parts_without_zeros, saved_once, sharded_training, training_hint,
+    continued, load_failure, parts_without_zeros, saved_once, sharded_training, training_failure,
 )
 from book.checks.sharded_state import (
     clipped, counted_bytes, fewest, gradients_dropped, gradients_left, gradients_sharded, held_in_time, nothing_behind,
@@ -99,7 +99,7 @@ from book.checks.tensor_model import (
     block_count, dropout_masks, split_traffic, vocabulary_loss, vocabulary_traffic,
 )
 from book.checks.unwritten import install as _report_unwritten_answers
-from book.checks.verdict import CheckFailed, number
+from book.checks.verdict import CheckFailed, explained, number
 
 __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axes", "all_gather", "all_gather_rows",
            "all_reduce", "all_to_all_rows", "answer_kept", "answered_together", "applied_at_once", "as_if_in_turn",
@@ -107,16 +107,17 @@ __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axe
            "batches_drawn", "block_count", "broadcast", "bubble_share", "bucket_layout", "bucket_traffic",
            "bus_bandwidth", "by_hand", "calls_into", "chosen_layout", "chunks_in_words", "clipped", "column_outputs",
            "computed", "continued", "counted_bytes", "crossing", "crossing_bytes", "drawn_alike", "dropout_masks",
-           "environments", "epochs", "failure_of_replicas", "fewest", "first_losses", "first_step", "first_updates",
-           "found_hidden", "from_stage_to_stage", "global_batches", "global_gradient", "global_losses", "gpipe_order",
-           "gradients_cleared", "gradients_dropped", "gradients_left", "gradients_of_replicas", "gradients_sharded",
-           "groups_of_axis", "guilty_ranks", "handed_out", "held_back", "held_in_time", "held_on_rank",
-           "hierarchical_failure", "in_company", "is_future", "keeps_dtype", "kept_apart", "laid_alike", "late_push",
-           "left_alone", "load_failure", "loaded_state", "lock_given_back", "looked_up", "losses_of_replicas",
-           "losses_of_steps", "lost_share", "measured_link", "members", "mesh_failure", "mesh_gradients", "mesh_losses",
-           "micro_batch_losses", "moved", "names_of_no_order", "neighbour_exchange", "newest_given", "next_round_waits",
-           "no_lost_update", "not_moved_yet", "nothing_behind", "nothing_kept", "num_sent_bytes", "num_window_steps",
-           "number", "on_grid", "one_f_one_b_order", "one_run_a_step", "operator", "optimizer_sharded", "own_pipeline",
+           "environments", "epochs", "explained", "failure_of_replicas", "fewest", "first_losses", "first_step",
+           "first_updates", "found_hidden", "from_stage_to_stage", "global_batches", "global_gradient",
+           "global_losses", "gpipe_order", "gradients_cleared", "gradients_dropped", "gradients_left",
+           "gradients_of_replicas", "gradients_sharded", "groups_of_axis", "guilty_ranks", "handed_out", "held_back",
+           "held_in_time", "held_on_rank", "hierarchical_failure", "in_company", "is_future", "keeps_dtype",
+           "kept_apart", "laid_alike", "late_push", "left_alone", "load_failure", "loaded_state", "lock_given_back",
+           "looked_up", "losses_of_replicas", "losses_of_steps", "lost_share", "measured_link", "members",
+           "mesh_failure", "mesh_gradients", "mesh_losses", "micro_batch_losses", "moved", "names_of_no_order",
+           "neighbour_exchange", "newest_given", "next_action", "next_round_waits", "no_lost_update", "not_moved_yet",
+           "nothing_behind", "nothing_kept", "num_sent_bytes", "num_window_steps", "number", "on_grid",
+           "one_f_one_b_order", "one_run_a_step", "operator", "optimizer_sharded", "own_pipeline",
            "parameters_sharded", "parts_on_mesh", "parts_without_zeros", "peaks_in_flight", "placements", "places",
            "point_to_point", "predicted_pipeline", "predicted_ratio", "predicted_state", "received_once",
            "reduce_scatter", "remote_failure", "replica_gradients", "resumed", "ring_cost", "ring_traffic",
@@ -126,7 +127,7 @@ __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axe
            "shard_shapes", "sharded_traffic", "sharded_training", "shared_cards", "shares_of_replicas", "split_module",
            "split_traffic", "stage_gradients", "stage_parts", "started_in_backward", "state_put_back", "step_seconds",
            "summed_metrics", "synchronised_once", "torch_failure", "traffic_by_axis", "traffic_slips", "trained_alike",
-           "trained_as_one", "training_hint", "uneven_failure", "uneven_gradient", "units_of_blocks",
+           "trained_as_one", "training_failure", "uneven_failure", "uneven_gradient", "units_of_blocks",
            "untouched_in_flight", "vocabulary_loss", "vocabulary_traffic", "weights_kept", "went_on", "where_stuck",
            "whole_checkpoint", "window_gradient", "within_groups"]
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from book.checks.attribution import Attribution, in_words
 from book.checks.verdict import (
-    CheckFailed, Gradients, State, agree, dense, finite, flat, hint_for, listed, magnitude, refuse, require, short,
-    unmet, whole,
+    CheckFailed, Gradients, State, agree, dense, finite, flat, listed, magnitude, refuse, require, short,
+    unmet, whole, with_hint,
 )
 from book.mesh import Mesh
 
@@ -45,9 +45,8 @@ TIMES = {
 
 def mesh_failure(message: str) -> str:
     """An error of a rank on a mesh, with a hint, and without torch's report of collectives that do not match."""
-    hint = hint_for(message, HINTS)
     said = unmet(message, "; if you give one, is it the group of the ranks that hold the same parameters?")
-    return f"{said}\n{hint}" if hint else said
+    return with_hint(said, HINTS)
 
 
 def drawn_alike(outputs: Sequence[Any], mesh: Mesh) -> None:

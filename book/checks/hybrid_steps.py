@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from book.checks.verdict import (
-    CheckFailed, Gradients, State, agree, first_wrong, flat, hint_for, identical, number, refuse, require, reworded,
-    short,
+    CheckFailed, Gradients, State, agree, first_wrong, flat, identical, number, refuse, require, reworded, short,
+    with_hint,
 )
 from book.mesh import Mesh
 
@@ -163,8 +163,7 @@ def _mean_losses(losses: Sequence[Sequence[Any]], mesh: Mesh) -> np.ndarray:
 
 def torch_failure(message: str) -> str:
     """An error of a rank that combines torch's own parts, with a hint if torch gives none."""
-    hint = hint_for(message, TORCH_HINTS)
-    return f"{message}\n{hint}" if hint else message
+    return with_hint(message, TORCH_HINTS)
 
 
 def placements(placed: Sequence[Mapping[str, tuple[Any, ...]]], layout: Mapping[str, int | None]) -> None:

@@ -76,6 +76,22 @@ def same_outputs(got: Any, expected: Any) -> float:
 
 # A step
 
+def next_action(kind: str, micro_batch: Any, waiting: set[int], num_micro_batches: int) -> None:
+    """A stage must have what it runs next, a forward ("F") or a backward ("B"), still to do.
+
+    `waiting` are the micro-batches that have run forward but not backward; this call updates it.
+    """
+    name = {"F": "forward", "B": "backward"}[kind]
+    require(micro_batch in range(num_micro_batches), f"there is no micro-batch {micro_batch} to run {name}: the "
+            f"{num_micro_batches} of this step have the numbers 0 to {num_micro_batches - 1}")
+    if kind == "F":
+        waiting.add(micro_batch)
+        return
+    require(micro_batch in waiting, f"backward({micro_batch}) has no forward to go back through: a stage runs the "
+            "forward of each micro-batch first, and its backward once")
+    waiting.remove(micro_batch)
+
+
 def micro_batch_losses(got: Any, expected: Sequence[float]) -> None:
     """The last stage must have one loss for each micro-batch, as in one process; `expected` are scaled by 0.5."""
     require(num_given(got) == len(expected), f"the last stage has {num_given(got)} losses, but there are "

@@ -17,8 +17,8 @@ import numpy as np
 
 from book.checks.attribution import Attribution, in_words
 from book.checks.verdict import (
-    TOLERANCE, CheckFailed, Gradients, State, agree, differing, finite, flat, hint_for, likeliest, magnitude, number,
-    refuse, require, whole,
+    TOLERANCE, CheckFailed, Gradients, State, agree, differing, finite, flat, likeliest, magnitude, number,
+    refuse, require, whole, with_hint,
 )
 
 Updates = Mapping[str, tuple[Any, Any]]
@@ -96,9 +96,9 @@ def sharded_training(ranks: Sequence[Sequence[Step]], expected: Sequence[Whole],
     return magnitude(whole(expected[-1].after))
 
 
-def training_hint(message: str) -> str | None:
-    """A hint for the error that a training raised on a rank; None if there is none."""
-    return hint_for(message, TRAINING_ERRORS)
+def training_failure(message: str) -> str:
+    """An error of a rank that trains, with a hint if sharding often ends in it."""
+    return with_hint(message, TRAINING_ERRORS)
 
 
 def _places(rank: int, updates: Updates, before: State, num_ranks: int, units: Mapping[str, State]) -> Places:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from book.launch import LaunchError
+
 TOLERANCE = 1e-9
 SIX_DIGITS = 1e-5  # the error that remains if numbers were float32 at some point
 ROUNDED = "this is right to only six digits: was it float32 on the way?"
@@ -73,6 +75,30 @@ def reworded(before: str = "", after: str = "", instead: str = "") -> Iterator[N
         raise CheckFailed(instead or f"{before}{error}{after}") from None
 
 
+@contextmanager
+def explained(failure: Callable[..., str], *more: Any) -> Iterator[None]:
+    """Raise CheckFailed for an error of a launch in this block that `failure`, or a check in a rank, explains.
+
+    `failure` is given the error's message, and `more`, and returns it with an explanation, or unchanged if it has
+    none. Then the launch's own error is raised, which shows the line of the learner's code.
+    """
+    try:
+        yield
+    except LaunchError as error:
+        if isinstance(error.__cause__, CheckFailed):
+            raise error.__cause__ from None
+        said = failure(str(error), *more)
+        if said == str(error):
+            raise
+        raise CheckFailed(said) from None
+
+
+def with_hint(message: str, hints: Mapping[str, str]) -> str:
+    """An error's message, and below it the hint whose key is part of it, if there is one."""
+    hint = next((hint for said, hint in hints.items() if said in message), None)
+    return f"{message}\n{hint}" if hint else message
+
+
 # In words
 
 def short(x: float) -> str:
@@ -83,11 +109,6 @@ def short(x: float) -> str:
 def listed(things: Iterable[Any]) -> str:
     """Ranks, numbers or names, with commas."""
     return ", ".join(map(str, things))
-
-
-def hint_for(message: str, hints: Mapping[str, str]) -> str | None:
-    """The hint whose key is part of an error's message; None if there is none."""
-    return next((hint for said, hint in hints.items() if said in message), None)
 
 
 def unmet(message: str, advice: str) -> str:
