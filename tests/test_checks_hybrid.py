@@ -179,3 +179,11 @@ def test_places_and_groups_of_any_order_pass_and_no_others():
                              ([(0, 1)], "must be in exactly one group"), (None, "must be a list")]:
         with pytest.raises(CheckFailed, match=complaint):
             checks.groups_of_axis("dp", wrong, mesh)
+
+
+def test_a_group_of_ranks_that_do_not_exist_is_refused():
+    checks.same_group([None] * 4)
+    checks.same_group([[0, 3]] * 4)
+    for strange in (4, -1, 0.5):
+        with pytest.raises(CheckFailed, match=f"rank 1 makes a group with rank {strange}, but .* from 0 to 3"):
+            checks.same_group([[0, 1], [1, strange], [0, 1], [0, 1]])

@@ -271,3 +271,24 @@ def test_actions_that_a_stage_has_not_to_do_are_refused():
                                          ("F", None, "no micro-batch None"), ("B", 0, r"backward\(0\) has no forward")]:
         with pytest.raises(CheckFailed, match=complaint):
             checks.next_action(kind, micro_batch, waiting, 3)
+
+
+@pytest.mark.parametrize("rank, stage, complaint", [
+    (None, 0, "stage 0 has no stage before"), (None, 2, "stage 2 has no stage after"),
+    (3, 1, "rank 3 is not next to stage 1: the stage before is on rank 0, the stage after on rank 4"),
+    (torch.ones(2), 1, "a rank is a number, not a Tensor: the order of the arguments")])
+def test_only_the_stages_next_to_a_stage_are_its_neighbours(rank, stage, complaint):
+    for right in (0, 4):
+        checks.neighbour(right, 1, 0, 4)
+    with pytest.raises(CheckFailed, match=complaint):
+        checks.neighbour(rank, stage, 0, 4)
+
+
+def test_stages_called_out_of_order_are_reported():
+    tokens, activations = torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 3, 4)
+    checks.input_of_stage(tokens, 0)
+    checks.input_of_stage(activations, 1)
+    with pytest.raises(CheckFailed, match="stage 0 gets activations"):
+        checks.input_of_stage(activations, 0)
+    with pytest.raises(CheckFailed, match="stage 2 gets tokens, but it takes what stage 1 returns"):
+        checks.input_of_stage(tokens, 2)

@@ -71,8 +71,9 @@ from book.checks.parameter_server import (
 )
 from book.checks.pipeline import (
     batch_loss, failure_of_replicas, first_updates, from_stage_to_stage, gradients_of_replicas, in_company,
-    losses_of_replicas, losses_of_steps, micro_batch_losses, next_action, nothing_kept, remote_failure, rows_in_calls,
-    same_outputs, same_replicas, same_weights, shares_of_replicas, stage_gradients, stage_parts,
+    input_of_stage, losses_of_replicas, losses_of_steps, micro_batch_losses, neighbour, next_action, nothing_kept,
+    remote_failure, rows_in_calls, same_outputs, same_replicas, same_weights, shares_of_replicas, stage_gradients,
+    stage_parts,
 )
 from book.checks.planner import chosen_layout, held_on_rank, step_seconds, traffic_slips
 from book.checks.recovery import (
@@ -111,13 +112,13 @@ __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axe
            "first_updates", "found_hidden", "from_stage_to_stage", "global_batches", "global_gradient",
            "global_losses", "gpipe_order", "gradients_cleared", "gradients_dropped", "gradients_left",
            "gradients_of_replicas", "gradients_sharded", "groups_of_axis", "guilty_ranks", "handed_out", "held_back",
-           "held_in_time", "held_on_rank", "hierarchical_failure", "in_company", "is_future", "keeps_dtype",
-           "kept_apart", "laid_alike", "late_push", "left_alone", "load_failure", "loaded_state", "lock_given_back",
-           "looked_up", "losses_of_replicas", "losses_of_steps", "lost_share", "measured_link", "members",
-           "mesh_failure", "mesh_gradients", "mesh_losses", "micro_batch_losses", "moved", "names_of_no_order",
-           "neighbour_exchange", "newest_given", "next_action", "next_round_waits", "no_lost_update", "not_moved_yet",
-           "nothing_behind", "nothing_kept", "num_sent_bytes", "num_window_steps", "number", "on_grid",
-           "one_f_one_b_order", "one_run_a_step", "operator", "optimizer_sharded", "own_pipeline",
+           "held_in_time", "held_on_rank", "hierarchical_failure", "in_company", "input_of_stage", "is_future",
+           "keeps_dtype", "kept_apart", "laid_alike", "late_push", "left_alone", "load_failure", "loaded_state",
+           "lock_given_back", "looked_up", "losses_of_replicas", "losses_of_steps", "lost_share", "measured_link",
+           "members", "mesh_failure", "mesh_gradients", "mesh_losses", "micro_batch_losses", "moved",
+           "names_of_no_order", "neighbour", "neighbour_exchange", "newest_given", "next_action", "next_round_waits",
+           "no_lost_update", "not_moved_yet", "nothing_behind", "nothing_kept", "num_sent_bytes", "num_window_steps",
+           "number", "on_grid", "one_f_one_b_order", "one_run_a_step", "operator", "optimizer_sharded", "own_pipeline",
            "parameters_sharded", "parts_on_mesh", "parts_without_zeros", "peaks_in_flight", "placements", "places",
            "point_to_point", "predicted_pipeline", "predicted_ratio", "predicted_state", "received_once",
            "reduce_scatter", "remote_failure", "replica_gradients", "resumed", "ring_cost", "ring_traffic",

@@ -48,6 +48,10 @@ def groups_of_axis(axis: str, answer: Any, mesh: Mesh) -> int:
 
 def same_group(asked: Sequence[Sequence[int] | None]) -> None:
     """All ranks must make the same group in the same call of `new_group`; `asked` has, by rank, the group's ranks."""
+    for rank, ranks in enumerate(asked):
+        strange = [member for member in ranks or () if member not in range(len(asked))]
+        refuse(strange, f"rank {rank} makes a group with rank {listed(strange[:1])}, but the ranks are whole numbers "
+               f"from 0 to {len(asked) - 1}")
     names = ["all ranks" if ranks is None else f"ranks {listed(ranks)}" for ranks in asked]
     only_own = all(ranks is not None and rank in ranks for rank, ranks in enumerate(asked))
     why = ("each makes only its own groups, but new_group is a collective of the whole world, so all ranks must make "

@@ -12,7 +12,7 @@ import numpy as np
 from book.checks.attribution import Attribution, in_words
 from book.checks.verdict import (
     TOLERANCE, CheckFailed, Gradients, State, agree, differing, finite, flat, identical, likeliest, listed, magnitude,
-    num_given, number, refuse, require, reworded, unmet, whole,
+    num_given, number, refuse, require, reworded, unmet, whole, with_hint,
 )
 
 GRADIENT = {  # a stage's gradient, which should be a weighted sum over the micro-batches, or what else {what} is
@@ -75,6 +75,20 @@ def same_outputs(got: Any, expected: Any) -> float:
 
 
 # A step
+
+def neighbour(rank: Any, stage: int, before: int | None, after: int | None) -> None:
+    """A stage sends to, and receives from, the ranks of the stages next to it; None stands for one that is not there.
+
+    `before` and `after` are those ranks.
+    """
+    refuse(rank is None and stage == 0,
+           "stage 0 has no stage before: it receives no input, and sends no gradient back")
+    refuse(rank is None, f"stage {stage} has no stage after: it sends no output on, and receives no gradient")
+    require(isinstance(rank, int), f"a rank is a number, not a {type(rank).__name__}: the order of the arguments is "
+            "send(tensor, rank) and receive(rank, m)")
+    require(rank in (before, after), f"rank {rank} is not next to stage {stage}: the stage before is on rank {before}, "
+            f"the stage after on rank {after}. Use self.before and self.after; receive takes the rank first, then m")
+
 
 def next_action(kind: str, micro_batch: Any, waiting: set[int], num_micro_batches: int) -> None:
     """A stage must have what it runs next, a forward ("F") or a backward ("B"), still to do.
@@ -173,6 +187,14 @@ def remote_failure(message: str) -> str:
     return message + "\nA context ends with its block, and its gradients too: step inside of it" * closed
 
 
+def input_of_stage(x: Any, stage: int) -> None:
+    """Stage 0 must get tokens (B, T), whole numbers, and every other stage activations (B, T, D)."""
+    is_tokens = x.ndim == 2 and not x.is_floating_point()
+    require(stage or is_tokens, "stage 0 gets activations, but it takes tokens: call each stage once, in order")
+    refuse(stage and is_tokens, f"stage {stage} gets tokens, but it takes what stage {stage - 1} returns: call each "
+           "stage once, in order")
+
+
 def rows_in_calls(rows: Sequence[Sequence[int]], wanted: Sequence[int]) -> None:
     """Each stage must be called once a micro-batch; `rows` has by stage the numbers of sequences of its calls."""
     for stage, own in enumerate(rows):
@@ -251,8 +273,10 @@ def same_weights(held: Sequence[State], expected: State) -> float:
 # Replicas of a pipeline
 
 def failure_of_replicas(message: str) -> str:
-    """An error of a rank in a pipeline of replicas, without torch's report of collectives that do not match."""
-    return unmet(message, ": give group=, the group of the ranks that hold the same stage")
+    """An error of a rank in a pipeline of replicas, with a hint, without torch's report of unmatched collectives."""
+    said = unmet(message, ": give group=, the group of the ranks that hold the same stage")
+    return with_hint(said, {"Expected parameter `tensor`": "Only the last stage of each replica has a loss to average: "
+                            "on the others `losses` is empty, and its sum is the number 0"})
 
 
 def same_replicas(held: Sequence[State], starts: Sequence[State], num_replicas: int) -> None:

@@ -112,7 +112,7 @@ def report(lab: NotebookNode, num_each: int, seed: int, equivalent: Mapping[str,
     found = []
     for one in outcomes(lab, num_each, seed, equivalent, exercises):
         found.append(one)
-        said = one.message.split("\n")[0]
+        said = ": ".join(one.message.split("\n")[:2])  # a rank's own error is on the launcher's second line
         tell(f"exercise {one.exercise}, {one.mutant.mutation.mistake}: {one.mutant.key}\n"
              f"    {one.verdict}{': ' + said if said else ''}")
     tell(table(found))
