@@ -42,6 +42,11 @@ MEANINGS = {  # torch's messages about tensors that don't fit, as patterns, and 
     "out of bounds": "an index is too large for the table: rank r's block of V/R tokens begins at r V/R, and the "
                      "places in it count from there. For a target outside the block, clamp the place, and use 0 "
                      "instead of what you find",
+    r"start \(\d+\) \+ length \(\d+\) exceeds":
+        "the block ends behind the last number: of n numbers, rank r of R has n/R, from r n/R on",
+    "Dimension out of range|tuple index out of range":
+        "there is no such dim: a weight has the dims 0 and 1, a bias has only dim 0",
+    "'int' object has no attribute": "this is a number where a tensor should be: are two arguments exchanged?",
     "NoneType": "something here is None: dist.all_reduce works in place and returns None, so use the tensor that you "
                 "gave it"}
 PARTS = {  # a sum of the ranks' parts
@@ -79,19 +84,21 @@ def left_alone(function: str, **given: Any) -> Iterator[None]:
 
 @contextmanager
 def shapes_in_words(product: str = PRODUCT) -> Iterator[None]:
-    """On a rank: add to torch's errors about shapes what they mean if a map is cut. `product` is the message for a
-    product whose sides don't fit.
+    """On a rank: raise CheckFailed for torch's errors about shapes, with what they mean if a map is cut.
+
+    `product` is the message for a product whose sides don't fit. Errors that are not about shapes stay as they are.
     """
     try:
         yield
     except (RuntimeError, IndexError, TypeError, AttributeError) as error:
         sides = re.search(r"cannot be multiplied \(\d+x(\d+) and (\d+)x", str(error))
         product += PIECES if sides and int(sides[2]) < int(sides[1]) else ""
-        # The error itself goes on, so that it still points to the line where it happened.
         found = [(re.search(said, str(error)), meaning) for said, meaning in MEANINGS.items()]
-        meant = [f"{error}: {meaning.format(*said.groups(), product=product)}" for said, meaning in found if said]
-        error.args = tuple(meant) or error.args
-        raise
+        meant = next((meaning.format(*said.groups(), product=product) for said, meaning in found if said), "")
+        if not meant:
+            raise
+        # With its traceback, the report still points to the line where the error happened.
+        raise CheckFailed(f"{type(error).__name__}: {error}: {meant}").with_traceback(error.__traceback__) from None
 
 
 # One map
