@@ -6,6 +6,7 @@ survives shows a hole in the checks, or is equivalent to the solution: a person 
 from __future__ import annotations
 
 import random
+import re
 import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,11 @@ from book.grading.mutations import Mutant, mutants
 from book.grading.trial import printed, solution, stored
 
 TELLING = ("CheckFailed", "HangError")
+# Errors of launch, PyTorch and Python that say what is wrong with a call, at the line of the answer that makes it.
+NAMED = re.compile(
+    r"there is no rank |(sends to|receives from) itself|should not be the same as the rank of the current process|"
+    r"Invalid ``op``\. Expected|Expected parameter `\w+`|Must specify global_rank|missing \d+ required|"
+    r"argument '\w+' .*must be|unsupported operand type|cannot join thread before it is started")
 LIMIT_S = 90  # of one mutant; this also ends infinite loops
 
 
@@ -34,8 +40,12 @@ class Outcome:
 
     @property
     def explained(self) -> bool:
-        """Whether a check, here or in a rank, or a hang report says what is wrong; other errors only show the line."""
-        return self.message.startswith(TELLING) or "\nCheckFailed: " in self.message
+        """Whether the message says what is wrong: that of a check, here or in a rank, of a hang, or of a bad call.
+
+        Other errors only show the line.
+        """
+        return (self.message.startswith(TELLING) or "\nCheckFailed: " in self.message
+                or bool(NAMED.search(self.message)))
 
 
 def outcomes(lab: NotebookNode, num_each: int, seed: int, equivalent: Mapping[str, str],
