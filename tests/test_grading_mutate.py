@@ -102,12 +102,20 @@ def test_a_survivor_listed_as_equivalent_is_accepted(tmp_path):
 @pytest.mark.parametrize("message, explained", [
     ("CheckFailed: divide by their number", True),
     ("RankError: rank 0 failed in cell line 4: my_block(x, 1)\nCheckFailed: x comes whole", True),
-    ("RankError: rank 0 failed in cell line 7: dist.send(x, 4)\nValueError: there is no rank 4: ranks are 0 to 3", True),
+    ("RankError: rank 0 failed in cell line 7: dist.send(x, 4)\nValueError: there is no rank 4: ranks are 0 to 3",
+     True),
     ("TypeError: mean() missing 1 required positional argument: 'group'", True),
     ("RankError: rank 0 failed in cell line 4: my_block(x, 1)\nIndexError: dimension out of range", False)])
 def test_a_message_that_names_the_mistake_explains_it(message, explained):
     (mutant, *_) = mutants(MEAN)
     assert mutate.Outcome(1, mutant, "public", message).explained is explained
+
+
+@pytest.mark.parametrize("check, at_answer", [
+    ("mean(3)", True), ("len(mean([1]))", False), ("from book.launch import launch\nlaunch(mean, 2, 3)", True)])
+def test_an_error_at_a_line_of_the_answer_is_told_from_one_in_the_labs_own_code(check, at_answer):
+    (one, *_) = mutate.outcomes(lab(check, ""), 1, 0, {})
+    assert (one.verdict, one.explained, one.at_answer) == ("public", False, at_answer)
 
 
 def test_every_judged_mutant_still_exists():

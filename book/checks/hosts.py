@@ -175,6 +175,9 @@ def hierarchical_failure(message: str) -> str:
     if "outputShape" in message or "must be the same size" in message or "not divisible" in message:
         return ("the buffer's length need not be a multiple of the number of ranks on a host: pad it with zeros before "
                 f"the reduce-scatter.\n{message}")
+    if "invalid tensor size" in message:
+        return ("an all-gather takes a tensor for the parts of all ranks of its group, then the rank's own part: is "
+                f"the group that of this host, and are the two in this order?\n{message}")
     return message
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import re
 import signal
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from book.grading.trial import printed, solution, stored
 TELLING = ("CheckFailed", "HangError")
 # Errors of launch, PyTorch and Python that say what is wrong with a call, at the line of the answer that makes it.
 NAMED = re.compile(
-    r"there is no rank |(sends to|receives from) itself|should not be the same as the rank of the current process|"
+    r"there is no (rank|stage) |blocks can't make \d+ stages|Pipeline group size \d+ cannot|"
+    r"(sends to|receives from) itself|should not be the same as the rank of the current process|"
     r"Invalid ``op``\. Expected|Expected parameter `\w+`|Must specify global_rank|missing \d+ required|"
     r"argument '\w+' .*must be|unsupported operand type|cannot join thread before it is started")
 LIMIT_S = 90  # of one mutant; this also ends infinite loops
@@ -37,6 +39,12 @@ class Outcome:
     mutant: Mutant
     verdict: str
     message: str
+    line: str = ""  # where an error was raised, the innermost one in the lab's cells
+
+    @property
+    def at_answer(self) -> bool:
+        """Whether an error points to a line of the answer, not to one of the lab's own code around it."""
+        return bool(self.line) and self.line in {line.strip() for line in self.mutant.source.splitlines()}
 
     @property
     def explained(self) -> bool:
@@ -69,13 +77,21 @@ def _outcome(lab: NotebookNode, exercise: int, mutant: Mutant, equivalent: Mappi
             texts = printed(lab, exercise, mutant.source, "mutant", passed)
     except Exception as error:
         where = "hidden" if {marks(cell)["id"] for cell in checks(lab, exercise)} - set(passed) <= hidden else "public"
-        return Outcome(exercise, mutant, where, f"{type(error).__name__}: {error}")
+        return Outcome(exercise, mutant, where, f"{type(error).__name__}: {error}", _line_of(error))
     different = [name for name, text in texts.items() if text != stored(lab, name)]
     if different:
         return Outcome(exercise, mutant, "hidden" if set(different) <= hidden else "public",
                        f"prints {texts[different[0]]!r}")
     return Outcome(exercise, mutant, "equivalent" if mutant.key in equivalent else "survived",
                    equivalent.get(mutant.key, ""))
+
+
+def _line_of(error: Exception) -> str:
+    """The innermost line of the lab's cells at which an error was raised, in a rank or here."""
+    in_rank = re.match(r"rank \d+ failed in cell line \d+: (.*)", str(error))
+    frames = traceback.extract_tb(error.__traceback__)
+    here = [frame.line or "" for frame in frames if frame.filename.startswith("<ipython-input-")]
+    return in_rank[1] if in_rank else here[-1] if here else ""
 
 
 @contextmanager
@@ -102,8 +118,11 @@ def read_equivalent(path: Path) -> dict[str, str]:
 
 
 def table(found: list[Outcome]) -> str:
-    """A line for each exercise: how many mutants, what caught them, for how many a message says what is wrong."""
-    lines = ["exercise  mutants  public  hidden only  survived  equivalent  explained"]
+    """A line for each exercise: how many mutants, what caught them, for how many a message says what is wrong.
+
+    "Own line" counts those of the others whose error points to a line of the answer.
+    """
+    lines = ["exercise  mutants  public  hidden only  survived  equivalent  explained  own line"]
     numbers: list[int | None] = [*sorted({one.exercise for one in found}), None]
     for exercise in numbers:
         own = [one for one in found if exercise in (None, one.exercise)]
@@ -111,8 +130,9 @@ def table(found: list[Outcome]) -> str:
                   for verdict in ("public", "hidden", "survived", "equivalent")}
         caught = [one for one in own if one.verdict in ("public", "hidden")]
         explained = f"{sum(one.explained for one in caught)} of {len(caught)}"
+        own_line = sum(one.at_answer and not one.explained for one in caught)
         lines.append(f"{exercise or 'all':>8}  {len(own):7}  {counts['public']:6}  {counts['hidden']:11}  "
-                     f"{counts['survived']:8}  {counts['equivalent']:10}  {explained}")
+                     f"{counts['survived']:8}  {counts['equivalent']:10}  {explained:>9}  {own_line:8}")
     return "\n".join(lines)
 
 
