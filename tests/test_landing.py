@@ -37,7 +37,7 @@ def test_the_ring_runs_by_itself_for_as_many_ranks_as_are_chosen(site: Site, bro
         ring.get_by_label("ranks").fill(str(ranks))
         assert ring.get_attribute("data-steps") == str(ring_all_reduce(ranks).num_steps)
         assert ring.locator(".lk-card[data-rank]").count() >= ranks
-    assert "Each of 5 ranks (processes) holds 400 MB" in ring.locator(".lk-caption").inner_text()
+    assert "Each of 5 ranks (processes) holds 400 MB of gradients" in ring.locator(".lk-caption").inner_text()
     assert "640 MB" in ring.locator(".lk-caption").inner_text()  # 2 (N-1)/N n
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     ring.get_by_role("button", name="Pause").click()

@@ -1,12 +1,13 @@
 """How readers find their way on the website: terms lead to the glossary, and the search finds titles first."""
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from docutils import nodes
 
-from book.authoring.wayfinding import linked, with_words
+from book.authoring.wayfinding import PLAIN_WORDS, linked, with_words
 from tests.browser import Browser
 from tests.website import Site
 
@@ -42,6 +43,14 @@ def test_a_term_leads_to_the_glossary_where_it_is_first_used(site: Site, browser
     page.wait_for_url("**/91_glossary.html#term-*")
     assert page.evaluate("!!document.querySelector(decodeURIComponent(location.hash))")
     log.assert_clean()
+
+
+def test_plain_words_lead_to_the_glossary_only_where_they_are_terms(site: Site) -> None:
+    linked_on = {word: set() for word in PLAIN_WORDS}
+    for path in (site.folder / "chapters").glob("[0-9]*.html"):
+        for word in re.findall(r'<a class="term[^>]*>([a-z]+?)s?</a>', path.read_text("utf-8"), re.IGNORECASE):
+            linked_on.get(word.lower(), set()).add(path.name[:2])
+    assert linked_on == PLAIN_WORDS
 
 
 def test_a_term_is_a_whole_word_or_its_plural() -> None:

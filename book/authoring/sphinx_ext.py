@@ -39,6 +39,8 @@ WHY_THERE = re.compile(r"(\d+ ranks? on gloo \(CPU\)): (no GPU here)")  # as `la
 QUOTED = 12  # minimum length of a line of code that counts as quoted if a message contains it
 READ_BY_INLINE_SCRIPTS = {"documentation_options", "doctools", "sphinx_highlight"}
 
+PLOT_TITLE = re.compile(r'(?:title=|,\s*)"([^"]+)"\)\s*\Z|title="([^"]+)"')
+
 log = logging.getLogger(__name__)
 
 
@@ -56,6 +58,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", publish_lab)
     app.connect("source-read", say_why_once)
     app.connect("doctree-resolved", offer_student_copy)
+    app.connect("doctree-resolved", describe_plots)
     app.connect("doctree-resolved", drop_thebe_settings, priority=900)
     app.connect("doctree-resolved", name_language_of_terms, priority=900)
     app.connect("html-page-context", load_widgets, priority=800)
@@ -228,6 +231,15 @@ def offer_student_copy(app: Sphinx, doctree: nodes.document, page: str) -> None:
             "<span>The notebook without solutions and what its checks must print (zip, "
             f'{copy.stat().st_size / 1000:.0f} KB). <a href="{how_to}">How to work with it</a></span></p>')
     title.parent.insert(title.parent.index(title) + 1, nodes.raw("", link, format="html"))
+
+
+def describe_plots(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Let a screen reader say a plot's title, which stands in the code of its cell, and not the name of a file."""
+    for cell in doctree.findall(lambda node: isinstance(node, nodes.container) and "cell" in node["classes"]):
+        code = "".join(block.astext() for block in cell.findall(nodes.literal_block))
+        titles = [last or named for last, named in PLOT_TITLE.findall(code)]
+        for image in cell.findall(nodes.image):
+            image["alt"] = titles[-1] if titles else "A plot that the code above makes"
 
 
 def copy_widgets(app: Sphinx, config: Any) -> None:

@@ -18,6 +18,10 @@ GLOSSARY, CHAPTERS = "chapters/91_glossary", re.compile(r"chapters/(\d+)_")
 CHINESE = re.compile("[\u4e00-\u9fff]{2,}")
 NO_PLACE = (nodes.reference, nodes.literal, nodes.title, nodes.raw, nodes.term, nodes.math, nodes.literal_block,
             nodes.citation)
+# Terms that are also plain words, and the pages, by number, whose first use of them is the term.
+PLAIN_WORDS = {"gather": {"01", "02", "81"}, "reduce": {"01", "81"}, "root": {"01", "02", "81", "83"},
+               "scatter": {"01", "02"}, "stage": {"06", "86"}, "step": {"02", "03", "06"},
+               "store": {"01", "11", "12", "80", "81", "88", "95"}, "work": set()}
 INDEX = ("Search.setIndex(", ")")
 Anchors = dict[str, str]  # of terms, by the term
 Titles = dict[str, list[list[int | str | None]]]  # of the search's index: pages, by number, and anchors in them
@@ -31,9 +35,11 @@ def anchors(app: Sphinx) -> Anchors:
 
 def link_terms(app: Sphinx, doctree: nodes.document, page: str) -> None:
     """Lead from the first use of each term in a chapter's paragraphs to the glossary."""
-    if app.builder.format != "html" or page == GLOSSARY or not CHAPTERS.match(page):
+    chapter = CHAPTERS.match(page)
+    if app.builder.format != "html" or page == GLOSSARY or chapter is None:
         return
-    left = {term.lower(): label for term, label in anchors(app).items() if not CHINESE.search(term)}
+    left = {term.lower(): label for term, label in anchors(app).items()
+            if not CHINESE.search(term) and chapter[1] in PLAIN_WORDS.get(term.lower(), {chapter[1]})}
     to, any_term = app.builder.get_relative_uri(page, GLOSSARY), pattern_of(tuple(left))
     for text in [text for paragraph in doctree.findall(nodes.paragraph) for text in paragraph.findall(nodes.Text)]:
         if left and any_term.search(text.astext()) and not in_any(text, NO_PLACE):

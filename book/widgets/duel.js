@@ -101,7 +101,7 @@
       const tick = make("div.lk-tick", line);
       return run => {
         const [link, most] = busiest(traffic(run, Infinity));
-        text.textContent = `${who}${most ? `, ${link}` : ""}: ${most.toFixed(2)} n`;
+        text.textContent = `${who}${most ? `, ${link}` : ""}: ${most.toFixed(2)} n${most ? "" : " (n: a rank's buffer)"}`;
         tick.style.setProperty("--done", Math.min(1, most / (RANKS - 1)));
       };
     });

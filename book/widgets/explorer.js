@@ -202,7 +202,7 @@
 
   // # widget
   function mountExplorer(el, data, opts, kind) {
-    const { root, source, caption, alert } = frame(el, data.title, -1);
+    const { root, source, caption, alert } = frame(el, data.title);
     source.textContent = kind.source ?? "simulated in this page";
     const turns = make("div.lk-turns", source.parentNode);
     const bar = make("div.lk-dials", root, { role: "group", "aria-label": "What is simulated" });

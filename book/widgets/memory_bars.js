@@ -151,7 +151,7 @@
   function mountBars(el, data, opts) {
     const { parameters, ranks, stage } = data;
     const chosen = { parameters, ranks, stage, each: data.precisions[data.precision][1], gpu: data.gpus[data.gpu] };
-    const { root, source, caption, alert } = frame(el, data.title, -1);
+    const { root, source, caption, alert } = frame(el, data.title);
     source.textContent = "by formula";
     const bar = make("div.lk-pickers", root);
     const field = make("div.lk-field", root);

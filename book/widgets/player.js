@@ -531,7 +531,7 @@
     const over = t >= run.end;
     return [
       [`${k} / ${run.S}`, "rounds"],
-      [say(now.out[max(0, run.who)]), run.who < 0 ? "sent per rank, so far" : `sent by rank ${run.who}, so far`],
+      [say(now.out[max(0, run.who)]), run.who < 0 ? "sent per rank, so far (n: a buffer)" : `sent by rank ${run.who}, so far`],
       [over ? say(run.total) : "…", "at the end" + (over ? run.formula : "")],
       [tally(run, t).join(" / "), "chunks complete"],
       [say(most), "busiest link" + (t && !run.unseen ? ", " + link : "")],

@@ -39,7 +39,7 @@
   function sentence(run) {
     const root = simulatedRun(parameter_server_all_reduce(run.n), { kind: "mesh" });
     return (
-      `Each of ${run.n} ranks (processes) holds ${bytes(BUFFER)} and needs the sum. ` +
+      `Each of ${run.n} ranks (processes) holds ${bytes(BUFFER)} of gradients and needs the sum. ` +
       `Round the ring no link carries more than ${most(run)} each way, in ${num(run.S, "step")}; ` +
       `through one rank it is ${most(root)}.`
     );

@@ -324,7 +324,7 @@
   }
 
   /** The root of a widget, its head, caption, alert and field. */
-  function frame(el, title, tabindex) {
+  function frame(el, title, tabindex = -1) {
     const root = make("div.lockstep-player", el, { role: "group", "aria-label": title, tabindex });
     const head = make("div.lk-head", root);
     make("b", head, {}, title);
