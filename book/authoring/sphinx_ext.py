@@ -83,12 +83,13 @@ def inline_math(translator: HTML5Translator, node: nodes.math) -> None:
 def display_math(translator: HTML5Translator, node: nodes.math_block) -> None:
     """Write a displayed formula as MathML in a box of its own, which scrolls on a narrow screen, with its number."""
     translator.body.append(translator.starttag(node, "div", CLASS="math"))
+    translator.body.append(to_mathml(node, node.astext(), "block"))
     if node["number"]:
         number = get_node_equation_number(translator, node)
         translator.body.append(f'<span class="eqno">({number})')
         translator.add_permalink_ref(node, "Link to this equation")
         translator.body.append("</span>")
-    translator.body.append(to_mathml(node, node.astext(), "block") + "</div>\n")
+    translator.body.append("</div>\n")
     raise nodes.SkipNode
 
 

@@ -1,7 +1,7 @@
 /* A ring all-reduce that runs by itself on the opening page, for as many ranks as the reader wants. It has no data: the
    twin makes the schedule and simulates it here. simulatedRun() is what the player's scripts draw. */
 (() => {
-  const { range, make, bytes, num, pill, frame, watchWidth, define } = globalThis.lockstepScene;
+  const { range, make, bytes, pill, frame, watchWidth, define } = globalThis.lockstepScene;
   const { gather, retime, stageOf, drawStage, traffic, busiest } = globalThis.lockstepChunks;
   const { OPS } = globalThis.lockstepTwin.schedule;
   const { Link } = globalThis.lockstepTwin.links;
@@ -40,8 +40,7 @@
     const root = simulatedRun(parameter_server_all_reduce(run.n), { kind: "mesh" });
     return (
       `Each of ${run.n} ranks (processes) holds ${bytes(BUFFER)} of gradients and needs the sum. ` +
-      `Round the ring no link carries more than ${most(run)} each way, in ${num(run.S, "step")}; ` +
-      `through one rank it is ${most(root)}.`
+      `Round the ring no link carries more than ${most(run)} each way; through one rank it is ${most(root)}.`
     );
   }
 
