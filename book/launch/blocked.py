@@ -78,12 +78,12 @@ def why(doing: str, others: Mapping[str, str]) -> str | None:
     """
     if doing == _FUTURE and others and set(others.values()) == {_FUTURE}:
         return (f"{doing}, and so {'do its threads' if len(others) > 1 else 'does its thread'} {' and '.join(others)}: "
-                "the pool has no thread for what they wait for")
+                "the pool has no thread left to run what they wait for")
     named = [f"its thread {name} {does}" for name, does in others.items()]
     in_locks = [name for name, does in others.items() if _ended_by(does) == "release it"]
     if len(in_locks) > 1 and "join" in doing:
-        return (f"its threads {' and '.join(in_locks)} wait for locks that the other holds: take the locks in the same "
-                "order in all threads")
+        return (f"its threads {' and '.join(in_locks)} each wait for a lock that another holds: take the locks in the "
+                "same order in all threads")
     if others:
         return f"{doing}, and {' and '.join(named)}" if all(map(_ended_by, others.values())) else None
     end = _ended_by(doing)

@@ -1,6 +1,6 @@
 """L2: why ranks wait for each other, in a sentence each: from where they are and from the calls on their board.
 
-A rank that waits names what it waits for ("recv from rank 1"), and the board tells which collectives it has called. A
+A rank that waits names what it waits for ("recv from rank 1"), and the board shows which collectives it has called. A
 rank that has not reached a collective, a ring of ranks that all send first and a peer that has finished explain most
 runs that hang. A rank itself reports what holds it up inside its own process, such as a lock or a parameter without a
 gradient.
@@ -70,9 +70,9 @@ def missing(ranks: Sequence[Standing], calls: Mapping[str, Mapping[int, Call]]) 
 
 
 def _missing(ranks: Sequence[Standing], group: str, last: Mapping[int, Call]) -> Missing | None:
-    """What ranks of a group wait in and others have not called; None if there is nothing of this kind."""
+    """What ranks of a group wait in and others have not called; None if every rank has called it."""
     if not group.endswith("]"):
-        return None  # it has too many ranks for its name on the board
+        return None  # the group has too many ranks: its name on the board is cut off
     members = [int(rank) for rank in re.findall(r"\d+", group.partition(" ")[2])]
     number = max(call.number for call in last.values())
     waiting = [rank for rank in members if rank in last and last[rank].number == number
@@ -86,8 +86,8 @@ def _crossed(missed: Sequence[Missing]) -> Iterator[str]:
     for one, other in combinations(missed, 2):
         if set(one.waiting) & set(other.behind) and set(other.waiting) & set(one.behind):
             first, second = (f"{_listed(group.waiting)} in {_words(group)}" for group in (one, other))
-            yield (f"{first} of one group, {second} of another, each for the others: "
-                   "call the groups in the same order on every rank")
+            yield (f"{first} of one group, {second} of another, each for the other: "
+                   "call the groups' collectives in the same order on every rank")
             return
 
 

@@ -21,8 +21,8 @@ def dropped(ranks: Sequence[Standing]) -> Iterator[str]:
                 missed.add(line)
     alike = {line: sorted(who) for line, who in who_dropped.items() if line in missed}
     for (call, place), who in alike.items():
-        yield (f"{named(who)} did not keep what {call} returned, and a dropped request takes its message along: keep "
-               f"it, and call wait() on it. Look at {place}")
+        yield (f"{named(who)} did not keep what {call} returned; when Python drops a request, its message is lost: "
+               f"keep it, and call wait() on it. Look at {place}")
     polled = [rank for rank, standing in enumerate(ranks) if standing.polled]
     if polled and not alike:
         has = "has" if len(polled) == 1 else "have"
@@ -31,7 +31,7 @@ def dropped(ranks: Sequence[Standing]) -> Iterator[str]:
 
 
 def _meets(standing: Standing, verb: str, rank: int) -> bool:
-    """Whether a rank waits in such an operation with `rank`, or in one with any rank."""
+    """Whether a rank waits in `verb` ("send" or "recv") with `rank`, or may do so: the peer or the call is unknown."""
     unknown = standing.doing == "waits for a request" or (verb == "recv" and "recv from any rank" in standing.doing)
     return unknown or standing.peer == (verb, rank)
 
@@ -60,7 +60,8 @@ def causes(ranks: Sequence[Standing]) -> Iterator[str]:
             yield f"rank {rank} {standing.doing}, which {other.doing}"
         elif other.peer == (OTHER_SIDE[verb], rank):
             pair = sorted((rank, peer))
-            yield f"ranks {pair[0]} and {pair[1]} send and receive past each other: compare tag= and group="
+            yield (f"the send and the receive of ranks {pair[0]} and {pair[1]} do not match: compare tag= and "
+                   "group=")
         else:
             yield from _circle(ranks, rank, verb)
 
@@ -75,8 +76,8 @@ def _circle(ranks: Sequence[Standing], first: int, verb: str) -> Iterator[str]:
         return
     circle.sort()
     if len({ranks[rank].place for rank in circle}) > 1:
-        yield (f"{named(circle)} wait for each other in a circle, each at another line: the orders of their sends and "
-               "receives don't go together")
+        yield (f"{named(circle)} wait for each other in a circle, at different lines: the orders of their sends and "
+               "receives do not match")
     else:
         yield f"{named(circle)} all " + {
             "send": "send first, and nobody receives: let one of them receive first, or use isend",
