@@ -1,8 +1,8 @@
 """L2: the processes that ranks start: none of them outlives its launch.
 
-On Linux a rank adopts orphans: when the parent of one of its descendants ends, that process becomes the rank's own
-child, and a child of the server that ranks are forked from once the rank has ended. So every process that a rank has
-started can be found among its descendants, even one in another session. Other systems adopt no orphans: there a rank's
+On Linux a rank adopts orphans: when the parent of one of its descendants ends, the descendant becomes the rank's own
+child. Once the rank itself has ended, it becomes a child of the server that ranks are forked from. So every process
+that a rank has started can be found, even one in another session. Other systems adopt no orphans: there a rank's
 process group is killed.
 """
 from __future__ import annotations
@@ -35,7 +35,7 @@ def adopt_orphans() -> None:
 
 
 def end(roots: Collection[int]) -> None:
-    """Kill these processes and all that they have started, which includes what starts in the meantime."""
+    """Kill these processes and all that they have started, including what they start meanwhile."""
     for pid in roots:
         end_group(pid)
     stopped: set[int] = set()
@@ -63,12 +63,12 @@ def end_children(parent: int, kept: Collection[int] = ()) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal (SIGSTOP) has stopped this process; False where /proc does not tell."""
+    """Whether a signal (SIGSTOP) has stopped this process; False where /proc does not say."""
     return _state_and_parent(pid)[0] == "T"
 
 
 def is_asleep(pid: int) -> bool:
-    """Whether the main thread of this process waits in the system; False where /proc does not tell."""
+    """Whether the main thread of this process waits in the system; False where /proc does not say."""
     return _state_and_parent(pid)[0] in "SD"
 
 

@@ -1,4 +1,4 @@
-"""L2: what each rank is doing when a run hangs, from which the causes are worked out, and ranks in words."""
+"""L2: what each rank is doing when a run hangs, from which causes are worked out; and how messages name ranks."""
 from __future__ import annotations
 
 import re
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from book.launch.report import Dropped
 from book.launch.rpc import Worker
 
-LONG_RUN = 5  # at least this many consecutive ranks are named by the first and the last
+LONG_RUN = 5  # so many consecutive ranks or more are written as a range
 _WAITS_FOR = re.compile(r"waits (?:in|for its) (i?send|i?recv) (?:to|from) rank (\d+)")
 
 
@@ -30,13 +30,13 @@ class Standing(NamedTuple):
 
     @property
     def peer(self) -> tuple[str, int] | None:
-        """What it waits for from which rank: ("recv", 1)."""
+        """The send or receive that it waits in, and with which rank: ("recv", 1); None if it waits in neither."""
         found = _WAITS_FOR.match(self.doing)
         return (found[1].removeprefix("i"), int(found[2])) if found else None
 
 
 def named(ranks: Sequence[int]) -> str:
-    """Ranks in words, runs of five and more by their ends: "rank 2", "ranks 0, 1, 4-63"."""
+    """Ranks in words, five or more consecutive ones as a range: "rank 2", "ranks 0, 1, 4-63"."""
     runs = [[rank for _, rank in run] for _, run in groupby(enumerate(ranks), lambda pair: pair[1] - pair[0])]
     parts = [f"{run[0]}-{run[-1]}" if len(run) >= LONG_RUN else ", ".join(map(str, run)) for run in runs]
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(parts)}"

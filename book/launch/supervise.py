@@ -79,7 +79,7 @@ def _settle(ranks: Ranks) -> None:
 
 
 class Found(NamedTuple):
-    """What the ranks of a run that hangs have called last in each group; stacks of those that cannot answer."""
+    """Of a run that hangs: each rank's last call in each group, and the stacks of the ranks that cannot answer."""
     calls: Mapping[str, Mapping[int, Call]]
     stacks: Mapping[int, str]
 
@@ -97,7 +97,7 @@ def ask_for_reports(ranks: Ranks) -> Found:
         ranks.listen(0.05)
     for member in ranks:
         member.doing = _doing(member)
-    # First, since the signal that asks for stacks may end a call into C, and the run then goes on.
+    # Read the calls first: the signal that asks for stacks may interrupt a call into C, and the run would go on.
     calls = ranks.last_calls()
     return Found(calls, ranks.dump(0.3))
 
@@ -109,8 +109,8 @@ def describe_hang(ranks: Ranks, verdict: str, limit_s: float, found: Found) -> s
         "late": f"not done after {limit_s:g} s",
         "not started": f"the ranks could not start within {limit_s:g} s",
     }[verdict]
-    lines = [first, *(f"cause: {cause}" for cause in causes(list(map(_seen, ranks)), found.calls))]
-    lines += _standing_lines(ranks, found.stacks)
+    lines = [first, *(f"cause: {cause}" for cause in causes(list(map(_standing, ranks)), found.calls))]
+    lines += _lines_of(ranks, found.stacks)
     if any(member.working and member.report and member.report.doing == "waits in new_group" for member in ranks):
         lines.append(f"new_group: {NEW_GROUP}")
     return "\n".join(lines)
@@ -118,11 +118,11 @@ def describe_hang(ranks: Ranks, verdict: str, limit_s: float, found: Found) -> s
 
 def waits_for(ranks: Ranks, found: Found) -> dict[int, tuple[int, ...]]:
     """For each rank of a run that hangs, once it has been asked: the ranks that it waits for."""
-    return graph.waits_for(list(map(_seen, ranks)), found.calls)
+    return graph.waits_for(list(map(_standing, ranks)), found.calls)
 
 
-def _seen(member: RankProcess) -> Standing:
-    """What the causes are worked out from."""
+def _standing(member: RankProcess) -> Standing:
+    """What a rank is doing, as `causes` and `graph` need it."""
     report, doing = member.report, member.doing
     if report is None:
         return Standing(doing)
@@ -132,19 +132,19 @@ def _seen(member: RankProcess) -> Standing:
                     report.left_out)
 
 
-def _standing_lines(ranks: Ranks, stacks: Mapping[int, str]) -> Iterator[str]:
+def _lines_of(ranks: Ranks, stacks: Mapping[int, str]) -> Iterator[str]:
     """Where each rank is; ranks that stand at the same place share their lines."""
     alike: dict[tuple[str, ...], list[int]] = {}
     for member in ranks:
         beside = member.report.beside if member.working and member.report else ()
-        alike.setdefault((_standing(member, stacks), *beside), []).append(member.rank)
-    for (standing, *beside), who in alike.items():
-        yield f"  {named(who)} {plural(standing, len(who))}"
+        alike.setdefault((_doing_at(member, stacks), *beside), []).append(member.rank)
+    for (does, *beside), who in alike.items():
+        yield f"  {named(who)} {plural(does, len(who))}"
         yield from (f"    {words}" for words in beside)
 
 
 def _doing(member: RankProcess) -> str:
-    """What a rank does, in words, without the place; if it waits for its own thread, what that waits for."""
+    """What a rank is doing, in words, without the place; if it waits for one of its threads, what that waits for."""
     if member.finished:
         return "finished"
     if member.returned:
@@ -156,8 +156,8 @@ def _doing(member: RankProcess) -> str:
     return member.report.in_thread or member.report.doing
 
 
-def _standing(member: RankProcess, stacks: Mapping[int, str]) -> str:
-    """What a rank does, and where."""
+def _doing_at(member: RankProcess, stacks: Mapping[int, str]) -> str:
+    """What a rank is doing, and where."""
     if member.doing in ("finished", RETURNED, STOPPED):
         return member.doing
     if not member.report:
