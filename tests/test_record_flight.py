@@ -152,7 +152,7 @@ def test_files_that_are_no_dumps_or_not_of_all_ranks_are_refused(tmp_path):
     path.write_text(json.dumps({"format": flight.FORMAT, "rank": 0, "world_size": 2, "backend": "gloo", "calls": []}))
     with pytest.raises(TraceError, match="no dump of rank 1"):
         flight.read([path])
-    with pytest.raises(TraceError, match="of rank 0, as another file is"):
+    with pytest.raises(TraceError, match="from rank 0, and so is another file"):
         flight.read([path, path])
     with pytest.raises(TraceError, match="can't be read"):
         flight.read([tmp_path / "nowhere.json"])

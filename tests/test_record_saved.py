@@ -60,7 +60,8 @@ def test_a_message_that_arrives_before_it_is_sent_is_refused(saved, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which, message", [
-    ((), "there is no file of rank 0"), ((0,), "there is no file of rank 1"), ((0, 0), "rank 0, as another file is")])
+    ((), "there is no file from rank 0"), ((0,), "there is no file from rank 1"),
+    ((0, 0), "from rank 0, and so is another file")])
 def test_every_rank_has_one_file(saved, which, message):
     with pytest.raises(TraceError, match=message):
         record.merge([saved[0][number] for number in which])

@@ -26,13 +26,14 @@ def read_all(paths: Iterable[str | Path], form: str, parsed: Callable[[dict[str,
              absent: str) -> list[Written]:
     """What `parsed` makes of the ranks' files, by rank; they are JSON, and their "format" is `form`.
 
-    Raises TraceError for a file that is not `what`, for two files of one rank, and, with `absent`, for a missing one.
+    Raises TraceError for a file that is not `what`, for two files of one rank, and for a missing one, in the words of
+    `absent`.
     """
     found: dict[int, Written] = {}
     for path in map(Path, paths):
         one = _read(path, form, parsed, what)
         if one.rank in found:
-            raise TraceError(f"{path} is of rank {one.rank}, as another file is: give one file for each rank")
+            raise TraceError(f"{path} is from rank {one.rank}, and so is another file: give one file for each rank")
         found[one.rank] = one
     world_size = max((one.world_size for one in found.values()), default=0)
     missing = [str(rank) for rank in range(world_size) if rank not in found]

@@ -1,8 +1,8 @@
 """L2: recordings of ranks on several hosts: each rank saves its own, and they are merged with their clocks aligned.
 
-CLOCK_MONOTONIC counts from another moment on each host. Before a rank saves, it asks rank 0 for its time, again and
-again: with the shortest round trip, rank 0 has read its clock in the middle, give or take half of the trip
-(cristian1989). This needs a process group and nothing else, so it works under torchrun.
+CLOCK_MONOTONIC starts at a different moment on each host. Before a rank saves, it asks rank 0 for its time, again and
+again, and keeps the answer with the shortest round trip: rank 0 read its clock in the middle of that trip, give or take
+half of it (cristian1989). This needs a process group and nothing else, so it works under torchrun.
 """
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def merge(paths: Iterable[str | Path]) -> Trace:
     is no recording, a rank is missing or is there twice, or a message would arrive before it was sent.
     """
     ranks = read_all(paths, FORMAT, _parsed, "a recording that record.save wrote",
-                     "there is no file of rank {}: every rank saves one by record.save")
+                     "there is no file from rank {}: every rank saves one with record.save")
     bounds = sorted(saved.bound_ns for saved in ranks)[-2:]
     return assemble([_shifted(saved.recording, saved.offset_ns) for saved in ranks], backend=ranks[0].backend,
                     clock_error_s=sum(bounds) / 1e9)
 
 
 def _offset_from_rank_0() -> tuple[int, int]:
-    """Nanoseconds to add to this rank's clock to have rank 0's, and by how many they may be wrong."""
+    """Nanoseconds to add to this rank's clock to get rank 0's, and by how many they may be off."""
     rank, found = dist.get_rank(), (0, 0)
     for peer in range(1, dist.get_world_size()):
         if rank == 0:
