@@ -2,7 +2,7 @@
 
 The recorder is a ring buffer in torch, of 2000 calls unless `TORCH_FR_BUFFER_SIZE` says otherwise when a rank starts;
 0 switches it off. It notes collectives, with the lines that called them, and whether they are done. With gloo in torch
-2.13 it notes neither sends nor receives, and no time but that of the call.
+2.13 it notes no sends or receives, and no time but that of the call.
 """
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def dump(path: str | Path, lines: bool = False) -> None:
 
 
 def read(paths: Iterable[str | Path]) -> list[Flight]:
-    """The dumps of all ranks, by rank, from their files in any order; TraceError where one is missing or is none."""
+    """The dumps of all ranks, by rank, from files in any order; TraceError if one is missing, or is not a dump."""
     return read_all(paths, FORMAT, _parsed, "a dump that flight.dump wrote",
                     "there is no dump of rank {}: a rank that can't dump is dead or holds the GIL")
 
@@ -194,7 +194,7 @@ def _count(flight: Flight, group: str) -> int:
 
 
 def _odd_ones(flights: Sequence[Flight]) -> set[int]:
-    """The ranks whose call differs from that of most others in a place of a group where some rank waits."""
+    """The ranks whose call with some number in a group, at which a rank waits, differs from that of most others."""
     odd: set[int] = set()
     for waiting in {(call.group, call.number) for flight in flights for call in _open(flight)[:1]}:
         said: dict[str, set[int]] = defaultdict(set)

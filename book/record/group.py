@@ -63,7 +63,7 @@ def install(recorder: Recorder) -> None:
 
 
 class RecordedWork(Work):
-    """A request that records when the program has waited for it; when it completes by itself is nondeterministic."""
+    """A request that records when the program has waited for it, not when it completes: that varies between runs."""
 
     def __init__(self, recorder: Recorder, work: Work, indices: Sequence[int]):
         super().__init__()

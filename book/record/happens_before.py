@@ -26,9 +26,9 @@ def assemble(recordings: Sequence[Recording | None], backend: str | None = None,
     `hangs` says which ranks wait for which others in a run that hung.
 
     Events are sorted by step, then rank, then program order; times start at 0. If all events were emitted, the trace
-    has their source, name and promise, as far as these agree. `clock_error_s` is by how much two ranks' times may be
-    wrong against each other; None means that all have the same clock. Raises TraceError if a message arrives before it
-    was sent, which happens when ranks of several hosts were recorded and their clocks were not aligned.
+    has their source, name and promise, as far as these agree. `clock_error_s` says how far off two ranks'
+    times may be relative to each other; None means that all have the same clock. Raises TraceError if a message arrives
+    before it was sent, which happens when ranks of several hosts were recorded and their clocks were not aligned.
     """
     known = [recording or Recording() for recording in recordings]
     order = _Order(known)
@@ -51,7 +51,7 @@ def _check_arrivals(messages: Iterable[tuple[int, int, float, float]], clock_err
 
 
 def _emitted_messages(recordings: Sequence[Recording]) -> Iterator[tuple[int, int, float, float]]:
-    """Messages that programs emitted themselves, as (src, dst, sent_s, arrived_s); those of a chunk in a step match."""
+    """Messages that programs emitted themselves, (src, dst, sent_s, arrived_s), matched by their chunk and step."""
     events = [event for recording in recordings for event in recording.emitted
               if event.kind in ("send", "recv") and event.peer is not None and event.chunk is not None]
     sent_s = {(event.rank, event.peer, event.chunk, event.step): event.start_s for event in events
@@ -111,7 +111,7 @@ def _events(rank: int, recording: Recording, order: _Order) -> Iterator[Event]:
 
 def _waited(recording: Recording) -> dict[int, int]:
     """How many gradients were ready once the program had waited for each operation; empty if none were followed."""
-    positions = [gradient.position for gradient in recording.gradients]  # in order: see ready
+    positions = [gradient.position for gradient in recording.gradients]  # in order: see `_Recorder.ready`
     return {index: bisect_right(positions, position) for position, (what, index) in enumerate(recording.log)
             if what == "wait" and positions}
 
@@ -178,7 +178,7 @@ class _Order:
         return self._level[self._node[rank, index]]
 
     def partner(self, rank: int, index: int) -> Operation | None:
-        """The other end of a message; None if it was never called or the operation is a collective."""
+        """The other end of a message; None if the peer never made that call, or the operation is a collective."""
         others = [member for member in self._members[self._node[rank, index]] if member != (rank, index)]
         if len(others) != 1 or self._recordings[rank].operations[index].kind == "collective":
             return None
@@ -233,7 +233,7 @@ class _Order:
             self._earlier.update(zip(nodes[1:], nodes))
 
     def _walk(self) -> None:
-        """Advance through all logs in parallel; a wait needs its operation's level, and so all members' calls."""
+        """Go through all logs in parallel; to pass a wait, all members must have made the operation's call."""
         at = [0] * len(self._recordings)
         while any(at[rank] < len(recording.log) for rank, recording in enumerate(self._recordings)):
             moved = [self._advance(rank, at) for rank in range(len(at))]

@@ -220,7 +220,7 @@ class _Recorder:
         future.add_done_callback(lambda _: self._completed(index))  # outside the lock: it may be called at once
 
     def follows(self, index: int) -> bool:
-        """Whether to record when this operation completes, whoever waits for it: for collectives while following."""
+        """Whether to record when this operation completes, whoever waits for it: a collective while following."""
         return self._follower is not None and self.recording.operations[index].kind == "collective"
 
     def follow(self, follower: Follower | None) -> None:

@@ -23,7 +23,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Hold:
-    """What a chunk held after its rank, before log entry `position`, or collective `operation` had changed it."""
+    """What a chunk held after a change: by its rank, just before log entry `position`, or by collective `operation`."""
 
     chunk: int
     contributions: tuple[float, ...] | None
@@ -34,9 +34,9 @@ class Hold:
 
 @dataclass
 class Operation:
-    """One call of one rank: `kind` is "send", "recv" or "collective"; `ranks`, its group's, and `peer` are global.
+    """One call of one rank: `kind` is "send", "recv" or "collective"; `peer` and `ranks`, its group's, are global.
 
-    A `withdrawn` one was refused when it was called, so it moved nothing and matches nothing. `bucket` is the bucket of
+    A `withdrawn` call was refused by the backend, so it moved nothing and matches nothing. `bucket` is the bucket of
     gradients that it carries, if followed and known, `unit` the part of the model that it belongs to, and `line` the
     line of a notebook's cell that called it, if it is a send and that is known.
     """

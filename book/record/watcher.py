@@ -40,7 +40,7 @@ def around(atlas: Atlas, found: Find) -> Block:
 
 
 class Watcher(TorchDispatchMode):
-    """Sees each operation of a rank's program, forward and backward, and records what it does with the matrices."""
+    """Sees each operation of a rank's program, forward and backward, and records what that does with the matrices."""
 
     def __init__(self, atlas: Atlas, given: Iterable[str]):
         super().__init__()
@@ -79,7 +79,7 @@ class Watcher(TorchDispatchMode):
         return result
 
     def ends_with(self, tensor: torch.Tensor, matrix: str, how: str) -> None:
-        """Record the program's result: the block of `matrix` that `tensor` is, as it is now, and `how`."""
+        """Record that `tensor` is a result: a block of `matrix`, given in the way `how` ("return" or "gradient")."""
         (tensor,) = _plain([tensor.trigger_wait() if hasattr(tensor, "trigger_wait") else tensor])
         self._arrived([tensor])
         self._did(BlockOp(how))
