@@ -11,11 +11,11 @@ yields what fits, the most telling first; `explain` gives a lab's sentence for t
     "rounded"               right to six digits only, which has one sentence in all labs
     "times x", "over x"     `{x}` times what it should be, or divided by it, for each x of `counts`
     "added to own"          what it should be, plus the rank's own contribution
-    "in flight"             every contribution, of some numbers divided by `{size}` more often than of others
-    "picked"                no sum, but the largest, smallest or product of all, by the operation `{reduction}`
+    "in flight"             every contribution; in some elements, some of them divided by `{size}`, once or more
+    "picked"                no sum: the largest, the smallest or the product of all, from `{reduction}`
     "only own"              `{own_times}` times the rank's own contribution
     "only last <axis>"      of each rank the last contribution on this axis alone
-    "missing <axis>"        `{absent}` on this axis have no part in it; on other axes than the first: of other ranks
+    "missing <axis>"        `{absent}` on this axis have no part in it; on any axis but the first, of other ranks
     "alike"                 all coefficients are `{highest}`, and should not be
     "scaled"                `{times}` times what it should be
     "unequal"               any other sum, with the coefficients `{weights}`
@@ -49,11 +49,11 @@ class Pattern(NamedTuple):
 
 
 class Attribution:
-    """What `got` is made of: how often each of `rows`, (*axes, *got), is in it; it should be `wanted` times.
+    """What `got` is made of: how often each of `rows` is in it, and how often it should be, `wanted`.
 
-    `axes` label the rows; the first is that of the ranks or of whatever contributes. `own` is the index on it of the
-    rank that holds `got`. `counts` are named numbers by which mistakes multiply or divide. `tolerance` is that of
-    `agree`.
+    `rows` has a dimension for each of `axes`, which label the contributions, and then those of `got`. The first axis is
+    that of the ranks, or of whatever contributes; `own` is the index on it of the rank that holds `got`. `counts` are
+    named numbers by which mistakes multiply or divide. `tolerance` is that of `agree`.
     """
 
     def __init__(self, got: Any, rows: Any, wanted: Any = 1.0, own: int | None = None,
@@ -112,8 +112,8 @@ class Attribution:
                 **words: Any) -> str:
         """The sentence of the first pattern that has one, with the pattern's fields and `words` filled in.
 
-        `mistakes` are named coefficients, for which there are sentences. `hints` are sentences by how many times what
-        it should be this is; they come before all others.
+        `mistakes` are named coefficients, for which there are sentences. `hints` has sentences by factor, for a tensor
+        that is so many times what it should be; they come before all patterns.
         """
         for factor, hint in hints.items():
             if self.is_times(factor):

@@ -43,7 +43,7 @@ def refuse(mistaken: object, message: str) -> None:
 
 
 def likeliest(*reasons: tuple[object, str]) -> str:
-    """The sentence of the first of these reasons, (whether it holds, its sentence), that holds; "" if none does."""
+    """The sentence of the first reason that holds, each given as (whether it holds, its sentence); "" if none does."""
     return next((sentence for holds, sentence in reasons if holds), "")
 
 
@@ -68,7 +68,7 @@ def number(name: str, got: Any, want: float, misconceptions: Iterable[tuple[floa
 
 @contextmanager
 def reworded(before: str = "", after: str = "", instead: str = "") -> Iterator[None]:
-    """Put text around the message of a CheckFailed that is raised in this block, or another message in its place."""
+    """Put text around the message of a CheckFailed raised in this block, or replace the message."""
     try:
         yield
     except CheckFailed as error:
@@ -77,10 +77,10 @@ def reworded(before: str = "", after: str = "", instead: str = "") -> Iterator[N
 
 @contextmanager
 def explained(failure: Callable[..., str], *more: Any) -> Iterator[None]:
-    """Raise CheckFailed for an error of a launch in this block that `failure`, or a check in a rank, explains.
+    """Turn a launch's error in this block into CheckFailed, if a check in a rank raised it or `failure` explains it.
 
-    `failure` is given the error's message, and `more`, and returns it with an explanation, or unchanged if it has
-    none. Then the launch's own error is raised, which shows the line of the learner's code.
+    `failure` is given the error's message, and `more`, and returns the message with an explanation, or unchanged if it
+    has none: then the launch's own error is raised, which shows the line of the learner's code.
     """
     try:
         yield
@@ -94,7 +94,7 @@ def explained(failure: Callable[..., str], *more: Any) -> Iterator[None]:
 
 
 def with_hint(message: str, hints: Mapping[str, str]) -> str:
-    """An error's message, and below it the hint whose key is part of it, if there is one."""
+    """An error's message, and below it the first hint whose key is part of the message, if there is one."""
     hint = next((hint for said, hint in hints.items() if said in message), None)
     return f"{message}\n{hint}" if hint else message
 
@@ -205,7 +205,7 @@ def same(where: str, got: np.ndarray, want: np.ndarray, scale: np.ndarray, why: 
 
 
 def all_finite(arrays: Sequence[Any], name: str) -> list[np.ndarray]:
-    """What each rank holds as `name`, as flat arrays."""
+    """What each rank holds as `name`, as flat arrays; CheckFailed for nan and inf."""
     return [finite(rank, name, flat(array)) for rank, array in enumerate(arrays)]
 
 
@@ -249,7 +249,7 @@ def buffers_of(buffers: Sequence[Any]) -> np.ndarray:
 
 
 def finite(rank: int, name: str, array: np.ndarray) -> np.ndarray:
-    """`array`, which `rank` holds as `name`, must not have nan or inf; returns it. Comparisons with nan are false."""
+    """`array`, which `rank` holds as `name`, must not hold nan or inf; returns it. Comparisons with nan are false."""
     for odd in array[~np.isfinite(array)]:
         raise CheckFailed(f"rank {rank} holds {odd} in {name}: was something divided by zero, read before it was "
                           "written (torch.empty), or has it grown without bound?")
