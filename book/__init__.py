@@ -1,6 +1,7 @@
 """Lockstep: schedules, runs, traces and pictures of distributed training.
 
-Data flows one way: a schedule is simulated or run, a run leaves a trace, a trace becomes a picture or a verdict.
+Data flows one way. A schedule is simulated or run, or a program is recorded: that leaves a trace, and a trace becomes a
+picture. What ranks return, or the trace, or both become a verdict.
 Each part imports from the layers below its own (L3 may use L2, never the other way round), and within its own layer
 without circles.
 
@@ -35,5 +36,5 @@ without circles.
     L4  grading       labs as assignments: student copies, and submissions graded in a sandbox
         authoring     notebook normaliser and lint, the Sphinx extension, the opening page, terms and search
 
-Only device, launch, record, execute, shards, wire and parallel import torch: everything else works without it.
+Only device, launch, record, execute, shards, wire and parallel import torch: everything else imports without it.
 """

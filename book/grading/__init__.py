@@ -8,7 +8,7 @@
     kernel        a Jupyter kernel in that sandbox; `listening` runs inside
     run           one job under nbval, watched from outside; `nbval_plugin` writes its verdicts
     reference     what a lab's own solutions print, and the limits derived from their run
-    lint          whether a lab is fit to be graded
+    lint          whether a lab is fit to be graded; `simulated` are its rules for players without a run
     mutate        what a lab's checks say about small faults in its solutions: `mutations` makes them,
                   `trial` runs the checks of one exercise on an answer
     withheld      modules of the book that are disabled when an exercise is graded

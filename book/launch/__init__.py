@@ -5,6 +5,7 @@
     arguments  checks the call and pickles it before anything starts
     server     the process that ranks are forked from
     ranks      the rank processes on the side of the launcher: pipes, results, exit
+    transfer   carries calls and results: a pickle, and a file for large buffers
     output     what a rank writes, and how much of it is kept
     supervise  the verdict: done, failed, hanging or late, and its words
     standing   what each rank is doing when a run hangs, and how messages name ranks
@@ -23,6 +24,7 @@
     requests   which call made a request, and which requests a rank has dropped
     left_out   parameters under DDP that a rank's loss leaves out
     rpc        errors that come over RPC, and calls that a rank serves, in words
+    stacks     the stacks of threads, of this process or of one that has crashed
     where      turns stack frames into the reader's own line and the operation waited for
     pending    which transfer a waiting rank waits for
     imports    the modules that the server loads, so that a rank starts in milliseconds
