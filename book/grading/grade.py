@@ -93,22 +93,22 @@ class Grader:
         """Ranks for the exercises of one submission."""
         return Ranks(self.sandboxed, self.prefix())
 
-    def refer_all(self, pool: ThreadPoolExecutor) -> None:
-        """Makes the references, or reads those of the run being resumed. Raises LabError if a solution fails."""
+    def make_references(self, pool: ThreadPoolExecutor) -> None:
+        """Makes all references, or reads those of the run being resumed. Raises LabError if a solution fails."""
         kept = _read(self.out / "references.json")
         if kept is None:
-            list(pool.map(self.refer, labs.points(self.lab)))
+            list(pool.map(self.make_reference, labs.points(self.lab)))
             kept = {str(exercise): asdict(reference) for exercise, reference in self.references.items()}
             write_whole(self.out / "references.json", kept)
         self.references = {int(n): Reference.read(written) for n, written in kept.items()}
-        self._refer_wired()
+        self._try_the_wire()
 
-    def refer(self, exercise: int) -> None:
+    def make_reference(self, exercise: int) -> None:
         """Runs the lab's own solution of an exercise. Raises LabError if it does not pass its own checks."""
         result = self._run(labs.job(self.lab, exercise, self.seed), exercise, PATIENT)
         self.references[exercise] = Reference.of(result, exercise)
 
-    def _refer_wired(self) -> None:
+    def _try_the_wire(self) -> None:
         """Runs the lab's own solutions over the wire too, so that ranks that can't start are not blamed on students."""
         with self.ranks() as ranks:
             for exercise in self.references:
@@ -137,17 +137,19 @@ class Grader:
         why = result.why or _killed(result)
         if why:
             return record | {"status": "stopped: " + why, "retry": True}
-        missed = [check["hidden"] for check in record["checks"] if not check["passed"]]
-        record["retry"] = bool(missed) and _hung(result)
-        if any(missed):
-            return record | {"status": "a check failed" + (" that your copy does not have" if all(missed) else "")}
+        failed = [check for check in record["checks"] if not check["passed"]]
+        hidden = [check for check in failed if check["hidden"]]
+        record["retry"] = bool(failed) and _hung(result)
+        if hidden:  # it takes all points of the exercise, a failed check of the student's copy only its own
+            only_hidden = len(hidden) == len(failed)
+            return record | {"status": "a check failed" + (" that your copy does not have" if only_hidden else "")}
         told = _too_large(marked, result, self.references[exercise])
         if told:
             return record | {"status": told}
         record = record | (self._wired(exercise, submission, ranks) if passed else {})
         if record["status"] == "passed":
             record["points"] = sum(m.get("points", 0) for m in marked if m["id"] in passed)
-            record["status"] = "a check failed" if missed else "passed"
+            record["status"] = "a check failed" if failed else "passed"
         return record
 
     def _wired(self, exercise: int, submission: Submission, ranks: Ranks) -> Record:
@@ -182,7 +184,7 @@ def grade(lab: Path, folder: Path, out: Path, num_jobs: int = 1, sandboxed: bool
                        "student")
     with closing(Grader.start(lab, out, sandboxed)) as grader:
         with ThreadPoolExecutor(num_jobs) as pool:
-            grader.refer_all(pool)
+            grader.make_references(pool)
             first = list(pool.map(lambda entry: _grade_entry(grader, entry, done), entries))
         return [record if record["complete"] else _again(grader, entry, record, done)
                 for entry, record in zip(entries, first)]
@@ -222,7 +224,7 @@ def _noted_in(record: Record) -> Iterator[None]:
 
 
 def _again(grader: Grader, entry: Entry, record: Record, done: Callable[[Record], None]) -> Record:
-    """Retries, by itself, whatever may be due to a busy machine, or every exercise if the grader failed."""
+    """Grades again, alone, the exercises that a busy machine may have failed, or all of them if the grader failed."""
     failed = record.pop("fault", None)
     record["error"] = None
     with _noted_in(record), grader.ranks() as ranks:
@@ -237,8 +239,8 @@ def _close(grader: Grader, record: Record, done: Callable[[Record], None], again
     """Adds up the points; a complete record is written to disk atomically."""
     record["points"] = sum(e["points"] for e in record["exercises"].values())
     record["max_points"] = sum(e["max_points"] for e in record["exercises"].values())
-    open_yet = "fault" in record or any(e.get("retry") for e in record["exercises"].values())
-    record["complete"] = not (again and open_yet)
+    unsettled = "fault" in record or any(e.get("retry") for e in record["exercises"].values())
+    record["complete"] = not (again and unsettled)
     if record["complete"]:
         write_whole(grader.out / "students" / f"{record['slug']}.json", record)
         done(record)
@@ -252,7 +254,7 @@ def _submission(entry: Entry, lab: NotebookNode) -> Submission:
 
 
 def _read(path: Path) -> Any:
-    """What `write_whole` wrote there; None if there is nothing."""
+    """What `write_whole` wrote there; None if there is nothing that can be read."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):
@@ -267,8 +269,8 @@ def _too_large(marked: Sequence[dict[str, Any]], result: Result, reference: Refe
     times = min((mark["memory"] for mark in marked if "memory" in mark), default=None)
     if times is None or result.largest_bytes <= times * reference.largest_bytes:
         return None
-    return (f"a rank holds too much: its process took {result.largest_bytes >> 20} MiB of memory, the largest of the "
-            f"lab's own solution {reference.largest_bytes >> 20} MiB")
+    return (f"a rank holds too much: its process took {result.largest_bytes >> 20} MiB of memory, where the largest "
+            f"of the lab's own solution took {reference.largest_bytes >> 20} MiB")
 
 
 def _killed(result: Result) -> str | None:

@@ -11,7 +11,7 @@ from book.grading.lab import LabError
 from book.grading.run import Result, run
 from book.grading.sandbox import Limits
 
-PATIENT = Limits(cell_s=300, wall_s=900)  # for trusted code that takes an unknown time
+PATIENT = Limits(cell_s=300, wall_s=900)  # for trusted code whose running time is not known yet
 ALLOWANCE_S, TIMES_SLOWER = 60, 4  # how much longer a submission may take than the lab's own solution
 
 

@@ -28,10 +28,10 @@ from book.launch.imports import may_need_later
 # The ranks' device differs between machines; `launch` prints it on a line of its own.
 SANITIZE = "[launch]\nregex: \\d+ ranks? on \\w+ \\([^\\n]*\nreplace: RANKS\n"
 POLL_S = 0.2
-POLLS_PER_SAMPLE = 5  # of all processes' memory: to divide shared pages takes milliseconds for each
+POLLS_PER_SAMPLE = 5  # of all processes' memory: dividing shared pages takes milliseconds for each process
 MAX_LOG_BYTES = 32 << 20
 MAX_NBVAL_BYTES = 2 << 30  # nbval keeps everything that a submission outputs
-LONGEST_TMPDIR = 70  # multiprocessing's sockets are 32 bytes below, and a socket's path has room for about 100
+LONGEST_TMPDIR = 70  # multiprocessing's sockets add 32 bytes, and a socket's path has room for about 100
 KERNEL_GONE_S, RESULT_GONE_S = 8, 60  # how long nbval may take to notice, and to report
 
 
@@ -120,7 +120,8 @@ class _Job:
                  "JUPYTER_PREFER_ENV_PATH": "0", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1",
                  "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         if not self.sandboxed:
-            # There nothing stays behind; ranks need room for their sockets' paths more.
+            # Temporary files in the job's folder go with it. Where its path leaves no room for those of the ranks'
+            # sockets, they stay in the system's.
             roomy = len(os.fsencode(self.folder)) <= LONGEST_TMPDIR
             return {**os.environ, **added, **({"TMPDIR": str(self.folder)} if roomy else {})}
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
@@ -141,7 +142,7 @@ class _Job:
 
     def _exceeded(self, process: subprocess.Popen[bytes]) -> str | None:
         children = descendants(process.pid)
-        self.largest_bytes = max([self.largest_bytes, *map(most_of, children)])
+        self.largest_bytes = max([self.largest_bytes, *map(peak_of, children)])
         if time.monotonic() - self.started > self.limits.wall_s:
             return "time limit"
         if self.num_polls % POLLS_PER_SAMPLE == 0:
@@ -227,7 +228,7 @@ def memory_of(process: psutil.Process) -> int:
             return 0
 
 
-def most_of(process: psutil.Process) -> int:
+def peak_of(process: psutil.Process) -> int:
     """A process's peak memory in bytes, as the kernel counts it."""
     try:
         with open(f"/proc/{process.pid}/status") as file:

@@ -22,7 +22,7 @@ from pathlib import Path
 from book.grading.calls import seccomp_filter
 
 BOOK = Path(__file__).resolve().parents[1]
-# Prints the folder of the book that Python finds by itself, or nothing if it can't import the book.
+# Prints the folder of the book that Python finds by itself, or nothing if it can't import that or torch.
 FOUND = """
 try:
     import book
@@ -124,7 +124,7 @@ def probe() -> None:
     if run.returncode:
         raise SandboxError(f"bubblewrap can't make a sandbox here ({run.stderr.strip() or run.returncode}). It needs "
                            "user namespaces: on Ubuntu 24.04 allow them for bwrap with an AppArmor profile; start a "
-                           "container with permission to create them. Or grade on another machine.")
+                           "container with the permission to create them. Or grade on another machine.")
     found = run.stdout.strip()
     if found != str(BOOK):
         there = f"the one in {Path(found).parent}" if found else "another one, or none"
