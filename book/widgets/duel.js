@@ -101,7 +101,8 @@
       const tick = make("div.lk-tick", line);
       return run => {
         const [link, most] = busiest(traffic(run, Infinity));
-        text.textContent = `${who}${most ? `, ${link}` : ""}: ${most.toFixed(2)} n${most ? "" : " (n: a rank's buffer)"}`;
+        const [where, unit] = most ? [", " + link, "n"] : ["", "n (n: a rank's buffer)"];
+        text.textContent = `${who}${where}: ${most.toFixed(2)} ${unit}`;
         tick.style.setProperty("--done", Math.min(1, most / (RANKS - 1)));
       };
     });
