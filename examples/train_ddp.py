@@ -7,7 +7,7 @@
 It runs on GPUs with NCCL where every rank has one, else on the CPU with gloo. Killed and started again, by you or by
 torchrun, it resumes from its checkpoint; in float64 on as many ranks as before, every loss is the same to the last
 bit. (Without that variable, torch 2.13's torchrun gives restarted ranks the store in which the addresses of the ranks
-before them still stand, and gloo connects to nobody.)
+before them still stand, and often gloo connects to nobody.)
 """
 import argparse
 import os
