@@ -309,6 +309,7 @@ def test_wrong_contents_of_a_checkpoint_are_reported():
         with pytest.raises(CheckFailed, match=complaint):
             checks.saved_once(sizes, 300, 4)
     assert "Size mismatch" in checks.load_failure("ValueError: Size mismatch between", "/somewhere")
+    assert "must use the same name" in checks.saving_failure("invalid fill tensor-volume: 174", "/somewhere")
     assert checks.load_failure("no /somewhere/x", "/somewhere") == "no the folder/x"
 
 

@@ -86,7 +86,7 @@ from book.checks.ring import (
     ring_cost, ring_traffic,
 )
 from book.checks.sharded import (
-    continued, load_failure, parts_without_zeros, saved_once, sharded_training, training_failure,
+    continued, load_failure, parts_without_zeros, saved_once, saving_failure, sharded_training, training_failure,
 )
 from book.checks.sharded_state import (
     clipped, counted_bytes, fewest, gradients_dropped, gradients_left, gradients_sharded, held_in_time, nothing_behind,
@@ -124,12 +124,13 @@ __all__ = ["CheckFailed", "Meeting", "accumulated", "activations_kept", "all_axe
            "reduce_scatter", "remote_failure", "replica_gradients", "resumed", "ring_cost", "ring_traffic",
            "round_step", "row_outputs", "rows_in_calls", "rows_sent", "same_answers", "same_batches", "same_group",
            "same_losses", "same_outputs", "same_replicas", "same_state", "same_weights", "same_weights_on",
-           "sample_mean", "save_failure", "save_interval", "saved", "saved_once", "server_failure", "shapes_in_words",
-           "shard_shapes", "sharded_traffic", "sharded_training", "shared_cards", "shares_of_replicas", "split_module",
-           "split_traffic", "stage_gradients", "stage_parts", "started_in_backward", "state_put_back", "step_seconds",
-           "summed_metrics", "synchronised_once", "torch_failure", "traffic_by_axis", "traffic_slips", "trained_alike",
-           "trained_as_one", "training_failure", "uneven_failure", "uneven_gradient", "units_of_blocks",
-           "untouched_in_flight", "vocabulary_loss", "vocabulary_traffic", "weights_kept", "went_on", "where_stuck",
-           "whole_checkpoint", "window_gradient", "within_groups"]
+           "sample_mean", "save_failure", "save_interval", "saved", "saved_once", "saving_failure", "server_failure",
+           "shapes_in_words", "shard_shapes", "sharded_traffic", "sharded_training", "shared_cards",
+           "shares_of_replicas", "split_module", "split_traffic", "stage_gradients", "stage_parts",
+           "started_in_backward", "state_put_back", "step_seconds", "summed_metrics", "synchronised_once",
+           "torch_failure", "traffic_by_axis", "traffic_slips", "trained_alike", "trained_as_one", "training_failure",
+           "uneven_failure", "uneven_gradient", "units_of_blocks", "untouched_in_flight", "vocabulary_loss",
+           "vocabulary_traffic", "weights_kept", "went_on", "where_stuck", "whole_checkpoint", "window_gradient",
+           "within_groups"]
 
 _report_unwritten_answers()

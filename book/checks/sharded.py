@@ -47,6 +47,10 @@ TRAINING_ERRORS = {
                                          "needs: flat.nbytes, which is numel() times element_size()",
     **{f"'NoneType' object has no attribute '{name}'": NO_GRADIENT  # what code that packs a p.grad asks it for
        for name in ("flatten", "view", "reshape", "ravel", "detach", "numel")}}
+SAVE_ERRORS = {  # what DCP says when the parts of a checkpoint don't fit together, and what it means here
+    "invalid fill tensor-volume": "the parts that were handed over under a name don't fill its tensor. DCP puts "
+                                  "together what has the same name, so all ranks must use the same name for their "
+                                  "parts of a tensor, and each must hand over its own"}
 LOAD_ERRORS = {  # what DCP says when a checkpoint lacks what is asked for, and what it means here
     "Size mismatch": "a tensor's length differs from when it was saved. Did you save the zeros that fill a shard up, "
                      "or only the shard? Its global shape must be the unit's, which does not depend on the number of "
@@ -241,9 +245,18 @@ def saved_once(sizes: Mapping[str, int] | None, num_numbers: int, num_ranks: int
            "tensors share a name?")
 
 
+def saving_failure(message: str, folder: str) -> str:
+    """The message for a failed save, without the folder's name, which differs from run to run."""
+    return _in_words("saving", SAVE_ERRORS, message, folder)
+
+
 def load_failure(message: str, folder: str) -> str:
     """The message for a failed load, without the folder's name, which differs from run to run."""
-    meant = [f"loading failed ({said}): {meaning}" for said, meaning in LOAD_ERRORS.items() if said in message]
+    return _in_words("loading", LOAD_ERRORS, message, folder)
+
+
+def _in_words(what: str, errors: Mapping[str, str], message: str, folder: str) -> str:
+    meant = [f"{what} failed ({said}): {meaning}" for said, meaning in errors.items() if said in message]
     return meant[0] if meant else message.replace(folder, "the folder")
 
 
