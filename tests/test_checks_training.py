@@ -289,6 +289,11 @@ def test_threads_that_share_a_number_are_reported_when_the_step_fails(shares, co
             1 / 0
 
 
+def test_copies_that_autograd_does_not_follow_are_reported():
+    with pytest.raises(CheckFailed, match="cut off from the module"), checks.Meeting(2).in_words():
+        torch.zeros(()).backward()
+
+
 def test_losses_of_the_wrong_kind_are_reported():
     windows, expected = np.array([1.0, 2.0, 6.0]), [3.0, 2.5]
     assert checks.global_losses([expected] * 2, windows, expected) == 2.5

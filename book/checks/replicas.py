@@ -31,6 +31,8 @@ GRADIENT = {  # the module's gradient, which should be the mean over the example
     "unknown": "the gradient is not a sum of the examples' gradients: does output i meet target i? Gather the outputs "
                "in the order of the shares, not in the order in which threads finish"}
 
+NO_GRAPH = "does not require grad and does not have a grad_fn"  # in what torch says when backward has nowhere to go
+
 
 @dataclass(frozen=True)
 class Visit:
@@ -67,7 +69,7 @@ class Meeting:
 
     @contextmanager
     def in_words(self) -> Iterator[None]:
-        """While the step runs: an error that follows from a wrong number of a replica says so."""
+        """While the step runs: an error that follows from a wrong number of a replica, or detached copies, says so."""
         try:
             yield
         except Exception as error:
@@ -77,6 +79,11 @@ class Meeting:
                     f"{len(shares)} threads computed the same share, examples {listed(shares[0])}: a function made in "
                     "a loop, such as lambda: apply(i), looks up i when it is called, after the loop. Give each thread "
                     "its own: Thread(target=apply, args=(i,))") from error
+            if NO_GRAPH in str(error):
+                raise CheckFailed(
+                    "autograd knows of no parameter behind the loss: copies made from state_dict(), from .data or with "
+                    "detach() are cut off from the module. Clone its parameters themselves, name by name, with "
+                    "named_parameters()") from error
             raise
 
     def in_order(self) -> list[Visit]:
