@@ -331,6 +331,15 @@ def test_missing_examples_of_one_epoch_are_reported():
         checks.epochs([[[2, 1], [0]], [[3, 0], [2, 1]]], 4, 2)
 
 
+def test_ranks_that_shuffle_only_their_own_examples_are_reported():
+    first, second, third = [[2, 1], [0, 3]], [[1, 2], [3, 0]], [[2, 1], [3, 0]]
+    orders = [list(own) for own in zip(first, second, third)]
+    with pytest.raises(CheckFailed, match="each rank has the same examples in every epoch, only in another order"):
+        checks.epochs(orders, 4, 3)
+    orders[0][2], orders[1][2] = [3, 1], [2, 0]
+    checks.epochs(orders, 4, 3)
+
+
 @pytest.mark.parametrize("orders, complaint", [
     ([[], []], "rank 0 returned 0 epochs instead of 1"),
     ([[[2, 1]], []], "rank 1 returned 0 epochs"),

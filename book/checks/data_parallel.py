@@ -277,6 +277,7 @@ def _why_not_rank_0(wrong: Sequence[tuple[int, str]], before: Sequence[State], a
 def epochs(orders: Sequence[Sequence[Sequence[int]]], num_examples: int, num_epochs: int) -> list[int]:
     """Each epoch must show every example once, on one of the ranks, in another order than the epochs before.
 
+    Ranks must not keep their examples: with three epochs or more, chance alone hardly gives each the same ones in all.
     `orders[rank][epoch]` lists the examples that a rank gets. Returns rank 0's first example of every epoch.
     """
     for rank, own in enumerate(orders):
@@ -290,6 +291,10 @@ def epochs(orders: Sequence[Sequence[Sequence[int]]], num_examples: int, num_epo
                 "set_epoch before each epoch")
     require(all(any(share != sorted(share) for share in shares) for shares in shuffled),
             "an epoch comes in the order of the data set, but it should be shuffled")
+    kept = all(sorted(share) == sorted(first) for shares in shuffled for share, first in zip(shares, shuffled[0]))
+    refuse(kept and len(orders) > 1 and num_epochs > 2, "each rank has the same examples in every epoch, only in "
+           "another order: shuffle the whole data set, alike on all ranks, and then cut it, as DistributedSampler does "
+           "after set_epoch")
     return [int(own[0]) for own in orders[0]]
 
 
