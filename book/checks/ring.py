@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise, product
+from math import ceil, log2
 from typing import Any
 
 import numpy as np
@@ -161,7 +162,9 @@ def ring_cost(answer: Any, trace: Trace, length: int, element_bytes: int) -> tup
         (sent, "that is the number of bytes: return the rounds first"),
         (world_size - 1, "that is the reduce-scatter alone, the all-gather takes as many"),
         (2 * trace.num_steps, "a rank sends and receives in the same round, so that is one round and not two"),
-        (2 * world_size, "in each half the last contribution crosses N-1 links, not N")])
+        (2 * world_size, "in each half the last contribution crosses N-1 links, not N"),
+        (2 * ceil(log2(world_size)), "that is a tree's, whose messages cross the ranks in ever longer steps; in a ring "
+         "data moves on by one rank in each round")])
     return rounds, number("the number of bytes that a rank sends", answer[1], sent, [
         (sent / 2, "that is the reduce-scatter alone, the all-gather sends as much again"),
         (2 * num_bytes, "that is the limit for many ranks; a rank never sends its last chunk"),
@@ -169,6 +172,7 @@ def ring_cost(answer: Any, trace: Trace, length: int, element_bytes: int) -> tup
         (num_bytes / world_size, "that is one chunk, but a rank sends one in each round"),
         (cost.root_sent_bytes(world_size, num_bytes),
          "that is the traffic of a root, which sends the whole buffer to each of the others"),
+        (2 * sent, "that is what a rank sends and receives together, but only what it sends is asked for"),
         (sent * world_size, "that is what all ranks send together, or the whole buffer in every round"),
         (sent / element_bytes, f"that counts elements, but each has {element_bytes} bytes")])
 
