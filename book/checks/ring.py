@@ -108,7 +108,10 @@ def neighbour_exchange(sent: Sequence[Any], received: Sequence[Any]) -> int:
                 "receive?")
         refuse((got == sent[right]).all(), f"rank {rank} received from rank {right}, its right-hand neighbour, but the "
                f"data goes round the ring from left to right: receive from rank {left}")
-        raise CheckFailed(f"rank {rank} did not receive what rank {left} sent")
+        whose = next((other for other, data in enumerate(sent) if np.array_equal(got, data)), None)
+        raise CheckFailed(f"rank {rank} did not receive what rank {left} sent" + (
+            "" if whose is None else f", but holds rank {whose}'s data: each rank sends its own `outgoing`, not what "
+            "it has received"))
     return round(received[0].sum())
 
 
