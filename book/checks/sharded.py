@@ -31,6 +31,9 @@ GRADIENT = {  # a shard's gradient, which should be its part of the mean over ra
                            "must add its result to self.shard.grad, as backward does to p.grad",
     "only own": "only this rank's own gradient is in it, nothing from the other ranks",
     "missing ranks": "the gradients of ranks {absent} have no part in it",
+    "missing backwards": "of each rank's {num_backwards} backwards, counted from 0, number {absent} has no part in it: "
+                         "scatter in every backward, and add. If hooks count gradients, their count begins again when "
+                         "the unit is done, not in step()",
     "scaled": "it is {times} times the mean: what do you divide twice, or not at all?",
     "unequal": "the {num_backwards} backwards of each rank weigh {of_rank_0}, but should weigh {share}: is the result "
                "of each backward added once, and averaged once?",
@@ -200,6 +203,8 @@ def _why_weights(got: np.ndarray, before: np.ndarray, after: np.ndarray, own: np
          "these into the memory that the parameters view, not into a copy"),
         (stale[~own].all() and not wrong[own].any(), "its own shard is updated, but the rest is as before the step: "
          "gather all ranks' shards after the update"),
+        (stale[wrong].all() and own[wrong].any(), "they are as before the step, though some are in its own shards: the "
+         "optimizer of every rank needs the shards of all units"),
         (not got[wrong].any(), "they are zeros: did you gather the parameters, and leave out the padding?"),
         ((_nearest(np.append(after, 0), got) >= 0).all(), "they are right numbers in wrong places. all_gather brings "
          "the pieces in the order of ranks, and the padding at the end belongs to no parameter"),

@@ -181,7 +181,8 @@ def sharded_traffic(trace: Trace, zero_stage: int, num_bytes: float, num_steps: 
     want = sharded_sent_bytes(zero_stage, trace.world_size, num_bytes) * num_steps / once
     require(want - 1e-6 <= passes <= want * 1.15, f"a rank sends (N-1)/N of the model {passes:.2f} times in a step, "
             f"but stage {zero_stage} needs {want:.0f}: " + ("two all-gathers, for forward and backward, and a "
-            "reduce-scatter" if zero_stage == 3 else "a reduce-scatter and an all-gather"))
+            "reduce-scatter" if zero_stage == 3 else "a reduce-scatter and an all-gather")
+            + (", for each unit once and not for each of its parameters" if passes > 2 * want else ""))
     return passes
 
 
