@@ -234,7 +234,8 @@ def _died(member: RankProcess) -> list[str]:
         lines.append(f"a message of {sent} bytes came for a tensor of {room} bytes: do the sizes differ between "
                      "ranks, or the order of the calls?")
         if int(sent) == 2 * int(room):
-            lines.append("it is exactly twice as long: if both have as many elements, one is float64, the other float32")
+            lines.append("it is exactly twice as long: if both have as many elements, one is float64, the other "
+                         "float32")
     return lines
 
 
