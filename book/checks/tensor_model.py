@@ -356,6 +356,9 @@ def block_count(answer: Any, width: int, mlp_width: int, num_ranks: int, num_tok
                 *((num_bytes * (1 + num * (hidden / width - 1) / 4),
                    "what is added up is as wide as the block's output, not as the hidden layer")
                   for num in (4, 2, 1) for hidden in (mlp_width, mlp_width / num_ranks)),
+                (num_bytes * 6 / 4,
+                 "that is an all-reduce in backward for each of q, k and v, but they have the same input: one operator "
+                 "in front of all three adds its gradient up once"),
                 (num_bytes * 2 * (num_ranks - 1) / num_ranks,
                  "that is what a ring sends, but the question is what a rank gives to the all-reduces")]))
 
