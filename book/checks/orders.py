@@ -12,7 +12,7 @@ from book.checks.verdict import CheckFailed, number, refuse, require, short
 from book.cost import pipeline_bubble
 from book.pipelines import one_f_one_b
 from book.replay import bubble, pipeline_order
-from book.schedule import PipelineSchedule, ScheduleError
+from book.schedule import Action, PipelineSchedule, ScheduleError
 from book.simulate import simulate_pipeline
 from book.trace import Trace
 
@@ -86,10 +86,25 @@ def peaks_in_flight(got: Any, schedule: PipelineSchedule) -> list[int]:
         num_forwards = sum(action.kind == "F" for action in schedule.of_rank(rank))
         said = {num_forwards: "it counts all forwards, but a backward frees what its forward kept",
                 0: "it is the count at the end: keep the highest count on the way",
+                _num_distinct(schedule.of_rank(rank)): "a micro-batch that waits on two stages of the rank counts "
+                "twice: keep its stage with its number",
                 want - 1: "take the highest count right after a forward, before the next backward frees anything"}
         require(own == want, f"peak_in_flight returns {own} for rank {rank} of {schedule.name}, but it is {want}: "
                 + said.get(own, "add one for a forward, take one away for a backward, keep the highest"))
     return peaks
+
+
+def _num_distinct(actions: Sequence[Action]) -> int:
+    """The most micro-batches that wait, when one that waits on two stages counts once, until its first backward."""
+    waiting: set[int] = set()
+    peak = 0
+    for action in actions:
+        if action.kind == "F":
+            waiting.add(action.micro_batch)
+        else:
+            waiting.discard(action.micro_batch)
+        peak = max(peak, len(waiting))
+    return peak
 
 
 def predicted_pipeline(got: Any, num_stages: int, num_micro_batches: int) -> float:
