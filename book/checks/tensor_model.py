@@ -195,6 +195,9 @@ def _why_gradient(got: np.ndarray, softmax: np.ndarray, chosen: np.ndarray, logi
         if np.allclose((got - softmax + chosen)[~largest], 0, atol=TOLERANCE):
             return ("it differs only at the largest logits. What you subtract cancels out of the loss, so make it a "
                     "constant for autograd: no_grad() or detach()")
+        if np.allclose(got, softmax * chosen.any(axis=1, keepdims=True) - chosen, atol=TOLERANCE):
+            return ("it lacks the predictions whose targets other ranks hold, but the rank's logits are in their sums "
+                    "of exponentials too: each rank makes the loss of all predictions, from both sums")
         return "it should be (softmax - 1 at the target) / N, the softmax over the whole vocabulary"
     probability, target, own_part = np.nan_to_num(factors)
     if np.isclose(own_part, 1, atol=1e-6):
