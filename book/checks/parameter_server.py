@@ -49,7 +49,7 @@ LATE = {  # one push at a server that divides by staleness
               "the staleness, where lr is what the server was given",
     "unknown": "push {number} does not move the parameters along its gradient: only the length of the step changes"}
 PUSHES = {  # what all pushes together have done
-    "nothing": "no push has changed the parameters: does push write what work returned?",
+    "nothing": "no push has changed the parameters: does push write what work returned, before it returns?",
     "missing ranks": "{num_lost} of {size} simultaneous pushes left no trace in the parameters. {why}",
     "scaled": "the pushes have moved the parameters {times} times as far as they should: each is applied once, whole",
     "unequal": "the pushes weigh {weights} in the parameters, but each should weigh 1: apply each once. {why}",
