@@ -183,8 +183,9 @@ def remote_failure(message: str) -> str:
     if "graphTask_" in message:
         return ("the gradient reaches a remote call, where nothing expects it: loss.backward() runs only in this "
                 "process, dist_autograd.backward(context_id, [loss]) on all of them")
-    closed = "Could not find autograd context" in message
-    return message + "\nA context ends with its block, and its gradients too: step inside of it" * closed
+    return with_hint(message, {
+        "Could not find autograd context": "A context ends with its block, and its gradients too: step inside of it",
+        "waits in backward at": "Does each step have its own context? A second backward in one context never ends"})
 
 
 def input_of_stage(x: Any, stage: int) -> None:
