@@ -112,7 +112,10 @@ def listed(things: Iterable[Any]) -> str:
 
 
 def unmet(message: str, advice: str) -> str:
-    """An error of a launch, with advice if it says that the ranks' collectives do not match."""
+    """An error of a launch, with advice if it says that the ranks' collectives or a group's ranks do not match."""
+    if "is not part of group" in message:
+        return (f"{message}\nsrc= and dst= are numbers in the world, even where group= is given: group_src= and "
+                "group_dst= count in the group")
     if "the ranks disagree in a collective" not in message:
         return message
     return f"{message}\na collective without group= runs over all ranks of the world{advice}"
