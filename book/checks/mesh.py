@@ -1,7 +1,7 @@
 """L3, lab 7: ranks on a mesh: their coordinates, the groups of each axis, who is in a group, what crosses nodes."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
@@ -119,7 +119,10 @@ def crossing(answer: Any, order: Sequence[str], want: Mapping[str, float], total
         *((theirs, f"your bytes are those of the order {', '.join(other)}: a rank's number grows fastest along the "
            "last axis") for other, theirs in others.items()),
         (_with_sizes_by_place(messages, mesh, order), "you assign the sizes of the shape in the order of the axes "
-         "given, but each size belongs to its axis, wherever that stands in the order")]
+         "given, but each size belongs to its axis, wherever that stands in the order"),
+        (_with_ranks_of_the_order(messages, mesh, order), "you read the ranks of a message as if they were numbered in "
+         f"this order already: find a rank's place in the order {', '.join(mesh.axes)} first, then number that place "
+         "in the order given")]
     axis = wrong[0]
     why = next((why for theirs, why in mistakes if all(_equal(answer[axis], theirs[axis]) for axis in want)),
                f"{axis} has {short(want[axis])} bytes that cross between nodes, not {answer[axis]!r}")
@@ -128,16 +131,28 @@ def crossing(answer: Any, order: Sequence[str], want: Mapping[str, float], total
 
 def _with_sizes_by_place(messages: Sequence[Message], mesh: Mesh, order: Sequence[str]) -> dict[str, float]:
     """The bytes that would cross if the shape's sizes were assigned in the order of the axes given."""
-    sizes, crossed = dict(zip(order, mesh.shape)), dict.fromkeys(mesh.axes, 0.0)
+    sizes = dict(zip(order, mesh.shape))
 
-    def node_of(rank: int) -> int:
+    def renumbered(rank: int) -> int:
         place, number = mesh.coordinates(rank), 0
         for axis in order:
             number = number * sizes[axis] + place[axis]
-        return number // (mesh.ranks_per_node or mesh.world_size)
+        return number
 
+    return _crossed(messages, mesh, renumbered)
+
+
+def _with_ranks_of_the_order(messages: Sequence[Message], mesh: Mesh, order: Sequence[str]) -> dict[str, float]:
+    """The bytes that would cross if ranks were renumbered from this order of the axes to the mesh's, not back."""
+    other = mesh.with_axes(*order)
+    return _crossed(messages, mesh, lambda rank: mesh.rank_at(**other.coordinates(rank)))
+
+
+def _crossed(messages: Sequence[Message], mesh: Mesh, renumbered: Callable[[int], int]) -> dict[str, float]:
+    """The bytes that cross between nodes if each rank had the number that `renumbered` gives it."""
+    crossed, size = dict.fromkeys(mesh.axes, 0.0), mesh.ranks_per_node or mesh.world_size
     for axis, src, dst, num_bytes in messages:
-        crossed[axis] += num_bytes * (node_of(src) != node_of(dst))
+        crossed[axis] += num_bytes * (renumbered(src) // size != renumbered(dst) // size)
     return crossed
 
 
