@@ -23,7 +23,12 @@ TORCH_HINTS = {  # what an error of torch's own parts says, and what to look at
     "KeyError: 'betas'": "the optimizer's settings are in a list without names, so stages overwrite one another's: "
                          "flatten_optimizer_state_dict=True stores them by parameter name",
     "Missing key": "the checkpoint does not have this name: was it saved, and under a name that means the same in all "
-                   "shapes? A second dcp.save into a folder overwrites the first, so save everything in one call",
+                   "shapes? A second dcp.save into a folder overwrites the first, so save everything in one call. "
+                   "With full_state_dict=True what other ranks than 0 hold may be missing",
+    "KeyError: 'param_groups'": "what get_state_dict gives is stored by parameter name: hand it back with "
+                                "set_state_dict, not with the optimizer's own load_state_dict",
+    "gather_object(dst=0)": "dcp.save and dcp.load are collectives: every rank calls them, for what it holds itself, "
+                            "and no rank overwrites another's files. Do all of your ranks call them?",
     "overlapping meshes": 'something is sharded over one axis twice: shard each block first, the whole part last, and '
                           'all over mesh["dp"]',
     "must match the size of tensor": "heads of one kind meet fewer of another: q, k and v must all be cut by columns "
@@ -192,8 +197,11 @@ def units_of_blocks(units: Sequence[Sequence[bool]]) -> None:
 
 def saved(folder: str) -> None:
     """There must be a checkpoint in the folder."""
-    require((Path(folder) / ".metadata").exists(), "save has written no checkpoint into the folder: call "
-            "dcp.save(state, checkpoint_id=folder) on every rank")
+    if not (Path(folder) / ".metadata").exists():
+        refuse(any(Path(folder).rglob(".metadata")), "save has written into folders in the folder, which makes several "
+               "checkpoints: all ranks write one together, each its own files, with the same checkpoint_id=folder")
+        raise CheckFailed("save has written no checkpoint into the folder: call dcp.save(state, checkpoint_id=folder) "
+                          "on every rank")
 
 
 def resumed(losses: Sequence[Sequence[Any]], expected: Sequence[float], num_saved: int, mesh: Mesh) -> float:
