@@ -1,7 +1,7 @@
 /* Lockstep's pipeline game. Its rules are those of book.schedule and book.simulate, which a test compares; game.py says
    what the data mean. */
 (() => {
-  const { range, clamp, sum, make, and, short, pill, shell, write, define } = globalThis.lockstepScene;
+  const { byTouch, range, clamp, sum, make, and, short, pill, shell, write, define } = globalThis.lockstepScene;
   const { planned, stageOf } = globalThis.lockstepStages;
   const { max, round, floor } = Math;
   const TICKS = 1e5;
@@ -193,7 +193,8 @@
       choose(clamp(floor((y / (field.clientHeight - 20)) * n), n - 1));
     };
     const how = "Choose a rank, then its next action: it starts as early as it can.";
-    show(`${how} Keys: ↑ and ↓ for the rank, F and B for its next forward or backward, U to undo.`);
+    const byKeys = " Keys: ↑ and ↓ for the rank, F and B for its next forward or backward, U to undo.";
+    show(how + (byTouch() ? "" : byKeys));
     return { ...ui, state };
   }
 

@@ -385,7 +385,7 @@
   function show(view, m) {
     view.picked = m;
     for (const { mark } of view.stages) mark(m);
-    const hint = `${byTouch() ? "Tap" : "Point at"} a block, or press ↑ or ↓, to follow a micro-batch.`;
+    const hint = `${byTouch() ? "Tap a block" : "Point at a block, or press ↑ or ↓,"} to follow a micro-batch.`;
     const way = m === null || view.data.view === "race" ? "" : follow(view.run.runs[0], m);
     view.told.replaceChildren(...(m === null ? [hint] : [make("b", null, {}, "Micro-batch " + m), way]));
     view.root.dataset.batch = m ?? "";
