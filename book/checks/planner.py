@@ -317,7 +317,8 @@ def chosen_layout(got: Any, model: Transformer, cluster: Cluster, global_batch: 
                   slack: float = 0.0) -> tuple[Layout | None, float]:
     """`got` must be the smallest layout that takes at most 1 + `slack` times as long as the fastest that fits.
 
-    It must be None if nothing fits. Returns it and its seconds, 0 for None.
+    It must be None if nothing fits. Returns the first of those that are as good, and its seconds, 0 for None: a check
+    must print the same for all right answers, and several layouts may be equally fast.
     """
     where = f"{model.num_layers} layers on {cluster.num_gpus} GPUs"
     room = cluster.usable_share * cluster.memory_bytes
@@ -343,7 +344,7 @@ def chosen_layout(got: Any, model: Transformer, cluster: Cluster, global_batch: 
            f"{short(seconds(best))} s{_overlooked(got, best, fitting, memory, seconds)}")
     refuse(slack and memory(got) > memory(best) * (1 + 1e-9), f"{where}: {got} holds {memory(got) / 1e9:.2f} GB, and "
            f"{best} only {memory(best) / 1e9:.2f} GB, and is also fast enough")
-    return got, seconds(got)
+    return best, seconds(best)
 
 
 def _layouts(model: Transformer, num_gpus: int, global_batch: int) -> Iterator[Layout]:
