@@ -297,7 +297,9 @@ def _link_slips(cost: Estimate, layout: Layout, cluster: Cluster, filled: float)
              "nodes"),
             (card * node, f"only every {layout.tp}th GPU is a member of a group of dp" if span > node else stays),
             (card * max(node // layout.tp, 1), "no ring is faster than the links inside a node" if span > node else
-                                               stays)):
+                                               stays),
+            (card * max(node // layout.tp, 1) / layout.tp, "each GPU has a card of its own, so the groups of dp on a "
+                                                           "node do not share cards" if span > node else stays)):
         yield rest + cost.dp_bytes / bandwidth, why
     for bandwidth, why in (
             (card, "a group of tp that fits on a node does not use the network" if layout.tp <= node else
@@ -306,6 +308,11 @@ def _link_slips(cost: Estimate, layout: Layout, cluster: Cluster, filled: float)
             (card * node, "no ring is faster than the links inside a node" if layout.tp > node else
                           "a group of tp that fits on a node does not use the network")):
         yield cost.step_s + filled * (cost.tp_bytes / bandwidth - cost.tp_s), why
+    for sent, sent_s, stretched, num_members in ((cost.dp_bytes, cost.dp_s, 1.0, max(node // layout.tp, 1)),
+                                                 (cost.tp_bytes, cost.tp_s, filled, node)):
+        hops_s = sent / inside * (num_members - 1) / num_members + sent_s / num_members
+        yield (cost.step_s + stretched * (hops_s - sent_s), "all messages of a ring's step go at once, so it is as "
+               "slow as its slowest, from node to node, and not as they are on average")
     yield cost.step_s + filled * (cost.pp_bytes / inside - cost.pp_s), "messages of pp always cross nodes here"
     yield (cost.step_s + filled * (cost.pp_bytes / (card * node) - cost.pp_s),
            "along pp each GPU sends over its own card only")
@@ -330,6 +337,7 @@ def chosen_layout(got: Any, model: Transformer, cluster: Cluster, global_batch: 
     fastest = min(fitting, key=seconds)
     require(got is not None, f"{where}: you found no layout that fits, but there are {len(fitting)}, such as {fastest}"
             + "; all of them have dp 1" * all(layout.dp == 1 for layout in fitting)
+            + "; all of them have a pp or tp that is no power of two" * (not any(map(_is_of_powers, fitting)))
             + "; all of them have fewer micro-batches than stages, which costs time but is allowed" * all(
                 _is_short_of_work(layout, global_batch) for layout in fitting))
     require(isinstance(got, Layout), f"{where}: chosen_layout must return a Layout, not {got!r}")
@@ -341,7 +349,7 @@ def chosen_layout(got: Any, model: Transformer, cluster: Cluster, global_batch: 
     refuse(seconds(got) > limit_s and memory(best) == room, f"{where}: {got} takes longer than {best}, which fills the "
            "usable memory to the last byte: a layout that fits exactly fits")
     refuse(seconds(got) > limit_s, f"{where}: {got} takes {short(seconds(got))} s, and {best}, which fits too, "
-           f"{short(seconds(best))} s{_overlooked(got, best, fitting, memory, seconds)}")
+           f"{short(seconds(best))} s{_overlooked(got, best, fitting, memory, seconds, cluster.gpus_per_node)}")
     refuse(slack and memory(got) > memory(best) * (1 + 1e-9), f"{where}: {got} holds {memory(got) / 1e9:.2f} GB, and "
            f"{best} only {memory(best) / 1e9:.2f} GB, and is also fast enough")
     return best, seconds(best)
@@ -368,7 +376,7 @@ def _why_not(got: Layout, model: Transformer, cluster: Cluster, global_batch: in
         (True, "micro_batch_size is 1, 2 or 4, zero_stage 0 or 1, recompute None or \"full\""))
 
 
-def _overlooked(got: Layout, best: Layout, fitting: list[Layout], memory: Measure, seconds: Measure) -> str:
+def _overlooked(got: Layout, best: Layout, fitting: list[Layout], memory: Measure, seconds: Measure, node: int) -> str:
     """A hint at how a layout that is too slow was chosen, or at sizes that were not tried."""
     differ = [name for name in ("pp", "dp", "tp", "micro_batch_size", "zero_stage", "recompute")
               if getattr(got, name) != getattr(best, name)]
@@ -377,6 +385,7 @@ def _overlooked(got: Layout, best: Layout, fitting: list[Layout], memory: Measur
         (got == min(fitting, key=memory), ": yours is the one with the least memory"),
         (got == max(fitting, key=seconds), ": yours is the slowest"),
         (got.dp == max(layout.dp for layout in fitting) > best.dp, ": yours is one with the most replicas"),
+        (got.tp <= node < best.tp, f": a group of tp need not fit on a node of {node}"),
         (_is_of_powers(got) and not _is_of_powers(best), ": sizes need not be powers of two"),
         (got.recompute is None and best.recompute, ": recomputing may pay even where it is not needed, since it makes "
          "room for larger micro-batches"))
