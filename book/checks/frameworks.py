@@ -42,6 +42,8 @@ WINDOW = {  # the gradient with which an optimizer steps at the end of a window
                "window? Call zero_grad after each step"}
 UNEVEN = {  # the gradient of ranks with unequal numbers of rows
     "nothing": "rank {rank}: the gradient is 0",
+    "over ranks with rows": "rank {rank}: DDP takes the mean over all ranks, also those without a row: multiply each "
+                            "loss by the number of all ranks",
     "means of ranks": "rank {rank}: each rank's mean weighs the same, so a row counts for more on a rank with few "
                       "rows: multiply each rank's loss by its share of the global batch, times the number of ranks",
     "means of ranks twice": "rank {rank}: each rank's mean weighs the same, and is divided by the number of ranks once "
@@ -237,7 +239,8 @@ def uneven_gradient(rank: int, gradients: Sequence[Any], rows: Any, sizes: Seque
     means = [1 / (num_ranks * size) for size in sizes for _ in range(size)]
     found = Attribution(whole(named), rows, 1 / num_rows, axes=("rows",),
                         counts={"ranks": num_ranks, "rows": num_rows})
-    found.require_right(UNEVEN, {"means of ranks": means, "of sums": 1 / num_ranks,
+    with_rows = {"over ranks with rows": sum(map(bool, sizes)) / num_ranks / num_rows} if 0 in sizes else {}
+    found.require_right(UNEVEN, {**with_rows, "means of ranks": means, "of sums": 1 / num_ranks,
                                  "means of ranks twice": [mean / num_ranks for mean in means],
                                  "upside down": [num_rows * mean ** 2 for mean in means],
                                  "weighted after": [num_ranks * sizes[rank] / num_rows * mean for mean in means]},
@@ -248,7 +251,11 @@ def uneven_failure(message: str, sizes: Sequence[int]) -> str:
     """The error of ranks with unequal numbers of rows: an explanation if some waited for one that has none."""
     if 0 in sizes and ("nothing has moved" in message or "Connection closed" in message or "has ended" in message):
         return (f"rank {sizes.index(0)} has no rows, and the others wait for its part of the all-reduce: every rank "
-                f"must run a backward, even one without a row.\n{message}")
+                "must run a backward, even one without a row, and of a loss that comes out of the model, since DDP "
+                f"gets ready in its forward.\n{message}")
+    if 0 in sizes and "do the sizes differ" in message:
+        return (f"rank {sizes.index(0)} has no rows, and all-reduces other tensors than the others: DDP joins "
+                f"gradients in buckets, so every rank must leave the all-reduce to a backward of its own.\n{message}")
     if "nothing has moved" in message:
         return ("some ranks run more backwards than others, and wait: each rank must run exactly one, over all of its "
                 f"rows, whatever their number.\n{message}")
