@@ -1,7 +1,7 @@
 """L3: lab 11: the guilty rank of a hang, what a checkpoint holds and when it is whole, a run that goes on."""
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import sqrt
 from typing import Any
 
@@ -20,8 +20,7 @@ def guilty_ranks(got: Any, calls: Calls, case: str) -> list[int]:
     require(isinstance(got, (list, tuple, set, frozenset)), f"{case}: return a list of ranks, not {got!r}")
     found = sorted(got)
     waits = {rank: own for rank, row in calls.items() if (own := next((call for call in row if not call[3]), None))}
-    missing = {rank for group, number, members, _ in waits.values() for rank in members
-               if max((call[1] for call in calls[rank] if call[0] == group), default=0) < number}
+    missing = _missing(waits.values(), calls)
     want = sorted(missing - waits.keys())
     if found == want:
         return want
@@ -32,12 +31,21 @@ def guilty_ranks(got: Any, calls: Calls, case: str) -> list[int]:
     refuse(elsewhere, f"{case}: rank {listed(elsewhere)} has not made the call that others wait in, but it waits "
                       "itself, in a call of another group: find out whom that group waits for")
     innocent = sorted(set(found) - missing)
+    later = _missing((call for row in calls.values() for call in row if not call[3]), calls)
+    refuse(innocent and later.issuperset(innocent), f"{case}: nobody waits for rank {listed(innocent)} yet. A rank "
+           "waits in the first call that is not done, not in those after it")
     refuse(innocent, f"{case}: nobody waits for rank {listed(innocent)}, which has made every call that a member of "
                      "its groups waits in. Compare numbers within one group, and only those of its members. Don't "
                      "compare how many calls the dumps hold")
     raise CheckFailed(f"{case}: you found {found or 'nobody'}, but others also wait for rank "
                       f"{listed(sorted(set(want) - set(found)))}, which waits for nobody. Each group counts its own "
                       "calls")
+
+
+def _missing(open_calls: Iterable[tuple[str, int, Sequence[int], bool]], calls: Calls) -> set[int]:
+    """The members of these calls' groups that have not made the call."""
+    return {rank for group, number, members, _ in open_calls for rank in members
+            if max((call[1] for call in calls[rank] if call[0] == group), default=0) < number}
 
 
 def state_put_back(rank: int, differs: Mapping[str, bool]) -> None:
@@ -226,6 +234,8 @@ def lost_share(got: Any, save_s: float, interval_s: float, mean_s: float) -> flo
                                                                      "save_s / interval_s"),
         (save_s / interval_s + (save_s + interval_s / 2) / mean_s, "to first order a failure costs half an interval, "
                                                                    "without the time of a save"),
+        (save_s / interval_s + (interval_s + save_s) / (2 * mean_s), "to first order a failure costs half an interval, "
+                                                                     "without half the time of a save"),
     ])
 
 
