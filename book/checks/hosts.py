@@ -156,7 +156,8 @@ def crossing_bytes(trace: Trace, ranks_per_host: int, num_bytes: int) -> int:
 
 
 def handed_out(before: Sequence[Any], after: Sequence[Any], ranks_per_host: int) -> None:
-    """The buffers, by rank, must not hold the sum only in each rank's own share, nor the MAX or MIN of hosts' sums."""
+    """The buffers, by rank, must not hold the sum only in each rank's own share or without the last elements, nor the
+    MAX or MIN of hosts' sums."""
     first, last = np.stack([flat(b) for b in before]), np.stack([flat(b) for b in after])
     if first.shape != last.shape or ranks_per_host == 1 or len(first) == ranks_per_host:
         return
@@ -164,6 +165,10 @@ def handed_out(before: Sequence[Any], after: Sequence[Any], ranks_per_host: int)
     own = np.stack([np.arange(first.shape[1]) // share == rank % ranks_per_host for rank in range(len(first))])
     refuse(not right.all() and right[own].all() and (last == first)[~own].all(), "each rank has the sum in its own "
            "share, but its own numbers elsewhere: an all-gather inside brings the other shares")
+    rest = first.shape[1] % ranks_per_host
+    refuse(rest and right[:, :-rest].all() and not right[:, -rest:].any(), f"the last {rest} of {first.shape[1]} "
+           f"elements were left out: {ranks_per_host} ranks of a host can't have equal shares of so many, so pad the "
+           "buffer with zeros before the reduce-scatter")
     hosts = first.reshape(-1, ranks_per_host, first.shape[1]).sum(axis=1)
     for operation, picked in (("MAX", hosts.max(axis=0)), ("MIN", hosts.min(axis=0))):
         refuse(not right.all() and (last == picked).all(), f"the buffers hold the {operation} of the hosts' sums, "
@@ -178,6 +183,9 @@ def hierarchical_failure(message: str) -> str:
     if "invalid tensor size" in message:
         return ("an all-gather takes a tensor for the parts of all ranks of its group, then the rank's own part: is "
                 f"the group that of this host, and are the two in this order?\n{message}")
+    if "is not part of group" in message:
+        return ("the src or dst of a call over a group is a number in the world; group_src or group_dst is the place "
+                f"in the group, from 0 on.\n{message}")
     return message
 
 
