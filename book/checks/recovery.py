@@ -191,6 +191,8 @@ def save_failure(message: str) -> str:
     if "Missing key in checkpoint state_dict" in message:
         return ("the names in what you load differ from those that were saved: use get_state_dict for both"
                 f"\n{message}")
+    if "disagree" in message and "dist.all_reduce(total)" in message:
+        return f"{message}\nmean_loss adds up over the ranks, so every rank must call it, in each step"
     if "wait for one another" in message or "returned without it" in message or "disagree" in message:
         return (f"{message}\ndcp.save, dcp.load and get_state_dict are collectives, so every rank must call them: rank "
                 "0 alone can't save the shards of the others")
@@ -268,16 +270,17 @@ def _near(one: float, other: float) -> bool:
 
 
 def went_on(got: Mapping[int, float], want: Mapping[int, float], killed_at: int, every: int, num_ranks: int,
-            exact: bool) -> float:
+            exact: bool, saved: int | None) -> float:
     """A run that goes on after a kill before step `killed_at` must have the right losses, by step; returns the last
     one.
 
-    They must begin at the last checkpoint and equal those of the undisturbed run, to the last bit if `exact`.
+    They must begin at the last checkpoint and equal those of the undisturbed run, to the last bit if `exact`. At the
+    end `saved` is the step of the last checkpoint.
     """
     require(isinstance(got, Mapping) and got, f"train must return a dict of its losses by step, not {got!r}")
     first, begin = min(got), killed_at // every * every
     refuse(first == 0 != begin, f"a rank was killed before step {killed_at}, and {num_ranks} ranks start again at step "
-                                f"0: load the last whole checkpoint, that of step {begin}, and go on from there")
+           f"0: load the last whole checkpoint, that of step {begin}, and begin with the step that load returns")
     require(first == begin, f"{num_ranks} ranks go on at step {first}, but the last checkpoint is of step {begin}")
     require(max(got) == max(want), f"the run ends with step {max(got)}, not {max(want)}"
             + ": num_steps counts from step 0, not from the checkpoint" * (max(got) == max(want) + begin))
@@ -289,4 +292,7 @@ def went_on(got: Mapping[int, float], want: Mapping[int, float], killed_at: int,
                          "share called with the step's own number?" if step == first
                          else ". The first loss was right, so the update was wrong: is it the optimizer's state, or "
                               "the weights of uneven shares?" if step == first + 1 else ""))
+    last = len(want) // every * every
+    require(saved == last, f"after {len(want)} steps the last checkpoint should be that of step {last}, and is that of "
+            f"step {saved}: save when a step is done, under the number of the next one")
     return got[max(got)]
