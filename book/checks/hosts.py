@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -218,6 +218,7 @@ def shared_cards(got: Any, want: Collection[Collection[int]], at_once: Mapping[f
     place = {rank: group for group in groups for rank in group}
     card = {rank: frozenset(group) for group in want for rank in group}
     apart = [place[a] != place[b] for a, b in at_once if card[a] != card[b]]
+    in_turn = [sorted(pair) for pair, overlapped in at_once.items() if not overlapped]
     for pair, overlapped in at_once.items():
         a, b = sorted(pair)
         refuse(card[a] == card[b] and place[a] != place[b] and overlapped,
@@ -227,7 +228,18 @@ def shared_cards(got: Any, want: Collection[Collection[int]], at_once: Mapping[f
                f"ranks {a} and {b} are in one group, but each of their messages had a whole card: compare bytes per "
                "second, since messages differ in size"
                + ". Two messages that are equally fast may both have a whole card: compare each with the fastest of "
-               "the trace" * (not any(apart)))
+               "the trace" * (not any(apart))
+               + ". Or does one of two send only when the other is done? Such a step does not tell who shares a card"
+               * (set(groups) == _joined(want, in_turn)))
     wrong = next((rank for rank in everyone if place[rank] != card[rank]), None)
     require(wrong is None, f"rank {wrong} belongs in the group of ranks {listed(sorted(card.get(wrong or 0, ())))}. "
                            "Not every pair was tried at once: if a shares with b, and b with c, then a shares with c")
+
+
+def _joined(groups: Collection[Collection[int]], pairs: Iterable[Collection[int]]) -> set[frozenset[int]]:
+    """The groups after those that hold the members of a pair have been joined, pair by pair."""
+    found = set(map(frozenset, groups))
+    for pair in pairs:
+        touched = {group for group in found if not group.isdisjoint(pair)}
+        found = found - touched | {frozenset[int]().union(*touched)}
+    return found
