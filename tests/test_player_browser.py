@@ -32,7 +32,7 @@ def test_every_control(show: Callable) -> None:
     assert "rank 0 sends chunk 0 to rank 1" in page.inner_text(".lk-caption")
     click(page, "One step forward")
     until(page, step=2, playing="false")
-    assert figures(page)["sent per rank, so far (n: a buffer)"] == "0.50 n"
+    assert figures(page)["sent per rank, so far"] == "0.50 n"
     click(page, "One step back")
     until(page, step=1)
     press(page, "End", "ArrowLeft")

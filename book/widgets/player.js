@@ -529,7 +529,7 @@
     const [link, most] = busiest(now);
     const say = run.unseen ? () => "?" : inN;
     const over = t >= run.end;
-    const who = run.who < 0 ? "per rank, so far (n: a buffer)" : `by rank ${run.who}, so far`;
+    const who = run.who < 0 ? "per rank, so far" : `by rank ${run.who}, so far`;
     return [
       [`${k} / ${run.S}`, "rounds"],
       [say(now.out[max(0, run.who)]), "sent " + who],
