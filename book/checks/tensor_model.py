@@ -196,8 +196,7 @@ def _why_gradient(got: np.ndarray, softmax: np.ndarray, chosen: np.ndarray, logi
             return ("it differs only at the largest logits. What you subtract cancels out of the loss, so make it a "
                     "constant for autograd: no_grad() or detach()")
         if np.allclose(got, softmax * chosen.any(axis=1, keepdims=True) - chosen, atol=TOLERANCE):
-            return ("it lacks the predictions whose targets other ranks hold, but the rank's logits are in their sums "
-                    "of exponentials too: each rank makes the loss of all predictions, from both sums")
+            return "it lacks the predictions whose targets other ranks hold: each rank makes the loss of all of them"
         return "it should be (softmax - 1 at the target) / N, the softmax over the whole vocabulary"
     probability, target, own_part = np.nan_to_num(factors)
     if np.isclose(own_part, 1, atol=1e-6):
@@ -349,9 +348,7 @@ def block_count(answer: Any, width: int, mlp_width: int, num_ranks: int, num_tok
     return (number("the number of parameters", answer[0], (weights + biases) / num_ranks + whole,
                    _wrong_parameters(weights, biases, whole, width, num_ranks)),
             number("the number of bytes", answer[1], num_bytes, [
-                (num_bytes / 2,
-                 "that is half: there is one all-reduce after attention and one after the MLP, and as many in "
-                 "backward"),
+                (num_bytes / 2, "that is half: one all-reduce follows attention, one the MLP, as many in backward"),
                 (num_bytes / 4,
                  "that is a single all-reduce, but attention and MLP make one each, forward and backward"),
                 (num_bytes / element_bytes, f"that counts numbers, but each has {element_bytes} bytes"),
@@ -359,9 +356,7 @@ def block_count(answer: Any, width: int, mlp_width: int, num_ranks: int, num_tok
                 *((num_bytes * (1 + num * (hidden / width - 1) / 4),
                    "what is added up is as wide as the block's output, not as the hidden layer")
                   for num in (4, 2, 1) for hidden in (mlp_width, mlp_width / num_ranks)),
-                (num_bytes * 6 / 4,
-                 "that is an all-reduce in backward for each of q, k and v, but they have the same input: one operator "
-                 "in front of all three adds its gradient up once"),
+                (num_bytes * 6 / 4, "that is an all-reduce for each of q, k and v, but they have the same input"),
                 (num_bytes * 2 * (num_ranks - 1) / num_ranks,
                  "that is what a ring sends, but the question is what a rank gives to the all-reduces")]))
 

@@ -20,6 +20,7 @@ from nbformat import NotebookNode
 from book.grading.lab import LabError, checks, marks, points
 from book.grading.mutations import Mutant, mutants
 from book.grading.trial import printed, solution, stored
+from book.launch.server import warm_up
 
 TELLING = ("CheckFailed", "HangError")
 # Errors of launch, PyTorch and Python that say what is wrong with a call, at the line of the answer that makes it.
@@ -62,6 +63,7 @@ def outcomes(lab: NotebookNode, num_each: int, seed: int, equivalent: Mapping[st
 
     `exercises` None stands for all. `equivalent` has, by `Mutant.key`, why a mutant is as good as the solution.
     """
+    warm_up(whole=True)  # launches follow one another, and leave no time to load what optimizers need
     for exercise in exercises or points(lab):
         found = list(mutants(solution(lab, exercise)))
         drawn = random.Random(f"{seed} {exercise}").sample(found, min(num_each, len(found)))
