@@ -329,3 +329,9 @@ def test_resumed_training_equals_one_process():
             (loaded, [after[0], lost], "after the next step they are not: what else does the step depend on")):
         with pytest.raises(CheckFailed, match=complaint):
             checks.continued(own, going_on(weights), expected, 2, {"the averages are lost": lost})
+
+
+def test_parameters_that_a_gather_moves_are_reported():
+    checks.gathered_in_place([1000, 2000], [1000, 2000])
+    with pytest.raises(CheckFailed, match="moved 1 of 2 parameters into another buffer"):
+        checks.gathered_in_place([1000, 2000], [1000, 3000])

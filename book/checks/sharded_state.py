@@ -84,6 +84,13 @@ def gradients_dropped(trace: Trace, sizes: Sizes, item_bytes: int) -> None:
                               + DROPPED)
 
 
+def gathered_in_place(before: Sequence[int], after: Sequence[int]) -> None:
+    """On a rank: a unit's parameters must lie at the same addresses after an all-gather as before it."""
+    moved = sum(one != other for one, other in zip(before, after, strict=True))
+    refuse(moved, f"all_gather has moved {moved} of {len(before)} parameters into another buffer: gather into the one "
+           "that they view, or copy into them")
+
+
 def gradients_left(left: Sequence[Mapping[str, float]]) -> None:
     """After reduce_scatter no parameter may keep a gradient; `left` has the bytes of each rank, by unit."""
     for rank, held in enumerate(left):
