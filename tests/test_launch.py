@@ -699,7 +699,7 @@ def test_a_hang_names_the_line_of_requests_that_were_dropped(kept, record):
     with pytest.raises(HangError) as hung:
         launch(sends_once_and_receives_twice, 3, kept, record=record, hang_s=0.5)
     assert "nothing has moved for 0.5 s" in str(hung.value)  # although gloo polls for what nobody takes
-    dropped = re.search(r"cause: ranks 0, 1, 2 did not keep what isend returned, .* line \d+: (.*)", str(hung.value))
+    dropped = re.search(r"cause: ranks 0, 1, 2 did not keep what isend returned; .* line \d+: (.*)", str(hung.value))
     assert (dropped[1] if dropped else None) == (None if kept else "request = dist.isend(torch.ones(1), (rank + 1) % "
                                                                    "world_size)")
 
