@@ -104,6 +104,7 @@ def test_a_survivor_listed_as_equivalent_is_accepted(tmp_path):
     ("RankError: rank 0 failed in cell line 4: my_block(x, 1)\nCheckFailed: x comes whole", True),
     ("RankError: rank 0 failed in cell line 7: dist.send(x, 4)\nValueError: there is no rank 4: ranks are 0 to 3",
      True),
+    ("RankError: rank 0 failed in cell line 9: future.wait()\nbook.checks.CheckFailed: call each stage once", True),
     ("TypeError: mean() missing 1 required positional argument: 'group'", True),
     ("RankError: rank 0 failed in cell line 4: my_block(x, 1)\nIndexError: dimension out of range", False)])
 def test_a_message_that_names_the_mistake_explains_it(message, explained):

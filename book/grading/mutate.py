@@ -23,12 +23,14 @@ from book.grading.trial import printed, solution, stored
 from book.launch.server import warm_up
 
 TELLING = ("CheckFailed", "HangError")
+IN_RANK = re.compile(r"\n[\w.]*CheckFailed: ")  # with its module where it came over RPC
 # Errors of launch, PyTorch and Python that say what is wrong with a call, at the line of the answer that makes it.
 NAMED = re.compile(
     r"there is no (rank|stage) |blocks can't make \d+ stages|Pipeline group size \d+ cannot|"
     r"(sends to|receives from) itself|should not be the same as the rank of the current process|"
     r"Invalid ``op``\. Expected|Expected parameter `\w+`|Must specify global_rank|missing \d+ required|"
-    r"argument '\w+' .*must be|unsupported operand type|cannot join thread before it is started")
+    r"argument '\w+' .*must be|incompatible function arguments|unsupported operand type|"
+    r"cannot join thread before it is started")
 LIMIT_S = 90  # of one mutant; this also ends infinite loops
 
 
@@ -53,7 +55,7 @@ class Outcome:
 
         Other errors only show the line.
         """
-        return (self.message.startswith(TELLING) or "\nCheckFailed: " in self.message
+        return (self.message.startswith(TELLING) or bool(IN_RANK.search(self.message))
                 or bool(NAMED.search(self.message)))
 
 
