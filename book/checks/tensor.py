@@ -44,7 +44,7 @@ MEANINGS = {  # torch's messages about tensors that don't fit, as patterns, and 
                      "instead of what you find",
     r"start \(\d+\) \+ length \(\d+\) exceeds":
         "the block ends behind the last number: of n numbers, rank r of R has n/R, from r n/R on",
-    "Dimension out of range|tuple index out of range":
+    "Dimension out of range":
         "there is no such dim: a weight has the dims 0 and 1, a bias has only dim 0",
     "'int' object has no attribute": "this is a number where a tensor should be: are two arguments exchanged?",
     "NoneType": "something here is None: dist.all_reduce works in place and returns None, so use the tensor that you "
