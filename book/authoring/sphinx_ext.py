@@ -38,7 +38,7 @@ ABOUT_FOLDED = " On these pages the solutions are folded."
 WHY_THERE = re.compile(r"(\d+ ranks? on gloo \(CPU\)): (no GPU here)")  # as `launch` says it, in stored outputs too
 QUOTED = 12  # minimum length of a line of code that counts as quoted if a message contains it
 READ_BY_INLINE_SCRIPTS = {"documentation_options", "doctools", "sphinx_highlight"}
-
+# The last argument of a cell, or one that is called title.
 PLOT_TITLE = re.compile(r'(?:title=|,\s*)"([^"]+)"\)\s*\Z|title="([^"]+)"')
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from book.checks.verdict import flat, listed, refuse, require, short
+from book.checks.verdict import flat, listed, refuse, require, short, unmet
 from book.trace import Trace
 
 PROMISED = 0.25  # how far off a measured link may be
@@ -183,10 +183,7 @@ def hierarchical_failure(message: str) -> str:
     if "invalid tensor size" in message:
         return ("an all-gather takes a tensor for the parts of all ranks of its group, then the rank's own part: is "
                 f"the group that of this host, and are the two in this order?\n{message}")
-    if "is not part of group" in message:
-        return ("the src or dst of a call over a group is a number in the world; group_src or group_dst is the place "
-                f"in the group, from 0 on.\n{message}")
-    return message
+    return unmet(message, ": inside is the group of this host's ranks, across that of the ranks with this place")
 
 
 def predicted_ratio(got: Any, want: float, slips: Mapping[str, float]) -> float:

@@ -529,10 +529,9 @@
     const [link, most] = busiest(now);
     const say = run.unseen ? () => "?" : inN;
     const over = t >= run.end;
-    const who = run.who < 0 ? "per rank, so far" : `by rank ${run.who}, so far`;
     return [
       [`${k} / ${run.S}`, "rounds"],
-      [say(now.out[max(0, run.who)]), "sent " + who],
+      [say(now.out[max(0, run.who)]), run.who < 0 ? "sent per rank, so far" : `sent by rank ${run.who}, so far`],
       [over ? say(run.total) : "…", "at the end" + (over ? run.formula : "")],
       [tally(run, t).join(" / "), "chunks complete"],
       [say(most), "busiest link" + (t && !run.unseen ? ", " + link : "")],
