@@ -170,6 +170,15 @@ def test_random_numbers_differ_between_ranks_but_not_between_launches():
     assert list(first) == list(again) and first[0] != first[1]
 
 
+def test_ranks_import_nothing_for_a_function_of_a_lab():
+    """The server that they are forked from has: for 8 ranks it would take as long as the launch itself, four times."""
+    assert set(launch(loaded, 2)) == {True}
+
+
+def loaded():
+    return {"torch", "book.record", "book.checks"} <= sys.modules.keys()
+
+
 def test_the_current_environment_is_passed_with_env_on_top(monkeypatch):
     monkeypatch.setenv("LOCKSTEP_TEST", "now")
 

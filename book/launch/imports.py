@@ -8,15 +8,19 @@ FIRST = (
     "numpy.random",
     "book.launch.child",
     "book.record",
+    "book.checks",  # a lab's functions refer to it
 )
 LATER = (  # together these take as long as `FIRST`; the first ranks do not wait for them
+    "book.parallel.hybrid",
     "torch.distributed.optim",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
     "torch.distributed.fsdp",
     "torch.distributed.checkpoint",
     "torch.distributed.checkpoint.state_dict",
-    "fsspec",  # checkpoint imports it when it first saves
+    "fsspec",  # checkpoint imports this and the next two when it first saves
+    "torch.distributed.checkpoint._fsspec_filesystem",
+    "torch.utils.serialization.config",
     "torch.profiler",
 )
 # Code with none of these words makes no optimizer, no DDP and no mesh, and needs nothing of `LATER`.
