@@ -90,8 +90,10 @@ def set_up(**how: object) -> torch.device:
     device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None, **how)
-    torch.manual_seed(dist.get_rank())  # each rank has dropout of its own; DDP copies rank 0's parameters
+    dist.init_process_group("nccl" if on_gpu else "gloo",
+                            device_id=device if on_gpu else None, **how)
+    # Each rank has dropout of its own; DDP copies rank 0's parameters.
+    torch.manual_seed(dist.get_rank())
     return device
 
 
@@ -119,9 +121,9 @@ def save(path: Path, model: DistributedDataParallel, optimizer: torch.optim.Opti
     dist.all_gather_object(states, random_state(device))
     if dist.get_rank() == 0:
         part = path.with_suffix(".part")
-        torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "random": states} | place,
-                   part)
-        os.replace(part, path)  # at once: who is killed while writing leaves the former checkpoint whole
+        torch.save({"model": model.module.state_dict(), "random": states,
+                    "optimizer": optimizer.state_dict()} | place, part)
+        os.replace(part, path)  # a rank killed before this leaves the old file whole
 
 
 def load(path: Path, model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> dict[str, int]:
@@ -146,9 +148,11 @@ def train_step(model: DistributedDataParallel, optimizer: torch.optim.Optimizer,
     for number, (inputs, targets) in enumerate(micro_batches, start=1):
         inputs, targets = inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
         last = number == len(micro_batches)
-        with nullcontext() if last else model.no_sync():  # only the last backward averages gradients over the ranks
+        # Only the last backward averages gradients over the ranks.
+        with nullcontext() if last else model.no_sync():
             with mixed:
-                loss = nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+                logits = model(inputs).flatten(0, 1)
+                loss = nn.functional.cross_entropy(logits, targets.flatten())
             (loss / len(micro_batches)).backward()
         total += loss.detach() / len(micro_batches)
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)

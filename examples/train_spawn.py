@@ -23,4 +23,5 @@ def run(rank: int, meeting: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:  # a file that a former run has left would make the ranks wait
-        torch.multiprocessing.spawn(run, (str(Path(folder, "meeting")),), nprocs=NUM_RANKS)
+        torch.multiprocessing.spawn(run, (str(Path(folder, "meeting")),),
+                                    nprocs=NUM_RANKS)

@@ -154,7 +154,7 @@ def refused(layout, config):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "error", "words"), [
-    ((1, 2, 1), ValueError, "6 sequences can't be shared by 2 replicas"), ((2, 2, 1), MeshError, "has 4 ranks")],
+    ((1, 2, 1), ValueError, "6 sequences can't be divided among 2 replicas"), ((2, 2, 1), MeshError, "has 4 ranks")],
     ids=str)
 def test_a_layout_that_does_not_divide_the_model_is_refused(layout, error, words):
     with pytest.raises(RankError, match=words) as caught:

@@ -105,7 +105,8 @@ class Hybrid:
     def __init__(self, gpt: GPT, mesh: Mesh, num_micro_batches: int, make_optimizer: MakeOptimizer,
                  zero_stage: int = 0) -> None:
         rank = dist.get_rank()
-        self.mesh, self.config, self.num_micro_batches = mesh, gpt.config, num_micro_batches
+        self.mesh, self.config = mesh, gpt.config
+        self.num_micro_batches = num_micro_batches
         self.place, self.groups = mesh.coordinates(rank), axis_groups(mesh)
         num_stages = mesh.size("pp")
         broadcast_state(gpt)
@@ -147,8 +148,9 @@ class Hybrid:
     def share(self, batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The micro-batches of this rank's replica: equal parts of its equal part of the batch."""
         num_replicas = self.mesh.size("dp")
-        if len(batch) % (num_replicas * self.num_micro_batches):
-            raise ValueError(f"{len(batch)} sequences can't be shared by {num_replicas} replicas with "
-                             f"{self.num_micro_batches} micro-batches each: use a multiple of "
-                             f"{num_replicas * self.num_micro_batches}")
-        return batch.chunk(num_replicas)[self.place["dp"]].chunk(self.num_micro_batches)
+        parts = num_replicas * self.num_micro_batches
+        if len(batch) % parts:
+            raise ValueError(f"{len(batch)} sequences can't be divided among {num_replicas} replicas with "
+                             f"{self.num_micro_batches} micro-batches each: use a multiple of {parts}")
+        own = batch.chunk(num_replicas)[self.place["dp"]]
+        return own.chunk(self.num_micro_batches)
