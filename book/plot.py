@@ -1,9 +1,12 @@
 """L3: matplotlib figures of measurements and traces.
 
 Figures are transparent, with ink that reads on white and on black, because the website has a light and a dark theme.
+They are narrow: a phone shrinks a figure to its width, and text of 10 points has 12 of its pixels then.
 """
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
 from book.extras import needed_by
@@ -13,14 +16,45 @@ with needed_by("book.plot", "matplotlib"):
     import matplotlib.pyplot as plt
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 INK = "#707a89"
-NARROW = 5.0  # inches, at 120 dots each: text of 10 points can still be read where a phone shrinks this to its width
+WIDTH = 4.0  # inches, at 120 dots each
+TEXT = 10  # points
+ROW = 0.2  # inches from one line of this text to the next
+LINE = 44  # characters of this text that fit across a figure
 SERIES = ("#3a86c8", "#c8612e", "#3d9a6d", "#9a6fc4")
 MARKERS = ("o", "s", "^", "D")
 Curve = tuple[Sequence[float], Sequence[float]]
 FILLS = {"send": SERIES[0], "recv": SERIES[2], "collective": SERIES[3], "compute": SERIES[1]}
+
+
+def blank(height: float, title: str = "", xlabel: str = "", ylabel: str = "") -> tuple[Figure, Axes]:
+    """A figure of this height in inches, and its axes, in the book's colours and with nothing drawn yet.
+
+    It is higher by what a title takes beyond one line.
+    """
+    title = textwrap.fill(title, LINE)
+    height += ROW * title.count("\n")
+    figure, axes = plt.subplots(figsize=(WIDTH, height), dpi=120, layout="constrained")
+    figure.patch.set_alpha(0)
+    axes.patch.set_alpha(0)
+    figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=TEXT + 1)
+    axes.tick_params(colors=INK, which="both", labelsize=TEXT)
+    axes.set_xlabel(xlabel, color=INK, fontsize=TEXT)
+    axes.set_ylabel(ylabel, color=INK, fontsize=TEXT)
+    for side, spine in axes.spines.items():
+        spine.set_color(INK)
+        spine.set_visible(side in ("left", "bottom"))
+    return figure, axes
+
+
+def legend(figure: Figure) -> None:
+    """Name below the axes what is drawn so far, in as many columns as fit. The figure grows by the rows' height."""
+    labels = figure.axes[0].get_legend_handles_labels()[1]
+    columns = max(1, LINE // (max(map(len, labels)) + 8))
+    figure.set_figheight(figure.get_figheight() + ROW * math.ceil(len(labels) / columns))
+    figure.legend(frameon=False, labelcolor=INK, fontsize=TEXT, loc="outside lower left", ncols=columns)
 
 
 def time_against_size(sizes: Sequence[float], measured: Mapping[str, Sequence[float]],
@@ -29,17 +63,17 @@ def time_against_size(sizes: Sequence[float], measured: Mapping[str, Sequence[fl
 
     Each series has one time in seconds per size; series of the same name share a colour.
     """
-    figure, axes = _figure(6.4, 3.8, title)
+    figure, axes = blank(3.3, title, "buffer", "time")
     for place, name in enumerate(dict.fromkeys([*measured, *modelled])):
         color, marker = SERIES[place % len(SERIES)], MARKERS[place % len(MARKERS)]
         if name in modelled:
             axes.plot(sizes, modelled[name], color=color, linewidth=1.5, label=f"{name}, model")
         if name in measured:
             axes.plot(sizes, measured[name], color=color, linestyle="none", marker=marker, markersize=6, label=name)
-    axes.set(xscale="log", yscale="log", xlabel="buffer", ylabel="time")
+    legend(figure)
+    axes.set(xscale="log", yscale="log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _bytes(x)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: _seconds(x)))
-    axes.legend(frameon=False, labelcolor=INK, fontsize=9)
     return _closed(figure)
 
 
@@ -51,7 +85,7 @@ def bars(rows: Mapping[str, Mapping[str, float]], *, unit: str = "", stacked: bo
     """
     parts = list(dict.fromkeys(part for row in rows.values() for part in row))
     lanes = 1 if stacked else len(parts)
-    figure, axes = _figure(NARROW, 0.7 + len(rows) * (0.14 + 0.2 * lanes), title, 10)
+    figure, axes = blank(0.55 + len(rows) * (0.14 + 0.2 * lanes), title)
     for place, part in enumerate(parts):
         at = [number + (0 if stacked else 0.8 * ((place + 0.5) / lanes - 0.5)) for number in range(len(rows))]
         values = [row.get(part, 0.0) for row in rows.values()]
@@ -60,25 +94,24 @@ def bars(rows: Mapping[str, Mapping[str, float]], *, unit: str = "", stacked: bo
         if not stacked or part == parts[-1]:
             for y, value, left in zip(at, values, before):
                 axes.annotate(f"{value + left:.{digits}f}{unit}", (value + left, y), xytext=(4, 0), va="center",
-                              textcoords="offset points", color=INK, fontsize=9)
+                              textcoords="offset points", color=INK, fontsize=TEXT)
     axes.set_yticks(range(len(rows)), list(rows))
     axes.invert_yaxis()
     axes.margins(x=0.15)
     axes.xaxis.set_visible(False)
     axes.spines["bottom"].set_visible(False)
     if len(parts) > 1:
-        figure.legend(frameon=False, labelcolor=INK, fontsize=10, loc="outside lower left", ncols=len(parts))
+        legend(figure)
     return _closed(figure)
 
 
 def lines(series: Mapping[str, Sequence[float]], xlabel: str, ylabel: str, title: str = "") -> Figure:
     """A line for each series against its position 0, 1, 2, ...; earlier ones are wider, so that equal ones all show."""
-    figure, axes = _figure(6.4, 3.4, title)
+    figure, axes = blank(3.0, title, xlabel, ylabel)
     for place, (name, values) in enumerate(series.items()):
         width = 1.5 + 3.0 * (len(series) - 1 - place)
         axes.plot(values, color=SERIES[place % len(SERIES)], linewidth=width, label=name)
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.legend(frameon=False, labelcolor=INK, fontsize=9)
+    legend(figure)
     return _closed(figure)
 
 
@@ -90,7 +123,7 @@ def graph(lines: Mapping[str, Curve], points: Mapping[str, Curve] = {}, *, xlabe
     logarithmic, x with ticks at the values of the first line, or at every second one if there are more than seven.
     Each of `marks` is a dotted line across x with its name, such as where two lines cross.
     """
-    figure, axes = _figure(NARROW, 3.3, title, 10)
+    figure, axes = blank(3.0, title, xlabel, ylabel)
     for place, name in enumerate(dict.fromkeys([*lines, *points])):
         color, marker = SERIES[place % len(SERIES)], MARKERS[place % len(MARKERS)]
         if name in lines:
@@ -107,11 +140,7 @@ def graph(lines: Mapping[str, Curve], points: Mapping[str, Curve] = {}, *, xlabe
         values = list(next(iter(lines.values()))[0])
         axes.set_xticks(values[::1 + len(values) // 8])
     _mark(axes, marks)
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    if marks:  # which would cross a legend inside
-        figure.legend(frameon=False, labelcolor=INK, fontsize=10, loc="outside lower left", ncols=len(lines))
-    else:
-        axes.legend(frameon=False, labelcolor=INK, fontsize=10)
+    legend(figure)
     return _closed(figure)
 
 
@@ -119,7 +148,7 @@ def _mark(axes: Axes, marks: Mapping[str, float]) -> None:
     for name, x in marks.items():
         axes.axvline(x, color=INK, linewidth=1, linestyle=":")
         axes.annotate(name, (x, 0.02), xycoords=("data", "axes fraction"), xytext=(4, 0), textcoords="offset points",
-                      color=INK, fontsize=9)
+                      color=INK, fontsize=TEXT)
 
 
 def timeline(trace: Trace, title: str = "") -> Figure:
@@ -130,7 +159,7 @@ def timeline(trace: Trace, title: str = "") -> Figure:
     """
     if not trace.events.has("start_s"):
         raise TraceError("a logical trace has no times to draw: play it instead, or draw the trace it came from")
-    figure, axes = _figure(NARROW, 0.45 * trace.world_size + 1.0, title, 10)
+    figure, axes = blank(0.45 * trace.world_size + 0.7, title)
     drawn = [event for event in trace.events if event.kind in FILLS and event.start_s is not None]
     last_s = max((event.end_s or event.start_s for event in drawn), default=0.0)
     for event in drawn:
@@ -140,22 +169,9 @@ def timeline(trace: Trace, title: str = "") -> Figure:
                   color="none" if event.end_s is None else color)
     axes.set_yticks(range(trace.world_size), [f"rank {r}" for r in range(trace.world_size)])
     axes.invert_yaxis()
+    axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _seconds(x)))
     return _closed(figure)
-
-
-def _figure(width: float, height: float, title: str, points: int = 9) -> tuple[Figure, Axes]:
-    figure, axes = plt.subplots(figsize=(width, height), dpi=120, layout="constrained")
-    figure.patch.set_alpha(0)
-    axes.patch.set_alpha(0)
-    axes.set_title(title, color=INK, fontsize=11, loc="left")
-    axes.tick_params(colors=INK, which="both", labelsize=points)
-    axes.xaxis.label.set_color(INK)
-    axes.yaxis.label.set_color(INK)
-    for side, spine in axes.spines.items():
-        spine.set_color(INK)
-        spine.set_visible(side in ("left", "bottom"))
-    return figure, axes
 
 
 def _closed(figure: Figure) -> Figure:

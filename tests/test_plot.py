@@ -1,5 +1,7 @@
 """Figures: they show what they were given, once, and read on both themes."""
 
+import io
+
 import pytest
 
 from book import collectives, plot
@@ -7,6 +9,7 @@ from book.cost import Link
 from book.simulate import simulate
 from book.trace import Event, Trace, TraceError
 
+PHONE_PX = 358  # of 390, without the margins
 TRACE = simulate(collectives.ring_all_reduce(4), 4e6, Link(1e-5, 1e9))
 
 
@@ -68,7 +71,7 @@ def test_points_have_the_colour_of_the_line_of_their_name_and_one_entry_in_the_l
     axes = figure.axes[0]
     line, its_points, alone = axes.lines
     assert line.get_color() == its_points.get_color() != alone.get_color()
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["4 ranks", "alone"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["4 ranks", "alone"]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "linear")
     assert axes.yaxis.get_major_formatter()(0.375) == "37.5 %"
 
@@ -81,3 +84,30 @@ def test_a_graph_has_its_marks_and_a_tick_at_every_second_of_many_values():
     assert axes.get_xticks().tolist() == caps[::2] and axes.xaxis.get_major_formatter()(1e6) == "1 MB"
     plain = plot.graph({"a": (caps[:7], caps[:7])}, xlabel="", ylabel="", log="x").axes[0]
     assert plain.get_xticks().tolist() == caps[:7] and plain.xaxis.get_major_formatter()(25000) == "25,000"
+
+
+CAPS = [2.0**exponent for exponent in range(8)]
+LONG = "An all-reduce on four ranks of one machine, measured and by the model"
+FIGURES = {
+    "bars": lambda: plot.bars({f"{n} parameters of a model": {"weights": n, "optimizer's state": 2 * n, "gradients": n}
+                               for n in (1, 2, 3)}, unit=" GB", title=LONG),
+    "graph": lambda: plot.graph({"ring": (CAPS, CAPS), "a tree with two roots": (CAPS, CAPS), "no cuts": (CAPS, CAPS)},
+                                xlabel="buffer", ylabel="time", title=LONG, units=("B", "s"), log="xy",
+                                marks={"even": 10}),
+    "lines": lambda: plot.lines({"1 rank": [3.0, 2.0], "4 ranks": [3.0, 2.0]}, "step", "loss", LONG),
+    "timeline": lambda: plot.timeline(TRACE, LONG),
+    "time_against_size": lambda: plot.time_against_size([1e3, 1e6], {"ring": [1e-4, 2e-3]}, {"ring": [1e-4, 2e-3]},
+                                                        LONG),
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_text_is_twelve_pixels_high_where_a_phone_shrinks_the_figure(name):
+    """A notebook stores the picture with whatever stands beyond the axes."""
+    figure, stored = FIGURES[name](), io.BytesIO()
+    figure.savefig(stored, format="png", bbox_inches="tight")
+    width_px = int.from_bytes(stored.getvalue()[16:20], "big")
+    texts = [text for text in figure.findobj(plot.plt.Text) if text.get_text()]
+    assert len(texts) >= 4
+    for text in texts:
+        assert text.get_fontsize() / 72 * figure.dpi * PHONE_PX / width_px >= 12, (text.get_text(), width_px)
