@@ -8,10 +8,12 @@ from __future__ import annotations
 import ast
 import random
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import pytest
 from nbformat import NotebookNode
 
 import book
@@ -52,6 +54,19 @@ def drawn(families: Iterable[tuple[Family, str]], count: int, seed: str, cost_s:
             taken.add(name)
             spent_s += cost_s(name)
     return taken
+
+
+def some(argument: str, values: Sequence[Any], count: int) -> Callable[[Callable], Any]:
+    """Parametrize a test: `make test` takes `count` of the values, which change from commit to commit and test to test.
+
+    The others are full.
+    """
+    def marked(test: Callable) -> Any:
+        drawn = random.Random(test.__name__ + commit()).sample(list(values), count)
+        params = [pytest.param(value, marks=() if value in drawn else pytest.mark.full) for value in values]
+        return pytest.mark.parametrize(argument, params, ids=str)(test)
+
+    return marked
 
 
 @cache

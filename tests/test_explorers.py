@@ -27,6 +27,7 @@ from book.widgets.step_explorers import CAPS, BucketExplorer, ShardingExplorer
 from book.widgets.terms import in_seconds
 from book.widgets.traffic_explorers import ALGORITHMS, across, servers
 from tests.backward import recorded
+from tests.families import some
 from tests.players import (PLAYER, assert_readable, axe_finds, caption, click, contrasts, figures, first, html_of,
                            paint, state)
 
@@ -37,6 +38,7 @@ MAKERS = {"race_explorer": race_explorer, "pipeline_explorer": pipeline_explorer
           "axes_explorer": axes_explorer}
 TURNED = {"axes_explorer": ("dp", 2), "server_explorer": ("machines", 6)}  # a dial, and where to; else ranks
 each = pytest.mark.parametrize("name", MAKERS)
+some_explorers = some("name", list(MAKERS), 2)
 # Turns the dial of this label to a place, as dragging does: an input event for each place on the way.
 TURN = """([label, to]) => {
   const dial = [...document.querySelectorAll('.lk-dial input')].find(e => e.getAttribute('aria-label') === label);
@@ -249,7 +251,7 @@ def test_sharded_steps_take_what_the_package_simulates(show: Callable) -> None:
 
 
 # on the page
-@each
+@some_explorers
 def test_a_turn_of_a_dial_changes_picture_sentence_and_figures_until_reset(show: Callable, name: str) -> None:
     page = show(MAKERS[name]())
     assert page.inner_text(".lk-head span") == "simulated in this page"
@@ -265,7 +267,7 @@ def test_a_turn_of_a_dial_changes_picture_sentence_and_figures_until_reset(show:
     assert (page.evaluate(PICTURE), caption(page), figures(page)) == before
 
 
-@each
+@some_explorers
 def test_dials_take_keys_and_say_their_values(show: Callable, name: str) -> None:
     page = show(MAKERS[name]())
     label = TURNED.get(name, ("ranks", 10))[0]
@@ -295,7 +297,7 @@ def test_interleaving_takes_whole_groups_of_micro_batches(show: Callable) -> Non
 
 
 @pytest.mark.parametrize("view", first("390 dark", "320 light", "1280 light", "1280 dark"))
-@each
+@some_explorers
 def test_all_texts_can_be_read(show: Callable, name: str, view: str) -> None:
     width, theme = int(view.split()[0]), view.split()[1]
     page = show(MAKERS[name](), width=width, color_scheme=theme)
@@ -310,7 +312,7 @@ def test_all_texts_can_be_read(show: Callable, name: str, view: str) -> None:
     assert min(contrasts(page, colours, ["bg"]).values()) >= 3
 
 
-@each
+@some_explorers
 def test_a_page_without_javascript_has_the_table(show: Callable, name: str) -> None:
     page = show(MAKERS[name](), wait=False, java_script_enabled=False)
     rows = {"server_explorer": 5, "bucket_explorer": 9, "axes_explorer": 7}.get(name, 5)
@@ -495,7 +497,7 @@ BAD = {"no.json": ("{", "This file is not JSON"),
        "numbers.json": ("[1, 2, 3]", "this is not a trace's JSON")}
 
 
-@pytest.mark.parametrize("name", BAD)
+@some("name", list(BAD), 2)
 def test_a_file_that_is_no_recording_gets_a_sentence(show: Callable, name: str) -> None:
     page = show(race_explorer())
     before = caption(page)

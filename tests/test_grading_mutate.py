@@ -62,6 +62,7 @@ def test_a_mutation_changes_one_thing(source, name, after):
     assert sorted(one.after for one in mutants(source) if one.mutation.name == name) == sorted(after)
 
 
+@pytest.mark.full
 def test_every_kind_of_mutation_is_found_in_the_labs_and_all_mutants_are_python():
     names = set()
     for notebook in LABS.values():
@@ -126,6 +127,7 @@ def test_every_judged_mutant_still_exists():
         assert not path.exists() or mutate.read_equivalent(path).keys() <= keys
 
 
+@pytest.mark.full
 def test_an_infinite_loop_is_caught(monkeypatch):
     monkeypatch.setattr(mutate, "LIMIT_S", 1)
     told = fates(lab("while mean([3]) != 3:\n    pass", "", ""))

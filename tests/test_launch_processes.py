@@ -157,6 +157,7 @@ def program(name, within=(), **environment):
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, **environment})
 
 
+@pytest.mark.full
 def test_the_same_function_runs_under_torchrun(capfd):
     program = str(PROGRAMS / "sum_ranks.py")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program]

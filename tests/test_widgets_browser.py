@@ -9,7 +9,7 @@ import pytest
 
 from book.collectives import ring_all_reduce
 from book.widgets import play
-from tests.families import commit
+from tests.families import commit, some
 from tests.players import FRAMES, PLAYER, WAIT_MS, WALK, axe_finds, click, contrasts, first, paint, press, state, until
 from tests.widget_rows import WIDGETS, Widget
 
@@ -46,11 +46,7 @@ def everywhere(*values: Any) -> list[Any]:
                          id=f"{value}-{widget}") for value in values for widget in WIDGETS]
 
 
-def some_widgets(test: Callable) -> Any:
-    """Each widget; `make test` takes some of them, which change from commit to commit and from test to test."""
-    drawn = random.Random(test.__name__ + commit()).sample(WIDGETS, NUM_DRAWN)
-    marked = [pytest.param(widget, marks=() if widget in drawn else pytest.mark.full) for widget in WIDGETS]
-    return pytest.mark.parametrize("widget", marked, ids=str)(test)
+some_widgets = some("widget", WIDGETS, NUM_DRAWN)
 
 
 @some_widgets
@@ -136,7 +132,7 @@ def test_nothing_overlaps_and_nothing_moves(show: Callable, widget: Widget, widt
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-@each_widget
+@some_widgets
 def test_colours_stand_out(show: Callable, widget: Widget) -> None:
     page = show(widget.make())
     for theme in THEMES:
@@ -194,13 +190,13 @@ def test_printing_shows_the_end(show: Callable, widget: Widget) -> None:
     assert state(page)["step"] == str(widget.steps) and page.locator(".lk-play").is_hidden()
 
 
-@each_widget
+@some_widgets
 def test_without_javascript_it_can_be_read(show: Callable, widget: Widget) -> None:
     page, (selector, count, words) = show(widget.make(), wait=False, java_script_enabled=False), widget.told
     assert page.locator(selector).count() == count and words in page.inner_text("main")
 
 
-@each_widget
+@some_widgets
 def test_data_of_another_version_keep_their_words_with_a_message(show: Callable, widget: Widget,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("book.widgets.page.DATA_VERSION", 2)
