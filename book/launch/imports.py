@@ -10,6 +10,9 @@ FIRST = (
     "book.record",
     "book.checks",  # a lab's functions refer to it
 )
+# Loaded with all its parts, and then forgotten itself: in a kernel its import has an effect, and kernels are forked from
+# such servers too. To import it once more takes a rank no time, since its parts are there.
+IMPORTED_AGAIN = ("book.checks",)
 LATER = (  # together these take as long as `FIRST`; the first ranks do not wait for them
     "book.parallel.hybrid",
     "torch.distributed.optim",
@@ -18,9 +21,8 @@ LATER = (  # together these take as long as `FIRST`; the first ranks do not wait
     "torch.distributed.fsdp",
     "torch.distributed.checkpoint",
     "torch.distributed.checkpoint.state_dict",
-    "fsspec",  # checkpoint imports this and the next two when it first saves
+    "fsspec",  # checkpoint imports this and the next one when it first saves
     "torch.distributed.checkpoint._fsspec_filesystem",
-    "torch.utils.serialization.config",
     "torch.profiler",
 )
 # Code with none of these words makes no optimizer, no DDP and no mesh, and needs nothing of `LATER`.

@@ -11,12 +11,13 @@ import importlib
 import os
 import resource
 import signal
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from book.launch import family
-from book.launch.imports import FIRST, FOLDER, LATER, USED
+from book.launch.imports import FIRST, FOLDER, IMPORTED_AGAIN, LATER, USED
 
 CALM_S = 1.0  # without ranks, before the server goes on importing
 
@@ -40,6 +41,8 @@ def preload() -> None:
             _end_all(os.getpid(), launcher, folder)  # no ranks will be needed
         _load(name)
     gc.enable()
+    for name in IMPORTED_AGAIN:
+        _forget(name)
     _freeze()
     _load_later([name for name in LATER if name not in used])
 
@@ -47,6 +50,13 @@ def preload() -> None:
 def _load(name: str) -> None:
     with suppress(ImportError):
         importlib.import_module(name)
+
+
+def _forget(name: str) -> None:
+    """Have a submodule imported again where it is asked for next; its own submodules stay loaded."""
+    parent, _, last = name.rpartition(".")
+    sys.modules.pop(name, None)
+    vars(sys.modules[parent]).pop(last, None)
 
 
 def _freeze() -> None:
