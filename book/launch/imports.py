@@ -10,8 +10,8 @@ FIRST = (
     "book.record",
     "book.checks",  # a lab's functions refer to it
 )
-# Loaded with all its parts, and then forgotten itself: in a kernel its import has an effect, and kernels are forked from
-# such servers too. To import it once more takes a rank no time, since its parts are there.
+# Loaded with all their parts, and then forgotten themselves. Kernels are forked from such servers too, and in a kernel
+# the import has an effect. It takes a rank no time to import them once more, since their parts are there.
 IMPORTED_AGAIN = ("book.checks",)
 LATER = (  # together these take as long as `FIRST`; the first ranks do not wait for them
     "book.parallel.hybrid",
