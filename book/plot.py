@@ -19,7 +19,8 @@ with needed_by("book.plot", "matplotlib"):
     from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 INK = "#707a89"
-WIDTH = 4.0  # inches, at 120 dots each
+WIDTH = 4.0  # inches
+DPI = 120
 TEXT = 10  # points
 ROW = 0.2  # inches from one line of this text to the next
 LINE = 44  # characters of this text that fit across a figure
@@ -36,7 +37,7 @@ def blank(height: float, title: str = "", xlabel: str = "", ylabel: str = "") ->
     """
     title = textwrap.fill(title, LINE)
     height += ROW * title.count("\n")
-    figure, axes = plt.subplots(figsize=(WIDTH, height), dpi=120, layout="constrained")
+    figure, axes = plt.subplots(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
     figure.patch.set_alpha(0)
     axes.patch.set_alpha(0)
     figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=TEXT + 1)

@@ -8,6 +8,7 @@ from typing import Any
 import nbformat
 import pytest
 
+from book import plot
 from book.authoring.lint import opening
 from book.authoring.notebooks import tags
 from tests.browser import SETTLED, Browser
@@ -53,6 +54,11 @@ FOLD = """() => {
 }"""
 
 
+# By how much the page shrinks its plots: 1 where it shows them as large as they are.
+SHRUNK = """() => Math.min(1, ...[...document.querySelectorAll('.bd-article .cell_output img')]
+    .map(plot => plot.clientWidth / plot.naturalWidth))"""
+
+
 @dataclass(frozen=True)
 class Shape:
     """Where a page's figures begin and end, where its text ends, and its height, all in pixels from its top."""
@@ -70,11 +76,12 @@ class Shape:
 
 @dataclass(frozen=True)
 class Seen:
-    """What there is to see of a chapter: on a desk and on a phone, its first link, and its first cell with a figure,
-    before a click on it and after."""
+    """What there is to see of a chapter: on a desk and on a phone, by how much its plots are shrunk there, its first
+    link, and its first cell with a figure, before a click on it and after."""
 
     desk: Shape
     phone: Shape
+    shrunk: float
     lab: str | None
     folded: dict[str, Any]
     opened: dict[str, Any]
@@ -104,9 +111,9 @@ def seen(site: Site, chromium: Browser) -> Iterator[dict[str, Seen]]:
                 page.goto(address(site, f"chapters/{chapter}"), wait_until="load")
                 page.evaluate(SETTLED)
             shapes = [Shape(**page.evaluate(SHAPE)) for page in (desk, phone)]
-            lab, folded = desk.evaluate(LAB_LINK), desk.evaluate(FOLD)
+            shrunk, lab, folded = phone.evaluate(SHRUNK), desk.evaluate(LAB_LINK), desk.evaluate(FOLD)
             desk.evaluate("document.querySelector('.bd-article details.hide summary')?.click()")
-            found[chapter] = Seen(*shapes, lab, folded, desk.evaluate(FOLD))
+            found[chapter] = Seen(*shapes, shrunk, lab, folded, desk.evaluate(FOLD))
         chromium.take_back()
     yield found
 
@@ -146,6 +153,12 @@ def test_the_opening_figure_is_whole_on_the_first_screen(seen: dict[str, Seen], 
 @rule("phone")
 def test_the_opening_figure_is_near_on_a_phone(seen: dict[str, Seen], chapter: str) -> None:
     assert seen[chapter].phone.figures[0][1] / PHONE["height"] <= OPENING_END_PHONE_SCREENS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_the_text_of_plots_is_twelve_pixels_high_on_a_phone(seen: dict[str, Seen], chapter: str) -> None:
+    assert plot.TEXT / 72 * plot.DPI * seen[chapter].shrunk >= 12
 
 
 @pytest.mark.slow
