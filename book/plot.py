@@ -16,14 +16,14 @@ with needed_by("book.plot", "matplotlib"):
     import matplotlib.pyplot as plt
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 INK = "#707a89"
 WIDTH = 4.0  # inches
 DPI = 120
 TEXT = 10  # points
 ROW = 0.2  # inches from one line of this text to the next
-LINE = 44  # characters of this text that fit across a figure
+LINE, TITLE_LINE = 44, 47  # characters of this text, and of a title, that fit across a figure
 SERIES = ("#3a86c8", "#c8612e", "#3d9a6d", "#9a6fc4")
 MARKERS = ("o", "s", "^", "D")
 Curve = tuple[Sequence[float], Sequence[float]]
@@ -35,7 +35,7 @@ def blank(height: float, title: str = "", xlabel: str = "", ylabel: str = "") ->
 
     It is higher by what a title takes beyond one line.
     """
-    title = textwrap.fill(title, LINE)
+    title = textwrap.fill(title, TITLE_LINE)
     height += ROW * title.count("\n")
     figure, axes = plt.subplots(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
     figure.patch.set_alpha(0)
@@ -52,10 +52,14 @@ def blank(height: float, title: str = "", xlabel: str = "", ylabel: str = "") ->
 
 def legend(figure: Figure) -> None:
     """Name below the axes what is drawn so far, in as many columns as fit. The figure grows by the rows' height."""
-    labels = figure.axes[0].get_legend_handles_labels()[1]
-    columns = max(1, LINE // (max(map(len, labels)) + 8))
-    figure.set_figheight(figure.get_figheight() + ROW * math.ceil(len(labels) / columns))
-    figure.legend(frameon=False, labelcolor=INK, fontsize=TEXT, loc="outside lower left", ncols=columns)
+    named = list(zip(*figure.axes[0].get_legend_handles_labels()))
+    columns = max(1, LINE // (max(len(label) for _, label in named) + 8))
+    rows = math.ceil(len(named) / columns)
+    figure.set_figheight(figure.get_figheight() + ROW * rows)
+    # matplotlib fills columns, one entry longer as long as there are entries left over; we read rows.
+    by_column = [entry for column in range(columns) for entry in named[column::columns]]
+    figure.legend(*zip(*by_column), frameon=False, labelcolor=INK, fontsize=TEXT, loc="outside lower left",
+                  ncols=columns)
 
 
 def time_against_size(sizes: Sequence[float], measured: Mapping[str, Sequence[float]],
@@ -94,7 +98,7 @@ def bars(rows: Mapping[str, Mapping[str, float]], *, unit: str = "", stacked: bo
         axes.barh(at, values, 0.72 / lanes, left=before, color=SERIES[place % len(SERIES)], label=part)
         if not stacked or part == parts[-1]:
             for y, value, left in zip(at, values, before):
-                axes.annotate(f"{value + left:.{digits}f}{unit}", (value + left, y), xytext=(4, 0), va="center",
+                axes.annotate(f"{value + left:,.{digits}f}{unit}", (value + left, y), xytext=(4, 0), va="center",
                               textcoords="offset points", color=INK, fontsize=TEXT)
     axes.set_yticks(range(len(rows)), list(rows))
     axes.invert_yaxis()
@@ -128,14 +132,18 @@ def graph(lines: Mapping[str, Curve], points: Mapping[str, Curve] = {}, *, xlabe
     for place, name in enumerate(dict.fromkeys([*lines, *points])):
         color, marker = SERIES[place % len(SERIES)], MARKERS[place % len(MARKERS)]
         if name in lines:
-            axes.plot(*lines[name], color=color, linewidth=2, label=name)
+            axes.plot(*lines[name], color=color, linewidth=2, label=name, zorder=3)  # points do not hide it
         if name in points:
             label = None if name in lines else name
-            axes.plot(*points[name], color=color, linestyle="none", marker=marker, markersize=6, label=label)
+            size = 6 if len(points[name][0]) < 50 else 3
+            axes.plot(*points[name], color=color, linestyle="none", marker=marker, markersize=size, label=label)
     for axis, side, unit in (("x", axes.xaxis, units[0]), ("y", axes.yaxis, units[1])):
         if axis in log:
             axes.set(**{f"{axis}scale": "log"})
             side.set_minor_formatter(NullFormatter())
+            low, high = side.get_view_interval()
+            if high < 30 * low:  # powers of ten would be one tick, or none
+                side.set_major_locator(LogLocator(subs=(1, 2, 5)))
         side.set_major_formatter(FuncFormatter(lambda value, _, write=UNITS[unit]: write(value)))
     if "x" in log:
         values = list(next(iter(lines.values()))[0])
