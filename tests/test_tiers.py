@@ -51,6 +51,12 @@ def test_a_tier_takes_what_its_marks_say(pytester: pytest.Pytester, tier: str) -
     assert taken(pytester, "--tier", tier) == NAMES[tier]
 
 
+def test_a_failure_is_named_at_once(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_some="def test_wrong():\n    assert 0\n\n\ndef test_right():\n    pass\n")
+    printed = pytester.runpytest("-p", "tests.costs", "-p", "tests.tiers", "-q").stdout.str()
+    assert printed.index("FAILED test_some.py::test_wrong") < printed.index("= FAILURES")
+
+
 def test_a_sample_comes_from_beyond_the_tier_and_is_determined_by_the_seed(pytester: pytest.Pytester) -> None:
     options = ("--tier", "quick", "--add-drawn", "0.6", "--added-only", "--seed")
     drawn = [taken(pytester, *options, str(seed)) for seed in range(6)]

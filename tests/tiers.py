@@ -63,6 +63,25 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, [])
 
 
+class Failures:
+    """Names a test as soon as it has failed: pytest does so at the end of the run, which may be minutes away."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Write the name of a failed test."""
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None and self._config.get_verbosity() <= 0:
+            terminal.write_line(f"\nFAILED {report.nodeid}", red=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Name failures in the process that writes to the terminal; xdist's workers report to it."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Failures(config))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Keep what a worker tells."""
