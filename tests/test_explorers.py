@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from book import pipelines
+from book import pipelines, widgets
 from book.collectives import COLLECTIVES
 from book.cost import Link, ring_all_reduce_s
 from book.execute import execute
@@ -77,6 +77,12 @@ def test_without_javascript_times_stand_in_a_table() -> None:
                   ("interleaved", "28.5", "15.8 %", "5.5"), ("ZB-V", "25.5", "5.9 %", "4")):
         assert "".join(f"<td>{cell}</td>" for cell in cells) in page, cells
     assert "<td>interleaved</td>" not in html_of(pipeline_explorer(4, 6))
+
+
+def test_every_explorer_is_tested() -> None:
+    explorers = {name for name in widgets.__all__ if name.endswith("_explorer")}
+    elsewhere = {"plan_explorer", "mesh_explorer"}  # which have modules of their own
+    assert explorers - elsewhere == set(MAKERS), "an explorer needs a row in MAKERS"
 
 
 @each

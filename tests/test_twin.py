@@ -63,6 +63,12 @@ def test_both_make_the_same_of_drawn_inputs(twin: Any, seed: int) -> None:
     assert not found, "\n".join(f"{words}\n  of {job:.400}" for job, words in list(found.items())[:3])
 
 
+def test_no_collective_is_without_a_twin() -> None:
+    script = (ROOT / "book/twin/collectives.js").read_text("utf-8")
+    lacking = [name for name in collectives.COLLECTIVES if not re.search(rf"\b{name}\b", script)]
+    assert not lacking, f"book/twin/collectives.js lacks {', '.join(lacking)}: write it there and list it in COLLECTIVES"
+
+
 def test_drawn_inputs_are_of_every_kind() -> None:
     jobs = list(drawn(0, 2000))
     names = {job["name"] for job in jobs if job["what"] in ("collective", "pipeline")}
