@@ -75,10 +75,10 @@ def time_against_size(sizes: Sequence[float], measured: Mapping[str, Sequence[fl
             axes.plot(sizes, modelled[name], color=color, linewidth=1.5, label=f"{name}, model")
         if name in measured:
             axes.plot(sizes, measured[name], color=color, linestyle="none", marker=marker, markersize=6, label=name)
-    legend(figure)
     axes.set(xscale="log", yscale="log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _bytes(x)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: _seconds(x)))
+    legend(figure)
     return _closed(figure)
 
 

@@ -50,7 +50,6 @@ def test_a_kernel_that_ends_and_a_cell_that_takes_too_long_are_told_apart(source
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_a_folder_with_a_long_path_is_no_obstacle(tmp_path, monkeypatch):
     """There a socket would have no room for its name: neither the kernel's nor that of the ranks' server."""
     long = tmp_path / ("long" * 20)

@@ -86,6 +86,24 @@ def test_a_graph_has_its_marks_and_a_tick_at_every_second_of_many_values():
     assert plain.get_xticks().tolist() == caps[:7] and plain.xaxis.get_major_formatter()(25000) == "25,000"
 
 
+def test_a_legend_is_read_in_rows():
+    figure, axes = plot.blank(2)
+    for number in range(4):
+        axes.plot([0, 1], [0, number], label=f"rank {number}")
+    plot.legend(figure)
+    figure.canvas.draw()
+    places = {text.get_text(): text.get_window_extent() for text in figure.legends[0].get_texts()}
+    in_rows = sorted(places, key=lambda name: (-round(places[name].y0), places[name].x0))
+    assert in_rows == ["rank 0", "rank 1", "rank 2", "rank 3"] and places["rank 3"].y1 < places["rank 0"].y0
+
+
+@pytest.mark.parametrize("highest, fewest", [(2048, 3), (1e6, 3)])
+def test_a_logarithmic_axis_has_ticks_however_short_it_is(highest, fewest):
+    axes = plot.graph({"batch": ([8, 64], [256, highest])}, xlabel="", ylabel="", log="xy").axes[0]
+    low, high = axes.get_ylim()
+    assert sum(low <= tick <= high for tick in axes.get_yticks()) >= fewest
+
+
 CAPS = [2.0**exponent for exponent in range(8)]
 LONG = "An all-reduce on four ranks of one machine, measured and by the model"
 FIGURES = {

@@ -65,7 +65,7 @@ def test_both_make_the_same_of_drawn_inputs(twin: Any, seed: int) -> None:
 
 def test_no_collective_is_without_a_twin() -> None:
     script = (ROOT / "book/twin/collectives.js").read_text("utf-8")
-    lacking = [name for name in collectives.COLLECTIVES if not re.search(rf"\b{name}\b", script)]
+    lacking = [name for name in collectives.COLLECTIVES if not re.search(rf"record\({name}\b", script)]
     assert not lacking, f"book/twin/collectives.js lacks {', '.join(lacking)}: list it in COLLECTIVES there"
 
 
