@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from book import pipelines
-from book.collectives import COLLECTIVES
+from book.collectives import COLLECTIVES, Collective
 from book.columns import ABSENT
 from book.cost import Link, Network, links
 from book.promise import PROMISES
@@ -59,7 +59,10 @@ ANSWER = """jobs => {
   };
   const run = job => {
     const link = job.network ? cards(job.network) : linkOf(job.link);
-    if (job.what === "form") return { facts: [links[job.name](...job.arguments, ...(link ? [link] : []))] };
+    if (job.what === "form") {
+      const among = job.collective ? collectives.COLLECTIVES[job.collective] : links;
+      return { facts: [among[job.name](...job.arguments, ...(link ? [link] : []))] };
+    }
     const made_ = made[job.what](job);
     const check = job.check ? checked(made_) : "";
     const { slowdown, contributions, num_bytes } = job;
@@ -105,7 +108,8 @@ def _run(job: Job) -> Job:
         ranks, inside, across, *rest = job["network"]
         link = Network(ranks, Link(*inside), Link(*across), *rest)
     if job["what"] == "form":
-        return {"facts": [getattr(links, job["name"])(*job["arguments"], *([link] if link else []))]}
+        among = COLLECTIVES[job["collective"]] if job["collective"] else links
+        return {"facts": [getattr(among, job["name"])(*job["arguments"], *([link] if link else []))]}
     made = _made(job)
     check = _checked(made) if job["check"] else ""
     slowdown = {int(rank): factor for rank, factor in job["slowdown"].items()}
@@ -253,10 +257,16 @@ def _simulated(draw: random.Random, num_ranks: int) -> Job:
             "network": shared, "slowdown": _slowdown(draw, num_ranks), "links": own, "contributions": watched}
 
 
+def _sized(draw: random.Random, collective: Collective) -> tuple[int, tuple[int, ...]]:
+    """A world size that a collective is defined on, and arguments for it."""
+    while not (choices := collective.sizes(world_size := _size(draw))):
+        pass
+    return world_size, draw.choice(choices)
+
+
 def _collective(draw: random.Random) -> Job:
-    world_size = _size(draw)
     collective = COLLECTIVES[draw.choice(list(COLLECTIVES))]
-    arguments = draw.choice(collective.sizes(world_size))
+    world_size, arguments = _sized(draw, collective)
     if draw.random() < 0.02:
         arguments = tuple(0 for _ in arguments)
     return {"what": "collective", "name": collective.name, "arguments": arguments, **_simulated(draw, world_size)}
@@ -326,20 +336,20 @@ def _order(draw: random.Random) -> Job:
 
 
 def _form(draw: random.Random) -> Job:
-    """A closed form."""
+    """A closed form: one that a collective's record has, or another of `links`."""
     num_bytes = 10 ** draw.uniform(0, 11)
-    timed = [collective for collective in COLLECTIVES.values() if collective.time_s]
     if draw.random() < 0.8:
-        collective = draw.choice(timed)
-        arguments = [*draw.choice(collective.sizes(_size(draw))), num_bytes]
-        return {"what": "form", "name": collective.time_s.__name__, "arguments": arguments, "link": _link(draw)}
+        name = "time_s" if draw.random() < 0.9 else "sent_bytes"
+        collective = draw.choice([each for each in COLLECTIVES.values() if getattr(each, name)])
+        arguments = [*_sized(draw, collective)[1], num_bytes]
+        link = _link(draw) if name == "time_s" else None
+        return {"what": "form", "collective": collective.name, "name": name, "arguments": arguments, "link": link}
     world_size = _size(draw)
     name, arguments, link = draw.choice((
-        ("ring_sent_bytes", [world_size, num_bytes], None), ("root_sent_bytes", [world_size, num_bytes], None),
         ("pipeline_bubble", [world_size, draw.randint(1, 64), draw.randint(1, 4)], None),
         ("latency_bound_s", [world_size], _link(draw)), ("bandwidth_bound_s", [world_size, num_bytes], _link(draw)),
         ("bus_bandwidth_bytes_per_s", [draw.choice([*links.BUS_FACTORS, "dance"]), world_size, num_bytes, 0.5], None)))
-    return {"what": "form", "name": name, "arguments": arguments, "link": link}
+    return {"what": "form", "collective": "", "name": name, "arguments": arguments, "link": link}
 
 
 def script_answers(page: Any, jobs: list[Job]) -> list[Job]:
