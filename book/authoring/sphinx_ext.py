@@ -125,17 +125,18 @@ def pack_student_copies(app: Sphinx) -> None:
     """
     if app.builder.format != "html":
         return
-    for lab in sorted(Path(app.srcdir, LABS).glob("*.ipynb")):
-        with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "book.grading", "release", str(lab), "-o", folder]
-            run = subprocess.run(command, cwd=WIDGETS.parents[1], text=True, capture_output=True)
-            if run.returncode:
-                raise SphinxError(f"No student copy of {lab.name}: {run.stderr.strip()}")
-            target = zip_of(app, LABS + lab.stem)
+    with tempfile.TemporaryDirectory() as folder:
+        labs = Path(app.srcdir, LABS)
+        command = [sys.executable, "-m", "book.grading", "release", "--apart", str(labs), "-o", folder]
+        run = subprocess.run(command, cwd=WIDGETS.parents[1], text=True, capture_output=True)
+        if run.returncode:
+            raise SphinxError(f"No student copies of the labs: {run.stderr.strip()}")
+        for copy in sorted(Path(folder).iterdir()):
+            target = zip_of(app, LABS + copy.name)
             target.parent.mkdir(exist_ok=True)
             with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-                for path in sorted(Path(folder).iterdir()):
-                    entry = zipfile.ZipInfo(f"{lab.stem}/{path.name}")
+                for path in sorted(copy.iterdir()):
+                    entry = zipfile.ZipInfo(f"{copy.name}/{path.name}")
                     entry.external_attr, entry.compress_type = 0o644 << 16, zipfile.ZIP_DEFLATED
                     archive.writestr(entry, path.read_bytes())
 

@@ -43,7 +43,7 @@ def link_terms(app: Sphinx, doctree: nodes.document, page: str) -> None:
     to, any_term = app.builder.get_relative_uri(page, GLOSSARY), pattern_of(tuple(left))
     for text in [text for paragraph in doctree.findall(nodes.paragraph) for text in paragraph.findall(nodes.Text)]:
         if left and any_term.search(text.astext()) and not in_any(text, NO_PLACE):
-            parts = list(linked(text.astext(), left, to))
+            parts = list(linked(text.astext(), any_term, left, to))
             if len(parts) > 1:
                 text.parent.replace(text, parts)
 
@@ -57,10 +57,10 @@ def in_any(node: nodes.Node, kinds: tuple[type, ...]) -> bool:
     return False
 
 
-def linked(text: str, left: Anchors, to: str) -> Iterator[nodes.Node]:
-    """The text, with a link at each term of `left`, which is taken from there."""
+def linked(text: str, any_term: re.Pattern[str], left: Anchors, to: str) -> Iterator[nodes.Node]:
+    """The text, with a link at each term of `left`, which is taken from there; `any_term` finds all of the page's."""
     done = 0
-    for found in pattern_of(tuple(left)).finditer(text):
+    for found in any_term.finditer(text):
         label = left.pop(found[1].lower(), None)
         if label is None:
             continue

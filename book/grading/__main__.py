@@ -67,6 +67,7 @@ def _add_release(verbs: Verbs) -> None:
                       help="with --variant: write the variant's own source there, to grade with")
     verb.add_argument("--nbgrader", action="store_true", help="add nbgrader's metadata to the copies' cells")
     verb.add_argument("--force", action="store_true", help="replace existing copies, with any work in them")
+    verb.add_argument("--apart", action="store_true", help="give each lab a folder of its own")
     verb.set_defaults(run=release)
 
 
@@ -124,9 +125,11 @@ def mutate(options: Any) -> int:
 
 def release(options: Any) -> int:
     """Writes student copies."""
-    for line in release_all(options.labs, options.out, options.force, options.variant, options.source,
-                            options.nbgrader):
-        print(line)
+    parts = [([lab], options.out / lab.stem) for lab in sources_in(options.labs)] if options.apart else [
+        (options.labs, options.out)]
+    for labs, out in parts:
+        for line in release_all(labs, out, options.force, options.variant, options.source, options.nbgrader):
+            print(line)
     return 0
 
 
