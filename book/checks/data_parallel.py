@@ -28,8 +28,8 @@ AVERAGED = {  # a gradient that should be the mean over ranks; "times left_out" 
               "what all_reduce makes by default",
     "in flight": "some gradients are divided before they are added up and some afterwards: nothing may touch the "
                  "tensor between all_reduce(async_op=True) and its wait(), so divide after wait()",
-    "only own": "this is {own_times} times the rank's own gradient, and the other ranks have no part in it: was the "
-                "all-reduce waited for before its result was used?",
+    "only own": "this is {own_times} times the rank's own gradient, and the other ranks have no part in it: is it "
+                "all-reduced, and is the all-reduce waited for before its result is used?",
     "missing ranks": "it contains nothing from rank {absent}",
     "scaled": "this is {scaled}: what do you divide by, and how often?",
     "unequal": "the ranks' gradients have the weights {weights}, but each must have {share}",

@@ -295,7 +295,7 @@ def _link_slips(cost: Estimate, layout: Layout, cluster: Cluster, filled: float)
                    "over the cards of all of them" if span > node else stays),
             (inside, f"a group of dp spans dp * tp = {span} neighbouring GPUs, but a node has only {node}: it crosses "
              "nodes"),
-            (card * node, f"only every {layout.tp}th GPU is a member of a group of dp" if span > node else stays),
+            (card * node, f"only one GPU in {layout.tp} is a member of a group of dp" if span > node else stays),
             (card * max(node // layout.tp, 1), "no ring is faster than the links inside a node" if span > node else
                                                stays),
             (card * max(node // layout.tp, 1) / layout.tp, "each GPU has a card of its own, so the groups of dp on a "

@@ -19,7 +19,7 @@
   /** A value in words, by its dial's unit; any other unit follows the value. */
   const UNITS = {
     "": String,
-    KiB: x => `${+(x / 1024).toPrecision(3)} KiB`,
+    KiB: x => `${+(x / 1024).toPrecision(4)} KiB`,
     word: String,
     B: x => trim(bytes(x)),
     s: short,

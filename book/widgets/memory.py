@@ -73,9 +73,7 @@ class MemoryPlayer(Page):
 
     def text(self) -> str:
         """One line that says what is shown."""
-        ranks = " and ".join(dict.fromkeys(str(held.world_size) for held in self._held.values()))
-        source = " and ".join(dict.fromkeys(trace.source for trace in self.traces.values()))
-        return f"{self.title}: memory player{self.several()}, {ranks} ranks, {source}"
+        return f"{self.title}: memory player{self.several()}, {self.ranks()}, {self.sources()}"
 
     def words(self) -> str:
         """The figures of each run and, if there is only one, its steps."""

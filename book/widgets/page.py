@@ -41,6 +41,14 @@ class Page(ABC):
         """How many runs there are, and what they are called, if there is more than one."""
         return f" of {len(self.traces)} runs ({', '.join(names_of(self.traces))})" if len(self.traces) > 1 else ""
 
+    def ranks(self) -> str:
+        """How many ranks the runs have: "4 ranks", "2 and 4 ranks"."""
+        return f"{each_once(str(trace.world_size) for trace in self.traces.values())} ranks"
+
+    def sources(self) -> str:
+        """Where the runs come from: "simulated", "simulated and executed"."""
+        return each_once(trace.source for trace in self.traces.values())
+
     def live_json(self) -> str:
         """The data as a live widget gets it."""
         return self._json(live=True)
@@ -97,6 +105,11 @@ def arranged(runs: Mapping[Any, Data], labels: Sequence[str] | None, select: Any
     if select is not None:
         placed.insert(0, placed.pop(list(runs).index(select)))
     return {"axes": axes if len(runs) > 1 else [], "runs": placed}
+
+
+def each_once(texts: Iterable[str]) -> str:
+    """The different texts, in their order, joined by "and"."""
+    return " and ".join(dict.fromkeys(texts))
 
 
 def names_of(runs: Iterable[Any]) -> list[str]:

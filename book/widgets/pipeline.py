@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from book.cost import Link
 from book.schedule import PipelineSchedule
 from book.trace import Trace
-from book.widgets.page import Page, arranged, check_choice, heading, listed, mapping, names_of, show
+from book.widgets.page import Page, arranged, check_choice, each_once, heading, listed, mapping, names_of, show
 from book.widgets.pipeline_run import Durations, Pipeline, figures, read_pipeline, run_payload
 from book.widgets.terms import counted
 
@@ -92,7 +92,7 @@ class PipelinePlayer(Page):
     def text(self) -> str:
         """One line that says what is shown."""
         kind = {"player": "pipeline player", "race": "pipelines on one clock"}[self._view]
-        sizes = " and ".join(dict.fromkeys(_size(run) for run in self.runs.values()))
+        sizes = each_once(_size(run) for run in self.runs.values())
         return f"{self.title}: {kind}{self.several()}, {sizes}, {self._sources()}"
 
     def words(self) -> str:
@@ -102,7 +102,7 @@ class PipelinePlayer(Page):
         return heading(self.title, self._sources()) + "".join(lists) + order
 
     def _sources(self) -> str:
-        return " and ".join(dict.fromkeys(run.source for run in self.runs.values()))
+        return each_once(run.source for run in self.runs.values())
 
 
 def _title(runs: Sequence[Pipeline]) -> str:

@@ -278,8 +278,7 @@ class Shown(Page):
         return describe(self.title, *self._about())
 
     def _about(self) -> tuple[list[str], list[Any], str]:
-        sources = dict.fromkeys(trace.source for trace in self.traces.values())
-        return names_of(self.traces), self._runs, " and ".join(sources)
+        return names_of(self.traces), self._runs, self.sources()
 
 
 def title_of(traces: Mapping[Any, Any]) -> str:

@@ -72,9 +72,7 @@ class ShardedProduct(Page):
 
     def text(self) -> str:
         """One line that says what is shown."""
-        ranks = " and ".join(dict.fromkeys(str(play.world_size) for play in self._plays.values()))
-        source = " and ".join(dict.fromkeys(trace.source for trace in self.traces.values()))
-        return f"{self.title}: sharded product{self.several()}, {ranks} ranks, {source}"
+        return f"{self.title}: sharded product{self.several()}, {self.ranks()}, {self.sources()}"
 
     def words(self) -> str:
         """The steps of each run, and its figures."""

@@ -204,7 +204,7 @@
     make("p.lk-small", field, {}, "solid: the step; dashed: all all-reduces");
   }
 
-  const inKiB = size => String(+(size / 1024).toPrecision(3));
+  const inKiB = size => String(+(size / 1024).toPrecision(4));
 
   function tellBuckets({ now, best }, { ranks }) {
     const faster = best.step < now.step * (1 - 1e-9);

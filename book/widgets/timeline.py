@@ -221,9 +221,8 @@ class BucketTimeline(Page):
 
     def text(self) -> str:
         """One line that says what is shown."""
-        ranks = " and ".join(dict.fromkeys(str(trace.world_size) for trace in self.traces.values()))
-        order = " and ".join(dict.fromkeys(trace.source for trace in self.traces.values()))
-        return f"{self.title}: bucket timeline{self.several()}, {ranks} ranks, order {order}, durations modelled"
+        return (f"{self.title}: bucket timeline{self.several()}, {self.ranks()}, order {self.sources()}, durations "
+                "modelled")
 
     def words(self) -> str:
         """The figures of each run and, if there is only one, its buckets."""
