@@ -1,4 +1,6 @@
 """Checks of a step on a mesh, with what no answer in the lab does: each mistake is named, and nothing wrong passes."""
+import sys
+
 import numpy as np
 import pytest
 
@@ -127,12 +129,21 @@ def test_the_rank_that_a_wrong_part_belongs_to_is_named(parts, complaint):
         checks.parts_on_mesh(parts, drawn, MESH, LAYOUT)
 
 
-def test_calls_are_noted_and_imports_are_not():
+def test_calls_are_noted_and_imports_are_not(monkeypatch, tmp_path):
     import book.pipelines
 
     with checks.calls_into(["book/mesh", "book/pipelines"]) as called:
         MESH.coordinates(0)
     assert called == {"book/mesh"} and book.pipelines
+    (tmp_path / "own_parts.py").write_text("def part(): pass\n\n\npart()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for calls in (False, True):
+        with checks.calls_into(["own_parts"]) as found:
+            import own_parts
+            if calls:
+                own_parts.part()
+        assert found == ({"own_parts"} if calls else set())
+        monkeypatch.delitem(sys.modules, "own_parts")
     checks.by_hand([set()] * 8)
     with pytest.raises(CheckFailed, match="rank 1 calls functions of book.mesh"):
         checks.by_hand([set(), called])

@@ -43,14 +43,20 @@ TORCH_HINTS = {  # what an error of torch's own parts says, and what to look at
 def calls_into(places: Sequence[str]) -> Iterator[set[str]]:
     """Note in which of these places, parts of file names, functions are called in this block, by this thread.
 
-    Only calls count, not imports. If the block raises an error after such a call, the call is reported instead: code
+    Only calls count, not what a module does when it is imported: whether it still has to be depends on what the ranks
+    were forked from. If the block raises an error after such a call, the call is reported instead: code
     that is not built by hand may fail before the check.
     """
     found: set[str] = set()
-    before = sys.getprofile()
+    before, imports = sys.getprofile(), 0
 
     def note(frame: Any, event: str, _: Any) -> None:
-        if event == "call":
+        nonlocal imports
+        if event not in ("call", "return"):
+            return
+        if frame.f_code.co_name == "_find_and_load":  # of importlib
+            imports += 1 if event == "call" else -1
+        elif event == "call" and not imports:
             name = frame.f_code.co_filename.replace(os.sep, "/")
             found.update(place for place in places if place in name)
 
