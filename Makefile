@@ -1,26 +1,27 @@
-# Lockstep. `make` alone lists what there is.
+# Lockstep. `make` alone lists the targets.
 #
 # Everything lives in .venv and _build; nothing is installed outside this folder. PYTHON, PORT and JOBS (tests side by side) may be set:
 #   make book PYTHON=/usr/bin/python3.12 PORT=9000
-# WHOLE=1 has `make graded` grade whole labs; else one exercise of each, drawn by chance, with those that it needs.
-# SINCE=REVISION: what `make quick` and `make changed` compare with. SEED=N: of `make sample`. SHARD=2/6: a part of `make test-all`.
+# WHOLE=1 makes `make graded` grade whole labs, not just one random exercise of each with those that it needs.
+# SINCE=REVISION: what `make quick` and `make changed` compare with. SEED=N: the seed of `make sample`.
+# SHARD=2/6: which part of `make test-all` to run.
 # FRESH=1 has `make test-all` start each notebook's kernel as JupyterLab does, instead of forking it from one that has loaded torch.
-# COSTS=1 has it add to tests/costs.json how long each test took: on a machine with nothing else to do.
-# SOLUTIONS=0 builds the website without the labs' solutions, into a folder of its own, where no older page can have them.
+# COSTS=1 has it record in tests/costs.json how long each test took; use an otherwise idle machine.
+# SOLUTIONS=0 builds the website without the labs' solutions, into a separate folder, free of older pages.
 
 PYTHON ?= python3
 PORT   ?= 8000
-# Tests wait for ranks and pages at times: one more than there are cores.
+# Tests sometimes wait for ranks or pages, so run one more process than there are cores.
 JOBS   ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$(( cores < 5 ? cores + 1 : 6 )))
 BIN    := .venv/bin
-# Where this is set, as in many container images, each of some hundred processes would compile the book again.
+# With this set, as in many container images, each of about a hundred processes would recompile the book.
 unexport PYTHONDONTWRITEBYTECODE
 
 SOLUTIONS ?= 1
 SITE      := $(if $(filter 0,$(SOLUTIONS)),_build/without_solutions/)
 HTML      := $(SITE)_build/html
 
-# A stamp is older than the file it answers for: then the step runs again, otherwise it costs nothing.
+# A step runs again only if its stamp is older than a file that it depends on; otherwise it costs nothing.
 BOOK_STAMP  := .venv/.requirements-book
 ALL_STAMP   := .venv/.requirements-all
 MORE_STAMP  := .venv/.requirements-frameworks
@@ -37,7 +38,7 @@ SEED  ?= 0
 SHARD ?= 1/1
 POINTS ?= 2
 TIMES ?= 100
-# pytest ends with 5 where it has nothing to run.
+# pytest exits with 5 if it has nothing to run.
 NONE_IS_FINE := || test $$? = 5
 # tests/tiers.py puts the longest modules first; xdist would go by the number of tests.
 PYTEST    := $(BIN)/python -m pytest -rfEs --dist loadscope --no-loadscope-reorder
@@ -47,8 +48,8 @@ NOTEBOOKS := chapters labs --nbval
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make book      read it: build the website and serve it on this machine (no torch needed)"
-	@echo "make lab       do it: student copies of the labs, opened in JupyterLab"
+	@echo "make book      read the book: build the website and serve it on this machine (no torch needed)"
+	@echo "make lab       do the labs: open student copies in JupyterLab"
 	@echo "make check     what ruff and mypy find in the code (seconds, no torch needed)"
 	@echo "make quick     check a change: the cheap tests, and the tests nearest to what you have edited (a minute)"
 	@echo "make test      check it: package, website, browser, and every notebook run again with nbval (11 minutes)"
@@ -60,8 +61,8 @@ help:
 	@echo "make attack    submissions that cheat or do harm, graded in a sandbox (Linux, bubblewrap)"
 	@echo "make graded    every lab's solutions graded in the sandbox (Linux, bubblewrap)"
 	@echo "make mutants   check the tests: faults put into the package on purpose, and which target finds them"
-	@echo "make stress    kill, restart and interrupt kernels whose ranks run (TIMES=100 each), and count what is left (Linux)"
-	@echo "make busy      every lab's solutions beside busy loops (TIMES=10 each), and how many verdicts are wrong"
+	@echo "make stress    kill, restart, interrupt kernels with running ranks (TIMES=100 each); count leftovers (Linux)"
+	@echo "make busy      run every lab's solutions beside busy loops (TIMES=10 each), and count wrong verdicts"
 	@echo "make lint      only the rules for notebooks (seconds)"
 	@echo "make new-lab NAME=11_name                      write a lab without exercises, in labs/"
 	@echo "make new-exercise LAB=11_name NAME=function    add an exercise to it (POINTS=2, DEPENDS='1 2')"

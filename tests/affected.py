@@ -1,10 +1,10 @@
-"""Which files a test depends on, and how near a changed file is to it: read off imports, never off a run.
+"""Which files a test depends on, and how near a changed file is to it: from imports, never from a run.
 
 A file depends on the files that its imports lead to; a name that a package's `__init__` takes from a module leads to
 that module. A notebook depends on what its code cells import. What is not imported is named in a test module's READS,
-a list of patterns of paths below the repository. A script or style of a widget belongs to the test modules about
-widgets or the browser, or with players on a page, that have the first word of a widget made of it in their names, such
-as test_memory_browser.
+a list of patterns of paths below the repository. A widget's script or style belongs to those test modules
+about widgets, the browser or players on a page whose names have the first word of a widget that uses it, such as
+test_memory_browser.
 """
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from book.widgets.registry import ASSETS, WIDGETS, sources
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("book", "tests", "benchmarks")
-# What every test depends on, from afar.
+# Every test depends on these, but distantly.
 EVERYTHING = {"conftest.py", "pyproject.toml", "constraints.txt", "requirements.txt", "tests/conftest.py"}
 FAR = 99
 
 
 def changed_since(revision: str) -> set[str]:
-    """The files that differ from a revision, as they lie here, and those that git does not know yet."""
+    """The files that differ from a revision in this working tree, and untracked ones."""
     commands = (["git", "diff", "--name-only", revision, "--"], ["git", "ls-files", "--others", "--exclude-standard"])
     found = [subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True).stdout
              for command in commands]

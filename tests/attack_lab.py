@@ -1,8 +1,8 @@
 """A small lab to attack, the submissions that attack it, and a grading run with an honest victim beside them.
 
 A file in tests/attacks/ is headed `# exercise: 1` and `# ends: words of the status`; after an empty line comes what the
-attacker wrote into that exercise's answer cell. The other answers are right. An attack that has found a way gives the
-right answer: its points tell. In its code @FOLDER@, @HOST@ and @PORT@ stand for the course's folder and a server,
+attacker wrote into that exercise's answer cell. The other answers are right. An attack that succeeds gives the
+right answer, so its points show it. In its code @FOLDER@, @HOST@ and @PORT@ stand for the course's folder and a server,
 @RING@ for a right ring.
 """
 from __future__ import annotations
@@ -31,7 +31,7 @@ from book.grading.reference import ALLOWANCE_S
 ATTACKS = Path(__file__).parent / "attacks"
 USERS = ["self", "nobody"] if os.geteuid() == 0 else ["self"]
 BLOWN = "this is no sandbox: nothing is tried"
-# What could hurt the machine if there were no sandbox does not even begin then; the tests look for these words.
+# Attacks that could hurt the machine do not start outside a sandbox; the tests look for these words.
 FUSE = f'''import socket
 if socket.gethostname() != "lab" or open("/proc/1/comm").read() != "bwrap\\n":
     raise SystemExit("{BLOWN}")

@@ -68,7 +68,7 @@ class Browser:
 
     def open(self, url: str, *, width: int = 1200, height: int = 900, color_scheme: str = "light",
              reduced_motion: str = "no-preference", **context: Any) -> tuple[Any, Log]:
-        """Open `url` and wait for it to load; returns the page, nobody else's until `take_back`, and its log.
+        """Open `url` and wait for it to load; returns the page, reserved until `take_back`, and its log.
 
         `context` goes to Playwright's `new_context`: has_touch=True, java_script_enabled=False.
         """
@@ -82,7 +82,7 @@ class Browser:
         return tab.page, tab.log
 
     def take_back(self) -> None:
-        """End what runs on the pages that were opened: what is opened from now on may stand in them."""
+        """End what runs on the pages that were opened, so that they can be used again."""
         for kind, tab in self._taken:
             if tab.emptied():
                 self._free[kind].append(tab)
@@ -122,7 +122,7 @@ class Tab:
             self.log.outside.append(url)
 
     def _said(self, message: Any) -> None:
-        if message.type == "error" and not message.location["url"].endswith("/favicon.ico"):  # browsers ask unbidden
+        if message.type == "error" and not message.location["url"].endswith("/favicon.ico"):  # browsers always ask
             self.log.errors.append(message.text)
 
     def emptied(self) -> bool:

@@ -1,6 +1,6 @@
 """Every lab's solutions beside processes that compute without end: a slow machine must not make a right answer wrong.
 
-    python -m tests.busy [TIMES] [LAB ...]     each exercise of these labs, or of all, so often (10)
+    python -m tests.busy [TIMES] [LAB ...]     each exercise of these labs, or of all, TIMES times (10)
 
 Prints a line for each exercise, with what its checks said if they did not print what is stored, and exits with 1 if
 any did so.
@@ -24,7 +24,7 @@ NUM_LOOPS = 4
 
 @contextmanager
 def busy(num_loops: int = NUM_LOOPS) -> Iterator[None]:
-    """So many processes compute until the block ends."""
+    """This many processes compute until the block ends."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(num_loops)]
     try:
         yield

@@ -15,7 +15,7 @@ from tests.once import folder, once
 from tests.players import PLAYER, write_page
 from tests.website import Site, build_site
 
-# No test asserts a time, and hypothesis fails an example that takes over 200 ms.
+# No test asserts a time, but by default hypothesis fails an example that takes over 200 ms.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 

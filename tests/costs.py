@@ -1,4 +1,4 @@
-"""How long tests take, from costs.json: for choosing within a budget, and for shards that take about as long.
+"""How long tests take, from costs.json: for choosing within a budget, and for shards of about equal length.
 
 The file holds, for each test module or notebook, the seconds of its costly tests on one of two workers of a quiet
 machine, and of each test function the mean of its others. `make test-all COSTS=1` adds what it measured. A run on
@@ -49,7 +49,7 @@ def unknown(nodeids: Iterable[str]) -> dict[str, int]:
 
 
 def shards(units: list[list[pytest.Item]], count: int) -> list[list[list[pytest.Item]]]:
-    """Divide tests into parts that take about as long: the longest class or module first, each to the shortest part."""
+    """Divide tests into parts of about equal length: the longest class or module first, each to the shortest part."""
     parts: list[list[list[pytest.Item]]] = [[] for _ in range(count)]
     times_s = [0.0] * count
     for scope in longest_first(units):

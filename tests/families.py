@@ -1,7 +1,7 @@
-"""Families of answers: those whose messages the same function words, and those that are right in the same exercise.
+"""Families of answers: those whose messages come from the same function, and those that are right in the same exercise.
 
-A message is traced to the function, or the table of sentences, of `book.checks`, of `book.launch` or of the lab's own
-cells with the longest string that is part of what the answer is expected to be told.
+A message is traced to the function, or table of sentences, in `book.checks`, `book.launch` or the lab's own cells that
+has the longest string contained in the message that the answer should get.
 """
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def strings(lab: NotebookNode) -> list[tuple[str, str, str]]:
 
 
 def family(known: list[tuple[str, str, str]], exercise: int, expected: str) -> Family:
-    """What stands for all answers like this one: the place that words its message; the exercise where there is none."""
+    """The family of an answer: the place that its message comes from, or the exercise if it has none."""
     if expected == "pass":
         return "right", exercise
     whole = [(len(expected), *place) for text, *place in known if expected in text]

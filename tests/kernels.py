@@ -35,7 +35,7 @@ def use_for_nbval(config: pytest.Config, forked: bool) -> None:
 
 
 class _Forks(KernelManager):
-    """What a manager whose kernels are forked does, whatever the provisioner that the kernel's specification names."""
+    """Makes a manager fork its kernels, whatever provisioner the kernel's specification names."""
 
     async def _async_pre_start_kernel(self, **options: Any) -> Any:
         self.kernel_id = self.kernel_id or str(uuid.uuid4())

@@ -1,4 +1,4 @@
-"""What is dear to make, made once for a whole test run: its workers share it through a locked folder."""
+"""What is expensive to make, made once for a whole test run: its workers share it through a locked folder."""
 from __future__ import annotations
 
 import os

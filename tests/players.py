@@ -37,8 +37,8 @@ UNREADABLE = """() => {
   });
   return [boxes.length, found];
 }"""
-# Goes from stop to stop by keys, as fast as the widget draws; needs reduced motion. Returns what can't be read, looked
-# for at so many stops and the last, and in how many places the controls were.
+# Goes from stop to stop by keys, as fast as the widget draws; needs reduced motion. Returns what can't be read at
+# about `every` stops and the last, and in how many places the controls were.
 WALK = f"""every => {{
   const root = document.querySelector('.lockstep-player'), places = new Set(), found = [], unreadable = {UNREADABLE};
   const press = key => root.dispatchEvent(new KeyboardEvent('keydown', {{ key, bubbles: true }}));

@@ -1,6 +1,6 @@
 """Kernels killed, restarted and interrupted while ranks run: what is left of the processes that they had started.
 
-    python -m tests.stress [TIMES]     each of the three so often (100), at moments drawn with a printed seed
+    python -m tests.stress [TIMES]     each of the three TIMES times (100), at random moments (the seed is printed)
 
 Ranks start children, grandchildren, processes in sessions of their own, and daemons whose parent has left them.
 Prints a line for each way to end, and exits with 1 if any process is alive `PATIENCE_S` later.

@@ -20,7 +20,7 @@ from tests.families import commit, drawn, family, strings
 from tests.once import once
 
 HERE = Path(__file__).parent
-NUM_FAMILIES = 10  # that `make test` runs of a lab, within
+NUM_FAMILIES = 10  # that `make test` runs of a lab, if they fit within LIMIT_S
 LIMIT_S = 7.0  # by tests/costs.json: the answers of the last lab train on 8 ranks, and take ten times as long
 
 

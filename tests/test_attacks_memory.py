@@ -1,4 +1,4 @@
-"""What ranks hold is measured from outside: plain data parallelism that silences the checks is no sharded state."""
+"""What ranks hold is measured from outside: plain data parallelism that silences the checks can't pass as sharded."""
 from __future__ import annotations
 
 from pathlib import Path

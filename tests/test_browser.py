@@ -1,4 +1,4 @@
-"""The browser that tests share: what it keeps of a page that goes wrong, and that pages are as new each time."""
+"""The browser that tests share: what it keeps of a page that goes wrong, and that a reused page starts clean."""
 from __future__ import annotations
 
 import asyncio
@@ -19,7 +19,7 @@ STATE = """() => [innerWidth, matchMedia('(prefers-color-scheme: dark)').matches
 
 @pytest.fixture
 def wrong(tmp_path: Path) -> str:
-    """The address of a page on which all goes wrong that can."""
+    """The address of a page on which everything goes wrong that can."""
     page = tmp_path / "wrong.html"
     page.write_text(ASKS, "utf-8")
     return page.as_uri()

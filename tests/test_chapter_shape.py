@@ -30,7 +30,7 @@ NOT_YET = {
     "folded": set(),
 }
 
-# A figure is a widget, a picture or an SVG, but no button's: top and bottom of each that is in no other.
+# Top and bottom of each outermost figure: a widget, a picture or an SVG, but not those of buttons.
 SHAPE = """() => {
   const article = document.querySelector('.bd-article'), figure = '.lockstep-player, img, svg';
   const within = e => e.parentElement.closest(figure + ', button');
@@ -76,7 +76,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Seen:
-    """What there is to see of a chapter: on a desk and on a phone, by how much its plots are shrunk there, its first
+    """What a reader sees of a chapter: on a desktop and on a phone, by how much its plots are shrunk there, its first
     link, and its first cell with a figure, before a click on it and after."""
 
     desk: Shape

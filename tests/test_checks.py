@@ -1,4 +1,4 @@
-"""Checks on inputs that answers in the lab don't reach: dtypes, lengths, numbers that are none."""
+"""Checks on inputs that answers in the lab don't reach: dtypes, lengths, values that are not numbers."""
 import numpy as np
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Checks on copies and on groups, with what no answer in the lab does; and what the lab says of torch, run on ranks."""
+"""Checks on copies and on groups, with inputs that no answer gives; and what the lab says of torch, run on ranks."""
 import numpy as np
 import pytest
 import torch
@@ -109,7 +109,7 @@ def metrics(loss, seen):
 
 
 @pytest.mark.parametrize("loss, complaint", [
-    (np.tile(OWN.sum(axis=0) * 2, (4, 1)), "'loss' counts the ranks 2, 2, 2, 2 times"),
+    (np.tile(OWN.sum(axis=0) * 2, (4, 1)), "'loss' contains the ranks' parts 2, 2, 2, 2 times"),
     (changed(np.tile(OWN.sum(axis=0), (4, 1)), 2, OWN[:3].sum(axis=0)), "rank 2's 'loss' lacks the part of rank 3"),
     (changed(np.tile(OWN.sum(axis=0), (4, 1)), 2, OWN[1] * OWN[0]), "rank 2's 'loss' is not a sum of anything")])
 def test_wrong_sums_are_reported(loss, complaint):

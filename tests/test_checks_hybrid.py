@@ -1,4 +1,4 @@
-"""Checks of a step on a mesh, with what no answer in the lab does: each mistake is named, and nothing wrong passes."""
+"""Checks of a step on a mesh, with inputs that no answer gives: each mistake is named, and nothing wrong passes."""
 import sys
 
 import numpy as np

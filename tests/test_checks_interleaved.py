@@ -101,12 +101,12 @@ def test_the_lines_where_both_stand_are_named():
     assert comes.startswith(("comes to test_checks_interleaved.py line", "is served"))
 
 
-def test_a_call_that_raises_is_told():
+def test_a_call_that_raises_is_reported():
     with pytest.raises(CheckFailed, match=r"one of them raises (ValueError|IndexError): "):
         meet(Raises)
 
 
-def test_a_missing_answer_is_told():
+def test_a_missing_answer_is_reported():
     def answers(server, results):
         return [None if server.count < 3 else 1, server.count]
 
@@ -114,13 +114,13 @@ def test_a_missing_answer_is_told():
         as_if_in_turn(Counter, [methodcaller("add", 1), methodcaller("add", 2)], answers)
 
 
-def test_calls_that_wait_for_each_other_are_told(monkeypatch):
+def test_calls_that_wait_for_each_other_are_reported(monkeypatch):
     monkeypatch.setattr("book.checks.interleaved.LIMIT_S", 0.3)
     with pytest.raises(CheckFailed, match="two calls at the same time wait for each other"):
         meet(Crosswise)
 
 
-def test_a_server_that_is_spoilt_for_the_next_call_is_told():
+def test_a_server_left_broken_for_the_next_call_is_reported():
     def spoilt(server, results):
         if server.count < 3:
             raise KeyError(3)

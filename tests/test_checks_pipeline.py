@@ -1,4 +1,4 @@
-"""Checks on pipelines, with what no answer in the lab does: each mistake is named, and nothing wrong passes."""
+"""Checks on pipelines, with inputs that no answer gives: each mistake is named, and nothing wrong passes."""
 import numpy as np
 import pytest
 import torch
@@ -262,7 +262,7 @@ def test_mismatched_collectives_get_a_hint_at_the_group():
     assert checks.failure_of_replicas("rank 0 failed") == "rank 0 failed"
 
 
-def test_actions_that_a_stage_has_not_to_do_are_refused():
+def test_actions_that_are_not_due_are_refused():
     waiting = set()
     for kind, micro_batch in [("F", 0), ("F", 1), ("B", 1), ("F", 2), ("B", 0), ("B", 2)]:
         checks.next_action(kind, micro_batch, waiting, 3)

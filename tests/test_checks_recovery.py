@@ -40,7 +40,7 @@ def test_losses_of_another_training_are_explained(losses, reason):
         checks.trained_as_one(losses, WANT, SLIPS)
 
 
-def test_batches_that_are_drawn_otherwise_are_refused():
+def test_batches_that_are_drawn_differently_are_refused():
     checks.batches_drawn({5: [1, 3]}, {5: [3, 1]})
     with pytest.raises(CheckFailed, match="step 5: .* not the first NUM_ROWS of"):
         checks.batches_drawn({5: [1, 2]}, {5: [3, 1]})

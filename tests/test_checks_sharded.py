@@ -1,4 +1,4 @@
-"""Checks on sharded state, with what no answer in the lab does: each mistake is named, and nothing wrong passes."""
+"""Checks on sharded state, with inputs that no answer gives: each mistake is named, and nothing wrong passes."""
 from dataclasses import dataclass, field, replace
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Checks on a split model, with what no answer in the lab does: each mistake is named, and only the right passes."""
+"""Checks on a split model, with inputs that no answer gives: each mistake is named, and only the right passes."""
 import numpy as np
 import pytest
 import torch
@@ -129,7 +129,7 @@ def test_torch_still_raises_the_errors_that_are_explained():
         with pytest.raises(CheckFailed, match=(
                 ": (the input has 3 numbers in a row, but what it is multiplied with takes 2|3 numbers meet 4|the bias "
                 "has 8 numbers, but your outputs have 4|a rank holds a part|an index is|something here is None|the "
-                "block ends behind|there is no such dim|this is a number)")):
+                "block ends past|there is no such dim|this is a number)")):
             with checks.shapes_in_words():
                 act()
 

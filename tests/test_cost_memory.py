@@ -1,4 +1,4 @@
-"""Bytes of state: the ZeRO paper's own figures, and what is over N."""
+"""Bytes of state: the ZeRO paper's own figures, and what is divided by N."""
 import pytest
 
 from book.cost import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, StateBytes, state_bytes

@@ -83,7 +83,7 @@ def test_the_rule_of_thumb_is_near():
 
 @pytest.mark.parametrize("row, mfu", [*zip(RECOMPUTATION[1::2], (41.5, 51.4, 56.0, 56.3))])
 def test_published_times_and_shares_of_the_peak_agree(row, mfu):
-    """Of 1.10 s three digits are known, which leaves 0.2 of 41.5 open."""
+    """1.10 s is given to three digits, so 41.5 is uncertain by 0.2."""
     found = row.model.step_flops(row.global_batch) / (row.layout.num_gpus * 312e12 * row.step_s)
     assert 100 * found == pytest.approx(mfu, abs=0.2)
 

@@ -69,7 +69,7 @@ def test_options_that_the_pages_name_exist() -> None:
 
 def test_limits_are_those_of_the_grader() -> None:
     assert f"{Limits().memory_bytes >> 30} GiB of memory" in INSTRUCTORS
-    assert f"It may have {MAX_BYTES >> 20} MiB" in STUDENTS
+    assert f"at most {MAX_BYTES >> 20} MiB" in STUDENTS
     assert f"at most {NUMBERS[MAX_DEPTH]} levels down" in INSTRUCTORS
     assert reference.ALLOWANCE_S == 60 and f"a minute more than {NUMBERS[reference.TIMES_SLOWER]} times" in INSTRUCTORS
 
@@ -92,7 +92,7 @@ def test_files_of_the_results_are_those_of_the_grader() -> None:
 
 @pytest.mark.slow
 def test_a_copy_is_made_where_only_the_website_can_be_built(tmp_path: object) -> None:
-    """Without torch, and without what checks and sandboxes are made of."""
+    """Without torch, and without what checks and sandboxes need."""
     absent = ("torch", "psutil", "nbval", "pytest", "jupyter_client", "IPython", "tqdm")
     code = (f"import sys; sys.modules.update(dict.fromkeys({absent})); from book.grading.__main__ import main; "
             f"sys.exit(main(['release', 'labs', '-o', {str(tmp_path)!r}]))")

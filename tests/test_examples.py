@@ -143,7 +143,7 @@ def test_what_the_chapter_shows_of_the_programs_is_in_them() -> None:
 @pytest.mark.parametrize("forgotten", [
     "model.module.load_state_dict(", "optimizer.load_state_dict(", "set_random_state(kept", "loader.sampler.start ="])
 def test_whatever_a_checkpoint_forgets_changes_the_losses(forgotten: str, tmp_path: Path) -> None:
-    """The comparison above would notice: of a program without this line the losses of the restarted run differ."""
+    """The comparison above would notice: without this line the losses of a restarted run differ."""
     lines = (EXAMPLES / "train_ddp.py").read_text("utf-8").splitlines(keepends=True)
     kept = [line for line in lines if not line.strip().startswith(forgotten)]
     assert len(kept) == len(lines) - 1

@@ -37,7 +37,7 @@ LAYERS = [16, 4096, *[1024, 262144] * 6]  # bytes of gradients, in the order of 
 MAKERS = {"race_explorer": race_explorer, "pipeline_explorer": pipeline_explorer, "server_explorer": server_explorer,
           "bucket_explorer": lambda: bucket_explorer(LAYERS), "sharding_explorer": sharding_explorer,
           "axes_explorer": axes_explorer}
-TURNED = {"axes_explorer": ("dp", 2), "server_explorer": ("machines", 6)}  # a dial, and where to; else ranks
+TURNED = {"axes_explorer": ("dp", 2), "server_explorer": ("machines", 6)}  # the dial to turn, and to what; else ranks
 each = pytest.mark.parametrize("name", MAKERS)
 some_explorers = some("name", list(MAKERS), 2)
 # Turns the dial of this label to a place, as dragging does: an input event for each place on the way.

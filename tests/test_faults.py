@@ -34,7 +34,7 @@ def test_a_long_run_keeps_the_share_that_is_expected(interval_s):
     assert ended.waiting_s == 0 and ended.num_failures == pytest.approx(2000, rel=0.1)
 
 
-def test_all_seconds_of_a_run_are_told():
+def test_all_seconds_of_a_run_are_accounted_for():
     ended = run(replace(JOB, repair_s=50_000, num_spares=1), 1000, 1e6, seed=3)
     kept = ended.useful_s / 1000
     assert kept == pytest.approx(round(kept)) and ended.saving_s == pytest.approx(60 * kept)
@@ -57,11 +57,11 @@ def test_an_interval_far_above_the_time_between_failures_keeps_nothing():
 
 
 @pytest.mark.parametrize("wrong", [{"num_nodes": 0}, {"num_spares": -1}, {"mtbf_s": 0}, {"save_s": -1}])
-def test_a_job_that_cannot_be_is_refused(wrong):
+def test_an_impossible_job_is_refused(wrong):
     with pytest.raises(ValueError, match="a job needs a node|mean time"):
         replace(JOB, **wrong)
 
 
-def test_an_interval_of_nothing_is_refused():
+def test_an_interval_of_zero_is_refused():
     with pytest.raises(ValueError, match="both must be above 0"):
         run(JOB, 0, 100, seed=0)

@@ -167,7 +167,7 @@ def test_a_variant_changes_the_cells_that_have_it_and_no_others(tmp_path):
     assert "variant B" in readme({"lab.ipynb": other}) and "variant" not in readme({"lab.ipynb": source})
     nbformat.write(released(other), tmp_path / "b.ipynb")
     noted = [read_submission(tmp_path / "b.ipynb", lab).notes for lab in (source, other)]
-    assert noted[0][-1] == "the copy is of variant B, the source it is graded with of none" and not noted[1]
+    assert noted[0][-1] == "the copy is of variant B, but the source that grades it is of no variant" and not noted[1]
     with pytest.raises(LabError, match="no variant 'C'; it has B"):
         in_variant(source, "C")
 
@@ -205,7 +205,7 @@ def test_a_copy_of_another_variant_is_reported_and_its_cells_are_not_called_edit
     copy.metadata["lockstep"]["variant"] = "B"
     nbformat.write(copy, tmp_path / "b.ipynb")
     assert read_submission(tmp_path / "b.ipynb", lab).notes == [
-        "the copy is of variant B, the source it is graded with of none"]
+        "the copy is of variant B, but the source that grades it is of no variant"]
 
 
 def without_metadata(notebook):
@@ -334,7 +334,7 @@ def faults_of(wrong, **metadata):
     ({"check-1": {"hidden": True, "points": 0}}, "needs the tag remove-cell"),
     ({"hidden-2": {"hidden": False}}, "exercise 2 needs a hidden check"),
     ({"bounds": {"depends": [2]}}, "depends on exercise 2, which does not come before it"),
-    ({"check-2": {"points": 7}}, "say 3 points, and its checks add up to 9")])
+    ({"check-2": {"points": 7}}, "say 3 points, but its checks add up to 9")])
 def test_wrong_marks_are_reported(wrong, words):
     assert words in faults_of(wrong)
 

@@ -1,4 +1,4 @@
-"""How a job ended is told by what nbval and `launch` have seen of its processes, never by words that it prints."""
+"""How a job ended is judged by what nbval and `launch` saw of its processes, never by words that it prints."""
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 

@@ -28,7 +28,7 @@ class LabGraded:
     def test_the_solutions_score_full_marks_and_the_released_copy_none(self, tmp_path, monkeypatch):
         """The lab has all its exercises if WHOLE says so, else a drawn one with those that it needs.
 
-        The secret seed is one that a check which looks at little of it can't tell from the lab's own.
+        The secret seed is one that a check using only part of it can't tell from the lab's own.
         """
         lab, handed_in = read_lab(self.path), tmp_path / "submissions"
         solved = set(points(lab)) if WHOLE else needed(lab, random.choice(list(points(lab))))
@@ -53,7 +53,7 @@ class LabGraded:
     def test_a_published_solution_fails_the_variant(self):
         """If a variant has its own answer, that one passes, and the published one fails in the public check.
 
-        In this process, as the answers of test_answers: how a job is started and confined the test above tries.
+        Runs in this process, as test_answers does: the test above tries how a job is started and confined.
         """
         lab, variant = read_lab(self.path), seeded(in_variant(read_lab(self.path), "B"))
         changed = {exercise for exercise in points(lab) if solution(lab, exercise) != solution(variant, exercise)}

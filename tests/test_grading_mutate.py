@@ -1,4 +1,4 @@
-"""Small faults in answers: each is real Python, and a lab's checks catch it, or it is told that they do not."""
+"""Small faults in answers: each is real Python, and a lab's checks catch it, or the report says that they do not."""
 import ast
 from pathlib import Path
 

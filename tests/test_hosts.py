@@ -49,7 +49,7 @@ def test_both_directions_of_a_card_are_limited():
     assert all("1:9" in classes and "rate 80Mbit" in classes for classes in shown), shown
 
 
-def test_agents_on_this_machine_form_one_group_where_hosts_cannot_be_had():
+def test_agents_on_this_machine_form_one_group_without_hosts():
     with Agents(2) as agents:
         told = agents.torchrun(2, [str(ROOT / "examples" / "report_ranks.py")])
     ranks = sorted(line.split(", node")[0] for line in told.splitlines())
@@ -57,7 +57,7 @@ def test_agents_on_this_machine_form_one_group_where_hosts_cannot_be_had():
     assert str(agents).startswith("2 agents on this machine")
 
 
-def test_a_program_that_fails_is_told_with_its_host(tmp_path):
+def test_a_program_that_fails_is_reported_with_its_host(tmp_path):
     (tmp_path / "fails.py").write_text("raise SystemExit('no such data')")
     with Agents(1) as agents, pytest.raises(NoHosts, match=r"(?s)host 0: .*no such data"):
         agents.torchrun(1, [str(tmp_path / "fails.py")])

@@ -145,7 +145,7 @@ def test_a_learners_mistake_opens_at_the_step_where_it_shows(lab: str, browser: 
 
 
 @pytest.mark.full
-def test_run_all_goes_on_behind_an_answer_that_is_not_written(lab: str, browser: Browser) -> None:
+def test_run_all_goes_on_after_an_answer_that_is_not_written(lab: str, browser: Browser) -> None:
     page, log = run_all(lab, browser, "untouched.ipynb", 1)
     told = page.locator(".jp-OutputArea-output").filter(has_text="Not written yet")
     told.nth(1).wait_for(timeout=SLOW_MS)

@@ -47,7 +47,7 @@ def test_the_ring_runs_by_itself_for_as_many_ranks_as_are_chosen(site: Site, bro
     log.assert_clean()
 
 
-def test_it_is_still_where_less_motion_is_asked_for(site_url: str, browser: Browser) -> None:
+def test_the_ring_stands_still_where_less_motion_is_asked_for(site_url: str, browser: Browser) -> None:
     page, _ = browser.open(f"{site_url}/index.html", reduced_motion="reduce")
     ring = page.locator(RING)
     assert (ring.get_attribute("data-step"), ring.get_attribute("data-playing")) == ("3", "false")

@@ -1,4 +1,4 @@
-"""Launching on real processes: what comes back, how failures and hangs are told, and that nothing is left behind."""
+"""Launching on real processes: what comes back, how failures and hangs are shown, and that nothing is left behind."""
 import ctypes
 import gc
 import io
@@ -85,7 +85,7 @@ def speak():
     print("aside", file=sys.stderr)
 
 
-def test_a_function_may_call_a_variable_config():
+def test_a_function_may_name_a_variable_config():
     def width_of(sizes):  # cloudpickle takes these names for torch.distributed.config, and can't pickle that module
         dist.init_process_group()
         config = SimpleNamespace(config=sizes)

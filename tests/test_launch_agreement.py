@@ -1,4 +1,4 @@
-"""Ranks compare their collectives before bytes move: differences are named, and right programs are let pass."""
+"""Ranks compare their collectives before bytes move: differences are named, and right programs pass."""
 import time
 
 import pytest

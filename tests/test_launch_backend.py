@@ -88,13 +88,13 @@ def test_what_an_earlier_start_left_in_the_store_has_no_influence(left, order):
         assert [verdict.result()["backend"] for verdict in verdicts] == ["nccl"] * 3
 
 
-def test_start_after_start_in_one_store_is_heard_for_itself():
+def test_repeated_starts_in_one_store_do_not_affect_each_other():
     store, gpus, found = dist.HashStore(), [[1, 1], [1, 0], [1, 1], [0, 0], [1, 1]], []
     with ThreadPoolExecutor(2) as threads:
         for counts in gpus:
             first, second = said(counts, num_ranks=1)
             late = threads.submit(heard, store, second, 2, 20)
-            time.sleep(0.05)  # rank 1 meets what the start before has left
+            time.sleep(0.05)  # rank 1 finds what the previous start has left
             found.append([heard(store, first, 2, 20)["backend"], late.result()["backend"]])
     assert found == [["nccl"] * 2, ["gloo"] * 2, ["nccl"] * 2, ["gloo"] * 2, ["nccl"] * 2]
 
@@ -195,7 +195,7 @@ def test_after_the_process_group_is_there_the_device_follows_it():
     assert list(launch(late, 2)) == ["cpu"] * 2
 
 
-def test_a_backend_that_there_is_not_is_refused(monkeypatch):
+def test_an_unknown_backend_is_refused(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     with pytest.raises(ValueError, match="backend must be 'nccl', 'gloo' or None, not 'mpi'"):
         rank_device("mpi")  # type: ignore[arg-type]
@@ -248,7 +248,7 @@ def elastic(folder: Path, nodes: str, ranks_per_node: int, arguments: list[str],
 @pytest.mark.full
 @pytest.mark.parametrize("shared", ["0", "1"])
 @pytest.mark.parametrize("gpus, first, then", [("1,0;1,1", "cpu", "cuda:0"), ("1,1;1,0", "cuda:0", "cpu")])
-def test_restarted_ranks_agree_anew_in_the_store_of_the_start_before(tmp_path, gpus, first, then, shared):
+def test_restarted_ranks_agree_again_in_the_store_of_the_previous_start(tmp_path, gpus, first, then, shared):
     """Rank 1 dies when all have their devices. Its agent counts a restart, and the other agent does not."""
     told = elastic(tmp_path, "2", 1, [gpus, "", "", "1", str(tmp_path)], TORCH_DISABLE_SHARE_RDZV_TCP_STORE=shared)
     assert ranks_of(told) == dict.fromkeys(["rank 0 of 2", "rank 1 of 2"], first), told

@@ -32,7 +32,7 @@ def children(parent):
 
 
 def runs(pid):
-    """Whether a process exists and is more than an entry that nobody has collected yet."""
+    """Whether a process exists and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Launching programs that call one another over RPC: how errors and hangs are told, and that nothing is left behind."""
+"""Launching programs that call one another over RPC: how errors and hangs appear, and that nothing is left behind."""
 import os
 import re
 import sys

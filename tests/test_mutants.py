@@ -1,4 +1,4 @@
-"""The known faults themselves: each still fits, and a run with one of them is in a copy that has it, and is judged."""
+"""The known faults themselves: each still applies, and a run with one is in a copy that has it, and gets a verdict."""
 from __future__ import annotations
 
 import subprocess

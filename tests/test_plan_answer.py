@@ -83,7 +83,7 @@ def test_a_model_and_a_cluster_of_your_own_are_taken():
     assert found.layout.num_gpus == 8 and "8.0 billion parameters on 8 GPU" in str(found)
 
 
-def test_a_machine_that_nobody_measured_is_said_to_be_one():
+def test_a_machine_that_nobody_measured_is_reported_as_unmeasured():
     words = "no step of a {} is among them"
     assert words.format("B200") in str(plan("llama3-8b", 8, "B200"))
     for gpu in ("A100", "A100-40", "H100"):

@@ -15,7 +15,7 @@ from book.cost.configs import TORCHTITAN, megatron_options, read_torchtitan, shr
 from tests.once import folder, once
 from tests.test_cost_traffic import check
 
-# What reads the configurations, without what these packages need beside torch: it is not asked to train.
+# What reads the configurations, without what these packages need besides torch: it is not asked to train.
 RELEASED = ("torchtitan==0.2.2", "megatron-core==0.16.1", "tyro==1.0.17", "docstring-parser", "typeguard", "shtab",
             "rich", "typing-extensions")
 READ = """

@@ -1,4 +1,4 @@
-"""The planner in the page: the answer of plan() and of the command, dials that change it, and what cannot be."""
+"""The planner in the page: the answer of plan() and of the command, dials that change it, and impossible choices."""
 from __future__ import annotations
 
 import re

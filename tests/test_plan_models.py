@@ -104,12 +104,12 @@ def test_layouts_with_experts_and_cut_sequences_divide_evenly():
     ({"num_kv_heads": 3}, "8 heads can't share 3"), ({"attention": "ring"}, "attention is one of scores, flash"),
     ({"norm": "batch"}, "norm is one of"), ({"biases": "some"}, "biases is one of"),
     ({"experts": Experts(4, 2, 8, num_dense_layers=2)}, "no expert is left")])
-def test_models_that_can_not_be_are_refused(fields, words):
+def test_impossible_models_are_refused(fields, words):
     with pytest.raises(ValueError, match=words):
         Transformer(2, 64, 8, **fields)
 
 
-def test_parts_that_can_not_be_are_refused():
+def test_impossible_parts_are_refused():
     for make, words in ((lambda: Experts(4, 5, 8), "no more than there are"), (lambda: Latent(0, 1, 1), "at least 1"),
                         (lambda: Overheads(across_share=1.5), "a share at most 1"),
                         (lambda: Overheads(launch_s=-1), "at least 0"), (lambda: Overheads(slowdown=0), "above 0"),
@@ -123,7 +123,7 @@ def test_parts_that_can_not_be_are_refused():
 
 
 @pytest.mark.parametrize("name, words", [("v100", "no GPU is called 'v100': use a100"), ("a100", "a100 has no fp8")])
-def test_machines_that_are_not_there_are_refused(name, words):
+def test_unknown_machines_are_refused(name, words):
     with pytest.raises(ValueError, match=words):
         cluster_of(name, 8, precision="fp8")
 

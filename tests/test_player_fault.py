@@ -84,7 +84,7 @@ def test_the_line_of_the_cell_that_sent_is_told() -> None:
     assert played(trace)["line"] == ["6", "rebound_step", text]
     assert played(Trace.from_json(trace.to_json()))["line"] == ["6", "rebound_step", text]
     without = json.loads(trace.to_json())
-    del without["events"]["line"]  # as a recording of before
+    del without["events"]["line"]  # as in an older recording
     old = played(Trace.from_json(json.dumps(without)))
     assert "line" not in old and old["says"] == played(trace)["says"]
     assert {event.line for event in launch(rebound, 2, rebound_step, record=True).trace.events} == {None}, "no cell's"
@@ -146,7 +146,7 @@ def test_the_right_run_starts_with_what_the_wrong_one_held() -> None:
 
 
 def test_a_run_like_no_schedule_of_the_book_has_no_right_one() -> None:
-    """What is too often there is told all the same; what is missing has no first step."""
+    """What is there too often is reported all the same; what is missing has no first step."""
     moves = [Move(step, 0, 1, 0, "reduce") for step in range(3)]
     found = run_payload(as_trace(Schedule("mine", 4, 4, moves, "all_reduce")))["fault"]
     assert "right" not in found

@@ -17,7 +17,7 @@ MAX_LINE = 120
 SHARED = r"globalThis\.lockstep(?:Scene|Stages|Explorer|Cluster) = \{(.*?)\n?\s*\};"  # what others may take
 TEMPLATE = r"`[^`]*`"
 NO_CODE = re.compile(rf"""({TEMPLATE})|/\*.*?\*/|//[^\n]*|"[^"\n]*"|'[^'\n]*'""", re.S)  # a template has code in it
-# Runs nothing: a function is made of the text, or what is wrong with it is told.
+# Runs nothing: makes a function of the text, or returns what is wrong with it.
 PARSED = "text => { try { new Function(text); return '' } catch (error) { return String(error) } }"
 
 each_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)

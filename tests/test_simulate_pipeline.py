@@ -1,4 +1,4 @@
-"""Simulated pipelines: times worked out by hand, messages on links, slow ranks, and what can't be."""
+"""Simulated pipelines: times worked out by hand, messages on links, slow ranks, and impossible input."""
 from itertools import pairwise
 
 import pytest
@@ -50,7 +50,7 @@ def test_a_pair_of_ranks_may_have_its_own_link():
 
 
 @pytest.mark.parametrize("pair", [(0, 2), (1, 1), (-1, 0)])
-def test_a_link_between_ranks_that_there_are_not_is_refused(pair):
+def test_a_link_between_ranks_that_do_not_exist_is_refused(pair):
     with pytest.raises(ValueError, match="must name two different ranks of 0 to 1"):
         simulate_pipeline(gpipe(2, 2), 1, 1, links={pair: Link(1, 1)})
 

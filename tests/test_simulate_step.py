@@ -1,4 +1,4 @@
-"""A step on a mesh: as if each rank were followed alone, and as its axes take when all their messages are simulated."""
+"""A step on a mesh: it takes as long as with each rank followed alone, and with all messages of its axes simulated."""
 from __future__ import annotations
 
 from collections import defaultdict

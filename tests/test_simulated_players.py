@@ -1,4 +1,4 @@
-"""Above a lab's answers stand players of what the learner's run should look like: simulated, and no part of grading."""
+"""Players above a lab's answers show what the learner's run should look like: simulated, and no part of grading."""
 from pathlib import Path
 
 import pytest

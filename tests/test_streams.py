@@ -28,7 +28,7 @@ def test_a_bucket_closes_when_it_is_full(cap: float, buckets: list[list[int]]) -
     assert fill_buckets([1, 2, 3], cap) == buckets
 
 
-def test_buckets_leave_behind_backward_one_after_the_other() -> None:
+def test_buckets_are_sent_alongside_backward_one_after_the_other() -> None:
     tasks = bucketed_backward([2.0, 2.0], 2.0, 2, 1.0, LINK)
     assert stream_times(tasks) == [(0, 2), (2, 4), (2, 4), (4, 6)], "a ring of two sends each byte once in and once out"
 

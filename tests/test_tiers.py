@@ -138,7 +138,7 @@ def test_processes_that_share_a_run_start_with_the_longest_modules(pytester: pyt
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.floats(0, 50)), min_size=1, max_size=40), st.integers(1, 6))
-def test_shards_take_about_as_long_and_keep_modules_whole(tests: list[tuple[int, float]], count: int) -> None:
+def test_shards_are_of_about_equal_length_and_keep_modules_whole(tests: list[tuple[int, float]], count: int) -> None:
     units = [[SimpleNamespace(nodeid=f"m{module}::t{n}", seconds=s)] for n, (module, s) in enumerate(tests)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(costs, "_of_test", lambda item: item.seconds)

@@ -1,4 +1,4 @@
-"""The page on starting ranks starts its program by launchers: the group they form, and that nothing stays behind."""
+"""The page on starting ranks starts its program with launchers: one group is formed, and nothing stays behind."""
 import os
 import re
 import signal

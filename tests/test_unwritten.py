@@ -80,7 +80,7 @@ def test_other_errors_stop_the_run_with_their_traceback(source: str, name: str, 
 
 
 @pytest.mark.slow
-def test_a_cell_that_stopped_midway_lacks_only_what_came_behind(tmp_path: Path) -> None:
+def test_a_cell_that_stopped_midway_lacks_only_what_came_after(tmp_path: Path) -> None:
     stub = f"def answer():\n    {WRITTEN}"
     stopped = "runs, whole = {}, 5\nfor n in (1, 2):\n    runs[n] = answer()"
     *_, cell = run_cells(tmp_path, stub, stopped, "print(runs[2])")

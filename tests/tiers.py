@@ -135,7 +135,7 @@ def _units(items: Iterable[pytest.Item]) -> list[list[pytest.Item]]:
 
 def _affected(units: list[list[pytest.Item]], revision: str,
               budget_s: float) -> tuple[list[list[pytest.Item]], list[str]]:
-    """The units that changed files affect, nearest first and cheap ones before dear ones, up to the budget.
+    """The units that changed files affect, nearest first and cheap ones before expensive ones, up to the budget.
 
     The second value has a line for each edited test module or notebook of which some units were too costly.
     """

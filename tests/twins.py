@@ -192,7 +192,7 @@ def _differing_events(python: dict[str, Any], script: dict[str, Any]) -> list[st
 
 
 def _unequal(column: Any, other: list[Any]) -> np.ndarray:
-    """Which values differ, of words and whole numbers at all, of others by more than the tolerance."""
+    """Which values differ: words and whole numbers at all, others by more than the tolerance."""
     if isinstance(column, list):
         return np.array([a != b for a, b in zip(column, other)], dtype=bool)
     if column.dtype.kind == "i":

@@ -1,4 +1,4 @@
-"""L4: what the opening page has beside text: widgets that need no kernel, and the book as a map.
+"""L4: what the opening page has besides text: widgets that need no kernel, and the book as a map.
 
 ```{widget} ring
 What stands there without JavaScript.

@@ -65,7 +65,7 @@ CLOSING = re.compile(r"## |```\{bibliography\}")  # how a cell begins that comes
 def new_lab(name: str, folder: Path) -> Path:
     """Write the lab `folder`/`name`.ipynb without exercises, and return its path.
 
-    Raises NotebookError for a name that is not of the form 11_name, or that a lab has.
+    Raises NotebookError for a name that is not of the form 11_name, or is taken.
     """
     if not re.fullmatch(r"\d\d_[a-z][a-z0-9_]*", name):
         raise NotebookError(f"a lab's name is two digits, _ and small letters, such as 11_name: not {name!r}.")
@@ -85,8 +85,8 @@ def new_exercise(lab: str, name: str, worth: str, depends: Sequence[str], folder
     """Add an exercise that asks for the function `name` to a lab, and return the lab's path and the exercise's number.
 
     The example's solution runs, and its checks store what it printed. `worth` is the public check's points, `depends`
-    the exercises whose answers this one calls. Raises NotebookError for a lab that there is not or that is marked
-    wrongly, a name that can't be a function's or that the lab has, and for what is not such a number.
+    the exercises whose answers this one calls. Raises NotebookError for a lab that is missing or marked wrongly,
+    a name that can't be a function's or is taken, and a number that is out of range.
     """
     path = folder / f"{lab}.ipynb"
     if not path.exists():
@@ -138,7 +138,7 @@ def _check_name(name: str, lab: NotebookNode, path: Path) -> None:
 
 def _number(text: str, what: str) -> int:
     if not re.fullmatch(r"[1-9][0-9]*", text):
-        raise NotebookError(f"{what} must be a whole number from 1 on, not {text!r}.")
+        raise NotebookError(f"{what} must be a whole number of at least 1, not {text!r}.")
     return int(text)
 
 

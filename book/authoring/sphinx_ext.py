@@ -153,7 +153,7 @@ def publish_lab(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def say_why_once(app: Sphinx, page: str, source: list[str]) -> None:
-    """Keep the reason why ranks run where they run in the first output of a page alone: `launch` gives it in each."""
+    """Keep launch's reason for the backend only in the first output of a page; `launch` prints it every time."""
     told: set[str] = set()
 
     def once(found: re.Match[str]) -> str:
@@ -230,13 +230,13 @@ def offer_student_copy(app: Sphinx, doctree: nodes.document, page: str) -> None:
     how_to = app.builder.get_relative_uri(page, HOW_TO)
     link = (f'<p class="lab-copy"><a class="sd-btn sd-btn-outline-primary" href="../{COPIES}/{copy.name}" download>'
             '<i class="fa-solid fa-download" aria-hidden="true"></i> Download the student copy</a>'
-            "<span>The notebook without solutions and what its checks must print (zip, "
+            "<span>The notebook without solutions, and what its checks must print (zip, "
             f'{copy.stat().st_size / 1000:.0f} KB). <a href="{how_to}">How to work with it</a></span></p>')
     title.parent.insert(title.parent.index(title) + 1, nodes.raw("", link, format="html"))
 
 
 def describe_plots(app: Sphinx, doctree: nodes.document, page: str) -> None:
-    """Let a screen reader say a plot's title, which stands in the code of its cell, and not the name of a file."""
+    """Let a screen reader say a plot's title, taken from the code of its cell, instead of a file name."""
     for cell in doctree.findall(lambda node: isinstance(node, nodes.container) and "cell" in node["classes"]):
         code = "".join(block.astext() for block in cell.findall(nodes.literal_block))
         titles = [last or named for last, named in PLOT_TITLE.findall(code)]

@@ -1,6 +1,6 @@
 """L4: how readers find their way on the website: terms that lead to the glossary, and what the search finds first.
 
-The search of Sphinx finds a title only if what is asked for is half of it. So the words of pages' titles, and parts of
+Sphinx's search finds a title only if the query is at least half as long. So the words of pages' titles, and parts of
 Chinese terms, are put into its index as titles of their own.
 """
 from __future__ import annotations
@@ -97,7 +97,7 @@ def titles_of(app: Sphinx) -> dict[str, str]:
 
 
 def with_words(titles: Titles, pages: Mapping[str, str], terms: Anchors, numbers: Mapping[str, int]) -> Titles:
-    """The titles with one for each word of a page's title, and for each two signs of a Chinese term.
+    """The titles with one for each word of a page's title, and for each two adjacent characters of a Chinese term.
 
     A part leads to the term that ends with it, if there is one, else to the shortest.
     """

@@ -18,7 +18,7 @@
     hybrid        lab 7: a training step on a mesh: who holds which part, whose gradients
     hybrid_steps  lab 7: what a step was built from, its losses and updates, what it sent; torch's own parts
     parameter_server  lab 8: what a server answers and when, and which pushes its steps are made of
-    interleaved   lab 8: two calls at once, stopped at every place where the other might come between
+    interleaved   lab 8: two calls at once, interleaved at every possible place
     planner       lab 9: what a rank of a layout holds and sends, the seconds of a step, the layout to choose
     unwritten     every lab: answers that are not written yet, each reported in a line by the cells that need it
     frameworks    lab 10: what frameworks hide: accumulation, which rank sees which rows, uneven batches

@@ -38,9 +38,9 @@ METRICS = {  # a tensor of the dict that should be summed
     "own": "is unchanged, but that of other ranks is not: did its all-reduce meet that of another tensor, or was it "
            f"not waited for (async_op)? {ORDER}",
     "missing ranks": f"lacks the part of rank {{absent}}, which met another collective: {ORDER}",
-    "unequal": "counts the ranks {weights} times"}
+    "unequal": "contains the ranks' parts {weights} times, but each belongs in it once"}
 MEANS = {  # the mean over all samples; the names of mistakes are those in `_wrong_means`
-    "only own": "holds nothing but its own samples: is everything in place, and all-reduced?",
+    "only own": "holds nothing but its own samples: is everything all-reduced, and the mean written in place?",
     "sum": "holds the sum: divide by the number of samples of all ranks",
     "by ranks": "has divided by the number of ranks, but ranks have different numbers of samples",
     "by its own": "has divided by its own number of samples, not by that of all ranks",
@@ -192,7 +192,7 @@ def _why_not_exchanged(rank: int, source: int, before: np.ndarray, after: np.nda
         (not row.any(), f"is all zeros: is there a receive from rank {source}, kept and waited for?"),
         (owner is None, f"holds something that no rank had, but {wanted} belongs there"),
         ((owner, place) == (rank, source), f"holds this rank's own numbers for rank {source}, but {wanted} belongs "
-         "there: was anything exchanged, or was a row overwritten before it was sent, and then came back?"),
+         "there: was anything exchanged, or was a row overwritten before it was sent, so that it came back?"),
         (owner == place == source,
          f"holds rank {source}'s row {source}, which rank {source} keeps for itself: send row d to rank d"),
         (place == rank, f"holds what came from rank {owner}, but what comes from rank s belongs in row s"),

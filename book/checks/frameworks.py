@@ -54,8 +54,8 @@ UNEVEN = {  # the gradient of ranks with unequal numbers of rows
     "of sums": "rank {rank}: the rows' losses are added up but not divided by the size of the global batch: DDP "
                "divides only by the number of ranks",
     "upside down": "rank {rank}: the fewer rows a rank has, the more its mean weighs: the weight is upside down",
-    "weighted after": "rank {rank}: the gradient is multiplied after DDP has taken the mean, on each rank by another "
-                      "number: multiply the loss, before its backward",
+    "weighted after": "rank {rank}: the gradient is multiplied after DDP has taken the mean, by a different number "
+                      "on each rank: multiply the loss, before its backward",
     "missing rows": "rank {rank}: these rows of the global batch, counted from 0, have no part in the gradient: "
                     "{absent}",
     "scaled": "rank {rank}: the gradient is {times} times what it should be",
@@ -254,7 +254,7 @@ def uneven_failure(message: str, sizes: Sequence[int]) -> str:
                 "must run a backward, even one without a row, and of a loss that comes out of the model, since DDP "
                 f"gets ready in its forward.\n{message}")
     if 0 in sizes and "do the sizes differ" in message:
-        return (f"rank {sizes.index(0)} has no rows, and all-reduces other tensors than the others: DDP joins "
+        return (f"rank {sizes.index(0)} has no rows, and all-reduces different tensors from the others: DDP joins "
                 f"gradients in buckets, so every rank must leave the all-reduce to a backward of its own.\n{message}")
     if "nothing has moved" in message:
         return ("some ranks run more backwards than others, and wait: each rank must run exactly one, over all of its "

@@ -31,8 +31,8 @@ TORCH_HINTS = {  # what an error of torch's own parts says, and what to look at
                             "and no rank overwrites another's files. Do all of your ranks call them?",
     "overlapping meshes": 'something is sharded over one axis twice: shard each block first, the whole part last, and '
                           'all over mesh["dp"]',
-    "must match the size of tensor": "heads of one kind meet fewer of another: q, k and v must all be cut by columns "
-                                     "(ColwiseParallel), out by rows (RowwiseParallel)",
+    "must match the size of tensor": "q, k and v have different numbers of heads: cut all three by columns "
+                                     "(ColwiseParallel), and out by rows (RowwiseParallel)",
     "Sharding propagation failed": "a layer's output is not cut as the next layer expects: cut q, k, v and up by "
                                    "columns (ColwiseParallel), out and down by rows (RowwiseParallel)"}
 

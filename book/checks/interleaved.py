@@ -1,4 +1,4 @@
-"""L3, lab 8: two calls at the same time, stopped at every place where the other one might come between.
+"""L3, lab 8: two calls at the same time, interleaved at every possible place.
 
 The first call runs up to one of its steps, the second one up to the beginning of one of its lines, then the first runs
 on to its end, then the second. All pairs of places are tried, so interference between two threads that happens once in
@@ -18,7 +18,7 @@ from book.checks.verdict import CheckFailed, agree, require
 from book.launch.where import Place, is_learners, place_of
 
 LIMIT_S = 10.0  # for two calls that are not stopped any more
-PATIENCE_S = 0.1  # a thread silent for so long must wait for another kind of lock; less after the first time
+PATIENCE_S = 0.1  # a thread silent for this long must be waiting for another kind of lock; shorter after the first time
 
 
 class TellingLock:

@@ -95,7 +95,7 @@ def peaks_in_flight(got: Any, schedule: PipelineSchedule) -> list[int]:
 
 
 def _num_distinct(actions: Sequence[Action]) -> int:
-    """The most micro-batches that wait, when one that waits on two stages counts once, until its first backward."""
+    """The most micro-batches that wait at once; one that waits on two stages counts once, until its first backward."""
     waiting: set[int] = set()
     peak = 0
     for action in actions:

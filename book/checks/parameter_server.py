@@ -33,7 +33,7 @@ STEP = {  # the step of a synchronous round
     "unknown": "round {round}: the step is not a sum of this round's gradients: does it contain one of an earlier "
                "round? Clear what was pushed when the step is made"}
 APPLIED = {  # one push at an asynchronous server
-    "nothing": "the push of worker {worker} is not applied at once, but only its answer may have to wait",
+    "nothing": "the push of worker {worker} is not applied at once. Only its answer may have to wait",
     "scaled": "the push of worker {worker} moves the parameters {times} times as far as it should: subtract lr times "
               "the whole gradient, once",
     "unknown": "the push of worker {worker} does not move the parameters along its gradient: is an earlier push "
@@ -145,7 +145,7 @@ def server_failure(message: str) -> str:
          f"make it float64 too.\n{message}"),
         ("pickle" in message and "Future" in message, "the server sends the Future itself, which can't be sent. Put "
          "@rpc.functions.async_execution above the method, so that RPC sends the result once it is set; and turn a "
-         "future of futures into one of their values, with `then`"),
+         "future of futures into a future of their values, with `then`"),
         (True, message))
 
 
@@ -284,7 +284,7 @@ def _why_lost(pushes: Sequence[Notes], made: int, num_workers: int) -> str:
 def asked_by_learner() -> bool:
     """Whether the caller was called by the learner's code, and not by a library that needs a lock for itself.
 
-    A Semaphore and a Condition make a lock too: then it counts which code made these.
+    A Semaphore or a Condition makes a lock too: then what matters is which code made it.
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename == threading.__file__:

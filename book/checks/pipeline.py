@@ -184,7 +184,7 @@ def remote_failure(message: str) -> str:
         return ("the gradient reaches a remote call, where nothing expects it: loss.backward() runs only in this "
                 "process, dist_autograd.backward(context_id, [loss]) on all of them")
     return with_hint(message, {
-        "Could not find autograd context": "A context ends with its block, and its gradients too: step inside of it",
+        "Could not find autograd context": "A context ends with its block, and so do its gradients: step inside it",
         "waits in backward at": "Does each step have its own context? A second backward in one context never ends"})
 
 

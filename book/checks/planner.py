@@ -267,7 +267,7 @@ def _time_slips(cost: Estimate, layout: Layout, cluster: Cluster, m: int) -> Mis
         (busy + computing * idle + dp_s, "the pipeline also waits while another stage sends: the idle time is "
          "proportional to the messages of tp and pp too"),
         ((busy + dp_s) * (1 + idle), "messages of dp are sent once, after the pipeline, so they cause no idle time"),
-        (busy * (1 + idle), "what dp sends is missing, or taken as hidden by all the rest"),
+        (busy * (1 + idle), "what dp sends is missing, or you assumed that all the rest hides it"),
         ((computing + pp_s) * (1 + idle) + dp_s, "what tp sends is missing"),
         ((computing + tp_s) * (1 + idle) + dp_s, "what pp sends is missing"),
         ((busy - computing + computing / layout.tp) * (1 + idle) + dp_s,

@@ -293,6 +293,6 @@ def went_on(got: Mapping[int, float], want: Mapping[int, float], killed_at: int,
                          else ". The first loss was right, so the update was wrong: is it the optimizer's state, or "
                               "the weights of uneven shares?" if step == first + 1 else ""))
     last = len(want) // every * every
-    require(saved == last, f"after {len(want)} steps the last checkpoint should be that of step {last}, and is that of "
+    require(saved == last, f"after {len(want)} steps the last checkpoint should be that of step {last}, but is that of "
             f"step {saved}: save when a step is done, under the number of the next one")
     return got[max(got)]

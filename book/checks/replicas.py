@@ -57,7 +57,7 @@ class Meeting:
         self._caller = threading.get_ident()
 
     def arrive(self, network: int, weights: int, examples: Sequence[int]) -> None:
-        """A forward of the module with this id is here, with weights at this address; returns when it may go on."""
+        """Note that a forward of this module has begun, with weights at this address; returns when it may go on."""
         visit = Visit(threading.get_ident(), network, weights, tuple(int(example) for example in examples))
         self.visits.append(visit)
         try:
@@ -69,7 +69,7 @@ class Meeting:
 
     @contextmanager
     def in_words(self) -> Iterator[None]:
-        """While the step runs: an error that follows from a wrong number of a replica, or detached copies, says so."""
+        """While the step runs, explain an error that comes from a wrong replica number or detached copies."""
         try:
             yield
         except Exception as error:

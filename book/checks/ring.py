@@ -166,7 +166,7 @@ def ring_cost(answer: Any, trace: Trace, length: int, element_bytes: int) -> tup
         (world_size - 1, "that is the reduce-scatter alone, the all-gather takes as many"),
         (2 * trace.num_steps, "a rank sends and receives in the same round, so that is one round and not two"),
         (2 * world_size, "in each half the last contribution crosses N-1 links, not N"),
-        (2 * ceil(log2(world_size)), "that is a tree's, whose messages cross the ranks in ever longer steps; in a ring "
+        (2 * ceil(log2(world_size)), "that is a tree's, whose messages go further in each round; in a ring "
          "data moves on by one rank in each round")])
     return rounds, number("the number of bytes that a rank sends", answer[1], sent, [
         (sent / 2, "that is the reduce-scatter alone, the all-gather sends as much again"),

@@ -55,7 +55,7 @@ SAVE_ERRORS = {  # what DCP says when the parts of a checkpoint don't fit togeth
                                   "together what has the same name, so all ranks must use the same name for their "
                                   "parts of a tensor, and each must hand over its own"}
 LOAD_ERRORS = {  # what DCP says when a checkpoint lacks what is asked for, and what it means here
-    "Size mismatch": "a tensor's length differs from when it was saved. Did you save the zeros that fill a shard up, "
+    "Size mismatch": "a tensor's length differs from when it was saved. Did you save the zeros that pad a shard, "
                      "or only the shard? Its global shape must be the unit's, which does not depend on the number of "
                      "ranks",
     "Missing key": "a name that is asked for was not saved: names must not depend on the rank or the number of ranks, "

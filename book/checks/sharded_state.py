@@ -51,7 +51,7 @@ def fewest(got: Any, want: int | None, name: str) -> None:
          "does not shard stays whole on every rank, and only the rest is shared out")])
 
 
-# In time
+# Over time
 
 def held_in_time(trace: Trace, rank: int, what: str) -> Iterator[tuple[Event, dict[str, float]]]:
     """Each event of a rank, and how many bytes of `what` it then holds of every unit."""

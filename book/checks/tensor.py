@@ -33,7 +33,7 @@ MEANINGS = {  # torch's messages about tensors that don't fit, as patterns, and 
         "the bias has {1} numbers, but your outputs have {0}. A bias has one number for each output: cut it where the "
         "outputs are cut, and keep it whole where they are whole",
     r"tensor a \((\d+)\) must match the size of tensor b \((\d+)\)":
-        "{0} numbers meet {1}: of two tensors that you add, one is cut and the other is not, or along another dim. A "
+        "{0} numbers meet {1}: you add a cut tensor to a whole one, or to one that is cut along another dim. A "
         "bias has one number for each output, so cut it where the outputs are cut",
     "invalid for input of size|don't multiply up to":
         "a rank holds a part, but this is the shape of the whole: the rank has H/R heads, as wide as before. Use -1 to "
@@ -43,7 +43,7 @@ MEANINGS = {  # torch's messages about tensors that don't fit, as patterns, and 
                      "places in it count from there. For a target outside the block, clamp the place, and use 0 "
                      "instead of what you find",
     r"start \(\d+\) \+ length \(\d+\) exceeds":
-        "the block ends behind the last number: of n numbers, rank r of R has n/R, from r n/R on",
+        "the block ends past the last number: of n numbers, rank r of R has n/R, from r n/R on",
     "Dimension out of range":
         "there is no such dim: a weight has the dims 0 and 1, a bias has only dim 0",
     "'int' object has no attribute": "this is a number where a tensor should be: are two arguments exchanged?",

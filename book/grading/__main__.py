@@ -50,7 +50,7 @@ def _add_lint(verbs: Verbs) -> None:
 def _add_mutate(verbs: Verbs) -> None:
     verb = verbs.add_parser("mutate", help="what do a lab's checks miss? puts small faults into its solutions")
     verb.add_argument("lab", type=Path, help="the lab's source, with its solutions")
-    verb.add_argument("-n", "--num", type=int, default=20, help="mutants of each exercise, drawn (default 20)")
+    verb.add_argument("-n", "--num", type=int, default=20, help="random mutants of each exercise (default 20)")
     verb.add_argument("--seed", type=int, default=0, help="another seed draws others (default 0)")
     verb.add_argument("--exercise", type=int, nargs="+", help="these exercises only")
     verb.add_argument("--equivalent", type=Path, metavar="FILE",

@@ -32,7 +32,7 @@ _CALLS = {"x86_64": _Calls(0xC000003E, (73, 253, 294, 300, 248, 249, 250, 425, 2
                            fcntl=72, socket=41, preadv2=327, futex=202),
           "aarch64": _Calls(0xC00000B7, (32, 26, 262, 217, 218, 219, 425, 194, 279, 447, 232, 451, *_NEW_FUTEXES),
                             fcntl=25, socket=198, preadv2=286, futex=98)}
-# Allowed fcntl commands: those on a process's own handles, on whom these signal, a pipe's size, the seals on memory.
+# Allowed fcntl commands: for a process's own handles, who gets their signals, a pipe's size, the seals on memory.
 _FOR_ONESELF = (0, 1030, 1, 2, 3, 4, 8, 9, 15, 16, 1031, 1032, 1033, 1034)
 _FAMILIES = (1, 2, 10, 16)  # Unix, IPv4, IPv6, netlink: a network namespace holds all of them
 _NO_FLAGS = (0,)  # for preadv2: RWF_NOWAIT would tell whether the page cache holds a page

@@ -140,7 +140,7 @@ class Grader:
         failed = [check for check in record["checks"] if not check["passed"]]
         hidden = [check for check in failed if check["hidden"]]
         record["retry"] = bool(failed) and _hung(result)
-        if hidden:  # it takes all points of the exercise, a failed check of the student's copy only its own
+        if hidden:  # one costs all points of the exercise, a failed check of the student's copy only its own
             only_hidden = len(hidden) == len(failed)
             return record | {"status": "a check failed" + (" that your copy does not have" if only_hidden else "")}
         told = _too_large(marked, result, self.references[exercise])

@@ -13,7 +13,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from book.grading.lab_schema import KEY, faults
 
 SHOWN = ("play-", "panel-", "measure-", "deadlock-")  # id prefixes of setup cells that only show something
-SIMULATED = "play-simulated-"  # of those among them that show, before an answer, what its run should look like
+SIMULATED = "play-simulated-"  # the prefix of those that show, above an answer, what its run should look like
 
 Answers = Mapping[str, Sequence[str]]  # by the id of the answer cell: the sources that a learner wrote there
 
@@ -36,7 +36,7 @@ def read_notebook(path: Path) -> NotebookNode:
     try:
         notebook = nbformat.read(path, as_version=4)
         nbformat.validate(notebook)
-    except Exception as error:  # nbformat raises what its conversion comes upon: KeyError, AssertionError, NameError
+    except Exception as error:  # nbformat's conversion lets anything through: KeyError, AssertionError, NameError
         why = str(error).split("\n")[0]
         raise LabError(f"{path} can't be read as a notebook: {type(error).__name__}: {why:.120}") from None
     return notebook

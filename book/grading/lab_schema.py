@@ -1,4 +1,4 @@
-"""L4: what each mark in a lab may hold, before anything is made of it: an editor, or a slip, may have changed it."""
+"""L4: what each mark in a lab may hold, checked before it is used: an editor, or a slip, may have changed it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +11,7 @@ KINDS = ("setup", "parameters", "answer", "check")
 
 
 def faults(lab: NotebookNode) -> Iterator[str]:
-    """What in a lab's metadata can't be what the book wrote, each in words that name the cell and the mark."""
+    """The faults in a lab's metadata that the book can't have written, in words that name the cell and the mark."""
     yield from _in_marks("the notebook's metadata", lab.metadata.get(KEY, {}), _OF_NOTEBOOK)
     number = 0
     for place, cell in enumerate(lab.cells):

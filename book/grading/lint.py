@@ -72,7 +72,7 @@ def _unfit_exercises(lab: NotebookNode) -> Iterator[str]:
     total = sum(marks(c).get("points", 0) for c in code_cells(lab) if marks(c).get("kind") == "check")
     stated = lab.metadata.get(KEY, {}).get("points")
     if stated != total:
-        yield f"the notebook's metadata say {stated} points, and its checks add up to {total}"
+        yield f"the notebook's metadata say {stated} points, but its checks add up to {total}"
     marked = [marks(c) for c in code_cells(lab)]
     answers = {mark.get("exercise") for mark in marked if mark.get("kind") == "answer"}
     checks = {mark.get("exercise") for mark in marked if mark.get("kind") == "check"}
@@ -95,7 +95,7 @@ def _of_kind(mark: dict[str, Any], where: str, source: str, tags: Sequence[str])
         if "points" not in mark:
             yield f"{where} needs points, a whole number"
         elif mark.get("hidden") and mark["points"]:
-            yield f"{where} is hidden and has points: only public checks may have points, which students are told"
+            yield f"{where} is hidden and has points: only public checks may have points, since students see points"
         if mark.get("hidden") and HIDDEN not in tags:
             yield f"{where} is hidden and needs the tag {HIDDEN}: otherwise the website shows it"
         if mark.get("wire") is not None and mark["wire"] not in wired.WIRED:

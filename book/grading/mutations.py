@@ -186,7 +186,7 @@ MUTATIONS = (
              _operators({ast.Mult: [ast.Div], ast.Div: [ast.Mult], ast.FloorDiv: [ast.Mult]})),
     Mutation("no remainder", "the ring is not closed", _no_remainder),
     Mutation("off by one", "one step, chunk or rank too many or too few", _one_more),
-    Mutation("end", "the end of a range is in it, or is not", _comparison),
+    Mutation("end", "the end of a range is wrongly included or left out", _comparison),
     Mutation("no call", "a wait, a collective, a copy or a step is forgotten", _no_statement((ast.Expr,))),
     Mutation("no update", "what arrived is not added or divided in place", _no_statement((ast.AugAssign,))),
     Mutation("exchanged arguments", "two arguments are exchanged", _exchanged_arguments),

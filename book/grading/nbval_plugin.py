@@ -17,7 +17,7 @@ from book.grading.lab_schema import KEY
 
 RESULT = "LOCKSTEP_RESULT"  # environment variable: the file for the verdicts
 MAX_TEXT = 4000
-LOOK_S = 1.0  # how often nbval looks whether the kernel that it waits for still runs
+LOOK_S = 1.0  # how often nbval checks whether the kernel that it waits for still runs
 LONGEST_FOLDER = 80  # a socket's path has room for about 100 bytes
 found: list[dict[str, Any]] = []
 
@@ -47,7 +47,7 @@ def use_sockets(manager: Any, folder: str) -> None:
 
 
 def await_reply(kernel: Any, msg_id: str, timeout: float) -> None:
-    """What nbval's method of a running kernel does, and RuntimeError if the kernel has died.
+    """Do what nbval's own method does, but raise RuntimeError if the kernel has died.
 
     Raises queue.Empty after `timeout` seconds.
     """

@@ -184,13 +184,14 @@ def readme(labs: Mapping[str, NotebookNode]) -> str:
 1. Open a lab in JupyterLab and read it from the top. Write your code where it says `# YOUR CODE HERE`, run the cell,
    then run the check below it. A check that fails says what is wrong.
 2. Check a whole lab from a terminal, in the book's folder, after `make lab` has installed everything there once. If
-   this folder is not the book's `student`, write its path in its place:
+   this folder is not the book's `student`, use its path instead:
 
        .venv/bin/python -m book.grading check student/{first}
 
    It puts your answers into a fresh copy of the lab and runs every check with nbval. Ordinary
    `.venv/bin/python -m pytest --nbval student/{first}` comes to the same verdict on the checks that you see, as long
-   as you leave `SEED` and all cells but your own as they are, and use no name from an exercise that is not built on.
+   as you leave `SEED` and all cells but your own as they are, and use no name from an exercise that yours does not
+   build on.
 3. Hand in the notebook. Only your answer cells, and cells that you add beside them, are taken from it. They run with
    another `SEED`, in a place without a network, and with some checks that are not in your copy.
 

@@ -120,8 +120,8 @@ class _Job:
                  "JUPYTER_PREFER_ENV_PATH": "0", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1",
                  "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         if not self.sandboxed:
-            # Temporary files in the job's folder go with it. Where its path leaves no room for those of the ranks'
-            # sockets, they stay in the system's.
+            # Temporary files go into the job's folder, and are removed with it, unless its path is too long for the
+            # ranks' sockets.
             roomy = len(os.fsencode(self.folder)) <= LONGEST_TMPDIR
             return {**os.environ, **added, **({"TMPDIR": str(self.folder)} if roomy else {})}
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}

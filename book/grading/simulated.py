@@ -1,4 +1,4 @@
-"""L4: whether a lab's simulated players are just that: no ranks, nothing that a learner wrote, nothing in the way."""
+"""L4: whether a lab's simulated players are just that: no ranks, nothing that a learner wrote, no names overwritten."""
 from __future__ import annotations
 
 import ast

@@ -115,8 +115,8 @@ def _imports(found: Submission, lab: NotebookNode) -> list[str]:
 def _other_variant(theirs: str | None, ours: str | None) -> list[str]:
     """A note if, for example, variant B is graded with the source of variant A."""
     told = "no variant" if theirs is None else f"variant {theirs[:20]}"
-    graded = "of none" if ours is None else f"of variant {ours}"
-    return [f"the copy is of {told}, the source it is graded with {graded}"] if theirs != ours else []
+    graded = "no variant" if ours is None else f"variant {ours}"
+    return [f"the copy is of {told}, but the source that grades it is of {graded}"] if theirs != ours else []
 
 
 class _Reader:

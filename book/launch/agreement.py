@@ -194,7 +194,7 @@ class _Checks:
         return name, call.number
 
     def _has_refused(self, rank: int, name: str, call: Call) -> bool:
-        """Whether torch has refused this call on a rank that is at its next one: it will refuse it on all."""
+        """Whether torch has refused this call on a rank that has moved on to its next: it will refuse it on all."""
         refused = self._board.refused(rank, name)
         return refused is not None and (refused.number, refused.key) == (call.number, call.key)
 

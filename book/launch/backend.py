@@ -1,12 +1,12 @@
 """L2: ranks agree on a backend before they have a process group: NCCL if each has a GPU of its own, else gloo.
 
-A host without a GPU, or with fewer than ranks, would begin with gloo while the others begin with NCCL, and all would
-hang. So in a job of several hosts each rank says over the store what it can follow, and rank 0 says what all take.
+A host without a GPU, or with fewer GPUs than ranks, would begin with gloo while the others begin with NCCL, and all
+would hang. So in a job of several hosts each rank says over the store which backend it can use, and rank 0 decides.
 
-Ranks that torchrun has started again meet in the store of the start before, with what was said then, and nothing that
-they are told counts the starts: each agent counts its own failures. So rank 0 asks a question that it has just drawn,
-and each rank answers that with a token that it has just drawn. Rank 0 hears answers to its own question alone, and
-each rank hears a verdict on its own token alone.
+Ranks that torchrun has restarted meet in the store of the previous start, with what was said then, and nothing tells
+them which start this is: each agent counts only its own failures. So rank 0 asks a random question, and each rank
+answers it with a random token. Rank 0 accepts only answers to its own question, and each rank accepts only a verdict on
+its own token.
 """
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 Backend = Literal["nccl", "gloo"]
 AGREE_S = 300.0
-LOOK_S = 0.2  # at least as often a rank looks whether what it has answered is still the question
-READ_S = 3.0  # for what rank 0 has said to be read
+LOOK_S = 0.2  # the longest pause before a rank checks whether the question has changed
+READ_S = 3.0  # for the others to read the verdict of rank 0
 _agreed: dict[tuple[str | None, ...], tuple[Backend, Any]] = {}  # a hosted store ends with its object
 
 
@@ -48,7 +48,7 @@ class Said:
 
     @property
     def can(self) -> bool:
-        """Whether this rank can follow to NCCL."""
+        """Whether this rank can use NCCL."""
         return self.num_gpus >= self.num_ranks and self.told != "gloo"
 
 
@@ -61,8 +61,8 @@ def rank_device(backend: Backend | None = None, timeout_s: float = AGREE_S) -> t
     of GPUs. On several, all ranks have to call it, and agree over the store that `MASTER_ADDR` and `MASTER_PORT` name.
     It is the same under `launch` and torchrun, and further calls return the same device.
 
-    "nccl" refuses what else would become gloo; "gloo" takes the CPU on all ranks. Raises LaunchError outside a rank,
-    where a rank can't follow to "nccl", and where ranks have not answered after `timeout_s`; all three name the rank.
+    "nccl" raises an error instead of falling back to gloo; "gloo" takes the CPU on all ranks. Raises LaunchError
+    outside a rank; and, naming the ranks, if one can't use NCCL or has not answered after `timeout_s`.
     """
     require("rank_device", "torch")
     import torch
@@ -95,7 +95,7 @@ def _taken(backend: Backend | None, timeout_s: float) -> Backend:
 
 
 def _agree(mine: Said, world_size: int, timeout_s: float) -> tuple[Backend, dist.Store | None]:
-    """What all ranks take, and the store over which they said so; every rank of several hosts calls this."""
+    """The backend that all ranks take, and the store over which they agreed; all ranks of all hosts call this."""
     store = None
     if world_size == mine.num_ranks or "MASTER_ADDR" not in os.environ:
         verdict = verdict_on([mine])  # the ranks of one host see the same GPUs
@@ -125,9 +125,9 @@ def _store(rank: int, timeout_s: float) -> dist.Store:
 
 
 def heard(store: dist.Store, mine: Said, world_size: int, timeout_s: float) -> dict[str, str]:
-    """What `verdict_on` says of what all ranks say, which tell one another over the store; each calls this.
+    """What `verdict_on` says once all ranks have reported over the store; each rank calls this.
 
-    What the ranks of an earlier start, with or without an end, have left in the store has no influence.
+    Whatever an earlier start, finished or not, has left in the store has no influence.
     """
     import torch.distributed as dist
     if mine.rank:
@@ -158,7 +158,7 @@ def _ask(store: dist.Store, mine: Said, world_size: int, timeout_s: float) -> tu
 
 
 def _answer(store: dist.Store, mine: Said, timeout_s: float) -> dict[str, str]:
-    """Another rank answers rank 0, as often as the question turns out to be of an earlier start: the verdict."""
+    """Any other rank answers rank 0, again if the question was from an earlier start; returns the verdict."""
     import torch.distributed as dist
     token, answered = secrets.token_hex(8), b""
     answer = json.dumps({"said": asdict(mine), "token": token})
@@ -182,7 +182,7 @@ def _answer(store: dist.Store, mine: Said, timeout_s: float) -> dict[str, str]:
 
 
 def _silence(silent: Sequence[int], timeout_s: float) -> dict[str, str]:
-    """The verdict where ranks have not said what they can follow."""
+    """The verdict if some ranks have not said which backend they can use."""
     return {"backend": "", "why": "", "error": f"{_named(silent)} did not say within {timeout_s:g} s which backend to "
             "take: is there a process for each, and does it call rank_device()? Every rank has to"}
 
@@ -202,7 +202,7 @@ def verdict_on(said: Sequence[Said]) -> dict[str, str]:
 
 
 def _because(unable: Sequence[Said]) -> str:
-    """Why these ranks of one host can't follow to NCCL."""
+    """Why these ranks of one host can't use NCCL."""
     who, first = f"{_named([one.rank for one in unable])} on {unable[0].host}", unable[0]
     if first.told == "gloo":
         return f"{who} asked for gloo"

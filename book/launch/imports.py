@@ -10,8 +10,8 @@ FIRST = (
     "book.record",
     "book.checks",  # a lab's functions refer to it
 )
-# Loaded with all their parts, and then forgotten themselves. Kernels are forked from such servers too, and in a kernel
-# the import has an effect. It takes a rank no time to import them once more, since their parts are there.
+# Loaded with all their submodules, then removed from sys.modules: kernels are forked from such servers too, and must
+# run the import themselves, for its effect. Ranks import them again in no time, since the submodules stay loaded.
 IMPORTED_AGAIN = ("book.checks",)
 LATER = (  # together these take as long as `FIRST`; the first ranks do not wait for them
     "book.parallel.hybrid",

@@ -119,7 +119,7 @@ def _origin(node: ast.expr, frame: FrameType) -> ast.Call | None:
 
 
 def _looped(name: str, frame: FrameType) -> ast.Call | None:
-    """The call that made the request which `for name in requests:` is at, if `requests` is a list literal."""
+    """The call that made the request that `for name in requests:` has reached, if `requests` is a list literal."""
     for node in _statements(frame):
         if not (isinstance(node, ast.For) and isinstance(node.target, ast.Name) and node.target.id == name):
             continue

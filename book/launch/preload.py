@@ -125,7 +125,7 @@ def _remove(folder: str, launcher: int) -> None:
     """
     end_s = time.monotonic() + family.LIMIT_S
     while os.getppid() == launcher and time.monotonic() < end_s:
-        time.sleep(0.001)  # its files are closed, so that the server ends, just before it is gone
+        time.sleep(0.001)  # it closes its files, which ends this server, just before it is gone
     if os.getppid() == launcher or not folder:
         return
     os.closerange(3, 1 << 16)  # this server's own socket too

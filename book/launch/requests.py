@@ -80,7 +80,7 @@ def _peer(side: str, args: tuple[Any, ...], options: dict[str, Any]) -> int | No
 
 
 def _ending(wait: Callable[..., Any]) -> Callable[..., Any]:
-    # The name `wait` stands in the line that a waiting rank is at: see where.BLOCKING_CALLS.
+    # A waiting rank is recognized by the name `wait` on its line: see where.BLOCKING_CALLS.
     @functools.wraps(wait)
     def end(self: Any, *args: Any, **options: Any) -> Any:
         done = wait(self, *args, **options)

@@ -39,9 +39,8 @@ def _run(target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
 def _share_the_server() -> None:
     """Have ranks of this process forked from the server that it was forked from, and let that end with the starter."""
     ours: Any = forkserver._forkserver
-    # The server runs as long as this pipe is open somewhere. The starter holds it; what ranks are handed is closed by
-    # them.
+    # The server runs as long as this pipe is open somewhere. The starter holds it; ranks close the end they are handed.
     os.close(ours._forkserver_alive_fd)
     ours._forkserver_alive_fd = os.open(os.devnull, os.O_WRONLY)
-    # CPython means a child to reuse the server, but starts another one where it is not the server's parent.
+    # CPython intends a child to reuse the server, but starts another if this process is not the server's parent.
     forkserver.ensure_running = ours.ensure_running = lambda: None

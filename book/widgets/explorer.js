@@ -176,7 +176,7 @@
     return () => each(removeEventListener);
   }
 
-  /** What of a recording is `shown`, on a clock that starts with it; `wrong` is said where none of it is `needed`. */
+  /** The `shown` events of a recording, on a clock that starts with them; throws `wrong` if none is `needed`. */
   function lasting(trace, shown, wrong, needed = () => true) {
     const n = trace.world_size;
     if (n < 2 || n > 64) throw new Error(`This recording has ${num(n, "rank")}: 2 to 64 can be shown.`);
@@ -188,7 +188,7 @@
 
   /**
    * A recording and the ideal, [title, blocks] each, on clocks of their own; returns how long each takes. Texts of
-   * blocks are numbers, as a file may hold any other text, which would become part of the page.
+   * blocks must be numbers: any other text in a file would become part of the page.
    */
   function drawBoth(parent, W, names, kinds, both) {
     return both.map(([title, all]) => {
@@ -215,7 +215,7 @@
     const sets = data.dials.map((dial, i) => {
       return (dial.unit === "word" ? buttons : slider)(bar, dial, at[i], place => turn(i, place));
     });
-    const reset = pill(turns, "Reset", "Back to the numbers of the text", () => {
+    const reset = pill(turns, "Reset", "Back to the values in the text", () => {
       at.splice(0, at.length, ...first);
       draw();
       choose(null, follow);

@@ -139,10 +139,10 @@
     return [
       [bytes(all), `on each rank: ${parts.join(" + ")} B a parameter`],
       [share, "of what stage 0 holds"],
-      least === Infinity ? never : [String(least), `rank${least > 1 ? "s" : ""}, and stage ${stage} fits`],
+      least === Infinity ? never : [String(least), `rank${least > 1 ? "s" : ""} or more for stage ${stage} to fit`],
       [
         `${+((sent * (ranks - 1)) / ranks).toPrecision(3)} n`,
-        `sent by each rank in a step: ${sent}(N−1)/N·n, n all parameters`,
+        `sent by each rank in a step: ${sent}(N−1)/N·n, n: all parameters`,
       ],
     ];
   }

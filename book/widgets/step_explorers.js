@@ -171,7 +171,7 @@
 
   /** What is not hidden behind computing. */
   const outside = ({ step, compute }) => {
-    return step - compute < 1e-9 * step ? "all sending is hidden" : `${short(step - compute)} of sending stick out`;
+    return step - compute < 1e-9 * step ? "all sending is hidden" : `${short(step - compute)} of sending is not hidden`;
   };
 
   // # buckets
@@ -208,7 +208,7 @@
 
   function tellBuckets({ now, best }, { ranks }) {
     const faster = best.step < now.step * (1 - 1e-9);
-    const fastest = ` Fastest here are ${inKiB(best.cap)} KiB: ${short(best.step)}.`;
+    const fastest = ` The fastest here is ${inKiB(best.cap)} KiB: ${short(best.step)}.`;
     const head = `On ${ranks} ranks, buckets of ${inKiB(now.cap)} KiB make ${num(now.buckets, "all-reduce")}: `;
     const last = faster ? fastest : " No other size here is faster.";
     const how = `: backward ${short(now.compute)}, all-reduces ${short(now.network)}, ${outside(now)}.${last}`;
