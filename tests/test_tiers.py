@@ -51,6 +51,12 @@ def test_a_tier_takes_what_its_marks_say(pytester: pytest.Pytester, tier: str) -
     assert taken(pytester, "--tier", tier) == NAMES[tier]
 
 
+def test_a_test_that_takes_over_a_second_is_not_quick(pytester: pytest.Pytester, monkeypatch) -> None:
+    monkeypatch.setattr(costs, "_kept", lambda: {"test_some.py": {"test_cheap": 1.1, "test_each": 0.1}})
+    assert NAMES["quick"] - taken(pytester, "--tier", "quick") == {"test_cheap"}
+    assert taken(pytester, "--tier", "test") == NAMES["test"]
+
+
 def test_a_failure_is_named_at_once(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_some="def test_wrong():\n    assert 0\n\n\ndef test_right():\n    pass\n")
     printed = pytester.runpytest("-p", "tests.costs", "-p", "tests.tiers", "-q").stdout.str()

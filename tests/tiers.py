@@ -1,6 +1,6 @@
 """A pytest plugin: which tests a run takes, by tier, by what a change affects, by lot, by shard.
 
-    quick   tests without a mark
+    quick   tests without a mark that take at most a second by tests/costs.json
     test    those marked `slow` as well, and every notebook
     all     those marked `full` as well
 
@@ -24,6 +24,7 @@ from tests.affected import ROOT, changed_since, distances
 TIERS = {"none": 0, "quick": 1, "test": 2, "all": 3}
 LEFT_OUT = pytest.StashKey[list[str]]()
 WITH_PAGES = {"browser", "site", "site_url", "bare_site"}
+QUICK_S = 1.0
 ALWAYS_FULL = re.compile(r"tests/test_(attacks_\w+|grading_labs)\.py")
 
 
@@ -111,7 +112,8 @@ def level(item: pytest.Item) -> int:
     """The lowest tier that has this test: 1 quick, 2 test, 3 all."""
     if item.get_closest_marker("full") or ALWAYS_FULL.match(item.nodeid):
         return 3
-    slow = item.get_closest_marker("slow") or is_cell(item) or needs_pages(item)
+    slow = (item.get_closest_marker("slow") or is_cell(item) or needs_pages(item)
+            or costs.of_id(item.nodeid) > QUICK_S)
     return 2 if slow else 1
 
 
