@@ -30,6 +30,12 @@ def lane(page: Any, rank: int, kind: int) -> list[str]:
     return [fill for y, fill in rows if abs(y - tops[3 * rank + kind]) < 0.1]
 
 
+def beside_ranks(page: Any) -> list[str]:
+    """What stands below each rank's name: all that it holds."""
+    texts = page.eval_on_selector_all('.lk-stage text[x="14"]', "all => all.map(text => text.textContent)")
+    return [text.replace("\u00a0", " ") for text in texts if text.endswith("B")]
+
+
 def test_each_stop_is_described(show: Callable) -> None:
     trace = recorded(3)
     page = show(memory_player(trace), reduced_motion="reduce")
@@ -55,6 +61,7 @@ def test_figures_are_updated_at_each_stop(show: Callable) -> None:
     press(page, "End")
     found = {meaning: value.replace("\u00a0", " ") for meaning, value in figures(page).items()}
     assert found["held by each rank now"] == in_bytes(whole * 3 / 2, zeros=True)
+    assert beside_ranks(page) == [in_bytes(whole * 3 / 2, zeros=True)] * 2
     sent = in_bytes(3 / 2 * whole, zeros=True)
     assert found[f"sent by each rank so far, of {sent} = 3(N−1)/N·n"] == sent
 
