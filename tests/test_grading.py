@@ -82,6 +82,15 @@ def test_a_release_is_the_same_byte_for_byte(tmp_path):
     assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
 
 
+def test_labs_apart_have_a_folder_and_a_readme_each(tmp_path):
+    labs = LABS[:2]
+    assert main(["release", "--apart", *map(str, labs), "-o", str(tmp_path)]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [lab.stem for lab in labs]
+    for lab, other in (labs, labs[::-1]):
+        readme = (tmp_path / lab.stem / "README.md").read_text("utf-8")
+        assert (tmp_path / lab.stem / lab.name).exists() and lab.stem in readme and other.stem not in readme
+
+
 def test_the_readme_says_which_exercises_build_on_others(tmp_path):
     assert main(["release", *map(str, LABS), "-o", str(tmp_path)]) == 0
     told = (tmp_path / "README.md").read_text()

@@ -70,12 +70,12 @@ def test_no_collective_is_without_a_twin() -> None:
 
 
 def test_drawn_inputs_are_of_every_kind() -> None:
-    jobs = list(drawn(0, 2000))
+    jobs = list(drawn(0, 4000))
     names = {job["name"] for job in jobs if job["what"] in ("collective", "pipeline")}
     assert names == {*collectives.COLLECTIVES, "gpipe", "one_f_one_b", "interleaved", "zero_bubble"}
     assert {job["what"] for job in jobs} == {"collective", "moves", "pipeline", "order", "form"}
     sizes = [job["arguments"][0] for job in jobs if job["what"] == "collective" and len(job["arguments"]) == 1]
-    assert {0, 1, 2, 3} < set(sizes) and max(sizes) > 50
+    assert {0, 1, 2, 3} < set(sizes) and max(sizes) > 60
     for option in ("slowdown", "links", "contributions", "link", "network"):
         assert {bool(job.get(option)) for job in jobs} == {True, False}, option
     answers = [python_answer(job) for job in jobs[:300]]

@@ -125,9 +125,10 @@ def mutate(options: Any) -> int:
 
 def release(options: Any) -> int:
     """Writes student copies."""
-    parts = [([lab], options.out / lab.stem) for lab in sources_in(options.labs)] if options.apart else [
-        (options.labs, options.out)]
-    for labs, out in parts:
+    folders = [(options.labs, options.out)]
+    if options.apart:
+        folders = [([lab], options.out / lab.stem) for lab in sources_in(options.labs)]
+    for labs, out in folders:
         for line in release_all(labs, out, options.force, options.variant, options.source, options.nbgrader):
             print(line)
     return 0
