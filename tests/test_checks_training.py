@@ -1,5 +1,6 @@
 """Checks on data parallelism, with inputs that the lab's answers don't reach: no wrong reduction passes."""
 import threading
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -383,3 +384,17 @@ def test_a_wrong_number_of_weights_is_reported():
     three, two = np.ones(3), np.ones(2)
     with pytest.raises(CheckFailed, match="rank 1 ends with 2 weights, one process with 3"):
         checks.trained_alike([three] * 2, [three, two], three)
+
+
+@pytest.mark.parametrize("ends_s, wrong", [
+    ([1.0, 2.0, 3.0], None),
+    ([None, 2.0, None], "rank 1 never waited for 2 of its 3 receives, the first being number 0, counted from 0"),
+    ([2.0, None, 3.0], "rank 1 never waited for 1 of its 3 receives, the first being number 1"),
+    ([None], "rank 1 never waited for its receive"),
+    ([], None)])
+def test_a_receive_that_nobody_waited_for_is_reported(ends_s, wrong):
+    events = [Event(1, "recv", peer=0, num_bytes=8, start_s=0.0, end_s=end_s, step=step)
+              for step, end_s in enumerate(ends_s)]
+    unfinished = Event(0, "send", peer=1, num_bytes=8, start_s=0.0, step=0)  # a send may be left to itself
+    with pytest.raises(CheckFailed, match=wrong) if wrong else nullcontext():
+        checks.awaited(Trace([unfinished, *events], 2, "measured", "recorded"))

@@ -64,19 +64,22 @@ def bucket_traffic(own: Trace, reference: Trace, num_buckets: int) -> tuple[int,
 
 
 def awaited(trace: Trace, op: str | None = None) -> None:
-    """Each rank must have waited for all its collectives, and must have issued some called `op` if that is given.
+    """Each rank must have waited for all its receives and collectives, and must have issued some called `op` if given.
 
     `trace` must be recorded without `follow_backward`, which would note the end even of collectives that nobody waited
-    for. A collective whose future was asked for counts as waited for.
+    for. An operation whose future was asked for counts as waited for.
     """
     for rank in range(trace.world_size):
-        own = [event for event in trace.of_rank(rank) if event.kind == "collective" and op in (None, event.op)]
-        lost = [number for number, event in enumerate(own) if event.end_s is None]
-        refuse(op and not own, f"rank {rank} issued no {(op or '').replace('_', '-')} at all: was your hook never "
+        issued = [event for event in trace.of_rank(rank) if event.kind == "collective" and op in (None, event.op)]
+        refuse(op and not issued, f"rank {rank} issued no {(op or '').replace('_', '-')} at all: was your hook never "
                "called, or was no bucket ever complete?")
-        refuse(lost, f"rank {rank} issued {len(own)} collectives and never waited for {len(lost)} of them, the first "
-               f"being number {min(lost, default=0)}, counted from 0. A result may be used only once its own wait() "
-               "has returned")
+        received = [event for event in trace.of_rank(rank) if event.kind == "recv"]
+        for what, own in ("collective", issued), ("receive", received):
+            lost = [number for number, event in enumerate(own) if event.end_s is None]
+            one = f"its {what}" if len(own) == 1 else (
+                f"{len(lost)} of its {len(own)} {what}s, the first being number {min(lost, default=0)}, counted from 0")
+            refuse(lost, f"rank {rank} never waited for {one}. A result may be used only once its own wait() has "
+                   "returned")
 
 
 def started_in_backward(trace: Trace, num_buckets: int) -> int:

@@ -21,22 +21,20 @@ from book.checks.verdict import (
 from book.trace import Trace
 
 BROADCAST = {  # a buffer that should be the root's
-    "nothing": "holds zeros: was `buffer` filled from a receive that had not been waited for?",
-    "own": "still holds its own data: does it receive into `buffer` itself, not into another tensor, and wait for the "
-           "receive?",
+    "nothing": "holds zeros: was `buffer` filled from a tensor that nothing had been received into?",
+    "own": "still holds its own data: does it receive into `buffer` itself, not into another tensor?",
     "other": "holds rank {other}'s data, but the root is rank {root}: nobody else's data may be sent",
     "added to own": "holds its own data plus the root's: a broadcast replaces, it does not add",
     "unknown": "holds something that is not any rank's data"}
 GATHERED = {  # a row that should be that of rank `source`
-    "nothing": "row {source} is all zeros: is there a receive from rank {source}, kept and waited for?",
+    "nothing": "row {source} is all zeros: is there a receive from rank {source}, into that row?",
     "other": "row {source} holds rank {other}'s numbers, but what comes from rank s belongs in row s",
     "unequal": "row {source} holds a sum of several ranks' numbers, but an all-gather keeps them apart",
     "unknown": "row {source} holds something that no rank had"}
 ORDER = "all ranks must call their collectives in the same order"
 METRICS = {  # a tensor of the dict that should be summed
     "mean": "is the mean, but should be the sum: counts are added, not averaged",
-    "own": "is unchanged, but that of other ranks is not: did its all-reduce meet that of another tensor, or was it "
-           f"not waited for (async_op)? {ORDER}",
+    "own": f"is unchanged, but that of other ranks is not: did its all-reduce meet that of another tensor? {ORDER}",
     "missing ranks": f"lacks the part of rank {{absent}}, which met another collective: {ORDER}",
     "unequal": "contains the ranks' parts {weights} times, but each belongs in it once"}
 MEANS = {  # the mean over all samples; the names of mistakes are those in `_wrong_means`
@@ -189,7 +187,7 @@ def _why_not_exchanged(rank: int, source: int, before: np.ndarray, after: np.nda
     return likeliest(
         (not row.any() and source == rank, "is its own, and all zeros: nobody sends it that row, so copy it from "
          "`outgoing`"),
-        (not row.any(), f"is all zeros: is there a receive from rank {source}, kept and waited for?"),
+        (not row.any(), f"is all zeros: is there a receive from rank {source}, into that row?"),
         (owner is None, f"holds something that no rank had, but {wanted} belongs there"),
         ((owner, place) == (rank, source), f"holds this rank's own numbers for rank {source}, but {wanted} belongs "
          "there: was anything exchanged, or was a row overwritten before it was sent, so that it came back?"),
@@ -251,8 +249,8 @@ def summed_metrics(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[
         return round(sum(theirs.sum() for theirs in rows.values()))
     refuse(all_but_rank_0({rank for rank, _ in faults}, len(before)), REDUCED.format("the sums"))
     for name, (theirs, now) in held.items():
-        refuse((now == theirs).all(), f"{name!r} is unchanged on every rank: is it all-reduced, waited for, and in the "
-               "dict that was given?")
+        refuse((now == theirs).all(), f"{name!r} is unchanged on every rank: is it all-reduced, in the dict that was "
+               "given?")
         for rank, numbers in enumerate(theirs):
             refuse((now == numbers).all(),
                    f"{name!r} is what rank {rank} had, on every rank: a broadcast copies, it does not add")
@@ -302,11 +300,11 @@ def _why_not_on_grid(name: str, rank: int, found: Attribution, sets: Mapping[str
     head = f"rank {rank}'s `{name}`"
     if found.factors is None:
         return (f"{head} is made of something other than the ranks' `{name}`s: does each tensor go into its own "
-                "collective, and with async_op=True, is that waited for before it is used?")
+                "collective, and is that waited for before it is used?")
     (held, over), (right, over_right) = _described(found.factors, sets), _described(found.wanted, sets)
     if any(pattern.name == "own" for pattern in found.patterns()):
         return (f"{head} is unchanged, but must be {right}: does the rank take part, in a group that it belongs to, "
-                "and in place? With async_op=True, does it wait?")
+                "and in place?")
     hint = "; without group=... a collective runs over the whole world" if over == "all ranks" else ""
     if {over, over_right} == {"its row", "its column"}:
         hint = "; are rows and columns exchanged?"

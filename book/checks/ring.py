@@ -210,8 +210,8 @@ def _moved(before: Sequence[Any], after: Sequence[Any]) -> tuple[np.ndarray, np.
     require(after.shape == before.shape,
             f"the buffers had {before.shape[1]} elements and now have {after.shape[1]}: work in place")
     refuse(len(before) > 1 and (before == after).all(),
-           "every buffer is unchanged: did you receive at all, wait() for each receive before you used its data, and "
-           "write into the memory that you were given? (x += y and x.copy_(y) do; x = x + y and chunks[i] = y replace "
+           "every buffer is unchanged: did you receive at all, use the data only after wait(), and write into "
+           "the memory that you were given? (x += y and x.copy_(y) do; x = x + y and chunks[i] = y replace "
            "it by another tensor)")
     return before, after
 
