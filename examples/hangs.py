@@ -694,7 +694,7 @@ def listing(program: Program) -> str:
 
 HEAD = """# When it hangs
 
-Each program on this page hangs, for one reason. Below it stands what `launch` says of it: the cause, then where each
+Each program on this page hangs, for one reason. Below each is what `launch` reports: the cause, then where each
 rank is. Find the message that looks like yours. The programs are in `examples/hangs.py`:
 `python examples/hangs.py one_returns_early` runs one of them, on three ranks. There `start` joins the group and returns
 the rank, and `start_rpc` makes the ranks workers of RPC as well. `LOCK` is a `threading.Lock`, and `ALL_CALLS` a

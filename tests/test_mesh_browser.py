@@ -50,7 +50,7 @@ def order(page: Any, *axes: str) -> None:
 
 def test_it_opens_on_rank_0_and_its_groups(show: Callable) -> None:
     page = show(explorer())
-    assert caption(page) == ("8 ranks on 2 nodes of 4, pp 2 · dp 2 · tp 2: 8.19 kB cross a node in a step. Touch a "
+    assert caption(page) == ("8 ranks on 2 nodes of 4, pp 2 · dp 2 · tp 2: 8.19 kB cross nodes in a step. Touch a "
                              "rank, and its groups light up.")
     assert ranks(page) == list(range(8)) and ranks(page, ".lk-cube.mate") == [0, 1, 2, 4]
     assert page.inner_text(".lk-head span") == "recorded from 8 processes"
@@ -99,11 +99,11 @@ def test_figures_compare_with_the_recorded_order(show: Callable) -> None:
     page = show(explorer(), reduced_motion="reduce")
     order(page, "tp", "pp", "dp")
     shown = {meaning.replace("\u00a0", " "): value.replace("\u00a0", " ") for meaning, value in figures(page).items()}
-    assert shown == {"cross a node in a step": "74.5 kB", "as recorded: pp · dp · tp, 4 on a node": "8.19 kB",
+    assert shown == {"cross nodes in a step": "74.5 kB", "as recorded: pp · dp · tp, 4 on a node": "8.19 kB",
                      "at least: pp · dp · tp": "8.19 kB", "at most: dp · pp · tp": "114 kB",
                      "sent by all ranks in a step": "196 kB"}
     assert caption(page).replace("\u00a0", " ") == (
-        "8 ranks on 2 nodes of 4, tp 2 · pp 2 · dp 2: 74.5 kB cross a node in a step; 8.19 kB as recorded, "
+        "8 ranks on 2 nodes of 4, tp 2 · pp 2 · dp 2: 74.5 kB cross nodes in a step; 8.19 kB as recorded, "
         "pp · dp · tp and 4 on a node.")
 
 
@@ -142,7 +142,7 @@ def test_axes_by_dragging(show: Callable, width: int) -> None:
 
 def test_each_stop_is_described_as_on_the_page_without_javascript(show: Callable) -> None:
     page, mesh = show(explorer(), reduced_motion="reduce"), mesh_of(CUBE)
-    crossing = {"work": "None of it leaves its node.", "message": "All of it crosses a node.",
+    crossing = {"work": "None of it leaves its node.", "message": "All of it crosses nodes.",
                 "collective": "None of it leaves its node."}
     step = read_step(recorded())
     wanted = [f"{plain(said)} {crossing[stop.kind]}" for stop, said in zip(step.stops, told(step, mesh))]
@@ -172,7 +172,7 @@ def test_a_step_on_reordered_axes_renames_the_ranks(show: Callable) -> None:
     assert caption(page) == "Rank 1 sends 8 B along tp. None of it leaves its node."
     click(page, "Move tp out")
     press(page, "ArrowLeft", "ArrowRight")
-    assert caption(page) == "Rank 2 sends 8 B along tp. All of it crosses a node."
+    assert caption(page) == "Rank 2 sends 8 B along tp. All of it crosses nodes."
 
 
 def test_messages_move(show: Callable) -> None:

@@ -255,8 +255,8 @@
     const axes = view.order.map(a => `${run.axes[a]} ${run.shape[a]}`).join(" · ");
     const home = `${named(run, run.home)} and ${run.per} on a node`;
     const recorded = `${bytes(across(run.flows, first))} ${asGiven(run)}, ${home}.`;
-    const now = `${bytes(across(run.flows, view))} cross a node ${run.span}`;
-    const crosses = view.nodes > 1 ? now : "nothing crosses a node";
+    const now = `${bytes(across(run.flows, view))} cross nodes ${run.span}`;
+    const crosses = view.nodes > 1 ? now : "nothing crosses nodes";
     const hint = moved ? `; ${recorded}` : ". Touch a rank, and its groups light up.";
     return [[`${num(run.n, "rank")} on ${nodes}, ${axes}:`, ` ${crosses}${hint}`]];
   }
@@ -265,8 +265,8 @@
     if (!k) return begin(run, view);
     const { kind, say, sent } = run.stops[k];
     const [out, all] = [across(sent, view), sum(sent, flow => flow.bytes)];
-    const some = out ? ` ${bytes(out)} of ${bytes(all)} cross a node.` : " None of it leaves its node.";
-    const more = out === all ? " All of it crosses a node." : some;
+    const some = out ? ` ${bytes(out)} of ${bytes(all)} cross nodes.` : " None of it leaves its node.";
+    const more = out === all ? " All of it crosses nodes." : some;
     const now = text => text.replace(/@(\d+)/g, (_, r) => view.number[r]);
     const sentences = say.map(([stress, rest]) => [now(stress), now(rest) + " ", kind === "stuck"]);
     return [...sentences, ["", sent.length ? more : ""]];
@@ -279,7 +279,7 @@
     const which = x => (now === x ? "as it is now" : named(run, all.find(([size]) => size === x)[1]));
     const recorded = across(run.flows, seated(run, run.home, run.per));
     return [
-      [bytes(now), `cross a node ${run.span}`],
+      [bytes(now), `cross nodes ${run.span}`],
       [bytes(recorded), `${asGiven(run)}: ${named(run, run.home)}, ${run.per} on a node`],
       [bytes(least), `at least: ${which(least)}`],
       [bytes(worst), `at most: ${which(worst)}`],

@@ -83,8 +83,8 @@ class MeshExplorer(Page):
         return "".join([
             heading(self.title, self._source(False)),
             table(self._axes(), ("axis", "ranks", "its groups", "sent by a rank")),
-            f"<p>Bytes that cross a node {self._step.span}, with {counted(per, 'rank')} on each node:</p>",
-            table(self._orders(), ("axes, outermost first", "cross a node")), stops])
+            f"<p>Bytes that cross nodes {self._step.span}, with {counted(per, 'rank')} on each node:</p>",
+            table(self._orders(), ("axes, outermost first", "cross nodes")), stops])
 
     def _axes(self) -> list[Sequence[str]]:
         sent = most_sent(self._sent, self.mesh)
