@@ -37,9 +37,10 @@ NAMES["test"] = NAMES["quick"] | {"test_slow", "test_each[1]", "test_page"}
 NAMES["all"] = NAMES["test"] | {"test_full", "test_each[2]"}
 
 
-def taken(pytester: pytest.Pytester, *options: str) -> set[str]:
-    """The names of the tests of TESTS that a run with these options takes."""
-    pytester.makepyfile(test_some=TESTS)
+def taken(pytester: pytest.Pytester, *options: str, source: str = TESTS, file: str = "test_some.py") -> set[str]:
+    """The names of the tests of `source` that a run with these options takes."""
+    (pytester.path / file).parent.mkdir(exist_ok=True)
+    (pytester.path / file).write_text(source)
     pytester.makeini("[pytest]\nmarkers =\n  slow\n  full")
     plugins = ("-p", "tests.tiers", "-p", "no:cacheprovider", "-p", "no:nbval")
     run = pytester.inline_run(*plugins, "--collect-only", *options)
@@ -68,6 +69,20 @@ def test_a_sample_comes_from_beyond_the_tier_and_is_determined_by_the_seed(pytes
     drawn = [taken(pytester, *options, str(seed)) for seed in range(6)]
     assert all(len(names) == 3 and not names & NAMES["quick"] for names in drawn)
     assert drawn[0] == taken(pytester, *options, "0") and len({*map(frozenset, drawn)}) > 1
+
+
+def test_what_one_run_of_the_grader_judges_is_drawn_together(pytester: pytest.Pytester) -> None:
+    source = """
+import pytest
+@pytest.fixture(scope="module", params=["self", "nobody"])
+def graded(request): pass
+def test_points(graded): pass
+def test_files(graded): pass
+"""
+    drawn = [taken(pytester, "--tier", "test", "--add-drawn", "0.5", "--seed", str(seed), source=source,
+                   file="tests/test_attacks_code.py") for seed in range(6)]
+    assert {*map(frozenset, drawn)} == {frozenset({f"test_points[{user}]", f"test_files[{user}]"})
+                                        for user in ("self", "nobody")}
 
 
 def test_what_is_left_out_of_an_edited_file_is_named(pytester: pytest.Pytester, monkeypatch) -> None:

@@ -26,6 +26,7 @@ LEFT_OUT = pytest.StashKey[list[str]]()
 WITH_PAGES = {"browser", "site", "site_url", "bare_site"}
 QUICK_S = 1.0
 ALWAYS_FULL = re.compile(r"tests/test_(attacks_\w+|grading_labs)\.py")
+ONE_RUN = re.compile(r"tests/test_attacks_(code|files)\.py")  # any of their tests costs as much as all
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -128,11 +129,19 @@ def is_cell(item: pytest.Item) -> bool:
 
 
 def _units(items: Iterable[pytest.Item]) -> list[list[pytest.Item]]:
-    """Tests that can only run together: the cells of a notebook; any other test stands alone."""
+    """Tests that are taken or left together: a notebook's cells, and what is judged by one run of the grader."""
     units: dict[object, list[pytest.Item]] = {}
     for item in items:
-        units.setdefault(item.path if is_cell(item) else item.nodeid, []).append(item)
+        units.setdefault(_unit(item), []).append(item)
     return list(units.values())
+
+
+def _unit(item: pytest.Item) -> object:
+    if is_cell(item):
+        return item.path
+    if ONE_RUN.match(item.nodeid) and "graded" in getattr(item, "fixturenames", ()):
+        return item.path, _parameters(item)["graded"]  # the user that grades
+    return item.nodeid
 
 
 def _affected(units: list[list[pytest.Item]], revision: str,
@@ -164,6 +173,9 @@ def _distance(item: pytest.Item, near: dict[str, int]) -> int | None:
 
 def _own_files(item: pytest.Item) -> list[str]:
     """The files that its parameters are, or are read from, and the one that its class is about."""
-    parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
-    paths = [getattr(one, "path", one) for one in (*parameters, getattr(item, "cls", None))]
+    paths = [getattr(one, "path", one) for one in (*_parameters(item).values(), getattr(item, "cls", None))]
     return [str(path.relative_to(ROOT)) for path in paths if isinstance(path, Path) and path.is_relative_to(ROOT)]
+
+
+def _parameters(item: pytest.Item) -> dict[str, Any]:
+    return getattr(getattr(item, "callspec", None), "params", {})
