@@ -1,5 +1,5 @@
-"""What CI is told to run: targets that the Makefile has, every part of a run that is divided, and a website that waits
-for no test."""
+"""What CI is told to run: targets that the Makefile has, every part of a run that is divided, what a push changed, and a
+website that waits for no test."""
 import os
 import re
 import subprocess
@@ -65,3 +65,36 @@ def test_every_job_ends_and_has_no_more_rights_than_it_needs():
         assert all(job["timeout-minutes"] for job in workflow["jobs"].values()), path.name
         rights = [name for name, job in workflow["jobs"].items() if "permissions" in job]
         assert rights == (["publish"] if path.name == "ci.yml" else [])
+
+
+@pytest.mark.parametrize("ages_h, base", [((30, 20, 5, 1, 0), 1), ((20, 7, 0), 1), ((2, 1, 0), 1), ((0,), None)])
+def test_a_push_is_compared_with_what_stood_before_it(tmp_path, ages_h, base):
+    commits = [commit(tmp_path, age_h) for age_h in ages_h]
+    assert base_of(tmp_path) == ("" if base is None else commits[base])
+
+
+def test_a_branch_is_compared_with_the_commit_at_which_it_left_main(tmp_path):
+    commits = [commit(tmp_path, age_h) for age_h in (30, 3, 2, 1)]
+    git(tmp_path, "update-ref", "refs/remotes/origin/main", commits[1])
+    assert base_of(tmp_path) == commits[1]
+
+
+def git(folder, *arguments, **environment):
+    command = ["git", "-C", str(folder), "-c", "user.name=-", "-c", "user.email=-", *arguments]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True).stdout
+
+
+def commit(folder, age_h):
+    """Make an empty commit of some hours ago; returns its hash."""
+    git(folder, "init", "-q")
+    git(folder, "commit", "-q", "--allow-empty", "-m", "-", GIT_COMMITTER_DATE=f"@{1_700_000_000 - 3600 * age_h} +0000")
+    return git(folder, "rev-parse", "HEAD").strip()
+
+
+def base_of(folder):
+    """What .ci/run compares with in this repository."""
+    text = (ROOT / ".ci/run").read_text()
+    parts = ["set -euo pipefail", *re.findall(r"^PUSHED_S=\d+|^base\(\) {\n(?:.*\n)*?}", text, re.M)]
+    environment = {name: value for name, value in os.environ.items() if name != "GITHUB_BASE_REF"}
+    return subprocess.run(["bash", "-c", "\n".join([*parts, "base"])], cwd=folder, env=environment, check=True,
+                          capture_output=True, text=True).stdout.strip()
