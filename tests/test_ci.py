@@ -1,5 +1,5 @@
-"""What CI is told to run: targets that the Makefile has, every part of a run that is divided, what a push changed, and a
-website that waits for no test."""
+"""What CI is told to run: targets that the Makefile has, every part of a run that is divided, tests of what a push
+changed, and a website that waits for no test."""
 import os
 import re
 import subprocess
