@@ -49,7 +49,7 @@ def test_one_rank_alone_passes():
 @pytest.mark.parametrize("place, value, complaint", [
     ((0,), OWN[3], "rank 0 holds rank 3's data, but the root is rank 2"),
     ((2,), OWN[0], "rank 2 is the root, but its buffer has changed"),
-    ((1,), 0, "rank 1 holds zeros: was `buffer` filled from a receive"),
+    ((1,), 0, "rank 1 holds zeros: was `buffer` filled from a tensor that nothing"),
     ((1, slice(4, 10)), OWN[1, 4:], "rank 1 holds the root's data in only 4 of 10 places"),
     ((1,), OWN[2] * 3, "rank 1 holds something that is not any rank's data")])
 def test_a_broadcast_that_fails_on_one_rank_is_reported(place, value, complaint):

@@ -46,7 +46,7 @@ def test_an_error_of_one_millionth_on_one_rank_is_noticed(seed):
     (lambda own: own[:, ::-1], "rank 0: these are columns 5, 4, 3, 2, 1, 0, but the rank's are 0 to 5"),
     (lambda own: 2 * own, "this is not a block of columns"),
     (lambda own: own[:, :5], r"in the shape \(7, 5\), but it should be \(7, 6\)"),
-    (lambda own: own.tolist(), "no tensor but a list"),
+    (lambda own: own.tolist(), "a list, not a tensor, as"),
     (lambda own: own * np.nan, "rank 0 holds nan"),
 ])
 def test_wrong_columns_are_reported(change, complaint):
@@ -315,7 +315,7 @@ def test_wrong_losses_are_reported():
                               (TOTAL - np.log(2) - target, "averaged over the ranks, but it must be added up"),
                               (TOTAL + top - target, "but not in the sum of exponentials"),
                               (TOTAL - target + 0.1, "Which of these sums is over the ranks"),
-                              (np.full(9, np.nan), "rank 0's loss is nan: exp of a large number is inf"),
+                              (np.full(9, np.nan), "rank 0's loss is nan: exp of logits as small as these is finite"),
                               (TOTAL - LOGITS[np.arange(9), np.clip(TARGETS, 0, 5)]
                                - LOGITS[np.arange(9), 6 + TARGETS % 6], "add the logit of another token"),
                               ((TOTAL - target) * 9 / 8, "divided by 8, but there are 9 of them"),

@@ -165,7 +165,7 @@ SIZES = {"a": 100, "b": 10, "c": 100, "d": 10}
     ([["d", "c", "b"], ["a"]], "bucket 0 has 120 bytes, more than 110: close it before"),
     ([["d", "c"], ["b", "a"], []], "bucket 2 is empty"),
     ([["d", "c"], ["a", "b"]], "don't hold the parameters in reverse order"),
-    ([["d", "c"], ["b", "a", "a"]], "a is in more than one bucket"),
+    ([["d", "c"], ["b", "a", "a"]], "a is in your buckets more than once"),
     ([["a", "b"], ["c", "d"]], "from the first parameter to the last"),
 ])
 def test_wrong_buckets_are_named(buckets, complaint):

@@ -150,5 +150,5 @@ def test_run_all_goes_on_after_an_answer_that_is_not_written(lab: str, browser: 
     told = page.locator(".jp-OutputArea-output").filter(has_text="Not written yet")
     told.nth(1).wait_for(timeout=SLOW_MS)
     assert [text.strip() for text in told.all_inner_texts()] == [
-        "Not written yet. This cell needs exercise 2: write this function, then run the cell."] * 2
+        "Not written yet. This cell needs exercise 2: write its function, then run this cell again."] * 2
     log.assert_clean()

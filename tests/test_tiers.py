@@ -79,7 +79,8 @@ def graded(request): pass
 def test_points(graded): pass
 def test_files(graded): pass
 """
-    drawn = [taken(pytester, "--tier", "test", "--add-drawn", "0.5", "--seed", str(seed), source=source,
+    options = ("--import-mode=importlib", "--tier", "test", "--add-drawn", "0.5", "--seed")
+    drawn = [taken(pytester, *options, str(seed), source=source,
                    file="tests/test_attacks_code.py") for seed in range(6)]
     assert {*map(frozenset, drawn)} == {frozenset({f"test_points[{user}]", f"test_files[{user}]"})
                                         for user in ("self", "nobody")}

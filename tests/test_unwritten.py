@@ -20,7 +20,7 @@ from tests.website import ROOT
 LABS = sorted(path.stem for path in (ROOT / "labs").glob("*.ipynb"))
 FASTEST = "10_frameworks"  # 4 s, others 13 to 20
 READS = ["labs/*.ipynb"]
-LINE = re.compile(r"Not written yet\. This cell needs exercise \d+: write this function, then run the cell\.")
+LINE = re.compile(r"Not written yet\. This cell needs exercise \d+: write its function, then run this cell again\.")
 WRITTEN = 'raise NotImplementedError("exercise 3: write this function, then run the cell")'
 
 
@@ -64,7 +64,7 @@ def test_what_a_cell_would_have_made_is_missed_until_it_is_made(tmp_path: Path) 
     *cells, again = run_cells(tmp_path, stub, "made = answer()\nother = 1", "print(made)", "made = 2", "print(made)",
                               "def answer():\n    return 3", "print(answer())")
     assert [shown(cell) for cell in cells if shown(cell)] == [
-        ["Not written yet. This cell needs exercise 3: write this function, then run the cell."]] * 2
+        ["Not written yet. This cell needs exercise 3: write its function, then run this cell again."]] * 2
     assert again.outputs[0].text == "3\n" and cells[5].outputs[0].text == "2\n"
 
 
@@ -84,7 +84,7 @@ def test_a_cell_that_stopped_midway_lacks_only_what_came_after(tmp_path: Path) -
     stub = f"def answer():\n    {WRITTEN}"
     stopped = "runs, whole = {}, 5\nfor n in (1, 2):\n    runs[n] = answer()"
     *_, cell = run_cells(tmp_path, stub, stopped, "print(runs[2])")
-    assert shown(cell) == ["Not written yet. This cell needs exercise 3: write this function, then run the cell."]
+    assert shown(cell) == ["Not written yet. This cell needs exercise 3: write its function, then run this cell again."]
     with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
         run_cells(tmp_path, stub, stopped.replace("whole = {}, 5", "whole = {}, 0"), "1 / whole")
 

@@ -26,7 +26,7 @@ def bucket_layout(buckets: Sequence[Sequence[str]], sizes: Mapping[str, int], bu
     for name in sizes:
         require(name in held, f"{name} is in no bucket: nobody will average its gradient")
     require(len(held) == len(wanted),
-            f"{max(held, key=held.count)} is in more than one bucket, or an empty bucket is left over")
+            f"{max(held, key=held.count)} is in your buckets more than once: each parameter belongs in one, once")
     refuse(held == wanted[::-1] != wanted, "your buckets go from the first parameter to the last. Backward makes the "
            "last parameter's gradient first, so your first bucket would be full only at the end")
     require(held == wanted, "the buckets don't hold the parameters in reverse order, from the last to the first")

@@ -338,7 +338,8 @@ def _why_not_summed(rank: int, name: str, rows: Mapping[str, np.ndarray], got: n
         mixed = Attribution(got, np.concatenate([rows[name], theirs])).factors if other != name else None
         if mixed is not None:
             return f"has rank {listed(np.flatnonzero(~is_zero(mixed[len(theirs):])))}'s {other!r} added to it: {ORDER}"
-    return f"is not a sum of anything that the ranks had: bytes of different dtypes were added, so {ORDER}"
+    return ("is not a sum of anything that the ranks had: did it meet a tensor of another dtype, or is its op not SUM? "
+            f"Note that {ORDER}")
 
 
 def _wrong_means(counts: np.ndarray, rank: int) -> dict[str, np.ndarray]:

@@ -40,6 +40,7 @@ ACCUMULATED = {  # gradients that should be the mean over ranks and micro-batche
                                "of micro-batches",
     "last whole": "the last micro-batch weighs {num_micro_batches} times as much as the others: divide its loss by the "
                   "number of micro-batches too",
+    "only last micro_batches": "only the last micro-batch is in it: are gradients cleared between micro-batches?",
     "last alone": "only each rank's last micro-batch is in it: are gradients cleared between micro-batches, or does "
                   "only the last one have a backward?",
     "only own": "the other ranks have no part in the gradients: one backward must be synchronised, the last one",
@@ -145,6 +146,9 @@ def _why_not_averaged(own: Mapping[str, np.ndarray], after: Sequence[Gradients],
                       hints: Mapping[float, str], tolerance: float) -> str:
     rank, name = faults[0]
     if all(after[rank][name] is None for rank, name in faults):
+        if all(gradients[name] is None for gradients in after):
+            return (f"no rank has a gradient for {name} any more: is p.grad set to what dist.all_reduce returns? It "
+                    "works in place and returns None")
         return (f"rank {rank} has no gradient for {name}, but other ranks have one: a rank that did not use a "
                 "parameter must take part with zeros, and gets the mean like the others")
     faults = [(rank, name) for rank, name in faults if after[rank][name] is not None]

@@ -186,8 +186,9 @@ def _check_once(epoch: int, ranks: Epoch, num_rows: int) -> None:
     twice = sorted(row for row, count in times.items() if count > 1)
     if twice and times.total() > num_rows:
         raise CheckFailed(f"epoch {epoch}: row {twice[0]} comes {times[twice[0]]} times, and the ranks take "
-                          f"{times.total()} rows of {num_rows}: a distributed sampler repeats rows until all ranks "
-                          "have equally many, but here no row may come twice")
+                          f"{times.total()} rows of {num_rows}. Do several ranks take the same part of a batch? And "
+                          "a distributed sampler repeats rows until all ranks have equally many, but here no row may "
+                          "come twice")
     refuse(twice and len(ranks) == 1, f"epoch {epoch}: row {listed(twice[:1])} comes more than once on one rank, and "
            "others never come: draw one order for the epoch, and cut it into steps")
     refuse(twice, f"epoch {epoch}: row {listed(twice[:1])} is on several ranks, and others never come: all ranks must "
@@ -275,7 +276,7 @@ def found_hidden(got: Any, want: Any, num_ranks: int, num_steps: int, logs: bool
     made = want.passes * num_steps
     refuse(passes == made != want.passes, f"you find {passes} passes for each step, but these are the passes of the "
            f"whole run, which has {num_steps} steps")
-    number("passes for each step", passes, want.passes, [
+    number("the number of passes for each step", passes, want.passes, [
         (num_steps, "that is the number of steps"),
         (num_ranks * want.passes, "that counts all ranks together, but they make their passes at the same time")])
     mean = f"a step's gradient is the mean over {num_ranks} ranks of what each has added up in {want.passes} passes"
@@ -294,7 +295,7 @@ def found_hidden(got: Any, want: Any, num_ranks: int, num_steps: int, logs: bool
            "gradient_of, for the passes of all ranks and with the weights before the step, and compare it with the "
            "gradient that the step got")
     number("what each loss is divided by", divisor, want.divisor, known)
-    number("all-reduces of the gradient for each step", all_reduces, want.all_reduces, [
+    number("the number of all-reduces of the gradient for each step", all_reduces, want.all_reduces, [
         (want.all_reduces + 1 / num_steps, "that includes a broadcast of the weights: look at op"),
         (want.all_reduces + want.passes * logs, "losses are all-reduced too, for the log, but they are not gradients: "
          "look at num_bytes"),

@@ -11,8 +11,8 @@ import numpy as np
 
 from book.checks.attribution import Attribution
 from book.checks.verdict import (
-    TOLERANCE, CheckFailed, agree, all_finite, first_wrong, flat, furthest, likeliest, listed, num_given, refuse,
-    require, short, times,
+    ROUNDED, SIX_DIGITS, TOLERANCE, CheckFailed, agree, all_finite, first_wrong, flat, furthest, likeliest, listed,
+    num_given, refuse, require, short, times,
 )
 
 STEP = {  # a first step that should go along the mean gradient of the batch's windows
@@ -23,8 +23,8 @@ STEP = {  # a first step that should go along the mean gradient of the batch's w
     "clipped": "it is {times} times as long, and its length is {length}: do you clip gradients? Plain SGD uses them as "
                "they are",
     "scaled": "it is {times} times as long: do you divide something twice, or multiply it?",
-    "unequal": "the windows weigh between {lowest} and {highest}, but each should weigh {share}: the ranks' shares are "
-               "not equal, so weight each rank's mean by its number of windows",
+    "unequal": "the windows weigh between {lowest} and {highest}, but each should weigh {share}. If the ranks' shares "
+               "are not equal, weight each rank's mean by its number of windows",
     "unknown": "it is not a sum of the gradients of the batch's windows: which windows does it use, and which "
                "optimizer? Do all ranks start from rank 0's weights?"}
 PLAIN = "train must make plain SGD steps with a constant learning rate"
@@ -78,8 +78,8 @@ def global_losses(losses: Sequence[Sequence[float]], windows: Any, expected: Seq
                 f"{len(expected)} steps: return a list with one number for each step")
     losses = all_finite(losses, "the losses")
     rank, apart = furthest(losses)
-    require(apart <= TOLERANCE, f"ranks 0 and {rank} report different losses, each that of its own windows: the loss "
-            "of the global batch takes an all-reduce")
+    require(apart <= TOLERANCE, f"ranks 0 and {rank} report different losses: is each that of its own windows? The "
+            "loss of the global batch takes an all-reduce, which gives it to every rank")
     step = first_wrong(losses[0], expected)
     if step is not None:
         got, want = float(losses[0][step]), expected[step]
@@ -136,6 +136,7 @@ def _why_no_step(found: Attribution) -> str:
 def _why_loss(step: int, got: float, want: float, windows: np.ndarray, num_ranks: int) -> str:
     shares = [[windows[rank::num_ranks] for rank in range(num_ranks)], np.array_split(windows, num_ranks)]
     return likeliest(
+        (np.isclose(got, want, rtol=SIX_DIGITS, atol=0), ROUNDED),
         (np.isclose(got, want * num_ranks), "it is summed over the ranks"),
         (any(np.isclose(got, np.mean([share.mean() for share in cut])) for cut in shares),
          "it is the mean of the ranks' means, but their shares are not equal: weight each mean by its number of "

@@ -92,7 +92,7 @@ def measured_link(got: Any, latency_s: float, bytes_per_s: float) -> None:
             "measure must return two numbers: the latency in seconds, and bytes per second")
     latency, speed = got
     refuse(_near(latency, 2 * latency_s) and _near(speed, bytes_per_s / 2),
-           "the latency is twice the link's and the bandwidth half of it: a ping is two messages, one there and one "
+           "the latency is twice and the bandwidth half the link's: a ping is two messages, one there and one "
            "back")
     refuse(_near(latency, bytes_per_s) and _near(speed, latency_s), "the two numbers are swapped: return the latency "
                                                                     "first")
@@ -183,7 +183,7 @@ def hierarchical_failure(message: str) -> str:
     if "invalid tensor size" in message:
         return ("an all-gather takes a tensor for the parts of all ranks of its group, then the rank's own part: is "
                 f"the group that of this host, and are the two in this order?\n{message}")
-    return unmet(message, ": inside is the group of this host's ranks, across that of the ranks with this place")
+    return unmet(message, ": inside is the group of this host's ranks, across that of the ranks with this local rank")
 
 
 def predicted_ratio(got: Any, want: float, slips: Mapping[str, float]) -> float:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from book.checks.verdict import (
-    CheckFailed, Gradients, State, agree, first_wrong, flat, identical, number, refuse, require, reworded, short,
-    with_hint,
+    ROUNDED, SIX_DIGITS, CheckFailed, Gradients, State, agree, first_wrong, flat, identical, likeliest, number, refuse,
+    require, reworded, short, with_hint,
 )
 from book.mesh import Mesh
 
@@ -24,7 +24,7 @@ TORCH_HINTS = {  # what an error of torch's own parts says, and what to look at
                          "flatten_optimizer_state_dict=True stores them by parameter name",
     "Missing key": "the checkpoint does not have this name: was it saved, and under a name that means the same in all "
                    "shapes? A second dcp.save into a folder overwrites the first, so save everything in one call. "
-                   "With full_state_dict=True what other ranks than 0 hold may be missing",
+                   "With full_state_dict=True, what ranks other than 0 hold may be missing",
     "KeyError: 'param_groups'": "what get_state_dict gives is stored by parameter name: hand it back with "
                                 "set_state_dict, not with the optimizer's own load_state_dict",
     "gather_object(dst=0)": "dcp.save and dcp.load are collectives: every rank calls them, for what it holds itself, "
@@ -131,7 +131,7 @@ def moved(before: Sequence[State], after: Sequence[State], gradients: Sequence[G
                 "ones")
         for name, value in start.items():
             want = flat(value) - learning_rate * flat(gradients[rank][name])
-            what = "has not moved" if identical(value, end[name]) else "has moved by something else"
+            what = "has not moved" if identical(value, end[name]) else "has not moved by lr times its gradient"
             require(agree(end[name], want, want), f"rank {rank}'s {name} {what} in the first step: is the optimizer "
                     "made once, after the cuts, from all parameters of the part?")
 
@@ -141,9 +141,13 @@ def mesh_losses(losses: Sequence[Sequence[Any]], expected: Sequence[float], mesh
     got = _mean_losses(losses, mesh)
     step = first_wrong(got, expected)
     if step is not None:
+        why = likeliest(
+            (np.isclose(got[step], expected[step], rtol=SIX_DIGITS, atol=0), ROUNDED),
+            (step, "the first step was right, so what carries over from step to step? Are gradients cleared, and does "
+             "every rank step?"),
+            (True, "which weights does each rank start from, and which part of the batch does it take?"))
         raise CheckFailed(f"the loss of step {step} is {short(got[step])}, but one process has "
-                          f"{short(expected[step])}. The first step was right, so what carries over from step to step? "
-                          "Are gradients cleared, and does every rank step?")
+                          f"{short(expected[step])}: {why}")
     return float(got[-1])
 
 
@@ -187,7 +191,7 @@ def placements(placed: Sequence[Mapping[str, tuple[Any, ...]]], layout: Mapping[
         require(where, f"rank {rank}'s {name} is an ordinary tensor: call fully_shard on the part too, after its "
                 "blocks, so that the rest of it is sharded over dp")
         refuse(dim is not None and len(where) < 2, f"rank {rank}'s {name} has only one placement, {where[0]}: "
-               "parallelize_module must cut it over tp, if the plan names its layer, and then fully_shard over dp")
+               "parallelize_module must cut it over tp (does the plan name its layer?), and then fully_shard over dp")
         refuse(dim is not None and not (where[-1].is_shard() and where[-1].dim == dim), f"rank {rank}'s {name} is "
                f"placed as {where[-1]} over tp, but should be cut along dim {dim}: q, k, v and up by columns, out and "
                "down by rows")

@@ -43,7 +43,8 @@ def groups_of_axis(axis: str, answer: Any, mesh: Mesh) -> int:
             f"exactly one group, but you list {listed(ranks) or 'none'}")
     require({len(group) for group in got} == {mesh.size(axis)},
             f"{where}: a group must have {mesh.size(axis)} ranks, one for each {axis} coordinate")
-    raise CheckFailed(f"{where}: the ranks {listed(got[0])} differ in more than their {axis} coordinate")
+    wrong = next(group for group in got if tuple(sorted(group)) not in want)
+    raise CheckFailed(f"{where}: the ranks {listed(wrong)} differ in more than their {axis} coordinate")
 
 
 def same_group(asked: Sequence[Sequence[int] | None]) -> None:

@@ -25,11 +25,11 @@ STEP = {  # the step of a synchronous round
     "other": "round {round}: the step uses only worker {other}'s gradient: keep each push until the round is full",
     "missing ranks": "round {round}: the gradient of worker {absent} has no part in the step: is every push kept until "
                      "the round is full?",
-    "alike": "round {round}: every gradient weighs {highest}, but should {shares}: weight each by its worker's share "
-             "of the examples",
+    "alike": "round {round}: every gradient weighs {highest}, but they should weigh {shares}: weight each by its "
+             "worker's share of the examples",
     "scaled": "round {round}: the step is {times} times what it should be: make it once, lr times the mean of this "
               "round's gradients",
-    "unequal": "round {round}: the gradients weigh {weights} in the step, but should {shares}",
+    "unequal": "round {round}: the gradients weigh {weights} in the step, but should weigh {shares}",
     "unknown": "round {round}: the step is not a sum of this round's gradients: does it contain one of an earlier "
                "round? Clear what was pushed when the step is made"}
 APPLIED = {  # one push at an asynchronous server
@@ -264,6 +264,7 @@ def _why_lost(pushes: Sequence[Notes], made: int, num_workers: int) -> str:
     notes = next((push for push in pushes if "read" in push), [])
     taken = [notes[:place].count("acquire") - notes[:place].count("release") > 0 for place in range(len(notes))]
     inside = {name for name in ("read", "write") if name in notes and taken[notes.index(name)]}
+    between = notes[notes.index("read"):notes.index("write")] if {"read", "write"} <= {*notes} else []
     locked = {"acquire" in push for push in pushes if "read" in push}
     return likeliest(
         (locked == {True, False}, "One push takes self.lock while another reads and writes without it: a push that "
@@ -278,7 +279,9 @@ def _why_lost(pushes: Sequence[Notes], made: int, num_workers: int) -> str:
         ("read" not in inside, "The lock is taken after the read, so what was read may be old by then: take it before"),
         ("write" not in inside, "The lock is released before the write, so another push reads the old parameters in "
          "between"),
-        (True, "The lock is released between the read and the write: hold it from the read to the write"))
+        ("release" in between, "The lock is released between the read and the write: hold it from the read to the "
+         "write"),
+        (True, "Does every push write, once, exactly what work returned for what it has just read?"))
 
 
 def asked_by_learner() -> bool:

@@ -27,7 +27,7 @@ GRADIENT = {  # a stage's gradient, which should be a weighted sum over the micr
     "alike": "stage {stage}: every {what} weighs {highest}, but they have different numbers of sequences: weight each "
              "mean by its share of the batch",
     "scaled": "stage {stage}: the gradient is {times} times what it should be: what is it scaled by, and how often?",
-    "unequal": "stage {stage}: its {several} weigh {weights}, but should {shares}",
+    "unequal": "stage {stage}: its {several} weigh {weights}, but should weigh {shares}",
     "unknown": "stage {stage}'s gradients are not a sum of its {several}' gradients, but those of stage {later} are "
                "right. Stage {later} must send back the gradient of its input (x.grad), and here it must meet the "
                "output of the same {what}. Is the input of each {what} still unchanged when its backward runs?"}
@@ -81,6 +81,8 @@ def neighbour(rank: Any, stage: int, before: int | None, after: int | None) -> N
 
     `before` and `after` are those ranks.
     """
+    refuse(rank is None and before is None and after is None,
+           "stage 0 is the only stage: it neither sends nor receives anything")
     refuse(rank is None and stage == 0,
            "stage 0 has no stage before: it receives no input, and sends no gradient back")
     refuse(rank is None, f"stage {stage} has no stage after: it sends no output on, and receives no gradient")
@@ -154,7 +156,7 @@ def stage_gradients(found: Sequence[Gradients], single: Sequence[Gradients], wei
         _check_there(stage, last, found[stage])
     total = 0.0
     for stage in reversed(range(len(found))):
-        got = finite(stage, f"the gradients of stage {stage}", whole(found[stage]))
+        got = finite(f"stage {stage}", "its gradients", whole(found[stage]))
         rows = np.stack([whole(own, found[stage]) for own in single])
         one = Attribution(got, rows, wanted, axes=("micro_batches",), counts=counts)
         if not one.is_right():
@@ -220,7 +222,7 @@ def from_stage_to_stage(owners: Sequence[Sequence[str]]) -> None:
         for strange in sorted(set(own) - {f"worker{stage}"}):
             who = "the driver" if strange == "worker0" else strange
             raise CheckFailed(f"stage {stage} fetches an input from {who}, not from stage {stage - 1}: pass on the "
-                              "reference that stage.remote() returns, so that the tensor stays where it is until then")
+                              "reference that stage.remote() returns, so the tensor stays there until it is fetched")
 
 
 def first_updates(before: Sequence[State], after: Sequence[State], single: Sequence[Gradients], learning_rate: float,
@@ -234,7 +236,7 @@ def first_updates(before: Sequence[State], after: Sequence[State], single: Seque
              for own, now in zip(before, after)]
     idle = [stage for stage, update in enumerate(found) if not whole(update).any()]
     require(len(idle) < len(found), "no stage's weights have changed in the first step: did the forwards run inside "
-            "the context, and does the optimizer step with its id while it is open?")
+            "the context, and does the optimizer step with the context's id, before the context ends?")
     for stage in idle:
         raise CheckFailed(f"stage {stage}'s weights have not changed in the first step: are its parameters among "
                           "those that the optimizer was given?")

@@ -351,7 +351,7 @@ def chosen_layout(got: Any, model: Transformer, cluster: Cluster, global_batch: 
     refuse(seconds(got) > limit_s, f"{where}: {got} takes {short(seconds(got))} s, and {best}, which fits too, "
            f"{short(seconds(best))} s{_overlooked(got, best, fitting, memory, seconds, cluster.gpus_per_node)}")
     refuse(slack and memory(got) > memory(best) * (1 + 1e-9), f"{where}: {got} holds {memory(got) / 1e9:.2f} GB, and "
-           f"{best} only {memory(best) / 1e9:.2f} GB, and is also fast enough")
+           f"{best}, which is also fast enough, only {memory(best) / 1e9:.2f} GB")
     return best, seconds(best)
 
 

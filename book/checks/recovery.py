@@ -25,7 +25,7 @@ def guilty_ranks(got: Any, calls: Calls, case: str) -> list[int]:
     if found == want:
         return want
     victims = sorted(set(found) & waits.keys() - missing)
-    refuse(victims, f"{case}: rank {listed(victims)} is a victim: it waits for others. Which rank has not made the "
+    refuse(victims, f"{case}: rank {listed(victims[:1])} is a victim: it waits for others. Which rank has not made the "
                     "call that it waits in?")
     elsewhere = sorted(set(found) & waits.keys())
     refuse(elsewhere, f"{case}: rank {listed(elsewhere)} has not made the call that others wait in, but it waits "
@@ -57,7 +57,7 @@ def state_put_back(rank: int, differs: Mapping[str, bool]) -> None:
             "step": "training.step is not the saved one: the run would repeat batches that it has already trained on",
             "random": "the random state is not the saved one: dropout draws different masks"}
     refuse(all(differs[part] for part in differs if part != "random"), f"rank {rank}: nothing of the training that "
-           "put_back was given is what was saved: change this one, don't make another")
+           "put_back was given has been restored: change that training itself, don't make another")
     for part in {**says, **differs}:
         refuse(differs[part], f"rank {rank}: {says.get(part, f'training.{part} is not what was saved')}")
 
@@ -73,8 +73,8 @@ def same_losses(got: Sequence[float], want: Sequence[float]) -> float:
     """The losses of a resumed run must equal those of one that was never stopped, to the last bit; returns their
     sum."""
     for place, (a, b) in enumerate(zip(got, want)):
-        require(a == b, f"loss {place} after resuming is {short(a)}, but in the run that was never stopped it is "
-                f"{short(b)}")
+        require(a == b, f"loss {place} after resuming is {short(a)} (off by {a - b:.1g}), but in the run that was "
+                f"never stopped it is {short(b)}")
     require(len(got) == len(want), f"there are {len(got)} losses after resuming, not {len(want)}")
     return sum(got)
 
@@ -155,8 +155,8 @@ def whole_checkpoint(got: Any, want: int | None, case: str, by: str = "latest") 
     require(isinstance(got, int), f"{case}: {by} must return the step as a whole number, not {got!r}")
     refuse(by == "load" and got == want + 1, f"{case}: load returns {got}, but the checkpoint is of step {want}: "
            "return that. It contains the steps before, so training goes on with just this number")
-    refuse(got > want, f"{case}: {by} returns step {got}, but that save was interrupted: it has no .metadata. Only a "
-                       "whole checkpoint counts")
+    refuse(got > want, f"{case}: {by} returns step {got}, but the last whole checkpoint is of step {want}: a save that "
+                       "was interrupted has no .metadata, and does not count")
     raise CheckFailed(f"{case}: {by} returns step {got}, but step {want} is later, and whole too: compare steps as "
                       "numbers, not as text")
 
@@ -286,8 +286,8 @@ def went_on(got: Mapping[int, float], want: Mapping[int, float], killed_at: int,
             + ": num_steps counts from step 0, not from the checkpoint" * (max(got) == max(want) + begin))
     for step in sorted(got):
         near = got[step] == want[step] if exact else abs(got[step] - want[step]) < EXACT
-        require(near, f"after the kill, on {num_ranks} ranks, the loss of step {step} is {short(got[step])}, but in "
-                      f"the undisturbed run it is {short(want[step])}"
+        require(near, f"after the kill, on {num_ranks} ranks, the loss of step {step} is {short(got[step])} "
+                      f"(off by {got[step] - want[step]:.1g}), but in the undisturbed run it is {short(want[step])}"
                       + (". It is the first one after loading, so the weights or the data differ. Is "
                          "share called with the step's own number?" if step == first
                          else ". The first loss was right, so the update was wrong: is it the optimizer's state, or "

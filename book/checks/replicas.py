@@ -125,10 +125,10 @@ def replica_gradients(meeting: Meeting, loss: Any, losses: Any, gradients: Gradi
     losses = flat(losses)
     meeting.check(len(losses))
     require(all(gradient is not None for gradient in gradients.values()),
-            "the module has no gradients: was backward() called, and nothing cleared after it? Or are they on the "
+            "the module lacks gradients: was backward() called, and nothing cleared after it? Or are they on the "
             "copies? Make the copies with an operation that autograd follows, such as clone(), or add up their "
             "gradients yourself")
-    got = finite(0, "the module's gradients", whole(gradients, single))
+    got = finite("the module", "its gradients", whole(gradients, single))
     rows = np.concatenate([flat(rows).reshape(len(losses), -1) for rows in single.values()], axis=1)
     found = Attribution(got, rows, 1 / len(losses), axes=("examples",), counts={"num_replicas": meeting.num_replicas})
     if not found.is_right():

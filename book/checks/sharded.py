@@ -141,8 +141,10 @@ def _check_shares(places: Sequence[Places], units: Mapping[str, State]) -> None:
         several, num = owned.size - np.unique(owned).size, whole(parameters).size
         refuse(several, f"{several} numbers of {unit} are in the shards of two ranks, but rank r's shard must be the "
                "r-th of N pieces")
-        require(owned.size == num, f"{num - owned.size} of the {num} numbers of {unit} are in nobody's shard: "
-                f"{len(places)} ranks can't share them equally, so pad with zeros before you cut")
+        hint = (f"{len(places)} ranks can't share them equally, so pad with zeros before you cut" if num % len(places)
+                else f"each of {len(places)} ranks keeps {num // len(places)} of them, one after the other")
+        require(owned.size == num,
+                f"{num - owned.size} of the {num} numbers of {unit} are in nobody's shard: {hint}")
 
 
 def _check_loss(k: int, losses: Sequence[float], want: float) -> None:
@@ -241,8 +243,8 @@ def saved_once(sizes: Mapping[str, int] | None, num_numbers: int, num_ranks: int
     head = f"the checkpoint has {saved} numbers, but the state has {num_numbers}: "
     refuse(saved >= 0.75 * num_ranks * num_numbers,
            f"{head}each of the {num_ranks} ranks has saved all of it, under its own name")
-    refuse(saved > num_numbers, f"{head}the zeros that pad the shards must not be saved, or the global shape depends "
-           "on the number of ranks")
+    refuse(saved > num_numbers, f"{head}is anything saved besides the parameters and both averages? And the zeros "
+           "that pad the shards must not be saved, or the global shape depends on the number of ranks")
     refuse(3 * saved == num_numbers,
            f"{head}only parameters were saved, but the training's state includes the optimizer's")
     refuse(saved < 0.9 * num_numbers, f"{head}is each rank's part of the shard and of both averages saved? DCP takes a "

@@ -181,8 +181,8 @@ def sharded_traffic(trace: Trace, zero_stage: int, num_bytes: float, num_steps: 
     `num_bytes` are those of all parameters. Returns how often a rank sent its (N-1)/N of the model in a step.
     """
     refuse(zero_stage and "all_reduce" in {event.op for event in trace.of_kind("collective")},
-           "your run all-reduces, which gives every rank the whole mean gradient at twice the bytes of a "
-           "reduce-scatter: a rank needs only its part")
+           "your run all-reduces. For gradients that gives every rank the whole mean at twice the bytes of a "
+           "reduce-scatter, but a rank needs only its part")
     once = FACTORS["all_gather"](trace.world_size) * num_bytes * num_steps
     passes = sum(map(_sent, trace.events)) / trace.world_size / once
     want = sharded_sent_bytes(zero_stage, trace.world_size, num_bytes) * num_steps / once

@@ -152,9 +152,9 @@ def _check_gradient(rank: int, gradient: Any, blocks: Sequence[np.ndarray], num_
             "(detach, item, no_grad)")
     softmax, chosen, logits = blocks
     refuse(hasattr(gradient, "shape") and np.isnan(dense(gradient)).any(), f"the loss is right, but rank {rank}'s "
-           "gradient of its logits is nan: autograd went back through the search for the largest logit, whose result "
-           "the MAX over the ranks has overwritten. The largest logit cancels out of the loss, so compute it under "
-           "no_grad() or detach() it")
+           "gradient of its logits is nan: perhaps autograd went back through the search for the largest logit, whose "
+           "result the MAX over the ranks has overwritten. The largest logit cancels out of the loss, so compute it "
+           "under no_grad() or detach() it")
     got = held(rank, "the gradient of its logits", gradient, softmax.shape)
     same(f"the loss is right, but rank {rank}'s gradient of its logits is not", got, softmax - chosen, softmax + chosen,
          partial(_why_gradient, got, softmax, chosen, logits, num_ranks))
@@ -165,10 +165,11 @@ def _why_infinite(loss: float, logits: np.ndarray) -> str:
         (loss == -np.inf, "you take the logarithm of 0, because all logits of a prediction are far below what you "
          "subtract: subtract that prediction's own largest logit of the whole vocabulary, a MAX over the ranks, not a "
          "sum"),
+        (np.isnan(loss) and logits.max() < 700, "exp of logits as small as these is finite, so the nan comes from "
+         "elsewhere, such as inf - inf or 0 * inf. A rank that doesn't hold a target must add 0, not -inf"),
         (loss == np.inf and logits.max() < 700,  # below what exp takes in float64
-         "exp of logits as small as these is finite, so find out which of the two is inf, the logarithm of the sum or "
-         "the target's logit. A rank that doesn't hold a target must add 0, not -inf, and only the largest logit is "
-         "subtracted"),
+         "exp of logits as small as these is finite, so which is inf, the logarithm of the sum or the target's logit? A "
+         "rank that doesn't hold a target must add 0, not -inf, and only the largest logit is subtracted"),
         (True, "exp of a large number is inf: subtract from each prediction's logits the largest one of the whole "
          "vocabulary, a MAX over the ranks"))
 

@@ -47,7 +47,7 @@ class Unwritten:
         self._told = error
         self._missing |= dict.fromkeys(names_made(self._cell, self._line_of(error)), exercise)
         self.shell._showtraceback(type(error), error, [
-            f"Not written yet. This cell needs exercise {exercise}: write this function, then run the cell."])
+            f"Not written yet. This cell needs exercise {exercise}: write its function, then run this cell again."])
 
     def exercise_of(self, error: BaseException | None) -> str | None:
         """The number of the exercise whose stub led to an error; None if none did.

@@ -190,7 +190,7 @@ def first_wrong(losses: Sequence[float] | np.ndarray, want: Sequence[float]) -> 
 def held(rank: int, what: str, value: Any, shape: Sequence[int]) -> np.ndarray:
     """What `rank` gives as `what`, in float64; CheckFailed for no tensor, another shape or dtype, nan and inf."""
     if value is None or not hasattr(value, "shape"):
-        given = "nothing (None)" if value is None else f"no tensor but a {type(value).__name__}"
+        given = "nothing (None)" if value is None else f"a {type(value).__name__}, not a tensor,"
         raise CheckFailed(f"rank {rank} gives {given} as {what}: do you return the result, as a tensor? "
                           "(dist.all_reduce, for example, works in place and returns None)")
     require(tuple(value.shape) == tuple(shape),
@@ -251,9 +251,13 @@ def buffers_of(buffers: Sequence[Any]) -> np.ndarray:
     return np.stack(arrays)
 
 
-def finite(rank: int, name: str, array: np.ndarray) -> np.ndarray:
-    """`array`, which `rank` holds as `name`, must not hold nan or inf; returns it. Comparisons with nan are false."""
+def finite(holder: int | str, name: str, array: np.ndarray) -> np.ndarray:
+    """`array`, which `holder`, a rank, holds as `name`, must not hold nan or inf; returns it.
+
+    Comparisons with nan are false.
+    """
     for odd in array[~np.isfinite(array)]:
-        raise CheckFailed(f"rank {rank} holds {odd} in {name}: was something divided by zero, read before it was "
+        who = f"rank {holder}" if isinstance(holder, int) else holder
+        raise CheckFailed(f"{who} holds {odd} in {name}: was something divided by zero, read before it was "
                           "written (torch.empty), or has it grown without bound?")
     return array
