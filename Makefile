@@ -96,7 +96,7 @@ test-all: $(MORE_STAMP)
 
 changed: $(MORE_STAMP)
 	@echo "== Testing what the changes since $(SINCE) affect, and test leaves out"
-	@$(PYTEST) tests $(NOTEBOOKS) --tier test --add-affected $(SINCE) --budget 1200 --added-only -n $(JOBS) $(NONE_IS_FINE)
+	@$(PYTEST) tests $(NOTEBOOKS) --tier test --add-affected $(SINCE) --budget 900 --added-only -n $(JOBS) $(NONE_IS_FINE)
 
 sample: $(MORE_STAMP)
 	@echo "== Testing a tenth of what test leaves out (SEED=$(SEED))"

@@ -168,8 +168,8 @@ def _why_infinite(loss: float, logits: np.ndarray) -> str:
         (np.isnan(loss) and logits.max() < 700, "exp of logits as small as these is finite, so the nan comes from "
          "elsewhere, such as inf - inf or 0 * inf. A rank that doesn't hold a target must add 0, not -inf"),
         (loss == np.inf and logits.max() < 700,  # below what exp takes in float64
-         "exp of logits as small as these is finite, so which is inf, the logarithm of the sum or the target's logit? A "
-         "rank that doesn't hold a target must add 0, not -inf, and only the largest logit is subtracted"),
+         "exp of logits as small as these is finite, so which is inf, the logarithm of the sum or the target's logit? "
+         "A rank that doesn't hold a target must add 0, not -inf, and only the largest logit is subtracted"),
         (True, "exp of a large number is inf: subtract from each prediction's logits the largest one of the whole "
          "vocabulary, a MAX over the ranks"))
 
