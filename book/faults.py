@@ -27,7 +27,7 @@ class Job:
         if self.num_nodes < 1 or self.num_spares < 0:
             raise ValueError(f"a job needs a node, not {self.num_nodes}, and no fewer than 0 spares")
         if self.mtbf_s <= 0 or min(self.save_s, self.restart_s, self.repair_s) < 0:
-            raise ValueError("the mean time between failures must be above 0, and no other time below it")
+            raise ValueError("mtbf_s must be above 0, and save_s, restart_s and repair_s at least 0")
 
     @property
     def job_mtbf_s(self) -> float:

@@ -79,7 +79,7 @@ def files(course: Course) -> dict[str, str]:
     (folder / "linked").mkdir()
     (folder / "linked" / "lab.ipynb").symlink_to(folder / "victim.ipynb")
     said.update(dict.fromkeys(("link", "lost", "linked"), "the file can't be opened"))
-    return said | {"pipe": "this is not a regular file", "nothing": "there is no notebook"}
+    return said | {"pipe": "this is not a regular file", "nothing": "no notebook was found"}
 
 
 def strange(course: Course) -> list[str]:

@@ -354,7 +354,8 @@ def test_a_message_that_does_not_fit_is_reported_with_its_size():
         "dist.recv(torch.ones(4), 0)",
         "a message of 32 bytes came for a tensor of 16 bytes: do the sizes differ between ranks, or the order of the "
         "calls?",
-        "it is exactly twice as long: if both have as many elements, one is float64, the other float32"]
+        "it is exactly twice as long: if both have the same number of elements, their dtypes differ, as float64 and "
+        "float32 do"]
 
 
 @pytest.mark.parametrize("record", [False, pytest.param(True, marks=pytest.mark.full)])

@@ -41,7 +41,7 @@ def said(gpus: list[int], told: dict[int, str] | None = None, num_ranks: int = 2
 @pytest.mark.parametrize("ranks, backend, why", [
     (said([2, 2]), "nccl", ""),
     (said([0, 0]), "gloo", ""),
-    (said([2, 0]), "gloo", "all ranks take gloo: ranks 2 and 3 on host1 have no GPU"),
+    (said([2, 0]), "gloo", "all ranks take gloo: ranks 2 and 3 on host1 see no GPU"),
     (said([1, 2]), "gloo", "all ranks take gloo: ranks 0 and 1 on host0 see 1 GPU for 2 ranks"),
     (said([8, 8, 7], num_ranks=8), "gloo",
      "all ranks take gloo: ranks 16, 17, 18, 19 and 4 more on host2 see 7 GPUs for 8 ranks"),
@@ -53,8 +53,8 @@ def test_all_take_what_all_can(ranks, backend, why):
 
 
 @pytest.mark.parametrize("ranks, words", [
-    (said([2, 0], {0: "nccl"}), "rank 0 asked for NCCL, but ranks 2 and 3 on host1 have no GPU. Start ranks only"),
-    (said([1, 0], {0: "nccl", 1: "nccl"}, 1), "ranks 0 and 1 asked for NCCL, but rank 1 on host1 has no GPU"),
+    (said([2, 0], {0: "nccl"}), "rank 0 asked for NCCL, but ranks 2 and 3 on host1 see no GPU. Start ranks only"),
+    (said([1, 0], {0: "nccl", 1: "nccl"}, 1), "ranks 0 and 1 asked for NCCL, but rank 1 on host1 sees no GPU"),
     (said([2, 1], {3: "nccl"}), "rank 3 asked for NCCL, but ranks 2 and 3 on host1 see 1 GPU for 2 ranks"),
     (said([2, 2], {0: "nccl", 2: "gloo"}), "rank 0 asked for NCCL, but rank 2 on host1 asked for gloo"),
 ])
@@ -120,7 +120,7 @@ def seeing(gpus: dict[int, int], backend: str | None = None, num_hosts: int = 0)
 def test_one_rank_without_a_gpu_takes_all_to_gloo():
     run = launch(seeing, 3, {0: 3, 2: 3}, None, 3)
     assert list(run) == ["cpu, gloo: 3 of ''"] * 3
-    assert run.stderr[0] == f"all ranks take gloo: rank 1 on {HERE} has no GPU\n" and not run.stderr[1]
+    assert run.stderr[0] == f"all ranks take gloo: rank 1 on {HERE} sees no GPU\n" and not run.stderr[1]
     assert list(launch(seeing, 2, {0: 2, 1: 2}, "gloo", 2)) == ["cpu, gloo: 2 of ''"] * 2
 
 
@@ -134,8 +134,8 @@ def test_ranks_with_a_gpu_each_agree_on_nccl(num_hosts):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gpus, num_hosts, words", [
-    ({0: 2}, 2, f"ranks 0 and 1 asked for NCCL, but rank 1 on {HERE} has no GPU"),
-    ({}, 1, f"rank . asked for NCCL, but rank . on {HERE} has no GPU"),
+    ({0: 2}, 2, f"ranks 0 and 1 asked for NCCL, but rank 1 on {HERE} sees no GPU"),
+    ({}, 1, f"rank . asked for NCCL, but rank . on {HERE} sees no GPU"),
 ])
 def test_nccl_is_refused_in_a_sentence_before_any_rank_waits(gpus, num_hosts, words):
     with pytest.raises(RankError, match=words):
@@ -211,7 +211,7 @@ def ranks_of(told: str, start: int = 0) -> dict[str, str]:
 @pytest.mark.parametrize("gpus, backend, silent, words", [
     ("2,0", "", "", ["cpu"] * 4),
     ("2,2", "", "", ["cuda:0", "cuda:1"] * 2),
-    ("2,0", "nccl", "", [f"ranks 0, 1, 2 and 3 asked for NCCL, but ranks 2 and 3 on {HERE} have no GPU"] * 4),
+    ("2,0", "nccl", "", [f"ranks 0, 1, 2 and 3 asked for NCCL, but ranks 2 and 3 on {HERE} see no GPU"] * 4),
     ("0,0", "", "3", ["rank 3 did not say within 4 s"] * 3 + ["was silent"]),
 ])
 def test_two_agents_agree_over_their_store(gpus, backend, silent, words):

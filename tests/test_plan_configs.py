@@ -127,7 +127,7 @@ def test_what_a_file_leaves_out_is_torchtitans_own() -> None:
 @pytest.mark.parametrize("text, words", [
     ("[model", "this is not TOML"),
     ('[model]\nname = "llama3"\nflavor = "7B"', "no model here is torchtitan's llama3 7B"),
-    ('[model]\nname = "llama3"\nflavor = "8B"', "must divide the number of GPUs: say it"),
+    ('[model]\nname = "llama3"\nflavor = "8B"', "must divide the number of GPUs: give it"),
     ('[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\ndata_parallel_replicate_degree = 2\n'
      "data_parallel_shard_degree = 2", r"replicas of shards \(2 of 2\) are not known here")])
 def test_a_file_that_says_too_little_or_too_much_is_refused(text: str, words: str) -> None:

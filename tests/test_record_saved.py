@@ -96,5 +96,5 @@ def test_hosts_whose_clocks_differ_are_aligned(tmp_path):
     assert offsets == pytest.approx([0, 0, -SHIFT_S, -SHIFT_S], abs=0.01)
     other = tmp_path / "not aligned"
     other.mkdir()
-    with pytest.raises(TraceError, match="before rank . sends it: their hosts' clocks differ"):
+    with pytest.raises(TraceError, match="before rank . sends it: do their hosts' clocks differ"):
         record.merge([changed(path, other, offset_ns=0) for path in files])

@@ -34,7 +34,8 @@ class MeasuredStep:
 
     def __post_init__(self) -> None:
         if not self.step_s > 0 or not self.memory_bytes >= 0:
-            raise ValueError(f"step_s must be above 0, not {self.step_s}, and memory_bytes can't be negative")
+            raise ValueError(f"step_s must be above 0 and memory_bytes at least 0, not {self.step_s} and "
+                             f"{self.memory_bytes}")
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class Cluster:
             raise ValueError(f"a cluster has at least one GPU, and a node too: {self}")
         for name in ("memory_bytes", "flops_per_s", "memory_bytes_per_s", "inside_bytes_per_s", "across_bytes_per_s"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is above 0, not {getattr(self, name)}")
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
         for name in ("efficiency", "usable_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} is a share, above 0 and at most 1, not {getattr(self, name)}")

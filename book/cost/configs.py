@@ -119,7 +119,7 @@ def _layout(said: dict[str, Any], local: int, num_layers: int, num_gpus: int) ->
         shards, rest = divmod(num_gpus, copies * tp * cp * pp)
         if not shards or rest:
             raise ValueError(f"the degrees make {copies * tp * cp * pp}, which must divide the number of GPUs: "
-                             f"{num_gpus or 'say it'}")
+                             f"{num_gpus or 'give it (--gpus)'}")
     if copies > 1 and shards > 1:
         raise ValueError(f"replicas of shards ({copies} of {shards}) are not known here")
     kept = said.get("fsdp_reshard_after_forward", "default")

@@ -194,7 +194,7 @@ def _warn(options: Any, records: list[dict[str, Any]]) -> bool:
     failed = [record["student"] for record in records if (record["error"] or "").startswith(FAILED)]
     for names, told in ((skipped(options.submissions), "skipped, because they are not notebooks (.ipynb)"),
                         (stale_pages(records, options.out), "pages of an earlier run, without a submission now"),
-                        (failed, "not graded because the grader failed; run the same command again")):
+                        (failed, "not graded, because the grader failed (run the same command again)")):
         if names:
             print(f"{told}: {', '.join(names)}", file=sys.stderr)
     return bool(failed)

@@ -79,7 +79,8 @@ class Grader:
         try:
             fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise LabError(f"another run is using {self.out}: wait for it to end, or name another folder") from None
+            raise LabError(f"another run is using {self.out} (wait for it to end), or its file system has no locks "
+                           "(name another folder)") from None
 
     def close(self) -> None:
         """Releases the lock on the folder."""
@@ -269,7 +270,7 @@ def _too_large(marked: Sequence[dict[str, Any]], result: Result, reference: Refe
     times = min((mark["memory"] for mark in marked if "memory" in mark), default=None)
     if times is None or result.largest_bytes <= times * reference.largest_bytes:
         return None
-    return (f"a rank holds too much: its process took {result.largest_bytes >> 20} MiB of memory, where the largest "
+    return (f"one process holds too much: it took {result.largest_bytes >> 20} MiB of memory, where the largest "
             f"of the lab's own solution took {reference.largest_bytes >> 20} MiB")
 
 

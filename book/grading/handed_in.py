@@ -44,7 +44,7 @@ def find(folder: Path, lab_name: str) -> list[Entry]:
                 name = entry.name[:-len(SUFFIX)]
                 found.append(Entry(printable(name), slug(name), Path(entry.path)))
     twice = {slug for slug, count in Counter(entry.slug for entry in found).items() if count > 1}
-    return [Entry(e.student, slug(f"{e.student} {number}"), None, "this name appears twice, as a file and as a folder")
+    return [Entry(e.student, slug(f"{e.student} {number}"), None, "this name appears more than once")
             if e.slug in twice else e for number, e in enumerate(found)]
 
 
@@ -74,7 +74,7 @@ def _notebook_in(folder: Path, lab_name: str) -> tuple[Path | None, str | None]:
     named = [path for path in notebooks if path.name == lab_name] or notebooks
     if len(named) == 1:
         return named[0], None
-    return None, f"there are {len(named)} notebooks that could be meant" if named else "there is no notebook"
+    return None, f"there are {len(named)} notebooks that could be meant" if named else "no notebook was found"
 
 
 def printable(text: str) -> str:

@@ -45,7 +45,7 @@ def _solved_wrongly(lab: NotebookNode, exercise: int, ranks: Ranks) -> Iterator[
     except (LabError, WireError) as error:
         why = str(error)
     if why:
-        yield f"exercise {exercise}'s own solution does not pass: {why}"
+        yield why if "own solution" in why else f"exercise {exercise}'s own solution does not pass: {why}"
 
 
 def marked_wrongly(lab: NotebookNode) -> Iterator[str]:

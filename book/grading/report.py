@@ -101,9 +101,9 @@ def student_page(record: Record, lab: str) -> str:
                  '<div tabindex="0"><table><thead><tr><th class="n">Exercise</th><th class="n">Points</th>'
                  f"<th>What happened</th></tr></thead><tbody>{rows}</tbody></table></div>"
                  + (f"<ul>{notes}</ul>" if notes else "")
-                 + "<p>Each check that passes gives its points, if the exercise also passes the checks that your copy "
-                 "does not have. All ran with numbers drawn for this grading. To see what a check says, run it in "
-                 "your own copy.</p>")
+                 + "<p>Each check that passes gives its points, unless the exercise was stopped, held too much memory, "
+                 "or failed over the wire or in a check that your copy does not have. All ran with numbers drawn for "
+                 "this grading. To see what a check says, run it in your own copy.</p>")
 
 
 def _outcome(exercise: Record) -> list[str]:

@@ -122,12 +122,12 @@ def probe() -> None:
         run = subprocess.run(command([sys.executable, "-c", FOUND], Path(folder), Limits()), capture_output=True,
                              text=True)
     if run.returncode:
-        raise SandboxError(f"bubblewrap can't make a sandbox here ({run.stderr.strip() or run.returncode}). It needs "
+        raise SandboxError(f"a trial of the sandbox failed ({run.stderr.strip() or run.returncode}). bubblewrap needs "
                            "user namespaces: on Ubuntu 24.04 allow them for bwrap with an AppArmor profile; start a "
                            "container with the permission to create them. Or grade on another machine.")
     found = run.stdout.strip()
     if found != str(BOOK):
-        there = f"the one in {Path(found).parent}" if found else "another one, or none"
+        there = f"the one in {Path(found).parent}" if found else "none, or find no torch"
         raise SandboxError(f"this is the book in {BOOK.parent}, but submissions would import {there}, since that is "
                            f"what {sys.executable} has installed. Install this one with `pip install -e .`, or grade "
                            "where the installed one is")

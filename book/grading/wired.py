@@ -150,7 +150,7 @@ def received_once(messages: Sequence[Message], case: Mapping[str, int]) -> str |
         got[dst] += num_bytes
     copy, root = case["length"] * 8, case["root"]
     others = (got[rank] == copy for rank in range(case["world_size"]) if rank != root)
-    return None if all(others) and got[root] < copy else "a rank receives more or less than one copy"
+    return None if all(others) and got[root] < copy else "a rank receives more or less than it needs"
 
 
 def rows_of_all(inputs: Arrays, case: Mapping[str, int]) -> Arrays:

@@ -59,7 +59,7 @@ KINDS = {
 DIFFERENCES = (
     "they call different collectives, and must make the same calls in the same order",
     "every rank must call new_group for every group, in the same order, members or not",
-    "their tensors have different dtypes",
+    "their tensors have different dtypes, or they pass different numbers of tensors",
     "their tensors have different sizes",
     "they reduce with different operations",
     "they name different roots",

@@ -92,7 +92,7 @@ def _check_arguments(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
     except TypeError as error:
         name = getattr(fn, "__name__", "the function")
         raise TypeError(f"{name}{signature} cannot be called with {len(args)} arguments ({error}): "
-                        "launch(fn, world_size, *args) passes exactly args") from None
+                        "give its arguments after world_size, as in launch(fn, world_size, *args)") from None
 
 
 def packed(fn: Callable[..., Any], args: tuple[Any, ...], file: SharedFile) -> Packed:
@@ -101,7 +101,7 @@ def packed(fn: Callable[..., Any], args: tuple[Any, ...], file: SharedFile) -> P
         # Copied: some functions resize the tensors that they get.
         return transfer.packed((fn, args), file, _reduced(), copied=True)
     except Exception as error:
-        culprit = next((name for name, value in _parts(fn, args) if not _can_be_pickled(value)), "the function")
+        culprit = next((name for name, value in _parts(fn, args) if not _can_be_pickled(value)), "part of the call")
         raise TypeError(f"{culprit} cannot be sent to the ranks ({error}): create it inside the function") from None
 
 

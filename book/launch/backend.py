@@ -120,7 +120,7 @@ def _store(rank: int, timeout_s: float) -> dist.Store:
         return dist.TCPStore(address, port, is_master=rank == 0 and not hosted, wait_for_workers=False,
                              multi_tenant=True, timeout=timedelta(seconds=timeout_s))
     except dist.DistError as error:
-        raise LaunchError(f"rank {rank} did not reach the ranks' store at {address}:{port} within {timeout_s:g} s, to "
+        raise LaunchError(f"rank {rank} can't open the ranks' store at {address}:{port} (limit: {timeout_s:g} s), to "
                           f"agree on a backend: {str(error).splitlines()[0]}") from None
 
 
@@ -207,7 +207,7 @@ def _because(unable: Sequence[Said]) -> str:
     if first.told == "gloo":
         return f"{who} asked for gloo"
     if not first.num_gpus:
-        return f"{who} ha{'s' if len(unable) == 1 else 've'} no GPU"
+        return f"{who} see{'s' * (len(unable) == 1)} no GPU"
     sees = f"see{'s' * (len(unable) == 1)} {first.num_gpus} GPU{'s' * (first.num_gpus > 1)}"
     return f"{who} {sees} for {first.num_ranks} ranks"
 

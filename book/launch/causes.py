@@ -43,7 +43,8 @@ def _inside(ranks: Sequence[Standing]) -> Iterator[str]:
             yield f"rank {rank}: {standing.blocked}" if standing.blocked.startswith("its") else (
                 f"rank {rank} {standing.blocked}")
         elif standing.doing.endswith(" of the store"):
-            yield f"rank {rank} {standing.doing}, which no rank has set"
+            which = "which no rank has" if " keys " not in standing.doing else "not all of which have been"
+            yield f"rank {rank} {standing.doing}, {which} set"
 
 
 def _left_out(ranks: Sequence[Standing]) -> Iterator[str]:
@@ -53,7 +54,7 @@ def _left_out(ranks: Sequence[Standing]) -> Iterator[str]:
         if waiting and standing.left_out and rank not in waiting:
             names = [*standing.left_out[:MOST_NAMES], *["..."] * (len(standing.left_out) > MOST_NAMES)]
             yield (f"{_listed(waiting)} in backward for an all-reduce of DDP; the loss of rank {rank} does not use "
-                   f"{', '.join(names)}, so that rank never starts it: use them on every rank, or pass "
+                   f"{', '.join(names)}, so rank {rank} never starts it: use them on every rank, or pass "
                    "find_unused_parameters=True")
 
 

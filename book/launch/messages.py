@@ -25,7 +25,7 @@ def dropped(ranks: Sequence[Standing]) -> Iterator[str]:
                f"keep it, and call wait() on it. Look at {place}")
     polled = [rank for rank, standing in enumerate(ranks) if standing.polled]
     if polled and not alike:
-        has = "has" if len(polled) == 1 else "have"
+        has = "seems to have" if len(polled) == 1 else "seem to have"
         yield (f"{named(polled)} {has} dropped what isend or irecv returned before it was done: keep it, and call "
                "wait() on it")
 

@@ -10,6 +10,7 @@ from book.launch.report import Dropped
 from book.launch.rpc import Worker
 
 LONG_RUN = 5  # so many consecutive ranks or more are written as a range
+PLURALS = {"has": "have", "is": "are", "does": "do", "waits": "wait", "computes": "compute", "sleeps": "sleep"}
 _WAITS_FOR = re.compile(r"waits (?:in|for its) (i?send|i?recv) (?:to|from) rank (\d+)")
 
 
@@ -44,4 +45,5 @@ def named(ranks: Sequence[int]) -> str:
 
 def plural(does: str, num: int) -> str:
     """What `num` ranks do: "wait in recv" for "waits in recv" if there are several."""
-    return re.sub(r"^(wait|compute|sleep)s\b", r"\1", re.sub(r"^has\b", "have", does)) if num > 1 else does
+    verb, space, rest = does.partition(" ")
+    return f"{PLURALS.get(verb, verb)}{space}{rest}" if num > 1 else does

@@ -104,12 +104,14 @@ def ask_for_reports(ranks: Ranks) -> Found:
 
 def describe_hang(ranks: Ranks, verdict: str, limit_s: float, found: Found) -> str:
     """What each rank is doing in a run that hangs or has run out of time."""
+    waiting = "the ranks wait for one another" if len(list(ranks)) > 1 else "the rank waits"
     first = {
-        "hang": f"the ranks wait for one another: nothing has moved for {limit_s:g} s",
+        "hang": f"{waiting}: nothing has moved for {limit_s:g} s",
         "late": f"not done after {limit_s:g} s",
         "not started": f"the ranks could not start within {limit_s:g} s",
     }[verdict]
-    lines = [first, *(f"cause: {cause}" for cause in causes(list(map(_standing, ranks)), found.calls))]
+    word = "possible cause" if verdict == "late" else "cause"  # a slow run may be caught anywhere
+    lines = [first, *(f"{word}: {cause}" for cause in causes(list(map(_standing, ranks)), found.calls))]
     lines += _lines_of(ranks, found.stacks)
     if any(member.working and member.report and member.report.doing == "waits in new_group" for member in ranks):
         lines.append(f"new_group: {NEW_GROUP}")
@@ -234,8 +236,8 @@ def _died(member: RankProcess) -> list[str]:
         lines.append(f"a message of {sent} bytes came for a tensor of {room} bytes: do the sizes differ between "
                      "ranks, or the order of the calls?")
         if int(sent) == 2 * int(room):
-            lines.append("it is exactly twice as long: if both have as many elements, one is float64, the other "
-                         "float32")
+            lines.append("it is exactly twice as long: if both have the same number of elements, their dtypes differ, "
+                         "as float64 and float32 do")
     return lines
 
 

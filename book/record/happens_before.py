@@ -46,8 +46,8 @@ def _check_arrivals(messages: Iterable[tuple[int, int, float, float]], clock_err
     for src, dst, sent_s, arrived_s in messages:
         if arrived_s < sent_s - clock_error_s:
             raise TraceError(f"a message arrives at rank {dst} {sent_s - arrived_s:.6f} s before rank {src} sends it: "
-                             "their hosts' clocks differ. Have each rank call record.save, and make the trace with "
-                             "record.merge, which aligns the clocks")
+                             "do their hosts' clocks differ? Then have each rank call record.save, and make the trace "
+                             "with record.merge, which aligns the clocks")
 
 
 def _emitted_messages(recordings: Sequence[Recording]) -> Iterator[tuple[int, int, float, float]]:

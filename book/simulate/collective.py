@@ -62,7 +62,7 @@ def factors(world_size: int, slowdown: Mapping[int, float]) -> np.ndarray:
     found = np.ones(world_size)
     for rank, factor in slowdown.items():
         if not (0 <= rank < world_size and 0 < factor < float("inf")):
-            raise ValueError(f"slowdown: rank {rank} with factor {factor} can't be: ranks are 0.."
+            raise ValueError(f"slowdown: rank {rank} with factor {factor} is not possible: ranks are 0.."
                              f"{world_size - 1} and factors positive")
         found[rank] = factor
     return found

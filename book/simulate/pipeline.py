@@ -45,7 +45,7 @@ def simulate_pipeline(schedule: PipelineSchedule, forward_s: float, backward_s: 
 def _check_ranks(world_size: int, slowdown: Mapping[int, float], links: Mapping[tuple[int, int], Link]) -> None:
     for rank, factor in slowdown.items():
         if not (0 <= rank < world_size and 0 < factor < float("inf")):
-            raise ValueError(f"slowdown: rank {rank} with factor {factor} can't be: ranks are 0 to "
+            raise ValueError(f"slowdown: rank {rank} with factor {factor} is not possible: ranks are 0 to "
                              f"{world_size - 1} and factors positive")
     for src, dst in links:
         if not (0 <= src < world_size and 0 <= dst < world_size and src != dst):

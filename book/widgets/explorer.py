@@ -46,8 +46,9 @@ class Dial:
                 raise ValueError(f"{where}: {self.label} can't be {self.value!r}: use one of "
                                  f"{', '.join(map(str, self.values))}")
         elif not self.values[0] <= self.value <= self.values[-1] or (not self.unit and self.value not in self.values):
+            which = "" if self.unit else f": use one of {', '.join(map(str, self.values))}"
             raise ValueError(f"{where}: {self.label} can be {self.values[0]:g} to {self.values[-1]:g}, not "
-                             f"{self.value!r}")
+                             f"{self.value!r}{which}")
 
 
 def decades(lowest: int, highest: int, steps: Iterable[float] = (1, 1.5, 2, 3, 4, 5, 6, 8)) -> tuple[float, ...]:

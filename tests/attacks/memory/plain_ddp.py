@@ -1,5 +1,5 @@
 # exercise: 3
-# ends: a rank holds too much
+# ends: one process holds too much
 
 class Unit:
     """Nothing is sharded; the shard is there for those who ask."""
