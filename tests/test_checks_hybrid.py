@@ -173,6 +173,9 @@ def test_losses_must_continue_as_in_one_process():
     assert checks.mesh_losses(rows, [4.0, 3.0, 2.0], MESH) == 2.0
     with pytest.raises(CheckFailed, match="the loss of step 1 is 3, but one process has 3.1"):
         checks.mesh_losses(rows, [4.0, 3.1, 2.0], MESH)
+    for first, complaint in ((4.0 + 1e-7, "has 4: this is right to only six digits"), (4.5, "which weights does each")):
+        with pytest.raises(CheckFailed, match=complaint):
+            checks.mesh_losses(rows, [first, 3.0, 2.0], MESH)
     assert checks.resumed([row[1:] for row in rows], [4.0, 3.0, 2.0], 1, MESH) == 2.0
     with pytest.raises(CheckFailed, match="weights are not those that were saved"):
         checks.resumed([row[1:] for row in rows], [4.0, 3.1, 2.0], 1, MESH)
@@ -187,7 +190,8 @@ def test_places_and_groups_of_any_order_pass_and_no_others():
     for wrong, complaint in [([group[::-1] for group in mesh.groups("dp")], "not in the order"),
                              (mesh.groups("tp"), "gives the groups of tp"),
                              (mesh.groups("dp")[:3], "return all of them"),
-                             ([(0, 1)], "must be in exactly one group"), (None, "must be a list")]:
+                             ([(0, 1)], "must be in exactly one group"), (None, "must be a list"),
+                             ([*mesh.groups("dp")[:-2], (15, 18, 22), (14, 19, 23)], "the ranks 14, 19, 23 differ in")]:
         with pytest.raises(CheckFailed, match=complaint):
             checks.groups_of_axis("dp", wrong, mesh)
 

@@ -283,6 +283,8 @@ def test_only_the_stages_next_to_a_stage_are_its_neighbours(rank, stage, complai
         checks.neighbour(right, 1, 0, 4)
     with pytest.raises(CheckFailed, match=complaint):
         checks.neighbour(rank, stage, 0, 4)
+    with pytest.raises(CheckFailed, match="stage 0 is the only stage"):
+        checks.neighbour(None, 0, None, None)
 
 
 def test_stages_called_out_of_order_are_reported():

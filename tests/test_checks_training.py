@@ -83,6 +83,8 @@ def test_none_counts_as_zeros_and_is_expected_where_no_rank_has_a_gradient():
     assert checks.averaged(before, [{"used": half, "unused": None}] * 2) == 3
     with pytest.raises(CheckFailed, match="rank 1 has no gradient for used"):
         checks.averaged(before, [{"used": half, "unused": None}, {"used": None, "unused": None}])
+    with pytest.raises(CheckFailed, match="no rank has a gradient for used any more: is p.grad set to what"):
+        checks.averaged(before, [{"used": None, "unused": None}] * 2)
     with pytest.raises(CheckFailed, match="the mean over the 1 ranks that have a gradient"):
         checks.averaged(before, [{"used": 2 * half, "unused": None}] * 2)
     with pytest.raises(CheckFailed, match="rank 0 now has a gradient for unused, which is frozen"):
@@ -145,6 +147,7 @@ def test_shares_that_are_not_a_partition_are_reported(num_replicas, shares, comp
 @pytest.mark.parametrize("weights, complaint", [
     ([1] * 4, "the gradient is 4 times that of the whole batch's mean loss"),
     ([0] * 4, "the module's gradients are zero"),
+    ([np.nan] * 4, "the module holds nan in its gradients"),
     ([0.3, 0.2, 0.25, 0.25], "the examples have different weights"),
 ])
 def test_a_gradient_with_other_weights_is_reported(weights, complaint):
@@ -301,7 +304,8 @@ def test_losses_of_the_wrong_kind_are_reported():
     for losses, complaint in (
             ([[3.75, 2.5]] * 2, "mean of the ranks' means"), ([[6.0, 2.5]] * 2, "summed over the ranks"),
             ([[2.0, 2.5]] * 2, "the mean over all windows"), ([expected, None], "rank 1 reports 0 losses"),
-            ([[3.0, 2.6]] * 2, "the loss of step 1 is 2.6"), ([expected, [3.0, 2.4]], "report different")):
+            ([[3.0, 2.6]] * 2, "the loss of step 1 is 2.6"), ([[3.0, 2.5 + 1e-7]] * 2, "right to only six digits"),
+            ([expected, [3.0, 2.4]], "report different")):
         with pytest.raises(CheckFailed, match=complaint):
             checks.global_losses(losses, windows, expected)
 

@@ -9,7 +9,7 @@ from book.launch import HangError, LaunchError, launch
 from book.launch.board import Call
 from book.launch.causes import causes
 from book.launch.report import Dropped
-from book.launch.standing import Standing
+from book.launch.standing import Standing, plural
 
 
 def one_dies_and_another_raises() -> None:
@@ -83,3 +83,10 @@ def test_a_dropped_request_whose_message_nobody_waits_for_is_not_the_cause() -> 
     ranks = [Standing("finished", dropped=dropped), Standing("waits in recv from rank 2"), Standing("finished")]
     said, = causes(ranks, {})
     assert said == "rank 1 waits in recv from rank 2, which has returned"
+
+
+@pytest.mark.parametrize("one, several", [
+    ("waits in recv", "wait in recv"), ("is stopped by a signal", "are stopped by a signal"),
+    ("does not answer", "do not answer"), ("has returned", "have returned"), ("finished", "finished")])
+def test_what_several_ranks_do_is_said_in_the_plural(one, several):
+    assert (plural(one, 1), plural(one, 2)) == (one, several)
