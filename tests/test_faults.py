@@ -58,7 +58,7 @@ def test_an_interval_far_above_the_time_between_failures_keeps_nothing():
 
 @pytest.mark.parametrize("wrong", [{"num_nodes": 0}, {"num_spares": -1}, {"mtbf_s": 0}, {"save_s": -1}])
 def test_an_impossible_job_is_refused(wrong):
-    with pytest.raises(ValueError, match="a job needs a node|mean time"):
+    with pytest.raises(ValueError, match="a job needs a node|mtbf_s must be above 0"):
         replace(JOB, **wrong)
 
 

@@ -149,8 +149,8 @@ def test_invalid_layouts_are_refused(sizes, words):
 @pytest.mark.parametrize("name, value, words", [
     ("num_gpus", 0, "at least one GPU"), ("gpus_per_node", 0, "and a node too"),
     ("efficiency", 0, "efficiency is a share"), ("efficiency", 1.1, "at most 1, not 1.1"),
-    ("usable_share", 90, "usable_share is a share"), ("across_bytes_per_s", 0, "across_bytes_per_s is above 0"),
-    ("memory_bytes", float("nan"), "memory_bytes is above"), ("num_passes", -1, "num_passes is at least 0")])
+    ("usable_share", 90, "usable_share is a share"), ("across_bytes_per_s", 0, "across_bytes_per_s must be above 0"),
+    ("memory_bytes", float("nan"), "memory_bytes must be above"), ("num_passes", -1, "num_passes is at least 0")])
 def test_invalid_clusters_are_refused(name, value, words):
     with pytest.raises(ValueError, match=words):
         replace(A100, **{name: value})
