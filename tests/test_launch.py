@@ -458,7 +458,8 @@ def hang(fn, world_size=3, timeout_s=60.0, hang_s=0.5):
         launch(fn, world_size, timeout_s=timeout_s, hang_s=hang_s)
     assert time.monotonic() - started_s < 60
     head, *lines = str(caught.value).splitlines()
-    return head, [re.sub(r"line \d+", "line N", line.strip()) for line in lines if "cause: " not in line]
+    return head, [re.sub(r"line \d+", "line N", line.strip()) for line in lines
+                  if not line.startswith(("cause: ", "possible cause: "))]
 
 
 STILL = "the ranks wait for one another: nothing has moved for 0.5 s"
