@@ -108,6 +108,7 @@ def summed(weights):
     (np.eye(2)[:, :, None] * np.ones(3) / 3, "the other ranks have no part in the gradients"),
     (np.maximum(np.eye(2)[:, :, None], [0, 0, 1]) / 6, "the other ranks' micro-batches 0, 1 have no part in it"),
     (np.full((2, 2, 3), 1 / 6) * [0, 0, 1], "only each rank's last micro-batch is in it"),
+    (np.full((2, 2, 3), 1 / 2) * [0, 0, 1], "only the last micro-batch is in it: are gradients cleared"),
     (np.full((2, 2, 3), 1 / 6) * [1, 1, 3], "the last micro-batch weighs 3 times as much as the others"),
     (np.full((2, 2, 3), 1 / 6) * [1, 2, 1], "weigh between 0.166667 and 0.333333, but each should weigh 0.166667"),
 ])
