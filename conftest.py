@@ -11,13 +11,13 @@ from tests.once import share_a_folder
 # Set before torch is loaded, here and in kernels. OpenMP's threads otherwise spin while they wait for each other, and
 # take the cores from ranks and other workers: on a loaded machine, 15 CPU s for a cell that needs 2.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-pytest_plugins = ["tests.costs", "tests.tiers"]
+pytest_plugins = ["tests.suite"]
 CELL_TIMEOUT_S = 120.0
 NBVAL_DEFAULT_TIMEOUT_S = 2000.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option of `make test-all`."""
+    """Add the option of the weekly run."""
     parser.addoption("--fresh-kernels", action="store_true", help="start each notebook's kernel as JupyterLab does")
 
 
@@ -55,7 +55,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     gc.collect()
     gc.freeze()
-    config = session.config
-    if hasattr(config, "workerinput") and config.getoption("tier", None) != "quick" and os.name == "posix":
+    needs_ranks = any(item.path.suffix == ".ipynb" or item.get_closest_marker("slow") for item in session.items)
+    if hasattr(session.config, "workerinput") and needs_ranks and os.name == "posix":
         from book.launch.server import warm_up
         warm_up(whole=True)

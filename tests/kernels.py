@@ -1,7 +1,7 @@
 """Kernels for nbval that are forked from the process that ranks are forked from, which has loaded torch already.
 
 A fresh kernel imports torch, and then starts a server for its ranks that imports it again: 8 CPU seconds a notebook.
-A forked one does neither. `--fresh-kernels`, as in `make test-all FRESH=1`, starts every kernel as JupyterLab does.
+A forked one does neither. `--fresh-kernels` starts every kernel as JupyterLab does.
 """
 from __future__ import annotations
 

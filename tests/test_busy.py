@@ -1,4 +1,4 @@
-"""A short run of what `make busy` does for every lab."""
+"""A short run of what `python -m tests.busy` does for every lab."""
 import pytest
 
 from book.grading.trial import solution

@@ -27,9 +27,9 @@ from book.widgets.step_explorers import CAPS, BucketExplorer, ShardingExplorer
 from book.widgets.terms import in_seconds
 from book.widgets.traffic_explorers import ALGORITHMS, across, servers
 from tests.backward import recorded
-from tests.families import some
 from tests.players import (PLAYER, assert_readable, axe_finds, caption, click, contrasts, figures, first, html_of,
                            paint, state)
+from tests.widget_rows import some
 
 # The twin's own tests instead of the twin: `make quick` takes what is nearest to a change first.
 READS = ["tests/test_twin.py", "book/widgets/*explorer*", "book/widgets/scene.js", "book/widgets/widgets.css"]

@@ -93,7 +93,7 @@ def test_a_program_that_hangs_gets_the_message_on_the_page(program: hangs.Progra
     if program is hangs.a_loop_that_never_ends:  # at one of two lines
         said = re.sub(r"at line 4: pass", "at line 3: while rank == 1:", said)
     on_page = "### " + SECTIONS[program.__name__].partition("\n## ")[0]
-    assert on_page.rstrip() == hangs.section(program, said).rstrip(), "run `make hangs`"
+    assert on_page.rstrip() == hangs.section(program, said).rstrip(), "run `python examples/hangs.py --page`"
 
 
 @pytest.mark.parametrize("name", list(EXPECTED))

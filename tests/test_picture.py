@@ -15,7 +15,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_the_picture_shows_the_run_stored_in_chapter_3() -> None:
-    assert picture.PICTURE.read_text("utf-8") == picture.draw(), "draw it again: make picture"
+    assert picture.PICTURE.read_text("utf-8") == picture.draw(), "draw it again: python -m book.authoring picture"
     assert f"({picture.PICTURE.relative_to(ROOT)})" in (ROOT / "README.md").read_text("utf-8")
 
 

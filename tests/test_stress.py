@@ -1,4 +1,4 @@
-"""A short run of what `make stress` does a hundred times: no process is left when kernels and launches end."""
+"""A short run of `python -m tests.stress`: no process is left when kernels and launches end."""
 import sys
 
 import pytest

@@ -1,7 +1,6 @@
 """What every widget does, in a real Chromium, on static pages of its own HTML and assets, with the network blocked."""
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +8,10 @@ import pytest
 
 from book.collectives import ring_all_reduce
 from book.widgets import play
-from tests.families import commit, some
 from tests.players import FRAMES, PLAYER, WAIT_MS, WALK, axe_finds, click, contrasts, first, paint, press, state, until
-from tests.widget_rows import WIDGETS, Widget
+from tests.widget_rows import WIDGETS, Widget, some
 
-NUM_DRAWN = 3
+NUM_AT_FIRST = 3
 each_widget = pytest.mark.parametrize("widget", WIDGETS, ids=str)
 THEMES = ("light", "dark")
 COLOURS = """selector => [getComputedStyle(document.querySelector('.lockstep-player')).backgroundColor,
@@ -40,13 +38,13 @@ def hasten(page: Any) -> None:
 
 
 def everywhere(*values: Any) -> list[Any]:
-    """Each widget with each of these values; `make test` takes some widgets with the first value."""
-    drawn = random.Random(repr(values) + commit()).sample(WIDGETS, NUM_DRAWN)
-    return [pytest.param(widget, value, marks=() if value == values[0] and widget in drawn else pytest.mark.full,
-                         id=f"{value}-{widget}") for value in values for widget in WIDGETS]
+    """Each widget with each of these values; `make test` takes the first widgets with the first value."""
+    return [pytest.param(widget, value, id=f"{value}-{widget}",
+                         marks=() if value == values[0] and place < NUM_AT_FIRST else pytest.mark.slow)
+            for value in values for place, widget in enumerate(WIDGETS)]
 
 
-some_widgets = some("widget", WIDGETS, NUM_DRAWN)
+some_widgets = some("widget", WIDGETS, NUM_AT_FIRST)
 
 
 @some_widgets

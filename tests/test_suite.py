@@ -1,0 +1,129 @@
+"""How the suite is run: which tests a mark takes, what begins first, what a slow day leaves out; and what CI calls."""
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests import suite
+from tests.website import ROOT
+
+pytest_plugins = ["pytester"]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+TESTS = """
+import pytest
+def test_cheap(): pass
+@pytest.mark.slow
+def test_slow(): pass
+@pytest.fixture
+def browser(): pass
+def test_page(browser): pass
+"""
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs pytest with the plugin and these options in a folder of its own; what it remembers is there too."""
+    monkeypatch.setattr(suite, "LEFT_OUT", pytester.path / "_build" / "left_out")
+    monkeypatch.delenv(suite.BEGIN_UNTIL, raising=False)
+    pytester.makeini("[pytest]\nmarkers =\n  slow\n  browser")
+    plugins = ("-p", "tests.suite", "-p", "no:cacheprovider", "-p", "no:nbval")
+    return lambda *options: pytester.inline_run(*plugins, *options)
+
+
+def order(ran: Any) -> list[str]:
+    return [item.nodeid for item in ran.getcalls("pytest_collection_finish")[0].session.items]
+
+
+@pytest.mark.parametrize("expression, names", [
+    ("not slow and not browser", {"test_cheap"}), ("not slow", {"test_cheap", "test_page"}),
+    ("browser", {"test_page"})])
+def test_marks_choose_and_a_page_has_its_own(pytester: pytest.Pytester, run: Any, expression: str,
+                                             names: set[str]) -> None:
+    pytester.makepyfile(test_some=TESTS)
+    assert {nodeid.partition("::")[2] for nodeid in order(run("-m", expression))} == names
+
+
+def test_slow_modules_begin_first_the_longest_before_the_others(pytester: pytest.Pytester, run: Any) -> None:
+    slow = "import pytest\npytestmark = pytest.mark.slow\ndef test_one(): pass\n"
+    pytester.makepyfile(test_a=TESTS, test_b=slow, test_c=slow + "def test_two(): pass\n")
+    assert [re.split("[._]", nodeid)[1] for nodeid in order(run())] == ["c", "c", "b", "a", "a", "a"]
+
+
+def test_what_begins_too_late_is_skipped_named_and_first_the_next_time(pytester: pytest.Pytester, run: Any,
+                                                                       monkeypatch: pytest.MonkeyPatch,
+                                                                       capsys: pytest.CaptureFixture[str]) -> None:
+    """The clock runs out while the first module is at its first test: that module ends, the others do not begin."""
+    monkeypatch.setenv(suite.BEGIN_UNTIL, "10")
+    times = iter([0.0] + [99.0] * 9)
+    monkeypatch.setattr(suite.time, "time", lambda: next(times, 99.0))
+    test = "def test_one(): pass\ndef test_two(): pass\n"
+    pytester.makepyfile(test_a=test, test_b=test, test_c=test)
+    passed, skipped, failed = run().listoutcomes()
+    assert (len(passed), len(skipped), len(failed)) == (2, 4, 0)
+    said = capsys.readouterr().out
+    assert f"{suite.WHY}: test_b.py" in said and f"{suite.WHY}: test_c.py" in said
+    monkeypatch.delenv(suite.BEGIN_UNTIL)
+    assert [nodeid[:6] for nodeid in order(run())][::2] == ["test_b", "test_c", "test_a"]
+    assert suite.left_out() == [], "all have run since"
+
+
+def test_what_has_waited_longest_is_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "LEFT_OUT", tmp_path / "left_out")
+    suite.remember([], late=["b", "c"], done=[])
+    suite.remember(suite.left_out(), late=["a"], done=["b"])
+    assert suite.left_out() == ["c", "a"]
+
+
+def test_a_failure_is_named_at_once(pytester: pytest.Pytester, run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    pytester.makepyfile(test_some="def test_wrong():\n    assert 0\n\n\ndef test_right():\n    pass\n")
+    run("-q")
+    printed = capsys.readouterr().out
+    assert printed.index("FAILED test_some.py::test_wrong") < printed.index("= FAILURES")
+
+
+def read(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
+
+
+def runs() -> Iterator[str]:
+    """What the workflows, their action and .ci/run call."""
+    jobs = [job for path in WORKFLOWS for job in read(path)["jobs"].values()]
+    jobs += [read(path)["runs"] for path in (ROOT / ".github" / "actions").glob("*/action.yml")]
+    for job in jobs:
+        yield from (line for step in job["steps"] for line in step.get("run", "").splitlines())
+    yield from re.findall(r"^step (make [\w-]+)", (ROOT / ".ci/run").read_text(), re.M)
+
+
+@pytest.mark.parametrize("command", sorted({line for line in runs() if line.startswith("make ")}))
+def test_make_has_what_ci_calls(command: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}  # of `make -s test`
+    shown = subprocess.run([*command.split(), "--dry-run"], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert shown.returncode == 0 and shown.stdout.strip(), shown.stderr
+
+
+def test_the_scripts_of_ci_are_there_and_can_be_started() -> None:
+    called = {line for line in runs() if line.startswith(".ci/")}
+    assert called == {".ci/run", ".ci/install"}
+    assert all(os.access(ROOT / name, os.X_OK) for name in called)
+
+
+def test_publishing_waits_for_the_website_alone() -> None:
+    jobs = read(ROOT / ".github/workflows/ci.yml")["jobs"]
+    assert jobs["publish"]["needs"] == "site" and "needs" not in jobs["site"]
+    assert [step["run"] for step in jobs["site"]["steps"] if "run" in step] == ["make site"]
+
+
+def test_every_job_ends_and_has_no_more_rights_than_it_needs() -> None:
+    for path in WORKFLOWS:
+        workflow = read(path)
+        assert workflow["permissions"] == {"contents": "read"}, path.name
+        assert all(job["timeout-minutes"] for job in workflow["jobs"].values()), path.name
+        rights = [name for name, job in workflow["jobs"].items() if "permissions" in job]
+        assert rights == (["publish"] if path.name == "ci.yml" else [])
