@@ -30,7 +30,7 @@ AS_ROOT      := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 POINTS ?= 2
 # tests/suite.py has the longest modules begin first; xdist would go by the number of tests.
-PYTEST    := $(BIN)/python -m pytest -rfEs --dist loadscope --no-loadscope-reorder -n $(JOBS)
+PYTEST    := $(BIN)/python -m pytest -rfEs --dist loadscope --no-loadscope-reorder
 NOTEBOOKS := chapters labs --nbval
 
 .PHONY: help book site lab check quick test test-all new-lab new-exercise bench gpu clean
@@ -63,15 +63,15 @@ check: $(CHECK_STAMP) $(BOOK_STAMP)
 	@$(BIN)/python -m book.authoring lint chapters labs
 
 quick: $(ALL_STAMP)
-	@$(PYTEST) tests -m "not slow and not browser" -q
+	@$(PYTEST) tests -m "not slow and not browser" -q -n $(JOBS)
 
 test: $(MORE_STAMP)
 	@echo "== Testing: the package, the website in a browser, every notebook (8 minutes on two cores)"
-	@$(PYTEST) tests $(NOTEBOOKS) -m "not slow"
+	@$(PYTEST) tests $(NOTEBOOKS) -m "not slow" -n $(JOBS)
 
 test-all: $(MORE_STAMP)
 	@echo "== Testing everything (40 minutes on two cores)"
-	@$(PYTEST) tests $(NOTEBOOKS)
+	@$(PYTEST) tests $(NOTEBOOKS) -n $(JOBS)
 
 gpu: $(MORE_STAMP)
 	@$(BIN)/python -m benchmarks.gpu
