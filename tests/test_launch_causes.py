@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from book.launch import HangError, LaunchError, launch
-from book.launch.board import Call
+from book.launch.board import NUM_ALIKE, Call, Group
 from book.launch.causes import causes
 from book.launch.report import Dropped
 from book.launch.standing import Standing, plural
@@ -26,7 +26,7 @@ def test_a_death_is_the_cause_of_an_error_that_comes_later():
 
 
 def _call(number: int, name: str = "all_reduce") -> Call:
-    return Call(number, name.encode(), f"{name}()\ncode.py:{number}")
+    return Call(number, (0,) * NUM_ALIKE, name, "", "code.py", number)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 5, 64])
@@ -34,7 +34,7 @@ def test_ranks_that_miss_a_collective_in_the_same_way_share_a_sentence(num_ranks
     waits = Standing("waits in all_reduce")
     ranks = [waits, *[Standing("finished")] * (num_ranks - 1)]
     last = {0: _call(3), **{rank: _call(2) for rank in range(1, num_ranks)}}
-    said, = causes(ranks, {f"0 {list(range(num_ranks))}": last})
+    said, = causes(ranks, {Group("0", tuple(range(num_ranks))): last})
     assert said.startswith("rank 0 waits in all_reduce(); rank") and said.count("returned without it") == 1
     others = {2: "rank 1", 5: "ranks 1, 2, 3, 4", 64: "ranks 1-63"}[num_ranks]
     assert f" {others} returned" in said
@@ -42,13 +42,13 @@ def test_ranks_that_miss_a_collective_in_the_same_way_share_a_sentence(num_ranks
 
 def test_nothing_is_blamed_where_all_ranks_are_in_the_same_collective() -> None:
     waits = Standing("waits in all_reduce")
-    assert causes([waits] * 3, {"0 [0, 1, 2]": dict.fromkeys(range(3), _call(4))}) == []
+    assert causes([waits] * 3, {Group("0", (0, 1, 2)): dict.fromkeys(range(3), _call(4))}) == []
     assert causes([Standing("computes")] * 3, {}) == []
 
 
 def test_a_rank_that_computes_is_named_where_the_others_wait_for_it() -> None:
     ranks = [Standing("waits in barrier"), Standing("computes"), Standing("computes")]
-    said, = causes(ranks, {"0 [0, 1, 2]": {0: _call(1, "barrier")}})
+    said, = causes(ranks, {Group("0", (0, 1, 2)): {0: _call(1, "barrier")}})
     assert said == "rank 0 waits in barrier(); ranks 1, 2 compute instead (last call in this group: none)"
 
 

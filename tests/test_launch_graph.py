@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from book.launch import HangError, launch
-from book.launch.board import Call
+from book.launch.board import NUM_ALIKE, Call, Group
 from book.launch.graph import in_words, waits_for
 from book.launch.rpc import Worker
 from book.launch.standing import Standing
@@ -18,8 +18,9 @@ IN_BARRIER = Standing("waits in barrier")
 
 
 def test_ranks_in_a_collective_wait_for_those_that_have_not_called_it() -> None:
-    last = {rank: Call(1, b"barrier", "barrier()\ncode.py:3") for rank in (0, 2)}
-    waits = waits_for([IN_BARRIER, Standing("finished"), IN_BARRIER, Standing("computes")], {"0 [0, 1, 2, 3]": last})
+    last = {rank: Call(1, (0,) * NUM_ALIKE, "barrier", "", "code.py", 3) for rank in (0, 2)}
+    ranks = [IN_BARRIER, Standing("finished"), IN_BARRIER, Standing("computes")]
+    waits = waits_for(ranks, {Group("0", (0, 1, 2, 3)): last})
     assert waits == {0: (1, 3), 2: (1, 3)}
     assert in_words(waits) == "ranks 0, 2 wait for ranks 1, 3"
 

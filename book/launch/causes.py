@@ -7,24 +7,23 @@ gradient.
 """
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
 from book.launch import messages, rpc_causes
 from book.launch.agreement import with_place
-from book.launch.board import Call
+from book.launch.board import Call, Group
 from book.launch.standing import Standing, named, plural
 
 MOST_NAMES = 6  # of parameters
 MOST = 3  # sentences; the first ones explain the rest
 
 
-def causes(ranks: Sequence[Standing], calls: Mapping[str, Mapping[int, Call]]) -> list[str]:
+def causes(ranks: Sequence[Standing], calls: Mapping[Group, Mapping[int, Call]]) -> list[str]:
     """Sentences on why these ranks wait, at most `MOST`; none where that is unknown.
 
-    `calls`: for each group, by its name and its ranks, the last call of each of its ranks that has made one.
+    `calls`: for each group, the last call of each of its ranks that has made one.
     """
     missed = missing(ranks, calls)
     for found in (messages.dropped(ranks), [*_inside(ranks), *rpc_causes.causes(ranks), *_left_out(ranks)],
@@ -65,16 +64,13 @@ class Missing(NamedTuple):
     last: Mapping[int, Call]
 
 
-def missing(ranks: Sequence[Standing], calls: Mapping[str, Mapping[int, Call]]) -> list[Missing]:
+def missing(ranks: Sequence[Standing], calls: Mapping[Group, Mapping[int, Call]]) -> list[Missing]:
     """The collectives that some ranks wait in and others have not called, one for each group."""
-    return [found for group, last in calls.items() if (found := _missing(ranks, group, last))]
+    return [found for group, last in calls.items() if (found := _missing(ranks, group.ranks, last))]
 
 
-def _missing(ranks: Sequence[Standing], group: str, last: Mapping[int, Call]) -> Missing | None:
+def _missing(ranks: Sequence[Standing], members: Sequence[int], last: Mapping[int, Call]) -> Missing | None:
     """What ranks of a group wait in and others have not called; None if every rank has called it."""
-    if not group.endswith("]"):
-        return None  # the group has too many ranks: its name on the board is cut off
-    members = [int(rank) for rank in re.findall(r"\d+", group.partition(" ")[2])]
     number = max(call.number for call in last.values())
     waiting = [rank for rank in members if rank in last and last[rank].number == number
                and ranks[rank].doing.startswith("waits")]
@@ -98,7 +94,7 @@ def _told(ranks: Sequence[Standing], missing: Missing) -> Iterator[str]:
     alike: dict[str, list[int]] = {}
     for rank in returned or missing.behind:
         last = missing.last.get(rank)
-        before = f"last call in this group: {with_place(last.words)}" if last else "last call in this group: none"
+        before = f"last call in this group: {with_place(last)}" if last else "last call in this group: none"
         does = "returned without it" if returned else f"{ranks[rank].doing} instead"
         alike.setdefault(f"{does} ({before})", []).append(rank)
     for does, who in alike.items():
@@ -106,7 +102,8 @@ def _told(ranks: Sequence[Standing], missing: Missing) -> Iterator[str]:
 
 
 def _words(missing: Missing) -> str:
-    return missing.last[missing.waiting[0]].words.partition("\n")[0]
+    call = missing.last[missing.waiting[0]]
+    return f"{call.name}({call.arguments})"
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from book.launch import rpc_causes
-from book.launch.board import Call
+from book.launch.board import Call, Group
 from book.launch.causes import missing
 from book.launch.standing import Standing, named
 
 
-def waits_for(ranks: Sequence[Standing], calls: Mapping[str, Mapping[int, Call]]) -> dict[int, tuple[int, ...]]:
+def waits_for(ranks: Sequence[Standing], calls: Mapping[Group, Mapping[int, Call]]) -> dict[int, tuple[int, ...]]:
     """For each rank that waits, the ranks that it waits for; `calls` as in `causes`.
 
     A rank in a collective waits for those that have not called it, one in a send, a receive or a call for its peer.

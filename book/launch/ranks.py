@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from book.launch import child, family, transfer
-from book.launch.board import Board, Call
+from book.launch.board import Board, Call, Group
 from book.launch.output import Lines
 from book.launch.report import Report
 from book.launch.server import context, main_module_lock, server_pid, without_main_module
@@ -232,7 +232,7 @@ class Ranks:
         family.end_group(member.process.pid)  # immediately: the kernel may reuse the process id
         self._changed_s = time.monotonic()
 
-    def last_calls(self) -> dict[str, dict[int, Call]]:
+    def last_calls(self) -> dict[Group, dict[int, Call]]:
         """The last collective that each rank has called in each group; {} if the ranks do not compare their calls."""
         return self._board.last_calls() if self._board is not None else {}
 

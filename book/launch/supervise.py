@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from book.launch import family, graph, where
 from book.launch.agreement import CallMismatch
-from book.launch.board import Call
+from book.launch.board import Call, Group
 from book.launch.causes import causes
 from book.launch.child import Failure
 from book.launch.ranks import RankProcess, Ranks
@@ -80,7 +80,7 @@ def _settle(ranks: Ranks) -> None:
 
 class Found(NamedTuple):
     """Of a run that hangs: each rank's last call in each group, and the stacks of the ranks that cannot answer."""
-    calls: Mapping[str, Mapping[int, Call]]
+    calls: Mapping[Group, Mapping[int, Call]]
     stacks: Mapping[int, str]
 
 
