@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from book.launch import where
-from book.launch.board import NUM_ALIKE, Board, Call, Group
+from book.launch.board import NUM_ALIKE, Board, Call
+from book.waiting.hang import Group
 
 WAIT_S = 2.0  # for ranks that are on their way to the same call, so that the message can name them all
 

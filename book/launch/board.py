@@ -13,6 +13,7 @@ from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple
 
 from book.launch.transfer import new_file
+from book.waiting.hang import Group
 
 MAX_GROUPS, DEPTH, SLOT_BYTES = 64, 8, 512  # what a rank calls in further groups is not noted
 NUM_ALIKE = 6  # things that must be the same on all ranks
@@ -20,12 +21,6 @@ _CALL = struct.Struct(f"<Q{NUM_ALIKE}IIHHH")  # number, checksums, line, lengths
 _NUMBER = struct.Struct("<Q")
 _GROUP = struct.Struct("<HH")  # lengths of the name and of the members' bits
 _PART_BYTES = MAX_GROUPS * SLOT_BYTES * (1 + DEPTH + 1)
-
-
-class Group(NamedTuple):
-    """A process group: its name in torch, and its ranks in the world, in ascending order."""
-    name: str
-    ranks: tuple[int, ...]
 
 
 class Call(NamedTuple):
