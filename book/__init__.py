@@ -5,7 +5,8 @@ picture. What ranks return, or the trace, or both become a verdict.
 Each part imports from the layers below its own (L3 may use L2, never the other way round), and within its own layer
 without circles.
 
-    L0  columns       rows of a dataclass kept as NumPy columns: what schedules and traces are made of
+    L0  words         ranks, lists, counts and verbs as sentences write them
+        columns       rows of a dataclass kept as NumPy columns: what schedules and traces are made of
         extras        packages that only some parts need, and the advice where one is missing
         blocks        parts of matrices, and the products that the book cuts
         promise       what a collective starts from and must end in
@@ -18,6 +19,7 @@ without circles.
         pipelines     gpipe, one_f_one_b and their rivals, as schedules
         cost          latency-bandwidth links and the closed forms they lead to; bytes sent and bytes held; the planner
         faults        how often to save, and runs in which nodes fail: where their time goes
+        waiting       ranks that wait for one another: what each does, why, and the message that says so
     L2  simulate      schedule + link -> trace, without starting a process
         device        which device a rank computes on, and from which its messages come
         launch        launch(fn, world_size): real processes from a notebook cell

@@ -717,7 +717,8 @@ for batch in loader:
     ...
 ```
 
-With the `timeout`, a gloo call that has waited for a minute raises an error; the default is 30 minutes, with NCCL 10.
+With the `timeout`, a gloo call that has waited for a minute raises an error; the default is 30 minutes, or 10 if you \
+name NCCL as the backend.
 If a step takes longer than two minutes, the rank prints the lines that all its threads are at, and ends.
 """
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.distributed.nn  # the ranks need it too, and torch.distributed does not import it
 
 from book.launch import HangError, RankError, launch
-from book.launch.board import DEPTH, Board, Call
+from book.launch.board import DEPTH, NUM_ALIKE, Board, Call, Group
 
 FLOATS, INTS = "float32 [4], SUM", "int32 [4], SUM"
 
@@ -180,23 +180,26 @@ def test_without_the_comparison_ranks_see_what_torch_does():
 
 def test_a_board_keeps_the_last_calls_of_every_rank_and_group_apart():
     board = Board(3)
-    noted = {(rank, group, number): Call(number, f"{rank} {group} {number}".encode(), f"words {number}")
-             for rank in range(3) for group in ("0 [0, 1, 2]", "1 [0, 2]") for number in range(1, 3 * DEPTH)}
+    groups = Group("0", (0, 1, 2)), Group("1", (0, 2))
+    noted = {(rank, group, number): Call(number, (rank,) * NUM_ALIKE, group.name, f"[{number}]", "code.py", number)
+             for rank in range(3) for group in groups for number in range(1, 3 * DEPTH)}
     for (rank, group, _), call in noted.items():
         board.note(rank, group, call)
     for (rank, group, number), call in noted.items():
         kept = number >= 2 * DEPTH
         assert board.read(rank, group, number) == (call if kept else None)
-    assert board.read(0, "0 [0, 1, 2]", 3 * DEPTH) is None and board.read(0, "another", 1) is None
+    assert board.read(0, groups[0], 3 * DEPTH) is None and board.read(0, Group("2", (0, 1)), 1) is None
     last = board.last_calls()
     assert {group: {rank: call.number for rank, call in calls.items()} for group, calls in last.items()} == {
-        group: dict.fromkeys(range(3), 3 * DEPTH - 1) for group in ("0 [0, 1, 2]", "1 [0, 2]")}
+        group: dict.fromkeys(range(3), 3 * DEPTH - 1) for group in groups}
     board.close()
 
 
-def test_words_too_long_for_a_slot_are_cut():
-    board = Board(1)
-    board.note(0, "world", Call(1, b"key", "é" * 1000))
-    call = board.read(0, "world", 1)
-    assert call is not None and call.key == b"key" and 100 < call.words.count("é") < 300
+def test_arguments_too_long_for_a_slot_are_cut_and_a_group_of_many_ranks_is_not():
+    board, group = Board(1), Group("world", tuple(range(0, 2000, 3)))
+    noted = Call(1, tuple(range(NUM_ALIKE)), "all_reduce", "é" * 1000, "code.py", 7)
+    board.note(0, group, noted)
+    call = board.read(0, group, 1)
+    assert call is not None and 100 < call.arguments.count("é") < 300
+    assert call._replace(arguments=noted.arguments) == noted and list(board.last_calls()) == [group]
     board.close()

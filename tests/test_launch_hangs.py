@@ -1,10 +1,26 @@
-"""The programs of examples/hangs.py: what `launch` says of each is what the page "When it hangs" says."""
+"""Programs that hang: what `launch` says of each, those of the page "When it hangs" and others."""
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset
 
+from book.launch import HangError, LaunchError, launch
+from book.record import lanes, watch
+from book.trace import Trace
+from book.waiting.message import graph
+from book.widgets.player import run_payload
 from examples import hangs
 
 READS = ["examples/hangs.py", "chapters/95_when_it_hangs.md"]
@@ -119,3 +135,208 @@ def test_each_rank_is_named_once_with_its_line_unless_it_has_returned(name: str)
     rows = re.findall(r"^  ranks? ([\d, ]+) (.*)", message, re.MULTILINE)
     assert sorted(int(rank) for who, _ in rows for rank in who.split(", ")) == list(range(hangs.NUM_RANKS))
     assert all(does == "finished" or re.search(r"^(waits?|computes) .*at line \d+: ", does) for _, does in rows)
+
+
+# Ranks that wait inside their own process, for a lock, a thread or a queue
+
+def start() -> bool:
+    """Join the group; whether this is rank 0."""
+    dist.init_process_group()
+    return dist.get_rank() == 0
+
+
+def acquires_a_lock_twice() -> None:
+    lock = threading.Lock()
+    if start():
+        lock.acquire()
+        lock.acquire()
+    dist.barrier()
+
+
+def gets_from_a_simple_queue_that_stays_empty() -> None:
+    queue = SimpleQueue()
+    if start():
+        queue.get()
+    dist.barrier()
+
+
+IN_C = [
+    (acquires_a_lock_twice, "lock.acquire, and has no other thread that could release it", "lock.acquire()"),
+    (gets_from_a_simple_queue_that_stays_empty, "queue.get, and has no other thread that could put an item in",
+     "queue.get()"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "cause", "line"), IN_C, ids=[program.__name__ for program, *_ in IN_C])
+def test_a_call_into_c_that_waits_for_another_thread_is_a_hang(program: Callable[[], None], cause: str,
+                                                               line: str) -> None:
+    with pytest.raises(HangError) as caught:
+        launch(program, 2, hang_s=1, timeout_s=60)
+    head, first, *lines = str(caught.value).splitlines()
+    assert head == "the ranks wait for one another: nothing has moved for 1 s"
+    assert first == f"cause: rank 0 waits in {cause}"
+    assert re.fullmatch(rf"  rank 0 waits .* at test_launch_hangs.py line \d+: {re.escape(line)}", lines[0])
+
+
+def waits_for_an_event_for_a_while() -> None:
+    if start():
+        threading.Event().wait(60)
+    dist.barrier()
+
+
+def joins_a_thread_that_computes() -> None:
+    if start():
+        thread = threading.Thread(target=compute, daemon=True, name="worker")
+        thread.start()
+        thread.join()
+    dist.barrier()
+
+
+def compute() -> None:
+    while True:
+        pass
+
+
+def waits_for_another_program() -> None:
+    if start():
+        subprocess.run([sys.executable, "-c", "import time; time.sleep(60)"])
+    dist.barrier()
+
+
+class Never(IterableDataset):
+    """A data set whose first sample does not come."""
+
+    def __iter__(self) -> Iterator[int]:
+        time.sleep(60)
+        yield 0
+
+
+def loads_data_that_does_not_come() -> None:
+    if start():
+        for _ in DataLoader(Never(), num_workers=1):
+            pass
+    dist.barrier()
+
+
+LATE = [
+    (waits_for_an_event_for_a_while, "rank 0 waits in Event.wait() at"),
+    (joins_a_thread_that_computes, "rank 0 waits in Thread.join() at"),
+    (waits_for_another_program, "rank 0 waits in run() at"),
+    (loads_data_that_does_not_come, "rank 0 waits in DataLoader at"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "words"), LATE, ids=[program.__name__ for program, _ in LATE])
+def test_a_wait_that_may_end_by_itself_is_no_hang(program: Callable[[], None], words: str) -> None:
+    with pytest.raises(HangError) as caught:
+        launch(program, 2, hang_s=0.5, timeout_s=3)
+    assert str(caught.value).startswith("not done after 3 s")
+    assert words in str(caught.value)
+
+
+def computes_in_a_thread() -> int:
+    start()
+    with ThreadPoolExecutor(1) as pool:
+        num = pool.submit(count_for_a_while).result()
+    dist.barrier()
+    return num
+
+
+def count_for_a_while() -> int:
+    end_s = time.monotonic() + 2
+    while time.monotonic() < end_s:
+        pass
+    return 1
+
+
+def waits_for_a_timer() -> bool:
+    rung = threading.Event()
+    if start():
+        threading.Timer(3, rung.set).start()
+        rung.wait()
+    dist.barrier()
+    return rung.is_set()
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_for_a_timer_does_not_hang() -> None:
+    assert list(launch(waits_for_a_timer, 2, hang_s=0.5)) == [True, False]
+
+
+@pytest.mark.slow
+def test_a_rank_whose_thread_computes_does_not_hang() -> None:
+    assert list(launch(computes_in_a_thread, 2, hang_s=0.5)) == [1, 1]
+
+
+# Which of several failures is blamed, and how a hang looks in a large run and in a recording
+
+def one_dies_and_another_raises() -> None:
+    if os.environ["RANK"] == "1":
+        os._exit(3)
+    time.sleep(0.1)
+    raise ValueError("without its peer")
+
+
+@pytest.mark.slow
+def test_a_death_is_the_cause_of_an_error_that_comes_later():
+    with pytest.raises(LaunchError, match="rank 1 ended with exit code 3"):
+        launch(one_dies_and_another_raises, 2)
+
+
+def one_of_twelve_returns_early() -> None:
+    dist.init_process_group()
+    if dist.get_rank() != 7:
+        dist.barrier()
+
+
+@pytest.mark.slow
+def test_ranks_at_the_same_place_share_a_line_in_a_large_run():
+    with pytest.raises(HangError) as caught:
+        launch(one_of_twelve_returns_early, 12, hang_s=1)
+    _, cause, *lines = str(caught.value).splitlines()
+    assert cause.startswith("cause: ranks 0-6, 8, 9, 10, 11 wait in barrier(); ")
+    assert cause.endswith("rank 7 returned without it (last call in this group: none)")
+    assert [line.partition(" at ")[0] for line in lines] == [
+        "  ranks 0-6, 8, 9, 10, 11 wait in barrier", "  rank 7 finished"]
+
+
+def ring_with_a_hang(hangs_in: str) -> None:
+    """Two steps of a ring, of which the second hangs."""
+    dist.init_process_group()
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    buffer = lanes(world_size)
+    watch(buffer, world_size)
+    chunks, got = buffer.chunk(world_size), torch.empty(world_size)
+    left, right = (rank - 1) % world_size, (rank + 1) % world_size
+    request = dist.isend(chunks[rank], right)
+    dist.recv(got, left)
+    request.wait()
+    chunks[left].add_(got)
+    if hangs_in == "send":
+        dist.send(chunks[left], right)
+    dist.recv(got, left)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("hangs_in", "last", "says"), [
+    ("send", "012! 120! 201!", ", and nobody receives it. All three links carry one chunk at once."),
+    ("recv", "", "Ranks 0, 1, 2 wait to receive, and nobody sends.")])
+def test_the_recording_of_a_hung_run_is_played_up_to_its_last_step(hangs_in: str, last: str, says: str) -> None:
+    with pytest.raises(HangError) as caught:
+        launch(ring_with_a_hang, 3, hangs_in, record=True, hang_s=0.5)
+    trace, step = caught.value.trace, 1 if hangs_in == "send" else -1
+    assert caught.value.waits == {rank: ((rank + step) % 3,) for rank in range(3)}
+    assert trace is not None and Trace.from_json(trace.to_json()) == trace
+    played = run_payload(trace.logical())
+    assert played["steps"] == ["010+3 121+6 202+5", last]
+    assert played["rests"][played["says"][-1]] == says
+    assert played["verdict"] == f"Here the run hangs: {graph(caught.value.waits)}."
+    assert not played["ok"]
+
+
+@pytest.mark.slow
+def test_a_trace_has_no_hangs_if_the_run_did_not_hang() -> None:
+    trace = launch(dist.init_process_group, 2, record=True).trace
+    assert trace.hangs is None and "hangs" not in trace.to_json()

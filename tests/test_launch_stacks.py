@@ -112,13 +112,13 @@ def test_what_is_called_on_a_line(tmp_path, source, called):
 ])
 def test_the_innermost_calls_say_what_a_running_thread_does(innermost, doing):
     lines = [Line("ring.py", 1, "step"), *(Line(f"/site-packages/{file}", 1, name) for file, name in innermost)]
-    assert doing_at(lines) == doing
+    assert doing_at(lines).words() == doing
 
 
 def test_a_line_that_may_also_wait_does_not_count_as_sleeping(tmp_path):
     path = tmp_path / "cell.py"
     path.write_text("time.sleep(1)\nwork.wait(); time.sleep(1)\n")
-    assert doing_at([Line(str(path), 1, "poll")]) == "sleeps"
+    assert doing_at([Line(str(path), 1, "poll")]).words() == "sleeps"
     assert not sleeps([Line(str(path), 2, "poll")])  # it may wait as well, and then for a peer
 
 

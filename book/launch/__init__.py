@@ -8,10 +8,6 @@
     transfer   carries calls and results: a pickle, and a file for large buffers
     output     what a rank writes, and how much of it is kept
     supervise  the verdict: done, failed, hanging or late, and its words
-    standing   what each rank is doing when a run hangs, and how messages name ranks
-    causes     why ranks wait for each other, from what each does and what it has called
-    messages   the same for sends and receives, and for requests that were dropped
-    rpc_causes the same for calls over RPC
     family     finds the processes that ranks have started, and ends them with the ranks
     child      the rank's side: environment, output, result, exit when the launcher dies
     peers      refuses a peer that does not exist, which gloo fails to do
@@ -19,7 +15,6 @@
     board      memory that all ranks share, where each notes its calls for the others
     threads    the rank's threads as the kernel sees them: which are working, which wait for a core
     report     what a rank is doing, and how long it has made no progress
-    graph      which rank waits for which others
     blocked    waits inside one rank: for a lock, a thread, a queue or a store
     requests   which call made a request, and which requests a rank has dropped
     left_out   parameters under DDP that a rank's loss leaves out

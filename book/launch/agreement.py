@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from book.launch import where
-from book.launch.board import Board, Call
+from book.launch.board import NUM_ALIKE, Board, Call
+from book.waiting.hang import Group
 
 WAIT_S = 2.0  # for ranks that are on their way to the same call, so that the message can name them all
 
@@ -64,6 +65,7 @@ DIFFERENCES = (
     "they reduce with different operations",
     "they name different roots",
 )
+assert len(DIFFERENCES) == NUM_ALIKE
 
 
 class CallMismatch(RuntimeError):
@@ -102,7 +104,7 @@ def _watched(function: Callable[..., Any], kind: Kind, checks: _Checks) -> Calla
 
 
 class _Description:
-    """Describes calls of one collective: what must be the same on all ranks, and words for a reader."""
+    """Describes calls of one collective: what must be the same on all ranks, and arguments for a reader."""
 
     def __init__(self, function: Callable[..., Any], kind: Kind) -> None:
         self.name, self._kind = function.__name__, kind
@@ -118,8 +120,8 @@ class _Description:
         place, default = self._arguments[name]
         return args[place] if place < len(args) else default
 
-    def fields_and_words(self, group: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[list[str], str]:
-        """What must be the same, one for each of `DIFFERENCES`, and the call: "all_reduce(float32 [4], SUM)"."""
+    def fields(self, group: Any, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[list[str], str]:
+        """What must be the same, one for each of `DIFFERENCES`, and the arguments: "float32 [4], SUM"."""
         kind, dtype, size, op, words = self._kind, "", "", "", []
         if kind.tensor or kind.tensors:
             given = self.argument(kind.tensor or kind.tensors or "", args, options)
@@ -136,7 +138,7 @@ class _Description:
         words += [f"{kind.root}={root}"] if root else []
         members = str(sorted(self.argument(kind.members, args, options) or [])) if kind.members else ""
         words += [members] if members else []
-        return [self.name, members, dtype, size, op, root], f"{self.name}({', '.join(words)})"
+        return [self.name, members, dtype, size, op, root], ", ".join(words)
 
     def _root(self, side: str, group: Any, args: tuple[Any, ...], options: dict[str, Any]) -> int:
         """The root's rank in the world."""
@@ -159,16 +161,16 @@ class _Checks:
 
     def __init__(self, board: Board) -> None:
         self._board, self._local = board, threading.local()
-        self._numbers: dict[str, int] = defaultdict(int)
+        self._numbers: dict[Group, int] = defaultdict(int)
 
     def outermost(self) -> _Outermost:
         """A context that tells whether a call is the outermost one: collectives call other collectives internally."""
         return _Outermost(self._local)
 
-    def compare(self, called: _Description, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[str, int] | None:
+    def compare(self, called: _Description, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Group, int] | None:
         """Note a call, and raise `CallMismatch` if a peer's call with the same number differs.
 
-        Returns the group's name and the call's number, for `take_back`.
+        Returns the group and the call's number, for `take_back`.
         """
         import torch.distributed as dist
         if options.get("use_local_synchronization"):
@@ -176,49 +178,44 @@ class _Checks:
         try:
             group = called.argument("group", args, options) or dist.group.WORLD
             rank, ranks = dist.get_rank(), dist.get_process_group_ranks(group)
-            fields, words = called.fields_and_words(group, args, options)
+            fields, arguments = called.fields(group, args, options)
         except Exception:
             return None  # torch refuses such arguments itself, and says why
         if rank not in ranks:
             return None
-        name = f"{group.group_name} {ranks}"
-        self._numbers[name] += 1
-        filename, line = where.caller()
-        call = Call(self._numbers[name], _key(fields), f"{words}\n{filename}:{line}")
-        self._board.note(rank, name, call)
-        for peer in ranks:
-            other = self._board.read(peer, name, call.number) if peer != rank else None
-            if other is not None and other.key != call.key and not (
-                    self._has_refused(peer, name, call) or self._has_refused(rank, name, other)):
-                raise CallMismatch(self._told(name, ranks, call.number))
-        return name, call.number
+        noted = Group(group.group_name, tuple(sorted(ranks)))
+        self._numbers[noted] += 1
+        alike = tuple(zlib.crc32(field.encode()) for field in fields)
+        call = Call(self._numbers[noted], alike, called.name, arguments, *where.caller())
+        self._board.note(rank, noted, call)
+        for peer in noted.ranks:
+            other = self._board.read(peer, noted, call.number) if peer != rank else None
+            if other is not None and other.alike != call.alike and not (
+                    self._has_refused(peer, noted, call) or self._has_refused(rank, noted, other)):
+                raise CallMismatch(self._told(noted, call.number))
+        return noted, call.number
 
-    def _has_refused(self, rank: int, name: str, call: Call) -> bool:
+    def _has_refused(self, rank: int, group: Group, call: Call) -> bool:
         """Whether torch has refused this call on a rank that has moved on to its next: it will refuse it on all."""
-        refused = self._board.refused(rank, name)
-        return refused is not None and (refused.number, refused.key) == (call.number, call.key)
+        refused = self._board.refused(rank, group)
+        return refused is not None and (refused.number, refused.alike) == (call.number, call.alike)
 
-    def take_back(self, noted: tuple[str, int] | None) -> None:
+    def take_back(self, noted: tuple[Group, int] | None) -> None:
         """Take back the last call noted in a group: it counts as never made."""
         if noted is not None:
             import torch.distributed as dist
-            name, number = noted
-            self._numbers[name] = number - 1
-            self._board.refuse(dist.get_rank(), name, number)
+            group, number = noted
+            self._numbers[group] = number - 1
+            self._board.refuse(dist.get_rank(), group, number)
 
-    def _told(self, name: str, ranks: list[int], number: int) -> str:
+    def _told(self, group: Group, number: int) -> str:
         """What each rank of a group calls, once all have called or after `WAIT_S`."""
         end_s = time.monotonic() + WAIT_S
         while True:
-            calls = {rank: self._board.read(rank, name, number) for rank in ranks}
+            calls = {rank: self._board.read(rank, group, number) for rank in group.ranks}
             if all(calls.values()) or time.monotonic() > end_s:
                 return describe({rank: call for rank, call in calls.items() if call})
             time.sleep(0.01)
-
-
-def _key(fields: list[str]) -> bytes:
-    """What is compared; long fields, such as those for many tensors, are replaced by checksums."""
-    return "|".join(field if len(field) <= 40 else f"{zlib.crc32(field.encode()):x}" for field in fields).encode()
 
 
 class _Outermost:
@@ -237,20 +234,18 @@ class _Outermost:
 
 def describe(calls: dict[int, Call]) -> str:
     """How the ranks' calls differ where they should be the same, and what each rank calls."""
-    fields = zip(*(call.key.decode().split("|") for call in calls.values()))
+    fields = zip(*(call.alike for call in calls.values()))
     differs = next((difference for difference, values in zip(DIFFERENCES, fields) if len(set(values)) > 1), "")
     alike: dict[str, list[int]] = defaultdict(list)
     for rank, call in sorted(calls.items()):
-        alike[with_place(call.words)].append(rank)
+        alike[with_place(call)].append(rank)
     lines = [f"the ranks disagree in a collective: {differs}"]
     return "\n".join([*lines, *(f"  {_who(ranks)} {words}" for words, ranks in alike.items())])
 
 
-def with_place(words: str) -> str:
-    """A note in words: "all_reduce(float32 [4], SUM) at cell line 3: dist.all_reduce(x)"."""
-    call, _, caller = words.partition("\n")
-    filename, _, number = caller.rpartition(":")
-    return f"{call} at {where.place_of(filename, int(number))}" if number.isdigit() else call
+def with_place(call: Call) -> str:
+    """A call in words: "all_reduce(float32 [4], SUM) at cell line 3: dist.all_reduce(x)"."""
+    return f"{call.name}({call.arguments}) at {where.place_of(call.filename, call.line)}"
 
 
 def _who(ranks: list[int]) -> str:

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from book.extras import require
 from book.launch import arguments, supervise, where
-from book.launch.graph import in_words
 from book.launch.output import MAX_SHOWN_BYTES
 from book.launch.ranks import Ranks
 from book.launch.server import warm_up
 from book.launch.transfer import SharedFile
+from book.waiting.message import graph, message
 
 if TYPE_CHECKING:
     from book.trace import Trace
@@ -300,11 +300,10 @@ def _rank_error(ranks: Ranks, backend: str) -> RankError:
 
 
 def _hang_error(ranks: Ranks, verdict: str, limit_s: float, backend: str) -> HangError:
-    found = supervise.ask_for_reports(ranks)
-    message = supervise.describe_hang(ranks, verdict, limit_s, found)
-    waits = supervise.waits_for(ranks, found)
-    error = HangError(message, _written(ranks), _partial_trace(ranks, backend, in_words(waits) or "ranks wait"))
-    error.waits = waits
+    hang = supervise.ask_for_reports(ranks)
+    trace = _partial_trace(ranks, backend, graph(hang.waits) or "ranks wait")
+    error = HangError(message(hang, verdict, limit_s), _written(ranks), trace)
+    error.waits = hang.waits
     return error
 
 

@@ -13,19 +13,24 @@ from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple
 
 from book.launch.transfer import new_file
+from book.waiting.hang import Group
 
 MAX_GROUPS, DEPTH, SLOT_BYTES = 64, 8, 512  # what a rank calls in further groups is not noted
-_HEAD = struct.Struct("<QHH")  # number, lengths of key and words
+NUM_ALIKE = 6  # things that must be the same on all ranks
+_CALL = struct.Struct(f"<Q{NUM_ALIKE}IIHHH")  # number, checksums, line, lengths of name, file name and arguments
 _NUMBER = struct.Struct("<Q")
-_LENGTH = struct.Struct("<H")
+_GROUP = struct.Struct("<HH")  # lengths of the name and of the members' bits
 _PART_BYTES = MAX_GROUPS * SLOT_BYTES * (1 + DEPTH + 1)
 
 
 class Call(NamedTuple):
-    """What a rank has noted of a call: a key that must be the same on all ranks, and words for a reader."""
+    """What a rank has noted of a call of a collective, the `number`-th in its group."""
     number: int
-    key: bytes
-    words: str
+    alike: tuple[int, ...]  # a checksum of each thing that must be the same on all ranks
+    name: str
+    arguments: str  # as a reader sees them, "float32 [4], SUM"; long ones are cut
+    filename: str
+    line: int
 
 
 class Board:
@@ -33,7 +38,7 @@ class Board:
 
     def __init__(self, world_size: int, file: int | None = None) -> None:
         self._world_size = world_size
-        self._places: dict[tuple[int, str], int] = {}
+        self._places: dict[tuple[int, Group], int] = {}
         self._file = new_file(world_size * _PART_BYTES) if file is None else file
         self._memory = mmap.mmap(self._file, world_size * _PART_BYTES)
 
@@ -45,7 +50,7 @@ class Board:
         self._memory.close()
         os.close(self._file)
 
-    def note(self, rank: int, group: str, call: Call) -> None:
+    def note(self, rank: int, group: Group, call: Call) -> None:
         """Write down a call of this rank's own; its number counts the rank's calls in that group, from 1."""
         place = self._place(rank, group, new=True)
         if place is None:
@@ -53,33 +58,35 @@ class Board:
         self._put(self._slot(rank, place, call.number), call)
 
     def _put(self, at: int, call: Call) -> None:
-        words = call.words.encode()[:SLOT_BYTES - _HEAD.size - len(call.key)]
+        fixed = [text.encode() for text in (call.name, call.filename)]
+        arguments = call.arguments.encode()[:max(0, SLOT_BYTES - _CALL.size - sum(map(len, fixed)))]
+        texts = [*fixed, arguments]
         _NUMBER.pack_into(self._memory, at, 0)
-        self._write(at + _HEAD.size, call.key + words)
-        _HEAD.pack_into(self._memory, at, 0, len(call.key), len(words))
+        self._write(at + _CALL.size, b"".join(texts)[:SLOT_BYTES - _CALL.size])
+        _CALL.pack_into(self._memory, at, 0, *call.alike, call.line, *map(len, texts))
         _NUMBER.pack_into(self._memory, at, call.number)
 
-    def refuse(self, rank: int, group: str, number: int) -> None:
+    def refuse(self, rank: int, group: Group, number: int) -> None:
         """Take back one of this rank's own calls that torch has refused; `refused` still returns it."""
         place, call = self._place(rank, group), self.read(rank, group, number)
         if place is not None and call is not None:
             self._put(self._refused_slot(rank, place), call)
             _NUMBER.pack_into(self._memory, self._slot(rank, place, number), 0)
 
-    def refused(self, rank: int, group: str) -> Call | None:
+    def refused(self, rank: int, group: Group) -> Call | None:
         """The last call in a group that this rank has taken back."""
         place = self._place(rank, group)
         return None if place is None else self._call(self._refused_slot(rank, place))
 
-    def read(self, rank: int, group: str, number: int) -> Call | None:
+    def read(self, rank: int, group: Group, number: int) -> Call | None:
         """A rank's call with this number in a group; None if it was not made yet, or `DEPTH` or more calls ago."""
         place = self._place(rank, group)
         call = None if place is None else self._call(self._slot(rank, place, number))
         return call if call is not None and call.number == number else None
 
-    def last_calls(self) -> dict[str, dict[int, Call]]:
+    def last_calls(self) -> dict[Group, dict[int, Call]]:
         """For each group: the last call in it of each rank that has made one."""
-        last: dict[str, dict[int, Call]] = {}
+        last: dict[Group, dict[int, Call]] = {}
         for rank in range(self._world_size):
             for place, group in enumerate(self._groups(rank)):
                 calls = (self._call(self._slot(rank, place, number)) for number in range(DEPTH))
@@ -89,37 +96,46 @@ class Board:
         return last
 
     def _call(self, at: int) -> Call | None:
-        number, key_bytes, words_bytes = _HEAD.unpack_from(self._memory, at)
-        start = at + _HEAD.size
-        key = self._memory[start:start + key_bytes]
-        words = self._memory[start + key_bytes:start + key_bytes + words_bytes]
+        number, *alike, line, name, filename, arguments = _CALL.unpack_from(self._memory, at)
+        texts, start = [], at + _CALL.size
+        for length in (name, filename, arguments):
+            texts.append(self._memory[start:min(start + length, at + SLOT_BYTES)].decode(errors="replace"))
+            start += length
         if not number or _NUMBER.unpack_from(self._memory, at)[0] != number:
             return None  # empty, or being written
-        return Call(number, key, words.decode(errors="replace"))
+        return Call(number, tuple(alike), texts[0], texts[2], texts[1], line)
 
-    def _groups(self, rank: int) -> list[str]:
-        """The names of a rank's groups, in the order of their places; long names are cut."""
-        names = []
+    def _groups(self, rank: int) -> list[Group]:
+        """A rank's groups, in the order of their places."""
+        groups = []
         for place in range(MAX_GROUPS):
             at = rank * _PART_BYTES + place * SLOT_BYTES
-            length, = _LENGTH.unpack_from(self._memory, at)
-            if not length:
+            name, bits = _GROUP.unpack_from(self._memory, at)
+            if not bits:
                 break
-            names.append(self._memory[at + _LENGTH.size:at + _LENGTH.size + length].decode())
-        return names
+            start = at + _GROUP.size
+            members = int.from_bytes(self._memory[start + name:start + name + bits], "little")
+            groups.append(Group(self._memory[start:start + name].decode(),
+                                tuple(rank for rank in range(8 * bits) if members >> rank & 1)))
+        return groups
 
-    def _place(self, rank: int, group: str, new: bool = False) -> int | None:
+    def _place(self, rank: int, group: Group, new: bool = False) -> int | None:
         """The place of a group in a rank's part; None if the rank has not called anything in that group."""
-        group = group[:SLOT_BYTES - _LENGTH.size]
         if (rank, group) not in self._places:
-            names = self._groups(rank)
-            if group not in names and new and len(names) < MAX_GROUPS:
-                at = rank * _PART_BYTES + len(names) * SLOT_BYTES
-                self._write(at + _LENGTH.size, group.encode())
-                _LENGTH.pack_into(self._memory, at, len(group))
-                names.append(group)
-            self._places.update({(rank, name): place for place, name in enumerate(names)})
+            groups = self._groups(rank)
+            fits = _GROUP.size + len(group.name.encode()) + group.ranks[-1] // 8 < SLOT_BYTES  # few thousand ranks
+            if group not in groups and new and fits and len(groups) < MAX_GROUPS:
+                self._add(rank * _PART_BYTES + len(groups) * SLOT_BYTES, group)
+                groups.append(group)
+            self._places.update({(rank, known): place for place, known in enumerate(groups)})
         return self._places.get((rank, group))
+
+    def _add(self, at: int, group: Group) -> None:
+        """Write down a new group: its name, and a bit for each rank up to its last."""
+        name, bits = group.name.encode(), sum(1 << rank for rank in group.ranks)
+        members = bits.to_bytes(group.ranks[-1] // 8 + 1, "little")
+        self._write(at + _GROUP.size, name + members)
+        _GROUP.pack_into(self._memory, at, len(name), len(members))
 
     def _slot(self, rank: int, place: int, number: int) -> int:
         return rank * _PART_BYTES + (MAX_GROUPS + place * (DEPTH + 1) + number % DEPTH) * SLOT_BYTES

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from book.launch import requests
+from book.waiting.doing import ANY, Doing, Kind
 
 POINT_TO_POINT = {"isend": "dst", "irecv": "src", "send": "dst", "recv": "src"}
 
@@ -23,13 +24,13 @@ def call_name(call: ast.Call | None) -> str | None:
     return getattr(call.func, "attr", None) or getattr(call.func, "id", None)
 
 
-def peer_words(name: str, src: Any, dst: Any) -> str:
-    """" from rank 1", " to rank 2", " from any rank", or "" for an operation without a peer."""
+def peer(name: str, src: Any, dst: Any) -> tuple[int | None, str]:
+    """The peer of an operation and its side: (1, "src"), (2, "dst"), (ANY, "src"), or (None, "") if it has none."""
     if isinstance(src, int):
-        return f" from rank {src}"
+        return src, "src"
     if isinstance(dst, int):
-        return f" to rank {dst}"
-    return " from any rank" if name in ("recv", "irecv") else ""
+        return dst, "dst"
+    return (ANY, "src") if name in ("recv", "irecv") else (None, "")
 
 
 def current_call(frame: FrameType) -> ast.Call | None:
@@ -55,43 +56,41 @@ def _segment(frame: FrameType) -> str | None:
     return b"".join(lines).decode(errors="replace").strip()
 
 
-def describe(frame: FrameType, innermost: FrameType) -> str:
-    """What `frame` waits in or for: "for its irecv from rank 1", "for a request", "in run_backward"."""
+def describe(frame: FrameType, innermost: FrameType) -> Doing:
+    """What `frame` waits in or for: a request, keys of a store, or a call such as backward."""
     call = current_call(frame)
     name = call_name(call) or call_name(current_call(innermost)) or "a call"
     if name != "wait" or call is None or not isinstance(call.func, ast.Attribute):
-        return f"in {name}"
-    if key := key_of_store(call, frame):
-        return key
+        return Doing(Kind.CALL, name)
+    if keys := keys_of_store(call, frame):
+        return Doing(Kind.KEYS, keys=keys)
     if made := requests.made(_value(call.func.value, frame)):
         src, dst = (made.peer if made.call == name else None for name in ("irecv", "isend"))
-        return f"for its {made.call}{peer_words(made.call, src, dst)}"
+        return Doing(Kind.REQUEST, made.call, *peer(made.call, src, dst))
     origin = _origin(call.func.value, frame)
-    return f"for its {_point_to_point(origin, frame)}" if origin is not None else "for a request"
+    return _point_to_point(origin, frame) if origin is not None else Doing(Kind.REQUEST)
 
 
-def key_of_store(call: ast.Call, frame: FrameType) -> str | None:
-    """"for the key 'x' of the store", if `call` gets or waits for keys of a store of torch.distributed."""
+def keys_of_store(call: ast.Call, frame: FrameType) -> tuple[str, ...] | None:
+    """The keys, if `call` gets or waits for keys of a store of torch.distributed; else None."""
     if call_name(call) not in ("get", "wait") or not isinstance(call.func, ast.Attribute) or not call.args:
         return None
     import torch.distributed as dist
     keys = _value(call.args[0], frame)
     if not isinstance(_value(call.func.value, frame), dist.Store) or not keys:
         return None
-    keys = [keys] if isinstance(keys, str) else list(keys)
-    return f"for the key{'s' * (len(keys) > 1)} {', '.join(map(repr, keys))} of the store"
+    return (keys,) if isinstance(keys, str) else tuple(keys)
 
 
-def _point_to_point(call: ast.Call, frame: FrameType) -> str:
-    """"irecv from rank 1" for a call node `dist.irecv(buf, left)`, its peer evaluated in `frame`."""
-    name = call_name(call) or "a request"
+def _point_to_point(call: ast.Call, frame: FrameType) -> Doing:
+    """The request of a call node `dist.irecv(buf, left)`, its peer evaluated in `frame`."""
+    name = call_name(call) or ""
     side = POINT_TO_POINT.get(name)
     if side is None:
-        return name
+        return Doing(Kind.REQUEST, name)
     nodes = [keyword.value for keyword in call.keywords if keyword.arg == side] or call.args[1:2]
-    peer = _value(nodes[0], frame) if nodes else None
-    known = {side: peer}
-    return name + peer_words(name if not nodes else "", known.get("src"), known.get("dst"))
+    known = {side: _value(nodes[0], frame) if nodes else None}
+    return Doing(Kind.REQUEST, name, *peer(name if not nodes else "", known.get("src"), known.get("dst")))
 
 
 def _value(node: ast.expr, frame: FrameType) -> Any:

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from book.launch import child, family, transfer
-from book.launch.board import Board, Call
+from book.launch import child, family, transfer, where
+from book.launch.board import Board
 from book.launch.output import Lines
 from book.launch.report import Report
 from book.launch.server import context, main_module_lock, server_pid, without_main_module
 from book.launch.transfer import Packed, SharedFile
+from book.waiting.hang import Collective, Group
 
 LISTEN_LIMIT_S = 0.2
 DEAF_S = 1.0
@@ -40,7 +41,6 @@ class RankProcess:
     still_s: float | None = 0.0  # None: asked, but not answered yet
     stopped_s: float | None = None  # since when a signal has kept it from answering
     report: Report | None = None
-    doing: str = ""  # in words, when all were asked
     recorded: Any = None
     output: Lines = field(default_factory=Lines)
     errors: Lines = field(default_factory=Lines)
@@ -232,9 +232,12 @@ class Ranks:
         family.end_group(member.process.pid)  # immediately: the kernel may reuse the process id
         self._changed_s = time.monotonic()
 
-    def last_calls(self) -> dict[str, dict[int, Call]]:
+    def last_calls(self) -> dict[Group, dict[int, Collective]]:
         """The last collective that each rank has called in each group; {} if the ranks do not compare their calls."""
-        return self._board.last_calls() if self._board is not None else {}
+        found = self._board.last_calls() if self._board is not None else {}
+        return {group: {rank: Collective(call.number, f"{call.name}({call.arguments})",
+                                         str(where.place_of(call.filename, call.line)))
+                        for rank, call in calls.items()} for group, calls in found.items()}
 
     def dismiss(self, limit_s: float) -> None:
         """Let finished ranks exit, and read the rest of their output."""

@@ -5,34 +5,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, NamedTuple
 
 from book.launch import blocked, left_out, requests, rpc, stacks, threads, where
 from book.launch.stacks import Line
+from book.waiting.doing import Doing, Kind
+from book.waiting.hang import Dropped, Standing, Thread
 
 
-class Dropped(NamedTuple):
-    """A request that was deleted before the rank had waited for it: "isend" or "irecv", the peer, and the line."""
-    call: str
-    peer: int | None
-    place: str
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a rank is doing ("waits in recv from rank 1"), where, and what it has recorded so far."""
-    doing: str
-    place: where.Place | None
-    beside: Sequence[str]  # what its other threads are doing at the same time, for callers over RPC or for itself
-    in_thread: str | None = None  # what the one other thread that communicates is doing, if the main thread does not
-    blocked: str | None = None  # why it waits inside its own process
-    worker: rpc.Worker | None = None
-    polled: bool = False  # whether a message has come for a request that this rank did not keep
-    dropped: Sequence[Dropped] = ()
-    left_out: Sequence[str] = ()  # parameters under DDP that have no gradient
-    recorded: Any = None
+class Report(NamedTuple):
+    """What a rank is doing, and what it has recorded so far."""
+    standing: Standing
+    recorded: Any
 
 
 def report(recorded: Callable[[], Any], polled: bool) -> Report:
@@ -40,9 +25,8 @@ def report(recorded: Callable[[], Any], polled: bool) -> Report:
     try:
         seen = _seen()
     except Exception:
-        seen = Report("does not say where it is", None, ())
-    return replace(seen, polled=polled, dropped=_dropped(), left_out=left_out.parameters(),
-                   recorded=recorded())
+        seen = Standing(Doing(Kind.SILENT))
+    return Report(seen._replace(polled=polled, dropped=_dropped(), left_out=left_out.parameters()), recorded())
 
 
 def _dropped() -> list[Dropped]:
@@ -50,7 +34,7 @@ def _dropped() -> list[Dropped]:
             for request in requests.dropped()]
 
 
-def _seen() -> Report:
+def _seen() -> Standing:
     """What the threads are doing; reads only frames of idle threads (see stacks)."""
     main = threading.main_thread().ident
     assert main is not None  # it has started
@@ -58,36 +42,31 @@ def _seen() -> Report:
     lines = stacks.of_threads()
     frames = sys._current_frames() if all_stand else {main: sys._current_frames()[main]} if main_stands else {}
     worker = rpc.worker(lines, lambda ident: _served(ident, lines, frames))
-    served = rpc.told(worker.calls) if worker else []
-    seen = Report(_doing(main, lines, frames), where.own_place(lines[main]), served, worker=worker)
+    seen = Standing(_doing(main, lines, frames), str(where.own_place(lines[main])), worker=worker)
     if where.communicates(lines[main]):
         return seen
-    names = _threads_of_the_learner(lines)
-    does = {ident: _doing(ident, lines, frames) for ident in names}
-    beside = [f"its thread {names[ident]} {does[ident]} at {where.own_place(lines[ident])}" for ident in names]
-    waiting = [does[ident] for ident in names if where.communicates(lines[ident])]
-    blocks = None if waiting or served else blocked.why(seen.doing, {names[ident]: does[ident] for ident in names})
-    return replace(seen, beside=[*served, *beside], in_thread=waiting[0] if len(waiting) == 1 else None,
-                   blocked=blocks)
+    return seen._replace(threads=tuple(
+        Thread(name, _doing(ident, lines, frames), str(where.own_place(lines[ident])), where.communicates(lines[ident]))
+        for ident, name in _threads_of_the_learner(lines).items()))
 
 
-def _doing(thread: int, lines: Mapping[int, Sequence[Line]], frames: Mapping[int, FrameType]) -> str:
+def _doing(thread: int, lines: Mapping[int, Sequence[Line]], frames: Mapping[int, FrameType]) -> Doing:
     """What a thread is doing, in more detail if it is idle and `frames` has its innermost frame."""
     if thread not in frames:
         return where.doing_at(lines[thread])
     return _doing_in(where.stack(frames[thread]))
 
 
-def _doing_in(stack: list[FrameType]) -> str:
+def _doing_in(stack: list[FrameType]) -> Doing:
     doing = where.doing(stack)
-    return blocked.describe(stack) if doing == "computes" and threads.are_known() else doing
+    return blocked.describe(stack) if doing.kind is Kind.COMPUTES and threads.are_known() else doing
 
 
-def _served(thread: int, lines: Mapping[int, Sequence[Line]], frames: Mapping[int, FrameType]) -> str:
-    """What the call that a thread serves is doing; "is" where that is not known."""
+def _served(thread: int, lines: Mapping[int, Sequence[Line]], frames: Mapping[int, FrameType]) -> Doing:
+    """What the call that a thread serves is doing; it is not known whether it computes."""
     inner = rpc.called(lines[thread])
     doing = _doing_in(where.stack(frames[thread])[-len(inner):]) if thread in frames else where.doing_at(inner)
-    return "is" if doing == "computes" else doing
+    return Doing(Kind.UNKNOWN) if doing.kind is Kind.COMPUTES else doing
 
 
 def _threads_of_the_learner(lines: Mapping[int, Sequence[Line]]) -> dict[int, str]:

@@ -1,4 +1,4 @@
-"""L2: remote procedure calls in words: an error that came from another worker, the calls that a rank serves.
+"""L2: remote procedure calls: an error that came from another worker, and the calls that a rank serves.
 
 RPC runs calls from peers in its own threads, and returns an error as one long text: the name of the worker, its
 traceback with all of torch's frames, and the same again for each worker that the error passed through.
@@ -8,13 +8,14 @@ from __future__ import annotations
 import itertools
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from book.launch import where
 from book.launch.stacks import Line
+from book.waiting.doing import Doing
+from book.waiting.hang import Served, Worker
 
 _WORKER = re.compile(r"On WorkerInfo\(id=\d+, name=(.+?)\):\n")
 _FRAME = re.compile(r'^  File "([^"]+)", line (\d+), in (.*)', re.MULTILINE)
@@ -43,20 +44,7 @@ def remote_error(message: str) -> RemoteFailure | None:
     return RemoteFailure(workers[-1][1], (error[0] if error else shown).strip(), tuple(where.places(lines)))
 
 
-class Call(NamedTuple):
-    """A call that this process runs for a peer: "waits for a lock", and the line where it is."""
-    doing: str
-    place: str
-
-
-class Worker(NamedTuple):
-    """This process as a worker of RPC: its name, how many calls it can run at once, and those that it runs."""
-    name: str
-    num_threads: int
-    calls: tuple[Call, ...]
-
-
-def worker(threads: Mapping[int, Sequence[Line]], does: Callable[[int], str]) -> Worker | None:
+def worker(threads: Mapping[int, Sequence[Line]], does: Callable[[int], Doing]) -> Worker | None:
     """This process as a worker; None if it is not one.
 
     `threads` holds the lines of all threads, `does(ident)` says what one of them is doing.
@@ -64,8 +52,9 @@ def worker(threads: Mapping[int, Sequence[Line]], does: Callable[[int], str]) ->
     agent = _agent()
     if agent is None:
         return None
-    calls = sorted(Call(does(thread), str(where.own_place(inner)))
-                   for thread, lines in threads.items() if (inner := called(lines)))
+    calls = [Served(does(thread), str(where.own_place(inner)))
+             for thread, lines in threads.items() if (inner := called(lines))]
+    calls.sort(key=lambda call: (call.doing.words(), call.place))  # the order of threads varies
     name, options = agent.get_worker_info().name, agent._get_backend_options()
     return Worker(name, getattr(options, "num_worker_threads", 0), tuple(calls))
 
@@ -73,13 +62,6 @@ def worker(threads: Mapping[int, Sequence[Line]], does: Callable[[int], str]) ->
 def _agent() -> Any:
     api = sys.modules.get("torch.distributed.rpc.api")
     return api._get_current_rpc_agent() if api and api._is_current_rpc_agent_set() else None
-
-
-def told(calls: Iterable[Call]) -> list[str]:
-    """Calls that a rank runs for its peers, one line for each: "for a peer it waits in to_here at ..."."""
-    return [f"for a peer it {doing} at {place}" if count == 1 else
-            f"for its peers, in {count} threads, it {doing} at {place}"
-            for (doing, place), count in Counter(calls).items()]
 
 
 def serves(lines: Sequence[Line]) -> bool:

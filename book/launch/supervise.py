@@ -1,32 +1,27 @@
-"""L2: decide how a launch ended, and describe it in a message that is the same in every run."""
+"""L2: decide how a launch ended: gather what is known of a run that hangs, and describe one that failed."""
 from __future__ import annotations
 
 import re
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from typing import NamedTuple
 
-from book.launch import family, graph, where
+from book.launch import family, where
 from book.launch.agreement import CallMismatch
-from book.launch.board import Call
-from book.launch.causes import causes
 from book.launch.child import Failure
 from book.launch.ranks import RankProcess, Ranks
 from book.launch.rpc import remote_error
 from book.launch.stacks import of_crash
-from book.launch.standing import Standing, named, plural
+from book.waiting.doing import Doing, Kind
+from book.waiting.hang import Hang, Standing
+from book.words import named
 
 MISMATCH = CallMismatch.__name__
-NEW_GROUP = "every rank must call it for every group, in the same order, members or not"
 START_LIMIT_S = SEND_LIMIT_S = 300.0
 SETTLE_LIMIT_S = 2.0
 SETTLE_S = 0.3
 LEAVE_LIMIT_S = 5.0
-STOPPED = "is stopped by a signal (SIGSTOP)"
-KEEPS_LOCK = "waits in C code that holds the interpreter lock"
-RETURNED = "has returned, and its result is on its way"
 REPORT_LIMIT_S, DEAF_LIMIT_S = 2.0, 0.5  # for a rank that has answered recently, and for one that has not
 # Errors of a rank whose peer has died: an effect of the failure that we look for, not its cause.
 VICTIM = re.compile(r"connection.{0,12}(closed|reset|refused)|broken pipe|socket closed|originated at tensorpipe",
@@ -78,13 +73,7 @@ def _settle(ranks: Ranks) -> None:
         ranks.listen(0.0)
 
 
-class Found(NamedTuple):
-    """Of a run that hangs: each rank's last call in each group, and the stacks of the ranks that cannot answer."""
-    calls: Mapping[str, Mapping[int, Call]]
-    stacks: Mapping[int, str]
-
-
-def ask_for_reports(ranks: Ranks) -> Found:
+def ask_for_reports(ranks: Ranks) -> Hang:
     """Ask every live rank where it is, and find the stacks of those that cannot answer: their C code holds the GIL."""
     deaf = ranks.deaf()
     ranks.ask("report")
@@ -95,78 +84,33 @@ def ask_for_reports(ranks: Ranks) -> Found:
     while any(member.exit_code is None and member.report is None and time.monotonic() < until_s.get(member.rank, 0.0)
               for member in ranks):
         ranks.listen(0.05)
-    for member in ranks:
-        member.doing = _doing(member)
+    standings = list(map(_standing, ranks))
     # Read the calls first: the signal that asks for stacks may interrupt a call into C, and the run would go on.
     calls = ranks.last_calls()
-    return Found(calls, ranks.dump(0.3))
-
-
-def describe_hang(ranks: Ranks, verdict: str, limit_s: float, found: Found) -> str:
-    """What each rank is doing in a run that hangs or has run out of time."""
-    waiting = "the ranks wait for one another" if len(list(ranks)) > 1 else "the rank waits"
-    first = {
-        "hang": f"{waiting}: nothing has moved for {limit_s:g} s",
-        "late": f"not done after {limit_s:g} s",
-        "not started": f"the ranks could not start within {limit_s:g} s",
-    }[verdict]
-    word = "possible cause" if verdict == "late" else "cause"  # a slow run may be caught anywhere
-    lines = [first, *(f"{word}: {cause}" for cause in causes(list(map(_standing, ranks)), found.calls))]
-    lines += _lines_of(ranks, found.stacks)
-    if any(member.working and member.report and member.report.doing == "waits in new_group" for member in ranks):
-        lines.append(f"new_group: {NEW_GROUP}")
-    return "\n".join(lines)
-
-
-def waits_for(ranks: Ranks, found: Found) -> dict[int, tuple[int, ...]]:
-    """For each rank of a run that hangs, once it has been asked: the ranks that it waits for."""
-    return graph.waits_for(list(map(_standing, ranks)), found.calls)
+    for rank, stack in ranks.dump(0.3).items():
+        places = where.places(of_crash(stack))
+        if places and standings[rank].main.kind in (Kind.DEAF, Kind.IN_C):
+            standings[rank] = standings[rank]._replace(place=str(places[-1]))
+    return Hang(standings, calls)
 
 
 def _standing(member: RankProcess) -> Standing:
-    """What a rank is doing, as `causes` and `graph` need it."""
-    report, doing = member.report, member.doing
-    if report is None:
-        return Standing(doing)
-    if not member.working:
-        return Standing(doing, dropped=report.dropped, left_out=report.left_out)
-    return Standing(doing, str(report.place), report.blocked, report.worker, report.polled, report.dropped,
-                    report.left_out)
+    """What is known of a rank once it has been asked."""
+    told, kind = member.report.standing if member.report else Standing(Doing(Kind.DEAF)), _kind(member)
+    if kind is None:
+        return told
+    return Standing(Doing(kind), polled=told.polled and member.working, dropped=told.dropped, left_out=told.left_out)
 
 
-def _lines_of(ranks: Ranks, stacks: Mapping[int, str]) -> Iterator[str]:
-    """Where each rank is; ranks that stand at the same place share their lines."""
-    alike: dict[tuple[str, ...], list[int]] = {}
-    for member in ranks:
-        beside = member.report.beside if member.working and member.report else ()
-        alike.setdefault((_doing_at(member, stacks), *beside), []).append(member.rank)
-    for (does, *beside), who in alike.items():
-        yield f"  {named(who)} {plural(does, len(who))}"
-        yield from (f"    {words}" for words in beside)
-
-
-def _doing(member: RankProcess) -> str:
-    """What a rank is doing, in words, without the place; if it waits for one of its threads, what that waits for."""
-    if member.finished:
-        return "finished"
-    if member.returned:
-        return RETURNED
+def _kind(member: RankProcess) -> Kind | None:
+    """What a rank is doing if its threads do not say, or if it does not matter what they do; else None."""
+    if member.returned or member.finished:
+        return Kind.FINISHED if member.finished else Kind.RETURNED
     if member.stopped_s is not None:
-        return STOPPED
-    if not member.report:
-        return KEEPS_LOCK if member.entered and family.is_asleep(member.process.pid) else "does not answer"
-    return member.report.in_thread or member.report.doing
-
-
-def _doing_at(member: RankProcess, stacks: Mapping[int, str]) -> str:
-    """What a rank is doing, and where."""
-    if member.doing in ("finished", RETURNED, STOPPED):
-        return member.doing
-    if not member.report:
-        places = where.places(of_crash(stacks.get(member.rank, "")))
-        does = "computes" if places and member.doing != KEEPS_LOCK else member.doing
-        return f"{does} at {places[-1]}" if places else does
-    return member.report.doing + (f" at {member.report.place}" if member.report.place else "")
+        return Kind.STOPPED
+    if member.report:
+        return None
+    return Kind.IN_C if member.entered and family.is_asleep(member.process.pid) else Kind.DEAF
 
 
 def first_failure(ranks: Ranks) -> RankProcess:
@@ -175,14 +119,14 @@ def first_failure(ranks: Ranks) -> RankProcess:
     causes = [member for member in failed if not _is_victim(member)] or failed
     # A rank that died reports no time. Treat its death as a cause.
     first = min(causes, key=lambda member: (member.failure.time_s if member.failure else 0.0, member.rank))
-    return min((member for member in causes if _kind(member) == _kind(first)), key=lambda member: member.rank)
+    return min((member for member in causes if _how(member) == _how(first)), key=lambda member: member.rank)
 
 
 def _is_victim(member: RankProcess) -> bool:
     return member.failure is not None and bool(VICTIM.search(member.failure.message))
 
 
-def _kind(member: RankProcess) -> tuple[object, ...]:
+def _how(member: RankProcess) -> tuple[object, ...]:
     failure = member.failure
     return (failure.name, failure.places) if failure else (member.exit_code,)
 
@@ -192,7 +136,7 @@ def describe_failure(ranks: Ranks, first: RankProcess) -> str:
     if first.failure and first.failure.name == MISMATCH:
         return first.failure.message  # which names all ranks and their lines
     lines = _raised(first, first.failure) if first.failure else _died(first)
-    alike = [member.rank for member in ranks if member.failed and member is not first and _kind(member) == _kind(first)]
+    alike = [member.rank for member in ranks if member.failed and member is not first and _how(member) == _how(first)]
     if alike:
         lines.append(f"the same on {named(alike)}")
     return "\n".join(lines)

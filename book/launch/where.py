@@ -1,6 +1,6 @@
-"""L2: where a rank is, in words: the learner's own line, and the operation that the rank waits in there.
+"""L2: where a rank is: the learner's own line, and the operation that the rank waits in there.
 
-The words are the same in every run: no process ids, no addresses, no temporary paths.
+They are the same in every run: no process ids, no addresses, no temporary paths.
 """
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any
 
 from book.launch import pending
 from book.launch.stacks import Line
+from book.waiting.doing import Doing, Kind
 
 # Calls that block in C++ directly, with no frame of torch.distributed below the caller's.
 BLOCKING_CALLS = {"wait", "run_backward", "backward", "synchronize", "item", "cpu", "barrier", "shutdown", "to_here"}
@@ -182,13 +183,13 @@ def sleeps(lines: Sequence[Line]) -> bool:
     return "sleep" in calls and calls.isdisjoint(BLOCKING_CALLS)
 
 
-def doing_at(lines: Sequence[Line]) -> str:
+def doing_at(lines: Sequence[Line]) -> Doing:
     """What a running thread is doing, in less detail than `doing`: it is not safe to read its frames."""
     if sleeps(lines):
-        return "sleeps"
+        return Doing(Kind.SLEEPS)
     inside = [line.function for line in lines if _is_communication(line.filename)]
     called = next((name for name in inside if not _is_private(name)), None)
-    return f"waits in {called}" if called else "computes"
+    return Doing(Kind.CALL, called) if called else Doing(Kind.COMPUTES)
 
 
 def _is_private(name: str) -> bool:
@@ -211,31 +212,31 @@ def _torch_frame(frames: list[FrameType]) -> FrameType | None:
     return next(named, inside[0] if inside else None)
 
 
-def doing(frames: list[FrameType]) -> str:
-    """What the thread with these frames is doing: "waits in recv from rank 1", "sleeps", "computes"."""
+def doing(frames: list[FrameType]) -> Doing:
+    """What the thread with these frames is doing, if it waits for other ranks or sleeps; else it computes."""
     innermost = pending.call_name(pending.current_call(frames[-1]))
     if innermost == "sleep":
-        return "sleeps"
+        return Doing(Kind.SLEEPS)
     called = _torch_frame(frames)
     if called is not None:
-        return f"waits in {_operation(called)}"
+        return _operation(called)
     if innermost in BLOCKING_CALLS:
-        return f"waits {pending.describe(own_frame(frames), frames[-1])}"
-    return "computes"
+        return pending.describe(own_frame(frames), frames[-1])
+    return Doing(Kind.COMPUTES)
 
 
-def _operation(frame: FrameType) -> str:
-    """A torch.distributed function in progress, with its peer: "recv from rank 1", "DistributedDataParallel()"."""
+def _operation(frame: FrameType) -> Doing:
+    """A torch.distributed function in progress, with its peer."""
     values, name = frame.f_locals, frame.f_code.co_name
     if "rpc_api" in values and "rref" in values:  # an RRef's rpc_sync() first asks the owner what it holds
-        return f"{values['rpc_api'].__name__} to {values['rref'].owner_name()}"
+        return Doing(Kind.CALL, values["rpc_api"].__name__, worker=values["rref"].owner_name())
     if "self" in values:
         owner = type(values["self"]).__name__
-        return f"{owner}()" if name == "__init__" else f"{owner}.{name}()"
+        return Doing(Kind.CALL, f"{owner}()" if name == "__init__" else f"{owner}.{name}()")
     worker = getattr(values.get("to"), "name", values.get("to"))
     if isinstance(worker, str):
-        return f"{name} to {worker}"
-    return name + pending.peer_words(name, _peer(values, "src"), _peer(values, "dst"))
+        return Doing(Kind.CALL, name, worker=worker)
+    return Doing(Kind.CALL, name, *pending.peer(name, _peer(values, "src"), _peer(values, "dst")))
 
 
 def _peer(values: dict[str, Any], side: str) -> Any:

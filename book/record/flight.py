@@ -26,6 +26,9 @@ from book.record.files import read_all
 from book.record.happens_before import assemble
 from book.record.recording import Operation, Recording
 from book.trace import Event, Trace
+from book.waiting.doing import Doing, Kind
+from book.waiting.hang import Collective, Group, Hang, Standing
+from book.words import agree, named
 
 FORMAT = "lockstep flight 1"
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # the buffer's, and its old name
@@ -144,9 +147,19 @@ def guilty(flights: Sequence[Flight]) -> tuple[int, ...]:
 
     An empty tuple if no rank waits, or if ranks wait in different groups, each for another one.
     """
-    waits = _waits(flights)
-    absent = {rank for others in waits.values() for rank in others} - waits.keys()
-    return tuple(sorted(absent or _odd_ones(flights)))
+    return tuple(sorted(hang_of(flights).awaited or _odd_ones(flights)))
+
+
+def hang_of(flights: Sequence[Flight]) -> Hang:
+    """What the dumps tell of a run that hangs, for `book.waiting`: a rank waits in its first call that is not done."""
+    ranks, calls = [], defaultdict[Group, dict[int, Collective]](dict)
+    for flight in flights:
+        stuck = next(iter(_open(flight)), None)
+        ranks.append(Standing(Doing(Kind.CALL, stuck.op) if stuck else Doing(Kind.UNKNOWN)))
+        for call in sorted(flight.calls, key=lambda call: (call is stuck, call.number)):  # the last one stays
+            last = Collective(call.number, call.what, call.line, done=call is not stuck)
+            calls[Group(call.group, call.ranks)][flight.rank] = last
+    return Hang(ranks, calls)
 
 
 def verdict(flights: Sequence[Flight]) -> str | None:
@@ -157,7 +170,7 @@ def verdict(flights: Sequence[Flight]) -> str | None:
     groups: dict[tuple[str, int, str], list[int]] = defaultdict(list)
     for rank, call in sorted(stuck.items()):
         groups[call.group, call.number, call.what].append(rank)
-    says = [f"{_named(ranks)} wait{'s' * (len(ranks) == 1)} in call {number}, {what}"
+    says = [f"{named(ranks)} {agree('waits', ranks)} in call {number}, {what}"
             for (_, number, what), ranks in groups.items()]
     for rank in guilty(flights):
         if rank not in stuck:
@@ -177,20 +190,6 @@ def _instead(flight: Flight, awaited: Call) -> str:
 
 def _open(flight: Flight) -> list[Call]:
     return [call for call in flight.calls if not call.done]
-
-
-def _waits(flights: Sequence[Flight]) -> dict[int, set[int]]:
-    """For each rank with a call that is not done, the members that have not made that call."""
-    waits = {}
-    for flight in flights:
-        for call in _open(flight)[:1]:
-            waits[flight.rank] = {rank for rank in call.ranks if _count(flights[rank], call.group) < call.number}
-    return waits
-
-
-def _count(flight: Flight, group: str) -> int:
-    last = flight.last(group)
-    return last.number if last else 0
 
 
 def _odd_ones(flights: Sequence[Flight]) -> set[int]:
@@ -234,7 +233,3 @@ def _product(size: Iterable[int]) -> int:
     for length in size:
         result *= length
     return result
-
-
-def _named(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

@@ -1,0 +1,104 @@
+"""What a run that hangs is said to wait for, from facts about its ranks: causes, who waits for whom, the words."""
+from __future__ import annotations
+
+import pytest
+
+from book.waiting.causes import CAUSES, causes
+from book.waiting.doing import Doing, Kind
+from book.waiting.hang import Collective, Dropped, Group, Hang, Standing, Worker
+from book.waiting.message import graph
+from book.words import named
+
+
+def doing(kind: Kind, *fields: object, **others: object) -> Standing:
+    """A rank that does this and nothing else."""
+    return Standing(Doing(kind, *fields, **others))
+
+
+def waits_in(operation: str, peer: int | None = None) -> Standing:
+    """A rank that waits in a collective, or in a send or receive with a peer."""
+    return doing(Kind.CALL, operation, peer, "dst" if "send" in operation else "src")
+
+
+FINISHED, COMPUTES = doing(Kind.FINISHED), doing(Kind.COMPUTES)
+
+
+def _call(number: int, name: str = "all_reduce") -> Collective:
+    return Collective(number, f"{name}()", f"code.py line {number}")
+
+
+@pytest.mark.parametrize("num_ranks", [2, 5, 64])
+def test_ranks_that_miss_a_collective_in_the_same_way_share_a_sentence(num_ranks: int) -> None:
+    ranks = [waits_in("all_reduce"), *[FINISHED] * (num_ranks - 2), doing(Kind.RETURNED)]
+    last = {0: _call(3), **{rank: _call(2) for rank in range(1, num_ranks)}}
+    said, = causes(Hang(ranks, {Group("0", tuple(range(num_ranks))): last}))
+    assert said.startswith("rank 0 waits in all_reduce(); rank") and said.count("returned without it") == 1
+    others = {2: "rank 1", 5: "ranks 1, 2, 3, 4", 64: "ranks 1-63"}[num_ranks]
+    assert f" {others} returned" in said
+
+
+def test_nothing_is_blamed_where_all_ranks_are_in_the_same_collective() -> None:
+    in_the_same = {Group("0", (0, 1, 2)): dict.fromkeys(range(3), _call(4))}
+    assert causes(Hang([waits_in("all_reduce")] * 3, in_the_same)) == []
+    assert causes(Hang([COMPUTES] * 3, {})) == []
+
+
+def test_a_rank_that_computes_is_named_where_the_others_wait_for_it() -> None:
+    said, = causes(Hang([waits_in("barrier"), COMPUTES, COMPUTES], {Group("0", (0, 1, 2)): {0: _call(1, "barrier")}}))
+    assert said == "rank 0 waits in barrier(); ranks 1, 2 compute instead (last call in this group: none)"
+
+
+def test_each_rank_that_has_dropped_requests_at_a_line_is_named_once() -> None:
+    dropped = [Dropped("isend", peer, "cell line 4: dist.isend(x, peer)") for peer in (1, 2)]
+    ranks = [waits_in("recv", 1)._replace(dropped=dropped), waits_in("recv", 0), FINISHED._replace(dropped=dropped[:1])]
+    said, = causes(Hang(ranks, {}))
+    assert said.startswith("ranks 0, 2 did not keep what isend returned")
+    assert said.endswith("Look at cell line 4: dist.isend(x, peer)")
+
+
+def test_a_dropped_request_whose_message_nobody_waits_for_is_not_the_cause() -> None:
+    dropped = [Dropped("isend", 1, "cell line 4: dist.isend(x, 1)")]
+    said, = causes(Hang([FINISHED._replace(dropped=dropped), waits_in("recv", 2), FINISHED], {}))
+    assert said == "rank 1 waits in recv from rank 2, which has returned"
+
+
+def test_each_cause_says_what_it_looks_for() -> None:
+    looks = [look for row in CAUSES for look in row]
+    assert len(set(looks)) == len(looks) and all(look.__doc__ for look in looks)
+
+
+def test_ranks_in_a_collective_wait_for_those_that_have_not_called_it() -> None:
+    last, waits = {rank: _call(1, "barrier") for rank in (0, 2)}, waits_in("barrier")
+    hang = Hang([waits, FINISHED, waits, COMPUTES], {Group("0", (0, 1, 2, 3)): last})
+    assert hang.waits == {0: (1, 3), 2: (1, 3)} and hang.awaited == {1, 3}
+    assert graph(hang.waits) == "ranks 0, 2 wait for ranks 1, 3"
+
+
+def test_ranks_in_messages_and_calls_wait_for_their_peers() -> None:
+    ranks = [waits_in("send", 2)._replace(worker=Worker("worker0", 16)),
+             doing(Kind.CALL, "rpc_sync", worker="worker0"), doing(Kind.REQUEST, "irecv", 1, "src")]
+    hang = Hang(ranks, {})
+    assert hang.waits == {0: (2,), 1: (0,), 2: (1,)} and hang.awaited == set()
+    assert graph(hang.waits) == "rank 0 waits for rank 2; rank 1 waits for rank 0; rank 2 waits for rank 1"
+
+
+@pytest.mark.parametrize(("standing", "one", "several"), [
+    (waits_in("recv", 1), "waits in recv from rank 1", "wait in recv from rank 1"),
+    (waits_in("recv", -1), "waits in recv from any rank", "wait in recv from any rank"),
+    (doing(Kind.REQUEST, "isend", 2, "dst"), "waits for its isend to rank 2", "wait for its isend to rank 2"),
+    (doing(Kind.STOPPED), "is stopped by a signal (SIGSTOP)", "are stopped by a signal (SIGSTOP)"),
+    (doing(Kind.DEAF), "does not answer", "do not answer"),
+    (doing(Kind.RETURNED), *(f"{has} returned, and its result is on its way" for has in ("has", "have"))),
+    (doing(Kind.KEYS, keys=("a", "b")), *(f"wait{s} for the keys 'a', 'b' of the store" for s in ("s", ""))),
+    (FINISHED, "finished", "finished")])
+def test_what_several_ranks_do_is_said_in_the_plural(standing: Standing, one: str, several: str) -> None:
+    assert (standing.main.words(), standing.main.words(2)) == (one, several)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_each_way_not_to_wait_has_words(kind: Kind) -> None:
+    assert Doing(kind).waits or not Doing(kind).words().startswith("wait")
+
+
+def test_long_runs_of_ranks_are_written_as_a_range() -> None:
+    assert [named(ranks) for ranks in ([2], [0, 1], [0, 1, 2, 3, 4, 6])] == ["rank 2", "ranks 0, 1", "ranks 0-4, 6"]
