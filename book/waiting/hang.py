@@ -95,8 +95,9 @@ class Hang:
         found = []
         for group, last in self.calls.items():
             latest = max(call.number for call in last.values())
-            stuck = {rank: call.number for rank, call in last.items()
-                     if self.ranks[rank].doing.waits and (call.number == latest if call.done is None else not call.done)}
+            open_calls = {rank: call.number for rank, call in last.items()
+                          if (call.number == latest if call.done is None else not call.done)}
+            stuck = {rank: number for rank, number in open_calls.items() if self.ranks[rank].doing.waits}
             for number in sorted(set(stuck.values())):
                 waiting = [rank for rank in group.ranks if stuck.get(rank) == number]
                 behind = [rank for rank in group.ranks if rank not in last or last[rank].number < number]
