@@ -4,7 +4,7 @@ A right one also prints, in every check, what the lab's own solution printed: gr
 tests/answers) replaces that exercise's answer cell in its lab; the other answers are the lab's own. All run in this one
 process.
 
-`make answers` runs all of them, `make test` one of each of some families: which ones changes from commit to commit.
+`make answers` runs all of them, `make test` the first wrong and the first right one in each exercise's file.
 """
 from pathlib import Path
 
@@ -14,31 +14,17 @@ from book.checks import CheckFailed
 from book.grading.lab import code_cells, marks, points
 from book.grading.trial import printed, stored
 from book.launch import LaunchError
-from tests import costs
 from tests.answers import LABS, PASS, answers, apply, read
-from tests.families import commit, drawn, family, strings
-from tests.once import once
 
 HERE = Path(__file__).parent
-NUM_FAMILIES = 10  # that `make test` runs of a lab, if they fit within LIMIT_S
-LIMIT_S = 9.0  # by tests/costs.json: the answers of the last lab train on 8 ranks, and take ten times as long
 
 
-def daily(lab):
-    """The answers of a lab that `make test` runs at this commit."""
-    families = once(f"families-{lab}", lambda: families_of(lab))
-    return drawn(families, NUM_FAMILIES, lab + commit(), lambda name: costs.of_id(id_of(lab, name)), LIMIT_S)
-
-
-def families_of(lab):
-    """The answers of a lab, each with its family."""
-    known = strings(LABS[lab])
-    return [(family(known, answer.exercise, answer.expected), answer.name) for answer in answers(lab)]
-
-
-def id_of(lab, name):
-    """How pytest names the test of an answer."""
-    return f"tests/test_answers.py::TestLab{lab}::test_answer[{name}]"
+def first(lab):
+    """Of each exercise the first right and the first wrong answer, in the order of its file."""
+    found = {}
+    for answer in answers(lab):
+        found.setdefault((answer.exercise, answer.expected == PASS), answer)
+    return list(found.values())
 
 
 def public(lab, exercise):
@@ -52,7 +38,6 @@ class LabsAnswers:
     name: str
     path: Path
 
-    @pytest.mark.slow
     def test_answer(self, answer):
         lab = LABS[self.name]
         if answer.expected == PASS:
@@ -77,10 +62,9 @@ class LabsAnswers:
 def pytest_generate_tests(metafunc):
     if "answer" in metafunc.fixturenames:
         lab = metafunc.cls.name
-        taken = daily(lab)
-        marked = [pytest.param(answer, id=answer.name, marks=() if answer.name in taken else pytest.mark.full)
-                  for answer in answers(lab)]
-        metafunc.parametrize("answer", marked)
+        taken, others = first(lab), (pytest.mark.slow, pytest.mark.full)
+        metafunc.parametrize("answer", [pytest.param(answer, id=answer.name, marks=() if answer in taken else others)
+                                        for answer in answers(lab)])
 
 
 for _name in LABS:

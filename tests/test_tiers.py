@@ -6,14 +6,12 @@ import re
 import subprocess
 from types import SimpleNamespace
 
-import nbformat
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import affected, costs, tiers
 from tests.affected import EVERYTHING, FAR, changed_since, distances
-from tests.families import drawn, family, strings
 from tests.once import once
 from tests.website import ROOT
 
@@ -237,27 +235,3 @@ def test_a_value_made_once_is_shared_and_a_failure_is_retried() -> None:
     with pytest.raises(RuntimeError):
         once("test-of-once", make)
     assert once("test-of-once", make) == once("test-of-once", make) == [1, 2]
-
-
-def test_answers_that_get_their_message_from_one_function_are_a_family() -> None:
-    cell = nbformat.v4.new_code_cell("def mine():\n    raise ValueError('only this lab says so')")
-    lab = strings(nbformat.v4.new_notebook(cells=[cell]))
-    told = family(lab, 1, "at rank 2 only this lab says so, alas")
-    assert told[1:] == ("mine",) and told == family(lab, 3, "only this lab says so")
-    assert family(lab, 1, "pass") == family(lab, 1, "pass") != family(lab, 2, "pass")
-    assert family(lab, 1, "zq zq zq") not in (told, family(lab, 2, "zq zq zq"))
-
-
-def test_one_of_a_family_is_drawn_and_another_seed_draws_another() -> None:
-    families = [((name[0],), name) for name in ("a1", "a2", "a3", "b1", "c1", "c2")]
-
-    def names(count: int, seed: str, limit_s: float = 9.0) -> set[str]:
-        return drawn(families, count, seed, lambda name: 5.0 if name == "a1" else 1.0, limit_s)
-
-    found = [names(2, str(seed)) for seed in range(20)]
-    assert all(len(some) == len({name[0] for name in some}) == 2 for some in found)
-    assert set().union(*found) == {name for _, name in families}
-    assert names(9, "x") == names(9, "x") and len(names(9, "x")) == 3
-    cheap = [names(9, str(seed), limit_s=3.0) for seed in range(20)]
-    assert "a1" not in set().union(*cheap) and {len(some) for some in cheap} == {2, 3}, "too costly ones are left out"
-

@@ -1,7 +1,6 @@
 """What every widget does, in a real Chromium, on static pages of its own HTML and assets, with the network blocked."""
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +8,10 @@ import pytest
 
 from book.collectives import ring_all_reduce
 from book.widgets import play
-from tests.families import commit, some
 from tests.players import FRAMES, PLAYER, WAIT_MS, WALK, axe_finds, click, contrasts, first, paint, press, state, until
 from tests.widget_rows import WIDGETS, Widget
 
-NUM_DRAWN = 3
+SOME = WIDGETS[::-(-len(WIDGETS) // 3)]  # three, of different families
 each_widget = pytest.mark.parametrize("widget", WIDGETS, ids=str)
 THEMES = ("light", "dark")
 COLOURS = """selector => [getComputedStyle(document.querySelector('.lockstep-player')).backgroundColor,
@@ -41,12 +39,17 @@ def hasten(page: Any) -> None:
 
 def everywhere(*values: Any) -> list[Any]:
     """Each widget with each of these values; `make test` takes some widgets with the first value."""
-    drawn = random.Random(repr(values) + commit()).sample(WIDGETS, NUM_DRAWN)
-    return [pytest.param(widget, value, marks=() if value == values[0] and widget in drawn else pytest.mark.full,
-                         id=f"{value}-{widget}") for value in values for widget in WIDGETS]
+    return [pytest.param(widget, value, id=f"{value}-{widget}", marks=in_every_run(widget, value == values[0]))
+            for value in values for widget in WIDGETS]
 
 
-some_widgets = some("widget", WIDGETS, NUM_DRAWN)
+def in_every_run(widget: Widget, first: bool = True) -> Any:
+    """The marks of a test of this widget: none if `make test` runs it."""
+    return () if first and widget in SOME else (pytest.mark.slow, pytest.mark.full)
+
+
+some_widgets = pytest.mark.parametrize("widget", [pytest.param(widget, marks=in_every_run(widget), id=str(widget))
+                                                  for widget in WIDGETS])
 
 
 @some_widgets
