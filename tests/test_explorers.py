@@ -29,7 +29,6 @@ from book.widgets.traffic_explorers import ALGORITHMS, across, servers
 from tests.backward import recorded
 from tests.players import (PLAYER, assert_readable, axe_finds, caption, click, contrasts, figures, first, html_of,
                            paint, state)
-from tests.widget_rows import some
 
 # The twin's own tests instead of the twin: `make quick` takes what is nearest to a change first.
 READS = ["tests/test_twin.py", "book/widgets/*explorer*", "book/widgets/scene.js", "book/widgets/widgets.css"]
@@ -39,7 +38,7 @@ MAKERS = {"race_explorer": race_explorer, "pipeline_explorer": pipeline_explorer
           "axes_explorer": axes_explorer}
 TURNED = {"axes_explorer": ("dp", 2), "server_explorer": ("machines", 6)}  # the dial to turn, and to what; else ranks
 each = pytest.mark.parametrize("name", MAKERS)
-some_explorers = some("name", list(MAKERS), 2)
+some_explorers = pytest.mark.parametrize("name", first(*MAKERS, num=2))
 # Turns the dial of this label to a place, as dragging does: an input event for each place on the way.
 TURN = """([label, to]) => {
   const dial = [...document.querySelectorAll('.lk-dial input')].find(e => e.getAttribute('aria-label') === label);
@@ -504,7 +503,7 @@ BAD = {"no.json": ("{", "This file is not JSON"),
        "numbers.json": ("[1, 2, 3]", "this is not a trace's JSON")}
 
 
-@some("name", list(BAD), 2)
+@pytest.mark.parametrize("name", first(*BAD, num=2))
 def test_a_file_that_is_no_recording_gets_a_sentence(show: Callable, name: str) -> None:
     page = show(race_explorer())
     before = caption(page)

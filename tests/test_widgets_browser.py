@@ -9,9 +9,9 @@ import pytest
 from book.collectives import ring_all_reduce
 from book.widgets import play
 from tests.players import FRAMES, PLAYER, WAIT_MS, WALK, axe_finds, click, contrasts, first, paint, press, state, until
-from tests.widget_rows import WIDGETS, Widget, some
+from tests.widget_rows import WIDGETS, Widget
 
-NUM_AT_FIRST = 3
+SOME = WIDGETS[::-(-len(WIDGETS) // 3)]  # three, of different families
 each_widget = pytest.mark.parametrize("widget", WIDGETS, ids=str)
 THEMES = ("light", "dark")
 COLOURS = """selector => [getComputedStyle(document.querySelector('.lockstep-player')).backgroundColor,
@@ -38,13 +38,18 @@ def hasten(page: Any) -> None:
 
 
 def everywhere(*values: Any) -> list[Any]:
-    """Each widget with each of these values; `make test` takes the first widgets with the first value."""
-    return [pytest.param(widget, value, id=f"{value}-{widget}",
-                         marks=() if value == values[0] and place < NUM_AT_FIRST else pytest.mark.slow)
-            for value in values for place, widget in enumerate(WIDGETS)]
+    """Each widget with each of these values; `make test` takes some widgets with the first value."""
+    return [pytest.param(widget, value, id=f"{value}-{widget}", marks=in_every_run(widget, value == values[0]))
+            for value in values for widget in WIDGETS]
 
 
-some_widgets = some("widget", WIDGETS, NUM_AT_FIRST)
+def in_every_run(widget: Widget, first: bool = True) -> Any:
+    """The marks of a test of this widget: none if `make test` runs it."""
+    return () if first and widget in SOME else pytest.mark.slow
+
+
+some_widgets = pytest.mark.parametrize("widget", [pytest.param(widget, marks=in_every_run(widget), id=str(widget))
+                                                  for widget in WIDGETS])
 
 
 @some_widgets

@@ -1,12 +1,10 @@
 """Every widget that plays as a row: what test_widgets_browser.py asks of all of them. A new one is a new row."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from book import collectives
 from book.cost import Link
@@ -195,9 +193,3 @@ WIDGETS = (
            contrasts=(([*(f"m{i}" for i in range(4)), "soft", "focus"], ["bg"], 4.5),
                       ([f"r{i}" for i in range(8)], ["hollow"], 3)),
            heaviest=lambda: memory_player(recorded_step(3, 4))))
-
-
-def some(argument: str, values: Sequence[Any], num: int) -> Any:
-    """Parametrize a test: the first values run in `make test` too, the others, one more of the same, are slow."""
-    params = [pytest.param(value, marks=() if place < num else pytest.mark.slow) for place, value in enumerate(values)]
-    return pytest.mark.parametrize(argument, params, ids=str)

@@ -40,7 +40,7 @@ class Answer:
 
 @cache
 def answers(lab: str) -> list[Answer]:
-    """All kept answers to a lab, by exercise and name."""
+    """All kept answers to a lab, by exercise, in the order of its file."""
     found = []
     for path in sorted((HERE / lab).glob("exercise_*.diff")):
         exercise = int(path.stem.removeprefix("exercise_"))
@@ -54,8 +54,7 @@ def answers(lab: str) -> list[Answer]:
                 where = f"answer {name!r} of {path.parent.name}/{path.name} does not fit the lab's solution"
                 raise ValueError(f"{where}: {error}") from None
 
-        for name in sorted(written):
-            expected = written[name][1]
+        for name, (_, expected, _) in written.items():
             found.append(Answer(lab, exercise, name, expected.removeprefix(HIDDEN), expected.startswith(HIDDEN),
                                 source(name), path))
     return found
