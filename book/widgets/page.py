@@ -12,7 +12,7 @@ from book.trace import Trace
 from book.widgets.registry import standalone
 
 Data = dict[str, Any]
-DATA_VERSION = 1  # scene.js draws data of this version and no other
+DATA_VERSION = 2  # scene.js draws data of this version and no other
 
 
 class Page(ABC):

@@ -1,5 +1,5 @@
 /* Lockstep's chunk player: draws what a trace says, and nothing else. player.py writes the data, and says in its first
-   lines why its runs are text: fifteen rings on one page, as plain JSON, would be three times what a page may weigh. */
+   lines what they mean. */
 (() => {
   const { EPS, range, make, canvas, color, and, seconds, bytes, rect, bar, pill } =
     globalThis.lockstepScene;
@@ -7,66 +7,23 @@
   const { min, max, abs, floor, hypot } = Math;
 
   // # data: messages, contents
-  /** Equal texts give the same array: drawing compares by identity. */
-  function reader(n) {
-    const seen = {};
-    const bits = s => range(n, r => (parseInt(s[r >> 2] || "0", 16) >> (r & 3)) & 1);
-    const counts = s => s.slice(1, -1).split(",").map(Number);
-    const read = s => (s === "?" ? null : s[0] === "(" ? counts(s) : bits(s));
-    return s => (s in seen ? seen[s] : (seen[s] = read(s)));
-  }
-
-  /** The parts of a message's word. */
-  function parse(parts, held, read, k) {
-    const number = s => (s[0] === "-" ? -1 : parseInt(s, 36));
-    const [src, dst, chunk] = parts.slice(1, 4).map(number);
-    const [op, afterwards, inIt, elsewhere, end] = parts.slice(4);
-    const sent = inIt ? read(inIt) : chunk < 0 ? null : held[src][chunk];
-    const after = afterwards ? read(afterwards) : sent;
-    const into = "!.".includes(op) ? -1 : elsewhere ? number(elsewhere) : chunk;
-    return { src, dst, chunk, op, sent, k, end: +(end ?? k) + 1, after, into };
-  }
-
-  const WORD = "^(.{W})(.{W})(.{W})([+=?!.])([^~@^]*)(?:~([^@^]*))?(?:@([^^]*))?(?:\\^(\\d+))?$";
-
+  /** A run as it is drawn. Equal contents are the same array: drawing compares by identity. */
   function decode(data) {
-    const { c, n, width, times } = data;
-    const read = reader(n);
-    const spread = line => {
-      const all = line.split("/").map(s => s !== "-" && read(s));
-      return range(c, i => all[i % all.length]);
-    };
-    const held = data.start.map(spread);
-    const { goals = [`(${range(n, () => 1)})`] } = data;
-    const word = RegExp(WORD.replaceAll("W", width));
-    const run = {
-      ...data,
-      S: data.steps.length,
-      items: [],
-      goals: range(n, r => spread(goals[r % goals.length])),
-      updates: held.map(row => row.map(v => [{ k: 0, s: 0, v }])),
-    };
-    const put = (r, chunk, v, k, s) => {
-      held[r][chunk] = v;
-      run.updates[r][chunk].push({ k, s, v });
-    };
-    /** What changed before step k. */
-    const settle = k => {
-      for (const i of run.items) if (i.end === k && i.into >= 0) put(i.dst, i.into, i.after, k, i.s1);
-      for (const [at, r, chunk, s] of data.holds) if (at === k) put(r, chunk, read(s), k, endOf(run, k));
-    };
-    data.steps.forEach((line, k) => {
-      settle(k);
-      const words = line.split(" ").filter(Boolean);
-      words.forEach((text, j) => {
-        const item = parse(word.exec(text), held, read, k);
-        const t = times?.[k];
-        const at = t?.length > 2 ? 2 * j : 0;
-        [item.s0, item.s1] = t ? [t[at], t[at + 1]].map(x => (x / 1e4) * data.duration_s) : [k, k + 1];
-        run.items.push(item);
-      });
+    const { times, transfers, contents } = data;
+    const items = transfers.leaves.map((k, i) => {
+      const item = Object.fromEntries(Object.entries(transfers).map(([name, column]) => [name, column[i]]));
+      const end = (item.arrives ?? k) + 1;
+      const [s0, s1] = times ? times[i].map(x => (x / 1e4) * data.duration_s) : [k, k + 1];
+      return { ...item, k, end, s0, s1, sent: contents[item.sent], after: contents[item.after] };
     });
-    settle(run.S);
+    const each = (rows, f = v => v) => rows.map(row => row.map(place => f(contents[place])));
+    const updates = each(data.start, v => [{ k: 0, s: 0, v }]);
+    const run = { ...data, items, goals: each(data.goals), updates };
+    for (const { dst, into, end, s1, after } of items) {
+      if (into !== null) updates[dst][into].push({ k: end, s: s1, v: after });
+    }
+    for (const [k, r, c, place] of data.holds) updates[r][c].push({ k, s: endOf(run, k), v: contents[place] });
+    for (const list of updates.flat()) list.sort((a, b) => a.k - b.k);
     run.wrong = wrongFrom(run);
     return gather(run);
   }
@@ -483,7 +440,9 @@
       if (under || (rest && m.b === t)) used.add(m.pair);
       if (!under) continue;
       flying.set(m, steps ? easeOff(f) : f);
-      if (m.items.length < run.c || !stage.thin) for (const i of m.items) out.add(i.src * run.c + i.chunk);
+      if (m.items.length < run.c || !stage.thin) {
+        for (const i of m.items) if (i.chunk !== null) out.add(i.src * run.c + i.chunk);
+      }
     }
     stage.move(flying);
     const big = stage.large?.(focus);
@@ -519,7 +478,7 @@
   function chunksOf(items) {
     const list = items.map(i => i.chunk).sort((a, b) => a - b);
     const [n, a, z] = [list.length, list[0], list.at(-1)];
-    if (a < 0) return "something unwatched";
+    if (list.includes(null)) return "something unwatched";
     if (n === 1) return "chunk " + a;
     return "chunks " + (n > 2 && z - a === n - 1 ? `${a}–${z}` : and(list));
   }
@@ -546,7 +505,7 @@
   // # prediction
   /** By turns: which chunk goes, and what a chunk will hold. */
   function question(run, k) {
-    const all = run.messages.filter(m => m.k === k && m.into >= 0);
+    const all = run.messages.filter(m => m.k === k && m.into !== null);
     const i = all[(k * 3) % all.length]?.items[0];
     if (!i) return null;
     return k % 2 === 0 && run.most === 1 && run.c > 1 ? askChunk(run, k, i) : askContents(run, k, i);
@@ -573,7 +532,7 @@
     return {
       text: `Whose data will rank ${dst}'s chunk ${into} hold after this step?`,
       options: options.map(text => [text, text === whose(after)]),
-      why: op === "=" ? replaced : both,
+      why: op === "copy" ? replaced : both,
     };
   }
 

@@ -23,7 +23,7 @@
     for (const [i, message, after] of schedule.replay()) {
       const [src, dst, chunk, into, k] = [moves.src[i], moves.dst[i], moves.chunk[i], schedule.into(i), moves.step[i]];
       const [s0, s1, end] = [times.start_s[i], times.done_s[i], k + 1];
-      const op = OPS[moves.op[i]] === "reduce" ? "+" : "=";
+      const op = OPS[moves.op[i]];
       const [sent, holds] = [Array.from(message), Array.from(after)];
       items.push({ src, dst, chunk, into, op, k, end, s0, s1, sent, after: holds });
       updates[dst][into].push({ k: end, s: s1, v: holds });

@@ -517,7 +517,7 @@
   }
 
   // # mounting
-  const VERSION = 1;  // DATA_VERSION in page.py
+  const VERSION = 2;  // DATA_VERSION in page.py
 
   /** Why this script cannot draw such data, which a notebook may have stored long ago; "" if it can. */
   function mismatch({ v }) {
