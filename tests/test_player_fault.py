@@ -145,7 +145,8 @@ def test_the_right_run_starts_with_what_the_wrong_one_held() -> None:
     found = run_payload(Trace(events, 4, "logical", "recorded"), "all_gather")["fault"]
     right = found["right"]
     assert found["step"] == 2
-    assert [[right["contents"][place] for place in row] for row in right["start"]] == [[[*own]] * 4 for own in np.eye(4)]
+    held = [[right["contents"][place] for place in row] for row in right["start"]]
+    assert held == [[[*own]] * 4 for own in np.eye(4)]
 
 
 def test_a_run_like_no_schedule_of_the_book_has_no_right_one() -> None:

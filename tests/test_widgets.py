@@ -30,7 +30,7 @@ from book.simulate import simulate
 from book.trace import Event, Trace
 from book.widgets import panel, play, race
 from book.widgets.player import run_payload
-from book.widgets.registry import ASSETS, SCRIPTS, STYLE, WIDGETS, module
+from book.widgets.registry import ASSETS, STYLE, TWIN, WIDGETS, loaded, module, plain, sources, text_of
 from tests.by_value import sent_by_value
 from tests.players import MOST_PAGE_BYTES, compressed, html_of
 
@@ -243,8 +243,10 @@ def test_a_librarys_collective_is_one_step_without_messages() -> None:
     assert told(data) == ["Start: every rank holds only its own data.",
                           "All 4 ranks call all_reduce: the library moves the data, and does not tell how.",
                           "Done: every rank holds every chunk complete."]
-    assert data["S"] == 1 and not data["transfers"]["src"] and data["unseen"] is True and data["names"][int(data["phases"])] == "all-reduce"
-    assert data["holds"] == [[1, rank, chunk, data["contents"].index([1] * 4)] for rank in range(4) for chunk in range(4)]
+    assert data["S"] == 1 and not data["transfers"]["src"] and data["unseen"] is True
+    assert data["names"][int(data["phases"])] == "all-reduce"
+    whole = data["contents"].index([1] * 4)
+    assert data["holds"] == [[1, rank, chunk, whole] for rank in range(4) for chunk in range(4)]
 
 
 @pytest.mark.slow
@@ -333,17 +335,16 @@ def test_html_escapes_titles() -> None:
 
 
 def test_every_asset_is_part_of_a_widget() -> None:
-    own = {path for folder in (ASSETS, ASSETS.parent / "twin") for kind in ("js", "css")
-           for path in folder.glob(f"*.{kind}")}
-    assert {(ASSETS / name).resolve() for name in (STYLE, *SCRIPTS)} == own
+    own = {path for folder in (ASSETS, TWIN) for kind in ("js", "css") for path in folder.glob(f"*.{kind}")}
+    assert {*sources(set(WIDGETS))} == own
     assert len({path.name for path in own}) == len(own), "the website has them in one folder"
 
 
 @pytest.mark.parametrize("widget", WIDGETS)
 def test_a_live_widget_runs_what_its_page_loads(widget: str) -> None:
     live = pytest.importorskip("book.widgets.live").live_class(widget)
-    assert live._esm == module(widget) and live._css == (ASSETS / STYLE).read_text("utf-8")
-    assert all((ASSETS / f"{script}.js").read_text("utf-8") in live._esm for script in WIDGETS[widget])
+    assert live._esm == module(widget) and live._css == text_of(STYLE)
+    assert all(plain(script) in live._esm for script in loaded({widget})) and "import" not in live._esm.split()
     assert live._esm.endswith(f"export default globalThis.lockstep{widget.capitalize()};\n")
 
 
