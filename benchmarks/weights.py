@@ -14,7 +14,7 @@ SITE = ROOT / "_build" / "html"
 QUICK: dict[str, int] = {}
 GZIP_LEVEL = 6  # the default of servers
 PACKED = {".woff", ".woff2", ".png", ".jpg", ".gz"}  # files that no server compresses again
-CODE_BUDGET_BYTES, PAYLOAD_BUDGET_BYTES = 90_000, 60_000  # all code of widgets; the data of one, as it is
+CODE_BUDGET_BYTES, PAYLOAD_BUDGET_BYTES = 90_000, 60_000  # compressed: all code of widgets; the data of one
 NOTE = "Number: of files, or of players on the page. KB: 1000 bytes. Compressed: gzip, as web servers do."
 
 
@@ -80,10 +80,10 @@ def _table(site: Path, pages: Sequence[str]) -> Table:
 
 
 def _claims(site: Path, pages: Sequence[str]) -> list[Claim]:
-    """Whether players keep to their budgets: minified and compressed for code, as they are for data."""
-    largest = max((len(data) for page in pages for data in payloads(site / page)), default=0)
+    """Whether players keep to their budgets: compressed, and code minified before."""
+    largest = max((len(gzip.compress(data, GZIP_LEVEL)) for page in pages for data in payloads(site / page)), default=0)
     packed = sum(map(weight, needed(set(WIDGETS))))
     return [Claim(f"the code of all widgets is at most {CODE_BUDGET_BYTES // 1000} KB, minified and compressed",
                   kilobytes(packed), packed <= CODE_BUDGET_BYTES),
-            Claim(f"the data of a player is at most {PAYLOAD_BUDGET_BYTES // 1000} KB", kilobytes(largest),
+            Claim(f"the data of a player is at most {PAYLOAD_BUDGET_BYTES // 1000} KB, compressed", kilobytes(largest),
                   largest <= PAYLOAD_BUDGET_BYTES)]

@@ -1,6 +1,7 @@
 """Widgets on static pages of their own HTML and assets, as a browser test opens them, and what can be asked of them."""
 from __future__ import annotations
 
+import gzip
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.weights import GZIP_LEVEL
 from book.widgets.registry import links, write
 
 PLAYER = ".lockstep-player"
 WAIT_MS = 30_000
+MOST_PAGE_BYTES = 60_000  # of a widget's HTML, compressed as web servers do
 HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Players</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>body { margin: 20px }</style>"""
 # Texts of the first widget that can't be read: too small, outside the widget, or over another.
@@ -80,6 +83,11 @@ def html_of(shown: Any) -> str:
     """The HTML that a widget leaves in a stored notebook."""
     bundle = shown._repr_mimebundle_()
     return (bundle[0] if isinstance(bundle, tuple) else bundle)["text/html"]
+
+
+def compressed(text: str) -> int:
+    """A text's bytes as a web server sends them."""
+    return len(gzip.compress(text.encode(), GZIP_LEVEL))
 
 
 def write_page(file: Path, *shown: Any) -> Path:

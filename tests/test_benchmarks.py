@@ -17,7 +17,7 @@ from benchmarks.machine import measured_on
 from benchmarks.report import Claim, Findings, Table, Unavailable, document
 from book.collectives import ring_all_reduce
 from book.widgets import play
-from book.widgets.registry import ASSETS, PLANNER, SCRIPTS, STYLE, TWIN, WIDGETS, links, minified, needed, write
+from book.widgets.registry import ASSETS, STYLE, WIDGETS, links, loaded, minified, needed, served, write
 from tests.browser import find_browser
 
 READS = ["benchmarks/measured.json", "chapters/94_measurements.md", "chapters/03_ring_all_reduce.ipynb"]
@@ -171,9 +171,10 @@ def test_comments_and_blanks_go() -> None:
 def test_minified_scripts_run(browser: Any) -> None:
     """In the order of the website. Every test of a widget in a browser runs them too."""
     page, log = browser.open("about:blank")
-    for name in SCRIPTS:
-        page.add_script_tag(content=minified(name, (ASSETS / name).read_text("utf-8")))
-    assert page.evaluate("Object.keys(globalThis.lockstepTwin).length") == len({*TWIN, *PLANNER})
+    for name in needed(set(WIDGETS)):
+        if name != STYLE:
+            page.add_script_tag(content=served(name))
+    assert len(loaded(set(WIDGETS))) >= page.evaluate("Object.keys(globalThis.lockstep).length") > 15
     assert all(page.evaluate("name => !!globalThis[`lockstep${name}`]", name.capitalize()) for name in WIDGETS)
     log.assert_clean()
 

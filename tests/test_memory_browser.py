@@ -18,8 +18,8 @@ from tests.players import (assert_readable, axe_finds, caption, captions, contra
 PIECES = """() => [...document.querySelectorAll(
   '.lk-stage > svg:first-child > g:first-of-type > rect[fill^="var(--r"]')].map(
     r => [+r.getAttribute('y'), r.getAttribute('fill')])"""
-SAME = """points => points.map(([n, stage, ranks, each]) => lockstepMemory_bars.stateBytes(n, stage, ranks, each))"""
-FEWEST = "([n, stage, each, gpu]) => lockstepMemory_bars.fewest(n, stage, each, gpu)"
+SAME = """points => points.map(([n, stage, ranks, each]) => lockstep.memory_bars.stateBytes(n, stage, ranks, each))"""
+FEWEST = "([n, stage, each, gpu]) => lockstep.memory_bars.fewest(n, stage, each, gpu)"
 EACH = (ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, ADAM_32)
 
 

@@ -19,7 +19,7 @@ from tests.players import assert_readable, caption, click, press, state
 
 Move = tuple[int, str, int]  # rank, kind, micro-batch
 RULES = """([data, orders]) => orders.map(order => {
-  const { refusal, timed, scored } = globalThis.lockstepGame.rules, placed = [], said = [];
+  const { refusal, timed, scored } = globalThis.lockstep.game, placed = [], said = [];
   for (const [r, kind, m] of order) {
     const why = refusal(data, placed, { r, kind, m });
     said.push(why);

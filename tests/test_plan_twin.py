@@ -4,7 +4,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,22 +12,20 @@ from book.columns import Columns
 from book.cost import ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, MACHINES, MODELS, Cluster, Layout, Search, Transformer
 from book.cost import all_layouts, cluster_of, estimates
 from book.cost.answer import TOKENS_A_STEP, compared, default_batch, error_bar, features, searched
-from book.cost.layouts import divisors
 from book.cost.machines import SOFTWARE
-from book.cost.step import PARTS, Estimate
-from book.widgets.registry import ASSETS, PLANNER
+from book.cost.step import Estimate
+from book.widgets.registry import closure, plain
 from tests.browser import page_with
-from tests.test_twin import undocumented
 
 READS = ["book/twin/*.js", "book/cost/*.py"]
-SCRIPTS = "".join((ASSETS / f"{room}.js").read_text("utf-8") for room in PLANNER)
+SCRIPTS = "".join(map(plain, closure("plan_answer")))
 REL = 1e-11  # of bytes and seconds
 COSTS = """jobs => jobs.map(({ model, cluster, layouts, batch, each }) => {
-  const { estimate } = globalThis.lockstepTwin.plan_step;
+  const { estimate } = globalThis.lockstep.plan_step;
   return layouts.map(layout => estimate(model, cluster, layout, batch, each));
 })"""
 SEARCH = """({ model, cluster, batch, each, gpu, software, measured }) => {
-  const { plan, featuresOf } = globalThis.lockstepTwin.plan_answer;
+  const { plan, featuresOf } = globalThis.lockstep.plan_answer;
   const rows = measured.map(({ step, ...row }) => ({ ...row, features: featuresOf(step) }));
   const found = plan(model, cluster, batch, each, { gpu, software, rows });
   return { ...found, fit: found.ranked.length, ranked: found.ranked.slice(0, 20) };
@@ -135,25 +132,8 @@ def test_both_choose_the_same_layout_with_the_same_error_bar(twin: Any) -> None:
     compare(twin, MODELS["llama3-70b"], cluster_of("h100", 7), 512, "h100", "megatron")
 
 
-def test_divisors_and_batches_are_the_same(twin: Any) -> None:
-    numbers = [*range(1, 60), 126, 1024, 16384]
-    assert twin.evaluate("all => all.map(globalThis.lockstepTwin.plan_layouts.divisors)", numbers) == [
-        divisors(number) for number in numbers]
+def test_batches_are_the_same(twin: Any) -> None:
     cases = [(name, gpus, tokens) for name in MODELS for gpus in (1, 7, 64, 4096) for tokens in (2**19, 2**22, 2**25)]
     sent = [[in_numbers(MODELS[name]), gpus, tokens] for name, gpus, tokens in cases]
-    assert twin.evaluate("all => all.map(of => globalThis.lockstepTwin.plan_answer.default_batch(...of))", sent) == [
+    assert twin.evaluate("all => all.map(of => globalThis.lockstep.plan_answer.default_batch(...of))", sent) == [
         default_batch(MODELS[name], gpus, tokens) for name, gpus, tokens in cases]
-
-
-def test_parts_come_in_the_same_order(twin: Any) -> None:
-    """They are added up in it."""
-    assert tuple(twin.evaluate("globalThis.lockstepTwin.plan_step.PARTS")) == PARTS
-
-
-def test_rooms_are_those_that_are_listed(twin: Any) -> None:
-    assert twin.evaluate("Object.keys(globalThis.lockstepTwin)") == [Path(room).name for room in PLANNER]
-
-
-@pytest.mark.parametrize("script", PLANNER)
-def test_what_is_handed_on_has_its_types_in_words(script: str) -> None:
-    assert undocumented((ASSETS / f"{script}.js").read_text("utf-8")) == []

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
+from book.widgets.registry import EXPORT, IMPORT, plain
 from tests.website import ROOT
 
 READS = ["book/twin/*.js", "book/widgets/*.js", "book/widgets/*.css", "book/authoring/*.css"]
 FILES = sorted(path for pattern in READS for path in ROOT.glob(pattern))
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
 MAX_LINE = 120
-SHARED = r"globalThis\.lockstep(?:Scene|Stages|Explorer|Cluster) = \{(.*?)\n?\s*\};"  # what others may take
+ASKED_BY_TESTS = {"refusal", "timed", "scored", "stateBytes", "fewest"}
 TEMPLATE = r"`[^`]*`"
 NO_CODE = re.compile(rf"""({TEMPLATE})|/\*.*?\*/|//[^\n]*|"[^"\n]*"|'[^'\n]*'""", re.S)  # a template has code in it
 # Runs nothing: makes a function of the text, or returns what is wrong with it.
@@ -36,12 +37,12 @@ def crowded(text: str) -> Iterator[str]:
 
 
 def unused(text: str) -> list[str]:
-    """Names that the outermost function of a script defines, or takes from another script, and never uses."""
+    """Names that a script defines at its outermost level, or imports from another, and never uses."""
     own = code(text)
-    names = re.findall(r"^  function (\w+)", own, re.M) + re.findall(r"^  (?:const|let) (\w+) =", own, re.M)
-    for group in re.findall(r"^  (?:const|let) [\[{] ([^\]}=]*) [\]}] =", own, re.M) + re.findall(
-            r"^  const \[([^\]=]*)\] =", own, re.M):
-        names += re.findall(r"(\w+)(?=\s*(?:,|$))", group)
+    names = re.findall(r"^(?:function|class) (\w+)", own, re.M) + re.findall(r"^(?:const|let) (\w+) =", own, re.M)
+    for group in re.findall(r"^(?:const|let) [\[{] ([^\]}=]*) [\]}] =", own, re.M) + re.findall(
+            r"^const \[([^\]=]*)\] =", own, re.M) + [names for names, _ in IMPORT.findall(text)]:
+        names += re.findall(r"(\w+)(?=\s*(?:,|\}|$))", group)
     return [name for name in names if name != "_" and len(re.findall(rf"(?:(?<![.\w])|(?<=\.\.\.)){name}\b", own)) < 2]
 
 
@@ -67,28 +68,39 @@ def test_scripts_use_what_they_define(script: Path) -> None:
     assert unused(script.read_text("utf-8")) == []
 
 
-def test_shared_names_are_used_by_another_script() -> None:
-    """Every name that a script puts at the disposal of the others."""
-    texts = {script: code(script.read_text("utf-8")) for script in SCRIPTS}
-    for script, text in texts.items():
-        others = "".join(other for path, other in texts.items() if path != script)
-        for shared in re.findall(SHARED, text, re.S):
-            names = re.findall(r"\w+", shared)
-            assert names and [name for name in names if not re.search(rf"\b{name}\b", others)] == [], script.name
+def test_imports_and_exports_have_the_one_form_that_is_read() -> None:
+    for script in SCRIPTS:
+        lines = re.findall(r"^(?:import|export)\b", code(script.read_text("utf-8")), re.M)
+        read = len(IMPORT.findall(script.read_text("utf-8"))) + len(EXPORT.findall(script.read_text("utf-8")))
+        assert len(lines) == read, script.name
+
+
+def test_what_a_script_exports_another_imports() -> None:
+    """So the twin has what pages use, and no more."""
+    taken = {name for script in SCRIPTS for names, _ in IMPORT.findall(script.read_text("utf-8"))
+             for name in re.findall(r"\w+", names)}
+    for script in SCRIPTS:
+        given = {name for names in EXPORT.findall(script.read_text("utf-8")) for name in re.findall(r"\w+", names)}
+        everything = "".join(other.read_text("utf-8") for other in SCRIPTS if other != script)
+        through = set(re.findall(rf"\b{script.stem}\.(\w+)", everything))  # import * as links
+        if f"{script.stem}[" in everything:  # by a name from the data
+            through = given
+        assert given - taken - through - ASKED_BY_TESTS == set(), script.name
 
 
 def test_scripts_parse(browser: Any) -> None:
     page, log = browser.open("about:blank")
-    found = {script.name: page.evaluate(PARSED, script.read_text("utf-8")) for script in SCRIPTS}
+    found = {script.name: page.evaluate(PARSED, plain(script.stem)) for script in SCRIPTS}
     assert found and not any(found.values()), found
     assert page.evaluate(PARSED, "const = 1"), "a fault is seen"
     log.assert_clean()
 
 
 @pytest.mark.parametrize("text, names", [
-    ("(() => {\n  function used() {}\n  const lost = used();\n})();", ["lost"]),
-    ("(() => {\n  const { make, sum } = other;\n  sum();\n  let x = 1;\n  x++;\n})();", ["make"]),
-    ('(() => {\n  const only = 1;\n  tell("only");\n})();', ["only"])])
+    ("function used() {}\nconst lost = used();\n", ["lost"]),
+    ("const { make, sum } = other;\nsum();\nlet x = 1;\nx++;\n", ["make"]),
+    ('import { make, sum } from "./other.js";\nsum();\n', ["make"]),
+    ('const only = 1;\ntell("only");\n', ["only"])])
 def test_a_name_that_nothing_uses_is_seen(text: str, names: list[str]) -> None:
     assert unused(text) == names
 

@@ -29,15 +29,14 @@ from book.schedule import Schedule
 from book.simulate import simulate
 from book.trace import Event, Trace
 from book.widgets import panel, play, race
-from book.widgets.player import run_payload, write
-from book.widgets.registry import ASSETS, SCRIPTS, STYLE, WIDGETS, module
+from book.widgets.player import run_payload
+from book.widgets.registry import ASSETS, STYLE, TWIN, WIDGETS, loaded, module, plain, sources, text_of
 from tests.by_value import sent_by_value
-from tests.players import html_of
+from tests.players import MOST_PAGE_BYTES, compressed, html_of
 
 sent_by_value(__name__)
 
 LINK = Link(20e-6, 1e9)
-MOST_PAGE_BYTES = 60_000
 
 
 def simulated(schedule: Schedule, **options: Any) -> Trace:
@@ -59,36 +58,18 @@ def events_of(trace: Trace) -> dict[tuple, list]:
     return {key: sorted(values, key=repr) for key, values in found.items()}
 
 
-WORD = re.compile(r"(.)(.)(.)([+=?!])([^~@^]*)(?:~([^@^]*))?(?:@([^^]*))?(?:\^(\d+))?$")
-
-
-def contents(text: str, num_ranks: int) -> tuple[float, ...] | None:
-    if text == "?":
-        return None
-    if text.startswith("("):
-        return tuple(float(x) for x in text[1:-1].split(","))
-    padded = text.ljust(-(-num_ranks // 4), "0")
-    return tuple(int(padded[r // 4], 16) >> r % 4 & 1 for r in range(num_ranks))
+def contents(data: dict[str, Any]) -> list[tuple[float, ...] | None]:
+    """What the places in a payload stand for."""
+    return [held and tuple(held) for held in data["contents"]]
 
 
 def decoded(data: dict[str, Any]) -> dict[tuple, list]:
     """The payload read back in the form of `events_of`, by this test's own reader."""
-    n, found, arriving = data["n"], defaultdict(list), defaultdict(dict)
-    lines = [line.split("/") for line in data["start"]]
-    held = {(r, c): contents(line[c % len(line)], n) for r, line in enumerate(lines) for c in range(data["c"])}
-    for step, line in enumerate(data["steps"]):
-        held.update(arriving.pop(step, {}))
-        held.update({(r, c): contents(text, n) for at, r, c, text in data["holds"] if at == step})
-        for word in line.split():
-            src, dst, chunk, op, after, sent, into, arrives = WORD.match(word).groups()
-            src, dst, chunk = (int(x, 36) for x in (src, dst, chunk))
-            message = contents(sent, n) if sent is not None else held[src, chunk]
-            found[step, src, dst].append(("send", chunk, None, message))
-            if op != "!":
-                into, end = int(into, 36) if into else chunk, int(arrives or step)
-                result = contents(after, n) if after else message
-                found[end, src, dst].append(("recv", into, {"+": "reduce", "=": "copy", "?": None}[op], result))
-                arriving[end + 1][dst, into] = result
+    held, columns, found = contents(data), data["transfers"], defaultdict(list)
+    for src, dst, chunk, into, op, leaves, arrives, sent, after in zip(*columns.values(), strict=True):
+        found[leaves, src, dst].append(("send", chunk, None, held[sent]))
+        if arrives is not None:
+            found[arrives, src, dst].append(("recv", into, op, held[after]))
     return {key: sorted(values, key=repr) for key, values in found.items()}
 
 
@@ -122,13 +103,8 @@ def test_a_message_into_the_wrong_chunk_and_one_never_received() -> None:
     trace = Trace(events, 2, "logical", "recorded")
     data = run_payload(trace)
     assert decoded(data) == events_of(trace)
-    assert data["holds"] == [[1, 0, 1, "(2,0)"]]
+    assert [(*where, contents(data)[place]) for *where, place in data["holds"]] == [(1, 0, 1, (2, 0))]
     assert data["ok"] is False and data["verdict"].endswith("Rank 0's chunk 0 lacks the contribution of rank 1.")
-
-
-@given(st.lists(st.integers(0, 1), min_size=1, max_size=64))
-def test_masks_survive_a_round_trip(bits: list[int]) -> None:
-    assert contents(write(tuple(bits)), len(bits)) == tuple(bits)
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
@@ -152,11 +128,9 @@ def test_goals_are_the_promise_of_the_schedule(name: str, num_ranks: int) -> Non
     for schedule in COLLECTIVES[name].schedules(num_ranks):
         promise, size = PROMISES[COLLECTIVES[name].promise], (num_ranks, schedule.num_chunks)
         data = run_payload(simulated(schedule))
-        lines = [line.split("/") for line in data.get("goals", [write((1,) * num_ranks)])]
         for rank, chunk in np.ndindex(size):
-            line = lines[rank % len(lines)]
-            text = line[chunk % len(line)]
-            goal = contents(text, num_ranks) if text != "-" else None
+            place = data["goals"][rank][chunk]
+            goal = contents(data)[place] if place is not None else None
             assert goal == (tuple(promise.goal(*size)[rank, chunk]) if promise.where(*size)[rank, chunk] else None)
 
 
@@ -269,8 +243,10 @@ def test_a_librarys_collective_is_one_step_without_messages() -> None:
     assert told(data) == ["Start: every rank holds only its own data.",
                           "All 4 ranks call all_reduce: the library moves the data, and does not tell how.",
                           "Done: every rank holds every chunk complete."]
-    assert data["steps"] == [""] and data["unseen"] is True and data["names"][int(data["phases"])] == "all-reduce"
-    assert data["holds"] == [[1, rank, chunk, "f"] for rank in range(4) for chunk in range(4)]
+    assert data["S"] == 1 and not data["transfers"]["src"] and data["unseen"] is True
+    assert data["names"][int(data["phases"])] == "all-reduce"
+    whole = data["contents"].index([1] * 4)
+    assert data["holds"] == [[1, rank, chunk, whole] for rank in range(4) for chunk in range(4)]
 
 
 @pytest.mark.slow
@@ -292,7 +268,9 @@ def test_every_collective_of_a_program_is_a_step_and_none_is_judged_without_a_pr
 def test_groups_and_messages_beside_the_library() -> None:
     data = recorded("all_reduce of pairs", "message", "all_reduce")
     assert told(data)[1].startswith("Ranks 0 and 1 call all_reduce; ranks 2 and 3 call all_reduce: the library moves")
-    assert data["steps"][0] == "" and data["steps"][1] == "010=" and data["unseen"]
+    [(_, sends)] = [(key, found) for key, found in decoded(data).items()]
+    assert list(decoded(data)) == [(1, 0, 1)] and [(chunk, op) for _, chunk, op, _ in sends] == [(0, "copy"), (0, None)]
+    assert data["unseen"]
     assert told(data)[2] == ", which puts it in place of its own."
     page = html_of(play(launch(library, 2, "all_reduce of pairs", "message", record=True).trace))
     assert "<li>both ranks call all_reduce</li><li>0 → 1: chunk 0 (replacing what was there)</li>" in page
@@ -357,17 +335,16 @@ def test_html_escapes_titles() -> None:
 
 
 def test_every_asset_is_part_of_a_widget() -> None:
-    own = {path for folder in (ASSETS, ASSETS.parent / "twin") for kind in ("js", "css")
-           for path in folder.glob(f"*.{kind}")}
-    assert {(ASSETS / name).resolve() for name in (STYLE, *SCRIPTS)} == own
+    own = {path for folder in (ASSETS, TWIN) for kind in ("js", "css") for path in folder.glob(f"*.{kind}")}
+    assert {*sources(set(WIDGETS))} == own
     assert len({path.name for path in own}) == len(own), "the website has them in one folder"
 
 
 @pytest.mark.parametrize("widget", WIDGETS)
 def test_a_live_widget_runs_what_its_page_loads(widget: str) -> None:
     live = pytest.importorskip("book.widgets.live").live_class(widget)
-    assert live._esm == module(widget) and live._css == (ASSETS / STYLE).read_text("utf-8")
-    assert all((ASSETS / f"{script}.js").read_text("utf-8") in live._esm for script in WIDGETS[widget])
+    assert live._esm == module(widget) and live._css == text_of(STYLE)
+    assert all(plain(script) in live._esm for script in loaded({widget})) and "import" not in live._esm.split()
     assert live._esm.endswith(f"export default globalThis.lockstep{widget.capitalize()};\n")
 
 
@@ -375,9 +352,9 @@ def test_a_live_widget_runs_what_its_page_loads(widget: str) -> None:
 def test_sizes_keep_the_budget() -> None:
     every_ring = play({n: collectives.ring_all_reduce(n) for n in range(2, 17)})
     assert len(data_of(every_ring)["runs"]) == 15
-    assert len(html_of(every_ring).encode()) <= MOST_PAGE_BYTES
+    assert compressed(html_of(every_ring)) <= MOST_PAGE_BYTES
     slow = {n: simulated(collectives.ring_all_reduce(n), slowdown={1: 3.0}) for n in (4, 8, 16)}
-    assert len(html_of(play(slow)).encode()) <= MOST_PAGE_BYTES
+    assert compressed(html_of(play(slow))) <= MOST_PAGE_BYTES
 
 
 def test_a_reader_without_javascript_gets_the_steps() -> None:

@@ -37,6 +37,6 @@ def test_counts_and_names() -> None:
 def test_javascript_writes_the_same(show: Callable) -> None:
     """What a script works out as the clock runs reads as what Python has put beside it."""
     page = show(pipeline_player(gpipe(2, 2)))
-    written = "([all, of, by]) => all.map(x => globalThis[of][by](x))"
-    assert page.evaluate(written, [list(SIZES), "lockstepScene", "bytes"]) == list(SIZES.values())
-    assert page.evaluate(written, [list(TIMES), "lockstepScene", "short"]) == list(TIMES.values())
+    written = "([all, by]) => all.map(x => globalThis.lockstep.scene[by](x))"
+    assert page.evaluate(written, [list(SIZES), "bytes"]) == list(SIZES.values())
+    assert page.evaluate(written, [list(TIMES), "short"]) == list(TIMES.values())

@@ -22,7 +22,10 @@ from docutils.parsers.rst import Directive
 from sphinx.application import Sphinx
 from sphinx.errors import SphinxError
 
-DATA = '{"v":1}'  # a widget that has no data but their version: see page.py
+from book.authoring.sphinx_ext import REGISTRY
+
+NO_DATA = f'{{"v":{REGISTRY["DATA_VERSION"]}}}'  # a widget that has no data but their version
+
 
 
 class Widget(Directive):
@@ -35,7 +38,7 @@ class Widget(Directive):
         """The content between the two ends of the widget's div."""
         inside = nodes.container()
         self.state.nested_parse(self.content, self.content_offset, inside)
-        begin = f"<div data-lockstep-{self.arguments[0]}='{DATA}'>"
+        begin = f"<div data-lockstep-{self.arguments[0]}='{NO_DATA}'>"
         return [nodes.raw("", begin, format="html"), *inside.children, nodes.raw("", "</div>", format="html")]
 
 

@@ -14,8 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHAPTER, PICTURE = ROOT / "chapters" / "03_ring_all_reduce.ipynb", ROOT / "chapters" / "ring_all_reduce.svg"
 STYLES = ROOT / "book" / "widgets" / "widgets.css"
 PLAYER = re.compile(r"""data-lockstep-player=(["'])(.*?)\1""", re.S)
-WORD = re.compile(r"(\d)(\d)(\d)([+=])([0-9a-f]?)")  # the player's words, as book.widgets.player writes them
-DOES = {"+": "add", "=": "copy"}
+DOES = {"reduce": "add", "copy": "copy"}
 COLUMNS, MARGIN, PANEL, GAP, LABEL, CELL, TITLE = 4, 28, 170, 21, 22, 37, 40
 SHARED = ("bg", "ink", "soft", "line", "hollow", "focus")  # colours of the players that the picture uses too
 STYLE = """.card{{fill:{bg};stroke:{line}}}.cell{{fill:{hollow}}}.came{{fill:none;stroke:{focus};stroke-width:2.5}}
@@ -28,7 +27,7 @@ State = list[list[int]]  # by rank and chunk: whose contributions it holds, as a
 def draw() -> str:
     """The picture as SVG: what each rank holds at first and after each step, light or dark as the system is."""
     run = recorded_run(CHAPTER)
-    if run["n"] != 4 or run["c"] != 4 or len(run["steps"]) != 6:
+    if run["n"] != 4 or run["c"] != 4 or run["S"] != 6:
         raise ValueError(f"the picture has room for 4 ranks, 4 chunks and 6 steps; {CHAPTER.name} records another run")
     panels = [_panel(place, *panel) for place, panel in enumerate(panels_of(run))]
     height = 2 * MARGIN + 2 * (TITLE + 4 * CELL) + GAP
@@ -55,15 +54,16 @@ def recorded_run(notebook: Path) -> dict[str, Any]:
 
 def panels_of(run: dict[str, Any]) -> list[tuple[str, State, set[tuple[int, int]]]]:
     """The start and each step: its title, what chunks hold after it, and which of them, (rank, chunk), just came."""
-    held = [[int(text, 16) for text in (line.split("/") * run["c"])[:run["c"]]] for line in run["start"]]
+    masks = [sum(times << rank for rank, times in enumerate(contents)) for contents in run["contents"]]
+    held = [[masks[place] for place in row] for row in run["start"]]
+    columns = [run["transfers"][name] for name in ("leaves", "dst", "into", "op", "after")]
     panels: list[tuple[str, State, set[tuple[int, int]]]] = [("start", held, set())]
-    for number, words in enumerate(run["steps"], start=1):
-        before, held = held, [list(row) for row in held]
-        moves = [move.groups() for move in map(WORD.fullmatch, words.split()) if move]
-        for src, dst, chunk, _, after in moves:
-            held[int(dst)][int(chunk)] = int(after, 16) if after else before[int(src)][int(chunk)]
-        title = f"step {number}: {DOES[moves[0][3]]}"
-        panels.append((title, held, {(int(dst), int(chunk)) for _, dst, chunk, _, _ in moves}))
+    for step in range(run["S"]):
+        held = [list(row) for row in held]
+        moves = [move for leaves, *move in zip(*columns) if leaves == step]
+        for dst, chunk, _, after in moves:
+            held[dst][chunk] = masks[after]
+        panels.append((f"step {step + 1}: {DOES[moves[0][2]]}", held, {(dst, chunk) for dst, chunk, *_ in moves}))
     return panels
 
 

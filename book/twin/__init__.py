@@ -1,20 +1,16 @@
-"""L3: the twin: schedules, their simulation and closed forms once more, in JavaScript, for pages without a kernel.
+"""L3: the twin: what pages without a kernel simulate and plan, once more in JavaScript.
 
-Each script is named for the room that it mirrors, and what it hands on has Python's names: `ring_all_reduce` in
-collectives.js is `book.collectives.ring_all_reduce`, with the same arguments in the same order; keyword arguments come
-last, as an object. What has no counterpart in Python is in camelCase. Errors of schedules have the same words.
+It has what pages use of the package, under Python's names: `ring_all_reduce` in collectives.js is
+`book.collectives.ring_all_reduce`. What has no counterpart in Python is in camelCase. Inputs are not checked, as pages
+only choose what can be.
 
-    promise.js       book.promise
-    schedule.js      book.schedule: Schedule, PipelineSchedule
-    trace.js         book.trace
     links.js         book.cost.links
-    network.js       book.cost.network
-    collectives.js   book.collectives
-    pipelines.js     book.pipelines
-    messages.js      book.simulate.messages
-    shared.js        book.simulate.shared
-    simulate.js      book.simulate
+    schedule.js      book.schedule
+    collectives.js   book.collectives: the all-reduces
+    simulate.js      book.simulate: when the moves of a schedule leave and arrive
+    pipelines.js     book.pipelines, and when their actions run
     streams.js       book.simulate.streams
+    trace.js         book.trace: reads a recording
 
 The planner's rooms are for one layout at a time, where Python has columns of them:
 
@@ -24,7 +20,5 @@ The planner's rooms are for one layout at a time, where Python has columns of th
     plan_step.js     book.cost.step
     plan_answer.js   book.cost.search and answer
 
-They are plain scripts, loaded in this order, which put their rooms into `globalThis.lockstepTwin`. They draw nothing
-and need nothing else. A test runs both on the same inputs and compares event by event (tests/test_twin.py,
-tests/test_plan_twin.py).
+They draw nothing. Tests run both on the same inputs and compare (tests/test_twin.py, tests/test_plan_twin.py).
 """

@@ -1,70 +1,66 @@
 /* The twin of what book/cost/activations.py, state.py and traffic.py say of bytes that a GPU holds and sends in a step.
    The sources are in the docstrings of the Python functions. */
-(() => {
-  const { BUS_FACTORS, ring_sent_bytes } = globalThis.lockstepTwin.links;
+import { BUS_FACTORS, ring_sent_bytes } from "./links.js";
 
-  /**
-   * The sizes of a layer and of what it keeps, as book.cost.LayerShape has them.
-   * @typedef {object} LayerShape
-   * @property {number} num_activations   numbers in what goes from layer to layer
-   * @property {number} outside_bytes
-   * @property {number} inside_bytes
-   * @property {number} score_bytes
-   */
+/**
+ * The sizes of a layer and of what it keeps, as book.cost.LayerShape has them.
+ * @typedef {object} LayerShape
+ * @property {number} num_activations   numbers in what goes from layer to layer
+ * @property {number} outside_bytes
+ * @property {number} inside_bytes
+ * @property {number} score_bytes
+ */
 
-  /**
-   * Bytes that a transformer layer keeps on each of t ranks for its backward.
-   * @param {LayerShape} layer
-   * @param {number} group_size
-   * @param {boolean | number} sequence_parallel   and with it inputs are kept as pieces, and gathered again
-   * @param {string | null} recompute
-   * @returns {number}
-   */
-  function activation_bytes(layer, group_size, sequence_parallel, recompute) {
-    const { num_activations, outside_bytes, inside_bytes, score_bytes } = layer;
-    if (recompute === "full") return (2 * num_activations) / (sequence_parallel ? group_size : 1);
-    const whole = sequence_parallel ? 0 : outside_bytes;
-    const inside = outside_bytes + inside_bytes - whole + (recompute ? 0 : score_bytes);
-    return num_activations * (whole + inside / group_size);
-  }
+/**
+ * Bytes that a transformer layer keeps on each of t ranks for its backward.
+ * @param {LayerShape} layer
+ * @param {number} group_size
+ * @param {boolean | number} sequence_parallel   and with it inputs are kept as pieces, and gathered again
+ * @param {string | null} recompute
+ * @returns {number}
+ */
+function activation_bytes(layer, group_size, sequence_parallel, recompute) {
+  const { num_activations, outside_bytes, inside_bytes, score_bytes } = layer;
+  if (recompute === "full") return (2 * num_activations) / (sequence_parallel ? group_size : 1);
+  const whole = sequence_parallel ? 0 : outside_bytes;
+  const inside = outside_bytes + inside_bytes - whole + (recompute ? 0 : score_bytes);
+  return num_activations * (whole + inside / group_size);
+}
 
-  /**
-   * Bytes of state on each of N ranks, all together: what a stage of ZeRO shards is over N.
-   * @param {number} num_parameters
-   * @param {number} zero_stage
-   * @param {number} num_shards
-   * @param {{parameters: number, gradients: number, optimizer: number}} each   bytes of one parameter
-   * @returns {number}
-   */
-  function state_bytes(num_parameters, zero_stage, num_shards, each) {
-    const part = (bytes, first) => (num_parameters * bytes) / (zero_stage >= first ? num_shards : 1);
-    return part(each.parameters, 3) + part(each.gradients, 2) + part(each.optimizer, 1);
-  }
+/**
+ * Bytes of state on each of N ranks, all together: what a stage of ZeRO shards is over N.
+ * @param {number} num_parameters
+ * @param {number} zero_stage
+ * @param {number} num_shards
+ * @param {{parameters: number, gradients: number, optimizer: number}} each   bytes of one parameter
+ * @returns {number}
+ */
+function state_bytes(num_parameters, zero_stage, num_shards, each) {
+  const part = (bytes, first) => (num_parameters * bytes) / (zero_stage >= first ? num_shards : 1);
+  return part(each.parameters, 3) + part(each.gradients, 2) + part(each.optimizer, 1);
+}
 
-  /**
-   * Bytes that each of t ranks sends in a transformer layer's forward and backward.
-   * @param {number} group_size
-   * @param {number} num_bytes   of what goes from layer to layer
-   * @param {boolean | number} regather
-   * @returns {number}
-   */
-  function tensor_parallel_sent_bytes(group_size, num_bytes, regather) {
-    const all_gathers = regather ? 2 * BUS_FACTORS.all_gather(group_size) * num_bytes : 0;
-    return 4 * ring_sent_bytes(group_size, num_bytes) + all_gathers;
-  }
+/**
+ * Bytes that each of t ranks sends in a transformer layer's forward and backward.
+ * @param {number} group_size
+ * @param {number} num_bytes   of what goes from layer to layer
+ * @param {boolean | number} regather
+ * @returns {number}
+ */
+function tensor_parallel_sent_bytes(group_size, num_bytes, regather) {
+  const all_gathers = regather ? 2 * BUS_FACTORS.all_gather(group_size) * num_bytes : 0;
+  return 4 * ring_sent_bytes(group_size, num_bytes) + all_gathers;
+}
 
-  /**
-   * Bytes that each rank sends in a training step with sharded state.
-   * @param {number} zero_stage
-   * @param {number} num_shards
-   * @param {number} num_bytes   of all parameters
-   * @returns {number}
-   */
-  function sharded_sent_bytes(zero_stage, num_shards, num_bytes) {
-    return (zero_stage === 3 ? 3 : 2) * BUS_FACTORS.all_gather(num_shards) * num_bytes;
-  }
+/**
+ * Bytes that each rank sends in a training step with sharded state.
+ * @param {number} zero_stage
+ * @param {number} num_shards
+ * @param {number} num_bytes   of all parameters
+ * @returns {number}
+ */
+function sharded_sent_bytes(zero_stage, num_shards, num_bytes) {
+  return (zero_stage === 3 ? 3 : 2) * BUS_FACTORS.all_gather(num_shards) * num_bytes;
+}
 
-  globalThis.lockstepTwin.plan_bytes = {
-    ...{ activation_bytes, state_bytes, tensor_parallel_sent_bytes, sharded_sent_bytes },
-  };
-})();
+export { activation_bytes, state_bytes, tensor_parallel_sent_bytes, sharded_sent_bytes };

@@ -1,85 +1,84 @@
 /* The twin of book/cost/layouts.py: all the ways in which a training step can be cut over GPUs. */
-(() => {
-  const RECOMPUTE = [null, "selective", "full"];
 
-  /**
-   * A layout is a plain object.
-   * @typedef {object} Layout
-   * @property {number} pp
-   * @property {number} dp
-   * @property {number} tp
-   * @property {number} cp
-   * @property {number} ep
-   * @property {number} micro_batch_size
-   * @property {number} stages_per_rank
-   * @property {number} zero_stage
-   * @property {number} sequence_parallel     0 or 1
-   * @property {string | null} recompute      one of RECOMPUTE
-   */
+const RECOMPUTE = [null, "selective", "full"];
 
-  /**
-   * All divisors of a number, smallest first.
-   * @param {number} number
-   * @returns {number[]}
-   */
-  function divisors(number) {
-    const small = [];
-    for (let k = 1; k * k <= number; k++) if (number % k === 0) small.push(k);
-    const large = small.map(k => number / k).reverse();
-    return small.concat(large[0] === small.at(-1) ? large.slice(1) : large);
-  }
+/**
+ * A layout is a plain object.
+ * @typedef {object} Layout
+ * @property {number} pp
+ * @property {number} dp
+ * @property {number} tp
+ * @property {number} cp
+ * @property {number} ep
+ * @property {number} micro_batch_size
+ * @property {number} stages_per_rank
+ * @property {number} zero_stage
+ * @property {number} sequence_parallel     0 or 1
+ * @property {string | null} recompute      one of RECOMPUTE
+ */
 
-  /** The sizes that ep can have. */
-  function expertsOver(model, ranks, most) {
-    const sizes = divisors(Math.min(most, ranks)).filter(ep => ranks % ep === 0 && model.num_experts % ep === 0);
-    return model.num_experts > 1 && sizes.length ? sizes : [1];
-  }
+/**
+ * All divisors of a number, smallest first.
+ * @param {number} number
+ * @returns {number[]}
+ */
+function divisors(number) {
+  const small = [];
+  for (let k = 1; k * k <= number; k++) if (number % k === 0) small.push(k);
+  const large = small.map(k => number / k).reverse();
+  return small.concat(large[0] === small.at(-1) ? large.slice(1) : large);
+}
 
-  /** pp, dp, tp, cp, ep, micro_batch_size and stages_per_rank of every layout. */
-  function* shapes(model, num_gpus, global_batch, { most_tp, most_cp, most_ep }) {
-    for (const tp of divisors(num_gpus)) {
-      if (tp > most_tp || model.num_heads % tp || model.num_kv_heads % tp) continue;
-      for (const cp of divisors(Math.min(most_cp, num_gpus))) {
-        if ((num_gpus / tp) % cp || (cp > 1 && model.num_tokens % (2 * cp))) continue;
-        for (const pp of divisors(num_gpus / tp / cp)) {
-          const dp = num_gpus / tp / cp / pp;
-          if (model.num_layers % pp || global_batch % dp) continue;
-          for (const micro_batch_size of cp === 1 ? divisors(global_batch / dp) : [1]) {
-            for (const ep of expertsOver(model, dp * cp, most_ep)) {
-              const shape = { pp, dp, tp, cp, ep, micro_batch_size, stages_per_rank: 1 };
-              yield shape;
-              if (pp === 1 || (global_batch / dp / micro_batch_size) % pp) continue;
-              for (const stages_per_rank of divisors(model.num_layers / pp).slice(1)) {
-                yield { ...shape, stages_per_rank };
-              }
+/** The sizes that ep can have. */
+function expertsOver(model, ranks, most) {
+  const sizes = divisors(Math.min(most, ranks)).filter(ep => ranks % ep === 0 && model.num_experts % ep === 0);
+  return model.num_experts > 1 && sizes.length ? sizes : [1];
+}
+
+/** pp, dp, tp, cp, ep, micro_batch_size and stages_per_rank of every layout. */
+function* shapes(model, num_gpus, global_batch, { most_tp, most_cp, most_ep }) {
+  for (const tp of divisors(num_gpus)) {
+    if (tp > most_tp || model.num_heads % tp || model.num_kv_heads % tp) continue;
+    for (const cp of divisors(Math.min(most_cp, num_gpus))) {
+      if ((num_gpus / tp) % cp || (cp > 1 && model.num_tokens % (2 * cp))) continue;
+      for (const pp of divisors(num_gpus / tp / cp)) {
+        const dp = num_gpus / tp / cp / pp;
+        if (model.num_layers % pp || global_batch % dp) continue;
+        for (const micro_batch_size of cp === 1 ? divisors(global_batch / dp) : [1]) {
+          for (const ep of expertsOver(model, dp * cp, most_ep)) {
+            const shape = { pp, dp, tp, cp, ep, micro_batch_size, stages_per_rank: 1 };
+            yield shape;
+            if (pp === 1 || (global_batch / dp / micro_batch_size) % pp) continue;
+            for (const stages_per_rank of divisors(model.num_layers / pp).slice(1)) {
+              yield { ...shape, stages_per_rank };
             }
           }
         }
       }
     }
   }
+}
 
-  /**
-   * Every layout of a model on all of these GPUs that divides evenly.
-   * @param {Sizes} model          with num_kv_heads
-   * @param {number} num_gpus
-   * @param {number} global_batch  sequences of a step
-   * @param {{most_tp?: number, most_cp?: number, most_ep?: number}} most
-   * @returns {Layout[]}
-   */
-  function all_layouts(model, num_gpus, global_batch, { most_tp = num_gpus, most_cp = 1, most_ep = 1 } = {}) {
-    const found = [];
-    for (const shape of shapes(model, num_gpus, global_batch, { most_tp, most_cp, most_ep })) {
-      const { dp, tp, cp } = shape;
-      const pieces = tp > 1 && (model.num_tokens / cp) % tp === 0;
-      for (let zero_stage = 0; zero_stage < (dp * cp > 1 ? 4 : 1); zero_stage++) {
-        for (let sequence_parallel = 0; sequence_parallel < (pieces ? 2 : 1); sequence_parallel++) {
-          for (const recompute of RECOMPUTE) found.push({ ...shape, zero_stage, sequence_parallel, recompute });
-        }
+/**
+ * Every layout of a model on all of these GPUs that divides evenly.
+ * @param {Sizes} model          with num_kv_heads
+ * @param {number} num_gpus
+ * @param {number} global_batch  sequences of a step
+ * @param {{most_tp?: number, most_cp?: number, most_ep?: number}} most
+ * @returns {Layout[]}
+ */
+function all_layouts(model, num_gpus, global_batch, { most_tp = num_gpus, most_cp = 1, most_ep = 1 } = {}) {
+  const found = [];
+  for (const shape of shapes(model, num_gpus, global_batch, { most_tp, most_cp, most_ep })) {
+    const { dp, tp, cp } = shape;
+    const pieces = tp > 1 && (model.num_tokens / cp) % tp === 0;
+    for (let zero_stage = 0; zero_stage < (dp * cp > 1 ? 4 : 1); zero_stage++) {
+      for (let sequence_parallel = 0; sequence_parallel < (pieces ? 2 : 1); sequence_parallel++) {
+        for (const recompute of RECOMPUTE) found.push({ ...shape, zero_stage, sequence_parallel, recompute });
       }
     }
-    return found;
   }
+  return found;
+}
 
-  globalThis.lockstepTwin.plan_layouts = { all_layouts, divisors };
-})();
+export { all_layouts };

@@ -1,154 +1,155 @@
 /* The twin of book/cost/step.py: what a layout costs on a cluster: bytes held, bytes sent, seconds of a step. */
-(() => {
-  const { links, plan_bytes, plan_seconds } = globalThis.lockstepTwin;
-  const { ring_sent_bytes } = links;
-  const { activation_bytes, state_bytes, tensor_parallel_sent_bytes, sharded_sent_bytes } = plan_bytes;
-  const { min, ceil } = Math;
-  const PARTS = [
-    ...["matmul_s", "elementwise_s", "launch_s", "tp_s", "cp_s", "ep_s", "pp_s", "bubble_s", "dp_s", "update_s"],
-  ];
+import * as links from "./links.js";
+import * as plan_bytes from "./plan_bytes.js";
+import * as plan_seconds from "./plan_seconds.js";
 
+const { ring_sent_bytes } = links;
+const { activation_bytes, state_bytes, tensor_parallel_sent_bytes, sharded_sent_bytes } = plan_bytes;
+const { min, ceil } = Math;
+const PARTS = [
+  ...["matmul_s", "elementwise_s", "launch_s", "tp_s", "cp_s", "ep_s", "pp_s", "bubble_s", "dp_s", "update_s"],
+];
+
+/**
+ * A model in numbers, by the names of book.cost.sizes.Sizes; a cluster by those of book.cost.Cluster.
+ * @typedef {Object<string, number>} Sizes
+ * @typedef {Object<string, any>} Cluster
+ */
+
+/** A layout's numbers, and what it holds and sends. m: micro-batches of a step; v: stages of a rank. */
+class Terms {
   /**
-   * A model in numbers, by the names of book.cost.sizes.Sizes; a cluster by those of book.cost.Cluster.
-   * @typedef {Object<string, number>} Sizes
-   * @typedef {Object<string, any>} Cluster
-   */
-
-  /** A layout's numbers, and what it holds and sends. m: micro-batches of a step; v: stages of a rank. */
-  class Terms {
-    /**
-     * @param {Sizes} model
-     * @param {Cluster} cluster
-     * @param {Layout} layout
-     * @param {number} global_batch
-     * @param {{parameters: number, gradients: number, optimizer: number}} each   bytes of state of one parameter
-     */
-    constructor(model, cluster, layout, global_batch, each) {
-      Object.assign(this, layout, { model, cluster, each });
-      const { pp, dp, tp, cp, ep } = layout;
-      this.v = layout.stages_per_rank;
-      this.m = global_batch / (dp * layout.micro_batch_size);
-      this.full = layout.recompute === "full";
-      this.selective = layout.recompute === "selective";
-      this.shards = dp * cp;
-      this.layers = ceil(model.num_layers / pp);
-      this.tokens = (layout.micro_batch_size * model.num_tokens) / cp;
-      const scores = ((model.kept_outside_bytes / 2) * model.num_heads * model.num_tokens) / model.width;
-      this.shape = {
-        num_activations: layout.micro_batch_size * (model.num_tokens / cp) * model.width,
-        outside_bytes: model.kept_outside_bytes,
-        inside_bytes: (2 * model.kept_inside) / model.width,
-        score_bytes: model.is_flash ? 0 : scores,
-      };
-      this.between_bytes = 2 * this.shape.num_activations; // what goes from layer to layer, in 16 bits
-      const ends = model.embedding_parameters + (pp === 1 ? model.head_parameters : 0);
-      this.parameters = (this.layers * model.layer_parameters + ends) / tp;
-      this.expert_parameters = (this.layers * model.expert_parameters) / tp / ep;
-    }
-
-    /** Bytes that a layer keeps of one micro-batch. */
-    kept(recompute) {
-      return activation_bytes(this.shape, this.tp, this.sequence_parallel, recompute);
-    }
-
-    /** How often the first rank keeps a micro-batch of all its layers: p, or p and a part if interleaved. */
-    in_flight() {
-      const { pp, m, v } = this;
-      return v > 1 ? min(v * m, 2 * (pp - 1) + (v - 1) * pp + 1) / v : min(pp, m);
-    }
-
-    /** By what it is for. Experts are on ep ranks, and their replicas share out as many times less. */
-    held() {
-      const { model, each, tp, pp, m, zero_stage } = this;
-      const { kept_factor: more, fixed_bytes } = this.cluster.overheads;
-      const layer = (model.layer_parameters + model.expert_parameters / this.ep) / tp;
-      const kept = this.kept(this.recompute);
-      const shared = this.sequence_parallel ? tp : 1;
-      const n = this.shape.num_activations;
-      // the embedding's dropout mask; without a pipeline, the last norm, and the logits in 32 bits
-      const last = pp === 1 ? (4 * n) / shared + (4 * this.tokens * model.vocab_size) / tp : 0;
-      const ends = (min(pp, m) * n) / shared + last;
-      // ZeRO-3 holds one gathered layer while it gathers the next; from ZeRO-2 on, one layer's full gradients exist
-      const gathered = layer * ((zero_stage === 3 ? 2 * each.parameters : 0) + (zero_stage >= 2 ? each.gradients : 0));
-      const found = {
-        state_bytes: this.state(),
-        activation_bytes: more * (this.in_flight() * this.layers * kept + ends),
-        gathered_bytes: gathered + more * (this.kept(null) - kept) + fixed_bytes,
-      };
-      return { ...found, memory_bytes: found.state_bytes + found.activation_bytes + found.gathered_bytes };
-    }
-
-    /** Bytes of parameters, gradients and optimizer. */
-    state() {
-      const { zero_stage, shards, each } = this;
-      const experts = state_bytes(this.expert_parameters, zero_stage, shards / this.ep, each);
-      return state_bytes(this.parameters, zero_stage, shards, each) + experts;
-    }
-
-    /** By axis, of a rank in the middle. */
-    sent() {
-      const { model, tp, cp, ep, full, between_bytes } = this;
-      const again = full ? 2 * ring_sent_bytes(tp, between_bytes) : 0;
-      const keys = (2 * this.tokens * model.key_value_width) / tp;
-      const tokens = (2 * this.tokens * model.width * model.routed) / tp;
-      const often = this.m * this.layers;
-      return {
-        tp_bytes: often * (tensor_parallel_sent_bytes(tp, between_bytes, this.sequence_parallel) + again),
-        cp_bytes: often * (full ? 4 : 3) * (cp - 1) * keys,
-        ep_bytes: ((often * (full ? 6 : 4) * (ep - 1)) / ep) * tokens,
-        pp_bytes: this.pp > 1 ? (2 * this.v * this.m * between_bytes) / tp : 0,
-        dp_bytes: this.replicas_send(),
-      };
-    }
-
-    /** Bytes of gradients and gathered parameters; each micro-batch has its own backward. */
-    replicas_send() {
-      const { zero_stage, shards, m } = this;
-      const often = [1, 1, (m + 1) / 2, m][zero_stage];
-      const experts = sharded_sent_bytes(zero_stage, shards / this.ep, 2 * this.expert_parameters);
-      return often * (sharded_sent_bytes(zero_stage, shards, 2 * this.parameters) + experts);
-    }
-  }
-
-  /**
-   * FLOPs of a training step, without recomputation.
-   * @param {Sizes} model
-   * @param {number} num_sequences
-   * @returns {number}
-   */
-  function stepFlops(model, num_sequences) {
-    const { num_tokens, width, attention_in, attention_out, mlp_in, mlp_out } = model;
-    const tokens = num_sequences * num_tokens;
-    const products = width * (attention_in + attention_out + mlp_in + mlp_out) + num_tokens * model.score_width;
-    return 3 * (model.num_layers * 2 * tokens * products + 2 * tokens * width * model.vocab_size);
-  }
-
-  /**
-   * The columns of an Estimate, all but the MFU; `held` is what terms.held() gives, if that is known.
-   * @param {Terms} terms
-   * @param {Object<string, number>} held
-   * @returns {Object<string, number>}
-   */
-  function costs(terms, held = terms.held()) {
-    const sent = terms.sent();
-    const spent = plan_seconds.seconds(terms, sent, held.state_bytes);
-    return { ...held, ...sent, ...spent, step_s: PARTS.reduce((all, part) => all + spent[part], 0) };
-  }
-
-  /**
-   * One layout's estimate.
    * @param {Sizes} model
    * @param {Cluster} cluster
    * @param {Layout} layout
    * @param {number} global_batch
-   * @param {{parameters: number, gradients: number, optimizer: number}} each
-   * @returns {Object<string, number>}
+   * @param {{parameters: number, gradients: number, optimizer: number}} each   bytes of state of one parameter
    */
-  function estimate(model, cluster, layout, global_batch, each) {
-    const found = costs(new Terms(model, cluster, layout, global_batch, each));
-    const peak = cluster.num_gpus * cluster.flops_per_s;
-    return { ...found, mfu: stepFlops(model, global_batch) / (peak * found.step_s) };
+  constructor(model, cluster, layout, global_batch, each) {
+    Object.assign(this, layout, { model, cluster, each });
+    const { pp, dp, tp, cp, ep } = layout;
+    this.v = layout.stages_per_rank;
+    this.m = global_batch / (dp * layout.micro_batch_size);
+    this.full = layout.recompute === "full";
+    this.selective = layout.recompute === "selective";
+    this.shards = dp * cp;
+    this.layers = ceil(model.num_layers / pp);
+    this.tokens = (layout.micro_batch_size * model.num_tokens) / cp;
+    const scores = ((model.kept_outside_bytes / 2) * model.num_heads * model.num_tokens) / model.width;
+    this.shape = {
+      num_activations: layout.micro_batch_size * (model.num_tokens / cp) * model.width,
+      outside_bytes: model.kept_outside_bytes,
+      inside_bytes: (2 * model.kept_inside) / model.width,
+      score_bytes: model.is_flash ? 0 : scores,
+    };
+    this.between_bytes = 2 * this.shape.num_activations; // what goes from layer to layer, in 16 bits
+    const ends = model.embedding_parameters + (pp === 1 ? model.head_parameters : 0);
+    this.parameters = (this.layers * model.layer_parameters + ends) / tp;
+    this.expert_parameters = (this.layers * model.expert_parameters) / tp / ep;
   }
 
-  globalThis.lockstepTwin.plan_step = { PARTS, Terms, costs, estimate, stepFlops };
-})();
+  /** Bytes that a layer keeps of one micro-batch. */
+  kept(recompute) {
+    return activation_bytes(this.shape, this.tp, this.sequence_parallel, recompute);
+  }
+
+  /** How often the first rank keeps a micro-batch of all its layers: p, or p and a part if interleaved. */
+  in_flight() {
+    const { pp, m, v } = this;
+    return v > 1 ? min(v * m, 2 * (pp - 1) + (v - 1) * pp + 1) / v : min(pp, m);
+  }
+
+  /** By what it is for. Experts are on ep ranks, and their replicas share out as many times less. */
+  held() {
+    const { model, each, tp, pp, m, zero_stage } = this;
+    const { kept_factor: more, fixed_bytes } = this.cluster.overheads;
+    const layer = (model.layer_parameters + model.expert_parameters / this.ep) / tp;
+    const kept = this.kept(this.recompute);
+    const shared = this.sequence_parallel ? tp : 1;
+    const n = this.shape.num_activations;
+    // the embedding's dropout mask; without a pipeline, the last norm, and the logits in 32 bits
+    const last = pp === 1 ? (4 * n) / shared + (4 * this.tokens * model.vocab_size) / tp : 0;
+    const ends = (min(pp, m) * n) / shared + last;
+    // ZeRO-3 holds one gathered layer while it gathers the next; from ZeRO-2 on, one layer's full gradients exist
+    const gathered = layer * ((zero_stage === 3 ? 2 * each.parameters : 0) + (zero_stage >= 2 ? each.gradients : 0));
+    const found = {
+      state_bytes: this.state(),
+      activation_bytes: more * (this.in_flight() * this.layers * kept + ends),
+      gathered_bytes: gathered + more * (this.kept(null) - kept) + fixed_bytes,
+    };
+    return { ...found, memory_bytes: found.state_bytes + found.activation_bytes + found.gathered_bytes };
+  }
+
+  /** Bytes of parameters, gradients and optimizer. */
+  state() {
+    const { zero_stage, shards, each } = this;
+    const experts = state_bytes(this.expert_parameters, zero_stage, shards / this.ep, each);
+    return state_bytes(this.parameters, zero_stage, shards, each) + experts;
+  }
+
+  /** By axis, of a rank in the middle. */
+  sent() {
+    const { model, tp, cp, ep, full, between_bytes } = this;
+    const again = full ? 2 * ring_sent_bytes(tp, between_bytes) : 0;
+    const keys = (2 * this.tokens * model.key_value_width) / tp;
+    const tokens = (2 * this.tokens * model.width * model.routed) / tp;
+    const often = this.m * this.layers;
+    return {
+      tp_bytes: often * (tensor_parallel_sent_bytes(tp, between_bytes, this.sequence_parallel) + again),
+      cp_bytes: often * (full ? 4 : 3) * (cp - 1) * keys,
+      ep_bytes: ((often * (full ? 6 : 4) * (ep - 1)) / ep) * tokens,
+      pp_bytes: this.pp > 1 ? (2 * this.v * this.m * between_bytes) / tp : 0,
+      dp_bytes: this.replicas_send(),
+    };
+  }
+
+  /** Bytes of gradients and gathered parameters; each micro-batch has its own backward. */
+  replicas_send() {
+    const { zero_stage, shards, m } = this;
+    const often = [1, 1, (m + 1) / 2, m][zero_stage];
+    const experts = sharded_sent_bytes(zero_stage, shards / this.ep, 2 * this.expert_parameters);
+    return often * (sharded_sent_bytes(zero_stage, shards, 2 * this.parameters) + experts);
+  }
+}
+
+/**
+ * FLOPs of a training step, without recomputation.
+ * @param {Sizes} model
+ * @param {number} num_sequences
+ * @returns {number}
+ */
+function stepFlops(model, num_sequences) {
+  const { num_tokens, width, attention_in, attention_out, mlp_in, mlp_out } = model;
+  const tokens = num_sequences * num_tokens;
+  const products = width * (attention_in + attention_out + mlp_in + mlp_out) + num_tokens * model.score_width;
+  return 3 * (model.num_layers * 2 * tokens * products + 2 * tokens * width * model.vocab_size);
+}
+
+/**
+ * The columns of an Estimate, all but the MFU; `held` is what terms.held() gives, if that is known.
+ * @param {Terms} terms
+ * @param {Object<string, number>} held
+ * @returns {Object<string, number>}
+ */
+function costs(terms, held = terms.held()) {
+  const sent = terms.sent();
+  const spent = plan_seconds.seconds(terms, sent, held.state_bytes);
+  return { ...held, ...sent, ...spent, step_s: PARTS.reduce((all, part) => all + spent[part], 0) };
+}
+
+/**
+ * One layout's estimate.
+ * @param {Sizes} model
+ * @param {Cluster} cluster
+ * @param {Layout} layout
+ * @param {number} global_batch
+ * @param {{parameters: number, gradients: number, optimizer: number}} each
+ * @returns {Object<string, number>}
+ */
+function estimate(model, cluster, layout, global_batch, each) {
+  const found = costs(new Terms(model, cluster, layout, global_batch, each));
+  const peak = cluster.num_gpus * cluster.flops_per_s;
+  return { ...found, mfu: stepFlops(model, global_batch) / (peak * found.step_s) };
+}
+
+export { Terms, costs, estimate };

@@ -15,7 +15,7 @@ from book.trace import Trace
 from book.widgets.game import PipelineGame
 from book.widgets.page import Page
 from book.widgets.player import Options, Shown, title_of
-from book.widgets.registry import ASSETS, STYLE, module
+from book.widgets.registry import STYLE, module, text_of
 
 
 class Live(anywidget.AnyWidget):
@@ -82,8 +82,8 @@ OWN = {"game": Game}  # live widgets with a class of their own
 @cache
 def live_class(widget: str) -> type[Live]:
     """The class of a live widget, by its name in the registry."""
-    style = (ASSETS / STYLE).read_text("utf-8")
-    return type(f"Live{widget.capitalize()}", (OWN.get(widget, Live),), {"_esm": module(widget), "_css": style})
+    assets = {"_esm": module(widget), "_css": text_of(STYLE)}
+    return type(f"Live{widget.capitalize()}", (OWN.get(widget, Live),), assets)
 
 
 class Panel(ipywidgets.VBox):

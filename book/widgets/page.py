@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from book.trace import Trace
-from book.widgets.registry import standalone
+from book.widgets.registry import DATA_VERSION, standalone
 
 Data = dict[str, Any]
-DATA_VERSION = 1  # scene.js draws data of this version and no other
 
 
 class Page(ABC):

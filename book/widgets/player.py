@@ -1,20 +1,11 @@
 """L3: the chunk player: traces as JSON, the player on a page and in a notebook, a race, a panel to rerun one.
 
-A run is written step by step, a message per word:
-
-    021+6      rank 0 sends to rank 2 chunk 1, which is added there; afterwards rank 2's chunk holds ranks 1 and 2
-    021=       ... which replaces rank 2's chunk; afterwards that holds just what was in the message
-    021?~3     ... received, it is unknown how; "~3": the message held ranks 0 and 1, not what rank 0's chunk held
-    021.       ... received, and no chunk of the watched buffer changed (with "~3" as above)
-    021!       ... never received;      021+6@5  into chunk 5;      021+6^4  arriving in step 4, not in its own
-
-A step in which only the library moved data has no words: what it changed is among the `holds`, [step, rank, chunk,
-contents], which apply from just before that step on.
-
-Contributions are a bit mask in hexadecimal, least significant digit (ranks 0-3) first; counts other than 0 and 1 are
-written out, "(1,2,0,0.25)"; "?" is unknown. Ranks and chunks are `width` digits in base 36. The player works nothing
-out: what a chunk holds is what the trace says, and the contents of a message are left out only if they equal what its
-sender's chunk held when the step began.
+A run's `contents` lists what chunks hold and messages bring, each as the times that it has the data of each rank, or
+null if that is unknown; everything else names them by their place in it. `start` and `goals` have a row of them per
+rank: what its chunks hold at first, and should hold at the end (null: that is left open). `transfers` has a column per
+field of `Transfer`: `arrives` is null for what nobody receives, `into` for what changes no chunk of the watched buffer.
+`holds`, [step, rank, chunk, contents], are changes without a message, from just before that step on. The player works
+nothing out: what a chunk holds is what the trace says.
 """
 from __future__ import annotations
 
@@ -99,8 +90,7 @@ def panel(run: Callable[..., Trace], *, title: str | None = None, promise: str |
     return Panel(run, title, Options(promise=promise), controls)
 
 
-DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-TICKS = 10_000  # modelled times are written in units of the run's duration divided by this
+TICKS = 10_000  # in a run's duration: modelled times are written in them
 
 
 @dataclass(frozen=True)
@@ -137,18 +127,42 @@ def run_payload(trace: Trace, promise: str | None = None, with_backend: bool = F
 
 def _write(run: Run, trace: Trace, promised: Promise, with_backend: bool = False) -> dict[str, Any]:
     """A run as JSON data, but for how it ends; the trace says where it comes from."""
-    width = 1 if max(run.world_size, run.num_chunks) <= len(DIGITS) else 2
     shape = shape_of([(t.src, t.dst) for t in run.transfers], run.world_size)
     digits, called = phases(run)
     return {
-        "n": run.world_size, "c": run.num_chunks, "width": width, "goal": promised.name, "shape": shape,
+        "n": run.world_size, "c": run.num_chunks, "S": run.num_steps, "goal": promised.name, "shape": shape,
         "names": phase_names(trace.name, promised.name, shape) + called, "phases": digits,
         **words_of(run),
         "source": source_of(trace, run, with_backend), **totals(run, promised.name), **_sizes(run),
-        "holds": [[step, rank, chunk, write(held)] for step, rank, chunk, held in run.holds],
-        "start": _write_start(run), "steps": _write_steps(run, width), **_write_times(run, trace),
-        **_write_goal(run, promised), **({"unseen": True} if run.called else {}),
+        **_write_chunks(run, promised), **_write_times(run, trace), **({"unseen": True} if run.called else {}),
     }
+
+
+class Places(dict[Contributions, int]):
+    """The place of each of the contents that it was asked for, in the order in which it was."""
+
+    def __missing__(self, held: Contributions) -> int:
+        return self.setdefault(held, len(self))
+
+
+def _write_chunks(run: Run, promise: Promise) -> dict[str, Any]:
+    """What chunks hold, should hold and exchange: see the first lines of this module."""
+    size = ranks, chunks = run.world_size, run.num_chunks
+    goal, where, places = promise.goal(*size), promise.where(*size), Places()
+    rows: dict[str, Any] = {
+        "start": [[places[run.start.get((r, c))] for c in range(chunks)] for r in range(ranks)],
+        "goals": [[places[tuple(goal[r, c].tolist())] if where[r, c] else None for c in range(chunks)]
+                  for r in range(ranks)],
+        "transfers": {name: [getattr(t, name) for t in run.transfers]
+                      for name in ("src", "dst", "chunk", "into", "op", "leaves", "arrives")},
+        "holds": [[step, rank, chunk, places[held]] for step, rank, chunk, held in run.holds]}
+    rows["transfers"]["sent"] = [places[t.sent] for t in run.transfers]
+    rows["transfers"]["after"] = [None if t.into is None else places[t.after] for t in run.transfers]
+    return {**rows, "contents": [held and [_count(times) for times in held] for held in places]}
+
+
+def _count(times: float) -> float:
+    return int(times) if times == int(times) else float(f"{times:.4g}")
 
 
 def _write_fault(fault: Fault, promised: Promise) -> dict[str, Any]:
@@ -166,74 +180,17 @@ def _write_fault(fault: Fault, promised: Promise) -> dict[str, Any]:
     return written
 
 
-def write(held: Contributions) -> str:
-    """Contributions as text: a hexadecimal bit mask, a list of counts, or "?"."""
-    if held is None:
-        return "?"
-    if any(value not in (0, 1) for value in held):
-        return "(" + ",".join(f"{value:.4g}" for value in held) + ")"
-    digits = [sum(int(bit) << i for i, bit in enumerate(held[k:k + 4])) for k in range(0, len(held), 4)]
-    return "".join(f"{digit:x}" for digit in digits).rstrip("0") or "0"
-
-
-def _write_start(run: Run) -> list[str]:
-    """A text per rank: what its chunks hold, written only once if they all hold the same."""
-    return [_line([write(run.start.get((r, c))) for c in range(run.num_chunks)]) for r in range(run.world_size)]
-
-
-def _write_goal(run: Run, promise: Promise) -> dict[str, list[str]]:
-    """`goals`: what each rank's chunks should hold at the end, written like `start`, with "-" if that is left open.
-
-    One text if it is the same for all ranks; no `goals` if every chunk should hold all contributions.
-    """
-    size = run.world_size, run.num_chunks
-    goal, where = promise.goal(*size), promise.where(*size)
-    if where.all() and goal.all():
-        return {}
-    lines = [_line([write(goal[r, c].tolist()) if where[r, c] else "-" for c in range(size[1])])
-             for r in range(size[0])]
-    return {"goals": lines if len(set(lines)) > 1 else lines[:1]}
-
-
-def _line(texts: list[str]) -> str:
-    return "/".join(texts if len(set(texts)) > 1 else texts[:1])
-
-
-def _write_steps(run: Run, width: int) -> list[str]:
-    by_step = defaultdict(list)
-    for transfer in run.transfers:
-        by_step[transfer.leaves].append(transfer)
-    return [" ".join(_word(t, held, width) for t in by_step[step])
-            for step, held in zip(range(run.num_steps), run.states())]
-
-
-def _word(t: Transfer, held: Mapping[tuple[int, int], Contributions], width: int) -> str:
-    text = _digits(t.src, width) + _digits(t.dst, width)
-    text += _digits(t.chunk, width) if t.chunk is not None else "-" * width
-    text += "!" if t.arrives is None else "." if t.into is None else {"reduce": "+", "copy": "="}.get(t.op or "", "?")
-    text += write(t.after) if t.into is not None and t.after != t.sent else ""
-    text += "~" + write(t.sent) if t.chunk is None or t.sent != held[t.src, t.chunk] else ""
-    text += "@" + _digits(t.into, width) if t.into is not None and t.into != t.chunk else ""
-    return text + (f"^{t.arrives}" if t.arrives not in (None, t.leaves) else "")
-
-
-def _digits(number: int, width: int) -> str:
-    return DIGITS[number] if width == 1 else DIGITS[number // 36] + DIGITS[number % 36]
-
-
 def _write_times(run: Run, trace: Trace) -> dict[str, Any]:
-    """Per step [start, end] if all transfers share it, else a pair per transfer, in ticks of the run's duration."""
+    """When each transfer leaves and arrives, [start, end], in ticks of the run's duration; nothing without such times.
+    """
     times = [(t.start_s, t.end_s) for t in run.transfers if t.start_s is not None and t.end_s is not None]
     if trace.clock != "modelled" or not trace.duration_s or len(times) < len(run.transfers):
         return {}
     if {t.leaves for t in run.transfers} != set(range(run.num_steps)):
         return {}
     origin, duration = min(start_s for start_s, _ in times), trace.duration_s
-    lines: list[list[tuple[int, ...]]] = [[] for _ in range(run.num_steps)]
-    for t, span in zip(run.transfers, times):
-        lines[t.leaves].append(tuple(round((s - origin) / duration * TICKS) for s in span))
-    flat = [line[0] if len(set(line)) == 1 else [tick for pair in line for tick in pair] for line in lines]
-    return {"duration_s": float(f"{duration:.6g}"), "times": [list(line) for line in flat]}
+    return {"duration_s": float(f"{duration:.6g}"),
+            "times": [[round((s - origin) / duration * TICKS) for s in span] for span in times]}
 
 
 def _sizes(run: Run) -> dict[str, Any]:

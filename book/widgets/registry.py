@@ -1,52 +1,75 @@
-"""L3: all widgets, and the scripts that draw each: what pages of the website, live widgets and tests load.
+"""L3: all widgets, and the script that draws each: what pages of the website, live widgets and tests load.
+
+A script names what it needs by `import` lines at its top, and what it hands on in an `export` at its end, one of each
+file: `import { make } from "./scene.js"`, `import * as links from "../twin/links.js"`. From these follow the order in
+which scripts load and which of them a page loads as one file. Pages also work from a disk, where browsers load no
+modules: so a script becomes a function that puts what it exports into `globalThis.lockstep`, by the script's name.
 
 The website runs this file by its path, without the package, so it imports only the standard library and a minifier.
 """
 from __future__ import annotations
 
+import re
+from functools import cache
 from html import escape
 from pathlib import Path
 
-# The twin, which simulates on the page: what a widget lists first that does so. Beside the widgets' folder.
-TWIN = tuple(f"../twin/{room}" for room in ("promise", "schedule", "trace", "links", "network", "collectives",
-                                            "pipelines", "messages", "shared", "simulate", "streams"))
-# The planner's part of it, and what that needs of the rest.
-PLANNER = tuple(f"../twin/{room}" for room in ("promise", "links", "plan_layouts", "plan_bytes", "plan_seconds",
-                                               "plan_step", "plan_answer"))
-WIDGETS = {  # by the name in their HTML, scripts in the order in which they load
-    "player": ("scene", "player"),
-    "timeline": ("scene", "timeline"),
-    "pipeline": ("scene", "pipeline"),
-    "game": ("scene", "pipeline", "game"),
-    "shards": ("scene", "shards"),
-    "mesh": ("scene", "mesh"),
-    "layouts": ("scene", "layouts"),
-    "memory": ("scene", "memory"),
-    "memory_bars": ("scene", "memory_bars"),
-    "ring": (*TWIN, "scene", "player", "ring"),
-    "duel": (*TWIN, "scene", "player", "ring", "duel"),
-    **{f"{name}_explorer": (*TWIN, "scene", "explorer", "traffic_explorers") for name in ("race", "server", "axes")},
-    **{f"{name}_explorer": (*TWIN, "scene", "explorer", "step_explorers") for name in ("pipeline", "bucket",
-                                                                                        "sharding")},
-    "plan_explorer": (*PLANNER, "scene", "layouts", "explorer", "plan_explorer"),
+DATA_VERSION = 2  # scene.js draws data of this version and no other
+WIDGETS = {  # by the name in their HTML, the script that draws each
+    **{name: name for name in ("player", "timeline", "pipeline", "game", "shards", "mesh", "layouts", "memory",
+                               "memory_bars", "ring", "duel", "plan_explorer")},
+    **dict.fromkeys(("race_explorer", "server_explorer", "axes_explorer"), "traffic_explorers"),
+    **dict.fromkeys(("pipeline_explorer", "bucket_explorer", "sharding_explorer"), "step_explorers"),
 }
 ASSETS = Path(__file__).parent
+TWIN = ASSETS.parent / "twin"  # scripts that simulate on the page
 STYLE = "widgets.css"  # the styles of all widgets
-SCRIPTS = tuple(dict.fromkeys(f"{script}.js" for scripts in (TWIN, *WIDGETS.values()) for script in scripts))
-# What a page loads as one file: scripts of no use without each other, or of the same chapters: those that draw a
-# training step in lanes, and those that draw models cut over ranks. A reader of several chapters loads them once.
-BUNDLES = {"twin.js": tuple(f"{room}.js" for room in TWIN),
-           "planner.js": (*(f"{room}.js" for room in PLANNER if room not in TWIN), "plan_explorer.js"),
-           "explorers.js": ("explorer.js", "traffic_explorers.js", "step_explorers.js"),
-           "steps.js": ("timeline.js", "pipeline.js", "game.js", "memory.js", "memory_bars.js"),
-           "splits.js": ("shards.js", "mesh.js", "layouts.js"),
-           "landing.js": ("ring.js", "duel.js")}
+IMPORT = re.compile(r'^import (?:\* as )?(\{[^}]*\}|\w+) from "[./\w]*?(\w+)\.js";\n', re.M)
+EXPORT = re.compile(r"^export (\{[^}]*\};)\n", re.M)
 
 
-def sources(widgets: set[str]) -> list[str]:
-    """The files that these widgets are made of, in the order in which they load, by their paths from `ASSETS`."""
-    wanted = {f"{script}.js" for widget in widgets for script in WIDGETS[widget]}
-    return [STYLE] * bool(wanted) + [name for name in SCRIPTS if name in wanted]
+def path_of(name: str) -> Path:
+    """Where a script, by its name, or the style lies."""
+    paths = [ASSETS / name, ASSETS / f"{name}.js", TWIN / f"{name}.js"]
+    return next(path for path in paths if path.is_file())
+
+
+@cache
+def text_of(name: str) -> str:
+    """The text of a script, by its name, or of the style."""
+    return path_of(name).read_text("utf-8")
+
+
+def closure(script: str) -> list[str]:
+    """A script and what it needs, in the order in which they load: each after those that it imports from."""
+    needs = [other for _, needed in IMPORT.findall(text_of(script)) for other in closure(needed)]
+    return list(dict.fromkeys([*needs, script]))
+
+
+def loaded(widgets: set[str]) -> list[str]:
+    """The scripts that these widgets need, in the order in which they load."""
+    entries = [entry for name, entry in WIDGETS.items() if name in widgets]
+    return list(dict.fromkeys(script for entry in entries for script in closure(entry)))
+
+
+def sources(widgets: set[str]) -> list[Path]:
+    """The files that these widgets are made of: the style, and scripts in the order in which they load."""
+    return [path_of(name) for name in (STYLE, *loaded(widgets))]
+
+
+@cache
+def bundles() -> dict[str, list[str]]:
+    """The files that pages load, in order, and the scripts in each: those that the same widgets need are one file.
+
+    It has the name of the last of them, which needs the others. A reader of several pages loads each file once.
+    """
+    users = {script: frozenset(name for name, entry in WIDGETS.items() if script in closure(entry))
+             for script in loaded(set(WIDGETS))}
+    together: dict[frozenset[str], list[str]] = {}
+    for script, names in users.items():
+        together.setdefault(names, []).append(script)
+    ordered = sorted(together.items(), key=lambda one: -len(one[0]))  # who needs a script has no more users than it
+    return {f"{scripts[-1]}.js": scripts for _, scripts in ordered}
 
 
 def needed(widgets: set[str]) -> list[str]:
@@ -54,23 +77,28 @@ def needed(widgets: set[str]) -> list[str]:
 
     `write` makes them, all in one folder.
     """
-    bundle_of = {source: bundle for bundle, parts in BUNDLES.items() for source in parts}
-    return list(dict.fromkeys(bundle_of.get(source, source) for source in sources(widgets)))
+    wanted = set(loaded(widgets))
+    return [STYLE] * bool(wanted) + [name for name, scripts in bundles().items() if wanted & set(scripts)]
+
+
+def plain(script: str) -> str:
+    """A script without imports and exports: a function that takes and gives by `globalThis.lockstep`."""
+    inside = IMPORT.sub(r"const \1 = globalThis.lockstep.\2;\n", text_of(script))
+    inside = EXPORT.sub(rf"(globalThis.lockstep ??= {{}}).{script} = \1\n", inside)
+    return f"(() => {{\n{inside}}})();\n"
 
 
 def minified(name: str, text: str) -> str:
     """A script or a style without comments, and without blanks that mean nothing."""
     import minify  # part of what builds the website; widgets elsewhere are not minified
 
-    minify.config({"js-keep-var-names": True})  # the twin finds collectives by the names of their functions
     return minify.string("text/css" if name == STYLE else "application/javascript", text)
 
 
 def served(name: str) -> str:
     """The text of a file that pages load, minified."""
-    parts = BUNDLES.get(name, (name,))
-    # A minified script ends without a semicolon.
-    return ";\n".join(minified(part, (ASSETS / part).read_text("utf-8")) for part in parts)
+    text = text_of(STYLE) if name == STYLE else "".join(map(plain, bundles()[name]))
+    return minified(name, text)
 
 
 def write(folder: Path, widgets: set[str]) -> list[Path]:
@@ -89,19 +117,17 @@ def links(folder: str, widgets: set[str]) -> str:
 
 def module(widget: str) -> str:
     """The JavaScript module of a live widget: the scripts that it needs, and the export."""
-    code = "".join((ASSETS / name).read_text("utf-8") for name in sources({widget}) if name != STYLE)
-    return f"{code}export default globalThis.lockstep{widget.capitalize()};\n"
+    return f"{''.join(map(plain, loaded({widget})))}export default globalThis.lockstep{widget.capitalize()};\n"
 
 
 def standalone(widget: str, title: str, html: str) -> str:
     """A whole page of one widget, whose HTML is `html`, with its styles and scripts inlined: it loads nothing."""
-    style, *scripts = [(ASSETS / name).read_text("utf-8") for name in sources({widget})]
-    code = "".join(f"<script>{script}</script>\n" for script in scripts)
+    code = "".join(f"<script>{plain(script)}</script>\n" for script in loaded({widget}))
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">
 <style>body {{ margin: 20px }}
-{style}</style></head>
+{text_of(STYLE)}</style></head>
 <body>{html}
 {code}</body></html>
 """

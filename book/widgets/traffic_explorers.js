@@ -1,281 +1,282 @@
 /* Explorers of what crosses a network: all-reduces raced on links, one parameter server or several, and the order of a
    mesh's axes. traffic_explorers.py says what the data mean. */
-(() => {
-  const { range, make, bytes, short, sum, and, num } = globalThis.lockstepScene;
-  const { explorer, chart, dot, logAxis, pieces, valueAt, zero, bars, trim } = globalThis.lockstepExplorer;
-  const { lasting, drawBoth } = globalThis.lockstepExplorer;
-  const { collectives, links, schedule, simulate } = globalThis.lockstepTwin;
-  const { min, max, ceil, floor } = Math;
-  const HUES = ["var(--x1)", "var(--x2)", "var(--x0)", "var(--x3)"];
-  const DASHES = ["2 3", "7 4", "", "10 3 2 3"];
-  const [SMALLEST, LARGEST] = [1e3, 1e10];
-  const SIZES = range(71, i => 10 ** (3 + i / 10)); // of the points of a curve
+import { range, make, bytes, short, sum, and, num } from "./scene.js";
+import { explorer, chart, dot, logAxis, pieces, valueAt, zero, bars, trim, lasting, drawBoth } from "./explorer.js";
+import * as collectives from "../twin/collectives.js";
+import { BUS_FACTORS, Link } from "../twin/links.js";
+import { Moves, Schedule } from "../twin/schedule.js";
+import { durationOf, moveTimes } from "../twin/simulate.js";
 
-  // # all-reduces on links
-  const schedules = new Map();
-  /** A schedule is made once: only the links differ from one turn of a dial to the next. */
-  function scheduleOf(name, ranks) {
-    const key = `${name} ${ranks}`;
-    if (!schedules.has(key)) schedules.set(key, collectives.COLLECTIVES[name].schedule(ranks));
-    return schedules.get(key);
-  }
+const { min, max, ceil, floor } = Math;
+const HUES = ["var(--x1)", "var(--x2)", "var(--x0)", "var(--x3)"];
+const DASHES = ["2 3", "7 4", "", "10 3 2 3"];
+const [SMALLEST, LARGEST] = [1e3, 1e10];
+const SIZES = range(71, i => 10 ** (3 + i / 10)); // of the points of a curve
 
-  /** The links of all ranks, and those that are slow. */
-  function network({ latency_s, bandwidth_bytes_per_s, slow_link, slow_rank }) {
-    const slow = new links.Link(latency_s, bandwidth_bytes_per_s / slow_link);
-    const pairs = [
-      [0, 1],
-      [1, 0],
-    ];
-    return {
-      link: new links.Link(latency_s, bandwidth_bytes_per_s),
-      links: slow_link > 1 ? pairs.map(pair => [...pair, slow]) : [],
-      slowdown: { 1: slow_rank },
-    };
-  }
+// # all-reduces on links
+const schedules = new Map();
+/** A schedule is made once: only the links differ from one turn of a dial to the next. */
+function scheduleOf(name, ranks) {
+  const key = `${name} ${ranks}`;
+  if (!schedules.has(key)) schedules.set(key, collectives[name](ranks));
+  return schedules.get(key);
+}
 
-  /** Times of each algorithm: now, and against size; and the size from which on the ring is faster than the tree. */
-  function raced(chosen, data) {
-    const { link, ...options } = network(chosen);
-    const runs = data.algorithms.map(([label, name], i) => {
-      const schedule = scheduleOf(name, chosen.ranks);
-      const time = num_bytes => simulate.durationOf(schedule, num_bytes, link, options);
-      return { label, name, i, time, points: pieces(time, SMALLEST, LARGEST), now: time(chosen.num_bytes) };
-    });
-    const order = [...runs].sort((a, b) => a.now - b.now);
-    return { runs, order, even: meeting(runs.find(isRing), runs.find(isTree)) };
-  }
+/** The links of all ranks, and those that are slow. */
+function network({ latency_s, bandwidth_bytes_per_s, slow_link, slow_rank }) {
+  const slow = new Link(latency_s, bandwidth_bytes_per_s / slow_link);
+  const pairs = [
+    [0, 1],
+    [1, 0],
+  ];
+  return {
+    link: new Link(latency_s, bandwidth_bytes_per_s),
+    links: slow_link > 1 ? pairs.map(pair => [...pair, slow]) : [],
+    slowdown: { 1: slow_rank },
+  };
+}
 
-  const isRing = ({ name }) => name === "ring_all_reduce";
-  const isTree = ({ name }) => name === "tree_all_reduce";
-
-  /** The size at which two algorithms take the same time; null where one is faster at all sizes. */
-  function meeting(a, b) {
-    const ahead = SIZES.map(size => valueAt(a.points, size) < valueAt(b.points, size));
-    const i = ahead.findIndex((is, k) => k && is !== ahead[k - 1]);
-    return i < 0 ? null : zero(size => a.time(size) - b.time(size), SIZES[i - 1], SIZES[i]);
-  }
-
-  function drawRace(field, W, { runs, order, even }, { num_bytes }) {
-    const row = ({ i, now, label }) => {
-      const [hue, dash] = [HUES[i], DASHES[i]];
-      return { label, parts: [[now, hue]], text: short(now), best: label === order[0].label, hue, dash };
-    };
-    bars(field, W, runs.map(row));
-    const times = runs.flatMap(run => run.points.map(([, s]) => s));
-    const [low, high] = [min(...times), max(...times)];
-    const axes = {
-      x: logAxis(SMALLEST, LARGEST, W < 560 ? 4 : 8, size => trim(bytes(size)), "size of the buffer"),
-      y: logAxis(low / 4, high * 1.3, 6, short, "time"),
-    };
-    const curves = runs.map(({ i, points }) => {
-      return { points: SIZES.map(size => [size, valueAt(points, size)]), hue: HUES[i], dash: DASHES[i] };
-    });
-    const name = `time against size of ${runs.map(run => run.label).join(", ")}`;
-    const set = chart(field, { W, H: 180, axes, curves, now: num_bytes, name });
-    if (even) dot(set, [even, runs.find(isRing).time(even)], `n* = ${trim(bytes(even))}`, W, 16);
-  }
-
-  function tellRace({ order, even, runs }, { ranks, num_bytes, slow_link, slow_rank }) {
-    const [best, ...rest] = order;
-    const times = rest.map(({ label, now }) => `${label} ${times_(now / best.now)}`);
-    const slow = [
-      slow_link > 1 && `the link between ranks 0 and 1 ${slow_link} times slower`,
-      slow_rank > 1 && `rank 1 ${slow_rank} times slower`,
-    ].filter(Boolean);
-    const how = slow.length ? `, with ${slow.join(" and ")}` : "";
-    const head = `On ${ranks} ranks, ${trim(bytes(num_bytes))}${how}: `;
-    const [ring, tree] = [isRing, isTree].map(is => runs.find(is).now);
-    const always = ring < tree ? "ring is faster than the tree" : "tree is as fast as the ring or faster";
-    const last = even
-      ? ` Ring and tree take the same time at n* = ${trim(bytes(even))}; above it the ring is faster.`
-      : ` The ${always} at every size here.`;
-    return [
-      ["", head],
-      [`${best.label} is fastest, ${short(best.now)}`, `; ${times.join(", ")}.`],
-      ["", last],
-    ];
-  }
-
-  const times_ = x => (x < 1.005 ? "as fast" : `${x < 10 ? x.toPrecision(3) : Math.round(x)}×`);
-
-  function figuresOfRace({ runs }, { ranks, num_bytes }) {
-    return runs.map(({ label, name, now }) => {
-      const sent = max(...scheduleOf(name, ranks).sent_bytes(num_bytes));
-      const speed = trim(bytes(num_bytes / (now || Infinity)));
-      return [trim(bytes(sent)), `sent by the busiest rank, ${label}: ${speed}/s of the buffer`];
-    });
-  }
-
-  const LANES = { send: "F", collective: "B", compute: "W" };
-  const SAID = { send: "message sent", collective: "collective", compute: "computing" };
-  const NO_MESSAGES = "This recording has no messages with times: launch with record=True.";
-
-  /** A reader's recording above the ring that does as much on the links that are chosen. */
-  function besideRing(parent, W, trace, { latency_s, bandwidth_bytes_per_s }, data) {
-    const isSend = ({ kind }) => kind === "send";
-    const { n, events } = lasting(trace, ({ kind }) => kind in LANES, NO_MESSAGES, isSend);
-    const buffer = (max(...trace.sent_bytes()) * n) / (2 * (n - 1)); // of the ring that sends as much
-    const ring = scheduleOf("ring_all_reduce", n);
-    const link = new links.Link(latency_s ?? data.latency_s, bandwidth_bytes_per_s);
-    const { start_s, done_s } = simulate.moveTimes(ring, buffer, link);
-    const yours = events.map(e => ({ ...e, kind: LANES[e.kind], text: e.chunk }));
-    const theirs = range(ring.moves.length, i => {
-      return { lane: ring.moves.src[i], kind: "F", start: start_s[i], end: done_s[i], text: ring.moves.chunk[i] };
-    });
-    const kinds = Object.keys(LANES).map(kind => [LANES[kind], SAID[kind], "\u00a0"]);
-    const both = [["your recording", yours], ["a ring that sends as much", theirs]];
-    const [took, ideal] = drawBoth(parent, W, range(n, r => `rank ${r}`), kinds, both);
-    const most = trim(bytes(max(...trace.sent_bytes())));
-    const times = `yours took ${(took / ideal).toPrecision(3)} times that.`;
-    const sends = events.filter(isSend);
-    return [
-      ["", ` Your recording: ${num(n, "rank")}, ${num(sends.length, "message")}, at most ${most} from one rank, `],
-      [short(took), `; a ring that sends as much on these links takes ${short(ideal)}: ${times}`],
-    ];
-  }
-
-  explorer("race_explorer", {
-    beside: besideRing,
-    ...{ answer: raced, draw: drawRace, tell: tellRace, figures: figuresOfRace },
-    told: ({ even, order }) => ({ even: even ?? "", fastest: order[0].name }),
+/** Times of each algorithm: now, and against size; and the size from which on the ring is faster than the tree. */
+function raced(chosen, data) {
+  const { link, ...options } = network(chosen);
+  const runs = data.algorithms.map(([label, name], i) => {
+    const schedule = scheduleOf(name, chosen.ranks);
+    const time = num_bytes => durationOf(schedule, num_bytes, link, options);
+    return { label, name, i, time, points: pieces(time, SMALLEST, LARGEST), now: time(chosen.num_bytes) };
   });
+  const order = [...runs].sort((a, b) => a.now - b.now);
+  return { runs, order, even: meeting(runs.find(isRing), runs.find(isTree)) };
+}
 
-  // # parameter servers
-  /** As chapter 8 has it: chunk c is kept by server c % servers; gradients in, sums out. */
-  function servers(count, world_size) {
-    const moves = new schedule.Moves();
-    for (let chunk = 0; chunk < world_size; chunk++) {
-      const server = chunk % count;
-      for (let turn = 1; turn < world_size; turn++) {
-        const other = (server + turn) % world_size;
-        moves.add(turn - 1, other, server, chunk, "reduce");
-        moves.add(world_size + turn - 2, server, other, chunk, "copy");
-      }
+const isRing = ({ name }) => name === "ring_all_reduce";
+const isTree = ({ name }) => name === "tree_all_reduce";
+
+/** The size at which two algorithms take the same time; null where one is faster at all sizes. */
+function meeting(a, b) {
+  const ahead = SIZES.map(size => valueAt(a.points, size) < valueAt(b.points, size));
+  const i = ahead.findIndex((is, k) => k && is !== ahead[k - 1]);
+  return i < 0 ? null : zero(size => a.time(size) - b.time(size), SIZES[i - 1], SIZES[i]);
+}
+
+function drawRace(field, W, { runs, order, even }, { num_bytes }) {
+  const row = ({ i, now, label }) => {
+    const [hue, dash] = [HUES[i], DASHES[i]];
+    return { label, parts: [[now, hue]], text: short(now), best: label === order[0].label, hue, dash };
+  };
+  bars(field, W, runs.map(row));
+  const times = runs.flatMap(run => run.points.map(([, s]) => s));
+  const [low, high] = [min(...times), max(...times)];
+  const axes = {
+    x: logAxis(SMALLEST, LARGEST, W < 560 ? 4 : 8, size => trim(bytes(size)), "size of the buffer"),
+    y: logAxis(low / 4, high * 1.3, 6, short, "time"),
+  };
+  const curves = runs.map(({ i, points }) => {
+    return { points: SIZES.map(size => [size, valueAt(points, size)]), hue: HUES[i], dash: DASHES[i] };
+  });
+  const name = `time against size of ${runs.map(run => run.label).join(", ")}`;
+  const set = chart(field, { W, H: 180, axes, curves, now: num_bytes, name });
+  if (even) dot(set, [even, runs.find(isRing).time(even)], `n* = ${trim(bytes(even))}`, W, 16);
+}
+
+function tellRace({ order, even, runs }, { ranks, num_bytes, slow_link, slow_rank }) {
+  const [best, ...rest] = order;
+  const times = rest.map(({ label, now }) => `${label} ${times_(now / best.now)}`);
+  const slow = [
+    slow_link > 1 && `the link between ranks 0 and 1 ${slow_link} times slower`,
+    slow_rank > 1 && `rank 1 ${slow_rank} times slower`,
+  ].filter(Boolean);
+  const how = slow.length ? `, with ${slow.join(" and ")}` : "";
+  const head = `On ${ranks} ranks, ${trim(bytes(num_bytes))}${how}: `;
+  const [ring, tree] = [isRing, isTree].map(is => runs.find(is).now);
+  const always = ring < tree ? "ring is faster than the tree" : "tree is as fast as the ring or faster";
+  const last = even
+    ? ` Ring and tree take the same time at n* = ${trim(bytes(even))}; above it the ring is faster.`
+    : ` The ${always} at every size here.`;
+  return [
+    ["", head],
+    [`${best.label} is fastest, ${short(best.now)}`, `; ${times.join(", ")}.`],
+    ["", last],
+  ];
+}
+
+const times_ = x => (x < 1.005 ? "as fast" : `${x < 10 ? x.toPrecision(3) : Math.round(x)}×`);
+
+function figuresOfRace({ runs }, { ranks, num_bytes }) {
+  return runs.map(({ label, name, now }) => {
+    const sent = max(...scheduleOf(name, ranks).sent_bytes(num_bytes));
+    const speed = trim(bytes(num_bytes / (now || Infinity)));
+    return [trim(bytes(sent)), `sent by the busiest rank, ${label}: ${speed}/s of the buffer`];
+  });
+}
+
+const LANES = { send: "F", collective: "B", compute: "W" };
+const SAID = { send: "message sent", collective: "collective", compute: "computing" };
+const NO_MESSAGES = "This recording has no messages with times: launch with record=True.";
+
+/** A reader's recording above the ring that does as much on the links that are chosen. */
+function besideRing(parent, W, trace, { latency_s, bandwidth_bytes_per_s }, data) {
+  const isSend = ({ kind }) => kind === "send";
+  const { n, events } = lasting(trace, ({ kind }) => kind in LANES, NO_MESSAGES, isSend);
+  const buffer = (max(...trace.sent_bytes()) * n) / (2 * (n - 1)); // of the ring that sends as much
+  const ring = scheduleOf("ring_all_reduce", n);
+  const link = new Link(latency_s ?? data.latency_s, bandwidth_bytes_per_s);
+  const { start_s, done_s } = moveTimes(ring, buffer, link);
+  const yours = events.map(e => ({ ...e, kind: LANES[e.kind], text: e.chunk }));
+  const theirs = range(ring.moves.length, i => {
+    return { lane: ring.moves.src[i], kind: "F", start: start_s[i], end: done_s[i], text: ring.moves.chunk[i] };
+  });
+  const kinds = Object.keys(LANES).map(kind => [LANES[kind], SAID[kind], "\u00a0"]);
+  const both = [["your recording", yours], ["a ring that sends as much", theirs]];
+  const [took, ideal] = drawBoth(parent, W, range(n, r => `rank ${r}`), kinds, both);
+  const most = trim(bytes(max(...trace.sent_bytes())));
+  const times = `yours took ${(took / ideal).toPrecision(3)} times that.`;
+  const sends = events.filter(isSend);
+  return [
+    ["", ` Your recording: ${num(n, "rank")}, ${num(sends.length, "message")}, at most ${most} from one rank, `],
+    [short(took), `; a ring that sends as much on these links takes ${short(ideal)}: ${times}`],
+  ];
+}
+
+explorer("race_explorer", {
+  beside: besideRing,
+  ...{ answer: raced, draw: drawRace, tell: tellRace, figures: figuresOfRace },
+  told: ({ even, order }) => ({ even: even ?? "", fastest: order[0].name }),
+});
+
+// # parameter servers
+/** As chapter 8 has it: chunk c is kept by server c % servers; gradients in, sums out. */
+function servers(count, world_size) {
+  const moves = new Moves();
+  for (let chunk = 0; chunk < world_size; chunk++) {
+    const server = chunk % count;
+    for (let turn = 1; turn < world_size; turn++) {
+      const other = (server + turn) % world_size;
+      moves.add(turn - 1, other, server, chunk, "reduce");
+      moves.add(world_size + turn - 2, server, other, chunk, "copy");
     }
-    return new schedule.Schedule("servers", world_size, world_size, moves, "all_reduce");
   }
+  return new Schedule(world_size, world_size, moves);
+}
 
-  /** A round with each number of servers that share the chunks evenly, and the ring. */
-  function served({ ranks, servers: wanted, num_bytes, ...rest }, data) {
-    const { link, ...options } = network({ slow_link: 1, slow_rank: 1, latency_s: data.latency_s, ...rest });
-    const run = (count, order) => {
-      const most = max(...order.sent_bytes(num_bytes));
-      return { count, most, time: simulate.durationOf(order, num_bytes, link, options) };
-    };
-    const counts = range(ranks, i => i + 1).filter(k => ranks % k === 0 || k === wanted);
-    const all = counts.filter(k => k <= ranks).map(k => run(k, servers(k, ranks)));
-    const now = all.find(one => one.count === min(wanted, ranks));
-    return { all, now, ring: run(0, collectives.ring_all_reduce(ranks)) };
-  }
+/** A round with each number of servers that share the chunks evenly, and the ring. */
+function served({ ranks, servers: wanted, num_bytes, ...rest }, data) {
+  const { link, ...options } = network({ slow_link: 1, slow_rank: 1, latency_s: data.latency_s, ...rest });
+  const run = (count, order) => {
+    const most = max(...order.sent_bytes(num_bytes));
+    return { count, most, time: durationOf(order, num_bytes, link, options) };
+  };
+  const counts = range(ranks, i => i + 1).filter(k => ranks % k === 0 || k === wanted);
+  const all = counts.filter(k => k <= ranks).map(k => run(k, servers(k, ranks)));
+  const now = all.find(one => one.count === min(wanted, ranks));
+  return { all, now, ring: run(0, collectives.ring_all_reduce(ranks)) };
+}
 
-  function drawServers(field, W, { all, now, ring }) {
-    const row = (one, label) => {
-      return { label, parts: [[one.time, one === now ? HUES[0] : HUES[3]]], text: short(one.time), best: one === now };
-    };
-    bars(field, W, [...all.map(one => row(one, num(one.count, "server"))), row(ring, "ring")], 92);
-  }
+function drawServers(field, W, { all, now, ring }) {
+  const row = (one, label) => {
+    return { label, parts: [[one.time, one === now ? HUES[0] : HUES[3]]], text: short(one.time), best: one === now };
+  };
+  bars(field, W, [...all.map(one => row(one, num(one.count, "server"))), row(ring, "ring")], 92);
+}
 
-  function tellServers({ now, ring, all }, { ranks, num_bytes }) {
-    const slower = now.time / ring.time;
-    const than = slower < 1.005 ? "as fast as the ring" : `${slower.toPrecision(3)} times as long as the ring`;
-    const last = all.at(-1);
-    const equal = last === now ? "" : ` With ${ranks} servers, one on each machine, it takes ${short(last.time)}.`;
-    const share = now.count === 1 ? "keeps everything" : `keep ${trim(bytes(num_bytes / now.count))} each`;
-    return [
-      ["", `${num(now.count, "server")} of ${ranks} machines ${share}: the busiest link carries `],
-      [trim(bytes(now.most)), ` each way, and a round takes ${short(now.time)}, ${than}.${equal}`],
-    ];
-  }
+function tellServers({ now, ring, all }, { ranks, num_bytes }) {
+  const slower = now.time / ring.time;
+  const than = slower < 1.005 ? "as fast as the ring" : `${slower.toPrecision(3)} times as long as the ring`;
+  const last = all.at(-1);
+  const equal = last === now ? "" : ` With ${ranks} servers, one on each machine, it takes ${short(last.time)}.`;
+  const share = now.count === 1 ? "keeps everything" : `keep ${trim(bytes(num_bytes / now.count))} each`;
+  return [
+    ["", `${num(now.count, "server")} of ${ranks} machines ${share}: the busiest link carries `],
+    [trim(bytes(now.most)), ` each way, and a round takes ${short(now.time)}, ${than}.${equal}`],
+  ];
+}
 
-  explorer("server_explorer", {
-    ...{ answer: served, draw: drawServers, tell: tellServers, beside: besideRing },
-    told: ({ now }) => ({ length: now.time, most: now.most }),
-  });
+explorer("server_explorer", {
+  ...{ answer: served, draw: drawServers, tell: tellServers, beside: besideRing },
+  told: ({ now }) => ({ length: now.time, most: now.most }),
+});
 
-  // # the order of a mesh's axes
-  const AXES = ["pp", "dp", "tp"];
-  const ORDERS = ["pp dp tp", "dp pp tp", "pp tp dp", "dp tp pp", "tp pp dp", "tp dp pp"];
-  const AXIS_HUES = { pp: "var(--x0)", dp: "var(--x1)", tp: "var(--x3)" };
+// # the order of a mesh's axes
+const AXES = ["pp", "dp", "tp"];
+const ORDERS = ["pp dp tp", "dp pp tp", "pp tp dp", "dp tp pp", "tp pp dp", "tp dp pp"];
+const AXIS_HUES = { pp: "var(--x0)", dp: "var(--x1)", tp: "var(--x3)" };
 
-  /** What a rank of a middle stage sends along each axis: as hybrid_sent_bytes has it, without embedding and loss. */
-  function sentAlong({ pp, dp, tp }, { layers, width, tokens, batches }) {
-    const ring = (n, num_bytes) => links.BUS_FACTORS.all_reduce(n) * num_bytes;
-    const activations = 2 * tokens * width;
-    return {
-      pp: pp > 1 ? 2 * batches * activations : 0,
-      dp: ring(dp, (2 * layers * 12 * width ** 2) / (pp * tp)),
-      tp: (batches * layers * 4 * ring(tp, activations)) / pp,
-    };
-  }
+/** What a rank of a middle stage sends along each axis: as hybrid_sent_bytes has it, without embedding and loss. */
+function sentAlong({ pp, dp, tp }, { layers, width, tokens, batches }) {
+  const ring = (n, num_bytes) => BUS_FACTORS.all_reduce(n) * num_bytes;
+  const activations = 2 * tokens * width;
+  return {
+    pp: pp > 1 ? 2 * batches * activations : 0,
+    dp: ring(dp, (2 * layers * 12 * width ** 2) / (pp * tp)),
+    tp: (batches * layers * 4 * ring(tp, activations)) / pp,
+  };
+}
 
-  /** Which part of the hops along each axis leads to another node, if ranks are numbered by this order of the axes. */
-  function crossing(order, sizes, per_node) {
-    const names = order.split(" ");
-    const stride = axis => names.slice(names.indexOf(axis) + 1).reduce((all, name) => all * sizes[name], 1);
-    const total = AXES.reduce((all, axis) => all * sizes[axis], 1);
-    const share = axis => {
-      const [size, step] = [sizes[axis], stride(axis)];
-      const hops = range(total).map(rank => {
-        const at = floor(rank / step) % size;
-        const next = rank + ((at + 1) % size - at) * step;
-        return axis === "pp" && at === size - 1 ? null : floor(rank / per_node) !== floor(next / per_node);
-      });
-      const made = hops.filter(hop => hop !== null);
-      return made.length && size > 1 ? made.filter(Boolean).length / made.length : 0;
-    };
-    return Object.fromEntries(AXES.map(axis => [axis, share(axis)]));
-  }
-
-  function ordered(chosen, { model }) {
-    const sent = sentAlong(chosen, model);
-    const all = ORDERS.map(order => {
-      const shares = crossing(order, chosen, chosen.per_node);
-      const across = AXES.map(axis => sent[axis] * shares[axis]);
-      return { order, across, total: sum(across) };
+/** Which part of the hops along each axis leads to another node, if ranks are numbered by this order of the axes. */
+function crossing(order, sizes, per_node) {
+  const names = order.split(" ");
+  const stride = axis => names.slice(names.indexOf(axis) + 1).reduce((all, name) => all * sizes[name], 1);
+  const total = AXES.reduce((all, axis) => all * sizes[axis], 1);
+  const share = axis => {
+    const [size, step] = [sizes[axis], stride(axis)];
+    const hops = range(total).map(rank => {
+      const at = floor(rank / step) % size;
+      const next = rank + ((at + 1) % size - at) * step;
+      return axis === "pp" && at === size - 1 ? null : floor(rank / per_node) !== floor(next / per_node);
     });
-    const now = all.find(one => one.order === chosen.order);
-    return { all, now, sent, least: min(...all.map(one => one.total)), ranks: chosen.pp * chosen.dp * chosen.tp };
-  }
+    const made = hops.filter(hop => hop !== null);
+    return made.length && size > 1 ? made.filter(Boolean).length / made.length : 0;
+  };
+  return Object.fromEntries(AXES.map(axis => [axis, share(axis)]));
+}
 
-  function drawAxes(field, W, { all, now }, { per_node }) {
-    const row = one => ({
-      label: one.order.replaceAll(" ", ", "),
-      parts: AXES.map((axis, i) => [one.across[i], AXIS_HUES[axis]]),
-      text: trim(bytes(one.total)),
-      best: one === now,
-    });
-    bars(field, W, all.map(row), 92);
-    const legend = make("div.lk-keys lk-small", field);
-    for (const axis of AXES) {
-      const one = make("span", legend);
-      make("i", one, { style: `background:${AXIS_HUES[axis]}` });
-      one.append(axis);
-    }
-    make("span", legend, {}, `outermost axis first; nodes of ${per_node}`);
-  }
-
-  function tellAxes({ now, sent, least, ranks }, { per_node }) {
-    const crossed = AXES.filter((_, i) => now.across[i]);
-    const inside = AXES.filter(axis => sent[axis] && !crossed.includes(axis));
-    const nodes = num(ceil(ranks / per_node), "node");
-    const stays = inside.length ? `; ${and(inside)} ${inside.length > 1 ? "stay" : "stays"} inside` : "";
-    const many = now.total / least;
-    const than = many < 1.005 ? "no order sends less" : `the best order sends ${trim(bytes(least))}`;
-    const who = crossed.length ? `${and(crossed)} ${crossed.length > 1 ? "cross" : "crosses"}` : "nothing crosses";
-    return [
-      ["", `${now.order.replaceAll(" ", ", ")} on ${ranks} ranks, ${nodes}: `],
-      [`${who} the network`, `${stays}. A rank of a middle stage sends ${trim(bytes(now.total))} to other nodes; `],
-      ["", `${than}.`],
-    ];
-  }
-
-  const figuresOfAxes = ({ now, sent }) => AXES.map((axis, i) => {
-    return [trim(bytes(now.across[i])), `to other nodes, of ${trim(bytes(sent[axis]))} along ${axis}`];
+function ordered(chosen, { model }) {
+  const sent = sentAlong(chosen, model);
+  const all = ORDERS.map(order => {
+    const shares = crossing(order, chosen, chosen.per_node);
+    const across = AXES.map(axis => sent[axis] * shares[axis]);
+    return { order, across, total: sum(across) };
   });
+  const now = all.find(one => one.order === chosen.order);
+  return { all, now, sent, least: min(...all.map(one => one.total)), ranks: chosen.pp * chosen.dp * chosen.tp };
+}
 
-  explorer("axes_explorer", {
-    ...{ answer: ordered, draw: drawAxes, tell: tellAxes, figures: figuresOfAxes },
-    told: ({ now }) => ({ total: now.total, across: now.across.join(" ") }),
+function drawAxes(field, W, { all, now }, { per_node }) {
+  const row = one => ({
+    label: one.order.replaceAll(" ", ", "),
+    parts: AXES.map((axis, i) => [one.across[i], AXIS_HUES[axis]]),
+    text: trim(bytes(one.total)),
+    best: one === now,
   });
-})();
+  bars(field, W, all.map(row), 92);
+  const legend = make("div.lk-keys lk-small", field);
+  for (const axis of AXES) {
+    const one = make("span", legend);
+    make("i", one, { style: `background:${AXIS_HUES[axis]}` });
+    one.append(axis);
+  }
+  make("span", legend, {}, `outermost axis first; nodes of ${per_node}`);
+}
+
+function tellAxes({ now, sent, least, ranks }, { per_node }) {
+  const crossed = AXES.filter((_, i) => now.across[i]);
+  const inside = AXES.filter(axis => sent[axis] && !crossed.includes(axis));
+  const nodes = num(ceil(ranks / per_node), "node");
+  const stays = inside.length ? `; ${and(inside)} ${inside.length > 1 ? "stay" : "stays"} inside` : "";
+  const many = now.total / least;
+  const than = many < 1.005 ? "no order sends less" : `the best order sends ${trim(bytes(least))}`;
+  const who = crossed.length ? `${and(crossed)} ${crossed.length > 1 ? "cross" : "crosses"}` : "nothing crosses";
+  return [
+    ["", `${now.order.replaceAll(" ", ", ")} on ${ranks} ranks, ${nodes}: `],
+    [`${who} the network`, `${stays}. A rank of a middle stage sends ${trim(bytes(now.total))} to other nodes; `],
+    ["", `${than}.`],
+  ];
+}
+
+const figuresOfAxes = ({ now, sent }) => AXES.map((axis, i) => {
+  return [trim(bytes(now.across[i])), `to other nodes, of ${trim(bytes(sent[axis]))} along ${axis}`];
+});
+
+explorer("axes_explorer", {
+  ...{ answer: ordered, draw: drawAxes, tell: tellAxes, figures: figuresOfAxes },
+  told: ({ now }) => ({ total: now.total, across: now.across.join(" ") }),
+});
