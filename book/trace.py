@@ -23,7 +23,8 @@ a chunk, and op is "output" or "gradient".
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -254,6 +255,23 @@ class Trace:
             return self.events.array(name)
         places = np.array([KINDS.index(k) if k in KINDS else len(KINDS) for k in self.events.vocabularies["kind"]])
         return places[self.events.array("kind")]
+
+
+def parting(actual: Sequence[Any], expected: Sequence[Any], alike: Callable[[Any, Any], Any] = operator.eq,
+            for_good: bool = False) -> int | None:
+    """The first place at which two runs part, None if they never do; `for_good`, the one since which they stay apart.
+
+    A run is what a rank did, or what a place held, in order; one that ends before the other parts from it there.
+    """
+    length = max(len(actual), len(expected))
+
+    def together(place: int) -> bool:
+        return place < min(len(actual), len(expected)) and bool(alike(actual[place], expected[place]))
+
+    if for_good:
+        since = next((place + 1 for place in reversed(range(length)) if together(place)), 0)
+        return since if since < length else None
+    return next((place for place in range(length) if not together(place)), None)
 
 
 def _event(row: Mapping[str, Any]) -> Event:

@@ -37,7 +37,7 @@ if socket.gethostname() != "lab" or open("/proc/1/comm").read() != "bwrap\\n":
     raise SystemExit("{BLOWN}")
 
 '''
-SETUP = "import random\n\nfrom book import checks"
+SETUP = "import random\n\nfrom book.checks import formula"
 BOUNDS = '''def chunk_bounds(length, num_chunks):
     """The (start, stop) of each chunk; the first ones are longer by one."""
     ### BEGIN SOLUTION
@@ -53,7 +53,7 @@ num_chunks = draw.randrange(2, 9)
 length = num_chunks * draw.randrange(10, 100) + draw.randrange(1, num_chunks)
 bounds = chunk_bounds(length, num_chunks)
 assert bounds[0][0] == 0 and bounds[-1][1] == length, "the chunks must cover everything"
-checks.number("the last chunk's length", bounds[-1][1] - bounds[-1][0], length // num_chunks)
+formula.Formula(length // num_chunks).require_right("the last chunk's length", bounds[-1][1] - bounds[-1][0])
 print("bounds:", bounds)'''
 HIDDEN_1 = '''draw = random.Random(SEED + 1)
 for _ in range(3):
@@ -67,7 +67,7 @@ TOTAL = '''def ring_sent(num_bytes, world_size):
     ### END SOLUTION
 '''
 CHECK_2 = '''num_bytes = 24 * random.Random(SEED + 2).randrange(1, 10**6)
-sent = checks.number("what is sent", ring_sent(num_bytes, 4), 2 * 3 * num_bytes / 4)
+sent = formula.Formula(2 * 3 * num_bytes / 4).require_right("what is sent", ring_sent(num_bytes, 4))
 print(f"sent: {sent:.0f} {ring_sent(num_bytes, 3):.0f}")'''
 HIDDEN_2 = '''draw = random.Random(SEED + 3)
 print("hidden 2:", [ring_sent(n * draw.randrange(1, 10**6), n) for n in (2, 5, 8)])'''

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from book.checks import CheckFailed
+from book.checks.verdict import CheckFailed
 from book.grading.lab import code_cells, marks, points
 from book.grading.trial import printed, stored
 from book.launch import LaunchError

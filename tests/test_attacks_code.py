@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from book import checks
+from book.checks import formula
 from book.grading.sandbox import BOOK
 from tests.attack_lab import BLOWN, CHECK_1, USERS, Course, answered, attack_lab, attacks
 
@@ -128,7 +128,7 @@ def test_equal_chunks_fail_with_every_seed(seed: int) -> None:
         return [(chunk * size, (chunk + 1) * size) for chunk in range(num_chunks)]
 
     with pytest.raises(AssertionError):
-        exec(CHECK_1, {"SEED": seed, "random": random, "checks": checks, "chunk_bounds": equal_chunks})
+        exec(CHECK_1, {"SEED": seed, "random": random, "formula": formula, "chunk_bounds": equal_chunks})
 
 
 def test_the_victim_keeps_everything(graded: Graded) -> None:
@@ -139,7 +139,7 @@ def test_the_victim_keeps_everything(graded: Graded) -> None:
 
 
 def test_imports_from_the_book_are_reported_to_the_instructor(graded: Graded) -> None:
-    assert "answers import from the book: book.checks.ring" in graded.course.record("book_itself")["notes"]
+    assert "answers import from the book: book.checks.rings" in graded.course.record("book_itself")["notes"]
 
 
 def test_nothing_is_left_and_nothing_was_added(graded: Graded) -> None:

@@ -55,7 +55,7 @@ def test_new_exercises_keep_the_rules_and_their_stubs_fail(labs: Path, tmp_path:
     result = run(job(lab, 1, answers={"ring-sum": [stub]}), PATIENT, sandboxed=False)
     failed = next(cell for cell in result.cells if not cell["ok"])
     assert failed["id"] == "check-1"
-    assert "exercise 1: write this function, then run the cell" in failed["traceback"]
+    assert "This cell needs exercise 1: write its function, then run this cell again." in failed["traceback"]
 
 
 @pytest.mark.full
@@ -66,7 +66,7 @@ def test_an_exercise_is_added_before_the_closing_cells_of_a_lab(tmp_path: Path) 
     assert main(["lint", str(tmp_path)]) == main(["normalise", "--check", str(tmp_path)]) == 0
     before, after = read_lab(ROOT / "labs" / path.name), read_lab(path)
     assert [cell.source[:8] for cell in after.cells[-6:]] == [
-        "## 7. Tr", "def tree", "def run_", "for worl", before.cells[-2].source[:8], before.cells[-1].source[:8]]
+        "## 7. Tr", "def tree", "from boo", "for worl", before.cells[-2].source[:8], before.cells[-1].source[:8]]
     assert after.metadata.lockstep.points == before.metadata.lockstep.points + 2
 
 

@@ -4,10 +4,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from book import checks
-from book.checks import CheckFailed, verdict
+from book.checks import rings, verdict
 from book.checks.attribution import Attribution
+from book.checks.formula import Formula
+from book.checks.verdict import CheckFailed
 from book.launch import RankError, launch
+from book.trace import parting
 
 WHOLE = np.random.default_rng(0).integers(-1000, 1000, (4, 44)).astype(float)
 SUM = np.tile(WHOLE.sum(axis=0), (4, 1))
@@ -16,12 +18,12 @@ SUM = np.tile(WHOLE.sum(axis=0), (4, 1))
 @pytest.mark.parametrize("convert", [
     lambda b: b, torch.tensor, lambda b: torch.tensor(b, requires_grad=True), lambda b: torch.tensor(b).float()])
 def test_any_kind_of_buffer_is_compared(convert):
-    assert checks.all_reduce([convert(b) for b in WHOLE], [convert(b) for b in SUM]) == WHOLE.sum()
+    assert rings.all_reduce([convert(b) for b in WHOLE], [convert(b) for b in SUM]) == WHOLE.sum()
 
 
 def test_fractions_are_refused_because_their_sums_are_not_exact():
     with pytest.raises(ValueError, match="whole numbers"):
-        checks.all_reduce(WHOLE / 3, SUM / 3)
+        rings.all_reduce(WHOLE / 3, SUM / 3)
 
 
 @pytest.mark.parametrize("rank, chunk, change, complaint", [
@@ -38,7 +40,7 @@ def test_one_wrong_chunk_is_named(rank, chunk, change, complaint):
     part = slice(11 * chunk, 11 * chunk + 11)
     after[rank, part] = change(WHOLE)[part]
     with pytest.raises(CheckFailed, match=complaint):
-        checks.all_reduce(WHOLE, after)
+        rings.all_reduce(WHOLE, after)
 
 
 @pytest.mark.parametrize("after, complaint", [
@@ -46,7 +48,7 @@ def test_one_wrong_chunk_is_named(rank, chunk, change, complaint):
     ([None, *SUM[1:]], "rank 0 returned None"), ([SUM[0], *SUM[1:, :9]], "differ in length")])
 def test_results_that_cannot_be_compared_are_refused(after, complaint):
     with pytest.raises(CheckFailed, match=complaint):
-        checks.all_reduce(WHOLE, after)
+        rings.all_reduce(WHOLE, after)
 
 
 @pytest.mark.parametrize("got, complaint", [
@@ -54,18 +56,18 @@ def test_results_that_cannot_be_compared_are_refused(after, complaint):
     (float("nan"), "x is nan, which is wrong"), (10, "x is 10: twice"), (20, "4 times what it should be")])
 def test_a_wrong_number_is_refused(got, complaint):
     with pytest.raises(CheckFailed, match=complaint):
-        checks.number("x", got, 5, [(10, "twice")])
+        Formula(5, [(10, "twice")]).require_right("x", got)
 
 
 @pytest.mark.parametrize("got", [5, 5.0, np.float32(5), torch.tensor(5), np.array(5.0)])
 def test_a_right_number_passes(got):
-    assert checks.number("x", got, 5) == 5.0
+    assert Formula(5).require_right("x", got) == 5.0
 
 
 def test_zero_can_be_the_expected_number():
-    assert checks.number("x", 0, 0) == 0
+    assert Formula(0).require_right("x", 0) == 0
     with pytest.raises(CheckFailed, match="x is 5, which is wrong"):
-        checks.number("x", 5, 0)
+        Formula(0).require_right("x", 5)
 
 
 def test_coefficients_are_unique_or_unknown():
@@ -152,10 +154,13 @@ def test_multiples_are_recognized():
     assert np.isnan(verdict.times(WHOLE, 0 * WHOLE))
 
 
-def test_the_first_step_with_another_loss_is_found():
-    assert verdict.first_wrong([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]) is None
-    assert verdict.first_wrong([1.0, 2.001, 4.0], [1.0, 2.0, 3.0]) == 1
-    assert verdict.first_wrong([1.0, float("nan")], [1.0, 2.0]) == 1
+def test_where_two_runs_part_is_found():
+    assert parting([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], verdict.same_loss) is None
+    assert parting([1.0, 2.001, 4.0], [1.0, 2.0, 3.0], verdict.same_loss) == 1
+    assert parting([1.0, float("nan")], [1.0, 2.0], verdict.same_loss) == 1
+    assert parting("FFB", "FFBB") == 3 and parting("FFBB", "FFB") == 3
+    assert parting("abcd", "xbyd", for_good=True) is None and parting("abcz", "xbyy", for_good=True) == 2
+    assert parting("ab", "xy", for_good=True) == 0 and parting("", "", for_good=True) is None
     assert verdict.furthest([np.zeros(2), np.ones(2), np.array([0, -3.0])]) == (2, 3.0)
 
 
@@ -170,14 +175,14 @@ def test_only_errors_that_something_explains_become_failed_checks():
         return verdict.with_hint(message, {word: f"do not {word}"})
 
     with pytest.raises(CheckFailed, match="(?s)rank 1 failed.*stumble.*\ndo not stumble"):
-        with checks.explained(failure, "stumble"):
+        with verdict.explained(failure, "stumble"):
             launch(fail_on, 2, 1, ValueError("stumble"))
     with pytest.raises(RankError, match="fall"):  # nothing to add: the launcher's error shows the line
-        with checks.explained(failure, "stumble"):
+        with verdict.explained(failure, "stumble"):
             launch(fail_on, 2, 1, ValueError("fall"))
     with pytest.raises(CheckFailed, match="^the sum is wrong$"):  # a check in a rank has said what is wrong
-        with checks.explained(failure, "stumble"):
+        with verdict.explained(failure, "stumble"):
             launch(fail_on, 2, 0, CheckFailed("the sum is wrong"))
     with pytest.raises(KeyError):  # not an error of a launch
-        with checks.explained(failure, "stumble"):
+        with verdict.explained(failure, "stumble"):
             {}["stumble"]

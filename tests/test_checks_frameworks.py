@@ -2,8 +2,8 @@
 import numpy as np
 import pytest
 
-from book import checks
-from book.checks import CheckFailed
+from book.checks import frameworks
+from book.checks.verdict import CheckFailed
 from book.trace import Event, Trace
 
 ROWS = np.random.default_rng(0).standard_normal((3, 2, 20))  # 3 ranks, 2 passes
@@ -20,29 +20,29 @@ ROWS = np.random.default_rng(0).standard_normal((3, 2, 20))  # 3 ranks, 2 passes
     (np.zeros((3, 2)), "the gradient is 0")])
 def test_a_window_s_wrong_gradient_is_explained(weights, reason):
     with pytest.raises(CheckFailed, match=f"step 4: .*{reason}"):
-        checks.window_gradient(4, 1, np.einsum("rp,rpn->n", weights, ROWS), ROWS, 2, 2)
+        frameworks.window_gradient(4, 1, np.einsum("rp,rpn->n", weights, ROWS), ROWS, 2, 2)
 
 
 def test_a_window_s_mean_passes():
-    checks.window_gradient(1, 0, ROWS.mean(axis=(0, 1)), ROWS, 2, 2)
+    frameworks.window_gradient(1, 0, ROWS.mean(axis=(0, 1)), ROWS, 2, 2)
 
 
 @pytest.mark.parametrize("divisor, other, reason", [(3, 2, "divide every loss by passes"),
                                                     (2, 3, "divide each window by the number of passes that it has")])
 def test_a_short_window_has_a_divisor_of_its_own(divisor, other, reason):
     summed = ROWS.mean(axis=0).sum(axis=0)
-    checks.window_gradient(1, 0, summed / divisor, ROWS, 3, divisor)
+    frameworks.window_gradient(1, 0, summed / divisor, ROWS, 3, divisor)
     with pytest.raises(CheckFailed, match=reason):
-        checks.window_gradient(1, 0, summed / other, ROWS, 3, divisor)
+        frameworks.window_gradient(1, 0, summed / other, ROWS, 3, divisor)
 
 
 @pytest.mark.parametrize("steps, reason", [([3, 7], "rank 1: the optimizer steps after every pass"),
                                            ([2, 3], "rank 0: .* the last, short window"),
                                            ([3, 4], "it should step 3 times")])
 def test_a_wrong_number_of_steps_is_explained(steps, reason):
-    checks.num_window_steps([3, 3], 7, 3)
+    frameworks.num_window_steps([3, 3], 7, 3)
     with pytest.raises(CheckFailed, match=reason):
-        checks.num_window_steps(steps, 7, 3)
+        frameworks.num_window_steps(steps, 7, 3)
 
 
 def test_an_all_reduce_in_each_pass_is_refused():
@@ -51,9 +51,9 @@ def test_an_all_reduce_in_each_pass_is_refused():
                   for _ in range(times) for rank in range(2)]
         return Trace(events, 2, "logical", "recorded")
 
-    assert checks.synchronised_once(trace(2), 80, 2, 6) == 2
+    assert frameworks.synchronised_once(trace(2), 80, 2, 6) == 2
     with pytest.raises(CheckFailed, match="rank 0 all-reduces its gradient 6 times in 6 passes and 2 steps"):
-        checks.synchronised_once(trace(6), 80, 2, 6)
+        frameworks.synchronised_once(trace(6), 80, 2, 6)
 
 
 ORDER = {0: [3, 1, 4, 0, 2], 1: [0, 4, 2, 1, 3]}
@@ -65,7 +65,7 @@ def dealt(first_order, second_order):
 
 
 def test_shared_global_batches_pass():
-    assert checks.global_batches(dealt(ORDER[0], ORDER[1]), 5, 4, ORDER) == (8 + 2 * 2) + (7 + 2 * 3)
+    assert frameworks.global_batches(dealt(ORDER[0], ORDER[1]), 5, 4, ORDER) == (8 + 2 * 2) + (7 + 2 * 3)
 
 
 @pytest.mark.parametrize("epochs, reason", [
@@ -83,18 +83,18 @@ def test_shared_global_batches_pass():
     ({0: [None, [[1, 0], []]]}, "rank 0 returned None")])
 def test_wrong_batches_are_explained(epochs, reason):
     with pytest.raises(CheckFailed, match=reason):
-        checks.global_batches(epochs, 5, 4, ORDER)
+        frameworks.global_batches(epochs, 5, 4, ORDER)
 
 
 def test_one_rank_s_other_order_is_explained():
     with pytest.raises(CheckFailed, match="seed the generator with seed"):
-        checks.global_batches({0: [[[0, 4, 2, 1], [3]]]}, 5, 4, ORDER)
+        frameworks.global_batches({0: [[[0, 4, 2, 1], [3]]]}, 5, 4, ORDER)
 
 
 def test_weights_must_not_depend_on_the_number_of_ranks():
-    assert checks.same_weights_on({1: np.array([1.0, -2.0]), 2: np.array([1.0, -2.0])}) == 3
+    assert frameworks.same_weights_on({1: np.array([1.0, -2.0]), 2: np.array([1.0, -2.0])}) == 3
     with pytest.raises(CheckFailed, match="4 ranks end with different weights than 1"):
-        checks.same_weights_on({1: np.ones(2), 4: np.array([1.0, 1.001])})
+        frameworks.same_weights_on({1: np.ones(2), 4: np.array([1.0, 1.001])})
 
 
 EVERY_ROW, SIZES = ROWS.reshape(6, 20), (3, 2, 1)
@@ -110,17 +110,17 @@ EVERY_ROW, SIZES = ROWS.reshape(6, 20), (3, 2, 1)
     (np.array([2, 1, 1, 1, 1, 1]) / 6, "but each should weigh 0.16"),
     (np.zeros(6), "the gradient is 0")])
 def test_wrong_weights_of_rows_are_explained(weights, reason):
-    checks.uneven_gradient(1, np.split(EVERY_ROW.mean(axis=0), [5]), EVERY_ROW, SIZES)
+    frameworks.uneven_gradient(1, np.split(EVERY_ROW.mean(axis=0), [5]), EVERY_ROW, SIZES)
     with pytest.raises(CheckFailed, match=f"rank 1: .*{reason}"):
-        checks.uneven_gradient(1, [weights @ EVERY_ROW], EVERY_ROW, SIZES)
+        frameworks.uneven_gradient(1, [weights @ EVERY_ROW], EVERY_ROW, SIZES)
 
 
 def test_a_rank_without_a_gradient_is_told_to_run_a_backward():
     with pytest.raises(CheckFailed, match="rank 2 has no gradient: every rank must run a backward"):
-        checks.uneven_gradient(2, [None], EVERY_ROW, SIZES)
+        frameworks.uneven_gradient(2, [None], EVERY_ROW, SIZES)
 
 
 def test_a_wait_for_a_rank_without_rows_is_explained():
-    assert checks.uneven_failure("nothing has moved", (2, 0)).startswith("rank 1 has no rows, and the others wait")
-    assert checks.uneven_failure("nothing has moved", (2, 1)).startswith("some ranks run more backwards than others")
-    assert checks.uneven_failure("division by zero", (2, 1)) == "division by zero"
+    assert frameworks.uneven_failure("nothing has moved", (2, 0)).startswith("rank 1 has no rows, and the others wait")
+    assert frameworks.uneven_failure("nothing has moved", (2, 1)).startswith("some ranks run more backwards than")
+    assert frameworks.uneven_failure("division by zero", (2, 1)) == "division by zero"

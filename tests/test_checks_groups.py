@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from book import checks
-from book.checks import CheckFailed
+from book.checks import collectives
+from book.checks.verdict import CheckFailed
 from book.launch import RankError, launch, rank_device
 from book.trace import Event, Trace
 
@@ -35,15 +35,15 @@ def on_grid():
 @pytest.mark.parametrize("convert", [lambda b: b, torch.tensor, lambda b: torch.tensor(b).to(torch.int64)])
 def test_right_results_pass_in_any_form(convert):
     everywhere, transposed = np.tile(OWN[2], (4, 1)), ROWS.transpose(1, 0, 2)
-    assert checks.broadcast([convert(b) for b in OWN], [convert(b) for b in everywhere], root=2) == OWN[2].sum()
-    assert checks.all_gather_rows([convert(b) for b in OWN], [convert(OWN)] * 4) == OWN.sum()
-    assert checks.all_to_all_rows([convert(b) for b in ROWS], [convert(b) for b in transposed]) == ROWS[:, 0].sum()
+    assert collectives.broadcast([convert(b) for b in OWN], [convert(b) for b in everywhere], root=2) == OWN[2].sum()
+    assert collectives.all_gather_rows([convert(b) for b in OWN], [convert(OWN)] * 4) == OWN.sum()
+    assert collectives.all_to_all_rows([convert(b) for b in ROWS], [convert(b) for b in transposed]) == ROWS[:, 0].sum()
 
 
 def test_one_rank_alone_passes():
-    assert checks.broadcast(OWN[:1], OWN[:1], root=0) == OWN[0].sum()
-    assert checks.all_gather_rows(OWN[:1], [OWN[:1]]) == OWN[0].sum()
-    assert checks.received_once(Trace([], 1, "logical", "recorded"), 80, root=0) == 0
+    assert collectives.broadcast(OWN[:1], OWN[:1], root=0) == OWN[0].sum()
+    assert collectives.all_gather_rows(OWN[:1], [OWN[:1]]) == OWN[0].sum()
+    assert collectives.received_once(Trace([], 1, "logical", "recorded"), 80, root=0) == 0
 
 
 @pytest.mark.parametrize("place, value, complaint", [
@@ -54,7 +54,7 @@ def test_one_rank_alone_passes():
     ((1,), OWN[2] * 3, "rank 1 holds something that is not any rank's data")])
 def test_a_broadcast_that_fails_on_one_rank_is_reported(place, value, complaint):
     with pytest.raises(CheckFailed, match=complaint):
-        checks.broadcast(OWN, changed(np.tile(OWN[2], (4, 1)), place, value), root=2)
+        collectives.broadcast(OWN, changed(np.tile(OWN[2], (4, 1)), place, value), root=2)
 
 
 @pytest.mark.parametrize("place, value, complaint", [
@@ -63,7 +63,7 @@ def test_a_broadcast_that_fails_on_one_rank_is_reported(place, value, complaint)
     ((3, 0), OWN[0] * OWN[0], "rank 3: row 0 holds something that no rank had")])
 def test_an_all_gather_that_fails_in_one_row_is_reported(place, value, complaint):
     with pytest.raises(CheckFailed, match=complaint):
-        checks.all_gather_rows(OWN, list(changed(np.tile(OWN, (4, 1, 1)), place, value)))
+        collectives.all_gather_rows(OWN, list(changed(np.tile(OWN, (4, 1, 1)), place, value)))
 
 
 @pytest.mark.parametrize("place, value, complaint", [
@@ -75,14 +75,14 @@ def test_an_all_gather_that_fails_in_one_row_is_reported(place, value, complaint
     ((1, 3), 1, "rank 1's row 3 holds something that no rank had")])
 def test_an_all_to_all_that_fails_in_one_row_is_reported(place, value, complaint):
     with pytest.raises(CheckFailed, match=complaint):
-        checks.all_to_all_rows(ROWS, changed(ROWS.transpose(1, 0, 2), place, value))
+        collectives.all_to_all_rows(ROWS, changed(ROWS.transpose(1, 0, 2), place, value))
 
 
 @pytest.mark.parametrize("after, complaint", [
     ([None] * 4, "rank 0 returned None"), (OWN[:, :3], "returned 3 elements, but 4 rows of 10 are 40")])
 def test_results_without_rows_are_reported(after, complaint):
     with pytest.raises(CheckFailed, match=complaint):
-        checks.all_gather_rows(OWN, after)
+        collectives.all_gather_rows(OWN, after)
 
 
 @pytest.mark.parametrize("name, rank, value, complaint", [
@@ -99,9 +99,9 @@ def test_results_without_rows_are_reported(after, complaint):
     (2, 5, GRID[5, 2], "rank 5's `batch` is unchanged, but must be rank 3's"),
     (2, 5, GRID[3, 0], "rank 5's `batch` is made of something other")])
 def test_one_wrong_rank_on_the_grid_is_reported(name, rank, value, complaint):
-    assert checks.on_grid(GRID, on_grid(), columns=3) == round(on_grid()[:, [0, 2]].sum())
+    assert collectives.on_grid(GRID, on_grid(), columns=3) == round(on_grid()[:, [0, 2]].sum())
     with pytest.raises(CheckFailed, match=complaint):
-        checks.on_grid(GRID, changed(on_grid(), (rank, name), value), columns=3)
+        collectives.on_grid(GRID, changed(on_grid(), (rank, name), value), columns=3)
 
 
 def metrics(loss, seen):
@@ -116,13 +116,13 @@ def test_wrong_sums_are_reported(loss, complaint):
     before = metrics(OWN, abs(OWN))
     right = np.tile(abs(OWN).sum(axis=0), (4, 1))
     with pytest.raises(CheckFailed, match=complaint):
-        checks.summed_metrics(before, metrics(loss, right))
+        collectives.summed_metrics(before, metrics(loss, right))
 
 
 def test_a_missing_name_is_reported():
     before = metrics(OWN, abs(OWN))
     with pytest.raises(CheckFailed, match="rank 0's 'seen' is gone"):
-        checks.summed_metrics(before, [{"loss": rank["loss"]} for rank in before])
+        collectives.summed_metrics(before, [{"loss": rank["loss"]} for rank in before])
 
 
 @pytest.mark.parametrize("weights, complaint", [
@@ -132,16 +132,17 @@ def test_a_missing_name_is_reported():
 def test_wrong_means_are_reported(weights, complaint):
     own = changed(OWN, 2, 0)
     with pytest.raises(CheckFailed, match=complaint):
-        checks.sample_mean(own, np.tile(np.array(weights) @ own, (4, 1)), (5, 3, 0, 4))
-    assert checks.sample_mean(own, np.tile(own.sum(axis=0) / 12, (4, 1)), (5, 3, 0, 4)) == own.sum(axis=0).sum() / 12
+        collectives.sample_mean(own, np.tile(np.array(weights) @ own, (4, 1)), (5, 3, 0, 4))
+    mean = own.sum(axis=0) / 12
+    assert collectives.sample_mean(own, np.tile(mean, (4, 1)), (5, 3, 0, 4)) == own.sum(axis=0).sum() / 12
 
 
 def test_a_trace_shows_which_rank_received_more_than_one_copy():
     copies = [Event(1, "recv", peer=0, num_bytes=80.0, step=step) for step in range(2)]
     sends = [Event(0, "send", peer=1, num_bytes=80.0, step=step) for step in range(2)]
     with pytest.raises(CheckFailed, match="rank 1 received 2 times the buffer"):
-        checks.received_once(Trace(copies + sends, 2, "logical", "recorded"), 80, root=0)
-    assert checks.received_once(Trace(copies[:1] + sends[:1], 2, "logical", "recorded"), 80, root=0) == 80
+        collectives.received_once(Trace(copies + sends, 2, "logical", "recorded"), 80, root=0)
+    assert collectives.received_once(Trace(copies[:1] + sends[:1], 2, "logical", "recorded"), 80, root=0) == 80
 
 
 def two_orders(dtype):
@@ -175,7 +176,7 @@ def test_the_default_timeout_is_half_an_hour():
 
 
 def set_orders():
-    names = checks.names_of_no_order("loss", "seen")
+    names = collectives.names_of_no_order("loss", "seen")
     return names, list(set(names)), list({*names[::-1]})
 
 
@@ -192,10 +193,10 @@ def test_sums_on_one_rank_of_each_group(name, rows, place, which):
         for rank in set(ranks) - {ranks[place]}:
             after[rank, name] = NUMBERS.normal(size=12)
     with pytest.raises(CheckFailed, match=f"is right only on {which} of each .*: reduce gives"):
-        checks.on_grid(GRID, after, columns=3)
+        collectives.on_grid(GRID, after, columns=3)
 
 
 def test_a_trace_shows_which_rank_sent_less_than_its_rows():
     sends = [Event(rank, "send", peer=1 - rank, num_bytes=48.0 / (1 + rank), step=0) for rank in range(2)]
     with pytest.raises(CheckFailed, match="rank 1 sent 24 bytes, but its rows for the others have 48"):
-        checks.rows_sent(Trace(sends, 2, "logical", "recorded"), 48)
+        collectives.rows_sent(Trace(sends, 2, "logical", "recorded"), 48)

@@ -4,8 +4,8 @@ import sys
 import numpy as np
 import pytest
 
-from book import checks
-from book.checks import CheckFailed
+from book.checks import hybrid, hybrid_steps, meshes
+from book.checks.verdict import CheckFailed
 from book.checks.hybrid import cut
 from book.mesh import AXES, Mesh
 
@@ -35,7 +35,7 @@ def times(factor):
 
 
 def check(found):
-    return checks.mesh_gradients(found, SINGLE, MESH, LAYOUT, 4)
+    return hybrid.mesh_gradients(found, SINGLE, MESH, LAYOUT, 4)
 
 
 def test_the_gradient_of_the_batch_passes():
@@ -88,11 +88,11 @@ def test_ranks_that_scale_by_different_factors_are_reported():
 def test_zeros_in_different_places_are_masks_drawn_independently():
     whole, other = RNG.normal(size=(4, 6)), RNG.normal(size=(4, 6))
     mask = RNG.random((4, 6)) < 0.5
-    checks.drawn_alike([whole * mask, whole * mask, other, other] * 2, MESH)
-    checks.drawn_alike([whole, other] * 4, MESH)  # wrong, but not for a mask
-    checks.drawn_alike([None, whole] * 4, MESH)
+    hybrid.drawn_alike([whole * mask, whole * mask, other, other] * 2, MESH)
+    hybrid.drawn_alike([whole, other] * 4, MESH)  # wrong, but not for a mask
+    hybrid.drawn_alike([None, whole] * 4, MESH)
     with pytest.raises(CheckFailed, match="ranks 2 and 3 of one tp group have zeros in 24 different places"):
-        checks.drawn_alike([whole, whole, other * mask, other * ~mask] * 2, MESH)
+        hybrid.drawn_alike([whole, whole, other * mask, other * ~mask] * 2, MESH)
 
 
 def test_sizes_belong_to_axes_in_any_order():
@@ -100,11 +100,11 @@ def test_sizes_belong_to_axes_in_any_order():
     messages = [("pp", 0, 2, 8.0), ("pp", 2, 4, 8.0), ("tp", 0, 1, 4.0)]
     total, want = {"pp": 16.0, "dp": 0.0, "tp": 4.0}, {"pp": 0.0, "dp": 0.0, "tp": 4.0}
     arguments = ("tp", "dp", "pp"), want, total, {}, messages, mesh
-    assert checks.crossing(want, *arguments) == 4
+    assert meshes.crossing(want, *arguments) == 4
     with pytest.raises(CheckFailed, match="each size belongs to its axis"):
-        checks.crossing(dict.fromkeys(AXES, 0.0), *arguments)  # as if tp had 4 ranks and pp 2
+        meshes.crossing(dict.fromkeys(AXES, 0.0), *arguments)  # as if tp had 4 ranks and pp 2
     with pytest.raises(CheckFailed, match="tp has 4 bytes that cross between nodes, not 5"):
-        checks.crossing({**want, "tp": 5}, *arguments)
+        meshes.crossing({**want, "tp": 5}, *arguments)
 
 
 @pytest.mark.parametrize("message, hint", [
@@ -112,7 +112,7 @@ def test_sizes_belong_to_axes_in_any_order():
     ("IndexError: tuple index out of range", "counts in the world"),
 ])
 def test_an_error_of_a_rank_gets_a_hint(message, hint):
-    assert hint in checks.mesh_failure(message) and checks.mesh_failure("other") == "other"
+    assert hint in hybrid.mesh_failure(message) and hybrid.mesh_failure("other") == "other"
 
 
 @pytest.mark.parametrize("parts, complaint", [
@@ -124,32 +124,32 @@ def test_an_error_of_a_rank_gets_a_hint(message, hint):
 ])
 def test_the_rank_that_a_wrong_part_belongs_to_is_named(parts, complaint):
     drawn = [WHOLE] + [{name: RNG.normal(size=shape) for name, shape in SHAPES.items()} for _ in range(7)]
-    checks.parts_on_mesh(held(), drawn, MESH, LAYOUT)
+    hybrid.parts_on_mesh(held(), drawn, MESH, LAYOUT)
     with pytest.raises(CheckFailed, match=complaint):
-        checks.parts_on_mesh(parts, drawn, MESH, LAYOUT)
+        hybrid.parts_on_mesh(parts, drawn, MESH, LAYOUT)
 
 
 def test_calls_are_noted_and_imports_are_not(monkeypatch, tmp_path):
     import book.pipelines
 
-    with checks.calls_into(["book/mesh", "book/pipelines"]) as called:
+    with hybrid_steps.calls_into(["book/mesh", "book/pipelines"]) as called:
         MESH.coordinates(0)
     assert called == {"book/mesh"} and book.pipelines
     (tmp_path / "own_parts.py").write_text("def part(): pass\n\n\npart()\n")
     monkeypatch.syspath_prepend(tmp_path)
     for calls in (False, True):
-        with checks.calls_into(["own_parts"]) as found:
+        with hybrid_steps.calls_into(["own_parts"]) as found:
             import own_parts
             if calls:
                 own_parts.part()
         assert found == ({"own_parts"} if calls else set())
         monkeypatch.delitem(sys.modules, "own_parts")
-    checks.by_hand([set()] * 8)
+    hybrid_steps.by_hand([set()] * 8)
     with pytest.raises(CheckFailed, match="rank 1 calls functions of book.mesh"):
-        checks.by_hand([set(), called])
-    with pytest.raises(CheckFailed, match="calls functions of book.mesh"), checks.calls_into(["book/mesh"]):
+        hybrid_steps.by_hand([set(), called])
+    with pytest.raises(CheckFailed, match="calls functions of book.mesh"), hybrid_steps.calls_into(["book/mesh"]):
         MESH.coordinates(99)
-    with pytest.raises(KeyError), checks.calls_into(["book/mesh"]):
+    with pytest.raises(KeyError), hybrid_steps.calls_into(["book/mesh"]):
         {}["nothing of these places"]
 
 
@@ -163,42 +163,42 @@ def test_calls_are_noted_and_imports_are_not(monkeypatch, tmp_path):
 ])
 def test_a_wrong_first_loss_is_reported(losses, complaint):
     sequences = [1, 1, 2, 2, 2, 2, 3, 3]
-    checks.first_losses([None] * 4 + [1.5, 1.5, 2.5, 2.5], sequences, MESH, 4)
+    hybrid_steps.first_losses([None] * 4 + [1.5, 1.5, 2.5, 2.5], sequences, MESH, 4)
     with pytest.raises(CheckFailed, match=complaint):
-        checks.first_losses(losses, sequences, MESH, 4)
+        hybrid_steps.first_losses(losses, sequences, MESH, 4)
 
 
 def test_losses_must_continue_as_in_one_process():
     rows = [[None] * 3] * 4 + [[3.0, 2.0, 1.0]] * 2 + [[5.0, 4.0, 3.0]] * 2
-    assert checks.mesh_losses(rows, [4.0, 3.0, 2.0], MESH) == 2.0
+    assert hybrid_steps.mesh_losses(rows, [4.0, 3.0, 2.0], MESH) == 2.0
     with pytest.raises(CheckFailed, match="the loss of step 1 is 3, but one process has 3.1"):
-        checks.mesh_losses(rows, [4.0, 3.1, 2.0], MESH)
+        hybrid_steps.mesh_losses(rows, [4.0, 3.1, 2.0], MESH)
     for first, complaint in ((4.0 + 1e-7, "has 4: this is right to only six digits"), (4.5, "which weights does each")):
         with pytest.raises(CheckFailed, match=complaint):
-            checks.mesh_losses(rows, [first, 3.0, 2.0], MESH)
-    assert checks.resumed([row[1:] for row in rows], [4.0, 3.0, 2.0], 1, MESH) == 2.0
+            hybrid_steps.mesh_losses(rows, [first, 3.0, 2.0], MESH)
+    assert hybrid_steps.resumed([row[1:] for row in rows], [4.0, 3.0, 2.0], 1, MESH) == 2.0
     with pytest.raises(CheckFailed, match="weights are not those that were saved"):
-        checks.resumed([row[1:] for row in rows], [4.0, 3.1, 2.0], 1, MESH)
+        hybrid_steps.resumed([row[1:] for row in rows], [4.0, 3.1, 2.0], 1, MESH)
     with pytest.raises(CheckFailed, match="the optimizer's state did not"):
-        checks.resumed([row[1:] for row in rows], [4.0, 3.0, 2.1], 1, MESH)
+        hybrid_steps.resumed([row[1:] for row in rows], [4.0, 3.0, 2.1], 1, MESH)
 
 
 def test_places_and_groups_of_any_order_pass_and_no_others():
     mesh = Mesh(AXES, (2, 3, 4))
-    checks.places([tuple(mesh.coordinates(rank).values()) for rank in range(24)], mesh)
-    assert checks.groups_of_axis("dp", [list(group) for group in reversed(mesh.groups("dp"))], mesh) == 8
+    meshes.places([tuple(mesh.coordinates(rank).values()) for rank in range(24)], mesh)
+    assert meshes.groups_of_axis("dp", [list(group) for group in reversed(mesh.groups("dp"))], mesh) == 8
     for wrong, complaint in [([group[::-1] for group in mesh.groups("dp")], "not in the order"),
                              (mesh.groups("tp"), "gives the groups of tp"),
                              (mesh.groups("dp")[:3], "return all of them"),
                              ([(0, 1)], "must be in exactly one group"), (None, "must be a list"),
                              ([*mesh.groups("dp")[:-2], (15, 18, 22), (14, 19, 23)], "the ranks 14, 19, 23 differ in")]:
         with pytest.raises(CheckFailed, match=complaint):
-            checks.groups_of_axis("dp", wrong, mesh)
+            meshes.groups_of_axis("dp", wrong, mesh)
 
 
 def test_a_group_of_ranks_that_do_not_exist_is_refused():
-    checks.same_group([None] * 4)
-    checks.same_group([[0, 3]] * 4)
+    meshes.same_group([None] * 4)
+    meshes.same_group([[0, 3]] * 4)
     for strange in (4, -1, 0.5):
         with pytest.raises(CheckFailed, match=f"rank 1 makes a group with rank {strange}, but .* from 0 to 3"):
-            checks.same_group([[0, 1], [1, strange], [0, 1], [0, 1]])
+            meshes.same_group([[0, 1], [1, strange], [0, 1], [0, 1]])

@@ -4,7 +4,8 @@ from operator import methodcaller
 
 import pytest
 
-from book.checks import CheckFailed, as_if_in_turn
+from book.checks.interleaved import as_if_in_turn
+from book.checks.verdict import CheckFailed
 
 
 class Counter:

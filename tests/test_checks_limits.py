@@ -2,8 +2,8 @@
 import numpy as np
 import pytest
 
-from book import checks
-from book.checks import CheckFailed
+from book.checks import gradient_buckets, pipeline_orders, rings
+from book.checks.verdict import CheckFailed
 from book.pipelines import one_f_one_b
 from book.trace import Event, Trace
 
@@ -17,16 +17,16 @@ def test_sums_too_large_and_too_small_have_different_reasons(times, reason):
     after = np.tile(WHOLE.sum(axis=0), (4, 1))
     after[1, 11:22] = (np.array(times) @ WHOLE)[11:22]
     with pytest.raises(CheckFailed, match=f"rank 1 chunk 1 .*: {reason}"):
-        checks.all_reduce(WHOLE, after)
+        rings.all_reduce(WHOLE, after)
 
 
 def test_one_more_micro_batch_kept_is_refused():
     order = one_f_one_b(3, 6)
-    assert checks.activations_kept([3.005, 2.0, 0.9], order) == pytest.approx(5.905)
+    assert pipeline_orders.activations_kept([3.005, 2.0, 0.9], order) == pytest.approx(5.905)
     for peaks, complaint in (([3.02, 2.0, 1.0], "rank 0 .* of 3.02 micro-batches while only 3 are in flight"),
                              ([3.0, 2.0, 2.0], "rank 2 .* activations of 2 micro-batches while only 1 are in flight")):
         with pytest.raises(CheckFailed, match=complaint):
-            checks.activations_kept(peaks, order)
+            pipeline_orders.activations_kept(peaks, order)
 
 
 def backward(*sent_s):
@@ -39,6 +39,6 @@ def backward(*sent_s):
 
 
 def test_only_the_last_bucket_may_be_sent_when_backward_is_over():
-    assert checks.bucket_traffic(backward(2.1, 4.1, 6.1), backward(2.1, 4.1, 6.1), 3) == (3, 24)
+    assert gradient_buckets.bucket_traffic(backward(2.1, 4.1, 6.1), backward(2.1, 4.1, 6.1), 3) == (3, 24)
     with pytest.raises(CheckFailed, match="rank 0 issued 1 of 3 all-reduces before .* 2 can be"):
-        checks.bucket_traffic(backward(2.1, 6.1, 6.2), backward(2.1, 4.1, 6.1), 3)
+        gradient_buckets.bucket_traffic(backward(2.1, 6.1, 6.2), backward(2.1, 4.1, 6.1), 3)

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from book import checks
-from book.checks import CheckFailed
+from book.checks import pipeline_orders, pipeline_parallel
+from book.checks.verdict import CheckFailed
 from book.cost import pipeline_bubble
 from book.launch import LaunchError, launch
 from book.pipelines import gpipe, interleaved, one_f_one_b
@@ -31,13 +31,13 @@ MEAN = np.full((3, 4), 0.25)
 
 def test_the_gradient_of_the_batch_passes_in_any_form_and_order_of_additions():
     total = pytest.approx(sum(np.abs(gradient).sum() for stage in held(MEAN) for gradient in stage.values()))
-    assert checks.stage_gradients(held(MEAN), SINGLE) == total
-    assert checks.stage_gradients(held(MEAN + 1e-13), SINGLE) == total
+    assert pipeline_parallel.stage_gradients(held(MEAN), SINGLE) == total
+    assert pipeline_parallel.stage_gradients(held(MEAN + 1e-13), SINGLE) == total
     as_tensors = [{name: torch.tensor(gradient, requires_grad=True) for name, gradient in stage.items()}
                   for stage in held(MEAN)]
-    assert checks.stage_gradients(as_tensors, SINGLE) == total
+    assert pipeline_parallel.stage_gradients(as_tensors, SINGLE) == total
     uneven = [0.4, 0.3, 0.2, 0.1]
-    assert checks.stage_gradients(held(uneven), SINGLE, uneven) > 0
+    assert pipeline_parallel.stage_gradients(held(uneven), SINGLE, uneven) > 0
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -50,7 +50,7 @@ def test_no_other_weights_pass(seed):
     if seed % 3 == 2:
         found[1]["block.bias"][rng.integers(4)] += 1e-6
     with pytest.raises(CheckFailed):
-        checks.stage_gradients(found, SINGLE)
+        pipeline_parallel.stage_gradients(found, SINGLE)
 
 
 def with_none(*names):
@@ -77,30 +77,30 @@ def with_none(*names):
 ])
 def test_wrong_gradients_are_named(found, complaint):
     with pytest.raises(CheckFailed, match=complaint):
-        checks.stage_gradients(found, SINGLE)
+        pipeline_parallel.stage_gradients(found, SINGLE)
 
 
 def test_means_of_unequal_micro_batches_are_reported():
     with pytest.raises(CheckFailed, match="every micro-batch weighs 0.25, but they have different numbers"):
-        checks.stage_gradients(held(MEAN), SINGLE, [0.4, 0.2, 0.2, 0.2])
+        pipeline_parallel.stage_gradients(held(MEAN), SINGLE, [0.4, 0.2, 0.2, 0.2])
     with pytest.raises(CheckFailed, match="it is the mean of the micro-batches' means"):
-        checks.batch_loss(2.0, [1.0, 3.0], counts=[3, 1])
-    assert checks.batch_loss(torch.tensor(1.5), [1.0, 3.0], counts=[3, 1]) == 1.5
+        pipeline_parallel.batch_loss(2.0, [1.0, 3.0], counts=[3, 1])
+    assert pipeline_parallel.batch_loss(torch.tensor(1.5), [1.0, 3.0], counts=[3, 1]) == 1.5
 
 
 def test_stages_that_change_a_weight_are_reported():
     model = {"a": np.ones(3), "b": np.zeros(2)}
-    assert checks.stage_parts([{"a": np.ones(3)}, {"b": np.zeros(2)}], model) == [3, 2]
+    assert pipeline_parallel.stage_parts([{"a": np.ones(3)}, {"b": np.zeros(2)}], model) == [3, 2]
     with pytest.raises(CheckFailed, match="stage 1 has changed b"):
-        checks.stage_parts([{"a": np.ones(3)}, {"b": np.ones(2)}], model)
+        pipeline_parallel.stage_parts([{"a": np.ones(3)}, {"b": np.ones(2)}], model)
 
 
 def test_a_stage_keeps_the_blocks_that_all_runs_of_the_lab_give_it():
     one, two, three = ({f"blocks.{i}.weight": np.full(2, i)} for i in range(3))
-    assert checks.stage_parts([one, two | three], one | two | three, num_blocks=3) == [2, 4]
-    assert checks.stage_parts([one | two, three], one | two | three) == [4, 2]
+    assert pipeline_parallel.stage_parts([one, two | three], one | two | three, num_blocks=3) == [2, 4]
+    assert pipeline_parallel.stage_parts([one | two, three], one | two | three) == [4, 2]
     with pytest.raises(CheckFailed, match="with 2 stages stage 0 keeps block 0, 1, but should keep 0: the blocks"):
-        checks.stage_parts([one | two, three], one | two | three, num_blocks=3)
+        pipeline_parallel.stage_parts([one | two, three], one | two | three, num_blocks=3)
 
 
 def ran(order, begun=()):
@@ -115,8 +115,8 @@ def ran(order, begun=()):
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 4), (2, 1), (3, 2), (4, 4), (4, 9)])
 def test_the_right_orders_pass_at_every_size(size):
-    assert checks.one_f_one_b_order(ran(one_f_one_b(*size)), *size).actions == one_f_one_b(*size).actions
-    assert checks.gpipe_order(ran(gpipe(*size)), *size).actions == gpipe(*size).actions
+    assert pipeline_orders.one_f_one_b_order(ran(one_f_one_b(*size)), *size).actions == one_f_one_b(*size).actions
+    assert pipeline_orders.gpipe_order(ran(gpipe(*size)), *size).actions == gpipe(*size).actions
 
 
 def swapped(order, place, rank=0):
@@ -130,7 +130,7 @@ def swapped(order, place, rank=0):
 @pytest.mark.parametrize("rank, place", [(rank, place) for rank in (0, 2) for place in range(9)])
 def test_exchanging_any_two_actions_of_1f1b_is_refused(rank, place):
     with pytest.raises(CheckFailed):
-        checks.one_f_one_b_order(ran(swapped(one_f_one_b(3, 5), place, rank)), 3, 5)
+        pipeline_orders.one_f_one_b_order(ran(swapped(one_f_one_b(3, 5), place, rank)), 3, 5)
 
 
 @pytest.mark.parametrize("order, size, complaint", [
@@ -141,52 +141,52 @@ def test_exchanging_any_two_actions_of_1f1b_is_refused(rank, place):
 ])
 def test_other_orders_are_not_gpipe(order, size, complaint):
     with pytest.raises(CheckFailed, match=complaint):
-        checks.gpipe_order(ran(order), *size)
+        pipeline_orders.gpipe_order(ran(order), *size)
 
 
 def test_the_place_where_1f1b_hangs_is_reported():
     done = PipelineSchedule("o", 2, 4, [Action(0, 0, 0, "F"), Action(1, 1, 0, "F")], 2)
-    assert checks.where_stuck(ran(done, [(0, "B", 0), (1, "F", 1)]), 2, 4) == (
+    assert pipeline_orders.where_stuck(ran(done, [(0, "B", 0), (1, "F", 1)]), 2, 4) == (
         "rank 0 stands at B0, action 2 of its 8, which in 1F1B is F1; "
         "rank 1 stands at F1, action 2 of its 8, which in 1F1B is B0")
-    assert checks.where_stuck(ran(done, [(1, "F", 1), (1, "F", 2)]), 2, 4) == (
+    assert pipeline_orders.where_stuck(ran(done, [(1, "F", 1), (1, "F", 2)]), 2, 4) == (
         "rank 0 ends after 1 of its 8 actions; rank 1 runs F1, action 2 of its 8, which in 1F1B is B0")
-    assert checks.where_stuck(ran(done), 2, 4) == (
+    assert pipeline_orders.where_stuck(ran(done), 2, 4) == (
         "rank 0 ends after 1 of its 8 actions; rank 1 ends after 1 of its 8 actions")
-    assert checks.where_stuck(ran(done, [(0, "F", 1)]), 2, 4) == "rank 1 ends after 1 of its 8 actions"
-    assert checks.where_stuck(None, 2, 4) == ""
+    assert pipeline_orders.where_stuck(ran(done, [(0, "F", 1)]), 2, 4) == "rank 1 ends after 1 of its 8 actions"
+    assert pipeline_orders.where_stuck(None, 2, 4) == ""
 
 
 def test_excess_activations_are_reported_even_if_the_order_is_right():
     order = one_f_one_b(2, 4)
-    assert checks.activations_kept([2.0, 1.0], order) == 3.0
+    assert pipeline_orders.activations_kept([2.0, 1.0], order) == 3.0
     with pytest.raises(CheckFailed, match="rank 1 has the right order, but keeps the activations of 4 micro-batches"):
-        checks.activations_kept([2.0, 4.0], order)
+        pipeline_orders.activations_kept([2.0, 4.0], order)
 
 
 @pytest.mark.parametrize("schedule", [gpipe(3, 4), one_f_one_b(4, 2), interleaved(4, 4)])
 def test_measures_pass_when_right_and_not_otherwise(schedule):
     trace = simulate_pipeline(schedule, 1.0, 2.5, slowdown={0: 1.3})
     share, peaks = bubble(trace).share, schedule.peak_in_flight()
-    assert checks.bubble_share(np.float64(share), trace) == share
-    assert checks.peaks_in_flight(np.array(peaks), schedule) == peaks
+    assert pipeline_orders.bubble_share(np.float64(share), trace) == share
+    assert pipeline_orders.peaks_in_flight(np.array(peaks), schedule) == peaks
     with pytest.raises(CheckFailed):
-        checks.bubble_share(share * (1 + 1e-5), trace)
+        pipeline_orders.bubble_share(share * (1 + 1e-5), trace)
     for rank in range(len(peaks)):
         with pytest.raises(CheckFailed, match=f"for rank {rank} of"):
-            checks.peaks_in_flight([*peaks[:rank], peaks[rank] + 1, *peaks[rank + 1:]], schedule)
+            pipeline_orders.peaks_in_flight([*peaks[:rank], peaks[rank] + 1, *peaks[rank + 1:]], schedule)
     for odd in (None, "no", peaks[:-1], [0.5] * len(peaks)):
         with pytest.raises(CheckFailed, match="peak_in_flight must"):
-            checks.peaks_in_flight(odd, schedule)
+            pipeline_orders.peaks_in_flight(odd, schedule)
 
 
 def test_a_prediction_of_one_stage_has_no_bubble():
     right = {"bubble": 0.0, "gpipe": [5], "one_f_one_b": [1]}
-    assert checks.predicted_pipeline(right, 1, 5) == 0
+    assert pipeline_orders.predicted_pipeline(right, 1, 5) == 0
     for wrong in (0.1, None, float("nan")):
         with pytest.raises(CheckFailed, match="the bubble of 1 stage"):
-            checks.predicted_pipeline({**right, "bubble": wrong}, 1, 5)
-    assert checks.predicted_pipeline({"bubble": 3 / 11, "gpipe": [8] * 4, "one_f_one_b": (4, 3, 2, 1)}, 4, 8) \
+            pipeline_orders.predicted_pipeline({**right, "bubble": wrong}, 1, 5)
+    assert pipeline_orders.predicted_pipeline({"bubble": 3 / 11, "gpipe": [8] * 4, "one_f_one_b": (4, 3, 2, 1)}, 4, 8) \
         == pytest.approx(pipeline_bubble(4, 8))
 
 
@@ -197,14 +197,14 @@ AFTER = [{name: value - 0.1 * (GRADIENTS[0][name] + GRADIENTS[1][name]) / 2 for 
 
 
 def test_wrong_first_updates_are_reported():
-    assert checks.first_updates(BEFORE, AFTER, GRADIENTS, 0.1, [0.5, 0.5]) > 0
+    assert pipeline_parallel.first_updates(BEFORE, AFTER, GRADIENTS, 0.1, [0.5, 0.5]) > 0
     for after, complaint in ((BEFORE, "no stage's weights have changed"),
                              ([AFTER[0], BEFORE[1]], "stage 1's weights have not changed in the first step")):
         with pytest.raises(CheckFailed, match=complaint):
-            checks.first_updates(BEFORE, after, GRADIENTS, 0.1, [0.5, 0.5])
+            pipeline_parallel.first_updates(BEFORE, after, GRADIENTS, 0.1, [0.5, 0.5])
     with pytest.raises(CheckFailed, match="stage 1: the gradient is the sum over 2 micro-batches"):
-        checks.first_updates(BEFORE, [{name: 2 * AFTER[i][name] - own[name] for name in own}
-                                      for i, own in enumerate(BEFORE)], GRADIENTS, 0.1, [0.5, 0.5])
+        pipeline_parallel.first_updates(BEFORE, [{name: 2 * AFTER[i][name] - own[name] for name in own}
+                                                 for i, own in enumerate(BEFORE)], GRADIENTS, 0.1, [0.5, 0.5])
 
 
 @pytest.mark.parametrize("got, complaint", [
@@ -213,41 +213,41 @@ def test_wrong_first_updates_are_reported():
     (([1.0], [2.0]), "1 losses are returned for 2 steps"), ((None, [2.0, 3.0]), "no losses are returned for 1 step"),
     (([None], [2.0, 3.0]), "the loss of step 0 must be a number")])
 def test_wrong_losses_of_steps_are_reported(got, complaint):
-    checks.losses_of_steps(([1.0], [2.0, 3.0]), [1.0, 2.0, 3.0], 1)
+    pipeline_parallel.losses_of_steps(([1.0], [2.0, 3.0]), [1.0, 2.0, 3.0], 1)
     with pytest.raises(CheckFailed, match=complaint):
-        checks.losses_of_steps(got, [1.0, 2.0, 3.0], 1)
+        pipeline_parallel.losses_of_steps(got, [1.0, 2.0, 3.0], 1)
 
 
 def test_wrong_weights_at_the_end_are_reported():
     expected = {"a": np.ones(4), "b": np.full(3, 2.0)}
-    assert checks.same_weights(BEFORE, expected) == 10
+    assert pipeline_parallel.same_weights(BEFORE, expected) == 10
     with pytest.raises(CheckFailed, match="b of stage 1 ends with different numbers"):
-        checks.same_weights(BEFORE, {**expected, "b": np.array([2, 2, 2 + 1e-6])})
+        pipeline_parallel.same_weights(BEFORE, {**expected, "b": np.array([2, 2, 2 + 1e-6])})
 
 
 def test_replicas_are_distinguished():
     starts = [{"a": np.full(2, float(rank)), "b": np.full(2, 10.0 + rank)} for rank in range(4)]
     right = [{"a": starts[0]["a"]}] * 2 + [{"b": starts[2]["b"]}] * 2
-    checks.same_replicas(right, starts, 2)
+    pipeline_parallel.same_replicas(right, starts, 2)
     for rank, wrong, complaint in ((1, {"a": starts[1]["a"]}, "rank 1, replica 1's stage 0, starts with its own a"),
                                    (3, {"b": starts[1]["b"]}, "rank 3, .* has a b that is not rank 2's"),
                                    (3, {"a": starts[3]["a"]}, "holds other parameters than rank 2")):
         with pytest.raises(CheckFailed, match=complaint):
-            checks.same_replicas([*right[:rank], wrong, *right[rank + 1:]], starts, 2)
+            pipeline_parallel.same_replicas([*right[:rank], wrong, *right[rank + 1:]], starts, 2)
     for rows, complaint in (([[3, 3], [6], [3, 3], [6]], "in one forward"), ([[], [3, 3]], "has run no forward"),
                             ([[3, 3], [12]], "rank 1 puts 12 sequences")):
         with pytest.raises(CheckFailed, match=complaint):
-            checks.shares_of_replicas(rows, 12, 2)
+            pipeline_parallel.shares_of_replicas(rows, 12, 2)
 
 
 def test_kept_micro_batches_and_wrong_senders_are_reported():
-    checks.nothing_kept([0, 0])
+    pipeline_parallel.nothing_kept([0, 0])
     with pytest.raises(CheckFailed, match="stage 1 still has 2 of its micro-batches"):
-        checks.nothing_kept([0, 2])
-    checks.from_stage_to_stage([["worker0"] * 2, ["worker1"] * 2, ["worker2"] * 2])
+        pipeline_parallel.nothing_kept([0, 2])
+    pipeline_parallel.from_stage_to_stage([["worker0"] * 2, ["worker1"] * 2, ["worker2"] * 2])
     for owner, who in (("worker0", "the driver"), ("worker1", "worker1")):
         with pytest.raises(CheckFailed, match=f"stage 2 fetches an input from {who}, not from stage 1"):
-            checks.from_stage_to_stage([["worker0"], ["worker1"], ["worker2", owner]])
+            pipeline_parallel.from_stage_to_stage([["worker0"], ["worker1"], ["worker2", owner]])
 
 
 def sum_of_own_sizes():
@@ -258,20 +258,20 @@ def sum_of_own_sizes():
 def test_mismatched_collectives_get_a_hint_at_the_group():
     with pytest.raises(LaunchError) as caught:
         launch(sum_of_own_sizes, 2)
-    first, *calls, hint = checks.failure_of_replicas(str(caught.value)).splitlines()
+    first, *calls, hint = pipeline_parallel.failure_of_replicas(str(caught.value)).splitlines()
     assert "different sizes" in first and len(calls) == 2 and "give group=" in hint
-    assert checks.failure_of_replicas("rank 0 failed") == "rank 0 failed"
+    assert pipeline_parallel.failure_of_replicas("rank 0 failed") == "rank 0 failed"
 
 
 def test_actions_that_are_not_due_are_refused():
     waiting = set()
     for kind, micro_batch in [("F", 0), ("F", 1), ("B", 1), ("F", 2), ("B", 0), ("B", 2)]:
-        checks.next_action(kind, micro_batch, waiting, 3)
+        pipeline_parallel.next_action(kind, micro_batch, waiting, 3)
     assert not waiting
     for kind, micro_batch, complaint in [("F", 3, "no micro-batch 3 to run forward: the 3"), ("B", -1, "0 to 2"),
                                          ("F", None, "no micro-batch None"), ("B", 0, r"backward\(0\) has no forward")]:
         with pytest.raises(CheckFailed, match=complaint):
-            checks.next_action(kind, micro_batch, waiting, 3)
+            pipeline_parallel.next_action(kind, micro_batch, waiting, 3)
 
 
 @pytest.mark.parametrize("rank, stage, complaint", [
@@ -280,18 +280,18 @@ def test_actions_that_are_not_due_are_refused():
     (torch.ones(2), 1, "a rank is a number, not a Tensor: the order of the arguments")])
 def test_only_the_stages_next_to_a_stage_are_its_neighbours(rank, stage, complaint):
     for right in (0, 4):
-        checks.neighbour(right, 1, 0, 4)
+        pipeline_parallel.neighbour(right, 1, 0, 4)
     with pytest.raises(CheckFailed, match=complaint):
-        checks.neighbour(rank, stage, 0, 4)
+        pipeline_parallel.neighbour(rank, stage, 0, 4)
     with pytest.raises(CheckFailed, match="stage 0 is the only stage"):
-        checks.neighbour(None, 0, None, None)
+        pipeline_parallel.neighbour(None, 0, None, None)
 
 
 def test_stages_called_out_of_order_are_reported():
     tokens, activations = torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 3, 4)
-    checks.input_of_stage(tokens, 0)
-    checks.input_of_stage(activations, 1)
+    pipeline_parallel.input_of_stage(tokens, 0)
+    pipeline_parallel.input_of_stage(activations, 1)
     with pytest.raises(CheckFailed, match="stage 0 gets activations"):
-        checks.input_of_stage(activations, 0)
+        pipeline_parallel.input_of_stage(activations, 0)
     with pytest.raises(CheckFailed, match="stage 2 gets tokens, but it takes what stage 1 returns"):
-        checks.input_of_stage(tokens, 2)
+        pipeline_parallel.input_of_stage(tokens, 2)

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from book import checks
-from book.checks import CheckFailed
-from book.checks.planner import _dp_slips, _layouts, _pp_slips, _time_slips, _tp_slips
+from book.checks import best_layout, hybrid_steps, planner
+from book.checks.verdict import CheckFailed
+from book.checks.best_layout import _layouts
+from book.checks.planner import _dp_slips, _pp_slips, _time_slips, _tp_slips
 from book.cost import Cluster, Layout, StateBytes, Transformer, estimate
 from book.cost.published import A100
 
@@ -30,26 +31,26 @@ def a_step(layout, num_micro_batches, overlap=False):
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_slips_of_a_step_s_seconds_are_refused_with_a_sentence(layout, overlap):
     cluster, cost = a_step(layout, 6, overlap)
-    assert checks.step_seconds(cost.step_s, cost, layout, cluster, 6) == cost.step_s
+    assert planner.step_seconds(cost.step_s, cost, layout, cluster, 6) == cost.step_s
     for value, why in _time_slips(cost, layout, cluster, 6):
         if value == pytest.approx(cost.step_s, rel=2e-6):
             continue  # here the mistake changes nothing
         with pytest.raises(CheckFailed) as caught:
-            checks.step_seconds(value, cost, layout, cluster, 6)
+            planner.step_seconds(value, cost, layout, cluster, 6)
         assert "times what it should be" not in str(caught.value), why
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_slips_of_sent_bytes_are_refused_with_a_sentence(layout):
     want = {"pp": 4096.0 * (layout.pp > 1), "dp": 5e4 * (layout.dp > 1), "tp": 9216.0 * (layout.tp > 1)}
-    slips = checks.traffic_slips(want, CONFIG, layout, 0, 3)
+    slips = planner.traffic_slips(want, CONFIG, layout, 0, 3)
     assert {axis: len(found) for axis, found in slips.items()} == {
         "pp": len(list(_pp_slips(1, CONFIG, layout, 3))), "dp": len(list(_dp_slips(1, layout, 3))),
         "tp": len(list(_tp_slips(1, CONFIG, layout, 0, 3)))}
-    checks.traffic_by_axis(want, want, 0, slips)
+    hybrid_steps.traffic_by_axis(want, want, 0, slips)
     for axis in (axis for axis in want if want[axis]):
         with pytest.raises(CheckFailed, match="counts numbers, not bytes|are bytes already"):
-            checks.traffic_by_axis(want | {axis: want[axis] / 4}, want, 0, {axis: slips[axis][-1:]} | {
+            hybrid_steps.traffic_by_axis(want | {axis: want[axis] / 4}, want, 0, {axis: slips[axis][-1:]} | {
                 other: [] for other in want if other != axis})
 
 
@@ -57,17 +58,17 @@ def test_what_a_rank_holds_is_compared_part_by_part():
     layout = Layout(2, 2, 1, zero_stage=1)
     state = StateBytes(4000.0, 4000.0, 4000.0)
     held = {"parameters": 4000, "gradients": 4000, "optimizer": 4000, "activations": 600}
-    assert checks.held_on_rank(held, state, 600.0, CONFIG, layout, 0, 4) == 12600
-    assert checks.held_on_rank(held | {"activations": 0}, state, None, CONFIG, layout, 0, 4) == 12000
+    assert planner.held_on_rank(held, state, 600.0, CONFIG, layout, 0, 4) == 12600
+    assert planner.held_on_rank(held | {"activations": 0}, state, None, CONFIG, layout, 0, 4) == 12000
     for name, value, said in [("optimizer", 8000, "from ZeRO stage 1 on, a rank keeps only 1/2"),
                               ("gradients", 2000, "share them out only from ZeRO stage 2 on"),
                               ("parameters", 1000, "each has 4 bytes"),
                               ("activations", 300, "dp does not divide it further"),
                               ("activations", 1200, "that is all 4 micro-batches")]:
         with pytest.raises(CheckFailed, match=said):
-            checks.held_on_rank(held | {name: value}, state, 600.0, CONFIG, layout, 0, 4)
+            planner.held_on_rank(held | {name: value}, state, 600.0, CONFIG, layout, 0, 4)
     with pytest.raises(CheckFailed, match="must return a dict"):
-        checks.held_on_rank({"parameters": 1}, state, None, CONFIG, layout, 0, 4)
+        planner.held_on_rank({"parameters": 1}, state, None, CONFIG, layout, 0, 4)
 
 
 def a_case(num_gpus=24, memory_bytes=40e9, batch=48):
@@ -90,21 +91,21 @@ def test_only_the_best_layout_that_fits_is_taken(num_gpus, memory_bytes):
     best_s = seconds(first)
     for layout in every:
         if layout in fitting and seconds(layout) == best_s:
-            assert checks.chosen_layout(layout, *case) == (first, best_s)
+            assert best_layout.chosen_layout(layout, *case) == (first, best_s)
         else:
             with pytest.raises(CheckFailed, match="which fits too|GB are usable"):
-                checks.chosen_layout(layout, *case)
+                best_layout.chosen_layout(layout, *case)
     least = min((layout for layout in fitting if seconds(layout) <= 1.1 * best_s), key=memory)
-    assert checks.chosen_layout(least, *case, slack=0.1)[0] == least
+    assert best_layout.chosen_layout(least, *case, slack=0.1)[0] == least
 
 
 def test_no_layout_is_the_answer_where_none_fits():
     nothing_fits = a_case(memory_bytes=1e9)
-    assert checks.chosen_layout(None, *nothing_fits) == (None, 0.0)
+    assert best_layout.chosen_layout(None, *nothing_fits) == (None, 0.0)
     with pytest.raises(CheckFailed, match="no layout fits, but you chose"):
-        checks.chosen_layout(Layout(1, 24, 1), *nothing_fits)
+        best_layout.chosen_layout(Layout(1, 24, 1), *nothing_fits)
     with pytest.raises(CheckFailed, match="you found no layout that fits, but there are"):
-        checks.chosen_layout(None, *a_case())
+        best_layout.chosen_layout(None, *a_case())
 
 
 @pytest.mark.parametrize("wrong, said", [
@@ -113,4 +114,4 @@ def test_no_layout_is_the_answer_where_none_fits():
 ])
 def test_layouts_outside_the_exercise_are_refused(wrong, said):
     with pytest.raises(CheckFailed, match=said):
-        checks.chosen_layout(wrong, *a_case())
+        best_layout.chosen_layout(wrong, *a_case())

@@ -2,8 +2,8 @@
 import numpy as np
 import pytest
 
-from book import checks
-from book.checks import CheckFailed
+from book.checks import multi_host, recovery
+from book.checks.verdict import CheckFailed
 from book.trace import Event, Trace
 
 STUCK = {0: [("0", 9, (0, 1, 2), True), ("a", 2, (0, 1), False)], 1: [("0", 9, (0, 1, 2), True)],
@@ -13,7 +13,7 @@ SLIPS = {"never_updated": {0: 3.0, 1: 3.0, 2: 3.0}, "never_cleared": {0: 3.0, 1:
 
 
 def test_the_guilty_rank_is_returned():
-    assert checks.guilty_ranks([1], STUCK, "stuck") == [1]
+    assert recovery.guilty_ranks([1], STUCK, "stuck") == [1]
 
 
 @pytest.mark.parametrize("found, reason", [
@@ -21,11 +21,11 @@ def test_the_guilty_rank_is_returned():
     ([1, 2], "nobody waits for rank 2, .* Don't compare how many calls the dumps hold")])
 def test_a_wrong_guilty_rank_is_explained(found, reason):
     with pytest.raises(CheckFailed, match=reason):
-        checks.guilty_ranks(found, STUCK, "stuck")
+        recovery.guilty_ranks(found, STUCK, "stuck")
 
 
 def test_losses_of_one_process_pass():
-    checks.trained_as_one({step: loss + 1e-12 for step, loss in WANT.items()}, WANT, SLIPS)
+    recovery.trained_as_one({step: loss + 1e-12 for step, loss in WANT.items()}, WANT, SLIPS)
 
 
 @pytest.mark.parametrize("losses, reason", [
@@ -37,18 +37,18 @@ def test_losses_of_one_process_pass():
     ({0: 3.0, 1: 2.0, 2: 1.6}, "loss of step 2 differs from that of one process")])
 def test_losses_of_another_training_are_explained(losses, reason):
     with pytest.raises(CheckFailed, match=reason):
-        checks.trained_as_one(losses, WANT, SLIPS)
+        recovery.trained_as_one(losses, WANT, SLIPS)
 
 
 def test_batches_that_are_drawn_differently_are_refused():
-    checks.batches_drawn({5: [1, 3]}, {5: [3, 1]})
+    recovery.batches_drawn({5: [1, 3]}, {5: [3, 1]})
     with pytest.raises(CheckFailed, match="step 5: .* not the first NUM_ROWS of"):
-        checks.batches_drawn({5: [1, 2]}, {5: [3, 1]})
+        recovery.batches_drawn({5: [1, 2]}, {5: [3, 1]})
 
 
 def test_tensors_in_place_of_row_numbers_are_refused():
     with pytest.raises(CheckFailed, match="step 0 on 1 rank: rows have the type int64: return plain ints"):
-        checks.same_batches({1: [list(np.arange(2))]}, 2, 0, 9)
+        recovery.same_batches({1: [list(np.arange(2))]}, 2, 0, 9)
 
 
 def traced(*calls):
@@ -59,7 +59,7 @@ def traced(*calls):
 
 @pytest.mark.parametrize("calls", [[("all_reduce", 40)], [("reduce_scatter", 40), ("all_gather", 40)]])
 def test_one_buffer_of_each_host_may_cross(calls):
-    assert checks.crossing_bytes(traced(*calls), 2, 80) == 160
+    assert multi_host.crossing_bytes(traced(*calls), 2, 80) == 160
 
 
 @pytest.mark.parametrize("calls, reason", [
@@ -69,18 +69,18 @@ def test_one_buffer_of_each_host_may_cross(calls):
     ([("all_reduce", 40), ("all_reduce", 20)], "what is sent twice")])
 def test_more_than_one_buffer_is_refused(calls, reason):
     with pytest.raises(CheckFailed, match=reason):
-        checks.crossing_bytes(traced(*calls), 2, 80)
+        multi_host.crossing_bytes(traced(*calls), 2, 80)
 
 
 def test_sums_that_are_not_handed_out_are_told_from_other_wrong_ones():
     before = np.arange(1.0, 17).reshape(4, 4) ** 2
     total, own = before.sum(axis=0), np.array([[1, 1, 0, 0], [0, 0, 1, 1]] * 2, dtype=bool)
-    checks.handed_out(before, [total] * 4, 2)
-    checks.handed_out(before, before, 2)  # another check refuses these
+    multi_host.handed_out(before, [total] * 4, 2)
+    multi_host.handed_out(before, before, 2)  # another check refuses these
     with pytest.raises(CheckFailed, match="an all-gather inside brings the other shares"):
-        checks.handed_out(before, np.where(own, total, before), 2)
+        multi_host.handed_out(before, np.where(own, total, before), 2)
     with pytest.raises(CheckFailed, match="the MAX of the hosts' sums, not their sum"):
-        checks.handed_out(before, [before.reshape(2, 2, 4).sum(axis=1).max(axis=0)] * 4, 2)
+        multi_host.handed_out(before, [before.reshape(2, 2, 4).sum(axis=1).max(axis=0)] * 4, 2)
 
 
 def test_ranks_that_are_dealt_out_in_turn_are_told_from_a_wrong_sum():
@@ -89,8 +89,8 @@ def test_ranks_that_are_dealt_out_in_turn_are_told_from_a_wrong_sum():
             "RANK": str(rank_of(host, local)), "LOCAL_RANK": str(local), "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4",
             "GROUP_RANK": str(host), "MASTER_ADDR": "a", "MASTER_PORT": "1"}
 
-    assert len(checks.environments(variables(lambda host, local: 4 * host + local), ["a", "b"], 4, 1)) == 8
+    assert len(multi_host.environments(variables(lambda host, local: 4 * host + local), ["a", "b"], 4, 1)) == 8
     for rank_of, reason in ((lambda host, local: 2 * local + host, "you deal ranks out to the hosts in turn"),
                             (lambda host, local: host + local, r"'4': the ranks of this host start at 1 \* 4")):
         with pytest.raises(CheckFailed, match=reason):
-            checks.environments(variables(rank_of), ["a", "b"], 4, 1)
+            multi_host.environments(variables(rank_of), ["a", "b"], 4, 1)

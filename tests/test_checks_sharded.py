@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from book import checks
-from book.checks import CheckFailed
+from book.checks import sharded_state, sharded_steps
+from book.checks.verdict import CheckFailed
 from book.cost import StateBytes, sharded_sent_bytes, state_bytes
 from book.trace import Event, Trace
 
@@ -68,7 +68,7 @@ def mean(step):
 def test_the_training_of_one_process_passes(num_ranks, num_backwards):
     expected = one_process(num_ranks * num_backwards)
     total = sum(np.abs(value).sum() for value in expected[-1].after.values())
-    assert checks.sharded_training(right(expected, num_ranks), expected, UNITS) == pytest.approx(total)
+    assert sharded_steps.sharded_training(right(expected, num_ranks), expected, UNITS) == pytest.approx(total)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -88,7 +88,7 @@ def test_nothing_else_passes(seed):
     else:
         step.loss += off * 40
     with pytest.raises(CheckFailed):
-        checks.sharded_training(ranks, expected, UNITS)
+        sharded_steps.sharded_training(ranks, expected, UNITS)
 
 
 @pytest.mark.parametrize("gradient, complaint", [
@@ -102,7 +102,7 @@ def test_nothing_else_passes(seed):
 def test_wrong_gradients_are_named(gradient, complaint):
     expected = one_process(4)
     with pytest.raises(CheckFailed, match=complaint):
-        checks.sharded_training(right(expected, 4, gradient), expected, UNITS)
+        sharded_steps.sharded_training(right(expected, 4, gradient), expected, UNITS)
 
 
 @pytest.mark.parametrize("weights, complaint", [
@@ -115,7 +115,7 @@ def test_lost_backward_passes_are_reported(weights, complaint):
     found = right(expected, 2, lambda step, k, rank: {
         n: np.tensordot(weights, [part[n] for part in step.parts], axes=1) for n in START})
     with pytest.raises(CheckFailed, match=complaint):
-        checks.sharded_training(found, expected, UNITS)
+        sharded_steps.sharded_training(found, expected, UNITS)
 
 
 def test_a_gradient_that_is_never_cleared_is_reported():
@@ -123,7 +123,7 @@ def test_a_gradient_that_is_never_cleared_is_reported():
     found = right(expected, 2, lambda step, k, rank: {
         n: mean(step)[n] + (mean(expected[0])[n] if k else 0) for n in START})
     with pytest.raises(CheckFailed, match="step 1, rank 0, root: it still contains the gradient of the step before"):
-        checks.sharded_training(found, expected, UNITS)
+        sharded_steps.sharded_training(found, expected, UNITS)
 
 
 def test_wrong_optimizers_and_shards_are_reported():
@@ -152,7 +152,7 @@ def test_wrong_optimizers_and_shards_are_reported():
              "they are right numbers in wrong places"),
             (spoiled(loss=np.nan), "rank 1 holds nan in the loss of step 0")):
         with pytest.raises(CheckFailed, match=complaint):
-            checks.sharded_training(ranks, expected, UNITS)
+            sharded_steps.sharded_training(ranks, expected, UNITS)
 
 
 def test_padding_with_a_gradient_is_reported():
@@ -160,7 +160,7 @@ def test_padding_with_a_gradient_is_reported():
     ranks = right(expected, 2)
     ranks[1][0].updates["root"][1][-1] = 0.5
     with pytest.raises(CheckFailed, match="the zeros that pad the shard have a gradient"):
-        checks.sharded_training(ranks, expected, UNITS)
+        sharded_steps.sharded_training(ranks, expected, UNITS)
 
 
 # What is held
@@ -183,20 +183,20 @@ BLOCKS = {**SIZES, "block 1": (10, 2)}
 def test_unsharded_gradients_are_reported():
     passing = [("gradients", "block 1", 10), ("gradients", "block 1", 5), ("gradients", "root", 11),
                ("gradients", "block 0", 10), ("gradients", "block 0", 5), ("gradients", "root", 6), ("update",)]
-    assert checks.gradients_sharded(recorded(*passing), BLOCKS, 8) == 8 * (11 + 10 + 5)
+    assert sharded_state.gradients_sharded(recorded(*passing), BLOCKS, 8) == 8 * (11 + 10 + 5)
     for events, complaint in (
             ([("gradients", "block 1", 10), ("gradients", "block 0", 10)], "whole gradients of block 0 and block 1"),
             ([("gradients", "block 1", 15), ("gradients", "block 0", 10)], "of block 1 after its reduce_scatter"),
             ([("gradients", "root", 11), ("update",)], "still has whole gradients of root at the update")):
         with pytest.raises(CheckFailed, match=complaint):
-            checks.gradients_sharded(recorded(*events), BLOCKS, 8)
+            sharded_state.gradients_sharded(recorded(*events), BLOCKS, 8)
 
 
 def test_gradients_left_after_the_step_are_reported():
     dropped = recorded(("gradients", "block 1", 10), ("update",), ("gradients", "block 1", 5))
-    checks.gradients_dropped(dropped, BLOCKS, 8)
+    sharded_state.gradients_dropped(dropped, BLOCKS, 8)
     with pytest.raises(CheckFailed, match="rank 0 keeps 80 bytes of gradients of block 1 after the step"):
-        checks.gradients_dropped(recorded(("gradients", "block 1", 10), ("update",)), BLOCKS, 8)
+        sharded_state.gradients_dropped(recorded(("gradients", "block 1", 10), ("update",)), BLOCKS, 8)
 
 
 def whole_and_back(unit):
@@ -206,7 +206,7 @@ def whole_and_back(unit):
 def test_parameters_that_are_never_freed_are_reported():
     step = [*whole_and_back("root"), ("parameters", "root", 17), *whole_and_back("block 0"), *whole_and_back("block 1"),
             ("backward",), *whole_and_back("block 1"), *whole_and_back("block 0"), ("parameters", "root", 6)]
-    assert checks.parameters_sharded(recorded(*step), BLOCKS, 8, 1) == 8 * (17 + 16 + 5)
+    assert sharded_state.parameters_sharded(recorded(*step), BLOCKS, 8, 1) == 8 * (17 + 16 + 5)
     for events, complaint in (
             ([("forward",), ("parameters", "block 0", 15), ("parameters", "block 1", 15)], "as soon as its forward is"),
             ([("backward",), ("parameters", "block 0", 15), ("parameters", "block 1", 15)], "as soon as its backward"),
@@ -214,20 +214,20 @@ def test_parameters_that_are_never_freed_are_reported():
             (whole_and_back("root"), "rank 0 makes root whole 1 times in 1 forwards and backwards"),
             (3 * whole_and_back("root"), "twice for each is enough")):
         with pytest.raises(CheckFailed, match=complaint):
-            checks.parameters_sharded(recorded(*events), BLOCKS, 8, 1)
+            sharded_state.parameters_sharded(recorded(*events), BLOCKS, 8, 1)
 
 
 def test_optimizer_state_of_more_than_a_share_is_reported():
-    assert checks.optimizer_sharded(recorded(("optimizer", "root", 12), ("optimizer", "block 0", 10)), SIZES, 2, 8) \
-        == 8 * 22
+    held = recorded(("optimizer", "root", 12), ("optimizer", "block 0", 10))
+    assert sharded_state.optimizer_sharded(held, SIZES, 2, 8) == 8 * 22
     with pytest.raises(CheckFailed, match="rank 0 keeps 176 bytes of optimizer state for root"):
-        checks.optimizer_sharded(recorded(("optimizer", "root", 22)), SIZES, 2, 8)
+        sharded_state.optimizer_sharded(recorded(("optimizer", "root", 22)), SIZES, 2, 8)
 
 
 def test_parameters_left_after_a_forward_are_reported():
-    checks.nothing_behind([0, 0])
+    sharded_state.nothing_behind([0, 0])
     with pytest.raises(CheckFailed, match="on rank 1 80 bytes of whole parameters outlive the forward"):
-        checks.nothing_behind([0, 80])
+        sharded_state.nothing_behind([0, 80])
 
 
 # Sent, predicted, clipped, saved
@@ -241,45 +241,45 @@ def collectives(*ops, num_bytes=800.0, num_ranks=4):
 @pytest.mark.parametrize("stage, ops", [(0, ["all_reduce"]), (1, ["reduce_scatter", "all_gather"]),
                                         (2, ["reduce", "broadcast"]), (3, ["all_gather"] * 2 + ["reduce_scatter"])])
 def test_each_stage_may_send_its_own_bytes_and_no_more(stage, ops):
-    passes = checks.sharded_traffic(collectives(*ops), stage, 800.0)
+    passes = sharded_state.sharded_traffic(collectives(*ops), stage, 800.0)
     assert passes * 600 == pytest.approx(sharded_sent_bytes(stage, 4, 800.0))
     for wrong in ([*ops, "all_gather"], ops[1:]):
         with pytest.raises(CheckFailed, match="a rank sends .* of the model"):
-            checks.sharded_traffic(collectives(*wrong), stage, 800.0)
+            sharded_state.sharded_traffic(collectives(*wrong), stage, 800.0)
     if stage:
         with pytest.raises(CheckFailed, match="your run all-reduces"):
-            checks.sharded_traffic(collectives("all_reduce"), stage, 800.0)
+            sharded_state.sharded_traffic(collectives("all_reduce"), stage, 800.0)
 
 
 @pytest.mark.parametrize("stage", range(4))
 def test_predictions_pass_when_right_and_not_otherwise(stage):
     measured = state_bytes(1000, stage, 4, StateBytes(8, 8, 16))
     got = (measured.parameters, measured.gradients, measured.optimizer)
-    assert checks.predicted_state(got, measured, stage, 4, 8) == measured.total
+    assert sharded_state.predicted_state(got, measured, stage, 4, 8) == measured.total
     for place, first in enumerate((3, 2, 1)):
         complaint = f"from stage {first} on, a rank has 1/4" if stage >= first else f"before stage {first} a rank has"
         wrong = [value * (1 if i != place else 4 if stage >= first else 1 / 4) for i, value in enumerate(got)]
         with pytest.raises(CheckFailed, match=complaint):
-            checks.predicted_state(wrong, measured, stage, 4, 8)
+            sharded_state.predicted_state(wrong, measured, stage, 4, 8)
 
 
 def test_a_wrong_fewest_number_of_ranks_is_reported():
     for got, want in ((3, 3), (None, None), (3.0, 3)):
-        checks.fewest(got, want, "it")
+        sharded_state.fewest(got, want, "it")
     for got, want, complaint in ((2, 3, "round up"), (4, 3, "one rank fewer is enough"), (None, 3, "fits on 3 ranks"),
                                  (3, None, "whatever the number of ranks"), (7, 3, "2.33 times"),
                                  (8, 5, "need not be a power of two"), (2, 5, "the stage does not shard stays whole")):
         with pytest.raises(CheckFailed, match=complaint):
-            checks.fewest(got, want, "it")
+            sharded_state.fewest(got, want, "it")
 
 
 def test_norms_that_differ_from_rank_to_rank_are_reported():
     local, want = [[3.0, 0.0], [2.4, 3.2]], 5.0  # by rank, by unit
-    assert checks.clipped([5.0, 5.0], [0.2, 0.2], local, want, 1.0) == 5
-    assert checks.clipped([5.0, 5.0], [1.0, 1.0], local, want, 9.0) == 5
-    assert checks.clipped([3.2, 3.2], [1.0, 1.0], local, 3.2, 9.0) == 3.2  # a norm of another kind
+    assert sharded_state.clipped([5.0, 5.0], [0.2, 0.2], local, want, 1.0) == 5
+    assert sharded_state.clipped([5.0, 5.0], [1.0, 1.0], local, want, 9.0) == 5
+    assert sharded_state.clipped([3.2, 3.2], [1.0, 1.0], local, 3.2, 9.0) == 3.2  # a norm of another kind
     with pytest.raises(CheckFailed, match="another norm is asked for"):
-        checks.clipped([5.0, 5.0], [1.0, 1.0], local, 3.2, 9.0)
+        sharded_state.clipped([5.0, 5.0], [1.0, 1.0], local, 3.2, 9.0)
     for norms, scales, most, complaint in (
             ([5.0, 4.0], [0.2, 0.2], 1.0, "the norm on rank 1 is 4: that is the norm of this rank's shards alone"),
             ([1.0, 1.0], [0.2, 0.2], 1.0, "return the norm before clipping"),
@@ -290,27 +290,27 @@ def test_norms_that_differ_from_rank_to_rank_are_reported():
             ([5.0, 5.0], [float("nan")] * 2, 1.0, "by several factors, but should be by 0.2 .*, all units alike"),
             ([3.2, 3.2], [0.2, 0.2], 1.0, "that is the norm of one unit")):
         with pytest.raises(CheckFailed, match=complaint):
-            checks.clipped(norms, scales, local, want, most)
+            sharded_state.clipped(norms, scales, local, want, most)
 
 
 def test_zeros_in_a_local_part_are_reported():
     right = [{"shard": (3, 10, 0)}, {"shard": (3, 10, 3)}, {"shard": (3, 10, 6)}, {"shard": (1, 10, 9)}]
-    checks.parts_without_zeros(right)
-    checks.parts_without_zeros([{"one": (1, 2, 0)}, {"one": (1, 2, 1)}, {"one": (0, 2, 2)}])
+    sharded_steps.parts_without_zeros(right)
+    sharded_steps.parts_without_zeros([{"one": (1, 2, 0)}, {"one": (1, 2, 1)}, {"one": (0, 2, 2)}])
     with pytest.raises(CheckFailed, match="rank 3's part of shard has 3 numbers, but .* it should have 1 on 4"):
-        checks.parts_without_zeros([*right[:3], {"shard": (3, 10, 9)}])
+        sharded_steps.parts_without_zeros([*right[:3], {"shard": (3, 10, 9)}])
 
 
 def test_wrong_contents_of_a_checkpoint_are_reported():
-    checks.saved_once({"shard": 100, "exp_avg": 100, "exp_avg_sq": 100, "step": 1}, 300, 4)
+    sharded_steps.saved_once({"shard": 100, "exp_avg": 100, "exp_avg_sq": 100, "step": 1}, 300, 4)
     for sizes, complaint in ((None, "no checkpoint that torch.distributed.checkpoint can read"),
                              ({"shard": 100}, "includes the optimizer's"), ({"shard": 75}, "takes a plain tensor"),
                              ({"shard": 304}, "the zeros that pad"), ({"shard": 1200}, "each of the 4 ranks")):
         with pytest.raises(CheckFailed, match=complaint):
-            checks.saved_once(sizes, 300, 4)
-    assert "Size mismatch" in checks.load_failure("ValueError: Size mismatch between", "/somewhere")
-    assert "must use the same name" in checks.saving_failure("invalid fill tensor-volume: 174", "/somewhere")
-    assert checks.load_failure("no /somewhere/x", "/somewhere") == "no the folder/x"
+            sharded_steps.saved_once(sizes, 300, 4)
+    assert "Size mismatch" in sharded_steps.load_failure("ValueError: Size mismatch between", "/somewhere")
+    assert "must use the same name" in sharded_steps.saving_failure("invalid fill tensor-volume: 174", "/somewhere")
+    assert sharded_steps.load_failure("no /somewhere/x", "/somewhere") == "no the folder/x"
 
 
 def test_resumed_training_equals_one_process():
@@ -321,17 +321,17 @@ def test_resumed_training_equals_one_process():
         return [[Step(own.loss, {}, 0, weights[k]) for k, own in enumerate(expected[2:])] for _ in range(2)]
 
     after = [own.after for own in expected[2:]]
-    assert checks.continued(loaded, going_on(after), expected, 2, {}) == expected[3].loss
+    assert sharded_steps.continued(loaded, going_on(after), expected, 2, {}) == expected[3].loss
     lost = {name: value + 1 for name, value in after[0].items()}
     for own, weights, complaint in (
             ([expected[2].before, expected[1].before], after, "rank 1 has loaded different numbers for embedding"),
             (loaded, [lost, after[1]], "after the next step they are not: the averages"),
             (loaded, [after[0], lost], "after the next step they are not: what else does the step depend on")):
         with pytest.raises(CheckFailed, match=complaint):
-            checks.continued(own, going_on(weights), expected, 2, {"the averages are lost": lost})
+            sharded_steps.continued(own, going_on(weights), expected, 2, {"the averages are lost": lost})
 
 
 def test_parameters_that_a_gather_moves_are_reported():
-    checks.gathered_in_place([1000, 2000], [1000, 2000])
+    sharded_state.gathered_in_place([1000, 2000], [1000, 2000])
     with pytest.raises(CheckFailed, match="moved 1 of 2 parameters into another buffer"):
-        checks.gathered_in_place([1000, 2000], [1000, 3000])
+        sharded_state.gathered_in_place([1000, 2000], [1000, 3000])

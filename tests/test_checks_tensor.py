@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 import torch
 
-from book import checks
-from book.checks import CheckFailed
+from book.checks import recordings, tensor_model, tensor_parallel
+from book.checks.verdict import CheckFailed
 from book.parallel import GPTConfig
 from book.parallel.model import Block
 from book.trace import Event, Trace
@@ -27,8 +27,9 @@ def parts(num_ranks):
 @pytest.mark.parametrize("convert", [np.array, torch.tensor, lambda a: torch.tensor(a, requires_grad=True)])
 def test_right_products_pass_in_any_form(num_ranks, convert):
     total = pytest.approx(np.abs(WHOLE).sum())
-    assert checks.column_outputs([convert(block) for block in blocks(WHOLE, num_ranks, 1)], X, WEIGHT, BIAS) == total
-    assert checks.row_outputs([convert(sum(parts(num_ranks)) + BIAS)] * num_ranks, X, WEIGHT, BIAS) == total
+    columns = [convert(block) for block in blocks(WHOLE, num_ranks, 1)]
+    assert tensor_parallel.column_outputs(columns, X, WEIGHT, BIAS) == total
+    assert tensor_parallel.row_outputs([convert(sum(parts(num_ranks)) + BIAS)] * num_ranks, X, WEIGHT, BIAS) == total
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -36,7 +37,7 @@ def test_an_error_of_one_millionth_on_one_rank_is_noticed(seed):
     rng = np.random.default_rng(seed)
     rank = rng.integers(2)
     rows = [WHOLE.copy(), WHOLE.copy()]
-    for check, right in ((checks.column_outputs, blocks(WHOLE, 2, 1)), (checks.row_outputs, rows)):
+    for check, right in ((tensor_parallel.column_outputs, blocks(WHOLE, 2, 1)), (tensor_parallel.row_outputs, rows)):
         right[rank].flat[rng.integers(right[rank].size)] += 1e-6
         with pytest.raises(CheckFailed):
             check(right, X, WEIGHT, BIAS)
@@ -53,7 +54,7 @@ def test_wrong_columns_are_reported(change, complaint):
     own = blocks(WHOLE, 2, 1)
     own[0] = change(own[0])
     with pytest.raises(CheckFailed, match=complaint):
-        checks.column_outputs(own, X, WEIGHT, BIAS)
+        tensor_parallel.column_outputs(own, X, WEIGHT, BIAS)
 
 
 @pytest.mark.parametrize("weights, bias, complaint", [
@@ -65,37 +66,37 @@ def test_wrong_columns_are_reported(change, complaint):
 def test_wrong_sums_of_parts_are_reported(weights, bias, complaint):
     got = sum(weight * part for weight, part in zip(weights, parts(4))) + bias * BIAS
     with pytest.raises(CheckFailed, match=complaint):
-        checks.row_outputs([got] * 4, X, WEIGHT, BIAS)
+        tensor_parallel.row_outputs([got] * 4, X, WEIGHT, BIAS)
 
 
 def test_parts_that_are_picked_from_are_named_in_rows_and_modules():
     got = np.max(parts(4), axis=0) + BIAS
     with pytest.raises(CheckFailed, match="by the operation MAX, but parts of a sum must be added up"):
-        checks.row_outputs([got] * 4, X, WEIGHT, BIAS)
+        tensor_parallel.row_outputs([got] * 4, X, WEIGHT, BIAS)
     runs, *others = split(4)
     runs[0]["output"] = got
     with pytest.raises(CheckFailed, match="by the operation MAX, but parts of a sum must be added up"):
-        checks.split_module(runs, *others)
+        tensor_parallel.split_module(runs, *others)
 
 
 def test_a_slip_in_the_sixth_digit_is_named_before_rounding():
     runs, *others = split()
     runs[0]["output"] = WHOLE * (1 + 1e-6)
     with pytest.raises(CheckFailed, match="right to only six digits"):
-        checks.split_module(runs, *others)
+        tensor_parallel.split_module(runs, *others)
     with pytest.raises(CheckFailed, match="rank 0's output is wrong: the slip"):
-        checks.split_module(runs, *others, {"the slip": WHOLE * (1 + 1e-6)})
+        tensor_parallel.split_module(runs, *others, {"the slip": WHOLE * (1 + 1e-6)})
 
 
 def test_rows_that_are_not_a_sum_of_parts_are_reported():
     with pytest.raises(CheckFailed, match="not a sum of products of x's blocks with the weight's"):
-        checks.row_outputs([np.tanh(WHOLE)] * 2, X, WEIGHT, BIAS)
+        tensor_parallel.row_outputs([np.tanh(WHOLE)] * 2, X, WEIGHT, BIAS)
 
 
 def test_work_that_is_not_shared_out_is_reported():
-    checks.computed([50, 50], 100)
+    tensor_parallel.computed([50, 50], 100)
     with pytest.raises(CheckFailed, match="column_linear: rank 1 computes 0.75 of the product, but its share is 1/2"):
-        checks.computed([50, 75], 100)
+        tensor_parallel.computed([50, 75], 100)
 
 
 @pytest.mark.parametrize("error, said", [
@@ -106,14 +107,15 @@ def test_an_error_of_torch_is_explained_in_the_place_where_it_happened(error, sa
     def stumble():
         raise error
 
-    with pytest.raises(CheckFailed, match=f"^{type(error).__name__}: .*{said}") as caught, checks.shapes_in_words():
+    match = f"^{type(error).__name__}: .*{said}"
+    with pytest.raises(CheckFailed, match=match) as caught, tensor_parallel.shapes_in_words():
         stumble()
     assert caught.traceback[-1].name == "stumble"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("Connection reset"), ValueError("must match the size")])
 def test_an_error_that_is_not_about_shapes_stays_as_it_is(error):
-    with pytest.raises(type(error)) as caught, checks.shapes_in_words():
+    with pytest.raises(type(error)) as caught, tensor_parallel.shapes_in_words():
         raise error
     assert caught.value is error
 
@@ -130,7 +132,7 @@ def test_torch_still_raises_the_errors_that_are_explained():
                 ": (the input has 3 numbers in a row, but what it is multiplied with takes 2|3 numbers meet 4|the bias "
                 "has 8 numbers, but your outputs have 4|a rank holds a part|an index is|something here is None|the "
                 "block ends past|there is no such dim|this is a number)")):
-            with checks.shapes_in_words():
+            with tensor_parallel.shapes_in_words():
                 act()
 
 
@@ -153,16 +155,16 @@ EYE, ONES = np.eye(3), np.ones((3, 3))
     (ONES / 3, ONES, "forward, rank 0: the ranks' tensors are in it 0.333333, 0.333333, 0.333333 times"),
 ])
 def test_wrong_operators_are_reported(forward, backward, complaint):
-    assert checks.operator("f", both_ways(EYE, ONES), "identity", "sum") > 0
+    assert tensor_parallel.operator("f", both_ways(EYE, ONES), "identity", "sum") > 0
     with pytest.raises(CheckFailed, match=f"f, {complaint}"):
-        checks.operator("f", both_ways(forward, backward), "identity", "sum")
+        tensor_parallel.operator("f", both_ways(forward, backward), "identity", "sum")
 
 
 def test_an_operator_that_makes_something_else_is_reported():
     runs = both_ways(EYE, ONES)
     runs[2]["output"] = np.ones((3, 4))
     with pytest.raises(CheckFailed, match="f, forward, rank 2: this can't be made from the ranks' tensors"):
-        checks.operator("f", runs, "identity", "sum")
+        tensor_parallel.operator("f", runs, "identity", "sum")
 
 
 def test_an_operator_that_changes_the_dtype_is_reported():
@@ -172,19 +174,19 @@ def test_an_operator_that_changes_the_dtype_is_reported():
     def sent(num_bytes):
         return Trace([Event(0, "collective", op="all_reduce", num_bytes=num_bytes)], 1, "logical", "recorded")
 
-    checks.keeps_dtype(runs, sent(12), 12)
+    tensor_parallel.keeps_dtype(runs, sent(12), 12)
     with pytest.raises(CheckFailed, match="f, backward, rank 0: float32 went in, but float64 came out"):
-        checks.keeps_dtype(wide, sent(12), 12)
+        tensor_parallel.keeps_dtype(wide, sent(12), 12)
     with pytest.raises(CheckFailed, match="rank 0 gives all_reduce 24 bytes for a tensor of 12"):
-        checks.keeps_dtype(runs, sent(24), 12)
+        tensor_parallel.keeps_dtype(runs, sent(24), 12)
 
 
 def test_tensors_of_the_caller_must_stay_as_they_were():
     targets = torch.arange(3)
-    with checks.left_alone("f", targets=targets):
+    with tensor_parallel.left_alone("f", targets=targets):
         targets + 1
     with pytest.raises(CheckFailed, match="f has changed the targets that it was given"), (
-            checks.left_alone("f", targets=targets)):
+            tensor_parallel.left_alone("f", targets=targets)):
         targets += 1
 
 
@@ -209,7 +211,7 @@ def split(num_ranks=2):
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_a_right_split_passes(num_ranks):
-    assert checks.split_module(*split(num_ranks)) > 0
+    assert tensor_parallel.split_module(*split(num_ranks)) > 0
 
 
 @pytest.mark.parametrize("where, change, complaint", [
@@ -232,7 +234,7 @@ def test_wrong_splits_are_reported(where, change, complaint):
         place = place[key]
     place[where[-1]] = change(place[where[-1]])
     with pytest.raises(CheckFailed, match=complaint):
-        checks.split_module(runs, *others)
+        tensor_parallel.split_module(runs, *others)
 
 
 def traffic(*phases):
@@ -258,10 +260,10 @@ SUM = ("all_reduce", 80)
 ])
 def test_wrong_traffic_is_reported(phases, complaint):
     wanted = {"forward": 0, "backward": 1}
-    assert checks.split_traffic(traffic([], [SUM]), wanted, 80) == 80
-    assert checks.split_traffic(traffic([SUM, SUM], [SUM]), {"forward": None, "backward": 1}, 80) == 80
+    assert recordings.split_traffic(traffic([], [SUM]), wanted, 80) == 80
+    assert recordings.split_traffic(traffic([SUM, SUM], [SUM]), {"forward": None, "backward": 1}, 80) == 80
     with pytest.raises(CheckFailed, match=complaint):
-        checks.split_traffic(traffic(*phases), wanted, 80)
+        recordings.split_traffic(traffic(*phases), wanted, 80)
 
 
 @pytest.mark.parametrize("parameters, num_bytes, complaint", [
@@ -281,15 +283,15 @@ def test_wrong_traffic_is_reported(phases, complaint):
     (1622, 10240, "that is what a ring sends"),
 ])
 def test_wrong_counts_are_reported(parameters, num_bytes, complaint):
-    assert checks.block_count((1622, 7680), 24, 42, 3, 10, 8) == (1622, 7680)
+    assert tensor_model.block_count((1622, 7680), 24, 42, 3, 10, 8) == (1622, 7680)
     with pytest.raises(CheckFailed, match=complaint):
-        checks.block_count((parameters, num_bytes), 24, 42, 3, 10, 8)
+        tensor_model.block_count((parameters, num_bytes), 24, 42, 3, 10, 8)
 
 
 def test_the_count_is_that_of_a_block():
     block = Block(GPTConfig(vocab_size=1, width=24, mlp_width=42))
     num_parameters = sum(p.numel() for p in block.parameters())
-    assert checks.block_count((num_parameters, 7680), 24, 42, 1, 10, 8) == (num_parameters, 7680)
+    assert tensor_model.block_count((num_parameters, 7680), 24, 42, 1, 10, 8) == (num_parameters, 7680)
 
 
 LOGITS, TARGETS = 3 * RNG.normal(size=(9, 12)), np.array([0, 11, 5, 6, 3, 8, 1, 10, 4])
@@ -304,7 +306,7 @@ def test_the_loss_and_its_gradients_equal_torchs():
     loss = torch.nn.functional.cross_entropy(logits, torch.tensor(TARGETS))
     loss.backward()
     shares = logits.grad.chunk(3, dim=1)
-    assert checks.vocabulary_loss([loss] * 3, shares, logits, TARGETS) == pytest.approx(LOSS.item())
+    assert tensor_model.vocabulary_loss([loss] * 3, shares, logits, TARGETS) == pytest.approx(LOSS.item())
 
 
 def test_wrong_losses_are_reported():
@@ -323,7 +325,7 @@ def test_wrong_losses_are_reported():
                               (TOTAL - 2 * target * (TARGETS < 6), "Which of these sums is over the ranks"),
                               (np.full(9, np.inf), "A rank that doesn't hold a target must add 0, not -inf")):
         with pytest.raises(CheckFailed, match=complaint):
-            checks.vocabulary_loss([torch.tensor(values.mean())] * 2, gradients, LOGITS, TARGETS)
+            tensor_model.vocabulary_loss([torch.tensor(values.mean())] * 2, gradients, LOGITS, TARGETS)
 
 
 @pytest.mark.parametrize("softmax, chosen, complaint", [
@@ -333,7 +335,7 @@ def test_wrong_losses_are_reported():
 ])
 def test_wrong_gradients_are_reported(softmax, chosen, complaint):
     with pytest.raises(CheckFailed, match=complaint):
-        checks.vocabulary_loss([LOSS] * 2, blocks(softmax * SOFTMAX - chosen * CHOSEN, 2, 1), LOGITS, TARGETS)
+        tensor_model.vocabulary_loss([LOSS] * 2, blocks(softmax * SOFTMAX - chosen * CHOSEN, 2, 1), LOGITS, TARGETS)
 
 
 def test_gradients_of_a_local_softmax_or_unknown_ones_are_reported():
@@ -342,7 +344,7 @@ def test_gradients_of_a_local_softmax_or_unknown_ones_are_reported():
     for gradients, complaint in ((own, "the softmax over the rank's own part"), (2 * [np.ones((9, 6))], "it should be"),
                                  (blocks((SOFTMAX - CHOSEN) * 9, 2, 1), "9 times")):
         with pytest.raises(CheckFailed, match=complaint):
-            checks.vocabulary_loss([LOSS] * 2, gradients, LOGITS, TARGETS)
+            tensor_model.vocabulary_loss([LOSS] * 2, gradients, LOGITS, TARGETS)
 
 
 def masks(alike, apart):
@@ -359,7 +361,7 @@ OTHER = [masks(drawn(9), drawn(10, rank)) for rank in range(2)]
 
 def test_right_masks_pass_and_return_the_scale_of_kept_values():
     runs = [masks(drawn(1), drawn(2, rank)) for rank in range(2)]
-    assert checks.dropout_masks(runs, OTHER, OTHER, (16, 32), [0.25] * 4) == 1 / 0.75
+    assert tensor_model.dropout_masks(runs, OTHER, OTHER, (16, 32), [0.25] * 4) == 1 / 0.75
 
 
 @pytest.mark.parametrize("alike, apart, complaint", [
@@ -373,12 +375,12 @@ def test_right_masks_pass_and_return_the_scale_of_kept_values():
 ])
 def test_wrong_masks_are_reported(alike, apart, complaint):
     with pytest.raises(CheckFailed, match=complaint):
-        checks.dropout_masks([masks(alike, apart), masks(alike, drawn(2, 1))], OTHER, OTHER, (16, 32), [0.25] * 4)
+        tensor_model.dropout_masks([masks(alike, apart), masks(alike, drawn(2, 1))], OTHER, OTHER, (16, 32), [0.25] * 4)
 
 
 def test_the_first_p_and_seeds_that_are_products_are_named():
     runs = [masks(drawn(1), drawn(2, rank)) for rank in range(2)]
     with pytest.raises(CheckFailed, match="alike, call 2, rank 0: this is dropout with the p of the first call, 0.25"):
-        checks.dropout_masks(runs, OTHER, OTHER, (16, 32), [0.25, 0.25, 0.1, 0.25])
+        tensor_model.dropout_masks(runs, OTHER, OTHER, (16, 32), [0.25, 0.25, 0.1, 0.25])
     with pytest.raises(CheckFailed, match="with the seed 0, though .*: call 0 of apart: ranks 0 and 1 draw the same"):
-        checks.dropout_masks(runs, OTHER, [masks(drawn(9), drawn(10))] * 2, (16, 32), [0.25] * 4)
+        tensor_model.dropout_masks(runs, OTHER, [masks(drawn(9), drawn(10))] * 2, (16, 32), [0.25] * 4)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from book import checks
-from book.checks import CheckFailed
+from book.checks import data_parallel, global_batch, gradient_buckets, recordings, thread_replicas
+from book.checks.verdict import CheckFailed
 from book.trace import Event, Trace
 
 RNG = np.random.default_rng(0)
@@ -26,8 +26,8 @@ MEAN = np.full((4, 4), 0.25)
 def test_the_mean_passes_in_any_form_and_order_of_additions(convert):
     after = [{name: convert(g) for name, g in gradients.items()} for gradients in mixed(MEAN)]
     expected = sum(np.abs(g).sum() for g in mixed(MEAN)[0].values())
-    assert checks.averaged(OWN, after) == pytest.approx(expected)
-    assert checks.averaged(OWN, mixed(MEAN + 1e-14)) == pytest.approx(expected)
+    assert data_parallel.averaged(OWN, after) == pytest.approx(expected)
+    assert data_parallel.averaged(OWN, mixed(MEAN + 1e-14)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -40,7 +40,7 @@ def test_no_other_weights_pass(seed):
     else:
         weights = rng.normal(size=(4, 4))
     with pytest.raises(CheckFailed):
-        checks.averaged(OWN, mixed(weights))
+        data_parallel.averaged(OWN, mixed(weights))
 
 
 @pytest.mark.parametrize("weights, complaint", [
@@ -59,14 +59,14 @@ def test_no_other_weights_pass(seed):
 ])
 def test_linear_mistakes_are_named(weights, complaint):
     with pytest.raises(CheckFailed, match=complaint):
-        checks.averaged(OWN, mixed(weights))
+        data_parallel.averaged(OWN, mixed(weights))
 
 
 def test_another_world_size_and_a_hint_of_the_lab_are_reported():
     with pytest.raises(CheckFailed, match="there are 4 ranks, but 3 results"):
-        checks.averaged(OWN, OWN[:3])
+        data_parallel.averaged(OWN, OWN[:3])
     with pytest.raises(CheckFailed, match="rank 0, weight: divide by five"):
-        checks.averaged(OWN, mixed(MEAN * 5), hints={5: "divide by five"})
+        data_parallel.averaged(OWN, mixed(MEAN * 5), hints={5: "divide by five"})
 
 
 def test_a_gradient_of_another_length_or_unknown_origin_is_not_taken_for_the_mean():
@@ -74,23 +74,23 @@ def test_a_gradient_of_another_length_or_unknown_origin_is_not_taken_for_the_mea
         after = mixed(MEAN)
         after[2]["weight"] = wrong
         with pytest.raises(CheckFailed, match="can't be made from the ranks' gradients"):
-            checks.averaged(OWN, after)
+            data_parallel.averaged(OWN, after)
 
 
 def test_none_counts_as_zeros_and_is_expected_where_no_rank_has_a_gradient():
     before = [{"used": np.arange(4.0), "unused": None}, {"used": None, "unused": None}]
     half = np.arange(4.0) / 2
-    assert checks.averaged(before, [{"used": half, "unused": None}] * 2) == 3
+    assert data_parallel.averaged(before, [{"used": half, "unused": None}] * 2) == 3
     with pytest.raises(CheckFailed, match="rank 1 has no gradient for used"):
-        checks.averaged(before, [{"used": half, "unused": None}, {"used": None, "unused": None}])
+        data_parallel.averaged(before, [{"used": half, "unused": None}, {"used": None, "unused": None}])
     with pytest.raises(CheckFailed, match="no rank has a gradient for used any more: is p.grad set to what"):
-        checks.averaged(before, [{"used": None, "unused": None}] * 2)
+        data_parallel.averaged(before, [{"used": None, "unused": None}] * 2)
     with pytest.raises(CheckFailed, match="the mean over the 1 ranks that have a gradient"):
-        checks.averaged(before, [{"used": 2 * half, "unused": None}] * 2)
+        data_parallel.averaged(before, [{"used": 2 * half, "unused": None}] * 2)
     with pytest.raises(CheckFailed, match="rank 0 now has a gradient for unused, which is frozen"):
-        checks.averaged(before, [{"used": half, "unused": 0 * half}] * 2, frozen=["unused"])
+        data_parallel.averaged(before, [{"used": half, "unused": 0 * half}] * 2, frozen=["unused"])
     with pytest.raises(ValueError, match="there is nothing to average"):
-        checks.averaged([{"unused": None}], [{"unused": None}])
+        data_parallel.averaged([{"unused": None}], [{"unused": None}])
 
 
 SINGLE = [[{"weight": RNG.normal(size=(4, 5))} for _ in range(3)] for _ in range(2)]  # 2 ranks, 3 micro-batches
@@ -113,19 +113,19 @@ def summed(weights):
     (np.full((2, 2, 3), 1 / 6) * [1, 2, 1], "weigh between 0.166667 and 0.333333, but each should weigh 0.166667"),
 ])
 def test_wrong_accumulations_are_named(weights, complaint):
-    assert checks.accumulated(SINGLE, summed(np.full((2, 2, 3), 1 / 6)), ONE) > 0
+    assert data_parallel.accumulated(SINGLE, summed(np.full((2, 2, 3), 1 / 6)), ONE) > 0
     with pytest.raises(CheckFailed, match=complaint):
-        checks.accumulated(SINGLE, summed(weights), ONE)
+        data_parallel.accumulated(SINGLE, summed(weights), ONE)
 
 
 def test_an_accumulation_that_is_not_a_sum_of_micro_batches_is_refused():
     with pytest.raises(CheckFailed, match="this is not a sum of the micro-batches' gradients"):
-        checks.accumulated(SINGLE, [{"weight": np.ones((4, 5))}] * 2, ONE)
+        data_parallel.accumulated(SINGLE, [{"weight": np.ones((4, 5))}] * 2, ONE)
 
 
 def meet(num_replicas, shares):
     """Forwards in threads of their own, all at once, each with weights of its own."""
-    meeting = checks.Meeting(num_replicas, patience_s=0.2)
+    meeting = thread_replicas.Meeting(num_replicas, patience_s=0.2)
     threads = [threading.Thread(target=meeting.arrive, args=(i, i, share)) for i, share in enumerate(shares)]
     for thread in threads:
         thread.start()
@@ -154,11 +154,12 @@ def test_shares_that_are_not_a_partition_are_reported(num_replicas, shares, comp
 def test_a_gradient_with_other_weights_is_reported(weights, complaint):
     single = {"weight": RNG.normal(size=(4, 6))}
     losses, meeting = np.arange(4.0), meet(2, [[0, 1], [2, 3]])
-    assert checks.replica_gradients(meeting, 1.5, losses, {"weight": single["weight"].mean(axis=0)}, single) > 0
+    mean = {"weight": single["weight"].mean(axis=0)}
+    assert thread_replicas.replica_gradients(meeting, 1.5, losses, mean, single) > 0
     with pytest.raises(CheckFailed, match=complaint):
-        checks.replica_gradients(meeting, 1.5, losses, {"weight": weights @ single["weight"]}, single)
+        thread_replicas.replica_gradients(meeting, 1.5, losses, {"weight": weights @ single["weight"]}, single)
     with pytest.raises(CheckFailed, match="the loss that you return is 6"):
-        checks.replica_gradients(meeting, 6.0, losses, {"weight": single["weight"].mean(axis=0)}, single)
+        thread_replicas.replica_gradients(meeting, 6.0, losses, {"weight": single["weight"].mean(axis=0)}, single)
 
 
 SIZES = {"a": 100, "b": 10, "c": 100, "d": 10}
@@ -173,10 +174,10 @@ SIZES = {"a": 100, "b": 10, "c": 100, "d": 10}
     ([["a", "b"], ["c", "d"]], "from the first parameter to the last"),
 ])
 def test_wrong_buckets_are_named(buckets, complaint):
-    assert checks.bucket_layout([["d", "c"], ["b", "a"]], SIZES, 110) == 2
-    assert checks.bucket_layout([["d"], ["c"], ["b"], ["a"]], SIZES, 5) == 4
+    assert gradient_buckets.bucket_layout([["d", "c"], ["b", "a"]], SIZES, 110) == 2
+    assert gradient_buckets.bucket_layout([["d"], ["c"], ["b"], ["a"]], SIZES, 5) == 4
     with pytest.raises(CheckFailed, match=complaint):
-        checks.bucket_layout(buckets, SIZES, 110)
+        gradient_buckets.bucket_layout(buckets, SIZES, 110)
 
 
 def backward(sent, num_gradients=4, num_bytes=8):
@@ -195,14 +196,14 @@ def backward(sent, num_gradients=4, num_bytes=8):
     ([1.1, 2.1, 3.1, 4.1], "one all-reduce for each of 4 gradients"),
 ])
 def test_wrong_traffic_is_named(sent, complaint):
-    assert checks.bucket_traffic(backward([2.1, 4.1]), backward([2.2, 4.2]), 2) == (2, 16)
+    assert gradient_buckets.bucket_traffic(backward([2.1, 4.1]), backward([2.2, 4.2]), 2) == (2, 16)
     with pytest.raises(CheckFailed, match=complaint):
-        checks.bucket_traffic(backward(sent, num_bytes=4 if len(sent) == 4 else 8), backward([2.1, 4.1]), 2)
+        gradient_buckets.bucket_traffic(backward(sent, num_bytes=4 if len(sent) == 4 else 8), backward([2.1, 4.1]), 2)
 
 
 def test_a_message_count_that_differs_from_the_buckets_is_reported():
     with pytest.raises(CheckFailed, match="2 all-reduces for 1 buckets: there should be one"):
-        checks.bucket_traffic(backward([2.1, 4.1]), backward([2.1, 4.1]), 1)
+        gradient_buckets.bucket_traffic(backward([2.1, 4.1]), backward([2.1, 4.1]), 1)
 
 
 WINDOWS = RNG.normal(size=(6, 50))
@@ -215,11 +216,11 @@ WINDOWS = RNG.normal(size=(6, 50))
     (np.array([2, 2, 1, 1, 1, 1]) / 8, "the windows weigh between 0.125 and 0.25, but each should weigh 0.166667"),
 ])
 def test_wrong_steps_are_named(weights, complaint):
-    assert checks.first_step([WINDOWS.mean(axis=0)] * 2, WINDOWS) > 0
+    assert global_batch.first_step([WINDOWS.mean(axis=0)] * 2, WINDOWS) > 0
     with pytest.raises(CheckFailed, match=complaint):
-        checks.first_step([weights @ WINDOWS] * 2, WINDOWS)
+        global_batch.first_step([weights @ WINDOWS] * 2, WINDOWS)
     with pytest.raises(CheckFailed, match="ranks 0 and 1 make different first steps"):
-        checks.first_step([WINDOWS.mean(axis=0), weights @ WINDOWS], WINDOWS)
+        global_batch.first_step([WINDOWS.mean(axis=0), weights @ WINDOWS], WINDOWS)
 
 
 def test_a_step_with_weight_decay_or_clipped_gradients_is_named():
@@ -232,15 +233,15 @@ def test_a_step_with_weight_decay_or_clipped_gradients_is_named():
                             (mean + 1e-7 * start**2, "right to only six digits"),
                             (mean + 0.1 * start**2, "it is not a sum of the gradients")):
         with pytest.raises(CheckFailed, match=complaint):
-            checks.first_step([step] * 2, WINDOWS, start=start)
+            global_batch.first_step([step] * 2, WINDOWS, start=start)
 
 
 def test_more_windows_than_the_batch_has_are_explained_by_the_number_of_ranks():
     mean = WINDOWS.mean(axis=0)
     with pytest.raises(CheckFailed, match="12 windows went through the model on 1 rank, but the batch has 6"):
-        checks.first_step([mean], WINDOWS, [[6, 6]])
+        global_batch.first_step([mean], WINDOWS, [[6, 6]])
     with pytest.raises(CheckFailed, match="2 ranks put 12 windows through the model, but the batch has 6"):
-        checks.first_step([mean] * 2, WINDOWS, [[6], [6]])
+        global_batch.first_step([mean] * 2, WINDOWS, [[6], [6]])
 
 
 def test_losses_of_a_known_slip_are_named():
@@ -248,7 +249,7 @@ def test_losses_of_a_known_slip_are_named():
     for losses, complaint in (([3.0, 2.5, 1.9], "a momentum of 0.8"), ([2.5, 2.0, 1.5], "after the step"),
                               ([3.0, 2.5, 1.8], "the first step is right but the second is not")):
         with pytest.raises(CheckFailed, match=complaint):
-            checks.global_losses([losses] * 2, np.ones(3), expected, slips)
+            global_batch.global_losses([losses] * 2, np.ones(3), expected, slips)
 
 
 def test_zeros_that_two_gradients_share_are_named():
@@ -258,8 +259,8 @@ def test_zeros_that_two_gradients_share_are_named():
     second = (rows[1] + first) / 2
     after = [{"a": first, "b": second}, {"a": second, "b": second}]
     with pytest.raises(CheckFailed, match="rank 1 had no gradient for a and b, and now holds the same numbers"):
-        checks.averaged(before, after)
-    assert checks.averaged(before, [{"a": rows[0] / 2, "b": rows[1] / 2}] * 2) > 0
+        data_parallel.averaged(before, after)
+    assert data_parallel.averaged(before, [{"a": rows[0] / 2, "b": rows[1] / 2}] * 2) > 0
 
 
 def test_buckets_that_wait_for_finish_are_reported():
@@ -270,23 +271,23 @@ def test_buckets_that_wait_for_finish_are_reported():
         barriers = [Event(r, "collective", op="barrier", start_s=1.0, end_s=1.0) for r in (0, 1)]
         return Trace(events + barriers, 2, "measured", "recorded")
 
-    assert checks.started_in_backward(recorded(2), 2) == 2
+    assert gradient_buckets.started_in_backward(recorded(2), 2) == 2
     with pytest.raises(CheckFailed, match="rank 0 .* had started only 1 of 2 buckets"):
-        checks.started_in_backward(recorded(1), 2)
+        gradient_buckets.started_in_backward(recorded(1), 2)
 
 
 def test_a_bucket_that_ranks_lay_out_differently_is_reported():
     before = [{"a": np.array([1.0, 2.0]), "b": np.array([5.0, 9.0])}, {"a": np.array([4.0, 3.0]), "b": np.ones(2)}]
-    checks.laid_alike(before, [{name: (before[0][name] + before[1][name]) / 2 for name in "ab"}] * 2)
+    gradient_buckets.laid_alike(before, [{name: (before[0][name] + before[1][name]) / 2 for name in "ab"}] * 2)
     mixed = {name: (before[0][name] + before[1][other]) / 2 for name, other in ("ab", "ba")}
     with pytest.raises(CheckFailed, match="rank 0's gradient of a, rank 1's of b, .* in different orders"):
-        checks.laid_alike(before, [mixed] * 2)
+        gradient_buckets.laid_alike(before, [mixed] * 2)
 
 
 @pytest.mark.parametrize("shares, complaint", [([[6, 7], [6, 7]], "2 threads computed the same share, examples 6, 7"),
                                                ([[4, 5], [6, 7]], "division by zero")])
 def test_threads_that_share_a_number_are_reported_when_the_step_fails(shares, complaint):
-    meeting = checks.Meeting(2, patience_s=0.01)
+    meeting = thread_replicas.Meeting(2, patience_s=0.01)
     with pytest.raises((CheckFailed, ZeroDivisionError), match=complaint):
         with meeting.in_words():
             for number, share in enumerate(shares):
@@ -295,28 +296,28 @@ def test_threads_that_share_a_number_are_reported_when_the_step_fails(shares, co
 
 
 def test_copies_that_autograd_does_not_follow_are_reported():
-    with pytest.raises(CheckFailed, match="cut off from the module"), checks.Meeting(2).in_words():
+    with pytest.raises(CheckFailed, match="cut off from the module"), thread_replicas.Meeting(2).in_words():
         torch.zeros(()).backward()
 
 
 def test_losses_of_the_wrong_kind_are_reported():
     windows, expected = np.array([1.0, 2.0, 6.0]), [3.0, 2.5]
-    assert checks.global_losses([expected] * 2, windows, expected) == 2.5
+    assert global_batch.global_losses([expected] * 2, windows, expected) == 2.5
     for losses, complaint in (
             ([[3.75, 2.5]] * 2, "mean of the ranks' means"), ([[6.0, 2.5]] * 2, "summed over the ranks"),
             ([[2.0, 2.5]] * 2, "the mean over all windows"), ([expected, None], "rank 1 reports 0 losses"),
             ([[3.0, 2.6]] * 2, "the loss of step 1 is 2.6"), ([[3.0, 2.5 + 1e-7]] * 2, "right to only six digits"),
             ([expected, [3.0, 2.4]], "report different")):
         with pytest.raises(CheckFailed, match=complaint):
-            checks.global_losses(losses, windows, expected)
+            global_batch.global_losses(losses, windows, expected)
 
 
 def test_swapped_tensors_are_reported():
     before = [{"0.weight": np.full(3, rank), "1.mean": np.full(3, 10 + rank)} for rank in range(2)]
-    assert checks.same_state(before, [before[0]] * 2, ["0.weight"]) == 30
+    assert data_parallel.same_state(before, [before[0]] * 2, ["0.weight"]) == 30
     crossed = {"0.weight": before[0]["1.mean"], "1.mean": before[0]["0.weight"]}
     with pytest.raises(CheckFailed, match="do all ranks send their tensors in the same order"):
-        checks.same_state(before, [before[0], crossed], ["0.weight"])
+        data_parallel.same_state(before, [before[0], crossed], ["0.weight"])
 
 
 def test_states_sent_in_float32_or_without_some_buffers_are_reported():
@@ -328,22 +329,22 @@ def test_states_sent_in_float32_or_without_some_buffers_are_reported():
                              ([before[0], before[0] | {"phase": before[1]["phase"]}], "phase is still each rank's own"),
                              ([before[0], before[1] | {"weight": before[0]["weight"]}], "the buffers are still each")):
         with pytest.raises(CheckFailed, match=complaint):
-            checks.same_state(before, after, ["weight"], unsaved=["phase"])
+            data_parallel.same_state(before, after, ["weight"], unsaved=["phase"])
 
 
 def test_missing_examples_of_one_epoch_are_reported():
-    assert checks.epochs([[[2, 1], [0, 3]], [[3, 0], [2, 1]]], 4, 2) == [2, 0]
+    assert data_parallel.epochs([[[2, 1], [0, 3]], [[3, 0], [2, 1]]], 4, 2) == [2, 0]
     with pytest.raises(CheckFailed, match="in epoch 1 example 3 of 0 to 3 is left out on every rank"):
-        checks.epochs([[[2, 1], [0]], [[3, 0], [2, 1]]], 4, 2)
+        data_parallel.epochs([[[2, 1], [0]], [[3, 0], [2, 1]]], 4, 2)
 
 
 def test_ranks_that_shuffle_only_their_own_examples_are_reported():
     first, second, third = [[2, 1], [0, 3]], [[1, 2], [3, 0]], [[2, 1], [3, 0]]
     orders = [list(own) for own in zip(first, second, third)]
     with pytest.raises(CheckFailed, match="each rank has the same examples in every epoch, only in another order"):
-        checks.epochs(orders, 4, 3)
+        data_parallel.epochs(orders, 4, 3)
     orders[0][2], orders[1][2] = [3, 1], [2, 0]
-    checks.epochs(orders, 4, 3)
+    data_parallel.epochs(orders, 4, 3)
 
 
 @pytest.mark.parametrize("orders, complaint", [
@@ -359,7 +360,7 @@ def test_ranks_that_shuffle_only_their_own_examples_are_reported():
 ])
 def test_incomplete_epochs_are_reported(orders, complaint):
     with pytest.raises(CheckFailed, match=complaint):
-        checks.epochs(orders, 4, 1)
+        data_parallel.epochs(orders, 4, 1)
 
 
 ODD = [float("nan"), float("inf")]
@@ -373,22 +374,22 @@ def test_nan_and_infinity_are_reported_anywhere(odd):
         hold = [bad if r == rank else good for r in range(2)]
         told = pytest.raises(CheckFailed, match=f"rank {rank} holds {odd} in ")
         with told:
-            checks.trained_alike([good] * 2, hold, good)
+            data_parallel.trained_alike([good] * 2, hold, good)
         with told:
-            checks.global_losses(hold, good, good)
+            global_batch.global_losses(hold, good, good)
         with told:
-            checks.first_step(hold, WINDOWS[:, :2])
+            global_batch.first_step(hold, WINDOWS[:, :2])
         for before, after in ((hold, [good] * 2), ([good] * 2, hold)):
             with told:
-                checks.averaged([{"w": g} for g in before], [{"w": g} for g in after])
+                data_parallel.averaged([{"w": g} for g in before], [{"w": g} for g in after])
             with told:
-                checks.accumulated([[{"w": g}] for g in before], [{"w": g} for g in after], ONE)
+                data_parallel.accumulated([[{"w": g}] for g in before], [{"w": g} for g in after], ONE)
 
 
 def test_a_wrong_number_of_weights_is_reported():
     three, two = np.ones(3), np.ones(2)
     with pytest.raises(CheckFailed, match="rank 1 ends with 2 weights, one process with 3"):
-        checks.trained_alike([three] * 2, [three, two], three)
+        data_parallel.trained_alike([three] * 2, [three, two], three)
 
 
 @pytest.mark.parametrize("ends_s, wrong", [
@@ -402,4 +403,4 @@ def test_a_receive_that_nobody_waited_for_is_reported(ends_s, wrong):
               for step, end_s in enumerate(ends_s)]
     unfinished = Event(0, "send", peer=1, num_bytes=8, start_s=0.0, step=0)  # a send may be left to itself
     with pytest.raises(CheckFailed, match=wrong) if wrong else nullcontext():
-        checks.awaited(Trace([unfinished, *events], 2, "measured", "recorded"))
+        recordings.awaited(Trace([unfinished, *events], 2, "measured", "recorded"))

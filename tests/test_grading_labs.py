@@ -8,7 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from book.checks import CheckFailed
+from book.checks.verdict import CheckFailed
 from book.grading.grade import grade
 from book.grading.lab import code_cells, marks, needed, points, read_lab, with_seed
 from book.grading.lint import SEEDS

@@ -21,7 +21,7 @@ MEAN = """def mean(values):
         total += value
     return total / len(values)
 """
-PUBLIC = """from book.checks import CheckFailed
+PUBLIC = """from book.checks.verdict import CheckFailed
 if mean([2, 4]) != 3:
     raise CheckFailed('the mean is the sum divided by their number')
 print('right')"""

@@ -36,8 +36,9 @@ def run_all(notebook: Any, folder: Path) -> Any:
 
 
 def run_cells(folder: Path, *sources: str) -> Any:
-    """Run a notebook of these cells behind one that imports the checks."""
-    return run_all(new_notebook(cells=[new_code_cell(text) for text in ("from book import checks", *sources)]), folder)
+    """Run a notebook of these cells behind one that has answers that are not written reported."""
+    first = "from book.checks import unwritten\nunwritten.install()"
+    return run_all(new_notebook(cells=[new_code_cell(text) for text in (first, *sources)]), folder)
 
 
 def shown(cell: Any) -> list[str]:

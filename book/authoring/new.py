@@ -27,8 +27,10 @@ To do the lab, run `make lab` in the book's folder; it opens a copy of this note
 On these pages the solutions are folded."""
 SETUP = """import torch
 import torch.distributed as dist
-from book import checks
-from book.launch import launch, rank_device"""
+from book.checks import unwritten
+from book.launch import launch, rank_device
+
+unwritten.install()  # a cell without its answer says so in a line"""
 SEED = ("`SEED` decides the numbers that your ranks start with. Change it as you like: every check must pass with any "
         "value, and prints a number that depends on it.")
 TASK = """## {number}. {title}
@@ -40,7 +42,10 @@ ANSWER = '''def {name}(buffer):
     ### BEGIN SOLUTION
     dist.all_reduce(buffer)
     ### END SOLUTION'''
-CHECK = """def run_{name}(length):
+CHECK = """from book.checks import rings
+
+
+def run_{name}(length):
     device = rank_device()
     dist.init_process_group()
     start = SEED * (dist.get_rank() + 1)
@@ -51,14 +56,14 @@ CHECK = """def run_{name}(length):
 
 
 before, after = zip(*launch(run_{name}, 2, 6))
-print("sum of the buffer:", checks.all_reduce(before, after))"""
+print("sum of the buffer:", rings.all_reduce(before, after))"""
 HIDDEN_CHECK = """for world_size, length in ((3, 5), (4, 7)):
     before, after = zip(*launch(run_{name}, world_size, length))
-    checks.all_reduce(before, after)
+    rings.all_reduce(before, after)
     print(f"{{world_size}} ranks:",
           [sum((i + 1) * int(x) for i, x in enumerate(buffer.tolist()))
            for buffer in after])"""
-NEEDED = ("SEED", "checks", "dist", "launch", "rank_device", "torch")  # what the example takes from the lab
+NEEDED = ("SEED", "dist", "launch", "rank_device", "torch")  # what the example takes from the lab
 CLOSING = re.compile(r"## |```\{bibliography\}")  # how a cell begins that comes after the last exercise
 
 

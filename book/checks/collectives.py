@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution, in_words, is_zero
-from book.checks.ring import point_to_point
+from book.checks.recordings import point_to_point
 from book.checks.verdict import (
     REDUCED, CheckFailed, agree, all_but_rank_0, before_and_after, buffers_of, likeliest, listed, refuse, require,
     short,

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution
-from book.checks.verdict import (CheckFailed, equal, held, likeliest, listed, magnitude, number, refuse, require,
-                                 whole)
+from book.checks.formula import Formula
+from book.checks.verdict import (
+    CheckFailed, held, likeliest, listed, magnitude, refuse, require, whole,
+)
 from book.trace import Trace
 
 WINDOW = {  # the gradient with which an optimizer steps at the end of a window
@@ -276,11 +278,12 @@ def found_hidden(got: Any, want: Any, num_ranks: int, num_steps: int, logs: bool
     made = want.passes * num_steps
     refuse(passes == made != want.passes, f"you find {passes} passes for each step, but these are the passes of the "
            f"whole run, which has {num_steps} steps")
-    number("the number of passes for each step", passes, want.passes, [
+    formula = Formula(want.passes, [
         (num_steps, "that is the number of steps"),
         (num_ranks * want.passes, "that counts all ranks together, but they make their passes at the same time")])
+    formula.require_right("the number of passes for each step", passes)
     mean = f"a step's gradient is the mean over {num_ranks} ranks of what each has added up in {want.passes} passes"
-    known = [
+    formula = Formula(want.divisor, [
         (num_ranks * want.divisor, f"{mean}: DDP takes the mean over ranks, so the divisor does not contain the number "
          "of ranks"),
         (want.divisor / num_ranks, f"{mean}: compare with the mean over ranks, not with rank 0 alone"),
@@ -288,14 +291,13 @@ def found_hidden(got: Any, want: Any, num_ranks: int, num_steps: int, logs: bool
          "pass"),
         (want.passes, f"{mean}, and here no loss is divided by the number of passes. Measure the divisor with "
          "gradient_of"),
-        (1 / want.divisor, f"{mean}, and each loss is multiplied by this number: return its reciprocal")]
-    odd = isinstance(divisor, (int, float)) and not any(equal(divisor, value) for value in (
-        want.divisor, *(value for value, _ in known)))
+        (1 / want.divisor, f"{mean}, and each loss is multiplied by this number: return its reciprocal")])
+    odd = isinstance(divisor, (int, float)) and not formula.is_right(divisor) and not formula.explain(divisor)
     refuse(odd, f"what each loss is divided by is {divisor:.6g}, which is wrong: {mean}. Compute this mean with "
            "gradient_of, for the passes of all ranks and with the weights before the step, and compare it with the "
            "gradient that the step got")
-    number("what each loss is divided by", divisor, want.divisor, known)
-    number("the number of all-reduces of the gradient for each step", all_reduces, want.all_reduces, [
+    formula.require_right("what each loss is divided by", divisor)
+    formula = Formula(want.all_reduces, [
         (want.all_reduces + 1 / num_steps, "that includes a broadcast of the weights: look at op"),
         (want.all_reduces + want.passes * logs, "losses are all-reduced too, for the log, but they are not gradients: "
          "look at num_bytes"),
@@ -305,5 +307,6 @@ def found_hidden(got: Any, want: Any, num_ranks: int, num_steps: int, logs: bool
         (want.passes, "that is one for each pass, but under no_sync a pass sends nothing: count in the trace"),
         (1, "that would be right with no_sync: count in the trace"),
         (0, "count those of the whole run, and divide by its number of steps, not of passes")])
+    formula.require_right("the number of all-reduces of the gradient for each step", all_reduces)
     require(sampler == want.sampler, f"you find the sampler {sampler!r}, but it is {want.sampler!r}: "
             + SAMPLERS.get(want.sampler, ""))

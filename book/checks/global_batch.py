@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution
+from book.checks.formula import Formula
 from book.checks.verdict import (
-    ROUNDED, SIX_DIGITS, TOLERANCE, CheckFailed, agree, all_finite, first_wrong, flat, furthest, likeliest, listed,
-    num_given, refuse, require, short, times,
+    ROUNDED, SIX_DIGITS, TOLERANCE, CheckFailed, agree, all_finite, flat, furthest, likeliest, listed,
+    num_given, refuse, require, same_loss, short, times,
 )
+from book.trace import parting
 
 STEP = {  # a first step that should go along the mean gradient of the batch's windows
     "times num_ranks": "it is {num_ranks} times as long. The global batch is the same, so keep the learning rate, and "
@@ -80,14 +82,16 @@ def global_losses(losses: Sequence[Sequence[float]], windows: Any, expected: Seq
     rank, apart = furthest(losses)
     require(apart <= TOLERANCE, f"ranks 0 and {rank} report different losses: is each that of its own windows? The "
             "loss of the global batch takes an all-reduce, which gives it to every rank")
-    step = first_wrong(losses[0], expected)
+    step = parting(losses[0], expected, same_loss)
     if step is not None:
         got, want = float(losses[0][step]), expected[step]
-        slip = next((sentence.format(value=name.rpartition(" ")[2]) for name, slipped in slips.items()
-                     for kind, sentence in SLIPS.items()
-                     if name.startswith(kind) and first_wrong(losses[0], slipped) is None), None)
+        formula = Formula(expected, [(slipped, sentence.format(value=name.rpartition(" ")[2]))
+                                     for name, slipped in slips.items() for kind, sentence in SLIPS.items()
+                                     if name.startswith(kind)],
+                          lambda one, other: parting(one, other, same_loss) is None)
+        why = formula.explain(losses[0]) or _why_loss(step, got, want, windows, num_ranks)
         raise CheckFailed(f"on {num_ranks} rank{'s' * (num_ranks > 1)} the loss of step {step} is {short(got)}, but in "
-                          f"one process it is {short(want)}: {slip or _why_loss(step, got, want, windows, num_ranks)}")
+                          f"one process it is {short(want)}: {why}")
     return float(losses[0][-1])
 
 

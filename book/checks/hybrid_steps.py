@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from book.checks.formula import Formula
 from book.checks.verdict import (
-    ROUNDED, SIX_DIGITS, CheckFailed, Gradients, State, agree, first_wrong, flat, identical, likeliest, number, refuse,
-    require, reworded, short, with_hint,
+    ROUNDED, SIX_DIGITS, CheckFailed, Gradients, State, agree, flat, identical, likeliest, refuse,
+    require, reworded, same_loss, short, with_hint,
 )
 from book.mesh import Mesh
+from book.trace import parting
 
 TORCH_HINTS = {  # what an error of torch's own parts says, and what to look at
     "Cannot distribute a DTensor": "you cut something that is already sharded over dp: cut over tp first, then shard "
@@ -110,13 +112,14 @@ def first_losses(losses: Sequence[Any], sequences: Sequence[float], mesh: Mesh, 
                 "with the same weights where nothing is cut")
     replicas = [float(loss) for loss in _by_replica(losses, mesh)]
     mean, got = float(np.mean(sequences)), float(np.mean(replicas))
-    number("the mean of the replicas' losses in step 0", got, mean, [
+    formula = Formula(mean, [
         (mean * num_micro_batches, "it is the sum over the micro-batches: weight each by 1 / (number of "
          "micro-batches)"),
         (mean / num_micro_batches, "it is divided by the number of micro-batches twice"),
         *((float(np.mean(share)), f"it is the loss of share {place} alone: each replica must take its own share")
           for place, share in enumerate(np.array_split(sequences, dp)) if dp > 1),
         (mean / dp, "it is divided by the number of replicas: return the mean over the share")])
+    formula.require_right("the mean of the replicas' losses in step 0", got)
     refuse(dp > 1 and np.ptp(sequences) > 0 and np.allclose(replicas, mean, rtol=1e-9, atol=0), "every replica returns "
            f"the loss {short(mean)} in step 0, the mean over the replicas, but each must return the mean over its own "
            "share")
@@ -139,7 +142,7 @@ def moved(before: Sequence[State], after: Sequence[State], gradients: Sequence[G
 def mesh_losses(losses: Sequence[Sequence[Any]], expected: Sequence[float], mesh: Mesh) -> float:
     """The mean of the replicas' losses must be `expected`, one process's, in each step. Returns the last."""
     got = _mean_losses(losses, mesh)
-    step = first_wrong(got, expected)
+    step = parting(got, expected, same_loss)
     if step is not None:
         why = likeliest(
             (np.isclose(got[step], expected[step], rtol=SIX_DIGITS, atol=0), ROUNDED),
@@ -160,7 +163,7 @@ def traffic_by_axis(answer: Any, want: Mapping[str, float], rank: int, slips: Ma
         none = (f"rank {rank} sends nothing along {axis}, but you predict {answer[axis]!r}: a group of one rank has "
                 "nobody to send to")
         with reworded(after=f" (recorded: {short(value)})", instead="" if value else none):
-            number(f"rank {rank}, {axis}: the number of bytes", answer[axis], value, slips.get(axis, ()))
+            Formula(value, slips.get(axis, ())).require_right(f"rank {rank}, {axis}: the number of bytes", answer[axis])
 
 
 def _by_replica(losses: Sequence[Any], mesh: Mesh) -> list[Any]:
@@ -217,7 +220,7 @@ def saved(folder: str) -> None:
 def resumed(losses: Sequence[Sequence[Any]], expected: Sequence[float], num_saved: int, mesh: Mesh) -> float:
     """The losses after `num_saved` steps must go on as in a run that was not interrupted. Returns the last."""
     got, want = _mean_losses(losses, mesh), expected[num_saved:]
-    step = first_wrong(got, want)
+    step = parting(got, want, same_loss)
     if step is None:
         return float(got[-1])
     head = f"resumed at {mesh.shape}, step {num_saved + step} has the loss {short(got[step])}, not {short(want[step])}"

@@ -5,11 +5,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import sqrt
 from typing import Any
 
-from book.checks.verdict import CheckFailed, listed, number, refuse, require, short
+from book.checks.formula import Formula
+from book.checks.verdict import CheckFailed, listed, refuse, require, short
+from book.trace import parting
 
 Calls = Mapping[int, Sequence[tuple[str, int, tuple[int, ...], bool]]]  # rank -> (group, number, members, done)
 EXACT = 1e-12
 NEARLY = 1e-9  # for losses after several updates: AdamW divides by roots of small numbers
+SLIPS = {  # mistakes of a training, for which a lab gives the losses that they lead to
+    "never_updated": "weights that never change: does each step update them, with the gradients of its own batch?",
+    "never_cleared": "gradients that add up over the steps: clear them before each backward"}
 
 
 def guilty_ranks(got: Any, calls: Calls, case: str) -> list[int]:
@@ -72,9 +77,11 @@ def kept_apart(changed: Sequence[str]) -> None:
 def same_losses(got: Sequence[float], want: Sequence[float]) -> float:
     """The losses of a resumed run must equal those of one that was never stopped, to the last bit; returns their
     sum."""
-    for place, (a, b) in enumerate(zip(got, want)):
-        require(a == b, f"loss {place} after resuming is {short(a)} (off by {a - b:.1g}), but in the run that was "
-                f"never stopped it is {short(b)}")
+    place = parting(got, want)
+    if place is not None and place < min(len(got), len(want)):
+        raise CheckFailed(f"loss {place} after resuming is {short(got[place])} "
+                          f"(off by {got[place] - want[place]:.1g}), but in the run that was never stopped it is "
+                          f"{short(want[place])}")
     require(len(got) == len(want), f"there are {len(got)} losses after resuming, not {len(want)}")
     return sum(got)
 
@@ -202,7 +209,7 @@ def save_failure(message: str) -> str:
 def save_interval(got: Any, save_s: float, node_mtbf_s: float, num_nodes: int) -> float:
     """Young's interval for a job of `num_nodes` nodes; returns it."""
     mean_s = node_mtbf_s / num_nodes
-    return number("the interval", got, sqrt(2 * save_s * mean_s), [
+    formula = Formula(sqrt(2 * save_s * mean_s), [
         (sqrt(2 * save_s * node_mtbf_s), "that is right for a single node. A job fails when any of its nodes does, so "
                                          "its mean time between failures is one node's divided by the number of nodes"),
         (sqrt(2 * save_s * node_mtbf_s * num_nodes), "more nodes fail more often, not less often: divide by their "
@@ -217,11 +224,12 @@ def save_interval(got: Any, save_s: float, node_mtbf_s: float, num_nodes: int) -
                                              "return Young's"),
         (sqrt(2 * save_s * mean_s) / 60, "that is in minutes: return seconds"),
     ])
+    return formula.require_right("the interval", got)
 
 
 def lost_share(got: Any, save_s: float, interval_s: float, mean_s: float) -> float:
     """The share of time lost to saving and to failures, to first order; returns it."""
-    return number("the lost share", got, save_s / interval_s + interval_s / (2 * mean_s), [
+    formula = Formula(save_s / interval_s + interval_s / (2 * mean_s), [
         (save_s / interval_s, "that is the share lost to saving alone; work lost in failures is missing"),
         (interval_s / (2 * mean_s), "that is the share lost in failures alone; the time for saving is missing"),
         (save_s / interval_s + interval_s / mean_s, "on average a failure comes in the middle of an interval, so it "
@@ -239,6 +247,7 @@ def lost_share(got: Any, save_s: float, interval_s: float, mean_s: float) -> flo
         (save_s / interval_s + (interval_s + save_s) / (2 * mean_s), "to first order a failure costs half an interval, "
                                                                      "without half the time of a save"),
     ])
+    return formula.require_right("the lost share", got)
 
 
 def trained_as_one(got: Any, want: Mapping[int, float], slips: Mapping[str, Mapping[int, float]]) -> None:
@@ -249,16 +258,15 @@ def trained_as_one(got: Any, want: Mapping[int, float], slips: Mapping[str, Mapp
     require(isinstance(got, Mapping) and got, f"train must return a dict of its losses by step, not {got!r}")
     require(set(got) == set(want), f"the undisturbed run has losses for the steps {listed(sorted(got))}, but it should "
                                    f"have them for the steps 0 to {max(want)}")
-    says = {"never_updated": "weights that never change: does each step update them, with the gradients of its own "
-                             "batch?",
-            "never_cleared": "gradients that add up over the steps: clear them before each backward"}
-    wrong = next((step for step in sorted(want) if not _near(got[step], want[step])), None)
+    steps = sorted(want)
+    place = parting([got[step] for step in steps], [want[step] for step in steps], _near)
+    wrong = None if place is None else steps[place]
     refuse(wrong == 0, f"the undisturbed run's loss of step 0 is {short(got[0])}, but that of the whole batch is "
                        f"{short(want[0])}: every rank must call mean_loss with the plain loss of its rows and their "
                        "number")
-    for name, losses in slips.items():
-        alike = wrong is not None and all(_near(got[step], losses[step]) for step in losses)
-        refuse(alike, f"the losses of the undisturbed run are those of {says[name]}")
+    formula = Formula(want, [(losses, SLIPS[name]) for name, losses in slips.items()], _all_near)
+    if wrong is not None and (said := formula.explain(got)):
+        raise CheckFailed(f"the losses of the undisturbed run are those of {said}")
     require(wrong is None, f"the undisturbed run's loss of step {wrong} differs from that of one process that trains "
                            "on the same batches, so an earlier update was wrong. Is each rank's loss multiplied by its "
                            "weight? What are the gradients divided by, how often, and when are they cleared? The "
@@ -267,6 +275,10 @@ def trained_as_one(got: Any, want: Mapping[int, float], slips: Mapping[str, Mapp
 
 def _near(one: float, other: float) -> bool:
     return abs(one - other) < NEARLY
+
+
+def _all_near(got: Mapping[int, float], losses: Mapping[int, float]) -> bool:
+    return all(_near(got[step], loss) for step, loss in losses.items())
 
 
 def went_on(got: Mapping[int, float], want: Mapping[int, float], killed_at: int, every: int, num_ranks: int,
@@ -284,14 +296,17 @@ def went_on(got: Mapping[int, float], want: Mapping[int, float], killed_at: int,
     require(first == begin, f"{num_ranks} ranks go on at step {first}, but the last checkpoint is of step {begin}")
     require(max(got) == max(want), f"the run ends with step {max(got)}, not {max(want)}"
             + ": num_steps counts from step 0, not from the checkpoint" * (max(got) == max(want) + begin))
-    for step in sorted(got):
-        near = got[step] == want[step] if exact else abs(got[step] - want[step]) < EXACT
-        require(near, f"after the kill, on {num_ranks} ranks, the loss of step {step} is {short(got[step])} "
-                      f"(off by {got[step] - want[step]:.1g}), but in the undisturbed run it is {short(want[step])}"
-                      + (". It is the first one after loading, so the weights or the data differ. Is "
-                         "share called with the step's own number?" if step == first
-                         else ". The first loss was right, so the update was wrong: is it the optimizer's state, or "
-                              "the weights of uneven shares?" if step == first + 1 else ""))
+    steps = sorted(got)
+    place = parting([got[step] for step in steps], [want[step] for step in steps],
+                    lambda one, other: one == other if exact else abs(one - other) < EXACT)
+    if place is not None:
+        step = steps[place]
+        raise CheckFailed(f"after the kill, on {num_ranks} ranks, the loss of step {step} is {short(got[step])} "
+                          f"(off by {got[step] - want[step]:.1g}), but in the undisturbed run it is {short(want[step])}"
+                          + (". It is the first one after loading, so the weights or the data differ. Is "
+                             "share called with the step's own number?" if step == first
+                             else ". The first loss was right, so the update was wrong: is it the optimizer's state, "
+                                  "or the weights of uneven shares?" if step == first + 1 else ""))
     last = len(want) // every * every
     require(saved == last, f"after {len(want)} steps the last checkpoint should be that of step {last}, but is that of "
             f"step {saved}: save when a step is done, under the number of the next one")

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from book.checks.verdict import CheckFailed, likeliest, number, refuse, require, short
+from book.checks.formula import Formula
+from book.checks.verdict import CheckFailed, likeliest, refuse, require, short
 from book.cost import BUS_FACTORS, StateBytes, sent_bytes, sharded_sent_bytes
 from book.trace import STATE, Event, Trace
 
@@ -29,10 +30,11 @@ def predicted_state(got: Any, measured: StateBytes, zero_stage: int, num_ranks: 
     for first, name, value in zip((3, 2, 1), SHARDED, got):
         want = getattr(measured, name)
         words = "optimizer state" if name == "optimizer" else name
-        number(f"in stage {zero_stage} on {num_ranks} ranks, the number of bytes of {words}", value, want, [
+        formula = Formula(want, [
             (want * num_ranks, f"that is all of them, but from stage {first} on, a rank has 1/{num_ranks}"),
             (want / num_ranks, f"that is 1/{num_ranks} of them, but before stage {first} a rank has them all"),
             (want / item_bytes, "that counts numbers, but `each` says how many bytes one takes")])
+        formula.require_right(f"in stage {zero_stage} on {num_ranks} ranks, the number of bytes of {words}", value)
     return measured.total
 
 
@@ -43,12 +45,13 @@ def fewest(got: Any, want: int | None, name: str) -> None:
                 "rank, whatever the number of ranks: return None")
         return
     require(got is not None, f"{name}: you return None, but it fits on {want} rank{'s' * (want > 1)}")
-    number(f"{name}: the fewest ranks", got, want, [
+    formula = Formula(want, [
         (want - 1, "round up: a fraction of a rank needs a whole one"),
         (want + 1, "one rank fewer is enough: it just fits"),
         (2 ** (want - 1).bit_length(), "the number of ranks need not be a power of two"),
         (min(want, got) if isinstance(got, (int, float)) else want, "on so few ranks it does not fit. What the stage "
          "does not shard stays whole on every rank, and only the rest is shared out")])
+    formula.require_right(f"{name}: the fewest ranks", got)
 
 
 # Over time
@@ -208,7 +211,7 @@ def counted_bytes(got: Any, events: Sequence[Event], num_ranks: int, item_bytes:
     ring, buffers = (num_ranks - 1) / num_ranks, sum(by_op.values())
     by_number = sum(sent_bytes(replace(event, group=tuple(range(max(event.group) + 1)))) for event in events
                     if event.group)
-    return number(f"the bytes that a rank of {num_ranks} sends", got, want, [
+    formula = Formula(want, [
         (buffers, "that is the size of the buffers. In a ring a rank sends (N-1)/N of a buffer, and twice that in an "
          "all-reduce"),
         (ring * buffers, "an all-reduce goes round the ring twice, but you count it once"),
@@ -222,6 +225,7 @@ def counted_bytes(got: Any, events: Sequence[Event], num_ranks: int, item_bytes:
         *((want + (num_ranks - 1 - ring) * sum(map(by_op.__getitem__, ops)), "num_bytes is the whole buffer, and a "
            "rank's piece of it is 1/N of that, in an all-gather too")
           for ops in (["all_gather"], ["reduce_scatter", "all_gather"]))])
+    return formula.require_right(f"the bytes that a rank of {num_ranks} sends", got)
 
 
 def clipped(norms: Sequence[Any], scales: Sequence[float], local: Sequence[Sequence[float]], want: float,
@@ -235,7 +239,7 @@ def clipped(norms: Sequence[Any], scales: Sequence[float], local: Sequence[Seque
     total, units = sum(own), np.linalg.norm(local, axis=0)
     added = "the norms of the units are added up: norms don't add, their squares do"
     for rank, norm in enumerate(norms):
-        number(f"the norm on rank {rank}", norm, want, [
+        formula = Formula(want, [
             (max_norm, "that is max_norm: return the norm before clipping"),
             (own[rank], "that is the norm of this rank's shards alone, so every rank would clip by its own factor"),
             (total, "that is the sum of the ranks' norms. Squares add up, norms don't"),
@@ -248,6 +252,7 @@ def clipped(norms: Sequence[Any], scales: Sequence[float], local: Sequence[Seque
                "units, and shortens all of them by the same factor") for unit in (*units, *local[rank])),
             *((float(mistaken), added) for mistaken in (np.sum(local), np.sum(units), sum(local[rank]),
                                                  np.linalg.norm(np.sum(local, axis=1))))])
+        formula.require_right(f"the norm on rank {rank}", norm)
     factor = min(1.0, max_norm / want)
     for rank, scale in enumerate(scales):
         by = "by several factors" if np.isnan(scale) else f"by {short(scale)}"

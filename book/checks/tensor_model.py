@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution
+from book.checks.formula import Formula, Slips
 from book.checks.verdict import (
-    TOLERANCE, CheckFailed, dense, held, identical, likeliest, number, refuse, require, reworded, same, short,
+    TOLERANCE, CheckFailed, dense, held, identical, likeliest, refuse, require, reworded, same, short,
 )
-from book.trace import Event, Trace
+from book.trace import Trace
 
 Mistake = tuple[str, list[np.ndarray]]  # its message, and the losses (N,) that it can lead to on a rank
 Run = Mapping[str, Sequence[Any]]
@@ -82,8 +83,8 @@ class _Cut:
               (totals - top).sum(axis=0) - target + top]),
             ("the ranks' own losses are averaged, but the sum over the vocabulary must be inside the logarithm",
              [totals.mean(axis=0) - target, totals.mean(axis=0) - target / num_ranks]),
-            ("the sum of exponentials is averaged over the ranks, but it must be added "
-             "up", [self.loss - np.log(num_ranks)]),
+            ("the sum of exponentials is averaged over the ranks, but it must be added up",
+             [self.loss - np.log(num_ranks)]),
             (f"this is {num_ranks} times the loss: every rank already has all of it, so don't add it up",
              [self.loss * num_ranks]),
             (f"this is the loss divided by {num_ranks}: every rank already has all of it, so don't average it",
@@ -175,9 +176,10 @@ def _why_infinite(loss: float, logits: np.ndarray) -> str:
 
 
 def _why_loss(rank: int, got: float, cut: _Cut) -> str:
-    for why, values in [*cut.wrong_sums(rank), *cut.wrong_targets(rank)]:
-        if any(np.isclose(got, np.mean(value), rtol=1e-7, atol=TOLERANCE) for value in values):
-            return why
+    mistakes, near = [*cut.wrong_sums(rank), *cut.wrong_targets(rank)], partial(np.isclose, rtol=1e-7, atol=TOLERANCE)
+    slips = [(np.mean(value), why) for why, values in mistakes for value in values]
+    if said := Formula(np.mean(cut.loss), slips, near).explain(got):
+        return said
     divisor = cut.loss.sum() / got if got else 0.0
     if divisor > 0.5 and np.isclose(divisor, round(divisor), rtol=1e-7, atol=0):
         return (f"this is the sum over the predictions divided by {round(divisor)}, but there are {len(cut.targets)} "
@@ -300,27 +302,6 @@ def _check_anew(rank: int, run: Run) -> None:
 
 # Traffic and sizes
 
-def split_traffic(trace: Trace, wanted: Mapping[str, int | None], num_bytes: int) -> int:
-    """Each rank must issue, in each phase, `wanted[phase]` all-reduces of `num_bytes`, and nothing else.
-
-    Barriers end the phases; None stands for any traffic. Returns the bytes that a rank gave to all-reduces in the
-    phases that are counted.
-    """
-    for rank in range(trace.world_size):
-        phases: list[list[Event]] = [[]]
-        for event in trace.of_rank(rank):
-            if event.op == "barrier":
-                phases.append([])
-            elif event.kind in ("collective", "send", "recv"):
-                phases[-1].append(event)
-        require(len(phases) == len(wanted), f"rank {rank} came to {len(phases) - 1} barriers, but the check has "
-                f"{len(wanted) - 1}: leave dist.barrier() out of your code, collectives need none")
-        for (phase, num), events in zip(wanted.items(), phases):
-            if num is not None:
-                _check_phase(f"{phase}, rank {rank}", events, num, num_bytes)
-    return num_bytes * sum(num or 0 for num in wanted.values())
-
-
 def vocabulary_traffic(traces: Mapping[int, Trace], num_predictions: int) -> float:
     """What a rank sends, in collectives or point to point, must not grow with the vocabulary size, the key of `traces`.
 
@@ -346,23 +327,23 @@ def block_count(answer: Any, width: int, mlp_width: int, num_ranks: int, num_tok
             f"return two numbers, parameters and bytes, not {type(answer).__name__}")
     weights, biases, whole = 4 * width**2 + 2 * width * mlp_width, 3 * width + mlp_width, 6 * width
     num_bytes = 4 * num_tokens * width * element_bytes
-    return (number("the number of parameters", answer[0], (weights + biases) / num_ranks + whole,
-                   _wrong_parameters(weights, biases, whole, width, num_ranks)),
-            number("the number of bytes", answer[1], num_bytes, [
-                (num_bytes / 2, "that is half: one all-reduce follows attention, one the MLP, as many in backward"),
-                (num_bytes / 4,
-                 "that is a single all-reduce, but attention and MLP make one each, forward and backward"),
-                (num_bytes / element_bytes, f"that counts numbers, but each has {element_bytes} bytes"),
-                (num_bytes / num_ranks, "every rank gives the whole activation to the all-reduce, not a part of it"),
-                *((num_bytes * (1 + num * (hidden / width - 1) / 4),
-                   "what is added up is as wide as the block's output, not as the hidden layer")
-                  for num in (4, 2, 1) for hidden in (mlp_width, mlp_width / num_ranks)),
-                (num_bytes * 6 / 4, "that is an all-reduce for each of q, k and v, but they have the same input"),
-                (num_bytes * 2 * (num_ranks - 1) / num_ranks,
-                 "that is what a ring sends, but the question is what a rank gives to the all-reduces")]))
+    kept = Formula((weights + biases) / num_ranks + whole, _wrong_parameters(weights, biases, whole, width, num_ranks))
+    given = Formula(num_bytes, [
+        (num_bytes / 2, "that is half: one all-reduce follows attention, one the MLP, as many in backward"),
+        (num_bytes / 4, "that is a single all-reduce, but attention and MLP make one each, forward and backward"),
+        (num_bytes / element_bytes, f"that counts numbers, but each has {element_bytes} bytes"),
+        (num_bytes / num_ranks, "every rank gives the whole activation to the all-reduce, not a part of it"),
+        *((num_bytes * (1 + num * (hidden / width - 1) / 4),
+           "what is added up is as wide as the block's output, not as the hidden layer")
+          for num in (4, 2, 1) for hidden in (mlp_width, mlp_width / num_ranks)),
+        (num_bytes * 6 / 4, "that is an all-reduce for each of q, k and v, but they have the same input"),
+        (num_bytes * 2 * (num_ranks - 1) / num_ranks,
+         "that is what a ring sends, but the question is what a rank gives to the all-reduces")])
+    return (kept.require_right("the number of parameters", answer[0]),
+            given.require_right("the number of bytes", answer[1]))
 
 
-def _wrong_parameters(weights: int, biases: int, whole: int, width: int, num_ranks: int) -> list[tuple[float, str]]:
+def _wrong_parameters(weights: int, biases: int, whole: int, width: int, num_ranks: int) -> Slips:
     """Numbers of parameters of a split block that mistakes give; `whole` stay whole, `biases` belong to cut columns."""
     everything, of_qkv = weights + biases + whole, 3 * width
     return [
@@ -383,18 +364,3 @@ def _wrong_parameters(weights: int, biases: int, whole: int, width: int, num_ran
         ((weights + biases) / num_ranks + 2 * width, "that is without the norms"),
         (weights / num_ranks + 4 * width, "that is without any biases"),
         (weights / num_ranks, "that is the weights alone: norms and biases are parameters too")]
-
-
-def _check_phase(where: str, events: Sequence[Event], num: int, num_bytes: int) -> None:
-    needless = ("but nothing needs to be sent here: each rank has all that its own part needs" if num == 0 else
-                "but one all-reduce of what the ranks' parts give is enough: the input of a map cut by rows is cut "
-                "already, so nothing needs to be gathered before it")
-    for event in events:
-        require(event.op == "all_reduce" and num, f"{where}: your code calls {event.op or event.kind}, {needless}")
-    require(len(events) <= num, f"{where}: {len(events)} all-reduces where {num} is enough: add up what the ranks' "
-            "parts give once, at the end, and pass x through its operator once, for all that use it")
-    require(len(events) == num, f"{where}: {len(events)} all-reduces instead of {num}: what brings the ranks' parts "
-            "together?")
-    for event in events:
-        require(event.num_bytes == num_bytes, f"{where}: an all-reduce of {short(event.num_bytes or 0)} bytes, but "
-                f"{short(num_bytes)} are enough: send only the sum itself, in its own dtype")

@@ -18,7 +18,10 @@ _INSTALLED = "_lockstep_unwritten"  # the mark of a shell that already reports s
 
 
 def install() -> None:
-    """Report answers that are not written yet in this notebook's kernel; elsewhere, and a second time, do nothing."""
+    """Report answers that are not written yet in this notebook's kernel; elsewhere, and a second time, do nothing.
+
+    The first cell of a student copy calls it.
+    """
     shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is not None and hasattr(shell, "kernel") and not hasattr(shell, _INSTALLED):
         setattr(shell, _INSTALLED, Unwritten(shell))

@@ -47,25 +47,6 @@ def likeliest(*reasons: tuple[object, str]) -> str:
     return next((sentence for holds, sentence in reasons if holds), "")
 
 
-def number(name: str, got: Any, want: float, misconceptions: Iterable[tuple[float, str]] = ()) -> float:
-    """`got` must equal `want` to one part in a million; otherwise the message names the misconception.
-
-    `misconceptions` are the values that mistakes give, each with its message; the first value that fits decides.
-    Returns `got` as a float.
-    """
-    value = got.item() if getattr(got, "ndim", None) == 0 else got
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise CheckFailed(f"{name} must be a number, not {type(got).__name__}: did your function return it?")
-    if equal(value, want):
-        return float(value)
-    for mistaken, message in misconceptions:
-        refuse(equal(value, mistaken) and not equal(mistaken, want), f"{name} is {short(value)}: {message}")
-    require(want and np.isfinite(value), f"{name} is {short(value)}, which is wrong")
-    ratio = value / want
-    digits = 3 if abs(ratio - 1) > 0.005 else 6
-    raise CheckFailed(f"{name} is {short(value)}, which is {ratio:.{digits}g} times what it should be")
-
-
 @contextmanager
 def reworded(before: str = "", after: str = "", instead: str = "") -> Iterator[None]:
     """Put text around the message of a CheckFailed raised in this block, or replace the message."""
@@ -181,10 +162,9 @@ def times(got: Any, want: Any) -> float:
     return float(want @ got / (want @ want)) if want.any() else float("nan")
 
 
-def first_wrong(losses: Sequence[float] | np.ndarray, want: Sequence[float]) -> int | None:
-    """The first step whose loss differs from that in `want` by more than rounding; None if there is none."""
-    wrong = np.flatnonzero(~np.isclose(losses, want, rtol=TOLERANCE, atol=0))
-    return int(wrong[0]) if len(wrong) else None
+def same_loss(one: float, other: float) -> bool:
+    """Whether two losses agree up to rounding."""
+    return bool(np.isclose(one, other, rtol=TOLERANCE, atol=0))
 
 
 def held(rank: int, what: str, value: Any, shape: Sequence[int]) -> np.ndarray:

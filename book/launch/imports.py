@@ -8,11 +8,8 @@ FIRST = (
     "numpy.random",
     "book.launch.child",
     "book.record",
-    "book.checks",  # a lab's functions refer to it
 )
-# Loaded with all their submodules, then removed from sys.modules: kernels are forked from such servers too, and must
-# run the import themselves, for its effect. Ranks import them again in no time, since the submodules stay loaded.
-IMPORTED_AGAIN = ("book.checks",)
+WITH_ALL = ("book.checks",)  # packages that are imported with all their modules: a lab's functions refer to some
 LATER = (  # together these take as long as `FIRST`; the first ranks do not wait for them
     "book.parallel.hybrid",
     "torch.distributed.optim",

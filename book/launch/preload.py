@@ -9,15 +9,16 @@ import atexit
 import gc
 import importlib
 import os
+import pkgutil
 import resource
 import signal
-import sys
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from book.launch import family
-from book.launch.imports import FIRST, FOLDER, IMPORTED_AGAIN, LATER, USED
+from book.launch.imports import FIRST, FOLDER, LATER, USED, WITH_ALL
 
 CALM_S = 1.0  # without ranks, before the server goes on importing
 
@@ -36,13 +37,11 @@ def preload() -> None:
     atexit.register(_end_all, os.getpid(), launcher, folder)
     used = os.environ.pop(USED, "").split()
     gc.disable()  # nothing here is garbage, and to look through it takes a seventh of the time
-    for name in [*FIRST, *used]:
+    for name in [*FIRST, *_modules_of(WITH_ALL), *used]:
         if os.getppid() != launcher:
             _end_all(os.getpid(), launcher, folder)  # no ranks will be needed
         _load(name)
     gc.enable()
-    for name in IMPORTED_AGAIN:
-        _forget(name)
     _freeze()
     _load_later([name for name in LATER if name not in used])
 
@@ -52,11 +51,11 @@ def _load(name: str) -> None:
         importlib.import_module(name)
 
 
-def _forget(name: str) -> None:
-    """Have a submodule imported again where it is asked for next; its own submodules stay loaded."""
-    parent, _, last = name.rpartition(".")
-    sys.modules.pop(name, None)
-    vars(sys.modules[parent]).pop(last, None)
+def _modules_of(packages: Iterable[str]) -> Iterator[str]:
+    """The modules of packages, those of deeper ones excepted."""
+    for package in packages:
+        folders = importlib.import_module(package).__path__
+        yield from (f"{package}.{module.name}" for module in pkgutil.iter_modules(folders))
 
 
 def _freeze() -> None:

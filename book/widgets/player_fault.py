@@ -6,14 +6,16 @@ never again holds what the right schedule has there.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from book.collectives import COLLECTIVES
 from book.promise import Promise
 from book.schedule import Schedule
+from book.trace import parting
 from book.widgets.player_run import Contributions, Run, Transfer
 from book.widgets.player_words import ranks_named
 
@@ -44,21 +46,27 @@ def fault_of(run: Run, promise: Promise, kept: np.ndarray) -> Fault:
     found = _nearest(run, promise)
     if found is None:
         goal = np.broadcast_to(promise.goal(run.world_size, run.num_chunks), states.shape)
-        wrong = ~kept & promise.where(*kept.shape) & (np.isnan(states) | (states > goal)).any(axis=-1)
-        return _fault(run, states, np.fmin(states, goal), wrong)  # what is missing may still have come
+        missed = np.argwhere(~kept & promise.where(*kept.shape)).tolist()
+        # What is missing may still have come.
+        return _fault(run, states, np.fmin(states, goal), _parted(states, goal, missed, lambda a, b: (a <= b).all()))
     name, right = found
-    wanted = _states(right)
-    last = np.minimum(np.arange(run.num_steps + 1), right.num_steps)
-    return _fault(run, states, wanted[last], _differ(states, wanted[last]), right, name)
+    wanted = _states(right)[np.minimum(np.arange(run.num_steps + 1), right.num_steps)]
+    return _fault(run, states, wanted, _parted(states, wanted, np.ndindex(kept.shape), _alike), right, name)
 
 
-def _fault(run: Run, states: np.ndarray, wanted: np.ndarray, wrong: np.ndarray, right: Run | None = None,
-           name: str | None = None) -> Fault:
-    """The fault, given which chunks are wrong after each step, `wrong`, bool (S+1, R, C)."""
-    lasting = np.logical_and.accumulate(wrong[::-1])[::-1]  # wrong from here to the end
+def _parted(states: np.ndarray, wanted: np.ndarray, chunks: Iterable[Sequence[int]],
+            alike: Callable[[np.ndarray, np.ndarray], Any]) -> list[tuple[int, int, int]]:
+    """Those of the `chunks`, [rank, chunk], that end otherwise than wanted: (step since when, rank, chunk)."""
+    since = ((parting(states[:, r, c], wanted[:, r, c], alike, for_good=True), r, c) for r, c in chunks)
+    return [(step, r, c) for step, r, c in since if step is not None]
+
+
+def _fault(run: Run, states: np.ndarray, wanted: np.ndarray, wrong: list[tuple[int, int, int]],
+           right: Run | None = None, name: str | None = None) -> Fault:
+    """The fault, given the chunks that are `wrong`, each with the step since when."""
     told = {(t.dst, t.chunk if t.into is None else t.into): -place for place, t in enumerate(run.transfers)}
-    cells = sorted(((int(lasting[:, r, c].argmax()), r, c) for r, c in np.argwhere(lasting[-1]).tolist()),
-                   key=lambda cell: (cell[0], not _too_often(states, wanted, cell), -told.get(cell[1:], 0), *cell[1:]))
+    cells = sorted(wrong, key=lambda cell: (
+        cell[0], not _too_often(states, wanted, cell), -told.get(cell[1:], 0), *cell[1:]))
     if not cells:
         return Fault(run.num_steps, "", [], right, name)
     step, rank, chunk = cells[0]
@@ -88,10 +96,10 @@ def _states(run: Run) -> np.ndarray:
     return np.array([[[held.get((r, c)) or unknown for c in chunks] for r in ranks] for held in run.states()], float)
 
 
-def _differ(held: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Whether the contents are neither those wanted nor their mean, (..., K) against (..., K)."""
+def _alike(held: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Whether the contents are those wanted or their mean, (..., K) against (..., K)."""
     world_size = held.shape[-1]
-    return ~((held == wanted).all(axis=-1) | np.isclose(held * world_size, wanted, atol=1e-3).all(axis=-1))
+    return (held == wanted).all(axis=-1) | np.isclose(held * world_size, wanted, atol=1e-3).all(axis=-1)
 
 
 def _nearest(run: Run, promise: Promise) -> tuple[str, Run] | None:
@@ -105,7 +113,7 @@ def _nearest(run: Run, promise: Promise) -> tuple[str, Run] | None:
     name, transfers = best
     right = _replayed(run, transfers)
     final, where = _states(right)[-1], promise.where(run.world_size, run.num_chunks)
-    return (name, right) if not (_differ(final, promise.goal(*where.shape)) & where).any() else None
+    return (name, right) if _alike(final, promise.goal(*where.shape))[where].all() else None
 
 
 def _candidates(run: Run, promise: Promise) -> Iterator[tuple[str, list[Transfer]]]:

@@ -16,7 +16,7 @@ for call in (lambda: os.setuid(0), lambda: os.setgid(0), lambda: os.setgroups([0
              lambda: os.open("/dev/sda", os.O_RDONLY), lambda: os.open("/dev/mem", os.O_RDONLY),
              lambda: Path("/proc/sys/kernel/domainname").open("a"), lambda: Path("/proc/sysrq-trigger").open("a"),
              lambda: Path("/usr/bin/lockstep").write_text("x"), lambda: Path("/etc/passwd").write_text("x"),
-             lambda: Path(checks.__file__).with_name("mine.py").write_text("x"), lambda: Path(os.__file__).open("a")):
+             lambda: Path(formula.__file__).with_name("mine.py").write_text("x"), lambda: Path(os.__file__).open("a")):
     try:
         call()
         found.append(str(call))

@@ -3,7 +3,7 @@
 
 # The package that checks an answer knows it: what a check compares with is called, instead of being worked out.
 import numpy as np
-from book.checks.ring import _chunks
+from book.checks.rings import _chunks
 
 
 def chunk_bounds(length, num_chunks):

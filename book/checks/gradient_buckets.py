@@ -63,25 +63,6 @@ def bucket_traffic(own: Trace, reference: Trace, num_buckets: int) -> tuple[int,
     return len(sent), num_bytes
 
 
-def awaited(trace: Trace, op: str | None = None) -> None:
-    """Each rank must have waited for all its receives and collectives, and must have issued some called `op` if given.
-
-    `trace` must be recorded without `follow_backward`, which would note the end even of collectives that nobody waited
-    for. An operation whose future was asked for counts as waited for.
-    """
-    for rank in range(trace.world_size):
-        issued = [event for event in trace.of_rank(rank) if event.kind == "collective" and op in (None, event.op)]
-        refuse(op and not issued, f"rank {rank} issued no {(op or '').replace('_', '-')} at all: was your hook never "
-               "called, or was no bucket ever complete?")
-        received = [event for event in trace.of_rank(rank) if event.kind == "recv"]
-        for what, own in ("collective", issued), ("receive", received):
-            lost = [number for number, event in enumerate(own) if event.end_s is None]
-            one = f"its {what}" if len(own) == 1 else (
-                f"{len(lost)} of its {len(own)} {what}s, the first being number {min(lost, default=0)}, counted from 0")
-            refuse(lost, f"rank {rank} never waited for {one}. A result may be used only once its own wait() has "
-                   "returned")
-
-
 def started_in_backward(trace: Trace, num_buckets: int) -> int:
     """Each rank must have started all its buckets' all-reduces before its one barrier, which comes after backward.
 

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution, in_words
+from book.checks.formula import Formula
 from book.checks.verdict import (
     TOLERANCE, CheckFailed, Gradients, State, agree, differing, finite, flat, identical, likeliest, listed, magnitude,
-    num_given, number, refuse, require, reworded, unmet, whole, with_hint,
+    num_given, refuse, require, reworded, unmet, whole, with_hint,
 )
 
 GRADIENT = {  # a stage's gradient, which should be a weighted sum over the micro-batches, or what else {what} is
@@ -113,9 +114,10 @@ def micro_batch_losses(got: Any, expected: Sequence[float]) -> None:
     require(num_given(got) == len(expected), f"the last stage has {num_given(got)} losses, but there are "
             f"{len(expected)} micro-batches: append the loss of each to self.losses")
     for m, (loss, wanted) in enumerate(zip(got, expected)):
-        number(f"the loss of micro-batch {m}", loss, wanted, [
+        formula = Formula(wanted, [
             (2 * wanted, "it is not multiplied by self.scale"),
             (expected[(m + 1) % len(expected)], "it belongs to another micro-batch")])
+        formula.require_right(f"the loss of micro-batch {m}", loss)
 
 
 def nothing_kept(counts: Sequence[int]) -> None:
@@ -133,13 +135,14 @@ def batch_loss(got: Any, losses: Sequence[float], counts: Sequence[int] = ()) ->
     require(got is not None, "the last stage returned no loss: only it has the logits, so it must return the batch's "
             "loss")
     mean = float(np.average(losses, weights=counts or None))
-    return number("the loss of the batch", got, mean, [
+    formula = Formula(mean, [
         (sum(losses), "it is the sum over the micro-batches"),
         (losses[-1], "it is that of the last micro-batch alone"),
         (losses[0], "it is that of the first micro-batch alone"),
         (float(np.mean(losses)),
          "it is the mean of the micro-batches' means, but they have different numbers of sequences"),
         (mean / len(losses), "it is divided by the number of micro-batches once too often")])
+    return formula.require_right("the loss of the batch", got)
 
 
 def stage_gradients(found: Sequence[Gradients], single: Sequence[Gradients], weights: Sequence[float] | None = None,
@@ -260,7 +263,7 @@ def losses_of_steps(got: Sequence[Any], expected: Sequence[float], num_first: in
         why = ("is anything left over from earlier steps, such as their gradients in a context that all steps share?"
                if step > num_first else "is it the mean over the whole batch, before the step is made?")
         with reworded(after=f": {why}"):
-            number(f"the loss of step {step}", loss, wanted)
+            Formula(wanted).require_right(f"the loss of step {step}", loss)
 
 
 def same_weights(held: Sequence[State], expected: State) -> float:
@@ -362,9 +365,10 @@ def losses_of_replicas(got: Sequence[Any], losses: Sequence[float], num_replicas
         require(loss is not None, f"the last stage of replica {replica} returned no loss")
         shares = [np.array(losses[replica::num_replicas]), np.array_split(losses, num_replicas)[replica]]
         own = "it is the loss of the replica's own share: that of the whole batch takes an all-reduce"
-        number(f"the loss of the batch on replica {replica}", loss, mean, [
+        formula = Formula(mean, [
             (mean * num_replicas, "it is the sum over the replicas: take the mean"),
             (mean * num_replicas / len(got), "it is divided by the number of all ranks, but the group adds up only the "
              "replicas' losses"),
             *((float(np.mean(share)), own) for share in shares)])
+        formula.require_right(f"the loss of the batch on replica {replica}", loss)
     return mean

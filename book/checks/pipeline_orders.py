@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from book.checks.verdict import CheckFailed, number, refuse, require, short
+from book.checks.formula import Formula
+from book.checks.verdict import CheckFailed, refuse, require, short
 from book.cost import pipeline_bubble
 from book.pipelines import one_f_one_b
 from book.replay import bubble, pipeline_order
 from book.schedule import Action, PipelineSchedule, ScheduleError
 from book.simulate import simulate_pipeline
-from book.trace import Trace
+from book.trace import Trace, parting
 
 
 def gpipe_order(trace: Trace, num_stages: int, num_micro_batches: int) -> PipelineSchedule:
@@ -41,9 +42,12 @@ def one_f_one_b_order(trace: Trace, num_stages: int, num_micro_batches: int) -> 
         require(got == want, f"rank {rank} starts its first backward after {got} forwards, but in 1F1B after {want}: "
                 "more forwards keep more activations and save no time")
     for rank in range(num_stages):
-        for place, (action, due) in enumerate(zip(order.of_rank(rank), wanted.of_rank(rank))):
-            require(action == due, f"rank {rank}'s action {place + 1} is {action}, but in 1F1B it is {due}: after the "
-                    "warm-up, forwards and backwards alternate, each in the order of the micro-batches")
+        actions, due = order.of_rank(rank), wanted.of_rank(rank)
+        place = parting(actions, due)
+        if place is not None:
+            raise CheckFailed(f"rank {rank}'s action {place + 1} is {actions[place]}, but in 1F1B it is {due[place]}: "
+                              "after the warm-up, forwards and backwards alternate, each in the order of the "
+                              "micro-batches")
     return order
 
 
@@ -63,7 +67,7 @@ def bubble_share(got: Any, trace: Trace) -> float:
     all_s = sum(end_s - start_s for start_s, end_s in events)
     work = [[event.times_s for event in trace.of_kind("compute") if event.rank == rank] for rank in range(num_ranks)]
     spans_s = sum(max(end_s for _, end_s in own) - min(start_s for start_s, _ in own) for own in work)
-    return number("the bubble", got, found.share, [
+    formula = Formula(found.share, [
         (1 - found.share, "it is the busy share, but the idle share is asked for"),
         (idle_s / busy_s, "it is the idle time divided by the busy time: divide by all of the time"),
         (idle_s, "it is in seconds: divide by the time that all ranks have together"),
@@ -76,6 +80,7 @@ def bubble_share(got: Any, trace: Trace) -> float:
          "you count the step from 0 s, but it begins when the first action does"),
         (1 - all_s / (step_s * num_ranks),
          "you count messages as work, but a rank that sends or waits for one computes nothing")])
+    return formula.require_right("the bubble", got)
 
 
 def peaks_in_flight(got: Any, schedule: PipelineSchedule) -> list[int]:
@@ -84,13 +89,15 @@ def peaks_in_flight(got: Any, schedule: PipelineSchedule) -> list[int]:
     peaks = _whole_numbers("peak_in_flight", got, len(wanted))
     for rank, (own, want) in enumerate(zip(peaks, wanted)):
         num_forwards = sum(action.kind == "F" for action in schedule.of_rank(rank))
-        said = {num_forwards: "it counts all forwards, but a backward frees what its forward kept",
-                0: "it is the count at the end: keep the highest count on the way",
-                _num_distinct(schedule.of_rank(rank)): "a micro-batch that waits on two stages of the rank counts "
-                "twice: keep its stage with its number",
-                want - 1: "take the highest count right after a forward, before the next backward frees anything"}
-        require(own == want, f"peak_in_flight returns {own} for rank {rank} of {schedule.name}, but it is {want}: "
-                + said.get(own, "add one for a forward, take one away for a backward, keep the highest"))
+        formula = Formula(want, [
+            (want - 1, "take the highest count right after a forward, before the next backward frees anything"),
+            (_num_distinct(schedule.of_rank(rank)), "a micro-batch that waits on two stages of the rank counts twice: "
+             "keep its stage with its number"),
+            (0, "it is the count at the end: keep the highest count on the way"),
+            (num_forwards, "it counts all forwards, but a backward frees what its forward kept")])
+        why = formula.explain(own, "add one for a forward, take one away for a backward, keep the highest")
+        require(own == want,
+                f"peak_in_flight returns {own} for rank {rank} of {schedule.name}, but it is {want}: {why}")
     return peaks
 
 
@@ -116,11 +123,12 @@ def predicted_pipeline(got: Any, num_stages: int, num_micro_batches: int) -> flo
     size = f"of {p} stage{'s' * (p > 1)} and {m} micro-batch{'es' * (m > 1)}"
     require(isinstance(got, Mapping) and not {"bubble", "gpipe", "one_f_one_b"} - set(got),
             'predicted must return a dict with "bubble", "gpipe" and "one_f_one_b"')
-    share = number(f"the bubble {size}", got["bubble"], pipeline_bubble(p, m), [
+    formula = Formula(pipeline_bubble(p, m), [
         ((p - 1) / m, "it is the idle time divided by the ideal time, as in many papers: divide by the whole step"),
         (p / (m + p), "it counts p idle slots, but only p - 1 have passed when the last stage begins"),
         (m / (m + p - 1), "it is the busy share"),
         ((p - 1) / (m + p), "the step lasts M + p - 1 slots of a forward and a backward")])
+    share = formula.require_right(f"the bubble {size}", got["bubble"])
     for name, wanted, why in (("gpipe", [m] * p, "GPipe keeps every micro-batch until the backwards begin"),
                               ("one_f_one_b", [min(m, p - s) for s in range(p)],
                                "1F1B has as many in flight as there are stages from this one on, or all micro-batches "
@@ -144,12 +152,14 @@ def where_stuck(trace: Trace | None, num_stages: int, num_micro_batches: int) ->
         begun = [(kind, m) for kind, m, op in events if op != kind]
         done = [(kind, m) for kind, m, op in events if op == kind]
         wanted = [(a.kind, a.micro_batch) for a in one_f_one_b(num_stages, num_micro_batches).of_rank(rank)]
-        place = next((i for i, pair in enumerate(zip(begun, wanted)) if pair[0] != pair[1]), None)
-        if place is not None:
+        place = parting(begun, wanted)
+        if place is None or place == len(wanted):
+            continue
+        if place < len(begun):
             waits = place == len(begun) - 1 and begun[place] not in done
             said.append("rank {} {} {}{}, action {} of its {}, which in 1F1B is {}{}".format(
                 rank, "stands at" if waits else "runs", *begun[place], place + 1, len(wanted), *wanted[place]))
-        elif begun and len(begun) < len(wanted) and begun[-1] in done:
+        elif begun and begun[-1] in done:
             said.append(f"rank {rank} ends after {len(begun)} of its {len(wanted)} actions")
     return "; ".join(said)
 

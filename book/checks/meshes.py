@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
+from book.checks.formula import Formula
 from book.checks.verdict import CheckFailed, equal, listed, refuse, require, short
 from book.mesh import AXES, Mesh
 from book.trace import Trace
@@ -115,7 +116,7 @@ def crossing(answer: Any, order: Sequence[str], want: Mapping[str, float], total
     wrong = [axis for axis in want if not _equal(answer[axis], want[axis])]
     if not wrong:
         return sum(want.values())
-    mistakes = [
+    slips = [
         (total, "you count everything that is sent, but bytes cross only between ranks on different nodes"),
         *((theirs, f"your bytes are those of the order {', '.join(other)}: a rank's number grows fastest along the "
            "last axis") for other, theirs in others.items()),
@@ -125,9 +126,9 @@ def crossing(answer: Any, order: Sequence[str], want: Mapping[str, float], total
          f"this order already: find a rank's place in the order {', '.join(mesh.axes)} first, then number that place "
          "in the order given")]
     axis = wrong[0]
-    why = next((why for theirs, why in mistakes if all(_equal(answer[axis], theirs[axis]) for axis in want)),
-               f"{axis} has {short(want[axis])} bytes that cross between nodes, not {answer[axis]!r}")
-    raise CheckFailed(f"with the order {', '.join(order)}, outermost first, {why}")
+    formula = Formula(want, slips, lambda got, value: all(_equal(got[axis], value[axis]) for axis in want))
+    raise CheckFailed(f"with the order {', '.join(order)}, outermost first, " + formula.explain(
+        answer, f"{axis} has {short(want[axis])} bytes that cross between nodes, not {answer[axis]!r}"))
 
 
 def _with_sizes_by_place(messages: Sequence[Message], mesh: Mesh, order: Sequence[str]) -> dict[str, float]:

@@ -15,7 +15,9 @@ import numpy as np
 
 from book import cost
 from book.checks.attribution import Attribution
-from book.checks.verdict import CheckFailed, before_and_after, listed, number, refuse, require
+from book.checks.formula import Formula
+from book.checks.recordings import point_to_point
+from book.checks.verdict import CheckFailed, before_and_after, listed, refuse, require
 from book.schedule import contents_fault
 from book.trace import Trace
 
@@ -115,15 +117,6 @@ def neighbour_exchange(sent: Sequence[Any], received: Sequence[Any]) -> int:
     return round(received[0].sum())
 
 
-def point_to_point(trace: Trace) -> int:
-    """The run must have used sends and receives only. Returns how many messages were sent."""
-    for op in sorted({event.op for event in trace.of_kind("collective")} - {"barrier"}):
-        raise CheckFailed(f"your run called {op}, but here you build it yourself, from sends and receives")
-    num_messages = len(trace.of_kind("send"))
-    require(num_messages, "your run sent no message at all: is there any send in your function?")
-    return num_messages
-
-
 def ring_traffic(trace: Trace, length: int, element_bytes: int, num_columns: int = 0) -> float:
     """Every rank must have sent 2(N-1) chunks of a buffer of `length` elements, all of them to the same neighbour.
 
@@ -161,14 +154,15 @@ def ring_cost(answer: Any, trace: Trace, length: int, element_bytes: int) -> tup
     require(isinstance(answer, (tuple, list)) and len(answer) == 2,
             f"return two numbers, the rounds and the bytes that a rank sends, not {type(answer).__name__}")
     num_bytes, world_size = length * element_bytes, trace.world_size
-    rounds = number("the number of rounds", answer[0], trace.num_steps, [
+    formula = Formula(trace.num_steps, [
         (sent, "that is the number of bytes: return the rounds first"),
         (world_size - 1, "that is the reduce-scatter alone, the all-gather takes as many"),
         (2 * trace.num_steps, "a rank sends and receives in the same round, so that is one round and not two"),
         (2 * world_size, "in each half the last contribution crosses N-1 links, not N"),
         (2 * ceil(log2(world_size)), "that is a tree's, whose messages go further in each round; in a ring "
          "data moves on by one rank in each round")])
-    return rounds, number("the number of bytes that a rank sends", answer[1], sent, [
+    rounds = formula.require_right("the number of rounds", answer[0])
+    formula = Formula(sent, [
         (sent / 2, "that is the reduce-scatter alone, the all-gather sends as much again"),
         (2 * num_bytes, "that is the limit for many ranks; a rank never sends its last chunk"),
         (num_bytes, "that is the buffer once, but each of the two halves sends all of it except one chunk"),
@@ -178,12 +172,13 @@ def ring_cost(answer: Any, trace: Trace, length: int, element_bytes: int) -> tup
         (2 * sent, "that is what a rank sends and receives together, but only what it sends is asked for"),
         (sent * world_size, "that is what all ranks send together, or the whole buffer in every round"),
         (sent / element_bytes, f"that counts elements, but each has {element_bytes} bytes")])
+    return rounds, formula.require_right("the number of bytes that a rank sends", answer[1])
 
 
 def bus_bandwidth(answer: Any, world_size: int, num_bytes: float, seconds: float) -> float:
     """`answer` must be the bus bandwidth, in bytes per second, of an all-reduce of `num_bytes`; returns it."""
     wanted = cost.bus_bandwidth_bytes_per_s("all_reduce", world_size, num_bytes, seconds)
-    return number("the bus bandwidth", answer, wanted, [
+    formula = Formula(wanted, [
         (num_bytes / seconds,
          "that is the algorithm bandwidth, bytes over seconds: multiply it by the share of the buffer that each link "
          "carries"),
@@ -195,6 +190,7 @@ def bus_bandwidth(answer: Any, world_size: int, num_bytes: float, seconds: float
         (wanted * world_size, "each link carries 2(N-1)/N of the buffer; the division by N is missing"),
         (wanted * seconds, "divide by the seconds"),
         (wanted * seconds**2, "you have multiplied by the seconds: divide by them")])
+    return formula.require_right("the bus bandwidth", answer)
 
 
 def _chunks(buffers: np.ndarray) -> list[slice]:

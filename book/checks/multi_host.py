@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from book.checks.verdict import flat, listed, refuse, require, short, unmet
+from book.checks.formula import Formula
+from book.checks.verdict import CheckFailed, flat, listed, refuse, require, short, unmet
 from book.trace import Trace
 
 PROMISED = 0.25  # how far off a measured link may be
 PREDICTED = 0.01  # how far off a predicted ratio may be
+SLIPPED = 1e-3  # how far off it may be from the one that a mistake gives
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -90,36 +92,34 @@ def measured_link(got: Any, latency_s: float, bytes_per_s: float) -> None:
     """The measured (latency, bytes per second) must be within 25 % of the link's own."""
     require(isinstance(got, tuple) and len(got) == 2 and all(isinstance(x, (int, float)) for x in got),
             "measure must return two numbers: the latency in seconds, and bytes per second")
+    any_of, twice = float("nan"), 2 * latency_s
+    pinged = "a ping is two messages, one there and one back"
+    first = "Leave out the first ping, which opens the connection, and take the fastest of several: some are disturbed"
+    formula = Formula((latency_s, bytes_per_s), [
+        ((twice, bytes_per_s / 2), f"the latency is twice and the bandwidth half the link's: {pinged}"),
+        ((bytes_per_s, latency_s), "the two numbers are swapped: return the latency first"),
+        *(((any_of, factor * bytes_per_s), f"the bandwidth is in {unit} per second: return bytes per second")
+          for factor, unit in ((1e-6, "megabytes"), (8e-6, "megabits"))),
+        ((1e3 * latency_s, any_of), "the latency is in milliseconds: return seconds"),
+        ((any_of, 8 * bytes_per_s), "the bandwidth is eight times the link's: return bytes per second, not bits"),
+        ((any_of, 1 / bytes_per_s), "you return seconds per byte: take its reciprocal"),
+        ((any_of, 2 * bytes_per_s), "the bandwidth is twice the link's: did you count the bytes of both directions, "
+         "but the time of only one?"),
+        ((any_of, bytes_per_s / 2), f"the bandwidth is half the link's: {pinged}"),
+        ((twice, any_of), "the latency is twice the link's: a ping is two messages, and each of them pays the latency. "
+         "Or did you take the mean of all times? The first ping opens the connection, and some are disturbed"),
+        ((latency_s / 2, bytes_per_s), "the latency is half the link's: did you halve a time twice?")], _near)
+    refuse(said := formula.explain(got), said)
     latency, speed = got
-    refuse(_near(latency, 2 * latency_s) and _near(speed, bytes_per_s / 2),
-           "the latency is twice and the bandwidth half the link's: a ping is two messages, one there and one "
-           "back")
-    refuse(_near(latency, bytes_per_s) and _near(speed, latency_s), "the two numbers are swapped: return the latency "
-                                                                    "first")
-    for factor, unit in ((1e-6, "megabytes"), (8e-6, "megabits")):
-        refuse(_near(speed, factor * bytes_per_s), f"the bandwidth is in {unit} per second: return bytes per second")
-    refuse(_near(latency, 1e3 * latency_s), "the latency is in milliseconds: return seconds")
-    refuse(_near(speed, 8 * bytes_per_s), "the bandwidth is eight times the link's: return bytes per second, not bits")
-    refuse(_near(speed, 1 / bytes_per_s), "you return seconds per byte: take its reciprocal")
-    refuse(_near(speed, 2 * bytes_per_s), "the bandwidth is twice the link's: did you count the bytes of both "
-                                          "directions, but the time of only one?")
-    refuse(_near(speed, bytes_per_s / 2), "the bandwidth is half the link's: a ping is two messages, one there and one "
-           "back")
-    refuse(_near(latency, 2 * latency_s), "the latency is twice the link's: a ping is two messages, and each of them "
-           "pays the latency. Or did you take the mean of all times? The first ping opens the connection, and some are "
-           "disturbed")
-    refuse(_near(speed, bytes_per_s) and _near(latency, latency_s / 2), "the latency is half the link's: did you halve "
-           "a time twice?")
-    require(_near(speed, bytes_per_s), f"the bandwidth is {short(speed / bytes_per_s)} times the link's. Compare the "
-            "times of two very different sizes. Leave out the first ping, which opens the connection, and take the "
-            "fastest of several: some are disturbed")
-    require(_near(latency, latency_s), f"the latency is {short(latency / latency_s)} times the link's. It is the time "
-            "that remains after subtracting that of the bytes. Leave out the first ping, which opens the connection, "
-            "and take the fastest of several: some are disturbed")
+    require(_near([speed], [bytes_per_s]), f"the bandwidth is {short(speed / bytes_per_s)} times the link's. Compare "
+            f"the times of two very different sizes. {first}")
+    require(_near([latency], [latency_s]), f"the latency is {short(latency / latency_s)} times the link's. It is the "
+            f"time that remains after subtracting that of the bytes. {first}")
 
 
-def _near(got: float, want: float) -> bool:
-    return abs(got / want - 1) <= PROMISED
+def _near(got: Sequence[float], values: Sequence[float]) -> bool:
+    """Whether these are about the values; where a value is nan, anything is."""
+    return all(np.isnan(value) or abs(own / value - 1) <= PROMISED for own, value in zip(got, values))
 
 
 def crossing_bytes(trace: Trace, ranks_per_host: int, num_bytes: int) -> int:
@@ -191,13 +191,12 @@ def predicted_ratio(got: Any, want: float, slips: Mapping[str, float]) -> float:
     require(isinstance(got, (int, float)) and not isinstance(got, bool), "predict must return one number, the ratio")
     if abs(got / want - 1) <= PREDICTED:
         return want
-    for sentence, value in slips.items():
-        refuse(abs(got / value - 1) < 1e-3, f"the ratio is {short(got)}, but the runs give {short(want)}: {sentence}")
-    refuse(abs(got * want - 1) < 1e-3, f"the ratio is {short(got)}, but the runs give {short(want)}: divide the "
-                                       "hierarchical time by the ring's, not the other way round")
-    refuse(True, f"the ratio is {short(got)}, but the runs give {short(want)}: count the steps of each phase, and what "
-                 "passes through a card in each step")
-    return want
+    formula = Formula(want, [
+        *((value, sentence) for sentence, value in slips.items()),
+        (1 / want, "divide the hierarchical time by the ring's, not the other way round")],
+        near=lambda one, other: abs(one / other - 1) < SLIPPED)
+    why = formula.explain(got, "count the steps of each phase, and what passes through a card in each step")
+    raise CheckFailed(f"the ratio is {short(got)}, but the runs give {short(want)}: {why}")
 
 
 def shared_cards(got: Any, want: Collection[Collection[int]], at_once: Mapping[frozenset[int], bool]) -> None:

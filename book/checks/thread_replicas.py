@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution, is_zero
-from book.checks.verdict import CheckFailed, Gradients, finite, flat, listed, magnitude, number, refuse, require, whole
+from book.checks.formula import Formula
+from book.checks.verdict import CheckFailed, Gradients, finite, flat, listed, magnitude, refuse, require, whole
 
 GRADIENT = {  # the module's gradient, which should be the mean over the examples
     "nothing": "the module's gradients are zero: the replicas' gradients are on the copies, so add them up in the "
@@ -133,7 +134,7 @@ def replica_gradients(meeting: Meeting, loss: Any, losses: Any, gradients: Gradi
     found = Attribution(got, rows, 1 / len(losses), axes=("examples",), counts={"num_replicas": meeting.num_replicas})
     if not found.is_right():
         raise CheckFailed(_why_not_whole(found, [list(visit.examples) for visit in meeting.in_order()]))
-    number("the loss that you return", loss.item() if hasattr(loss, "item") else loss, losses.mean())
+    Formula(losses.mean()).require_right("the loss that you return", loss.item() if hasattr(loss, "item") else loss)
     return magnitude(got)
 
 

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from book.checks.attribution import Attribution, in_words
+from book.checks.formula import Formula
 from book.checks.verdict import (
-    TOLERANCE, CheckFailed, Gradients, State, agree, differing, finite, flat, likeliest, magnitude, number,
+    TOLERANCE, CheckFailed, Gradients, State, agree, differing, finite, flat, likeliest, magnitude,
     refuse, require, whole, with_hint,
 )
 
@@ -152,7 +153,8 @@ def _check_loss(k: int, losses: Sequence[float], want: float) -> None:
         finite(rank, f"the loss of step {k}", np.asarray(loss, dtype=float))
     why = ("did all ranks start from rank 0's weights, in the tensors that the model computes with, and are these "
            "whole and in place when a forward runs?")
-    number(f"the mean of the ranks' losses in step {k}", float(np.mean(losses)), want, [(losses[0], why)])
+    formula = Formula(want, [(losses[0], why)])
+    formula.require_right(f"the mean of the ranks' losses in step {k}", float(np.mean(losses)))
 
 
 def _check_gradients(k: int, steps: Sequence[Step], places: Sequence[Places], want: Whole,
@@ -281,7 +283,7 @@ def continued(loaded: Sequence[State], ranks: Sequence[Sequence[Step]], expected
     unknown = "what else does the step depend on, and was it loaded into the optimizer that the model uses?"
     for k, want in enumerate(expected[first:]):
         got = whole(ranks[0][k].weights, want.after)
-        why = next((why for why, weights in slips.items() if k == 0 and agree(got, whole(weights))), unknown)
-        require(agree(got, whole(want.after)),
-                f"{where} the loaded weights are right, but after the next step they are not: {why}")
+        formula = Formula(whole(want.after), [(whole(weights), why) for why, weights in slips.items() if k == 0], agree)
+        require(formula.is_right(got), f"{where} the loaded weights are right, but after the next step they are not: "
+                + formula.explain(got, unknown))
     return float(np.mean([own[-1].loss for own in ranks]))
