@@ -156,6 +156,33 @@ def test_modules_and_functions_are_small_and_documented() -> None:
     assert not offences, "\n".join(offences)
 
 
+# Reads a message that has come as text: in a notebook's outputs, or from a learner's cell.
+READ_TEXTS = {"checks", "authoring", "grading"}
+READING = {"startswith", "endswith", "partition", "rpartition", "removeprefix", "removesuffix", "split", "find", "index",
+           "match", "search", "fullmatch", "findall", "finditer", "compile", "sub"}
+WORDS = re.compile(r"\b(waits|sleeps|computes|finished|has returned|cause|disagree|does not|a lock|of the store|wait for)\b"
+                   r"|\branks? ")
+
+
+def read_back(node: ast.AST) -> Iterator[str]:
+    """The texts that an expression compares with, searches for, or matches as a pattern."""
+    inside: list[ast.expr] = []
+    if isinstance(node, ast.Compare):
+        inside = [node.left, *node.comparators]
+    elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in READING:
+        inside = node.args
+    for part_of in (inner for expression in inside for inner in ast.walk(expression)):
+        if isinstance(part_of, ast.Constant) and isinstance(part_of.value, str):
+            yield part_of.value
+
+
+def test_no_module_reads_back_the_words_that_another_has_written() -> None:
+    """What ranks do is matched by `book.waiting.doing.Kind` and fields: a sentence can be reworded freely."""
+    offences = [f"{name_of(path)} line {node.lineno} reads {text!r}" for path in SOURCES if part(path) not in READ_TEXTS
+                for node in ast.walk(tree(path)) for text in read_back(node) if WORDS.search(text)]
+    assert not offences, "\n".join(offences)
+
+
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "index.md"])
 def test_commands_in_the_documents_exist(document: str) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))

@@ -13,6 +13,7 @@ from nbformat import NotebookNode
 
 from book.grading.lab import LabError, expect, marks, needed, points, read_lab, variant_of
 from book.grading.lab_schema import KEY, KINDS
+from book.words import joined, plural
 
 FOLDED = "hide-input"  # folds a solution on the website
 HIDDEN = "remove-cell"  # keeps a hidden check off the website
@@ -210,11 +211,5 @@ def _builds_on(name: str, lab: NotebookNode) -> str:
     for number in points(lab):
         others = sorted(needed(lab, number) - {number})
         if others:
-            lines.append(f"  - exercise {number} also runs your answer{'s' * (len(others) > 1)} to {_listed(others)}")
+            lines.append(f"  - exercise {number} also runs your {plural('answer', len(others))} to {joined(others)}")
     return "\n".join(lines)
-
-
-def _listed(numbers: list[int]) -> str:
-    """1, 2 and 3."""
-    *most, last = map(str, numbers)
-    return f"{', '.join(most)} and {last}" if most else last

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from book.launch import where
 from book.launch.board import NUM_ALIKE, Board, Call
 from book.waiting.hang import Group
+from book.words import agree, named
 
 WAIT_S = 2.0  # for ranks that are on their way to the same call, so that the message can name them all
 
@@ -240,13 +241,9 @@ def describe(calls: dict[int, Call]) -> str:
     for rank, call in sorted(calls.items()):
         alike[with_place(call)].append(rank)
     lines = [f"the ranks disagree in a collective: {differs}"]
-    return "\n".join([*lines, *(f"  {_who(ranks)} {words}" for words, ranks in alike.items())])
+    return "\n".join([*lines, *(f"  {named(ranks)} {agree('calls', ranks)} {words}" for words, ranks in alike.items())])
 
 
 def with_place(call: Call) -> str:
     """A call in words: "all_reduce(float32 [4], SUM) at cell line 3: dist.all_reduce(x)"."""
     return f"{call.name}({call.arguments}) at {where.place_of(call.filename, call.line)}"
-
-
-def _who(ranks: list[int]) -> str:
-    return f"rank {ranks[0]} calls" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} call"

@@ -25,6 +25,7 @@ from book.launch.ranks import Ranks
 from book.launch.server import warm_up
 from book.launch.transfer import SharedFile
 from book.waiting.message import graph, message
+from book.words import counted
 
 if TYPE_CHECKING:
     from book.trace import Trace
@@ -136,7 +137,7 @@ def launch(
         _announce_first_launch()
         _begin_to_load()
         backend, reason = _backend(world_size, env or {})
-        _announce(f"{world_size} rank{'s' * (world_size > 1)} on {reason}")
+        _announce(f"{counted(world_size, 'rank')} on {reason}")
         ranks = Ranks(world_size, on_line, check_calls)
         try:
             with _hosted_store(world_size) as port, ranks:
@@ -162,7 +163,7 @@ def _backend(world_size: int, env: Mapping[str, Any]) -> tuple[str, str]:
     num_gpus = _num_gpus(env)
     if num_gpus >= world_size:
         return "nccl", "nccl: a GPU each"
-    here = f"{num_gpus} GPU{'s' * (num_gpus > 1)} here, fewer than ranks" if num_gpus else "no GPU here"
+    here = f"{counted(num_gpus, 'GPU')} here, fewer than ranks" if num_gpus else "no GPU here"
     return "gloo", f"gloo (CPU): {here}"
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from book.extras import require
 from book.launch.api import LaunchError
+from book.words import agree, counted, joined, plural
 
 if TYPE_CHECKING:
     import torch
@@ -207,16 +208,11 @@ def _because(unable: Sequence[Said]) -> str:
     if first.told == "gloo":
         return f"{who} asked for gloo"
     if not first.num_gpus:
-        return f"{who} see{'s' * (len(unable) == 1)} no GPU"
-    sees = f"see{'s' * (len(unable) == 1)} {first.num_gpus} GPU{'s' * (first.num_gpus > 1)}"
-    return f"{who} {sees} for {first.num_ranks} ranks"
+        return f"{who} {agree('sees', unable)} no GPU"
+    return f"{who} {agree('sees', unable)} {counted(first.num_gpus, 'GPU')} for {first.num_ranks} ranks"
 
 
 def _named(ranks: Sequence[int]) -> str:
     """Ranks by name: "rank 3", "ranks 3 and 4", "ranks 3, 4 and 12 more"."""
-    first, others = [str(rank) for rank in ranks[:4]], len(ranks) - 4
-    if others > 0:
-        first.append(f"{others} more")
-    if len(first) == 1:
-        return f"rank {first[0]}"
-    return f"ranks {', '.join(first[:-1])} and {first[-1]}"
+    more = [f"{len(ranks) - 4} more"] if len(ranks) > 4 else []
+    return f"{plural('rank', len(ranks))} {joined([*ranks[:4], *more])}"

@@ -17,6 +17,7 @@ import numpy as np
 from book.columns import ABSENT, Columns, ColumnError
 from book.promise import PROMISES
 from book.schedule.phases import OPS, Move, Phases
+from book.words import listed, plural
 
 
 class ScheduleError(ValueError):
@@ -252,7 +253,7 @@ def contents_fault(held: np.ndarray, wanted: np.ndarray) -> str:
     missing, extra = np.flatnonzero(held < wanted), np.flatnonzero(held > wanted)
     faults = []
     if len(missing):
-        faults.append(f"lacks the contribution of {_ranks(missing)}")
+        faults.append(f"lacks the contribution of {plural('rank', len(missing))} {listed(missing)}")
     if len(extra):
         times = ", ".join(f"rank {k} ({held[k]:g} times)" if wanted[k] else f"rank {k} (not wanted)" for k in extra)
         faults.append(f"counts too often: {times}")
@@ -283,8 +284,3 @@ def _occurrence(keys: np.ndarray) -> np.ndarray:
     result = np.empty_like(since)
     result[order] = since
     return result
-
-
-def _ranks(numbers: np.ndarray) -> str:
-    names = ", ".join(str(n) for n in numbers)
-    return f"rank {names}" if len(numbers) == 1 else f"ranks {names}"

@@ -12,7 +12,7 @@ from itertools import combinations
 
 from book.waiting.doing import ANY, Doing, Kind
 from book.waiting.hang import Collective, Hang, Missing, Served, Standing, Thread
-from book.words import agree, counted, listed, named
+from book.words import agree, counted, joined, listed, named
 
 Look = Callable[[Hang], Iterator[str]]
 MOST_NAMES = 6  # of parameters
@@ -84,11 +84,11 @@ def _locked_in(standing: Standing) -> str | None:
     if doing.kind is Kind.FUTURE and threads and all(thread.doing.kind is Kind.FUTURE for thread in threads):
         return _starved(doing, threads)
     if len(in_locks) > 1 and doing.kind in (Kind.JOIN, Kind.TASKS):
-        return (f": its threads {' and '.join(in_locks)} each wait for a lock that another holds: take the locks in "
+        return (f": its threads {joined(in_locks)} each wait for a lock that another holds: take the locks in "
                 "the same order in all threads")
     if threads and all(thread.doing.kind in ENDS for thread in threads):
         doings = [f"its thread {thread.name} {thread.doing.words()}" for thread in threads]
-        return f" {doing.words()}, and {' and '.join(doings)}"
+        return f" {doing.words()}, and {joined(doings)}"
     if not threads and doing.kind in ENDS:
         return f" {doing.words()}, and has no other thread that could {ENDS[doing.kind]}"
     return None
@@ -96,7 +96,7 @@ def _locked_in(standing: Standing) -> str | None:
 
 def _starved(doing: Doing, threads: Sequence[Thread]) -> str:
     do = "does its thread" if len(threads) == 1 else "do its threads"
-    return (f" {doing.words()}, and so {do} {' and '.join(thread.name for thread in threads)}: "
+    return (f" {doing.words()}, and so {do} {joined(thread.name for thread in threads)}: "
             "the pool has no thread left to run what they wait for")
 
 
