@@ -1,10 +1,8 @@
 /* The twin of book/cost/step.py: what a layout costs on a cluster: bytes held, bytes sent, seconds of a step. */
-import * as links from "./links.js";
-import * as plan_bytes from "./plan_bytes.js";
-import * as plan_seconds from "./plan_seconds.js";
+import { ring_sent_bytes } from "./links.js";
+import { activation_bytes, state_bytes, tensor_parallel_sent_bytes, sharded_sent_bytes } from "./plan_bytes.js";
+import { seconds } from "./plan_seconds.js";
 
-const { ring_sent_bytes } = links;
-const { activation_bytes, state_bytes, tensor_parallel_sent_bytes, sharded_sent_bytes } = plan_bytes;
 const { min, ceil } = Math;
 const PARTS = [
   ...["matmul_s", "elementwise_s", "launch_s", "tp_s", "cp_s", "ep_s", "pp_s", "bubble_s", "dp_s", "update_s"],
@@ -133,7 +131,7 @@ function stepFlops(model, num_sequences) {
  */
 function costs(terms, held = terms.held()) {
   const sent = terms.sent();
-  const spent = plan_seconds.seconds(terms, sent, held.state_bytes);
+  const spent = seconds(terms, sent, held.state_bytes);
   return { ...held, ...sent, ...spent, step_s: PARTS.reduce((all, part) => all + spent[part], 0) };
 }
 

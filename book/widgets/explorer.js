@@ -460,4 +460,4 @@ function explorer(name, kind) {
   globalThis["lockstep" + upper(name)].answer = kind.answer ?? kindOf;
 }
 
-export { explorer, chart, dot, tens, logAxis, pieces, valueAt, zero, bars, timeline, lasting, drawBoth, trim, percent };
+export { explorer, chart, dot, logAxis, pieces, valueAt, zero, bars, timeline, lasting, drawBoth, trim, percent };
