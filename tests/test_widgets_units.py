@@ -7,7 +7,8 @@ import pytest
 
 from book.pipelines import gpipe
 from book.widgets import pipeline_player
-from book.widgets.terms import counted, spelled
+from book.widgets.terms import spelled
+from book.words import counted
 from book.widgets.terms import in_bytes, in_seconds, percent
 
 SIZES = {0: "0 B", 400: "400 B", 999: "999 B", 1000: "1.00 kB", 4608: "4.61 kB", 99_600: "99.6 kB", 461_000: "461 kB",

@@ -34,7 +34,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from book.checks.verdict import ROUNDED, SIX_DIGITS, TOLERANCE, CheckFailed, agree, flat, listed, short, times
+from book.checks.verdict import ROUNDED, SIX_DIGITS, TOLERANCE, CheckFailed, agree, flat, short, times
+from book.words import listed
 
 CLOSE = 1e-6  # the tolerance for coefficients
 MOST_IN_FLIGHT = 5  # contributions; with more there are too many ways to divide some of them

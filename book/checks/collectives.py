@@ -15,10 +15,11 @@ import numpy as np
 from book.checks.attribution import Attribution, in_words, is_zero
 from book.checks.recordings import point_to_point
 from book.checks.verdict import (
-    REDUCED, CheckFailed, agree, all_but_rank_0, before_and_after, buffers_of, likeliest, listed, refuse, require,
+    REDUCED, CheckFailed, agree, all_but_rank_0, before_and_after, buffers_of, likeliest, refuse, require,
     short,
 )
 from book.trace import Trace
+from book.words import listed
 
 BROADCAST = {  # a buffer that should be the root's
     "nothing": "holds zeros: was `buffer` filled from a tensor that nothing had been received into?",

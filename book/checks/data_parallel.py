@@ -13,9 +13,10 @@ import numpy as np
 from book.checks.attribution import Attribution
 from book.checks.verdict import (
     REDUCED, SIX_DIGITS, TOLERANCE, CheckFailed, Gradients, State, agree, all_but_rank_0, all_finite, differing, finite,
-    flat, furthest, identical, likeliest, listed, magnitude, num_given, refuse, require, short, times, whole,
+    flat, furthest, identical, likeliest, magnitude, num_given, refuse, require, short, times, whole,
 )
 from book.trace import Trace
+from book.words import listed
 
 AVERAGED = {  # a gradient that should be the mean over ranks; "times left_out" where some ranks have no gradient
     "times left_out": "this is the mean over the {num_users} ranks that have a gradient, but it must be over all "

@@ -14,9 +14,10 @@ import numpy as np
 from book.checks.attribution import Attribution
 from book.checks.formula import Formula
 from book.checks.verdict import (
-    CheckFailed, held, likeliest, listed, magnitude, refuse, require, whole,
+    CheckFailed, held, likeliest, magnitude, refuse, require, whole,
 )
 from book.trace import Trace
+from book.words import listed
 
 WINDOW = {  # the gradient with which an optimizer steps at the end of a window
     "nothing": "step {step}: the gradient is 0 when the optimizer steps: clear it after the step, not before",

@@ -12,10 +12,11 @@ import numpy as np
 from book.checks.attribution import Attribution
 from book.checks.formula import Formula
 from book.checks.verdict import (
-    ROUNDED, SIX_DIGITS, TOLERANCE, CheckFailed, agree, all_finite, flat, furthest, likeliest, listed,
+    ROUNDED, SIX_DIGITS, TOLERANCE, CheckFailed, agree, all_finite, flat, furthest, likeliest,
     num_given, refuse, require, same_loss, short, times,
 )
 from book.trace import parting
+from book.words import counted, listed
 
 STEP = {  # a first step that should go along the mean gradient of the batch's windows
     "times num_ranks": "it is {num_ranks} times as long. The global batch is the same, so keep the learning rate, and "
@@ -56,7 +57,7 @@ def first_step(updates: Sequence[Any], gradients: Any, rows: Sequence[Sequence[i
     if not found.is_right():
         why = (_why_repeated(found, num_ranks) or _why_decayed(found, start) or _why_cut_off(found)
                or _why_no_step(found))
-        raise CheckFailed(f"the first step on {num_ranks} rank{'s' * (num_ranks > 1)} is not that of one process: "
+        raise CheckFailed(f"the first step on {counted(num_ranks, 'rank')} is not that of one process: "
                           + why)
     num_rows = sum(map(sum, rows))
     refuse(num_ranks == 1 and num_rows > num_windows, f"{num_rows} windows went through the model on 1 rank, but the "
@@ -90,7 +91,7 @@ def global_losses(losses: Sequence[Sequence[float]], windows: Any, expected: Seq
                                      if name.startswith(kind)],
                           lambda one, other: parting(one, other, same_loss) is None)
         why = formula.explain(losses[0]) or _why_loss(step, got, want, windows, num_ranks)
-        raise CheckFailed(f"on {num_ranks} rank{'s' * (num_ranks > 1)} the loss of step {step} is {short(got)}, but in "
+        raise CheckFailed(f"on {counted(num_ranks, 'rank')} the loss of step {step} is {short(got)}, but in "
                           f"one process it is {short(want)}: {why}")
     return float(losses[0][-1])
 

@@ -13,10 +13,11 @@ import numpy as np
 
 from book.checks.attribution import Attribution, in_words
 from book.checks.verdict import (
-    CheckFailed, Gradients, State, agree, dense, finite, flat, listed, magnitude, refuse, require, short,
+    CheckFailed, Gradients, State, agree, dense, finite, flat, magnitude, refuse, require, short,
     unmet, whole, with_hint,
 )
 from book.mesh import Mesh
+from book.words import listed
 
 Cuts = Mapping[str, int | None]
 

@@ -6,9 +6,10 @@ from itertools import permutations
 from typing import Any
 
 from book.checks.formula import Formula
-from book.checks.verdict import CheckFailed, equal, listed, refuse, require, short
+from book.checks.verdict import CheckFailed, equal, refuse, require, short
 from book.mesh import AXES, Mesh
 from book.trace import Trace
+from book.words import listed
 
 Message = tuple[str, int, int, float]  # axis, src, dst, bytes
 

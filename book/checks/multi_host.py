@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from book.checks.formula import Formula
-from book.checks.verdict import CheckFailed, flat, listed, refuse, require, short, unmet
+from book.checks.verdict import CheckFailed, flat, refuse, require, short, unmet
 from book.trace import Trace
+from book.words import listed
 
 PROMISED = 0.25  # how far off a measured link may be
 PREDICTED = 0.01  # how far off a predicted ratio may be

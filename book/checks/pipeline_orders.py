@@ -16,6 +16,7 @@ from book.replay import bubble, pipeline_order
 from book.schedule import Action, PipelineSchedule, ScheduleError
 from book.simulate import simulate_pipeline
 from book.trace import Trace, parting
+from book.words import counted
 
 
 def gpipe_order(trace: Trace, num_stages: int, num_micro_batches: int) -> PipelineSchedule:
@@ -37,7 +38,7 @@ def one_f_one_b_order(trace: Trace, num_stages: int, num_micro_batches: int) -> 
     for rank, (got, want) in enumerate(zip(warm_ups, right)):
         if got < want:
             share, best = (short(bubble(simulate_pipeline(one, 1.0, 2.0)).share) for one in (order, wanted))
-            raise CheckFailed(f"rank {rank} starts its first backward after {got} forward{'s' * (got > 1)}, but in "
+            raise CheckFailed(f"rank {rank} starts its first backward after {counted(got, 'forward')}, but in "
                               f"1F1B after {want}: your ranks are idle {share} of the time, in 1F1B {best}")
         require(got == want, f"rank {rank} starts its first backward after {got} forwards, but in 1F1B after {want}: "
                 "more forwards keep more activations and save no time")
@@ -120,7 +121,7 @@ def predicted_pipeline(got: Any, num_stages: int, num_micro_batches: int) -> flo
     Returns the bubble.
     """
     p, m = num_stages, num_micro_batches
-    size = f"of {p} stage{'s' * (p > 1)} and {m} micro-batch{'es' * (m > 1)}"
+    size = f"of {counted(p, 'stage')} and {counted(m, 'micro-batch')}"
     require(isinstance(got, Mapping) and not {"bubble", "gpipe", "one_f_one_b"} - set(got),
             'predicted must return a dict with "bubble", "gpipe" and "one_f_one_b"')
     formula = Formula(pipeline_bubble(p, m), [

@@ -12,9 +12,10 @@ import numpy as np
 from book.checks.attribution import Attribution, in_words
 from book.checks.formula import Formula
 from book.checks.verdict import (
-    TOLERANCE, CheckFailed, Gradients, State, agree, differing, finite, flat, identical, likeliest, listed, magnitude,
+    TOLERANCE, CheckFailed, Gradients, State, agree, differing, finite, flat, identical, likeliest, magnitude,
     num_given, refuse, require, reworded, unmet, whole, with_hint,
 )
+from book.words import counted, listed
 
 GRADIENT = {  # a stage's gradient, which should be a weighted sum over the micro-batches, or what else {what} is
     "nothing": "stage {stage}: its gradients are 0: were they cleared at the end?",
@@ -257,7 +258,7 @@ def losses_of_steps(got: Sequence[Any], expected: Sequence[float], num_first: in
     """Two calls, of `num_first` steps and of the rest, must have returned the losses of one process."""
     for own, wanted in zip(got, (expected[:num_first], expected[num_first:])):
         length = len(own) if isinstance(own, Sequence) else "no"
-        require(length == len(wanted), f"{length} losses are returned for {len(wanted)} step{'s' * (len(wanted) > 1)}: "
+        require(length == len(wanted), f"{length} losses are returned for {counted(len(wanted), 'step')}: "
                 "return a list with one number for each")
     for step, (loss, wanted) in enumerate(zip([*got[0], *got[1]], expected)):
         why = ("is anything left over from earlier steps, such as their gradients in a context that all steps share?"

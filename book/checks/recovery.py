@@ -6,8 +6,9 @@ from math import sqrt
 from typing import Any
 
 from book.checks.formula import Formula
-from book.checks.verdict import CheckFailed, listed, refuse, require, short
+from book.checks.verdict import CheckFailed, refuse, require, short
 from book.trace import parting
+from book.words import counted, listed
 
 Calls = Mapping[int, Sequence[tuple[str, int, tuple[int, ...], bool]]]  # rank -> (group, number, members, done)
 EXACT = 1e-12
@@ -93,7 +94,7 @@ def same_batches(rows: Mapping[int, Sequence[Sequence[int]]], num_rows: int, ste
     """
     batches = {}
     for world_size, by_rank in rows.items():
-        where = f"step {step} on {world_size} rank{'s' * (world_size > 1)}"
+        where = f"step {step} on {counted(world_size, 'rank')}"
         together = [row for own in by_rank for row in own]
         odd = next((row for row in together if type(row) is not int), None)
         require(odd is None, f"{where}: rows have the type {type(odd).__name__}: return plain ints (tolist())")

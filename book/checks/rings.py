@@ -17,9 +17,10 @@ from book import cost
 from book.checks.attribution import Attribution
 from book.checks.formula import Formula
 from book.checks.recordings import point_to_point
-from book.checks.verdict import CheckFailed, before_and_after, listed, refuse, require
+from book.checks.verdict import CheckFailed, before_and_after, refuse, require
 from book.schedule import contents_fault
 from book.trace import Trace
+from book.words import listed
 
 SUMMED = {  # a chunk that should hold the sum
     "nothing": "is all zeros: did you read the receive buffer before wait(), or never receive?",

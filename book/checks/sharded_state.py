@@ -16,6 +16,7 @@ from book.checks.formula import Formula
 from book.checks.verdict import CheckFailed, likeliest, refuse, require, short
 from book.cost import BUS_FACTORS, StateBytes, sent_bytes, sharded_sent_bytes
 from book.trace import STATE, Event, Trace
+from book.words import counted
 
 Sizes = Mapping[str, tuple[int, int]]
 FACTORS: Mapping[str, Callable[[int], float]] = BUS_FACTORS
@@ -44,7 +45,7 @@ def fewest(got: Any, want: int | None, name: str) -> None:
         require(got is None, f"{name}: you return {got} ranks, but what is not sharded is already too large for one "
                 "rank, whatever the number of ranks: return None")
         return
-    require(got is not None, f"{name}: you return None, but it fits on {want} rank{'s' * (want > 1)}")
+    require(got is not None, f"{name}: you return None, but it fits on {counted(want, 'rank')}")
     formula = Formula(want, [
         (want - 1, "round up: a fraction of a rank needs a whole one"),
         (want + 1, "one rank fewer is enough: it just fits"),

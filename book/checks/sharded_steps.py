@@ -21,6 +21,7 @@ from book.checks.verdict import (
     TOLERANCE, CheckFailed, Gradients, State, agree, differing, finite, flat, likeliest, magnitude,
     refuse, require, whole, with_hint,
 )
+from book.words import counted
 
 Updates = Mapping[str, tuple[Any, Any]]
 Places = dict[str, np.ndarray]  # where each number of each unit's shard is in the whole model, -1 for padding
@@ -275,7 +276,7 @@ def continued(loaded: Sequence[State], ranks: Sequence[Sequence[Step]], expected
 
     `slips` maps messages to the weights after step `first` if something was forgotten. Returns the last loss.
     """
-    where = f"on {len(loaded)} rank{'s' * (len(loaded) > 1)}"
+    where = f"on {counted(len(loaded), 'rank')}"
     for rank, weights in enumerate(loaded):
         for name in differing(expected[first].before, weights, tolerance=TOLERANCE):
             raise CheckFailed(f"{where}, rank {rank} has loaded different numbers for {name} than were saved: does "

@@ -16,10 +16,11 @@ import numpy as np
 
 from book.checks.attribution import Attribution, is_zero
 from book.checks.verdict import (
-    ROUNDED, SIX_DIGITS, CheckFailed, agree, all_but_rank_0, dense, held, identical, likeliest, listed, magnitude,
+    ROUNDED, SIX_DIGITS, CheckFailed, agree, all_but_rank_0, dense, held, identical, likeliest, magnitude,
     refuse, require, same, short, times,
 )
 from book.trace import Trace
+from book.words import listed
 
 # The message for a product whose sides don't fit, if nothing is known of the weight.
 PRODUCT = ("the weight is cut along the wrong dim, or not at all: nn.Linear keeps it as (outputs, inputs), so a column "

@@ -15,7 +15,8 @@ import numpy as np
 
 from book.checks.attribution import Attribution, is_zero
 from book.checks.formula import Formula
-from book.checks.verdict import CheckFailed, Gradients, finite, flat, listed, magnitude, refuse, require, whole
+from book.checks.verdict import CheckFailed, Gradients, finite, flat, magnitude, refuse, require, whole
+from book.words import listed
 
 GRADIENT = {  # the module's gradient, which should be the mean over the examples
     "nothing": "the module's gradients are zero: the replicas' gradients are on the copies, so add them up in the "

@@ -6,7 +6,7 @@ rounding" means to one part in 10^9 of the largest element of a scale: sums in a
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -85,11 +85,6 @@ def with_hint(message: str, hints: Mapping[str, str]) -> str:
 def short(x: float) -> str:
     """A number with six significant digits."""
     return f"{x:.6g}"
-
-
-def listed(things: Iterable[Any]) -> str:
-    """Ranks, numbers or names, with commas."""
-    return ", ".join(map(str, things))
 
 
 def unmet(message: str, advice: str) -> str:

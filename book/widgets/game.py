@@ -8,7 +8,8 @@ from book.schedule import PipelineSchedule, check_counts
 from book.trace import Trace
 from book.widgets.page import Page, heading, listed, show
 from book.widgets.pipeline_run import MOST_RANKS, Durations, Pipeline, brief, read_pipeline
-from book.widgets.terms import counted, in_seconds, percent
+from book.widgets.terms import in_seconds, percent
+from book.words import counted
 
 if TYPE_CHECKING:
     from book.widgets.live import Live

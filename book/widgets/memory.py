@@ -23,7 +23,8 @@ from book.cost import sharded_sent_bytes
 from book.trace import STATE, Trace
 from book.widgets.memory_run import HINT, REDUCES, Action, Held, Place, read_held
 from book.widgets.page import Data, Page, arranged, check_choice, heading, listed, mapping, names_of, show
-from book.widgets.terms import counted, in_bytes, origin
+from book.widgets.terms import in_bytes, origin
+from book.words import counted
 
 if TYPE_CHECKING:
     from book.widgets.live import Live

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from book.cost import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, StateBytes, state_bytes
 from book.trace import Trace
 from book.widgets.page import Page, heading, show, table
-from book.widgets.terms import counted, in_bytes
+from book.widgets.terms import in_bytes
+from book.words import counted
 
 if TYPE_CHECKING:
     from book.widgets.live import Live

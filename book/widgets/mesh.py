@@ -25,7 +25,8 @@ from book.mesh import Mesh
 from book.trace import Event, Trace
 from book.widgets.mesh_run import RESULTS, Item, Step, Stop, read_step
 from book.widgets.page import Data, Page, heading, listed, show, table
-from book.widgets.terms import counted, in_bytes, origin, spelled
+from book.widgets.terms import in_bytes, origin, spelled
+from book.words import agree, counted, joined, plural
 
 if TYPE_CHECKING:
     from book.widgets.live import Live
@@ -241,7 +242,7 @@ class _Teller:
                 who, each = _names(ranks, self._mesh.world_size), len(events) // len(ranks)
                 axes = sorted({axis_name(event, self._mesh) for event in events})
                 size = f"{each} times {size}" if each > 1 else size
-                yield (f"{who[0].upper()}{who[1:]} send{'s' * (len(ranks) == 1)}",
+                yield (f"{who[0].upper()}{who[1:]} {agree('sends', ranks)}",
                        f" {size}{' each' * (len(ranks) > 1)} along {' and '.join(axes)}.")
 
     def collectives(self, stop: Stop) -> Iterator[Said]:
@@ -286,7 +287,7 @@ class _Teller:
         in_them = {rank for number in whole for rank in self._step.ranks_of_stage[number]}
         if len(ranks) == self._mesh.world_size or set(ranks) != in_them:
             return names
-        return f"stage{'s' * (len(whole) > 1)} {_join(map(str, whole))}"
+        return f"{plural('stage', len(whole))} {joined(whole)}"
 
 
 def _several(op: str, count: int) -> str:
@@ -309,9 +310,4 @@ def _each(count: int) -> str:
 def _names(ranks: list[int], world_size: int) -> str:
     if len(ranks) == world_size > 1:
         return "both ranks" if world_size == 2 else f"all {world_size} ranks"
-    return f"rank{'s' * (len(ranks) > 1)} {_join(f'@{rank}' for rank in ranks)}"
-
-
-def _join(texts: Iterable[str]) -> str:
-    *most, last = texts
-    return f"{', '.join(most)} and {last}" if most else last
+    return f"{plural('rank', len(ranks))} {joined(f'@{rank}' for rank in ranks)}"

@@ -10,7 +10,7 @@ from book.schedule import PipelineSchedule
 from book.trace import Trace
 from book.widgets.page import Page, arranged, check_choice, each_once, heading, listed, mapping, names_of, show
 from book.widgets.pipeline_run import Durations, Pipeline, figures, read_pipeline, run_payload
-from book.widgets.terms import counted
+from book.words import counted
 
 if TYPE_CHECKING:
     from book.widgets.live import Live

@@ -11,6 +11,7 @@ from typing import Any
 from book.cost import Network
 from book.widgets.player_run import Run, Transfer
 from book.widgets.player_words import NUMBERS
+from book.words import joined
 
 MOST_CARDS = 8  # more are not drawn one by one
 MOST_NAMED = 2  # more are counted
@@ -89,7 +90,4 @@ def _named(busiest: Ways, names: list[str]) -> str:
 
 
 def _listed(texts: list[str], most_named: int = 3) -> str:
-    *most, last = texts
-    if len(texts) > most_named:
-        return f"each of {len(texts)} cards"
-    return f"{', '.join(most)} and {last}" if most else last
+    return f"each of {len(texts)} cards" if len(texts) > most_named else joined(texts)

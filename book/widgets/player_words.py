@@ -17,6 +17,7 @@ from book.schedule import contents_fault
 from book.trace import Trace
 from book.widgets.player_run import Call, Contributions, Run, State, Transfer
 from book.widgets.terms import in_bytes, spelled
+from book.words import agree, joined, plural
 
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
@@ -133,10 +134,10 @@ def _call(call: Call, world_size: int) -> str:
     by_op: dict[str, list[int]] = {}
     for rank, op in sorted(call.ops.items()):
         by_op.setdefault(op, []).append(rank)
-    parts = [f"{ranks_named(ranks, world_size)} call{'s' if len(ranks) == 1 else ''} {op}"
+    parts = [f"{ranks_named(ranks, world_size)} {agree('calls', ranks)} {op}"
              for op, ranks in by_op.items()]
     if call.missing:
-        parts.append(f"{ranks_named(call.missing)} {'does' if len(call.missing) == 1 else 'do'} not")
+        parts.append(f"{ranks_named(call.missing)} {agree('does', call.missing)} not")
     return ", ".join(parts)
 
 
@@ -144,8 +145,7 @@ def ranks_named(ranks: Sequence[int], world_size: int | None = None) -> str:
     """Ranks by their numbers, "ranks 0, 1 and 3"; "all 4 ranks" if they are `world_size` of them."""
     if len(ranks) == world_size and len(ranks) > 1:
         return "both ranks" if world_size == 2 else f"all {world_size} ranks"
-    *most, last = map(str, ranks)
-    return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
+    return f"{plural('rank', len(ranks))} {joined(ranks)}"
 
 
 def _counted_twice(run: Run, step: int) -> str:

@@ -26,6 +26,7 @@ from book.trace import Trace
 from book.widgets.page import Page, arranged, check_choice, heading, listed, mapping, names_of, show
 from book.widgets.shards_run import Action, Contents, Drawing, Place, Play, State, Step, read_play
 from book.widgets.terms import in_bytes, origin, spelled
+from book.words import joined
 
 if TYPE_CHECKING:
     from book.widgets.live import Live
@@ -206,7 +207,7 @@ def begin(play: Play) -> str:
     """The words before the first step."""
     recipe = "Y = GELU(X A) B" if "B" in play.matrices else "Y = X A"
     given = [name for name, matrix in play.matrices.items() if not matrix.recipe and name != "dY"]
-    held = [join(part(play, tiles_of(state, name), play.start, name) for name in given) for state in play.start]
+    held = [joined(part(play, tiles_of(state, name), play.start, name) for name in given) for state in play.start]
     if len(set(held)) == 1:
         return f"{recipe}{' + bias' if play.bias else ''} on {play.world_size} ranks. Every rank holds {held[0]}."
     each = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(held))
@@ -217,13 +218,7 @@ def subject(ranks: Sequence[int], world_size: int) -> str:
     """The ranks as the subject of a sentence in the singular."""
     if len(ranks) == world_size:
         return "Every rank"
-    return f"Rank {ranks[0]}" if len(ranks) == 1 else f"Each of ranks {join(map(str, ranks))}"
-
-
-def join(texts: Iterable[str]) -> str:
-    """The texts as a list in prose: commas between them, "and" before the last."""
-    *most, last = texts
-    return f"{', '.join(most)} and {last}" if most else last
+    return f"Rank {ranks[0]}" if len(ranks) == 1 else f"Each of ranks {joined(ranks)}"
 
 
 def tiles_of(state: State, name: str) -> State:
@@ -291,8 +286,8 @@ def result(play: Play, tiles: State, all_ranks: Sequence[State]) -> str:
             complete = ", complete" if play.matrices[name].summed and not wrong else ""
             texts.append(f"{what}{complete}{' ' * bool(wrong)}{wrong}")
     if all(text.endswith(", complete") for text in texts):
-        return join(text.removesuffix(", complete") for text in texts) + ", complete"
-    return join(texts)
+        return joined(text.removesuffix(", complete") for text in texts) + ", complete"
+    return joined(texts)
 
 
 def _times(count: float) -> str:
@@ -342,7 +337,7 @@ def _apply(play: Play, step: Step, action: Action, held: State) -> tuple[str, st
 
 
 def _message(play: Play, step: Step, action: Action, held: State) -> tuple[str, str]:
-    names = join(dict.fromkeys(block.matrix for block in action.blocks)) if action.blocks else "something else"
+    names = joined(dict.fromkeys(block.matrix for block in action.blocks)) if action.blocks else "something else"
     to = f"sends {names} to {' and '.join(f'rank {peer}' for peer in dict.fromkeys(action.sent_to))}"
     gets = f"; it gets {result(play, action.holds, _of_all(step))}." if action.holds else "."
     return to if action.sent_to else "receives", gets
@@ -352,7 +347,7 @@ def _collective(play: Play, step: Step, held: list[State]) -> Said:
     event = next(iter(step.actions.values())).event
     op = (event.op if event else None) or "collective"
     names = dict.fromkeys(block.matrix for action in step.actions.values() for block in action.blocks)
-    what = spelled(op).capitalize() + (f" of {join(names)}" if names else "")
+    what = spelled(op).capitalize() + (f" of {joined(names)}" if names else "")
     if op == "barrier":
         return "Barrier", ": nobody goes on before all have called it.", False
     moves = f": {MOVES[op]}." if op in MOVES else "."
@@ -381,8 +376,8 @@ def _verdict(play: Play, states: list[State], names: Sequence[str], verb: str) -
     have = {place for state in ends for place in state}
     lost = [name for name in names if sum(place[0] == name for place in have) < play.world_size**2]
     if lost and not wrong:
-        return "Wrong: ", f"{told}. Parts of {join(lost)} are on no rank.", True
-    whole = "" if wrong or "all of Y" in told else f" Together they have all of {join(names)}."
+        return "Wrong: ", f"{told}. Parts of {joined(lost)} are on no rank.", True
+    whole = "" if wrong or "all of Y" in told else f" Together they have all of {joined(names)}."
     return ("Wrong: " if wrong else "Done: "), f"{told}.{whole}", wrong
 
 

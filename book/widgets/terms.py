@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from book.trace import Trace
+from book.words import counted
 
 SPELLED = {"all reduce": "all-reduce", "reduce scatter": "reduce-scatter", "all gather": "all-gather",
            "all to all": "all-to-all"}
@@ -13,11 +14,6 @@ def spelled(name: str) -> str:
     for plain, hyphenated in SPELLED.items():
         words = words.replace(plain, hyphenated)
     return words
-
-
-def counted(count: int, one: str) -> str:
-    """A count and its noun, of which `one` is the singular: "1 micro-batch", "2 micro-batches"."""
-    return f"{count} {one}" if count == 1 else f"{count} {one}{'es' if one.endswith(('s', 'ch')) else 's'}"
 
 
 def origin(trace: Trace, with_backend: bool) -> str:

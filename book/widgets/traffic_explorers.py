@@ -12,7 +12,8 @@ from book.schedule import Move, Schedule
 from book.simulate import simulate
 from book.widgets.explorer import Dial, Explorer, decades
 from book.widgets.page import heading, show, table
-from book.widgets.terms import counted, in_bytes, in_seconds
+from book.widgets.terms import in_bytes, in_seconds
+from book.words import counted
 
 if TYPE_CHECKING:
     from book.widgets.live import Live
