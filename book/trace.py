@@ -257,8 +257,8 @@ class Trace:
         return places[self.events.array("kind")]
 
 
-def parting(actual: Sequence[Any], expected: Sequence[Any], alike: Callable[[Any, Any], Any] = operator.eq,
-            for_good: bool = False) -> int | None:
+def parting(actual: Sequence[Any] | np.ndarray, expected: Sequence[Any] | np.ndarray,
+            alike: Callable[[Any, Any], Any] = operator.eq, for_good: bool = False) -> int | None:
     """The first place at which two runs part, None if they never do; `for_good`, the one since which they stay apart.
 
     A run is what a rank did, or what a place held, in order; one that ends before the other parts from it there.

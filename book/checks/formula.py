@@ -18,7 +18,7 @@ class Formula:
     whether two numbers agree to one part in a million.
     """
 
-    def __init__(self, want: Any, slips: Slips = (), near: Callable[[Any, Any], bool] = equal) -> None:
+    def __init__(self, want: Any, slips: Slips = (), near: Callable[[Any, Any], Any] = equal) -> None:
         self.want, self.slips, self.near = want, slips, near
 
     def is_right(self, got: Any) -> bool:
