@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +26,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from book.grading import sandbox
-from book.grading.lab import code_cells, marks
+from book.grading.lab import code_cells, marks, points
 from book.grading.reference import ALLOWANCE_S
 
 ATTACKS = Path(__file__).parent / "attacks"
@@ -73,8 +74,8 @@ HIDDEN_2 = '''draw = random.Random(SEED + 3)
 print("hidden 2:", [ring_sent(n * draw.randrange(1, 10**6), n) for n in (2, 5, 8)])'''
 
 
-def attack_lab() -> NotebookNode:
-    """Two exercises without torch: quick to grade. 2 + 1 points."""
+def attack_lab(num_exercises: int = 2) -> NotebookNode:
+    """One exercise or two, without torch: quick to grade. 2 + 1 points."""
     cells = [
         new_markdown_cell("# A lab to attack"), _cell(SETUP, id="setup", kind="setup"),
         _cell("SEED = 3", id="seed", kind="parameters"),
@@ -84,10 +85,7 @@ def attack_lab() -> NotebookNode:
         _cell(TOTAL, id="sent", kind="answer", exercise=2),
         _cell(CHECK_2, id="check-2", kind="check", exercise=2, points=1),
         _cell(HIDDEN_2, id="hidden-2", kind="check", exercise=2, points=0, hidden=True)]
-    lab = new_notebook(cells=cells, metadata={"lockstep": {"points": 3}})
-    for number, cell in enumerate(lab.cells):
-        cell.id = f"cell-{number}"
-    return lab
+    return _lab(cell for cell in cells if marks(cell).get("exercise", 1) <= num_exercises)
 
 
 TORCH_SETUP = """import torch
@@ -132,12 +130,20 @@ after = launch(on_ranks, 2, {length}, timeout_s=40, hang_s=2)
 print([sum((i + 1) * x for i, x in enumerate(buffer.tolist())) for buffer in after])'''
 
 
-def torch_lab(call: str, answer: str, **mark: Any) -> NotebookNode:
-    """One exercise, 3 points, checked on two real ranks."""
-    cells = [_cell(TORCH_SETUP, id="setup", kind="setup"), _cell("SEED = 3", id="seed", kind="parameters"),
-             _cell(answer, id="answer", kind="answer", exercise=1),
-             _cell(ON_RANKS.format(call=call, length=9), id="check-1", kind="check", exercise=1, points=3, **mark)]
-    lab = new_notebook(cells=cells, metadata={"lockstep": {"points": 3}})
+def ranks_lab() -> NotebookNode:
+    """A ring that is also tried over the wire, and a mean, on two real ranks. 2 + 1 points."""
+    return _lab([
+        _cell(TORCH_SETUP, id="setup", kind="setup"), _cell("SEED = 3", id="seed", kind="parameters"),
+        _cell(RING, id="ring", kind="answer", exercise=1),
+        _cell(ON_RANKS.format(call="ring_all_reduce", length=9), id="check-1", kind="check", exercise=1, points=2,
+              wire="ring_all_reduce"),
+        _cell(MEAN, id="mean", kind="answer", exercise=2),
+        _cell(ON_RANKS.format(call="mean", length=9), id="check-2", kind="check", exercise=2, points=1)])
+
+
+def _lab(cells: Iterable[NotebookNode]) -> NotebookNode:
+    lab = new_notebook(cells=list(cells))
+    lab.metadata["lockstep"] = {"points": sum(points(lab).values())}
     for number, cell in enumerate(lab.cells):
         cell.id = f"cell-{number}"
     return lab
@@ -234,16 +240,16 @@ class Course:
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return folder
 
-    def goes_on_from(self, other: Course, allowance_s: float = 12, **limits: int) -> None:
-        """Takes the seed and the references of another course on the same lab, with narrower limits."""
-        references = json.loads((other.folder / "results" / "references.json").read_text())
+    def narrow(self, allowance_s: float, **limits: int) -> None:
+        """Gives the submissions that are not graded yet less time than the references do, and other limits."""
+        path = self.folder / "results" / "references.json"
+        references = json.loads(path.read_text())
         for reference in references.values():
             spared = ALLOWANCE_S - allowance_s
             reference["limits"]["wall_s"] -= spared
             reference["limits"]["cell_s"] -= spared / 2
             reference["limits"].update(limits)
-        shutil.copy(other.folder / "results" / "run.json", self.folder / "results")
-        (self.folder / "results" / "references.json").write_text(json.dumps(references))
+        path.write_text(json.dumps(references))
 
     def record(self, name: str) -> dict[str, Any]:
         """A student's record."""

@@ -1,4 +1,4 @@
-"""Submissions that forge, snoop and reach out, graded together with an honest one: none gets points it did not earn."""
+"""Submissions that forge, snoop, reach out and do harm, graded beside honest ones: none gets what it did not earn."""
 from __future__ import annotations
 
 import compileall
@@ -19,17 +19,31 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from book.checks import formula
 from book.grading.sandbox import BOOK
-from tests.attack_lab import BLOWN, CHECK_1, USERS, Course, answered, attack_lab, attacks
+from tests.attack_lab import BLOWN, CHECK_1, USERS, Attack, Course, answered, attack_lab, attacks
 
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 REMAINS = attacks("remains")
-FORGING = attacks("forge") + attacks("reach") + REMAINS
+REACHING = attacks("reach") + REMAINS
+# What a kernel's own code comes to does not depend on the grader's user; what can be reached from it does.
+FORGING = {user: REACHING if user == "nobody" else attacks("forge") + REACHING for user in USERS}
+ANSWER_BOTH = {"hooks", "patched_helpers", "settrace", "thread"}  # what they leave behind could reach exercise 2
 WHY = "an exercise that the book itself can answer is answered by it, unless the module is withheld; the report says so"
-CASES = [pytest.param(attack, id=attack.name, marks=[pytest.mark.xfail(strict=True, reason=WHY)] * (attack in REMAINS))
-         for attack in FORGING]
+CASES = [pytest.param(user, attack, id=f"{user}-{attack.name}",
+                      marks=[pytest.mark.xfail(strict=True, reason=WHY)] * (attack in REMAINS))
+         for user, tried in FORGING.items() for attack in tried]
+HARMFUL = attacks("harm")
+# What comes of these depends on the grader's user. What the others do, such as printing without end, does not.
+BY_USER = {"fork_bomb", "full_disks", "full_run_folder", "kill_all", "memory_many", "orphan"}
+HARMING = {user: [attack for attack in HARMFUL if user == "self" or attack.name in BY_USER] for user in USERS}
+HARM_CASES = [pytest.param(user, attack, id=f"{user}-{attack.name}")
+              for user, tried in HARMING.items() for attack in tried]
+KINDS = ("json", "html", "gradescope.json")
+LIMITS = {"memory_bytes": 1 << 30, "scratch_bytes": 64 << 20, "num_processes": 64}
 ADD_KEY, KEYCTL = {"x86_64": (248, 250), "aarch64": (217, 219)}.get(platform.machine(), (-1, -1))  # system calls
 READ_NOTE = """import ctypes, sys
 sys.exit(ctypes.CDLL(None).syscall(int(sys.argv[1]), 10, -3, b"user", sys.argv[2].encode(), 0) < 0)"""
@@ -66,7 +80,7 @@ def listen(family: int, address: object, visitors: list[str]) -> socket.socket:
 
 @pytest.fixture(scope="module", params=USERS)
 def graded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graded]:
-    """All attacks graded, as this user and as nobody, who hands in only exercise 1: results differ only there."""
+    """All attacks graded, as this user and as nobody. Most answer only exercise 1."""
     course = Course(tmp_path_factory.mktemp("code"), attack_lab(), request.param == "nobody")
     victim, visitors = course.hand_in("victim", answered(course.lab)), []
     servers = [listen(socket.AF_INET, ("", 0), visitors)]
@@ -74,9 +88,9 @@ def graded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     servers += [listen(socket.AF_UNIX, f"\0lockstep-{port}", visitors),
                 listen(socket.AF_UNIX, str(course.folder / "listening"), visitors)]
     os.chmod(course.folder / "listening", 0o777)
-    for attack in FORGING:
+    for attack in FORGING[request.param]:
         source = attack.source(folder=course.folder, port=port, host=host())
-        rest = {"sent": None} if course.as_nobody else {}
+        rest = {} if attack.name in ANSWER_BOTH else {"sent": None}
         course.hand_in(attack.name, answered(course.lab, bounds=source, **rest))
     leave_note(f"lockstep-{port}")
     locked = hold_lock(port)
@@ -112,23 +126,23 @@ def host() -> str:
         return probe.getsockname()[0]
 
 
-@pytest.mark.parametrize("attack", CASES)
-def test_an_attack_gets_only_what_it_earned(graded: Graded, attack) -> None:
+@pytest.mark.parametrize("graded, attack", CASES, indirect=["graded"])
+def test_an_attack_gets_only_what_it_earned(graded: Graded, attack: Attack) -> None:
     record = graded.course.record(attack.name)
-    earned, second = (0, "not answered") if graded.course.as_nobody else (1, "passed")
+    earned, second = (1, "passed") if attack.name in ANSWER_BOTH else (0, "not answered")
     assert record["points"] == earned and record["max_points"] == 3
     assert record["exercises"]["1"]["status"].startswith(attack.ends) and record["exercises"]["2"]["status"] == second
     assert BLOWN not in json.dumps(record)
 
 
-@pytest.mark.parametrize("seed", range(1, 40))
-def test_equal_chunks_fail_with_every_seed(seed: int) -> None:
+def test_equal_chunks_fail_with_every_seed() -> None:
     def equal_chunks(length: int, num_chunks: int) -> list[tuple[int, int]]:
         size = length // num_chunks
         return [(chunk * size, (chunk + 1) * size) for chunk in range(num_chunks)]
 
-    with pytest.raises(AssertionError):
-        exec(CHECK_1, {"SEED": seed, "random": random, "formula": formula, "chunk_bounds": equal_chunks})
+    for seed in range(1, 40):
+        with pytest.raises(AssertionError):
+            exec(CHECK_1, {"SEED": seed, "random": random, "formula": formula, "chunk_bounds": equal_chunks})
 
 
 def test_the_victim_keeps_everything(graded: Graded) -> None:
@@ -142,11 +156,16 @@ def test_imports_from_the_book_are_reported_to_the_instructor(graded: Graded) ->
     assert "answers import from the book: book.checks.rings" in graded.course.record("book_itself")["notes"]
 
 
+def students(course: Course) -> set[str]:
+    """The files of a run's students."""
+    return {path.name for path in (course.folder / "results" / "students").iterdir()}
+
+
 def test_nothing_is_left_and_nothing_was_added(graded: Graded) -> None:
     assert graded.left == ([], [])
-    names = {"victim", *(attack.name for attack in FORGING)}
-    students = {f"{name}.{kind}" for name in names for kind in ("json", "html", "gradescope.json")}
-    assert {path.name for path in (graded.course.folder / "results" / "students").iterdir()} == students
+    names = {path.stem for path in (graded.course.folder / "submissions").iterdir()}
+    assert len(names) == 1 + len(FORGING["nobody" if graded.course.as_nobody else "self"])
+    assert students(graded.course) == {f"{name}.{kind}" for name in names for kind in KINDS}
     assert {path.name for path in (graded.course.folder / "results").iterdir()} == {
         "run.json", "references.json", "grades.csv", "grades.json", "index.html", "students"}
 
@@ -165,3 +184,45 @@ def test_the_note_in_the_keyring_can_be_read_by_others(graded: Graded) -> None:
     read = subprocess.run([sys.executable, "-c", READ_NOTE, str(KEYCTL), f"lockstep-{graded.port}"])
     if read.returncode:
         pytest.skip("this machine lets nobody use keyrings")
+
+
+@pytest.fixture(scope="module", params=USERS)
+def harmed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Course:
+    """Two jobs run side by side: while one does harm, the other is the next attack, or an honest neighbour of its."""
+    course = Course(tmp_path_factory.mktemp("harm"), attack_lab(1), request.param == "nobody")
+    course.hand_in("absent", answered(course.lab, bounds=None))
+    made = course.grade()
+    assert made.returncode == 0, made.stderr
+    course.narrow(8, **LIMITS)
+    for attack in HARMING[request.param]:
+        course.hand_in(attack.name, answered(course.lab, bounds=attack.source(folder=course.folder)))
+        if attack.name in BY_USER:
+            course.hand_in(f"{attack.name}-neighbour", answered(course.lab))
+    run = course.grade(timeout_s=1500)
+    assert run.returncode == 0, run.stderr
+    return course
+
+
+@pytest.mark.parametrize("harmed, attack", HARM_CASES, indirect=["harmed"])
+def test_harm_comes_to_nothing(harmed: Course, attack: Attack) -> None:
+    record = harmed.record(attack.name)
+    exercise = record["exercises"]["1"]
+    # Two limits stop the process that fills memory, and a loaded machine decides which: its own, or the job's.
+    either = attack.name == "memory_one"
+    ends = (attack.ends, "stopped: memory limit") if either else attack.ends
+    assert record["points"] == 0 and exercise["status"].startswith(ends), record
+    assert (exercise.get("tried") == 2) == bool(exercise.get("retry")) or either
+    assert BLOWN not in json.dumps(record)
+
+
+def test_neighbours_of_harm_keep_everything(harmed: Course) -> None:
+    neighbours = [path.stem for path in (harmed.folder / "submissions").glob("*-neighbour.ipynb")]
+    assert len(neighbours) == len(BY_USER)
+    for name in neighbours:
+        record = harmed.record(name)
+        assert record["points"] == 2 and record["error"] is None, record
+    honest = answered(harmed.lab)
+    assert all(nbformat.read(harmed.folder / "submissions" / f"{name}.ipynb", 4) == honest for name in neighbours)
+    assert students(harmed) == {f"{path.stem}.{kind}" for path in (harmed.folder / "submissions").iterdir()
+                                for kind in KINDS}
+    assert harmed.left_behind() == ([], [])

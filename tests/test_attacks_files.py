@@ -1,8 +1,14 @@
-"""Submissions are only data: files that are not notebooks, cells with false claims, names with meaning elsewhere."""
+"""Submissions are only data: files that are not notebooks, cells with false claims, names with meaning elsewhere.
+
+And the run that grades them: it can be killed and resumed, and without a sandbox it starts only if it is told to.
+"""
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +16,13 @@ from typing import Any
 import pytest
 from nbformat.v4 import new_code_cell, new_output
 
+from book.grading import sandbox
 from book.grading.handed_in import slug
 from book.grading.lab import code_cells, marks
-from tests.attack_lab import USERS, Course, answered, attack_lab
+from tests.attack_lab import USERS, Course, answered, attack_lab, attacks
 
+pytestmark = [pytest.mark.slow, pytest.mark.full]
+LIMIT_S = 600
 NOTHING = "def chunk_bounds(length, num_chunks):\n    return []\n"
 NAMES = ["=HYPERLINK(\"http:x\",\"grade\")", "<script>alert(1)</script>", "two\nlines", "\x1b[2Jcleared",
          "\u202egnp.exe", "@sum(1)", "n" * 200, "\u7b14\u7b14"]
@@ -122,10 +131,11 @@ class Graded:
 
 @pytest.fixture(scope="module", params=USERS)
 def graded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Graded:
-    """All of it in one run."""
+    """All of it in one run. Which files can be opened depends on the user; what is read from them does not."""
     course = Course(tmp_path_factory.mktemp("files"), attack_lab(), request.param == "nobody")
     course.hand_in("victim", answered(course.lab))
-    points, errors, odd = cheats(course), files(course), strange(course)
+    points, odd = ({}, []) if course.as_nobody else (cheats(course), strange(course))
+    errors = files(course)
     neighbours(course)
     names = [*NAMES, NOT_UTF8]
     for name in names:
@@ -139,6 +149,7 @@ def graded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Graded(course, run.stdout, points, errors, [name.replace("/", "\u2215") for name in names], odd)
 
 
+@pytest.mark.parametrize("graded", USERS[:1], indirect=True)
 def test_cells_are_scored_by_their_answers(graded: Graded) -> None:
     records = {name: graded.course.record(name) for name in graded.points}
     assert {name: record["points"] for name, record in records.items()} == graded.points
@@ -155,6 +166,7 @@ def test_a_file_that_is_not_a_notebook_is_explained_in_a_sentence(graded: Graded
     assert "root:" not in json.dumps(graded.course.record("lost"))
 
 
+@pytest.mark.parametrize("graded", USERS[:1], indirect=True)
 def test_readable_notebooks_are_graded(graded: Graded) -> None:
     for name in graded.strange:
         record = graded.course.record(name)
@@ -178,3 +190,74 @@ def test_names_are_inert_in_the_reports(graded: Graded) -> None:
     listed = [record["student"] for record in json.loads((results / "grades.json").read_text())["submissions"]]
     handed_in = 2 + sum(map(len, (graded.points, graded.errors, graded.names, graded.strange)))
     assert len(listed) == len(set(listed)) == handed_in
+
+
+def wait_for(happened, limit_s: float = LIMIT_S) -> None:
+    """Waits until a condition holds."""
+    end_s = time.monotonic() + limit_s
+    while not happened():
+        assert time.monotonic() < end_s
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_a_killed_run_is_resumed(user: str, tmp_path: Path) -> None:
+    course = Course(tmp_path, attack_lab(1), user == "nobody")
+    for name in ("ann", "bob"):
+        course.hand_in(name, answered(course.lab))
+    results = course.folder / "results"
+    first = results / "students" / "ann.json"
+    with subprocess.Popen(course.command("-j", "1"), cwd="/", env=course.environment(), stdout=subprocess.DEVNULL,
+                          stderr=subprocess.DEVNULL) as run:
+        wait_for(lambda: first.exists() or run.poll() is not None)
+        wait_for(lambda: list(course.temporary.iterdir()) or run.poll() is not None)  # bob's job has begun
+        assert run.poll() is None
+        run.kill()
+    wait_for(lambda: not course.left_behind()[1], 60)
+    seed, kept, graded = (results / "run.json").read_bytes(), first.read_bytes(), first.stat().st_mtime_ns
+    references = (results / "references.json").read_bytes()
+    run = course.grade()
+    assert run.returncode == 0, run.stderr
+    assert (results / "run.json").read_bytes() == seed
+    assert (results / "references.json").read_bytes() == references
+    assert first.read_bytes() == kept and first.stat().st_mtime_ns == graded  # not run again
+    assert [course.record(name)["points"] for name in ("ann", "bob")] == [2, 2]
+    assert course.left_behind() == ([], [])
+
+
+def test_without_bubblewrap_nothing_is_run(tmp_path: Path) -> None:
+    course = Course(tmp_path, attack_lab())
+    course.hand_in("victim", answered(course.lab))
+    (tmp_path / "bin").mkdir()
+    run = subprocess.run(course.command(), env={**course.environment(), "PATH": str(tmp_path / "bin")}, cwd="/",
+                         capture_output=True, text=True, timeout=LIMIT_S)
+    assert run.returncode == 1 and not run.stdout and len(run.stderr.splitlines()) == 1
+    assert "sandbox" in run.stderr and "bwrap" in run.stderr and "apt install bubblewrap" in run.stderr
+    assert not list((course.folder / "results").iterdir()) and course.left_behind() == ([], [])
+
+
+def test_a_book_that_python_would_not_import_in_the_sandbox_is_refused(tmp_path: Path) -> None:
+    """Such as a second clone: its grader would compare what two versions of the book print."""
+    course = Course(tmp_path, attack_lab())
+    course.hand_in("victim", answered(course.lab))
+    shutil.copytree(sandbox.BOOK, tmp_path / "clone" / "book")
+    run = subprocess.run(course.command(), env={**course.environment(), "PYTHONPATH": str(tmp_path / "clone")}, cwd="/",
+                         capture_output=True, text=True, timeout=LIMIT_S)
+    assert run.returncode == 1 and not run.stdout and len(run.stderr.splitlines()) == 1
+    assert f"this is the book in {tmp_path / 'clone'}, but submissions would import" in run.stderr
+    assert "pip install -e ." in run.stderr and not list((course.folder / "results").iterdir())
+
+
+def test_without_a_sandbox_an_attack_succeeds(tmp_path: Path) -> None:
+    """Grading works if the instructor asks for it, with a warning, and attacks that the sandbox stops can succeed."""
+    course = Course(tmp_path, attack_lab(1))
+    course.hand_in("victim", answered(course.lab))
+    attack = next(one for one in attacks("reach") if one.name == "gradebook")
+    code = attack.code.replace("@FOLDER@", str(course.folder))
+    course.hand_in("reader", answered(course.lab, bounds=code))
+    before = {path: path.read_bytes() for path in (course.folder / "submissions").iterdir()}
+    run = course.grade("--unsafe-no-sandbox")
+    assert run.returncode == 0 and "*  NO SANDBOX." in run.stderr
+    assert course.record("victim")["points"] == course.record("reader")["points"] == 2
+    assert {path: path.read_bytes() for path in (course.folder / "submissions").iterdir()} == before
+    assert course.left_behind() == ([], [])
