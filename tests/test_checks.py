@@ -171,8 +171,8 @@ def fail_on(wrong_rank, error):
 
 
 def test_only_errors_that_something_explains_become_failed_checks():
-    def failure(message, word):
-        return verdict.with_hint(message, {word: f"do not {word}"})
+    def failure(error, word):
+        return verdict.with_hint(error, {word: f"do not {word}"})
 
     with pytest.raises(CheckFailed, match="(?s)rank 1 failed.*stumble.*\ndo not stumble"):
         with verdict.explained(failure, "stumble"):

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from book.checks import frameworks
+from book.launch import HangError, RankError
 from book.checks.verdict import CheckFailed
 from book.trace import Event, Trace
 
@@ -121,6 +122,7 @@ def test_a_rank_without_a_gradient_is_told_to_run_a_backward():
 
 
 def test_a_wait_for_a_rank_without_rows_is_explained():
-    assert frameworks.uneven_failure("nothing has moved", (2, 0)).startswith("rank 1 has no rows, and the others wait")
-    assert frameworks.uneven_failure("nothing has moved", (2, 1)).startswith("some ranks run more backwards than")
-    assert frameworks.uneven_failure("division by zero", (2, 1)) == "division by zero"
+    hang = HangError("nothing has moved")
+    assert frameworks.uneven_failure(hang, (2, 0)).startswith("rank 1 has no rows, and the others wait")
+    assert frameworks.uneven_failure(hang, (2, 1)).startswith("some ranks run more backwards than")
+    assert frameworks.uneven_failure(RankError("division by zero"), (2, 1)) == "division by zero"

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from book.checks import hybrid, hybrid_steps, meshes
+from book.launch import RankError
 from book.checks.verdict import CheckFailed
 from book.checks.hybrid import cut
 from book.mesh import AXES, Mesh
@@ -112,7 +113,7 @@ def test_sizes_belong_to_axes_in_any_order():
     ("IndexError: tuple index out of range", "counts in the world"),
 ])
 def test_an_error_of_a_rank_gets_a_hint(message, hint):
-    assert hint in hybrid.mesh_failure(message) and hybrid.mesh_failure("other") == "other"
+    assert hint in hybrid.mesh_failure(RankError(message)) and hybrid.mesh_failure(RankError("other")) == "other"
 
 
 @pytest.mark.parametrize("parts, complaint", [

@@ -258,9 +258,9 @@ def sum_of_own_sizes():
 def test_mismatched_collectives_get_a_hint_at_the_group():
     with pytest.raises(LaunchError) as caught:
         launch(sum_of_own_sizes, 2)
-    first, *calls, hint = pipeline_parallel.failure_of_replicas(str(caught.value)).splitlines()
+    first, *calls, hint = pipeline_parallel.failure_of_replicas(caught.value).splitlines()
     assert "different sizes" in first and len(calls) == 2 and "give group=" in hint
-    assert pipeline_parallel.failure_of_replicas("rank 0 failed") == "rank 0 failed"
+    assert pipeline_parallel.failure_of_replicas(LaunchError("rank 0 failed")) == "rank 0 failed"
 
 
 def test_actions_that_are_not_due_are_refused():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from book.checks import sharded_state, sharded_steps
+from book.launch import RankError
 from book.checks.verdict import CheckFailed
 from book.cost import StateBytes, sharded_sent_bytes, state_bytes
 from book.trace import Event, Trace
@@ -308,9 +309,10 @@ def test_wrong_contents_of_a_checkpoint_are_reported():
                              ({"shard": 304}, "the zeros that pad"), ({"shard": 1200}, "each of the 4 ranks")):
         with pytest.raises(CheckFailed, match=complaint):
             sharded_steps.saved_once(sizes, 300, 4)
-    assert "Size mismatch" in sharded_steps.load_failure("ValueError: Size mismatch between", "/somewhere")
-    assert "must use the same name" in sharded_steps.saving_failure("invalid fill tensor-volume: 174", "/somewhere")
-    assert sharded_steps.load_failure("no /somewhere/x", "/somewhere") == "no the folder/x"
+    no_match, not_filled = RankError("ValueError: Size mismatch between"), RankError("invalid fill tensor-volume: 174")
+    assert "Size mismatch" in sharded_steps.load_failure(no_match, "/somewhere")
+    assert "must use the same name" in sharded_steps.saving_failure(not_filled, "/somewhere")
+    assert sharded_steps.load_failure(RankError("no /somewhere/x"), "/somewhere") == "no the folder/x"
 
 
 def test_resumed_training_equals_one_process():

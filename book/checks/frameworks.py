@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution
+from book.launch import LaunchError
 from book.checks.formula import Formula
 from book.checks.verdict import (
-    CheckFailed, held, likeliest, magnitude, refuse, require, whole,
+    CheckFailed, held, likeliest, magnitude, refuse, require, whole, stands_still,
 )
 from book.trace import Trace
 from book.words import listed
@@ -251,16 +252,17 @@ def uneven_gradient(rank: int, gradients: Sequence[Any], rows: Any, sizes: Seque
                         rank=rank)
 
 
-def uneven_failure(message: str, sizes: Sequence[int]) -> str:
+def uneven_failure(error: LaunchError, sizes: Sequence[int]) -> str:
     """The error of ranks with unequal numbers of rows: an explanation if some waited for one that has none."""
-    if 0 in sizes and ("nothing has moved" in message or "Connection closed" in message or "has ended" in message):
+    message = str(error)
+    if 0 in sizes and (stands_still(error) or "Connection closed" in message or "has ended" in message):
         return (f"rank {sizes.index(0)} has no rows, and the others wait for its part of the all-reduce: every rank "
                 "must run a backward, even one without a row, and of a loss that comes out of the model, since DDP "
                 f"gets ready in its forward.\n{message}")
-    if 0 in sizes and "do the sizes differ" in message:
+    if 0 in sizes and any("doesn't match expected size" in written for written in error.stderr):  # by gloo
         return (f"rank {sizes.index(0)} has no rows, and all-reduces different tensors from the others: DDP joins "
                 f"gradients in buckets, so every rank must leave the all-reduce to a backward of its own.\n{message}")
-    if "nothing has moved" in message:
+    if stands_still(error):
         return ("some ranks run more backwards than others, and wait: each rank must run exactly one, over all of its "
                 f"rows, whatever their number.\n{message}")
     return message

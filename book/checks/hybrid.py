@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution, in_words
+from book.launch import LaunchError
 from book.checks.verdict import (
     CheckFailed, Gradients, State, agree, dense, finite, flat, magnitude, refuse, require, short,
     unmet, whole, with_hint,
@@ -44,9 +45,9 @@ TIMES = {
     "times batches": "it is a sum over micro-batches and replicas: divide by both"}
 
 
-def mesh_failure(message: str) -> str:
+def mesh_failure(error: LaunchError) -> str:
     """An error of a rank on a mesh, with a hint, and without torch's report of collectives that do not match."""
-    said = unmet(message, "; if you give one, is it the group of the ranks that hold the same parameters?")
+    said = unmet(error, "; if you give one, is it the group of the ranks that hold the same parameters?")
     return with_hint(said, HINTS)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from book.checks.formula import Formula
+from book.launch import LaunchError
 from book.checks.verdict import (
     ROUNDED, SIX_DIGITS, CheckFailed, Gradients, State, agree, flat, identical, likeliest, refuse,
     require, reworded, same_loss, short, with_hint,
@@ -179,9 +180,9 @@ def _mean_losses(losses: Sequence[Sequence[Any]], mesh: Mesh) -> np.ndarray:
 
 # Torch's own parts
 
-def torch_failure(message: str) -> str:
+def torch_failure(error: LaunchError) -> str:
     """An error of a rank that combines torch's own parts, with a hint if torch gives none."""
-    return with_hint(message, TORCH_HINTS)
+    return with_hint(error, TORCH_HINTS)
 
 
 def placements(placed: Sequence[Mapping[str, tuple[Any, ...]]], layout: Mapping[str, int | None]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from book.checks.formula import Formula
+from book.launch import LaunchError
 from book.checks.verdict import CheckFailed, flat, refuse, require, short, unmet
 from book.trace import Trace
 from book.words import listed
@@ -176,15 +177,16 @@ def handed_out(before: Sequence[Any], after: Sequence[Any], ranks_per_host: int)
                "not their sum")
 
 
-def hierarchical_failure(message: str) -> str:
+def hierarchical_failure(error: LaunchError) -> str:
     """The error of a launch that sums over hosts, with a hint if it shows a known mistake."""
+    message = str(error)
     if "outputShape" in message or "must be the same size" in message or "not divisible" in message:
         return ("the buffer's length need not be a multiple of the number of ranks on a host: pad it with zeros before "
                 f"the reduce-scatter.\n{message}")
     if "invalid tensor size" in message:
         return ("an all-gather takes a tensor for the parts of all ranks of its group, then the rank's own part: is "
                 f"the group that of this host, and are the two in this order?\n{message}")
-    return unmet(message, ": inside is the group of this host's ranks, across that of the ranks with this local rank")
+    return unmet(error, ": inside is the group of this host's ranks, across that of the ranks with this local rank")
 
 
 def predicted_ratio(got: Any, want: float, slips: Mapping[str, float]) -> float:

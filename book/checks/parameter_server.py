@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution
-from book.checks.verdict import CheckFailed, agree, flat, held, likeliest, magnitude, refuse, require
+from book.checks.verdict import CheckFailed, agree, flat, held, likeliest, magnitude, refuse, require, stands_still
+from book.launch import HangError, LaunchError
 from book.launch.where import is_learners
+from book.waiting.hang import Standing
 from book.words import listed
 
 STEP = {  # the step of a synchronous round
@@ -124,14 +126,22 @@ def next_round_waits(done: bool | None) -> None:
            "not contain it: put the new future in place before you set the old one's result")
 
 
-def server_failure(message: str) -> str:
+def _calls_itself(standing: Standing) -> bool:
+    """Whether all of a rank's threads for calls run one, and there it calls itself."""
+    worker = standing.worker
+    return worker is not None and len(worker.calls) >= max(1, worker.num_threads) and all(
+        call.doing.worker == worker.name for call in worker.calls)
+
+
+def server_failure(error: LaunchError) -> str:
     """The error of ranks that talk to a server: a check's own sentence, or an explanation if torch has none."""
-    said = re.search(r"CheckFailed: ([^\n]+)", message)
-    own_call = re.search(r"rank (\d+) serves calls in \d+ threads?, and each waits in \w+ to worker\1\b", message)
+    message = str(error)
+    said = re.search(r"CheckFailed: ([^\n]+)", message)  # over RPC, errors come as text
+    own_call = isinstance(error, HangError) and any(map(_calls_itself, error.hang.ranks))
     return said[1] if said else likeliest(
         (own_call, "a server calls itself and waits for the answer, but the only thread that could give it is the one "
          f"that waits.\n{message}"),
-        ("nothing has moved" in message, "the server stands still: a thread that waits inside a method serves nobody "
+        (stands_still(error), "the server stands still: a thread that waits inside a method serves nobody "
          f"else, and the call that it waits for needs a thread, or a lock, too.\n{message}"),
         ("must return a torch.futures.Future" in message or "object has no attribute '_fut'" in message,
          "a method under @rpc.functions.async_execution returned something other than a torch.futures.Future: return "

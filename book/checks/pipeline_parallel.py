@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from book.checks.attribution import Attribution, in_words
+from book.launch import HangError, LaunchError
 from book.checks.formula import Formula
 from book.checks.verdict import (
     TOLERANCE, CheckFailed, Gradients, State, agree, differing, finite, flat, identical, likeliest, magnitude,
@@ -184,14 +185,15 @@ def _check_there(stage: int, last: int, own: Gradients) -> None:
 
 # Over RPC
 
-def remote_failure(message: str) -> str:
+def remote_failure(error: LaunchError) -> str:
     """The error of a rank that trains over RPC, explained if torch does not explain it."""
-    if "graphTask_" in message:
+    if "graphTask_" in str(error):
         return ("the gradient reaches a remote call, where nothing expects it: loss.backward() runs only in this "
                 "process, dist_autograd.backward(context_id, [loss]) on all of them")
-    return with_hint(message, {
-        "Could not find autograd context": "A context ends with its block, and so do its gradients: step inside it",
-        "waits in backward at": "Does each step have its own context? A second backward in one context never ends"})
+    if isinstance(error, HangError) and any(standing.main.operation == "backward" for standing in error.hang.ranks):
+        return f"{error}\nDoes each step have its own context? A second backward in one context never ends"
+    return with_hint(error, {
+        "Could not find autograd context": "A context ends with its block, and so do its gradients: step inside it"})
 
 
 def input_of_stage(x: Any, stage: int) -> None:
@@ -279,9 +281,9 @@ def same_weights(held: Sequence[State], expected: State) -> float:
 
 # Replicas of a pipeline
 
-def failure_of_replicas(message: str) -> str:
+def failure_of_replicas(error: LaunchError) -> str:
     """An error of a rank in a pipeline of replicas, with a hint, without torch's report of unmatched collectives."""
-    said = unmet(message, ": give group=, the group of the ranks that hold the same stage")
+    said = unmet(error, ": give group=, the group of the ranks that hold the same stage")
     return with_hint(said, {"Expected parameter `tensor`": "Only the last stage of each replica has a loss to average: "
                             "on the others `losses` is empty, and its sum is the number 0"})
 

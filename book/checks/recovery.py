@@ -6,7 +6,8 @@ from math import sqrt
 from typing import Any
 
 from book.checks.formula import Formula
-from book.checks.verdict import CheckFailed, refuse, require, short
+from book.launch import LaunchError, RankError
+from book.checks.verdict import CheckFailed, disagree, refuse, require, short, stands_still
 from book.trace import parting
 from book.words import counted, listed
 
@@ -185,12 +186,13 @@ def loaded_state(got: Mapping[str, float], want: Mapping[str, float], case: str)
     return sum(want.values())
 
 
-def save_failure(message: str) -> str:
+def save_failure(error: LaunchError) -> str:
     """The error of a launch that saves or loads, with a hint if it shows a known misconception."""
+    message = str(error)
     if "Weights only load failed" in message or "Can't pickle" in message:
         return ("the state may hold only dicts of tensors and numbers: put in what state_dict() returns, not the "
                 f"module or the optimizer itself\n{message}")
-    if "rank 0 failed" not in message and "KeyError" in message:
+    if isinstance(error, RankError) and error.rank > 0 and "KeyError" in message:
         return ("a rank other than rank 0 lacks a part of the state: every rank saves its own, and has its own random "
                 f"state\n{message}")
     if "metadata is None" in message:
@@ -199,9 +201,9 @@ def save_failure(message: str) -> str:
     if "Missing key in checkpoint state_dict" in message:
         return ("the names in what you load differ from those that were saved: use get_state_dict for both"
                 f"\n{message}")
-    if "disagree" in message and "dist.all_reduce(total)" in message:
+    if disagree(error) and "dist.all_reduce(total)" in message:
         return f"{message}\nmean_loss adds up over the ranks, so every rank must call it, in each step"
-    if "wait for one another" in message or "returned without it" in message or "disagree" in message:
+    if stands_still(error) or disagree(error):
         return (f"{message}\ndcp.save, dcp.load and get_state_dict are collectives, so every rank must call them: rank "
                 "0 alone can't save the shards of the others")
     return message

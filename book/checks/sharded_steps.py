@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from book.checks.attribution import Attribution, in_words
+from book.launch import LaunchError
 from book.checks.formula import Formula
 from book.checks.verdict import (
     TOLERANCE, CheckFailed, Gradients, State, agree, differing, finite, flat, likeliest, magnitude,
@@ -105,9 +106,9 @@ def sharded_training(ranks: Sequence[Sequence[Step]], expected: Sequence[Whole],
     return magnitude(whole(expected[-1].after))
 
 
-def training_failure(message: str) -> str:
+def training_failure(error: LaunchError) -> str:
     """An error of a rank that trains, with a hint if sharding often ends in it."""
-    return with_hint(message, TRAINING_ERRORS)
+    return with_hint(error, TRAINING_ERRORS)
 
 
 def _places(rank: int, updates: Updates, before: State, num_ranks: int, units: Mapping[str, State]) -> Places:
@@ -255,14 +256,14 @@ def saved_once(sizes: Mapping[str, int] | None, num_numbers: int, num_ranks: int
            "tensors share a name?")
 
 
-def saving_failure(message: str, folder: str) -> str:
+def saving_failure(error: LaunchError, folder: str) -> str:
     """The message for a failed save, without the folder's name, which differs from run to run."""
-    return _in_words("saving", SAVE_ERRORS, message, folder)
+    return _in_words("saving", SAVE_ERRORS, str(error), folder)
 
 
-def load_failure(message: str, folder: str) -> str:
+def load_failure(error: LaunchError, folder: str) -> str:
     """The message for a failed load, without the folder's name, which differs from run to run."""
-    return _in_words("loading", LOAD_ERRORS, message, folder)
+    return _in_words("loading", LOAD_ERRORS, str(error), folder)
 
 
 def _in_words(what: str, errors: Mapping[str, str], message: str, folder: str) -> str:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from book.launch import LaunchError
+from book.launch import HangError, LaunchError
+from book.launch.agreement import CallMismatch
 
 TOLERANCE = 1e-9
 SIX_DIGITS = 1e-5  # the error that remains if numbers were float32 at some point
@@ -60,24 +61,34 @@ def reworded(before: str = "", after: str = "", instead: str = "") -> Iterator[N
 def explained(failure: Callable[..., str], *more: Any) -> Iterator[None]:
     """Turn a launch's error in this block into CheckFailed, if a check in a rank raised it or `failure` explains it.
 
-    `failure` is given the error's message, and `more`, and returns the message with an explanation, or unchanged if it
-    has none: then the launch's own error is raised, which shows the line of the learner's code.
+    `failure` is given the error, and `more`, and returns its message with an explanation, or unchanged if it has none:
+    then the launch's own error is raised, which shows the line of the learner's code.
     """
     try:
         yield
     except LaunchError as error:
         if isinstance(error.__cause__, CheckFailed):
             raise error.__cause__ from None
-        said = failure(str(error), *more)
+        said = failure(error, *more)
         if said == str(error):
             raise
         raise CheckFailed(said) from None
 
 
-def with_hint(message: str, hints: Mapping[str, str]) -> str:
-    """An error's message, and below it the first hint whose key is part of the message, if there is one."""
-    hint = next((hint for said, hint in hints.items() if said in message), None)
-    return f"{message}\n{hint}" if hint else message
+def with_hint(message: object, hints: Mapping[str, str]) -> str:
+    """An error or its message, and below it the first hint whose key is part of the message, if there is one."""
+    hint = next((hint for said, hint in hints.items() if said in str(message)), None)
+    return f"{message}\n{hint}" if hint else str(message)
+
+
+def stands_still(error: LaunchError) -> bool:
+    """Whether the ranks wait for one another."""
+    return isinstance(error, HangError) and not error.late
+
+
+def disagree(error: LaunchError) -> bool:
+    """Whether the ranks have called collectives that do not match."""
+    return isinstance(error.__cause__, CallMismatch)
 
 
 # In words
@@ -87,14 +98,13 @@ def short(x: float) -> str:
     return f"{x:.6g}"
 
 
-def unmet(message: str, advice: str) -> str:
-    """An error of a launch, with advice if it says that the ranks' collectives or a group's ranks do not match."""
-    if "is not part of group" in message:
-        return (f"{message}\nsrc= and dst= are numbers in the world, even where group= is given: group_src= and "
+def unmet(error: LaunchError, advice: str) -> str:
+    """The message of an error, with advice if the ranks' collectives or a group's ranks do not match."""
+    if "is not part of group" in str(error):
+        return (f"{error}\nsrc= and dst= are numbers in the world, even where group= is given: group_src= and "
                 "group_dst= count in the group")
-    if "the ranks disagree in a collective" not in message:
-        return message
-    return f"{message}\na collective without group= runs over all ranks of the world{advice}"
+    return f"{error}\na collective without group= runs over all ranks of the world{advice}" if disagree(error) else (
+        str(error))
 
 
 # Comparisons

@@ -7,7 +7,7 @@
     ranks      the rank processes on the side of the launcher: pipes, results, exit
     transfer   carries calls and results: a pickle, and a file for large buffers
     output     what a rank writes, and how much of it is kept
-    supervise  the verdict: done, failed, hanging or late, and its words
+    supervise  the verdict: done, failed, hanging or late; what ranks that hang have told; why a run failed
     family     finds the processes that ranks have started, and ends them with the ranks
     child      the rank's side: environment, output, result, exit when the launcher dies
     peers      refuses a peer that does not exist, which gloo fails to do
@@ -18,13 +18,15 @@
     blocked    waits inside one rank: for a lock, a thread, a queue or a store
     requests   which call made a request, and which requests a rank has dropped
     left_out   parameters under DDP that a rank's loss leaves out
-    rpc        errors that come over RPC, and calls that a rank serves, in words
+    rpc        errors that come over RPC, and calls that a rank serves
     stacks     the stacks of threads, of this process or of one that has crashed
     where      turns stack frames into the reader's own line and the operation waited for
     pending    which transfer a waiting rank waits for
     imports    the modules that the server loads, so that a rank starts in milliseconds
     preload    how it loads them
     sibling    starts another process from this server, such as a kernel that gets its ranks from it too
+
+Why ranks hang, and how that is said, is worked out in `book.waiting` from what they report.
 """
 from book.launch.api import HangError, LaunchError, RankError, Run, launch
 from book.launch.backend import rank_device

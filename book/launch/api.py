@@ -24,6 +24,7 @@ from book.launch.output import MAX_SHOWN_BYTES
 from book.launch.ranks import Ranks
 from book.launch.server import warm_up
 from book.launch.transfer import SharedFile
+from book.waiting.hang import Hang
 from book.waiting.message import graph, message
 from book.words import counted
 
@@ -63,10 +64,17 @@ class RankError(LaunchError):
 class HangError(LaunchError):
     """The ranks wait for one another, or ran out of time; the message says where each of them is.
 
-    `waits` maps each rank that waits to the ranks that it waits for: {0: (1,), 1: (0,)}.
+    `hang` is what is known of each rank, `late` says whether time ran out before all of them stood still. `waits` maps
+    each rank that waits to the ranks that it waits for: {0: (1,), 1: (0,)}.
     """
 
-    waits: Mapping[int, tuple[int, ...]] = {}
+    hang: Hang = Hang((), {})
+    late: bool = False
+
+    @property
+    def waits(self) -> Mapping[int, tuple[int, ...]]:
+        """For each rank that waits, the ranks that it waits for."""
+        return self.hang.waits
 
 
 class Run:
@@ -304,7 +312,7 @@ def _hang_error(ranks: Ranks, verdict: str, limit_s: float, backend: str) -> Han
     hang = supervise.ask_for_reports(ranks)
     trace = _partial_trace(ranks, backend, graph(hang.waits) or "ranks wait")
     error = HangError(message(hang, verdict, limit_s), _written(ranks), trace)
-    error.waits = hang.waits
+    error.hang, error.late = hang, verdict == "late"
     return error
 
 

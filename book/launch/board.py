@@ -96,14 +96,14 @@ class Board:
         return last
 
     def _call(self, at: int) -> Call | None:
-        number, *alike, line, name, filename, arguments = _CALL.unpack_from(self._memory, at)
-        texts, start = [], at + _CALL.size
-        for length in (name, filename, arguments):
-            texts.append(self._memory[start:min(start + length, at + SLOT_BYTES)].decode(errors="replace"))
-            start += length
+        slot = self._memory[at:at + SLOT_BYTES]
+        fields = _CALL.unpack_from(slot)
+        number, line, name, filename, arguments = fields[0], *fields[-4:]
         if not number or _NUMBER.unpack_from(self._memory, at)[0] != number:
             return None  # empty, or being written
-        return Call(number, tuple(alike), texts[0], texts[2], texts[1], line)
+        texts = slot[_CALL.size:_CALL.size + name + filename + arguments]
+        return Call(number, fields[1:1 + NUM_ALIKE], texts[:name].decode(),
+                    texts[name + filename:].decode(errors="replace"), texts[name:name + filename].decode(), line)
 
     def _groups(self, rank: int) -> list[Group]:
         """A rank's groups, in the order of their places."""
