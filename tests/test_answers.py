@@ -6,17 +6,34 @@ process.
 
 `make test` runs the first wrong one in each exercise's file, and the labs' own as it runs their notebooks.
 """
+import pickle
+from functools import cache
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
 from book.checks.verdict import CheckFailed
 from book.grading.lab import code_cells, marks, points
 from book.grading.trial import printed, stored
-from book.launch import LaunchError
+from book.launch import LaunchError, launch
 from tests.answers import LABS, PASS, answers, apply, read
 
 HERE = Path(__file__).parent
+# Exercises that predict what a run holds or sends: the run itself calls no answer, and is the same for all of them.
+PREDICTED = {("04_sharded_data_parallel", 1), ("09_planner", 1), ("09_planner", 2)}
+
+
+@cache
+def run_of(call):
+    """The pickled run of a pickled call of `launch`."""
+    positional, named = pickle.loads(call)
+    return pickle.dumps(launch(*positional, **named))
+
+
+def launch_once(*positional, **named):
+    """As `launch`, but the same functions with the same arguments run only once."""
+    return pickle.loads(run_of(cloudpickle.dumps((positional, named))))
 
 
 def first(lab):
@@ -39,15 +56,18 @@ class LabsAnswers:
     name: str
     path: Path
 
-    def test_answer(self, answer):
-        lab = LABS[self.name]
+    def test_answer(self, answer, monkeypatch):
+        lab, name = LABS[self.name], answer.name
+        if (self.name, answer.exercise) in PREDICTED:
+            monkeypatch.setattr("book.launch.launch", launch_once)
+            name = "alike"  # it names the cells, and with another name their functions would be others
         if answer.expected == PASS:
-            texts = printed(lab, answer.exercise, answer.source, answer.name)
-            assert texts and texts == {name: stored(lab, name) for name in texts}
+            texts = printed(lab, answer.exercise, answer.source, name)
+            assert texts and texts == {check: stored(lab, check) for check in texts}
             return
         passed = {}
         with pytest.raises((CheckFailed, LaunchError)) as caught:
-            printed(lab, answer.exercise, answer.source, answer.name, passed)
+            printed(lab, answer.exercise, answer.source, name, passed)
         assert answer.expected in str(caught.value)
         assert answer.hidden is (public(lab, answer.exercise) <= passed.keys()), "another check finds it: see HIDDEN"
 
