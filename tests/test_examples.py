@@ -1,8 +1,13 @@
-"""The programs in examples/ under torchrun: killed in the middle and started again, their losses stay the same."""
+"""The programs in examples/: killed in the middle and started again, under torchrun, their losses stay the same.
+
+What does not need a torchrun of its own runs on ranks of `launch`, which import nothing.
+"""
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,19 +20,25 @@ import nbformat
 import psutil
 import pytest
 
+from book.launch import launch
 from tests.website import ROOT
 
 EXAMPLES = ROOT / "examples"
 READS = ["examples/*.py", "chapters/82_training_with_ddp.ipynb"]
 NUM_RANKS, SAVE_EVERY = 2, 4
-PROGRAMS = ["train_ddp", "train_fsdp"]
+DDP = EXAMPLES / "train_ddp.py"
+EPOCHS = {"train_ddp": 2, "train_fsdp": 1}
 
 
-def command(program: str, folder: Path, *more: str) -> list[str]:
-    arguments = ["--epochs", "2", "--workers", "1", "--precision", "float64", "--save-every", str(SAVE_EVERY),
-                 "--checkpoint", str(folder / "checkpoint"), "--losses", str(folder / "losses")]
+def arguments(folder: Path, epochs: int, workers: int = 0) -> list[str]:
+    return ["--epochs", str(epochs), "--workers", str(workers), "--precision", "float64", "--text", str(DDP),
+            "--save-every", str(SAVE_EVERY), "--checkpoint", str(folder / "checkpoint"), "--losses",
+            str(folder / "losses")]
+
+
+def command(program: str, folder: Path) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_RANKS}",
-            "--max-restarts=1", str(EXAMPLES / f"{program}.py"), *arguments, *more]
+            "--max-restarts=1", str(EXAMPLES / f"{program}.py"), *arguments(folder, EPOCHS[program], workers=1)]
 
 
 def started(line: Sequence[str]) -> subprocess.Popen[str]:
@@ -81,51 +92,109 @@ def ranks_of(process: subprocess.Popen[str], program: str) -> list[psutil.Proces
     return [child for child in psutil.Process(process.pid).children() if f"{program}.py" in " ".join(child.cmdline())]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_a_rank_killed_in_the_middle_changes_no_loss(program: str, tmp_path: Path) -> None:
-    """torchrun ends the other rank and starts both anew; they redo the steps since the checkpoint, bit for bit."""
-    process = started(command(program, tmp_path))
-    kill_a_rank(process, program, tmp_path)
+def run_killed(program: str, folder: Path) -> Path:
+    """Run a program under torchrun until it ends, with a rank killed on the way; returns the folder."""
+    folder.mkdir()
+    process = started(command(program, folder))
+    kill_a_rank(process, program, folder)
     finish(process)
-    killed = losses(tmp_path)
+    return folder
+
+
+def trained(program: str, given: list[str]) -> str:
+    """In a rank: what this program says when it ends itself. Each checkpoint is kept, under its step."""
+    spec = importlib.util.spec_from_file_location("program", program)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    save = module.save
+
+    def save_and_keep(path, model, optimizer, place):
+        save(path, model, optimizer, place)
+        if int(os.environ["RANK"]) == 0:
+            shutil.copy(path, f"{path}.{place['step']}")
+
+    module.save, sys.argv = save_and_keep, [program, *given]
+    try:
+        module.main()
+    except SystemExit as ended:
+        return str(ended)
+    return ""
+
+
+@pytest.fixture(scope="module")
+def one_epoch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an undisturbed epoch of train_ddp, with all its checkpoints."""
+    folder = tmp_path_factory.mktemp("epoch")
+    assert list(launch(trained, NUM_RANKS, str(DDP), arguments(folder, 1), timeout_s=120)) == [""] * NUM_RANKS
+    return folder
+
+
+@pytest.fixture(scope="module")
+def killed_ddp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of train_ddp under torchrun that lost a rank."""
+    return run_killed("train_ddp", tmp_path_factory.mktemp("killed") / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.parametrize("program", EPOCHS)
+def test_a_rank_killed_in_the_middle_changes_no_loss(program: str, request: pytest.FixtureRequest,
+                                                     tmp_path: Path) -> None:
+    """torchrun ends the other rank and starts both anew; they redo the steps since the checkpoint, bit for bit."""
+    ddp = program == "train_ddp"
+    folder = request.getfixturevalue("killed_ddp") if ddp else run_killed(program, tmp_path / "run")
+    killed = losses(folder)
     assert len(set(killed)) == len(dict(killed)), "a step has one loss"
-    steps = [[step for epoch, step in dict(killed) if epoch == which] for which in (0, 1)]
-    assert steps[0] == steps[1] == [*range(len(steps[0]))], "no step is left out"
+    steps = [[step for epoch, step in dict(killed) if epoch == which] for which in range(EPOCHS[program])]
+    assert all(epoch == [*range(len(steps[0]))] for epoch in steps), "no step is left out"
     again = [place for number, (place, _) in enumerate(killed) if place in dict(killed[:number])]
     assert len(again) >= 2, "two steps or more are repeated: the second shows the momenta as well"
     assert len(again) <= len(dict(killed)) - 2 * SAVE_EVERY, "those before a checkpoint are not"
-    assert not psutil.wait_procs(processes_of(tmp_path), timeout=10)[1], "nothing is left behind"
+    assert not psutil.wait_procs(processes_of(folder), timeout=10)[1], "nothing is left behind"
 
 
+@pytest.mark.slow
 @pytest.mark.full
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_a_run_with_a_killed_rank_ends_as_one_without(program: str, tmp_path: Path) -> None:
-    folders = [tmp_path / name for name in ("undisturbed", "killed")]
-    for folder in folders:
-        folder.mkdir()
-    finish(started(command(program, folders[0])))
-    process = started(command(program, folders[1]))
-    kill_a_rank(process, program, folders[1])
-    finish(process)
-    whole = losses(folders[0])
-    assert len(whole) == len(dict(whole)) and dict(losses(folders[1])) == dict(whole)
+def test_a_run_with_a_killed_rank_ends_as_one_without_whoever_starts_its_ranks(
+        one_epoch: Path, killed_ddp: Path, tmp_path: Path) -> None:
+    """One epoch on ranks of `launch`, the next on ranks that a program spawns: they resume each other's checkpoints."""
+    for name in ("checkpoint", "losses"):
+        shutil.copy(one_epoch / name, tmp_path)
+    finish(started([sys.executable, str(EXAMPLES / "train_spawn.py"), *arguments(tmp_path, 2)]))
+    whole = losses(tmp_path)
+    assert len(whole) == len(dict(whole)) and dict(losses(killed_ddp)) == dict(whole)
 
 
+def resumed(one_epoch: Path, folder: Path, program: Path, num_ranks: int = NUM_RANKS) -> list[str]:
+    """What ranks say that go on from the second checkpoint of the undisturbed epoch, to its end."""
+    shutil.copy(one_epoch / f"checkpoint.{2 * SAVE_EVERY}", folder / "checkpoint")
+    return list(launch(trained, num_ranks, str(program), arguments(folder, 1), timeout_s=120))
+
+
+@pytest.mark.slow
 @pytest.mark.full
-def test_ranks_that_a_program_spawns_train_as_those_of_torchrun(tmp_path: Path) -> None:
-    """And they resume each other's checkpoints: one epoch under torchrun, the next in a program of its own."""
-    folders = [tmp_path / name for name in ("torchrun", "both")]
-    for folder in folders:
-        folder.mkdir()
-    finish(started(command("train_ddp", folders[0])))
-    line = command("train_ddp", folders[1])
-    line[line.index("--epochs") + 1] = "1"
-    finish(started(line))
-    line = [sys.executable, str(EXAMPLES / "train_spawn.py"), *line[line.index("--epochs"):]]
-    line[line.index("--epochs") + 1] = "2"
-    finish(started(line))
-    assert losses(folders[0]) == losses(folders[1])
+@pytest.mark.parametrize("forgotten", [
+    None, "model.module.load_state_dict(", "optimizer.load_state_dict(", "set_random_state(kept",
+    "loader.sampler.start ="])
+def test_whatever_a_checkpoint_forgets_changes_the_losses(forgotten: str | None, one_epoch: Path,
+                                                          tmp_path: Path) -> None:
+    """The comparisons above would notice: without this line the losses of a restarted run differ."""
+    lines = DDP.read_text("utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if forgotten is None or not line.strip().startswith(forgotten)]
+    assert len(kept) == len(lines) - (forgotten is not None)
+    program = tmp_path / "train_ddp.py"
+    program.write_text("".join(kept), "utf-8")
+    assert resumed(one_epoch, tmp_path, program) == [""] * NUM_RANKS
+    again, whole = losses(tmp_path), losses(one_epoch)
+    assert [place for place, _ in again] == [place for place, _ in whole][2 * SAVE_EVERY:]
+    assert (again == whole[2 * SAVE_EVERY:]) == (forgotten is None)
+
+
+@pytest.mark.slow
+@pytest.mark.full
+def test_a_checkpoint_of_another_world_size_is_refused_in_a_sentence(one_epoch: Path, tmp_path: Path) -> None:
+    (told,) = resumed(one_epoch, tmp_path, DDP, num_ranks=1)
+    assert "is of 2 ranks: start as many, or name another --checkpoint" in told
 
 
 def test_what_the_chapter_shows_of_the_programs_is_in_them() -> None:
@@ -137,35 +206,3 @@ def test_what_the_chapter_shows_of_the_programs_is_in_them() -> None:
     for piece in pieces:
         deeper = [textwrap.indent(piece, " " * depth) for depth in (0, 4, 8)]
         assert any(indented in program for indented in deeper for program in programs), piece
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("forgotten", [
-    "model.module.load_state_dict(", "optimizer.load_state_dict(", "set_random_state(kept", "loader.sampler.start ="])
-def test_whatever_a_checkpoint_forgets_changes_the_losses(forgotten: str, tmp_path: Path) -> None:
-    """The comparison above would notice: without this line the losses of a restarted run differ."""
-    lines = (EXAMPLES / "train_ddp.py").read_text("utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if not line.strip().startswith(forgotten)]
-    assert len(kept) == len(lines) - 1
-    program = tmp_path / "train_ddp.py"
-    program.write_text("".join(kept), "utf-8")
-    line = command("train_ddp", tmp_path)
-    line[line.index(str(EXAMPLES / "train_ddp.py"))] = str(program)
-    process = started(line)
-    kill_a_rank(process, "train_ddp", tmp_path)
-    finish(process)
-    twice = [place for place, _ in losses(tmp_path)]
-    again = {place for place in twice if twice.count(place) == 2}
-    assert again and any(len({loss for other, loss in losses(tmp_path) if other == place}) == 2 for place in again)
-
-
-@pytest.mark.full
-def test_a_checkpoint_of_another_world_size_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    line = command("train_ddp", tmp_path)
-    line[line.index("--epochs") + 1] = "1"
-    finish(started(line))
-    line[line.index(f"--nproc-per-node={NUM_RANKS}")] = "--nproc-per-node=1"
-    line[line.index("--max-restarts=1")] = "--max-restarts=0"
-    line[line.index("--epochs") + 1] = "2"
-    told, _ = started(line).communicate(timeout=240)
-    assert "is of 2 ranks: start as many, or name another --checkpoint" in told
