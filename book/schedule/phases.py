@@ -113,7 +113,7 @@ class Phase:
     def steps(self) -> Iterator[Messages]:
         """The messages of each step."""
         for _, yielded in groupby(self.loops(*self.sizes), key=itemgetter(0)):
-            first, *more = [_messages(*one) for _, *one in yielded]
+            first, *more = [_messages(src, dst, chunk, op) for _, src, dst, chunk, op in yielded]
             yield first.with_all(more) if more else first
 
 
@@ -156,8 +156,9 @@ class Phases(tuple[Phase, ...]):
 
 def _messages(src: Numbers, dst: Numbers, chunk: Numbers | Span, op: str) -> Messages:
     """What loops yield of a step, all of it in arrays."""
-    first, num_chunks = chunk if isinstance(chunk, Span) else (chunk, 1)
-    return Messages(*np.broadcast_arrays(*map(np.atleast_1d, (src, dst, first))), num_chunks, op)
+    chunks = chunk if isinstance(chunk, Span) else Span(chunk, 1)
+    src, dst, first = np.broadcast_arrays(*map(np.atleast_1d, (src, dst, chunks.first)))
+    return Messages(src, dst, first, chunks.length, op)
 
 
 def moves_of(step: np.ndarray | int, src: np.ndarray | int, dst: np.ndarray | int, chunk: np.ndarray,
