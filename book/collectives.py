@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from book.cost import links
 from book.promise import ROOT
-from book.schedule import Phase, Phases, Schedule, ScheduleError, check_counts, moves_of
+from book.schedule import (
+    Loops, Phase, Phases, Schedule, ScheduleError, Span, check_counts, every, moves_of, phase,
+)
 
 
 def _any_world_size(world_size: int) -> list[tuple[int, ...]]:
@@ -71,28 +72,22 @@ class Collective:
 
 def broadcast(world_size: int) -> Schedule:
     """A binomial tree: ceil(lg N) steps of the whole buffer, and each doubles the ranks that have it (Thakur 2005)."""
-    check_counts(world_size=world_size)
-    return Schedule("broadcast", world_size, world_size, Phases(_tree_down(world_size)), "broadcast")
+    return _scheduled("broadcast", world_size, "broadcast", _tree_down)
 
 
 def reduce(world_size: int) -> Schedule:
     """The binomial tree upwards: ceil(lg N) steps, each adds one half of the sums to the other (Thakur 2005)."""
-    check_counts(world_size=world_size)
-    return Schedule("reduce", world_size, world_size, Phases(_tree_up(world_size)), "reduce")
+    return _scheduled("reduce", world_size, "reduce", _tree_up)
 
 
 def scatter(world_size: int) -> Schedule:
     """N-1 steps of one chunk: the root sends rank r its chunk r, one rank after the other."""
-    check_counts(world_size=world_size)
-    down = Phase("copy", np.array([[ROOT]]), _others(world_size), _next_chunk, num_steps=world_size - 1)
-    return Schedule("scatter", world_size, world_size, Phases([down]), "scatter")
+    return _scheduled("scatter", world_size, "scatter", _deal_out)
 
 
 def gather(world_size: int) -> Schedule:
     """N-1 steps of one chunk: rank r sends the root its chunk r, one rank after the other."""
-    check_counts(world_size=world_size)
-    up = Phase("copy", _others(world_size), np.array([[ROOT]]), _next_chunk, num_steps=world_size - 1)
-    return Schedule("gather", world_size, world_size, Phases([up]), "gather")
+    return _scheduled("gather", world_size, "gather", _collect)
 
 
 def all_to_all(world_size: int) -> Schedule:
@@ -118,38 +113,27 @@ def ring_reduce_scatter(world_size: int) -> Schedule:
 
     In step s rank r sends chunk r-s to its right-hand neighbour, which adds it to its own.
     """
-    check_counts(world_size=world_size)
-    return Schedule("ring_reduce_scatter", world_size, world_size, Phases([_ring(world_size, "reduce")]),
-                    "reduce_scatter")
+    return _scheduled("ring_reduce_scatter", world_size, "reduce_scatter", _reduce_scatter)
 
 
 def ring_all_gather(world_size: int) -> Schedule:
     """N-1 steps that carry chunk r+1 of rank r to every rank: in step s rank r passes on chunk r+1-s."""
-    check_counts(world_size=world_size)
-    return Schedule("ring_all_gather", world_size, world_size, Phases([_ring(world_size, "copy")]), "all_gather")
+    return _scheduled("ring_all_gather", world_size, "all_gather", _all_gather)
 
 
 def ring_all_reduce(world_size: int) -> Schedule:
     """A ring reduce-scatter, then a ring all-gather: 2(N-1) steps of one chunk (Patarasuk and Yuan 2009)."""
-    check_counts(world_size=world_size)
-    phases = Phases([_ring(world_size, "reduce"), _ring(world_size, "copy")])
-    return Schedule("ring_all_reduce", world_size, world_size, phases, "all_reduce")
+    return _scheduled("ring_all_reduce", world_size, "all_reduce", _reduce_scatter, _all_gather)
 
 
 def parameter_server_all_reduce(world_size: int) -> Schedule:
     """Rank 0 takes in the whole buffer of every other rank, one after the other, then sends each of them the sum."""
-    check_counts(world_size=world_size)
-    others, root = _others(world_size), np.array([[ROOT]])
-    whole = partial(_same_chunks, np.arange(world_size)), world_size, world_size - 1
-    phases = Phases([Phase("reduce", others, root, *whole), Phase("copy", root, others, *whole)])
-    return Schedule("parameter_server_all_reduce", world_size, world_size, phases, "all_reduce")
+    return _scheduled("parameter_server_all_reduce", world_size, "all_reduce", _to_the_root, _from_the_root)
 
 
 def tree_all_reduce(world_size: int) -> Schedule:
     """A binomial tree up to rank 0 and down again: 2 ceil(lg N) steps of the whole buffer (Thakur 2005)."""
-    check_counts(world_size=world_size)
-    phases = Phases(_tree_up(world_size) + _tree_down(world_size))
-    return Schedule("tree_all_reduce", world_size, world_size, phases, "all_reduce")
+    return _scheduled("tree_all_reduce", world_size, "all_reduce", _tree_up, _tree_down)
 
 
 def halving_doubling_all_reduce(world_size: int) -> Schedule:
@@ -158,18 +142,9 @@ def halving_doubling_all_reduce(world_size: int) -> Schedule:
     Each of the N-P extra ranks first adds its whole buffer into one of the P and is sent the sum at the end.
     """
     check_counts(world_size=world_size)
-    num_core = 1 << (world_size.bit_length() - 1)
-    halving, doubling = [], []
-    for level in range(num_core.bit_length() - 1):
-        src, dst, chunks_of = _halves(num_core, 1 << level)
-        halving.insert(0, Phase("reduce", src, dst, chunks_of, 1 << level))
-        # What a rank got complete in the halving is what it gives back in the doubling.
-        doubling.append(Phase("copy", dst, src, chunks_of, 1 << level))
-    extra, chunks = np.arange(num_core, world_size), np.arange(num_core)
-    fold = [_messages("reduce", extra, extra - num_core, chunks)] if len(extra) else []
-    unfold = [_messages("copy", extra - num_core, extra, chunks)] if len(extra) else []
-    phases = Phases(fold + halving + doubling + unfold)
-    return Schedule("halving_doubling_all_reduce", world_size, num_core, phases, "all_reduce")
+    core = 1 << (world_size.bit_length() - 1)
+    phases = Phases([_fold(core, world_size - core), _halving(core), _doubling(core), _unfold(core, world_size - core)])
+    return Schedule("halving_doubling_all_reduce", world_size, core, phases, "all_reduce")
 
 
 def hierarchical_all_reduce(num_nodes: int, ranks_per_node: int) -> Schedule:
@@ -180,96 +155,120 @@ def hierarchical_all_reduce(num_nodes: int, ranks_per_node: int) -> Schedule:
     """
     check_counts(num_nodes=num_nodes, ranks_per_node=ranks_per_node)
     world_size = num_nodes * ranks_per_node
-    phases = Phases([_inside_nodes(num_nodes, ranks_per_node, "reduce"),
-                     _across_nodes(num_nodes, ranks_per_node, "reduce"),
-                     _across_nodes(num_nodes, ranks_per_node, "copy"),
-                     _inside_nodes(num_nodes, ranks_per_node, "copy")])
+    phases = Phases([_inside_nodes(num_nodes, ranks_per_node, "reduce", 0),
+                     _across_nodes(num_nodes, ranks_per_node, "reduce", 0),
+                     _across_nodes(num_nodes, ranks_per_node, "copy", 1),
+                     _inside_nodes(num_nodes, ranks_per_node, "copy", 1)])
     return Schedule("hierarchical_all_reduce", world_size, world_size, phases, "all_reduce")
 
 
-def _others(world_size: int) -> np.ndarray:
-    """Every rank but the root, each in a step of its own, (steps, 1)."""
-    return np.arange(1, world_size)[:, None]
+def _scheduled(name: str, world_size: int, promise: str, *phases: Callable[[int], Phase]) -> Schedule:
+    """A schedule whose buffer has as many chunks as there are ranks."""
+    check_counts(world_size=world_size)
+    return Schedule(name, world_size, world_size, Phases(made(world_size) for made in phases), promise)
 
 
-def _next_chunk(step: np.ndarray) -> np.ndarray:
-    return step + 1
+# Each yields, step by step, who sends what to whom: (step, src, dst, chunk, op).
+
+@phase
+def _reduce_scatter(N: int) -> Loops:
+    for step in range(N - 1):
+        for rank in every(N):
+            yield step, rank, (rank + 1) % N, (rank - step) % N, "reduce"
 
 
-def _same_chunks(chunks: np.ndarray, step: np.ndarray) -> np.ndarray:
-    return chunks
+@phase
+def _all_gather(N: int) -> Loops:
+    for step in range(N - 1):
+        for rank in every(N):
+            yield step, rank, (rank + 1) % N, (rank + 1 - step) % N, "copy"
 
 
-def _messages(op: str, src: np.ndarray, dst: np.ndarray, chunks: np.ndarray) -> Phase:
-    """A step in which each rank of `src` sends the same chunks, (C,)."""
-    return Phase(op, src, dst, partial(_same_chunks, chunks), len(chunks))
+@phase
+def _deal_out(N: int) -> Loops:
+    for rank in range(1, N):
+        yield rank - 1, ROOT, rank, rank, "copy"
 
 
-def _tree_edges(world_size: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(parents, children) of each level of a binomial tree, the leaves' level first, shapes (pairs,)."""
-    distances = [1 << level for level in range((world_size - 1).bit_length())]
-    parents = [np.arange(0, world_size - distance, 2 * distance) for distance in distances]
-    return [(above, above + distance) for above, distance in zip(parents, distances)]
+@phase
+def _collect(N: int) -> Loops:
+    for rank in range(1, N):
+        yield rank - 1, rank, ROOT, rank, "copy"
 
 
-def _tree_up(world_size: int) -> list[Phase]:
-    chunks = np.arange(world_size)
-    return [_messages("reduce", below, above, chunks) for above, below in _tree_edges(world_size)]
+@phase
+def _to_the_root(N: int) -> Loops:
+    for rank in range(1, N):
+        yield rank - 1, rank, ROOT, Span(0, N), "reduce"
 
 
-def _tree_down(world_size: int) -> list[Phase]:
-    chunks = np.arange(world_size)
-    return [_messages("copy", above, below, chunks) for above, below in reversed(_tree_edges(world_size))]
+@phase
+def _from_the_root(N: int) -> Loops:
+    for rank in range(1, N):
+        yield rank - 1, ROOT, rank, Span(0, N), "copy"
 
 
-_AHEAD = {"reduce": 0, "copy": 1}  # an all-gather starts from what the reduce-scatter left: chunk r+1 on rank r
+@phase
+def _tree_up(N: int) -> Loops:
+    for level in range((N - 1).bit_length()):  # the leaves' level first
+        parent = np.arange(0, N - 2**level, 2 * 2**level)
+        yield level, parent + 2**level, parent, Span(0, N), "reduce"
 
 
-def _ring(size: int, op: str) -> Phase:
-    """One trip round a ring."""
-    src = np.arange(size)
-    return Phase(op, src, (src + 1) % size, partial(_slots, size, src + _AHEAD[op]), num_steps=size - 1)
+@phase
+def _tree_down(N: int) -> Loops:
+    for step, level in enumerate(reversed(range((N - 1).bit_length()))):
+        parent = np.arange(0, N - 2**level, 2 * 2**level)
+        yield step, parent, parent + 2**level, Span(0, N), "copy"
 
 
-def _slots(size: int, first: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """The part that each rank of a ring sends, one lower in each step, (S, M, 1)."""
-    return (first[:, None] - step) % size
+@phase
+def _halving(core: int) -> Loops:
+    for step, level in enumerate(reversed(range(core.bit_length() - 1))):
+        for rank in every(core):
+            partner = rank ^ 2**level  # is sent what its half will keep
+            yield step, rank, partner, Span(partner >> level << level, 2**level), "reduce"
 
 
-def _inside_nodes(num_nodes: int, ranks_per_node: int, op: str) -> Phase:
-    """A ring in each node, whose parts are shards of `num_nodes` chunks; messages ordered by local rank, then node."""
-    local, first_rank = np.arange(ranks_per_node)[:, None], np.arange(num_nodes) * ranks_per_node
-    src, dst = ((first_rank + one % ranks_per_node).ravel() for one in (local, local + 1))
-    chunks = partial(_chunks_of_shards, ranks_per_node, np.repeat(local.ravel() + _AHEAD[op], num_nodes), num_nodes)
-    return Phase(op, src, dst, chunks, num_nodes, ranks_per_node - 1)
+@phase
+def _doubling(core: int) -> Loops:
+    for level in range(core.bit_length() - 1):
+        for rank in every(core):
+            partner = rank ^ 2**level  # gets back what it sent in the halving
+            yield level, partner, rank, Span(partner >> level << level, 2**level), "copy"
 
 
-def _chunks_of_shards(size: int, first: np.ndarray, num_chunks: int, step: np.ndarray) -> np.ndarray:
-    return _slots(size, first, step) * num_chunks + np.arange(num_chunks)
+@phase
+def _fold(core: int, num_extra: int) -> Loops:
+    for rank in every(num_extra):
+        yield 0, core + rank, rank, Span(0, core), "reduce"
 
 
-def _across_nodes(num_nodes: int, ranks_per_node: int, op: str) -> Phase:
-    """A ring of each local rank across nodes, through a shard's chunks; messages ordered by node, then local rank."""
-    local, node = np.arange(ranks_per_node), np.arange(num_nodes)[:, None]
-    src, dst = ((one % num_nodes * ranks_per_node + local).ravel() for one in (node, node + 1))
-    shard = (local + 1) % ranks_per_node  # the one that the reduce-scatter left on this local rank
-    first = np.repeat(node.ravel() + _AHEAD[op], ranks_per_node)
-    chunks = partial(_chunks_in_shards, num_nodes, first, np.tile(shard, num_nodes))
-    return Phase(op, src, dst, chunks, num_steps=num_nodes - 1)
+@phase
+def _unfold(core: int, num_extra: int) -> Loops:
+    for rank in every(num_extra):
+        yield 0, rank, core + rank, Span(0, core), "copy"
 
 
-def _chunks_in_shards(size: int, first: np.ndarray, shard: np.ndarray, step: np.ndarray) -> np.ndarray:
-    return shard[:, None] * size + _slots(size, first, step)
+@phase
+def _inside_nodes(num_nodes: int, ranks_per_node: int, op: str, ahead: int) -> Loops:
+    """A ring in each node, through shards of `num_nodes` chunks."""
+    for step in range(ranks_per_node - 1):
+        for i in every(num_nodes * ranks_per_node):
+            node, local = i % num_nodes, i // num_nodes
+            right, shard = (local + 1) % ranks_per_node, (local + ahead - step) % ranks_per_node
+            yield (step, node * ranks_per_node + local, node * ranks_per_node + right,
+                   Span(shard * num_nodes, num_nodes), op)
 
 
-def _halves(num_core: int, distance: int) -> tuple[np.ndarray, np.ndarray, Callable[[np.ndarray], np.ndarray]]:
-    """In a halving round every rank sends its partner at `distance` the chunks that the partner's half will keep."""
-    src = np.arange(num_core)
-    return src, src ^ distance, partial(_half_of, src ^ distance, distance)
-
-
-def _half_of(rank: np.ndarray, distance: int, step: np.ndarray) -> np.ndarray:
-    return rank[:, None] // distance * distance + np.arange(distance)
+@phase
+def _across_nodes(num_nodes: int, ranks_per_node: int, op: str, ahead: int) -> Loops:
+    """A ring of each local rank across nodes, through the chunks of the shard that the reduce-scatter left on it."""
+    for step in range(num_nodes - 1):
+        for rank in every(num_nodes * ranks_per_node):
+            node, shard = rank // ranks_per_node, (rank % ranks_per_node + 1) % ranks_per_node
+            yield (step, rank, (rank + ranks_per_node) % (num_nodes * ranks_per_node),
+                   shard * num_nodes + (node + ahead - step) % num_nodes, op)
 
 
 def _nodes(world_size: int) -> list[tuple[int, ...]]:

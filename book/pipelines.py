@@ -11,7 +11,7 @@ from itertools import islice
 from book.schedule import Action, PipelineSchedule, ScheduleError, check_counts
 
 Pair = tuple[int, int]  # stage, micro-batch
-Step = tuple[int, int, str]  # stage, micro-batch, kind
+Turn = tuple[int, int, str]  # stage, micro-batch, kind
 
 
 def gpipe(num_stages: int, num_micro_batches: int) -> PipelineSchedule:
@@ -19,7 +19,7 @@ def gpipe(num_stages: int, num_micro_batches: int) -> PipelineSchedule:
 
     Raises ScheduleError for a count below 1, as all schedules here do.
     """
-    def order(rank: int) -> Iterator[Step]:
+    def order(rank: int) -> Iterator[Turn]:
         for kind in ("F", "B"):
             yield from ((rank, m, kind) for m in range(num_micro_batches))
 
@@ -33,7 +33,7 @@ def one_f_one_b(num_stages: int, num_micro_batches: int) -> PipelineSchedule:
     it without a flush, on weights of several versions; with one it is in fan2021, and narayanan2021memory's
     PipeDream-Flush.
     """
-    def order(rank: int) -> Iterator[Step]:
+    def order(rank: int) -> Iterator[Turn]:
         pairs = [(rank, m) for m in range(num_micro_batches)]
         return _in_turn(pairs, pairs, num_stages - 1 - rank)
 
@@ -55,7 +55,7 @@ def interleaved(num_stages: int, num_micro_batches: int, stages_per_rank: int = 
         raise ScheduleError(f"interleaved: micro-batches go round in groups of {world_size}, one for each rank, and "
                             f"{num_micro_batches} are no whole number of groups: use a multiple of {world_size}")
 
-    def order(rank: int) -> Iterator[Step]:
+    def order(rank: int) -> Iterator[Turn]:
         stages = range(rank, num_stages, world_size)
         groups = [range(first, first + world_size) for first in range(0, num_micro_batches, world_size)]
         forwards = [(stage, m) for group in groups for stage in stages for m in group]
@@ -77,7 +77,7 @@ def zero_bubble(num_stages: int, num_micro_batches: int) -> PipelineSchedule:
         raise ScheduleError(f"zero_bubble: the V has two stages on each rank, so {num_stages} stages don't fit: use an "
                             "even number")
 
-    def order(rank: int) -> Iterator[Step]:
+    def order(rank: int) -> Iterator[Turn]:
         # Planned for a pipeline that is full; with fewer micro-batches the places of the others stay empty.
         planned = _v_order(rank, num_stages, max(num_micro_batches, 2 * world_size - 1))
         return ((stage, m, kind) for stage, m, kind in planned if m < num_micro_batches)
@@ -86,13 +86,13 @@ def zero_bubble(num_stages: int, num_micro_batches: int) -> PipelineSchedule:
 
 
 def _schedule(name: str, num_stages: int, num_micro_batches: int, world_size: int,
-              order: Callable[[int], Iterator[Step]]) -> PipelineSchedule:
+              order: Callable[[int], Iterator[Turn]]) -> PipelineSchedule:
     check_counts(num_stages=num_stages, num_micro_batches=num_micro_batches)
     actions = [Action(rank, *step) for rank in range(world_size) for step in order(rank)]
     return PipelineSchedule(name, num_stages, num_micro_batches, actions, world_size)
 
 
-def _in_turn(forwards: Sequence[Pair], backwards: Sequence[Pair], num_ahead: int) -> Iterator[Step]:
+def _in_turn(forwards: Sequence[Pair], backwards: Sequence[Pair], num_ahead: int) -> Iterator[Turn]:
     """`num_ahead` forwards first, then a forward and a backward in turn, then the backwards that are left."""
     ahead, waiting = iter(forwards), iter(backwards)
     for stage, m in islice(ahead, num_ahead):
@@ -104,7 +104,7 @@ def _in_turn(forwards: Sequence[Pair], backwards: Sequence[Pair], num_ahead: int
     yield from ((stage, m, "B") for stage, m in backwards[done:])
 
 
-def _v_order(rank: int, num_stages: int, num_micro_batches: int) -> Iterator[Step]:
+def _v_order(rank: int, num_stages: int, num_micro_batches: int) -> Iterator[Turn]:
     """What a rank of ZB-V does, phase by phase (qi2024); "down" is its first stage, "up" its second."""
     world_size = num_stages // 2
     down, up = _Stage(rank), _Stage(num_stages - 1 - rank)
@@ -135,7 +135,7 @@ class _Stage:
     def __init__(self, number: int) -> None:
         self.number, self.at = number, dict.fromkeys("FIW", 0)
 
-    def next(self, kind: str) -> Step:
+    def next(self, kind: str) -> Turn:
         """The stage's next action of a kind."""
         m = self.at[kind]
         self.at[kind] += 1

@@ -17,7 +17,7 @@ with needed_by("book.shards", "torch"):
 
     from book import record
     from book.device import message_device
-    from book.record.atlas import Atlas, mlp_atlas, product_atlas
+    from book.record.known_blocks import KnownBlocks, blocks_of_mlp, blocks_of_product
     from book.record.watcher import Watcher, around
 
 Product = Callable[..., torch.Tensor]
@@ -32,7 +32,7 @@ def trace_product(fn: Product, backward: bool = False, bias: bool = False) -> to
     returned. Raises ValueError for another number of ranks and a result without a gradient to follow, TypeError for
     a result that is no tensor.
     """
-    return _trace(fn, product_atlas(_ready(), bias), ["X", "A", "bias"][:2 + bias], backward)
+    return _trace(fn, blocks_of_product(_ready(), bias), ["X", "A", "bias"][:2 + bias], backward)
 
 
 def trace_mlp(fn: Product, backward: bool = False) -> torch.Tensor:
@@ -40,7 +40,7 @@ def trace_mlp(fn: Product, backward: bool = False) -> torch.Tensor:
 
     As `trace_product`; X is (24, 12), A (12, 48), B (48, 12).
     """
-    return _trace(fn, mlp_atlas(_ready()), ["X", "A", "B"], backward)
+    return _trace(fn, blocks_of_mlp(_ready()), ["X", "A", "B"], backward)
 
 
 def _ready() -> int:
@@ -54,10 +54,10 @@ def _ready() -> int:
     return num_ranks
 
 
-def _trace(fn: Product, atlas: Atlas, names: Sequence[str], backward: bool) -> torch.Tensor:
+def _trace(fn: Product, known: KnownBlocks, names: Sequence[str], backward: bool) -> torch.Tensor:
     device = message_device()
-    given = {name: atlas.given[name].to(device).requires_grad_(backward) for name in names}
-    watcher = Watcher(atlas, names)
+    given = {name: known.given[name].to(device).requires_grad_(backward) for name in names}
+    watcher = Watcher(known, names)
     try:
         with watcher:
             result = fn(*given.values())
@@ -66,7 +66,7 @@ def _trace(fn: Product, atlas: Atlas, names: Sequence[str], backward: bool) -> t
                             f"{type(result).__name__}")
         watcher.ends_with(result, "Y", "return")
         if backward:
-            _follow_backward(result, atlas, watcher)
+            _follow_backward(result, known, watcher)
             for name, tensor in given.items():
                 if tensor.grad is not None:
                     watcher.ends_with(tensor.grad, "d" + name, "gradient")
@@ -75,19 +75,19 @@ def _trace(fn: Product, atlas: Atlas, names: Sequence[str], backward: bool) -> t
     return result.detach()
 
 
-def _follow_backward(result: torch.Tensor, atlas: Atlas, watcher: Watcher) -> None:
+def _follow_backward(result: torch.Tensor, known: KnownBlocks, watcher: Watcher) -> None:
     if not result.requires_grad:
         raise ValueError("this result has no gradient to follow: compute it from x and a with operations that autograd "
                          "knows, and not under torch.no_grad()")
-    gradient = _gradient_of(result, atlas)
+    gradient = _gradient_of(result, known)
     with watcher:
         result.backward(gradient)
 
 
-def _gradient_of(result: torch.Tensor, atlas: Atlas) -> torch.Tensor:
+def _gradient_of(result: torch.Tensor, known: KnownBlocks) -> torch.Tensor:
     """The loss's gradient of what a rank returned: of its block of Y, or of all of it."""
-    found, whole = atlas.find(result), atlas.given["dY"]
+    found, whole = known.find(result), known.given["dY"]
     if found and found.matrix == "Y":
-        block = around(atlas, found)
+        block = around(known, found)
         whole = whole[slice(*block.rows), slice(*block.columns)]
     return whole.reshape(result.shape).to(result) if whole.numel() == result.numel() else torch.ones_like(result)

@@ -51,6 +51,13 @@ def test_every_source_is_among_the_references() -> None:
     assert {collective.source for collective in COLLECTIVES.values()} - {None} <= keys
 
 
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_loops_over_ranks_one_by_one_give_the_same_moves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = [[list(schedule.moves) for schedule in COLLECTIVES[name].schedules(size)] for size in range(1, 9)]
+    monkeypatch.setattr(collectives, "every", range)
+    assert [[list(schedule.moves) for schedule in COLLECTIVES[name].schedules(size)] for size in range(1, 9)] == at_once
+
+
 def names_that(test: object) -> set[str]:
     """The collectives that a test is run with."""
     return {name for mark in test.pytestmark if mark.name == "parametrize" and mark.args[0] == "name"

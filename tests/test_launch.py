@@ -176,7 +176,7 @@ def test_ranks_import_nothing_for_a_function_of_a_lab():
 
 
 def loaded():
-    return {"torch", "book.record", "book.checks.verdict", "book.checks.ring"} <= sys.modules.keys()
+    return {"torch", "book.record", "book.checks.verdict", "book.checks.rings"} <= sys.modules.keys()
 
 
 def test_the_current_environment_is_passed_with_env_on_top(monkeypatch):

@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from book.blocks import SIZES, Block, BlockError, BlockOp
 from book.launch import RankError, launch
-from book.record.atlas import mlp_atlas, product_atlas
+from book.record.known_blocks import blocks_of_mlp, blocks_of_product
 from book.shards import trace_mlp, trace_product
 from book.trace import Event, Trace
 from book.widgets import sharded_product
@@ -76,9 +76,9 @@ def at_end(trace: Trace, name: str) -> dict[int, dict[int, list[float] | None]]:
 # What is read off tensors
 
 @cache
-def atlas_of(num_ranks: int) -> Any:
-    """The atlas of a product with a bias, which reading leaves as it is."""
-    return product_atlas(num_ranks, bias=True)
+def known_of(num_ranks: int) -> Any:
+    """The known of a product with a bias, which reading leaves as it is."""
+    return blocks_of_product(num_ranks, bias=True)
 
 
 @pytest.mark.slow
@@ -86,8 +86,8 @@ def atlas_of(num_ranks: int) -> Any:
 @given(st.data())
 def test_any_sum_of_parts_is_recognized_from_its_numbers(data: st.DataObject) -> None:
     n = data.draw(st.sampled_from([2, 3, 4]))
-    atlas = atlas_of(n)
-    x, a = (atlas.given[name] for name in "XA")
+    known = known_of(n)
+    x, a = (known.given[name] for name in "XA")
     row, column = (data.draw(st.integers(0, n - 1)) for _ in range(2))
     # A bias is the same in every row: by itself it doesn't tell where it is.
     counts = data.draw(st.lists(st.integers(0, 4), min_size=n, max_size=n).filter(any))
@@ -95,34 +95,34 @@ def test_any_sum_of_parts_is_recognized_from_its_numbers(data: st.DataObject) ->
     factor = data.draw(st.sampled_from([1, 1 / n]))
     rows, columns = x.chunk(n)[row], a.chunk(n, 1)[column]
     parts = [p @ q for p, q in zip(rows.chunk(n, 1), columns.chunk(n, 0))]
-    parts.append(atlas.given["bias"].chunk(n)[column].expand(len(rows), -1))
+    parts.append(known.given["bias"].chunk(n)[column].expand(len(rows), -1))
     block = sum(count * factor * part for count, part in zip(counts, parts))
     dtype = data.draw(st.sampled_from([torch.float64, torch.float32]))
     for tensor in (block.to(dtype), block.T.to(dtype)):
-        found = atlas.find(tensor)
+        found = known.find(tensor)
         assert found.matrix == "Y" and list(found.contents) == [(row, column)]
         assert found.contents[row, column] == pytest.approx([count * factor for count in counts], abs=1e-12)
 
 
 def test_numbers_that_are_not_a_block_are_not_read_as_one() -> None:
-    atlas = mlp_atlas(4)
-    x, a = atlas.given["X"], atlas.given["A"]
+    known = blocks_of_mlp(4)
+    x, a = known.given["X"], known.given["A"]
     y = x @ a
     columns = y.chunk(4, 1)
     for tensor in (torch.randn(24, 12, dtype=torch.float64), torch.zeros(24, 12), columns[0] + columns[1], y.abs(),
                    y[:, ::4], y[1:7], torch.cat(columns[::-1], 1), F.relu(y), y * float("nan"), y[0], torch.tensor(3)):
-        assert atlas.find(tensor) is None, tensor.shape
-    assert atlas.find(y).matrix == "P" and atlas.find(F.gelu(y)).matrix == "H"
-    assert atlas.find(F.gelu(y, approximate="tanh")) is None
-    assert set(atlas.find(y[:, 12:36]).contents) == {(row, column) for row in range(4) for column in (1, 2)}
+        assert known.find(tensor) is None, tensor.shape
+    assert known.find(y).matrix == "P" and known.find(F.gelu(y)).matrix == "H"
+    assert known.find(F.gelu(y, approximate="tanh")) is None
+    assert set(known.find(y[:, 12:36]).contents) == {(row, column) for row in range(4) for column in (1, 2)}
 
 
 def test_zeros_beside_a_block_are_not_held() -> None:
     """The gradient of a slice is zero where nothing was sliced."""
-    atlas = product_atlas(2, bias=False)
-    x = atlas.given["X"].clone()
+    known = blocks_of_product(2, bias=False)
+    x = known.given["X"].clone()
     x[:, 6:] = 0
-    assert set(atlas.find(x).contents) == {(0, 0), (1, 0)}
+    assert set(known.find(x).contents) == {(0, 0), (1, 0)}
 
 
 edges = st.lists(st.integers(0, 60), min_size=2, max_size=2, unique=True).map(lambda pair: tuple(sorted(pair)))

@@ -11,7 +11,7 @@ from book.cost import Link, Network
 from book.cost.links import hierarchical_all_reduce_s, ring_all_reduce_s
 from book.schedule import Schedule
 from book.simulate import done_s, simulate
-from book.simulate.alike import alike
+from book.simulate.at_scale import alike
 from book.simulate.messages import rounds, steps
 from tests.test_simulate import LINK, schedules, some, some_links
 

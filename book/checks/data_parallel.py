@@ -12,8 +12,8 @@ import numpy as np
 
 from book.checks.attribution import Attribution
 from book.checks.verdict import (
-    REDUCED, SIX_DIGITS, TOLERANCE, CheckFailed, Gradients, State, agree, all_but_rank_0, all_finite, differing, finite,
-    flat, furthest, identical, likeliest, magnitude, num_given, refuse, require, short, times, whole,
+    REDUCED, SIX_DIGITS, TOLERANCE, CheckFailed, Gradients, StateDict, agree, all_but_rank_0, all_finite, differing,
+    finite, flat, furthest, identical, likeliest, magnitude, num_given, refuse, require, short, times, whole,
 )
 from book.trace import Trace
 from book.words import listed
@@ -99,7 +99,7 @@ def averaged_in_bits(before: Sequence[Gradients], after: Sequence[Gradients], nu
     return total
 
 
-def weights_kept(before: Sequence[State], after: Sequence[State]) -> None:
+def weights_kept(before: Sequence[StateDict], after: Sequence[StateDict]) -> None:
     """Averaging gradients must leave every rank's weights as they were."""
     for rank, (own, now) in enumerate(zip(before, after)):
         for name in differing(own, now):
@@ -206,7 +206,7 @@ def _why_no_mean(rank: int, name: str, own: Mapping[str, np.ndarray], got: Any, 
 
 # The state at the start and at the end
 
-def same_state(before: Sequence[State], after: Sequence[State], parameters: Sequence[str],
+def same_state(before: Sequence[StateDict], after: Sequence[StateDict], parameters: Sequence[str],
                unsaved: Collection[str] = ()) -> float:
     """Every rank must hold what rank 0 held before, parameters and buffers alike.
 
@@ -253,7 +253,7 @@ def _why_root_changed(before: Sequence[np.ndarray], got: Any) -> str:
         (True, "has changed, but rank 0 must keep what it has, and the others get that"))
 
 
-def _why_not_rank_0(wrong: Sequence[tuple[int, str]], before: Sequence[State], after: Sequence[State],
+def _why_not_rank_0(wrong: Sequence[tuple[int, str]], before: Sequence[StateDict], after: Sequence[StateDict],
                     parameters: Sequence[str], unsaved: Collection[str]) -> str:
     differ = [(rank, name) for rank in range(1, len(before)) for name in differing(before[0], before[rank])]
     kept = [(rank, name) for rank, name in wrong if identical(after[rank][name], before[rank][name])]

@@ -14,7 +14,7 @@ import numpy as np
 from book.checks.attribution import Attribution, in_words
 from book.launch import LaunchError
 from book.checks.verdict import (
-    CheckFailed, Gradients, State, agree, dense, finite, flat, magnitude, refuse, require, short,
+    CheckFailed, Gradients, StateDict, agree, dense, finite, flat, magnitude, refuse, require, short,
     unmet, whole, with_hint,
 )
 from book.mesh import Mesh
@@ -63,7 +63,7 @@ def drawn_alike(outputs: Sequence[Any], mesh: Mesh) -> None:
                "the weights that they share drift apart; and this exercise asks for no dropout")
 
 
-def parts_on_mesh(held: Sequence[State], drawn: Sequence[State], mesh: Mesh, layout: Cuts) -> None:
+def parts_on_mesh(held: Sequence[StateDict], drawn: Sequence[StateDict], mesh: Mesh, layout: Cuts) -> None:
     """Each rank must hold its stage's parameters, cut over tp and made from rank 0's weights.
 
     `drawn` has, by rank, the whole model that it was given.
@@ -100,7 +100,7 @@ def mesh_gradients(found: Sequence[Gradients | None], single: Sequence[Gradients
                               "when the optimizer steps: does the pipeline run before that, and is nothing cleared in "
                               "between?")
     mean = {name: np.mean([dense(own[name]) for own in single], axis=0) for name in layout}
-    step = _Step([own or {} for own in found], single, mesh, layout, num_micro_batches)
+    step = _StepGradients([own or {} for own in found], single, mesh, layout, num_micro_batches)
     for rank, own in reversed(list(enumerate(step.found))):  # mistakes of the last stage are nearest to the loss
         finite(rank, "the gradients", whole(own))
         wrong = [name for name, got in own.items()
@@ -112,7 +112,7 @@ def mesh_gradients(found: Sequence[Gradients | None], single: Sequence[Gradients
     return magnitude(whole(mean))
 
 
-class _Step:
+class _StepGradients:
     """The gradients that one step left on the ranks, and what they could have been."""
 
     def __init__(self, found: Sequence[Gradients], single: Sequence[Gradients], mesh: Mesh, layout: Cuts,
@@ -192,7 +192,7 @@ class _Step:
         return np.sum(parts, axis=0)
 
 
-def _why_part(got: np.ndarray, name: str, rank: int, drawn: Sequence[State], mesh: Mesh, layout: Cuts) -> str:
+def _why_part(got: np.ndarray, name: str, rank: int, drawn: Sequence[StateDict], mesh: Mesh, layout: Cuts) -> str:
     want = cut(drawn[0][name], name, rank, mesh, layout)
     if got.shape != want.shape:
         here = "is whole" if got.shape == dense(drawn[0][name]).shape else f"has the shape {got.shape}"

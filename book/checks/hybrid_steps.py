@@ -13,7 +13,7 @@ import numpy as np
 from book.checks.formula import Formula
 from book.launch import LaunchError
 from book.checks.verdict import (
-    ROUNDED, SIX_DIGITS, CheckFailed, Gradients, State, agree, flat, identical, likeliest, refuse,
+    ROUNDED, SIX_DIGITS, CheckFailed, Gradients, StateDict, agree, flat, identical, likeliest, refuse,
     require, reworded, same_loss, short, with_hint,
 )
 from book.mesh import Mesh
@@ -126,7 +126,7 @@ def first_losses(losses: Sequence[Any], sequences: Sequence[float], mesh: Mesh, 
            "share")
 
 
-def moved(before: Sequence[State], after: Sequence[State], gradients: Sequence[Gradients],
+def moved(before: Sequence[StateDict], after: Sequence[StateDict], gradients: Sequence[Gradients],
           learning_rate: float) -> None:
     """The first step of SGD must have moved every weight along its gradient."""
     for rank, (start, end) in enumerate(zip(before, after)):

@@ -13,7 +13,7 @@ from book.checks.attribution import Attribution, in_words
 from book.launch import HangError, LaunchError
 from book.checks.formula import Formula
 from book.checks.verdict import (
-    TOLERANCE, CheckFailed, Gradients, State, agree, differing, finite, flat, identical, likeliest, magnitude,
+    TOLERANCE, CheckFailed, Gradients, StateDict, agree, differing, finite, flat, identical, likeliest, magnitude,
     num_given, refuse, require, reworded, unmet, whole, with_hint,
 )
 from book.words import counted, listed
@@ -41,7 +41,7 @@ LAST = GRADIENT | {
 
 # The parts
 
-def stage_parts(held: Sequence[State], model: State, num_blocks: int = 0) -> list[int]:
+def stage_parts(held: Sequence[StateDict], model: StateDict, num_blocks: int = 0) -> list[int]:
     """Every parameter of `model` must be on one of the stages, with the value that it has there.
 
     With `num_blocks`, the parameters of block i are called "blocks.i." and more, and stage s of p must have the blocks
@@ -231,8 +231,8 @@ def from_stage_to_stage(owners: Sequence[Sequence[str]]) -> None:
                               "reference that stage.remote() returns, so the tensor stays there until it is fetched")
 
 
-def first_updates(before: Sequence[State], after: Sequence[State], single: Sequence[Gradients], learning_rate: float,
-                  weights: Sequence[float]) -> float:
+def first_updates(before: Sequence[StateDict], after: Sequence[StateDict], single: Sequence[Gradients],
+                  learning_rate: float, weights: Sequence[float]) -> float:
     """One step of plain SGD must have moved every stage's weights along the gradient of the whole batch.
 
     `single` are the gradients of its micro-batches, and `weights` their shares of the batch. Returns what
@@ -269,7 +269,7 @@ def losses_of_steps(got: Sequence[Any], expected: Sequence[float], num_first: in
             Formula(wanted).require_right(f"the loss of step {step}", loss)
 
 
-def same_weights(held: Sequence[State], expected: State) -> float:
+def same_weights(held: Sequence[StateDict], expected: StateDict) -> float:
     """The stages together must hold `expected`, what one process ends with. Returns the sum of absolute values."""
     scale = whole(expected)
     for stage, own in enumerate(held):
@@ -288,7 +288,7 @@ def failure_of_replicas(error: LaunchError) -> str:
                             "on the others `losses` is empty, and its sum is the number 0"})
 
 
-def same_replicas(held: Sequence[State], starts: Sequence[State], num_replicas: int) -> None:
+def same_replicas(held: Sequence[StateDict], starts: Sequence[StateDict], num_replicas: int) -> None:
     """Rank s * `num_replicas` + k must hold stage s of replica k, with the weights that replica 0's rank drew.
 
     `starts` has, by rank, the whole model that it was given.

@@ -19,7 +19,7 @@ from book.checks.attribution import Attribution, in_words
 from book.launch import LaunchError
 from book.checks.formula import Formula
 from book.checks.verdict import (
-    TOLERANCE, CheckFailed, Gradients, State, agree, differing, finite, flat, likeliest, magnitude,
+    TOLERANCE, CheckFailed, Gradients, StateDict, agree, differing, finite, flat, likeliest, magnitude,
     refuse, require, whole, with_hint,
 )
 from book.words import counted
@@ -67,27 +67,28 @@ LOAD_ERRORS = {  # what DCP says when a checkpoint lacks what is asked for, and 
     "exp_avg": "an optimizer that has made no step has no state to load into: call start_state(zero) first"}
 
 
-class Step(Protocol):
+class RankStep(Protocol):
     """A step on one rank."""
 
     loss: float
     updates: Updates
     num_foreign: int
-    weights: State
+    weights: StateDict
 
 
-class Whole(Protocol):
+class WholeStep(Protocol):
     """The same step in one process."""
 
     loss: float
-    before: State
-    after: State
+    before: StateDict
+    after: StateDict
     parts: Sequence[Gradients]
 
 
 # Training
 
-def sharded_training(ranks: Sequence[Sequence[Step]], expected: Sequence[Whole], units: Mapping[str, State]) -> float:
+def sharded_training(ranks: Sequence[Sequence[RankStep]], expected: Sequence[WholeStep],
+                     units: Mapping[str, StateDict]) -> float:
     """Every step of every rank must be that of one process: places, loss, gradients, weights.
 
     `units` has each unit's parameters, by name. Returns the sum of the absolute values of the weights at the end.
@@ -111,7 +112,7 @@ def training_failure(error: LaunchError) -> str:
     return with_hint(error, TRAINING_ERRORS)
 
 
-def _places(rank: int, updates: Updates, before: State, num_ranks: int, units: Mapping[str, State]) -> Places:
+def _places(rank: int, updates: Updates, before: StateDict, num_ranks: int, units: Mapping[str, StateDict]) -> Places:
     """Where each number of a rank's shards is in rank 0's model, from which all ranks must start."""
     model, found = whole(before), {}
     for unit, (shard, _) in updates.items():
@@ -136,7 +137,7 @@ def _nearest(model: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.where(np.abs(model[order[after]] - values) <= TOLERANCE, order[after], -1)
 
 
-def _check_shares(places: Sequence[Places], units: Mapping[str, State]) -> None:
+def _check_shares(places: Sequence[Places], units: Mapping[str, StateDict]) -> None:
     """Every number must be in one rank's shard."""
     for unit, parameters in units.items():
         owned = np.concatenate([own[unit] for own in places])
@@ -159,8 +160,8 @@ def _check_loss(k: int, losses: Sequence[float], want: float) -> None:
     formula.require_right(f"the mean of the ranks' losses in step {k}", float(np.mean(losses)))
 
 
-def _check_gradients(k: int, steps: Sequence[Step], places: Sequence[Places], want: Whole,
-                     previous: Whole | None) -> None:
+def _check_gradients(k: int, steps: Sequence[RankStep], places: Sequence[Places], want: WholeStep,
+                     previous: WholeStep | None) -> None:
     """Each shard's gradient must be its part of the mean over the ranks."""
     rows = np.stack([whole(part) for part in want.parts])
     last = None if previous is None else np.mean([whole(part) for part in previous.parts], axis=0)
@@ -190,7 +191,7 @@ def _why_gradient(rank: int, got: np.ndarray, rows: np.ndarray, num_ranks: int, 
     return found.explain(GRADIENT, num_backwards=len(rows) // num_ranks, of_rank_0=of_rank_0)
 
 
-def _check_weights(k: int, steps: Sequence[Step], places: Sequence[Places], want: Whole) -> None:
+def _check_weights(k: int, steps: Sequence[RankStep], places: Sequence[Places], want: WholeStep) -> None:
     before, after = whole(want.before), whole(want.after)
     for rank, step in enumerate(steps):
         got = finite(rank, f"its parameters after step {k}", whole(step.weights, want.after))
@@ -271,8 +272,8 @@ def _in_words(what: str, errors: Mapping[str, str], message: str, folder: str) -
     return meant[0] if meant else message.replace(folder, "the folder")
 
 
-def continued(loaded: Sequence[State], ranks: Sequence[Sequence[Step]], expected: Sequence[Whole], first: int,
-              slips: Mapping[str, State]) -> float:
+def continued(loaded: Sequence[StateDict], ranks: Sequence[Sequence[RankStep]], expected: Sequence[WholeStep],
+              first: int, slips: Mapping[str, StateDict]) -> float:
     """What each rank loaded must be the weights before step `first`, and each step from there that of one process.
 
     `slips` maps messages to the weights after step `first` if something was forgotten. Returns the last loss.

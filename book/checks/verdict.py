@@ -19,7 +19,7 @@ TOLERANCE = 1e-9
 SIX_DIGITS = 1e-5  # the error that remains if numbers were float32 at some point
 ROUNDED = "this is right to only six digits: was it float32 on the way?"
 REDUCED = "only rank 0 holds {}: reduce gives the result to one rank, all_reduce to every rank"
-State = Mapping[str, Any]
+StateDict = Mapping[str, Any]
 Gradients = Mapping[str, Any]  # None if there is no gradient
 
 
@@ -126,7 +126,7 @@ def flat(tensor: Any) -> np.ndarray:
     return dense(tensor).ravel()
 
 
-def whole(named: State, names: Collection[str] | None = None) -> np.ndarray:
+def whole(named: StateDict, names: Collection[str] | None = None) -> np.ndarray:
     """All arrays of a state, or those with the given names, end to end."""
     return np.concatenate([flat(named[name]) for name in (named if names is None else names)])
 
@@ -152,7 +152,7 @@ def identical(got: Any, want: Any) -> bool:
     return np.array_equal(flat(got), flat(want))
 
 
-def differing(one: State, other: State, scale: Any = None, tolerance: float = 0.0) -> list[str]:
+def differing(one: StateDict, other: StateDict, scale: Any = None, tolerance: float = 0.0) -> list[str]:
     """The names, in the order of `one`, whose arrays differ in `other`.
 
     They are compared to the last bit, or with a `tolerance`, relative to `scale`, as in `agree`.

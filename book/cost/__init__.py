@@ -10,7 +10,7 @@
     layouts      Layout: how a step is cut over GPUs, and all ways to cut it
     cluster      Cluster, Overheads: what trains, and what software makes of it
     step         estimate: memory, traffic and time of a layout, or of all at once
-    seconds      the time of a step, part by part
+    terms        Terms: what a rank of each layout holds and sends;  seconds: the time of a step, part by part
     search       all layouts of a model on a cluster, the fastest that fits, and why
     published    layouts from papers, with the times of their steps
     measured     these and some thousand more measured steps, as data sets

@@ -13,7 +13,8 @@ from book.cost.layouts import Layout
 from book.cost.machines import CONSTANTS, EACH, cluster_of
 from book.cost.published import Published
 from book.cost.sizes import stacked
-from book.cost.step import Terms, costs
+from book.cost.step import costs
+from book.cost.terms import Terms
 
 Constants = Mapping[str, Mapping[str, float]]
 # Where a fit begins that may know nothing of CONSTANTS.

@@ -1,14 +1,12 @@
 """L1: the seconds of a step, part by part: products, passes over memory, messages, bubble, update."""
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from book.cost.links import pipeline_bubble, ring_sent_bytes
-
-if TYPE_CHECKING:
-    from book.cost.step import Terms
+from book.cost.terms import Terms
 
 
 def seconds(terms: Terms, sent: dict[str, np.ndarray], state_bytes: np.ndarray, overlap: bool) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@
     lint          whether a lab is fit to be graded; `simulated` are its rules for players without a run
     mutate        what a lab's checks say about small faults in its solutions: `mutations` makes them,
                   `trial` runs the checks of one exercise on an answer
-    withheld      modules of the book that are disabled when an exercise is graded
+    withheld_modules  modules of the book that are disabled when an exercise is graded
     ranks         ranks on a wire, each in its own sandbox
     wired         exercises whose ranks can only send and receive, over `book.wire`
     grade         a folder of submissions -> points

@@ -27,7 +27,7 @@ from book.grading.reference import PATIENT, Reference
 from book.grading.run import Result, run
 from book.grading.sandbox import Limits, SandboxError
 from book.grading.submission import Submission, SubmissionError, answered, read_submission
-from book.grading.withheld import withheld
+from book.grading.withheld_modules import withheld_modules
 from book.wire.broker import WireError, WireTimeout
 
 MAX_SEED = 10 ** 6  # labs multiply it by a thousand, and generators take at most 63 bits
@@ -167,7 +167,7 @@ class Grader:
         return {"status": why} if why else {}
 
     def _run(self, notebook: NotebookNode, exercise: int, limits: Limits) -> Result:
-        hidden_modules = withheld(self.lab, exercise) if self.sandboxed else ()
+        hidden_modules = withheld_modules(self.lab, exercise) if self.sandboxed else ()
         return run(notebook, limits, self.sandboxed, hidden_modules, self.prefix())
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from nbformat import NotebookNode
 
-from book.grading import lab as labs, lab_schema, simulated, wired, withheld
+from book.grading import lab as labs, lab_schema, simulated, wired, withheld_modules
 from book.grading.lab import LabError, code_cells, marks
 from book.grading.lab_schema import KEY
 from book.grading.ranks import Ranks
@@ -86,7 +86,7 @@ def _unfit_exercises(lab: NotebookNode) -> Iterator[str]:
             if other not in answers or other >= marks(cell)["exercise"]:
                 yield f"{marks(cell)['id']} depends on exercise {other}, which does not come before it"
     for module, exercises in lab.metadata.get(KEY, {}).get("open", {}).items():
-        if not (withheld.exists(module) and set(exercises) <= answers):
+        if not (withheld_modules.exists(module) and set(exercises) <= answers):
             yield f"the notebook's metadata open {module} to {exercises}: one of these does not exist"
 
 

@@ -15,7 +15,7 @@ from nbformat import NotebookNode
 from book.grading.lab import code_cells, marks, simulated, variant_of
 from book.grading.recognised import recognised, source_of
 from book.grading.release import without_solutions
-from book.grading.withheld import imports_from_book
+from book.grading.withheld_modules import imports_from_book
 
 MAX_BYTES = 8 << 20
 MAX_CELLS = 1000  # all cells of an answer are run, and each is compared with each cell of the lab
@@ -46,7 +46,7 @@ def read_submission(path: Path, lab: NotebookNode) -> Submission:
     found = Submission(sha256=hashlib.sha256(raw).hexdigest())
     own = {marks(cell)["id"]: cell for cell in code_cells(lab)}
     try:
-        _Reader(own, found).read(cells)
+        _AnswerReader(own, found).read(cells)
     except RecursionError:  # a source that is a list of lists of lists
         raise SubmissionError("the file is not a notebook") from None
     found.notes += _imports(found, lab)
@@ -119,7 +119,7 @@ def _other_variant(theirs: str | None, ours: str | None) -> list[str]:
     return [f"the copy is of {told}, but the source that grades it is of {graded}"] if theirs != ours else []
 
 
-class _Reader:
+class _AnswerReader:
     """Goes through a submission's cells and keeps the answers."""
 
     def __init__(self, own: dict[str, NotebookNode], found: Submission) -> None:

@@ -18,7 +18,7 @@ from nbformat import NotebookNode
 from book.grading import lab as labs
 from book.grading.lab import Answers, marks
 from book.grading.ranks import START_S, Ranks
-from book.grading.withheld import withheld
+from book.grading.withheld_modules import withheld_modules
 from book.wire.broker import Broker, WireError, WireRun
 
 RUN_S, HANG_S = 60, 15
@@ -52,7 +52,7 @@ def verdict(lab: NotebookNode, exercise: int, answers: Answers | None, ranks: Ra
     cells = [cell for cell in labs.job(lab, exercise, None, answers).cells if marks(cell)["kind"] != "check"]
     head = list(takewhile(lambda cell: marks(cell)["kind"] != "learner", cells))
     sources = [[cell.source for cell in part] for part in (head, cells[len(head):])]
-    without = withheld(lab, exercise) if ranks.sandboxed else []
+    without = withheld_modules(lab, exercise) if ranks.sandboxed else []
     try:
         return next(filter(None, (_run(WIRED[name], *sources, ranks, without) for name in names)), None)
     except WireError:

@@ -43,10 +43,10 @@ def read(watch: Watch, operations: Sequence[Operation],
     """
     completed = {index for index in watch.pending if operations[index].end_ns is not None}
     end = watch.end(position, completed)
-    return _Reader(watch, operations).read([*watch.snapshots, end], completed, watch.pending.keys() - completed)
+    return _SnapshotReader(watch, operations).read([*watch.snapshots, end], completed, watch.pending.keys() - completed)
 
 
-class _Reader:
+class _SnapshotReader:
     """Goes through the snapshots of one watch in program order."""
 
     def __init__(self, watch: Watch, operations: Sequence[Operation]):

@@ -1,8 +1,8 @@
 """L2: what a rank's program does with the blocks of given matrices, operation by operation.
 
 A `Watcher` sees every operation that torch dispatches in its block: forward, backward, collectives. It recognizes what
-a tensor holds by its values (see atlas), never by what is expected. So a missing all-reduce shows up as a partial sum,
-and an extra one as a sum whose parts count twice. Its events come on top of the recorder's, ordered by start time:
+a tensor holds by its values (see known_blocks), never by what is expected. So a missing all-reduce shows up as a
+partial sum, and an extra one as a sum whose parts count twice. Its events come on top of the recorder's, by start time:
 
     compute  what the program did with blocks, as a BlockOp of book.blocks
     hold     a block that the rank has from then on, "Y[0:12, 0:24] of 24x48", and how often each of the N parts of
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from book.blocks import Block, BlockOp
-from book.record.atlas import Atlas, Contents, Find
+from book.record.known_blocks import KnownBlocks, Contents, Find
 from book.record.group import tensors_in
 from book.trace import Event
 
@@ -33,23 +33,23 @@ WAITS = ("wait_tensor", "_wrap_tensor_autograd")  # follow a functional collecti
 UNWRAPPED = ("DTensor", "AsyncCollectiveTensor")  # dispatch again with the tensors inside them
 
 
-def around(atlas: Atlas, found: Find) -> Block:
+def around(known: KnownBlocks, found: Find) -> Block:
     """The smallest block that contains everything that was found of a matrix."""
     rows, columns = zip(*found.contents)
-    return atlas.block(found.matrix, (min(rows), max(rows) + 1), (min(columns), max(columns) + 1))
+    return known.block(found.matrix, (min(rows), max(rows) + 1), (min(columns), max(columns) + 1))
 
 
 class Watcher(TorchDispatchMode):
     """Sees each operation of a rank's program, forward and backward, and records what that does with the matrices."""
 
-    def __init__(self, atlas: Atlas, given: Iterable[str]):
+    def __init__(self, known: KnownBlocks, given: Iterable[str]):
         super().__init__()
         self.events: list[Event] = []
-        self._atlas, self._rank = atlas, dist.get_rank()
+        self._known, self._rank = known, dist.get_rank()
         self._held: dict[tuple[str, int, int], Contents | None] = {}
         self._sent: list[tuple[float, torch.Tensor, Block | None]] = []  # pending collectives may have changed these
         self._unknown: dict[int, tuple[torch.Tensor, Block]] = {}  # tensors with unexplained values, by address
-        shapes = {name: tuple(atlas.given[name].reshape(-1, atlas.given[name].shape[-1]).shape) for name in given}
+        shapes = {name: tuple(known.given[name].reshape(-1, known.given[name].shape[-1]).shape) for name in given}
         blocks = [Block(name, (0, height), (0, width), (height, width)) for name, (height, width) in shapes.items()]
         self._did(BlockOp("given", tuple(blocks)))
 
@@ -92,7 +92,7 @@ class Watcher(TorchDispatchMode):
         """Record a product of two known factors, or one whose result is part of a known matrix."""
         places = self._with_guess(factors, places)
         into = self._into(places)
-        if not any(places) and self._atlas.find(result) is None:
+        if not any(places) and self._known.find(result) is None:
             return
         for factor, place in zip(factors, places):
             self._use(factor, place)
@@ -102,7 +102,7 @@ class Watcher(TorchDispatchMode):
 
     def _changed(self, name: str, places: list[Block | None], result: torch.Tensor, start_s: float) -> None:
         """Record any other operation if its result is a block that the rank did not hold in this form before."""
-        found, place = self._atlas.find(result), next(filter(None, places), None)
+        found, place = self._known.find(result), next(filter(None, places), None)
         if found is None and (place is None or result.shape[-2:] != place.size):
             return
         source, target = ELEMENTWISE.get(name, ("", ""))
@@ -144,9 +144,9 @@ class Watcher(TorchDispatchMode):
 
     def _place(self, tensor: torch.Tensor) -> Block | None:
         """The block that a tensor is, by its values, or by where it came from if they are unknown."""
-        found = self._atlas.find(tensor)
+        found = self._known.find(tensor)
         if found:
-            return around(self._atlas, found)
+            return around(self._known, found)
         kept, place = self._unknown.get(_memory(tensor), (None, None))
         return place if kept is not None and kept.numel() == tensor.numel() else None
 
@@ -155,12 +155,12 @@ class Watcher(TorchDispatchMode):
         if None in places or len(places) < 2:
             return None
         names = {place.matrix for place in places}
-        for matrix in self._atlas.play.values():
+        for matrix in self._known.play.values():
             if matrix.summed and set(matrix.factors) == names:
                 spans = {dim: span for place in places
-                         for dim, span in zip(self._atlas.play[place.matrix].dims, (place.rows, place.columns))}
+                         for dim, span in zip(self._known.play[place.matrix].dims, (place.rows, place.columns))}
                 return Block(matrix.name, spans[matrix.dims[0]], spans[matrix.dims[1]],
-                             self._atlas.shape(matrix.name))
+                             self._known.shape(matrix.name))
         return None
 
     def _with_guess(self, factors: list[torch.Tensor], places: list[Block | None]) -> list[Block | None]:
@@ -168,35 +168,35 @@ class Watcher(TorchDispatchMode):
         if places.count(None) != 1:
             return places
         known = next(filter(None, places)).matrix
-        factors_of = [matrix.factors for matrix in self._atlas.play.values() if matrix.summed]
+        factors_of = [matrix.factors for matrix in self._known.play.values() if matrix.summed]
         other = next((names[1 - names.index(known)] for names in factors_of if known in names), "")
         return [place or self._guess(factor, other) for factor, place in zip(factors, places)]
 
     def _guess(self, tensor: torch.Tensor, matrix: str) -> Block | None:
         """Where an unexplained result should be: per dimension the whole matrix if it fits, else this rank's part."""
-        if matrix not in self._atlas.play:
+        if matrix not in self._known.play:
             return None
-        whole = self._atlas.shape(matrix)
+        whole = self._known.shape(matrix)
         if any(own > size for own, size in zip(tensor.shape[-2:], whole)):
             return None
-        spans = [(0, self._atlas.num_parts) if own == size else (self._rank, self._rank + 1)
+        spans = [(0, self._known.num_parts) if own == size else (self._rank, self._rank + 1)
                  for own, size in zip(tensor.shape[-2:], whole)]
-        return self._atlas.block(matrix, *spans)
+        return self._known.block(matrix, *spans)
 
     def _use(self, tensor: torch.Tensor, place: Block | None) -> None:
         """Record that a given block is held, since it is used."""
-        if place and not self._atlas.play[place.matrix].recipe:
+        if place and not self._known.play[place.matrix].recipe:
             self._hold(tensor, place)
 
     def _is_new(self, found: Find) -> bool:
-        matrix = self._atlas.play[found.matrix]
+        matrix = self._known.play[found.matrix]
         return bool(matrix.recipe) and any(self._held.get((found.matrix, *at)) != contents
                                            for at, contents in found.contents.items())
 
     def _hold(self, tensor: torch.Tensor, place: Block | None, time_s: float | None = None,
               again: bool = False) -> None:
         """Record the blocks of a tensor that the rank did not hold in this form before; with `again`, all of them."""
-        found = self._atlas.find(tensor)
+        found = self._known.find(tensor)
         if found:
             self._unknown.pop(_memory(tensor), None)
             tiles = {(found.matrix, *at): contents for at, contents in found.contents.items()}
@@ -207,13 +207,13 @@ class Watcher(TorchDispatchMode):
             return
         for (name, row, column), contents in tiles.items():
             if again or (name, row, column) not in self._held or self._held[name, row, column] != contents:
-                block = self._atlas.block(name, (row, row + 1), (column, column + 1))
+                block = self._known.block(name, (row, row + 1), (column, column + 1))
                 num_bytes = block.size[0] * block.size[1] * tensor.element_size()
                 self._note("hold", str(block), time_s, contents, num_bytes)
         self._held |= tiles
 
     def _tiles(self, place: Block) -> list[tuple[int, int]]:
-        edges = [[edge * self._atlas.num_parts // size for edge in span]
+        edges = [[edge * self._known.num_parts // size for edge in span]
                  for span, size in zip((place.rows, place.columns), place.shape)]
         return [(row, column) for row in range(*edges[0]) for column in range(*edges[1])]
 
@@ -222,7 +222,7 @@ class Watcher(TorchDispatchMode):
 
     def _note(self, kind: str, op: str, time_s: float | None = None, contents: Contents | None = None,
               num_bytes: float | None = None) -> None:
-        lanes = self._atlas.num_parts + 1
+        lanes = self._known.num_parts + 1
         padded = None if contents is None else (*contents, *[0.0] * (lanes - len(contents)))
         now_s = time.monotonic()
         self.events.append(Event(self._rank, kind, op, num_bytes=num_bytes, start_s=time_s or now_s, end_s=now_s,

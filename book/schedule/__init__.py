@@ -1,12 +1,12 @@
 """L0: schedules as plain data: what every rank does, in which order, before anything runs.
 
     moves     Schedule: who sends which chunk to whom at which step
-    phases    Move; Phase: steps that follow a rule, without a list of their moves
+    phases    Move; Phase: loops over steps and ranks that say what each sends, run when the moves are asked for
     actions   Action, PipelineSchedule: which forward or backward of which micro-batch a rank runs next
 """
 from book.schedule.actions import KINDS, Action, PipelineSchedule, Work, taker_of
 from book.schedule.moves import Schedule, ScheduleError, check_counts, contents_fault
-from book.schedule.phases import OPS, Move, Phase, Phases, Round, moves_of
+from book.schedule.phases import OPS, Loops, Move, Phase, Phases, Round, Span, every, moves_of, phase
 
-__all__ = ["KINDS", "OPS", "Action", "Move", "Phase", "Phases", "PipelineSchedule", "Round", "Schedule",
-           "ScheduleError", "Work", "check_counts", "contents_fault", "moves_of", "taker_of"]
+__all__ = ["KINDS", "OPS", "Action", "Loops", "Move", "Phase", "Phases", "PipelineSchedule", "Round", "Schedule",
+           "ScheduleError", "Span", "Work", "check_counts", "contents_fault", "every", "moves_of", "phase", "taker_of"]

@@ -1,20 +1,25 @@
-"""L0: one move, and steps that follow a rule, kept as the rule until somebody asks for their moves.
+"""L0: one move, and schedules that are written as loops over steps and ranks.
 
-A ring all-reduce of 16,384 ranks has 537 million moves, but each of its steps sends between the same ranks; only the
-chunks differ. So a `Phase` keeps who sends to whom, and a function that says which chunks. Shapes: S steps, M messages
-in each, C chunks in a message.
+A ring all-reduce of 16,384 ranks has 537 million moves. So a `Phase` keeps the loops until somebody asks for moves, and
+`every` has the loop over ranks run once, for all of them: with `range` in its place, the same loops give the same moves
+one by one. Shapes: M messages in a step, C chunks in each.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import wraps
+from itertools import chain, groupby
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from book.columns import ABSENT, ColumnError, Columns, concatenate, count, word
 
 OPS = ("reduce", "copy")
+Numbers = int | np.ndarray
+Loops = Iterator[tuple[int, Numbers, Numbers, "Numbers | Span", str]]  # step, src, dst, chunk, op: of a message or many
 
 
 @dataclass(frozen=True)
@@ -49,38 +54,76 @@ class Round(NamedTuple):
     num_steps: int = 1
 
 
-@dataclass(frozen=True)
-class Phase:
-    """Steps of messages with equally many chunks, `num_chunks`; `op` is what a receiver does with each.
+def every(num_ranks: int) -> Iterator[np.ndarray]:
+    """All ranks at once: `for rank in every(n)` does what `for rank in range(n)` does, for an array of ranks, (n,)."""
+    if num_ranks:
+        yield np.arange(num_ranks, dtype=np.int32)
 
-    `src` and `dst` are (M,), or (S, M) where they change from step to step. `chunks(step)` gives the chunks for an
-    array of steps (S, 1, 1), counted from 0; its result broadcasts to (S, M, C).
-    """
 
-    op: str
+class Span(NamedTuple):
+    """Chunks that travel in one message: `length` of them, from `first` on, a number for each message."""
+
+    first: Numbers
+    length: int
+
+
+class Messages(NamedTuple):
+    """The messages of a step: from whom, to whom, the first chunk of each, (M,), how many it has, and what is done."""
+
     src: np.ndarray
     dst: np.ndarray
-    chunks: Callable[[np.ndarray], np.ndarray]
-    num_chunks: int = 1
-    num_steps: int = 1
+    first: np.ndarray
+    num_chunks: int
+    op: str
 
-    def moves(self, first: int) -> Columns:
-        """All moves, where the phase's first step is step `first`."""
-        step = np.arange(self.num_steps)[:, None, None]
-        return moves_of(first + step, self.src[..., None], self.dst[..., None], self.chunks(step), self.op)
+    def moves(self, step: int) -> Columns:
+        """The moves that they are made of."""
+        chunks = self.first[:, None] + np.arange(self.num_chunks, dtype=np.int32)
+        return moves_of(step, self.src[:, None], self.dst[:, None], chunks, self.op)
 
-    def rounds(self) -> Iterator[Round]:
-        """Its steps, those that are alike as one round."""
-        if self.src.ndim == self.dst.ndim == 1:
-            if self.num_steps and len(self.src):
-                yield self._round(self.src, self.dst, self.num_steps)
-            return
-        for src, dst in zip(*np.broadcast_arrays(self.src, self.dst)):
-            yield self._round(src, dst, 1)
+    def with_all(self, others: list[Messages]) -> Messages:
+        """These, and behind them others of the same step."""
+        src, dst, first = (np.concatenate([getattr(one, name) for one in (self, *others)])
+                           for name in ("src", "dst", "first"))
+        return self._replace(src=src, dst=dst, first=first)
 
-    def _round(self, src: np.ndarray, dst: np.ndarray, num_steps: int) -> Round:
-        num_chunks = np.full(len(src), self.num_chunks)
-        return Round(src, dst, num_chunks, num_chunks if self.op == "reduce" else np.zeros_like(num_chunks), num_steps)
+    def is_like(self, other: Messages) -> bool:
+        """Whether another step's are the same but for the chunks' numbers."""
+        return (self.op, self.num_chunks) == (other.op, other.num_chunks) and (
+            np.array_equal(self.src, other.src) and np.array_equal(self.dst, other.dst))
+
+    def times(self, num_steps: int) -> Round:
+        """So many such steps."""
+        num_chunks = np.full(len(self.src), self.num_chunks)
+        num_added = num_chunks if self.op == "reduce" else np.zeros_like(num_chunks)
+        return Round(self.src, self.dst, num_chunks, num_added, num_steps)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Loops that yield the messages of steps, counted from 0, kept with their arguments until they are asked for.
+
+    What they yield is (step, src, dst, chunk, op); `op` is what a receiver does with the chunk. `src`, `dst` and
+    `chunk` may be arrays, (M,), of as many messages, and `chunk` a `Span`, for messages of several chunks.
+    """
+
+    loops: Callable[..., Loops]
+    sizes: tuple[Any, ...]
+
+    def steps(self) -> Iterator[Messages]:
+        """The messages of each step."""
+        for _, yielded in groupby(self.loops(*self.sizes), key=itemgetter(0)):
+            first, *more = [_messages(src, dst, chunk, op) for _, src, dst, chunk, op in yielded]
+            yield first.with_all(more) if more else first
+
+
+def phase(loops: Callable[..., Loops]) -> Callable[..., Phase]:
+    """Turn a function that yields messages into one that returns them as a `Phase`."""
+    @wraps(loops)
+    def made(*sizes: Any) -> Phase:
+        return Phase(loops, sizes)
+
+    return made
 
 
 class Phases(tuple[Phase, ...]):
@@ -89,20 +132,33 @@ class Phases(tuple[Phase, ...]):
     @property
     def num_steps(self) -> int:
         """The steps of all of them."""
-        return sum(phase.num_steps for phase in self)
+        return sum(one.num_steps for one in self.rounds())
 
     def moves(self) -> Columns:
         """All their moves, in the order of the steps."""
-        moves, first = [moves_of(0, 0, 0, np.zeros(0, dtype=np.int32), "copy")], 0
-        for phase in self:
-            moves.append(phase.moves(first))
-            first += phase.num_steps
-        return concatenate(moves)
+        none = moves_of(0, 0, 0, np.zeros(0, dtype=np.int32), "copy")
+        return concatenate([none, *(messages.moves(step) for step, messages in enumerate(self._steps()))])
 
     def rounds(self) -> Iterator[Round]:
-        """All their rounds."""
-        for phase in self:
-            yield from phase.rounds()
+        """All their rounds: steps in a row that are alike are one."""
+        last, num_steps = None, 0
+        for messages in self._steps():
+            if last is not None and not messages.is_like(last):
+                yield last.times(num_steps)
+                num_steps = 0
+            last, num_steps = messages, num_steps + 1
+        if last is not None:
+            yield last.times(num_steps)
+
+    def _steps(self) -> Iterator[Messages]:
+        return chain.from_iterable(phase.steps() for phase in self)
+
+
+def _messages(src: Numbers, dst: Numbers, chunk: Numbers | Span, op: str) -> Messages:
+    """What loops yield of a step, all of it in arrays."""
+    chunks = chunk if isinstance(chunk, Span) else Span(chunk, 1)
+    src, dst, first = np.broadcast_arrays(*map(np.atleast_1d, (src, dst, chunks.first)))
+    return Messages(src, dst, first, chunks.length, op)
 
 
 def moves_of(step: np.ndarray | int, src: np.ndarray | int, dst: np.ndarray | int, chunk: np.ndarray,

@@ -11,7 +11,7 @@
     sharded      simulate_sharded: what ranks hold of a model's state in a step with ZeRO
     on_mesh      simulate_groups, simulate_hybrid: collectives and pipelined steps on a mesh
 """
-from book.simulate.alike import done_s
+from book.simulate.at_scale import done_s
 from book.simulate.collective import LARGEST_WATCHED_WORLD, simulate
 from book.simulate.on_mesh import simulate_groups, simulate_hybrid
 from book.simulate.pipeline import simulate_pipeline

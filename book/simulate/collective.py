@@ -15,7 +15,7 @@ import numpy as np
 from book.columns import Columns, concatenate
 from book.cost import Link, Network
 from book.schedule import Round, Schedule
-from book.simulate.messages import Step, steps
+from book.simulate.messages import StepMessages, steps
 from book.simulate.shared import run_shared
 from book.trace import Event, Trace
 
@@ -115,7 +115,7 @@ class _Wave(NamedTuple):
     reduce_s: np.ndarray
 
 
-def _run(messages: Iterable[Step], num_moves: int, network: _Links) -> np.ndarray:
+def _run(messages: Iterable[StepMessages], num_moves: int, network: _Links) -> np.ndarray:
     """The same where every rank has a link of its own."""
     times = np.zeros((3, num_moves))
     clocks = _Clocks(*np.zeros((4, len(network.slowdown))))

@@ -9,7 +9,7 @@ import numpy as np
 from book.schedule import Round, Schedule
 
 
-class Step(NamedTuple):
+class StepMessages(NamedTuple):
     """A step's M messages in the schedule's order: from whom, to whom, bytes, and bytes that are added there.
 
     `moves` are the positions of its moves in the schedule, `message` says in which message each of them is.
@@ -23,7 +23,7 @@ class Step(NamedTuple):
     message: np.ndarray
 
 
-def steps(schedule: Schedule, chunk_bytes: float) -> Iterator[Step]:
+def steps(schedule: Schedule, chunk_bytes: float) -> Iterator[StepMessages]:
     """The messages of each step that has any."""
     if not len(schedule.moves):
         return
@@ -32,7 +32,8 @@ def steps(schedule: Schedule, chunk_bytes: float) -> Iterator[Step]:
     for rows in schedule.steps():
         first, message = _grouped(src[rows] * schedule.world_size + dst[rows])
         added_bytes = np.bincount(message, weights=adds[rows]) * chunk_bytes
-        yield Step(src[rows[first]], dst[rows[first]], np.bincount(message) * chunk_bytes, added_bytes, rows, message)
+        num_bytes = np.bincount(message) * chunk_bytes
+        yield StepMessages(src[rows[first]], dst[rows[first]], num_bytes, added_bytes, rows, message)
 
 
 def rounds(schedule: Schedule) -> Iterator[Round]:

@@ -18,12 +18,12 @@ import numpy as np
 from book.cost import Network
 from book.cost.network import SWITCH
 from book.schedule import Round
-from book.simulate.messages import Step
+from book.simulate.messages import StepMessages
 
 NEARLY = 1 + 1e-9  # times and paces that differ by less are equal
 
 
-def run_shared(messages: Iterable[Step], num_moves: int, network: Network, slowdown: np.ndarray) -> np.ndarray:
+def run_shared(messages: Iterable[StepMessages], num_moves: int, network: Network, slowdown: np.ndarray) -> np.ndarray:
     """When each move leaves, has arrived, and has been added: seconds, shape (3, moves).
 
     `messages` are those of the schedule's steps; `slowdown` is each rank's factor on its times, shape (R,).

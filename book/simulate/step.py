@@ -17,7 +17,7 @@ from book.collectives import broadcast, ring_all_reduce
 from book.cost import Link, Network
 from book.mesh import AXES, Mesh
 from book.schedule import PipelineSchedule, Round, Schedule
-from book.simulate.alike import rounds_done_s
+from book.simulate.at_scale import rounds_done_s
 from book.simulate.messages import rounds
 from book.simulate.pipeline import simulate_pipeline
 from book.trace import Trace

@@ -15,7 +15,7 @@ MAX_CHARS = 200_000  # a syntax tree takes a thousand times its source's memory
 ALWAYS_OPEN = {"__init__", "model", "text", "checked"}
 
 
-def withheld(lab: NotebookNode, exercise: int) -> list[Path]:
+def withheld_modules(lab: NotebookNode, exercise: int) -> list[Path]:
     """The files of `book.parallel` that are disabled when this exercise is graded.
 
     A module stays open if a setup or check cell says `from book.parallel.NAME import …`, or an open module imports it,

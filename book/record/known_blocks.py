@@ -32,7 +32,7 @@ class Find:
     contents: Mapping[tuple[int, int], Contents]
 
 
-class Atlas:
+class KnownBlocks:
     """All matrices of a play for N ranks: the given ones, which all ranks share, and those computed from them.
 
     `given` holds X, A, B, dY and the bias, if there is one, in float64.
@@ -152,11 +152,11 @@ def _parts(play: tuple[Matrix, ...], given: Mapping[str, torch.Tensor],
     return parts
 
 
-def product_atlas(num_parts: int, bias: bool) -> Atlas:
+def blocks_of_product(num_parts: int, bias: bool) -> KnownBlocks:
     """The matrices of Y = X A, or X A + bias."""
-    return Atlas(PRODUCT, num_parts, bias)
+    return KnownBlocks(PRODUCT, num_parts, bias)
 
 
-def mlp_atlas(num_parts: int) -> Atlas:
+def blocks_of_mlp(num_parts: int) -> KnownBlocks:
     """The matrices of Y = GELU(X A) B."""
-    return Atlas(MLP, num_parts)
+    return KnownBlocks(MLP, num_parts)
