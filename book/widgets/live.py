@@ -62,10 +62,10 @@ class Live(anywidget.AnyWidget):
 
 
 class Game(Live):
-    """A live pipeline game. The trait `placed` is what the reader has placed so far, as text; `schedule` returns it."""
+    """A live pipeline game. The trait `placed` is what the reader has placed so far, as JSON; `schedule` reads it."""
 
     shown: PipelineGame
-    placed = traitlets.Unicode("").tag(sync=True)
+    placed = traitlets.Unicode("[]").tag(sync=True)
 
     @property
     def schedule(self) -> PipelineSchedule:
