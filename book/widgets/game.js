@@ -202,7 +202,8 @@ define("game", () => mountGame);
 const { render } = globalThis.lockstepGame;
 /** A view that opens later shows what was placed. */
 function renderPlaced({ model, el }) {
-  const payload = () => JSON.stringify({ ...JSON.parse(model.get("payload")), placed: JSON.parse(model.get("placed")) });
+  const read = trait => JSON.parse(model.get(trait));
+  const payload = () => JSON.stringify({ ...read("payload"), placed: read("placed") });
   const own = { get: key => (key === "payload" ? payload() : model.get(key)) };
   const both = new Proxy(model, { get: (_, name) => own[name] ?? model[name].bind(model) });
   return render({ el, model: both });
