@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from book.pipelines import gpipe, one_f_one_b
 from book.schedule import Action, PipelineSchedule, check_counts
 from book.trace import Trace
-from book.widgets.page import Page, heading, listed, show
+from book.widgets.page import Page, heading, listed
 from book.widgets.pipeline_run import MOST_RANKS, Durations, Pipeline, brief, read_pipeline
+from book.widgets.show import show
 from book.widgets.terms import counted, in_seconds, percent
 
 if TYPE_CHECKING:

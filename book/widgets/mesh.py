@@ -24,7 +24,8 @@ from book.cost import Flows, axis_name, bytes_across_nodes, bytes_by_axis, flows
 from book.mesh import Mesh
 from book.trace import Event, Trace
 from book.widgets.mesh_run import RESULTS, Item, Step, Stop, read_step
-from book.widgets.page import Data, Page, heading, listed, show, table
+from book.widgets.page import Data, Page, heading, listed, table
+from book.widgets.show import show
 from book.widgets.terms import counted, in_bytes, origin, spelled
 
 if TYPE_CHECKING:
