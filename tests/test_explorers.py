@@ -325,55 +325,6 @@ def test_a_page_without_javascript_has_the_table(show: Callable, name: str) -> N
     assert page.locator("table").is_visible() and page.locator("tr").count() == rows
 
 
-# one cluster through the book
-def hash_of(page: Any) -> str:
-    """What the page's address has of the cluster."""
-    return page.evaluate("location.hash")
-
-
-def test_the_cluster_stands_in_the_address_until_reset(show: Callable) -> None:
-    page = show(race_explorer())
-    assert hash_of(page) == ""
-    turn(page, "ranks", 14)
-    turn(page, "rank 1 slower", 3)
-    turn(page, "buffer", 0)
-    assert hash_of(page) == "#cluster=ranks:16,slow_rank:2", "what the algorithms run on, not what they carry"
-    before = caption(page)
-    page.reload()
-    turn(page, "buffer", 0)
-    assert caption(page) == before
-    click(page, "Reset")
-    assert hash_of(page) == "" and state(page)["ranks"] == "4"
-
-
-def test_figures_of_a_page_have_the_same_cluster(show: Callable) -> None:
-    page = show(race_explorer(), pipeline_explorer())
-    ranks = "() => [...document.querySelectorAll('.lockstep-player')].map(e => e.dataset.ranks)"
-    turn(page, "ranks", 5)
-    assert page.evaluate(ranks) == ["7", "7"]
-    page.evaluate("location.hash = '#cluster=ranks:60,latency_s:2e-4,slow_rank:-1,nonsense:3'")
-    page.wait_for_function(f"({ranks})()[0] === '60'")
-    assert page.evaluate(ranks) == ["60", "16"], "a figure with fewer ranks has as many as it can"
-    assert (state(page)["latency_s"], state(page)["slow_rank"]) == ("0.0002", "1")
-
-
-def test_links_to_other_pages_take_the_cluster_along(show: Callable) -> None:
-    page = show(race_explorer())
-    page.evaluate("""() => {
-      for (const href of ['other.html', 'other.html#place', '#here', 'https://example.org/a.html']) {
-        const link = Object.assign(document.createElement('a'), { href, textContent: href });
-        link.addEventListener('click', e => e.preventDefault());
-        document.body.append(link);
-      }
-    }""")
-    turn(page, "ranks", 6)
-    links = page.locator("a").all()
-    for link in links:
-        link.click()
-    assert [(link.get_attribute("href") or "").rpartition("/")[2] for link in links] == [
-        "other.html#cluster=ranks:8", "other.html#place", "#here", "a.html"]
-
-
 # a reader's own recording
 def drop(page: Any, name: str, text: str) -> None:
     """Drop a file onto the page's first widget, as a reader does with the mouse."""

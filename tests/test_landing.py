@@ -76,7 +76,7 @@ def test_a_reader_races_the_ring(site: Site, browser: Browser) -> None:
     assert said.inner_text() == (
         "All complete after 6 messages. You need 1.60 s and the ring 600 ms, for a buffer of 400 MB on links of "
         "1 GB/s. Your busiest link carries 1.3 times as much.")
-    assert [line.inner_text() for line in duel.locator(".lk-duelscore span").all()] == [
+    assert [line.inner_text() for line in duel.locator(".lk-handscore span").all()] == [
         "Your busiest link, out of rank 0: 2.00 n", "The ring's, out of rank 0: 1.50 n"]
     duel.locator(".lk-scrub").press("End")
     assert duel.locator(".lk-lane").count() == 2 and duel.locator(".lk-tick.won").count() == 2
@@ -110,7 +110,7 @@ def test_the_map_leads_to_every_chapter_and_lab(site: Site, browser: Browser) ->
     targets = [link.get_attribute("href") for link in page.locator(f"{MAP} a").all()]
     assert len(targets) == 24 and all((site.folder / target).is_file() for target in targets)
     assert page.locator("[data-lockstep-ring] img").bounding_box()["width"] > 300
-    assert "no link carries more than one and a half" in page.inner_text("[data-lockstep-duel]")
+    assert "no link carries more than one and a half" in page.inner_text("[data-lockstep-by_hand]")
 
 
 def test_no_card_of_the_map_covers_another(site_url: str, browser: Browser) -> None:

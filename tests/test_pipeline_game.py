@@ -210,9 +210,9 @@ def test_a_game_survives_a_change_of_theme_and_width(show: Callable) -> None:
 def test_nothing_overlaps_and_nothing_moves(show: Callable, width: int) -> None:
     game, places = pipeline_game(4, 8), set()
     page = show(game, width=width, height=1500, reduced_motion="reduce")
-    order = [f"{action.stage}{action.kind}{action.micro_batch}" for action in one_f_one_b(4, 8).runnable()]
+    order = [[action.stage, action.kind, action.micro_batch] for action in one_f_one_b(4, 8).runnable()]
     for k in (0, 6, 30, len(order) - 1):
-        page.evaluate(REMOUNT, {**data_of(game), "placed": ",".join(order[:k])})
+        page.evaluate(REMOUNT, {**data_of(game), "placed": order[:k]})
         press(page, "f" if k == 30 else "b")  # a refusal in the middle, the last backward at the end
         assert_readable(page, f"{width} px, {k}")
         places.add(round(page.locator(".lk-board").bounding_box()["y"]))
@@ -222,7 +222,7 @@ def test_nothing_overlaps_and_nothing_moves(show: Callable, width: int) -> None:
 
 REMOUNT = """data => {
   const el = document.querySelector('main'); el.replaceChildren(); globalThis.lockstepGame.mount(el, data) }"""
-LIVE = """payload => { const traits = { payload, placed: "0F0", step: 0, playing: false, error: "" };
+LIVE = """payload => { const traits = { payload, placed: '[[0,"F",0]]', step: 0, playing: false, error: "" };
   const model = { get: k => traits[k], set: (k, v) => { traits[k] = v }, save_changes() {}, on() {}, off() {} };
   const el = document.querySelector('main'); el.replaceChildren();
   globalThis.lockstepGame.render({ model, el }); globalThis.traits = traits; }"""
@@ -235,7 +235,7 @@ def test_a_live_game_gives_python_the_schedule(show: Callable) -> None:
     page.evaluate(LIVE, game.payload)
     press(page, "f")
     game.placed = page.evaluate("traits.placed")
-    assert game.placed == "0F0,0F1"
+    assert game.placed == '[[0,"F",0],[0,"F",1]]'
     assert game.schedule.of_rank(0) == [Action(0, 0, 0, "F"), Action(0, 0, 1, "F")]
     assert game.schedule.peak_in_flight() == [2, 0] and game.trace.duration_s == pytest.approx(2e-3)
     press(page, "ArrowDown", *"fbfb", "ArrowUp", *"bb")

@@ -27,10 +27,12 @@ and `error` (and `player.trace = other`), on a static page as HTML that deferred
 always gives the same HTML: it holds logical steps and modelled times, never a measured time. `save("player.html")`
 writes it, with its scripts and styles, as one file, which any browser shows without a network.
 
-    registry        all widgets, and which scripts draw each
-    page, live      what all widgets share: a page with data and words; an anywidget around it
+    registry        all widgets, and which script draws each; scripts import what they need
+    page, live      what all widgets share: a page with data and words; an anywidget around it, if there is one (show)
     terms           how their texts write bytes, times, names and counts
     scene.js        what all scripts and all data share; widgets.css has the styles of all widgets
+
+The data of a page are JSON, which its script only reads.
 
 A widget's module is named for it: it has its Page, its function, and the data that is drawn. What reads a trace for it
 is in `*_run`, long texts are in `*_words`. Its script lies next to it.

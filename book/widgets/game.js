@@ -47,11 +47,11 @@ function scored({ n, batches }, acts) {
   return { step_s, share: 1 - busy_s / n / step_s, done, peaks: range(n, r => most(of(acts, r))) };
 }
 
-const read = text => [...text.matchAll(/(\d+)([FB])(\d+)/g)].map(([, r, kind, m]) => ({ r: +r, kind, m: +m }));
 const written = list => list.map(x => x.r + x.kind + x.m).join(",");
 
 function verdict({ known }, placed, { step_s, peaks }) {
-  const same = known.filter(k => k.order.every((line, r) => line === written(of(placed, r))));
+  const orderOf = r => String(of(placed, r).map(({ kind, m }) => [kind, m]));
+  const same = known.filter(k => k.order.every((own, r) => String(own) === orderOf(r)));
   const goal = known.at(-1);
   const late = round(100 * (step_s / goal.step_s - 1));
   if (same.length) return ` Done after ${short(step_s)}: this is ${and(same.map(k => k.name))}.`;
@@ -64,7 +64,7 @@ function verdict({ known }, placed, { step_s, peaks }) {
 function mountGame(el, data, opts) {
   const { n, batches, known } = data;
   const state = { t: 0, speed: 1, playing: false, stops: () => stops, wait: () => false, rate: () => TICKS / 8 };
-  let placed = read(data.placed ?? "");
+  let placed = (data.placed ?? []).map(([r, kind, m]) => ({ r, kind, m }));
   let past = placed.map((_, i) => placed.slice(0, i));
   let rank = 0;
   let stops = [0];
@@ -176,9 +176,9 @@ function mountGame(el, data, opts) {
     paint(t);
     ui.scrub.set(t, step, run.at(t), -1);
     ui.control.paint();
-    const now = { step, playing, placed: written(placed) };
-    Object.assign(root.dataset, now, { steps: stops.length - 1, rank, done: score.done });
-    opts.onChange?.(now);
+    const steps = stops.length - 1;
+    Object.assign(root.dataset, { step, playing, steps, rank, done: score.done, placed: written(placed) });
+    opts.onChange?.({ step, playing, placed: JSON.stringify(placed.map(({ r, kind, m }) => [r, kind, m])) });
   }
   const next = kind => place(kind, range(batches).find(m => !has(placed, rank, kind, m)) ?? batches - 1);
   const keys = { f: () => next("F"), b: () => next("B"), u: undo, backspace: undo };
@@ -202,7 +202,8 @@ define("game", () => mountGame);
 const { render } = globalThis.lockstepGame;
 /** A view that opens later shows what was placed. */
 function renderPlaced({ model, el }) {
-  const payload = () => JSON.stringify({ ...JSON.parse(model.get("payload")), placed: model.get("placed") });
+  const read = trait => JSON.parse(model.get(trait));
+  const payload = () => JSON.stringify({ ...read("payload"), placed: read("placed") });
   const own = { get: key => (key === "payload" ? payload() : model.get(key)) };
   const both = new Proxy(model, { get: (_, name) => own[name] ?? model[name].bind(model) });
   return render({ el, model: both });

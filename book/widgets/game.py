@@ -1,13 +1,15 @@
 """L3: the pipeline game on a page and in a notebook: the reader places forwards and backwards by hand."""
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from book.pipelines import gpipe, one_f_one_b
-from book.schedule import PipelineSchedule, check_counts
+from book.schedule import Action, PipelineSchedule, check_counts
 from book.trace import Trace
-from book.widgets.page import Page, heading, listed, show
+from book.widgets.page import Page, heading, listed
 from book.widgets.pipeline_run import MOST_RANKS, Durations, Pipeline, brief, read_pipeline
+from book.widgets.show import show
 from book.widgets.terms import in_seconds, percent
 from book.words import counted
 
@@ -54,11 +56,9 @@ class PipelineGame(Page):
                        "1F1B": read_pipeline(one_f_one_b(num_stages, num_micro_batches), durations)}
 
     def schedule(self, placed: str) -> PipelineSchedule:
-        """What was placed, "0F0,0F1,1F0" in the order of placing, as a schedule: stage r is on rank r."""
-        words = [word for word in placed.split(",") if word]
-        ranks = [",".join(word for word in words if word.startswith(f"{rank}")) for rank in range(self.num_stages)]
-        head = f"# placed,{self.num_stages},{self.num_micro_batches}"
-        return PipelineSchedule.from_csv("\n".join([head, *ranks, ""]))
+        """What was placed, a JSON list of [rank, kind, micro-batch], as a schedule: stage r is on rank r."""
+        actions = [Action(rank, rank, micro_batch, kind) for rank, kind, micro_batch in json.loads(placed)]
+        return PipelineSchedule("placed", self.num_stages, self.num_micro_batches, actions, self.num_stages)
 
     def simulate(self, placed: str) -> Trace:
         """The trace of what was placed."""
@@ -70,7 +70,7 @@ class PipelineGame(Page):
 
     def data(self, live: bool) -> dict[str, Any]:
         """Sizes, durations in seconds, and the known schedules with their figures."""
-        known = [{"name": name, "order": run.order.to_csv().splitlines()[1:], "step_s": run.bubble.step_s,
+        known = [{"name": name, "order": self._order(run), "step_s": run.bubble.step_s,
                   "peaks": run.order.peak_in_flight(), "row": self._row(name, run)}
                  for name, run in self._known.items()]
         return {"title": self.title, "n": self.num_stages, "batches": self.num_micro_batches,
@@ -80,6 +80,11 @@ class PipelineGame(Page):
     def text(self) -> str:
         """One line that says what is shown."""
         return f"{self.title}: pipeline game, {self._size()}, {self._source()}"
+
+    def _order(self, run: Pipeline) -> list[list[tuple[str, int]]]:
+        """What each rank runs."""
+        return [[(action.kind, action.micro_batch) for action in run.order.of_rank(rank)]
+                for rank in range(self.num_stages)]
 
     def _row(self, name: str, run: Pipeline) -> list[str]:
         peaks = run.order.peak_in_flight()

@@ -12,7 +12,8 @@ import numpy as np
 
 from book.cost import Search, usable_bytes
 from book.cost.step import PARTS
-from book.widgets.page import Page, show
+from book.widgets.page import Page
+from book.widgets.show import show
 from book.widgets.terms import in_bytes, in_seconds, percent
 
 if TYPE_CHECKING:

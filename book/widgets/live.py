@@ -12,9 +12,7 @@ import traitlets
 
 from book.schedule import PipelineSchedule
 from book.trace import Trace
-from book.widgets.game import PipelineGame
 from book.widgets.page import Page
-from book.widgets.player import Options, Shown, title_of
 from book.widgets.registry import STYLE, module, text_of
 
 
@@ -62,10 +60,10 @@ class Live(anywidget.AnyWidget):
 
 
 class Game(Live):
-    """A live pipeline game. The trait `placed` is what the reader has placed so far, as text; `schedule` returns it."""
+    """A live pipeline game. The trait `placed` is what the reader has placed so far, as JSON; `schedule` reads it."""
 
-    shown: PipelineGame
-    placed = traitlets.Unicode("").tag(sync=True)
+    shown: Any  # a PipelineGame
+    placed = traitlets.Unicode("[]").tag(sync=True)
 
     @property
     def schedule(self) -> PipelineSchedule:
@@ -89,10 +87,10 @@ def live_class(widget: str) -> type[Live]:
 class Panel(ipywidgets.VBox):
     """Controls for the arguments of `run`, a button, and the player of the trace that `run` returned last."""
 
-    def __init__(self, run: Callable[..., Trace], title: str | None, options: Options, controls: Mapping[str, Any]):
+    def __init__(self, run: Callable[..., Trace], page_of: Callable[[Trace], Page], controls: Mapping[str, Any]):
         self._run, self._controls = run, {name: _control(name, value) for name, value in controls.items()}
-        trace = run(**self._values())
-        self.player = live_class("player")(Shown({"": trace}, title or title_of({"": trace}), options))
+        page = page_of(run(**self._values()))
+        self.player = live_class(page.widget)(page)
         self.button = ipywidgets.Button(description="Run", tooltip="Run again with these values")
         self.button.on_click(self._clicked)
         super().__init__([ipywidgets.HBox([*self._controls.values(), self.button]), self.player])

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from book.cost import sharded_sent_bytes
 from book.trace import STATE, Trace
 from book.widgets.memory_run import HINT, REDUCES, Action, Held, Place, read_held
-from book.widgets.page import Data, Page, arranged, check_choice, heading, listed, mapping, names_of, show
+from book.widgets.page import Data, Page, arranged, check_choice, heading, listed, mapping, names_of
+from book.widgets.show import show
 from book.widgets.terms import in_bytes, origin
 from book.words import counted
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from book.cost import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, StateBytes, state_bytes
 from book.trace import Trace
-from book.widgets.page import Page, heading, show, table
+from book.widgets.page import Page, heading, table
+from book.widgets.show import show
 from book.widgets.terms import in_bytes
 from book.words import counted
 

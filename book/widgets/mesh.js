@@ -269,7 +269,7 @@ function told(run, view, k) {
   const [out, all] = [across(sent, view), sum(sent, flow => flow.bytes)];
   const some = out ? ` ${bytes(out)} of ${bytes(all)} cross nodes.` : " None of it leaves its node.";
   const more = out === all ? " All of it crosses nodes." : some;
-  const now = text => text.replace(/@(\d+)/g, (_, r) => view.number[r]);
+  const now = parts => parts.map(part => (typeof part === "number" ? view.number[part] : part)).join("");
   const sentences = say.map(([stress, rest]) => [now(stress), now(rest) + " ", kind === "stuck"]);
   return [...sentences, ["", sent.length ? more : ""]];
 }

@@ -10,7 +10,7 @@ Ranks are named by their numbers in the trace; the script renumbers them if the 
 
 A stop has, in addition to what scene.js says about all stops, the `kind` of what is done; `work`, a list of [kind of
 action, micro-batch, ranks]; and what is `sent`: flows with a `label`, the action that they come from, "F0". Its texts
-have @5 for rank 5.
+are lists of parts, of which numbers are ranks.
 """
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from book.cost import Flows, axis_name, bytes_across_nodes, bytes_by_axis, flows
 from book.mesh import Mesh
 from book.trace import Event, Trace
 from book.widgets.mesh_run import RESULTS, Item, Step, Stop, read_step
-from book.widgets.page import Data, Page, heading, listed, show, table
+from book.widgets.page import Data, Page, heading, listed, table
+from book.widgets.show import show
 from book.widgets.terms import in_bytes, origin, spelled
 from book.words import agree, counted, joined, plural
 
@@ -129,8 +130,9 @@ def mesh_payload(trace: Trace, mesh: Mesh, step: Step) -> Data:
     names = [*mesh.axes, *sorted({name for name, _, _ in sent} - set(mesh.axes))]
     per = mesh.ranks_per_node or mesh.world_size
     stops: list[Data] = [{"kind": "start", "say": [], "phase": "2", "work": [], "sent": []}]
-    stops += [{"kind": stop.kind, "say": said, "phase": PHASES.get(stop.kind, "2"), "work": _work(stop),
-               "sent": _sent(stop, mesh, names)} for stop, said in zip(step.stops, told(step, mesh))]
+    stops += [{"kind": stop.kind, "say": [[*map(parts, pair)] for pair in said], "phase": PHASES.get(stop.kind, "2"),
+               "work": _work(stop), "sent": _sent(stop, mesh, names)}
+              for stop, said in zip(step.stops, told(step, mesh))]
     return {"axes": list(mesh.axes), "shape": list(mesh.shape), "per": per, "sizes": sizes(mesh), "names": names,
             "span": step.span, "flows": [_flow(names, *item) for item in sent.items()], "stops": stops}
 
@@ -204,9 +206,14 @@ def told(step: Step, mesh: Mesh) -> list[list[Said]]:
                   "stuck": teller.stuck}[stop.kind](stop)) for stop in step.stops]
 
 
+def parts(text: str) -> list[str | int]:
+    """A text in parts, of which numbers are ranks."""
+    return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"@(\d+)", text)) if part]
+
+
 def plain(sentences: Iterable[Said]) -> str:
     """Sentences as text, with the ranks' numbers in the trace."""
-    return re.sub(r"@(\d+)", r"\1", " ".join(stress + rest for stress, rest in sentences))
+    return " ".join("".join(map(str, parts(stress + rest))) for stress, rest in sentences)
 
 
 class _Teller:

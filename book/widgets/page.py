@@ -131,15 +131,6 @@ def _keys(runs: Mapping[Any, Any], labels: Sequence[str] | None) -> list[tuple[A
     return keys
 
 
-def show(page: Page) -> Any:
-    """The live widget, or just the page if the packages that a live notebook needs are not installed."""
-    try:
-        from book.widgets.live import live_class
-    except ImportError:
-        return page
-    return live_class(page.widget)(page)
-
-
 def mapping(what: Any) -> dict[Any, Any]:
     """Runs by key: a mapping as it is, a sequence by number, or a single run; raises ValueError for none."""
     if isinstance(what, Mapping):

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from book.cost import Link
 from book.schedule import PipelineSchedule
 from book.trace import Trace
-from book.widgets.page import Page, arranged, check_choice, each_once, heading, listed, mapping, names_of, show
+from book.widgets.page import Page, arranged, check_choice, each_once, heading, listed, mapping, names_of
 from book.widgets.pipeline_run import Durations, Pipeline, figures, read_pipeline, run_payload
+from book.widgets.show import show
 from book.words import counted
 
 if TYPE_CHECKING:

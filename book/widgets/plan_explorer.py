@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from book.cost import ADAM_MIXED_GRADIENTS_32, MACHINES, MODELS, Plan, cluster_of, plan
 from book.cost.answer import compared, features
 from book.widgets.explorer import Dial, Explorer
-from book.widgets.page import heading, listed, show
+from book.widgets.page import heading, listed
+from book.widgets.show import show
 
 if TYPE_CHECKING:
     from book.widgets.live import Live

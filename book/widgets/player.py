@@ -20,12 +20,13 @@ from book.extras import require
 from book.promise import PROMISES, Promise
 from book.schedule import Schedule
 from book.trace import Trace
-from book.widgets.page import Page, arranged, check_choice, mapping, names_of, show
+from book.widgets.page import Page, arranged, check_choice, mapping, names_of
 from book.widgets.player_cards import cards_in_words, cards_of
 from book.widgets.player_fault import Fault, fault_of
 from book.widgets.player_run import Contributions, Run, State, Transfer, as_trace, read_run, shape_of
 from book.widgets.player_words import (calls_in_words, phase_names, phases, promised_of, source_of, totals, verdict,
                                        words_of)
+from book.widgets.show import show
 from book.widgets.terms import spelled
 
 if TYPE_CHECKING:
@@ -87,7 +88,11 @@ def panel(run: Callable[..., Trace], *, title: str | None = None, promise: str |
     require("panel", "anywidget", "ipywidgets")
     from book.widgets.live import Panel
     check_choice("promise", promise, (None, *PROMISES))
-    return Panel(run, title, Options(promise=promise), controls)
+
+    def page_of(trace: Trace) -> Shown:
+        return Shown({"": trace}, title or title_of({"": trace}), Options(promise=promise))
+
+    return Panel(run, page_of, controls)
 
 
 TICKS = 10_000  # in a run's duration: modelled times are written in them

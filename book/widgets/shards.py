@@ -23,8 +23,9 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from book.trace import Trace
-from book.widgets.page import Page, arranged, check_choice, heading, listed, mapping, names_of, show
+from book.widgets.page import Page, arranged, check_choice, heading, listed, mapping, names_of
 from book.widgets.shards_run import Action, Contents, Drawing, Place, Play, State, Step, read_play
+from book.widgets.show import show
 from book.widgets.terms import in_bytes, origin, spelled
 from book.words import joined
 

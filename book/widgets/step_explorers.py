@@ -11,7 +11,8 @@ from book.schedule import PipelineSchedule
 from book.simulate import simulate_pipeline
 from book.simulate.streams import bucketed_backward, gathered_bytes, sharded_step, stream_times
 from book.widgets.explorer import Dial, Explorer, decades
-from book.widgets.page import heading, show, table
+from book.widgets.page import heading, table
+from book.widgets.show import show
 from book.widgets.terms import in_bytes, in_seconds, percent
 from book.words import counted
 

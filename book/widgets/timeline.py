@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from book.replay import Overlap, followed, overlap
 from book.trace import Event, Trace
-from book.widgets.page import Data, Page, arranged, check_choice, heading, mapping, names_of, show, table
+from book.widgets.page import Data, Page, arranged, check_choice, heading, mapping, names_of, table
+from book.widgets.show import show
 from book.widgets.terms import in_seconds, origin
 
 if TYPE_CHECKING:

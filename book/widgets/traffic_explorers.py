@@ -11,7 +11,8 @@ from book.mesh import Mesh
 from book.schedule import Move, Schedule
 from book.simulate import simulate
 from book.widgets.explorer import Dial, Explorer, decades
-from book.widgets.page import heading, show, table
+from book.widgets.page import heading, table
+from book.widgets.show import show
 from book.widgets.terms import in_bytes, in_seconds
 from book.words import counted
 

@@ -94,7 +94,7 @@ function card(parent, r, pick) {
 
 /** Two bars: how much the busiest link carries. */
 function score(parent) {
-  const box = make("div.lk-duelscore lk-small", parent);
+  const box = make("div.lk-handscore lk-small", parent);
   return ["Your busiest link", "The ring's"].map(who => {
     const text = make("span", box, {}, who);
     const line = make("div.lk-line", box);
@@ -108,14 +108,14 @@ function score(parent) {
   });
 }
 
-function mountDuel(el) {
+function mountByHand(el) {
   const ui = frame(el, "A race against you");
   const { root, source, caption, alert } = ui;
   const touch = byTouch() ? "Tap" : "Click";
   const state = { messages: [], chosen: null, t: 0, stops: () => [0] };
   let [run, answer] = [runOf([]), null];
   source.textContent = "simulated in this page";
-  const board = make("div.lk-duel", root);
+  const board = make("div.lk-byhand", root);
   const cards = range(RANKS, r => card(board, r, pick));
   const [mine, rings] = score(root);
   const row = make("div.lk-more", root);
@@ -199,4 +199,4 @@ function mountDuel(el) {
   return { root, state, alert, destroy, control: { go() {}, end: () => 0, toggle() {} } };
 }
 
-define("duel", () => mountDuel);
+define("by_hand", () => mountByHand);
