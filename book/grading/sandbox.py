@@ -2,7 +2,7 @@
 
 What is covered:
 - No network. No files but Python, its packages, this book's package and the system's programs, all read-only: no labs,
-  no submissions, no home folders, no expected outputs. If the grader is root, the code runs as a user that owns nothing.
+  no submissions, no home folders, no expected outputs. If the grader is root, the code runs as one who owns nothing.
 - Its own processes, /tmp and host name. It ends, with all that it started, when the grader does.
 - Limits on seconds, processor time, memory, processes, open files, and the size of files and of /tmp.
 - System calls by which sandboxes could reach each other, or the kernel's rarer parts, are refused (see calls).
