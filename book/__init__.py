@@ -13,7 +13,7 @@ without circles.
         schedule      Move, Schedule: who sends which chunk to whom at which step; Action, PipelineSchedule: which
                       forward or backward of which micro-batch a rank runs next
         trace_schema  what each field of a trace's JSON may hold
-        trace         Event, Trace: what happened, when, on which rank
+        trace         Event, Trace: what happened, when, on which rank; parting: where two runs part
         mesh          Mesh: ranks on axes such as (pp, dp, tp), their groups, and the nodes that they sit on
     L1  collectives   ring_all_reduce and its rivals, as schedules; COLLECTIVES: what each promises and costs
         pipelines     gpipe, one_f_one_b and their rivals, as schedules

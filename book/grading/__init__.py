@@ -6,12 +6,12 @@
                   `recognised` the lab's cells in one
     sandbox       bubblewrap around untrusted code, and its limits; `calls` are the system calls that it refuses
     kernel        a Jupyter kernel in that sandbox; `listening` runs inside
-    run           one job under nbval, watched from outside; `nbval_plugin` writes its verdicts
+    run           one job under nbval, watched from outside; `nbval_plugin` writes its verdicts,
+                  `withheld_modules` are those of the book that it can't call
     reference     what a lab's own solutions print, and the limits derived from their run
     lint          whether a lab is fit to be graded; `simulated` are its rules for players without a run
     mutate        what a lab's checks say about small faults in its solutions: `mutations` makes them,
                   `trial` runs the checks of one exercise on an answer
-    withheld_modules  modules of the book that are disabled when an exercise is graded
     ranks         ranks on a wire, each in its own sandbox
     wired         exercises whose ranks can only send and receive, over `book.wire`
     grade         a folder of submissions -> points

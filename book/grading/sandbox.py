@@ -1,9 +1,19 @@
-"""L4: bubblewrap around untrusted code: no network, a read-only system, its own processes and /tmp, and limits.
+"""L4: bubblewrap around untrusted code.
 
-System calls that reach out of the sandbox are refused (see calls).
+What is covered:
+- No network. No files but Python, its packages, this book's package and the system's programs, all read-only: no labs,
+  no submissions, no home folders, no expected outputs. If the grader is root, the code runs as one who owns nothing.
+- Its own processes, /tmp and host name. It ends, with all that it started, when the grader does.
+- Limits on seconds, processor time, memory, processes, open files, and the size of files and of /tmp.
+- System calls by which sandboxes could reach each other, or the kernel's rarer parts, are refused (see calls).
+- Modules of the book that hold an exercise's solution can be imported, but not called.
 
-Code inside sees Python, its packages and this book's package, and nothing else on the machine: no labs, no submissions,
-no home folders. If the grader is root, the code runs under a user id that owns nothing.
+What is not covered:
+- Faults of the kernel, of bubblewrap or of a GPU's driver; a GPU itself is shared, where one is used.
+- Side channels: timing, and the load of the machine, between sandboxes that run side by side.
+- Code in one process with the checks can change them: what must be printed is therefore compared outside.
+- The rest of the book as an answer: its schedules, formulas and checks stay importable, since labs use them.
+- Programs of /usr, which anything inside may read and start.
 """
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """L2: what a schedule would do, worked out without starting a process.
 
     collective   simulate: chunks on links that take time
-    alike        done_s: when each rank is done, at any number of ranks
+    at_scale     done_s: when each rank is done, at any number of ranks, one simulated for all that are alike
     shared       the same where ranks share their node's network cards
     messages     which moves of a schedule travel together
     streams      a step on two streams: simulate_backward, with buckets behind a backward; sharded state
