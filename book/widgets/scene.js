@@ -21,7 +21,6 @@
 
    @typedef {[string, string, boolean?]} Sentence         what to stress, the rest, whether something is wrong
    @typedef {[string, string]} Pair                       a value and what it means */
-import { label } from "./chunks.js";
 
 const { min, max, abs, ceil, floor } = Math;
 const EPS = 1e-12;
