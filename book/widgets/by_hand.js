@@ -5,7 +5,8 @@
    so that messages of different ranks travel at once. It is added where that counts nobody twice, and replaces a part
    of what it brings; anything else is refused, with the reason. */
 import { byTouch, range, make, and, num, seconds, pill, frame, define } from "./scene.js";
-import { chunkBar, traffic, busiest, tally, mountRace } from "./player.js";
+import { chunkBar, traffic, busiest, tally } from "./chunks.js";
+import { mountRace } from "./player.js";
 import { simulatedRun } from "./ring.js";
 import { Moves, Schedule } from "../twin/schedule.js";
 import { ring_all_reduce } from "../twin/collectives.js";

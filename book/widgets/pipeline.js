@@ -1,9 +1,9 @@
 /* Lockstep's pipeline player: what every rank runs and keeps, and what travels. pipeline_run.py says what the data
    mean. Captions are made here: a run may have a thousand stops, and words for all of them would outweigh the rest. */
 import {
-  byTouch, range, clamp, sum, make, color, and, num, upper, short, longest, mountScene, define, TICKS, fit,
-  lanes, axis,
+  byTouch, range, clamp, sum, make, color, and, num, upper, short, longest, mountScene, define,
 } from "./scene.js";
+import { TICKS, fit, lanes, axis } from "./lanes.js";
 
 const { min, max, abs } = Math;
 const NEAR = 0.01;

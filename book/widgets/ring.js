@@ -1,7 +1,7 @@
 /* A ring all-reduce that runs by itself on the opening page, for as many ranks as the reader wants. It has no data: the
    twin makes the schedule and simulates it here. simulatedRun() is what the player's scripts draw. */
 import { range, make, bytes, pill, frame, watchWidth, define } from "./scene.js";
-import { gather, retime, stageOf, drawStage, traffic, busiest } from "./player.js";
+import { gather, retime, stageOf, drawStage, traffic, busiest } from "./chunks.js";
 import { OPS } from "../twin/schedule.js";
 import { Link } from "../twin/links.js";
 import { moveTimes } from "../twin/simulate.js";

@@ -2,9 +2,9 @@
    timeline.py says what the data mean; nothing is drawn that they don't say. Captions are made here: a run has a stop
    for each of its gradients, and words for all of them would outweigh the rest of its data. */
 import {
-  range, clamp, sum, make, and, upper, seconds, bytes, rankName, longest, mountScene, pickable, define, TICKS,
-  fit, lanes, axis,
+  range, clamp, sum, make, and, upper, seconds, bytes, rankName, longest, mountScene, pickable, define,
 } from "./scene.js";
+import { TICKS, fit, lanes, axis } from "./lanes.js";
 
 const { min, max, round } = Math;
 const COLOURS = 4;
