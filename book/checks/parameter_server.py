@@ -15,7 +15,7 @@ import numpy as np
 
 from book.checks.attribution import Attribution
 from book.checks.verdict import CheckFailed, agree, flat, held, likeliest, listed, magnitude, refuse, require
-from book.launch.where import is_learners
+from book.tap.place import is_learners
 
 STEP = {  # the step of a synchronous round
     "nothing": "round {round}: the last push has come, but the parameters have not changed: make the step before you "
