@@ -7,13 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 
-from benchmarks import across, grading, kept, launching, pages, planning, player, ring, simulation, weights
+from benchmarks import across, grading, kept, launching, pages, planning, player, ring, simulation, tap, weights
 from benchmarks.machine import measured_on
 from benchmarks.report import Findings, Unavailable, document
 
-PARTS: dict[str, ModuleType] = {"launch": launching, "ring": ring, "simulation": simulation, "across": across,
-                                "planning": planning, "weights": weights, "pages": pages, "player": player,
-                                "grading": grading}
+PARTS: dict[str, ModuleType] = {"launch": launching, "ring": ring, "tap": tap, "simulation": simulation,
+                                "across": across, "planning": planning, "weights": weights, "pages": pages,
+                                "player": player, "grading": grading}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,7 +20,8 @@ without circles.
         cost          latency-bandwidth links and the closed forms they lead to; bytes sent and bytes held; the planner
         faults        how often to save, and runs in which nodes fail: where their time goes
         waiting       ranks that wait for one another: what each does, why, and the message that says so
-    L2  simulate      schedule + link -> trace, without starting a process
+    L2  tap           every call of a process to torch.distributed, seen once and noted in one log
+        simulate      schedule + link -> trace, without starting a process
         device        which device a rank computes on, and from which its messages come
         launch        launch(fn, world_size): real processes from a notebook cell
         hosts         hosts on one machine, as network namespaces, for torchrun to span
@@ -38,5 +39,5 @@ without circles.
     L4  grading       labs as assignments: student copies, and submissions graded in a sandbox
         authoring     notebook normaliser and lint, the Sphinx extension, the opening page, terms and search
 
-Only device, launch, record, execute, shards, wire and parallel import torch: everything else imports without it.
+Only device, tap, launch, record, execute, shards, wire and parallel import torch: everything else imports without it.
 """

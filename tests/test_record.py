@@ -18,6 +18,7 @@ from book.launch import HangError, launch
 from book.record import lanes, watch
 from book.record.recorder import _Recorder
 from book.record.recording import Hold, Operation, Recording
+from book.tap.log import Group, Op
 from book.trace import Event, Trace
 from tests.by_value import sent_by_value
 
@@ -567,19 +568,6 @@ def test_tensors_without_readable_memory_are_left_alone():
 
 
 @pytest.mark.slow
-def test_a_peer_outside_the_group_is_recorded_as_given():
-    def peers() -> list[int | None]:
-        join()
-        pair = dist.new_group([2, 1])
-        if dist.get_rank() == 0:
-            return []
-        dist.barrier(pair)  # a group learns its ranks at its first operation
-        return [pair._global_rank(peer) for peer in (0, 1, 2, -1, None)]
-
-    assert launch(peers, 3, record=True)[2] == [1, 2, 2, -1, None]
-
-
-@pytest.mark.slow
 def test_a_pause_affects_only_its_own_thread():
     def two_threads() -> None:
         join()
@@ -596,11 +584,13 @@ def test_a_pause_affects_only_its_own_thread():
 
 def test_a_completion_waits_for_the_lock_and_may_come_at_once():
     recorder = _Recorder()
-    indices = [recorder.issued(call("collective", op="all_reduce", end_ns=None), []) for _ in range(2)]
+    ops = [Op("all_reduce", None, Group("0", (0, 1), "gloo", 0), number, None, serial=number) for number in (1, 2)]
+    for op in ops:
+        recorder.issued(op, [])
     futures = [torch.futures.Future(), torch.futures.Future()]
     futures[0].set_result(None)
-    recorder.completes(indices[0], futures[0])  # calls back before it returns
-    recorder.completes(indices[1], futures[1])
+    recorder.completes(ops[0], futures[0])  # calls back before it returns
+    recorder.completes(ops[1], futures[1])
     backend = threading.Thread(target=futures[1].set_result, args=(None,))
     with recorder._lock:  # as while another thread replaces the recording with a copy
         backend.start()

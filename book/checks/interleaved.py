@@ -15,7 +15,8 @@ from types import FrameType
 from typing import Any
 
 from book.checks.verdict import CheckFailed, agree, require
-from book.launch.where import Place, is_learners, place_of
+from book.launch.where import Place, place_of
+from book.tap.place import is_learners
 
 LIMIT_S = 10.0  # for two calls that are not stopped any more
 PATIENCE_S = 0.1  # a thread silent for this long must be waiting for another kind of lock; shorter after the first time

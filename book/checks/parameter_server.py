@@ -16,7 +16,7 @@ import numpy as np
 from book.checks.attribution import Attribution
 from book.checks.verdict import CheckFailed, agree, flat, held, likeliest, magnitude, refuse, require, stands_still
 from book.launch import HangError, LaunchError
-from book.launch.where import is_learners
+from book.tap.place import is_learners
 from book.waiting.hang import Standing
 from book.words import listed
 

@@ -21,9 +21,14 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
-from book.launch import agreement, family, left_out, peers, requests, transfer, where
+from book import tap
+from book.launch import family, transfer, where
+from book.launch.agreement import Agreement
 from book.launch.board import Board
+from book.launch.left_out import Models
+from book.launch.peers import Peers
 from book.launch.report import Stillness, report
+from book.launch.requests import Requests
 from book.launch.transfer import Packed, SharedFile
 
 FIRST_SEED = 1000
@@ -104,12 +109,9 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
     os.environ.update(env, RANK=str(rank), LOCAL_RANK=str(rank))
     where.remember_sources(sources)
     _prepare_torch(rank)
-    peers.refuse_missing()
-    peers.refuse_itself()
-    requests.watch(where.caller)
-    left_out.watch()
-    if board is not None:
-        agreement.watch(board)
+    tap.start()
+    for subscriber in (Peers(), Requests(), Models(), *([Agreement(board)] if board is not None else [])):
+        tap.subscribe(subscriber)
     function, args = transfer.unpacked(call, called)
     _stand_in_for_main(function)
     if record:

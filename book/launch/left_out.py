@@ -9,24 +9,21 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from book.tap import Subscriber
+
+
 _living: weakref.WeakSet[Any] = weakref.WeakSet()
 _of_the_dead: list[str] = []  # of the last model that was deleted
 
 
-def watch() -> None:
-    """Have this process note the models that it wraps in DDP."""
-    from torch.nn.parallel import DistributedDataParallel
-    init = DistributedDataParallel.__init__
+class Models(Subscriber):
+    """Has this process note the models that it wraps in DDP."""
 
-    def noted(self: Any, *args: Any, **options: Any) -> None:
-        init(self, *args, **options)
-        _living.add(self)
+    def wrapped(self, model: Any) -> None:
+        _living.add(model)
 
-    def deleted(self: Any) -> None:
-        _of_the_dead[:] = _without_gradient(self)
-
-    DistributedDataParallel.__init__ = noted
-    DistributedDataParallel.__del__ = deleted
+    def unwrapped(self, model: Any) -> None:
+        _of_the_dead[:] = _without_gradient(model)
 
 
 def parameters() -> Sequence[str]:

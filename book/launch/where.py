@@ -9,7 +9,6 @@ import linecache
 import os
 import re
 import sys
-import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
@@ -17,15 +16,14 @@ from typing import Any
 
 from book.launch import pending
 from book.launch.stacks import Line
+from book.tap.place import BOOK, is_book, is_unseen
+from book.tap.place import is_learners as is_learners
 from book.waiting.doing import Doing, Kind
 
 # Calls that block in C++ directly, with no frame of torch.distributed below the caller's.
 BLOCKING_CALLS = {"wait", "run_backward", "backward", "synchronize", "item", "cpu", "barrier", "shutdown", "to_here"}
 COMMUNICATION_FILES = ("/torch/distributed/", "/torch/nn/parallel/")
-LIBRARY_FILES = ("/site-packages/", "/dist-packages/", "<frozen ")
 LONGEST_LINE = 120  # characters of a line that a trace keeps
-_STDLIB = tuple({os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")})
-_BOOK = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
 
 
 @dataclass(frozen=True)
@@ -63,8 +61,8 @@ def _place(line: Line) -> Place:
 
 
 def _label(filename: str) -> str:
-    if os.path.realpath(filename).startswith(_BOOK):
-        return "book/" + os.path.realpath(filename)[len(_BOOK):]
+    if is_book(filename):
+        return "book/" + os.path.realpath(filename)[len(BOOK):]
     return os.path.basename(filename)
 
 
@@ -90,32 +88,13 @@ def _numbered(filename: str, number: int, function: str) -> str:
     return f"{number} in {function}: {source if len(source) <= LONGEST_LINE else source[:LONGEST_LINE - 1] + '…'}"
 
 
-@functools.cache
-def is_learners(filename: str) -> bool:
-    """Whether a code object's file name is that of the learner's own code."""
-    return not _is_library(filename) and not _is_book(filename)
-
-
-def _is_library(filename: str) -> bool:
-    return any(part in filename for part in LIBRARY_FILES) or os.path.realpath(filename).startswith(_STDLIB)
-
-
-def _is_book(filename: str) -> bool:
-    return os.path.realpath(filename).startswith(_BOOK)
-
-
-@functools.cache
-def _is_launcher(filename: str) -> bool:
-    return os.path.realpath(filename).startswith(os.path.join(_BOOK, "launch") + os.sep)
-
-
 def own_lines(lines: Sequence[Line]) -> Sequence[Line]:
     """The lines that the learner wrote, of lines listed from the outermost call inwards.
 
     Falls back to the book's own lines, then to the innermost line, so there is always a line to show.
     """
     learner = [line for line in lines if is_learners(line.filename)]
-    book = [line for line in lines if _is_book(line.filename) and not _is_launcher(line.filename)]
+    book = [line for line in lines if is_book(line.filename) and not is_unseen(line.filename)]
     return learner or book or lines[-1:]
 
 
@@ -126,7 +105,7 @@ def own_place(lines: Sequence[Line]) -> Place:
 
 def places(lines: Sequence[Line]) -> list[Place]:
     """The learner's lines, outermost first; none if only the launcher's code was running."""
-    return [_place(line) for line in own_lines(lines) if not _is_launcher(line.filename)]
+    return [_place(line) for line in own_lines(lines) if not is_unseen(line.filename)]
 
 
 def places_of_traceback(traceback: TracebackType | None) -> list[Place]:
@@ -137,18 +116,6 @@ def places_of_traceback(traceback: TracebackType | None) -> list[Place]:
         lines.append(Line(code.co_filename, traceback.tb_lineno, code.co_name))
         traceback = traceback.tb_next
     return places(lines)
-
-
-def caller() -> tuple[str, int]:
-    """File and line of the learner's innermost frame in this thread; without one, of the book's, else of any."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and _is_launcher(frame.f_code.co_filename):
-        frame = frame.f_back
-    own = frame
-    while own is not None and not is_learners(own.f_code.co_filename):
-        own = own.f_back
-    own = own or frame
-    return own.f_code.co_filename, own.f_lineno
 
 
 def stack(frame: FrameType | None) -> list[FrameType]:

@@ -7,7 +7,6 @@
     memory          held_state, follow_units: how much of each part of a model a rank holds, and which part it works on
     buckets         whose gradients an all-reduce carries in a reader's own wrapper
     clock           times on a GPU's clock, converted to the program's
-    group           the process group that records every operation and passes it on
     snapshots       snapshots of the watched buffer around each operation
     provenance      what the snapshots show: which chunk, added or replaced, whose contributions
     watcher         what a rank's program does with the blocks of given matrices, operation by operation

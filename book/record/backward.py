@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from book.record import recorder
 from book.record.buckets import OwnBuckets
 from book.record.clock import Clock
-from book.record.group import tensors_in
 from book.record.recording import Operation
+from book.tap.group import tensors_in
 
 HOOKED = ("this model has a communication hook already and DDP takes only one: give that hook to "
           "follow_backward(model, hook=...) instead of registering it")

@@ -1,7 +1,7 @@
 """L2: record what a torch.distributed program does, whatever issues its operations.
 
-After `start()` every process group that is created records each operation (see group), with times of CLOCK_MONOTONIC,
-which all ranks of a machine share. `watch(buffer, num_chunks)` adds what was in the messages (see snapshots and
+After `start()` each operation that book.tap sees is recorded, with times of CLOCK_MONOTONIC, which all ranks of a
+machine share. `watch(buffer, num_chunks)` adds what was in the messages (see snapshots and
 provenance). `collect()` returns what a rank saw; `assemble` (see happens_before) makes the trace.
 
 On a GPU a wait orders the stream and returns at once, so end times are those of the program, not of the transfer (but
@@ -19,11 +19,12 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
+from book import tap
 from book.device import message_device
-from book.record.group import install
 from book.record.provenance import read
 from book.record.recording import Gradient, Operation, Origin, Recording
 from book.record.snapshots import Watch, WatchError
+from book.tap import Op
 from book.trace import Event
 
 _recorder: _Recorder | None = None
@@ -56,7 +57,8 @@ def start(line: Callable[[], str | None] | None = None) -> None:
     """
     recorder = _get_recorder()
     recorder.started, recorder.line = True, line
-    install(recorder)
+    tap.start()
+    tap.subscribe(recorder)
 
 
 def collect() -> Recording | None:
@@ -141,7 +143,7 @@ def _get_recorder() -> _Recorder:
     return _recorder
 
 
-class _Recorder:
+class _Recorder(tap.Subscriber):
     """One process's recording; any thread may issue operations, and backends complete them in their own threads.
 
     One lock guards it all; nothing that may call back into the recorder runs while the lock is held.
@@ -149,6 +151,7 @@ class _Recorder:
 
     def __init__(self) -> None:
         self.recording = Recording()
+        self._indices: dict[int, int] = {}  # positions of operations in the recording, by their serial numbers
         self.started = False  # until `start`, it only keeps emitted events
         self.line: Callable[[], str | None] | None = None
         self._lock = threading.Lock()
@@ -159,18 +162,17 @@ class _Recorder:
         self._num_steps = 0  # sum over all calls of `emit`
         self._follower: Follower | None = None
 
-    @property
-    def paused(self) -> bool:
-        """Whether operations of the calling thread are left out."""
-        return _thread.paused
-
-    def issued(self, operation: Operation, tensors: Sequence[torch.Tensor]) -> int:
-        """Record a call that is about to be made; returns its position in the recording."""
-        if self.line and operation.kind == "send":
-            operation.line = self.line()
+    def issued(self, op: Op, tensors: Sequence[torch.Tensor]) -> None:
+        """Record a call that is about to be made."""
+        if _thread.paused or any([tensor.is_meta for tensor in tensors]):  # torch moves nothing for meta tensors
+            return
+        kind, collective = (op.kind, None) if op.is_message else ("collective", op.kind)
+        operation = Operation(kind, collective, op.group.name, op.group.ranks, op.peer, op.tag, float(op.num_bytes),
+                              start_ns=0, line=self.line() if self.line and kind == "send" else None)
         with self._lock:
             recording = self.recording
             index, position = len(recording.operations), len(recording.log)
+            self._indices[op.serial] = index
             recording.operations.append(operation)
             recording.log.append(("issue", index))
             if self._watch:
@@ -183,17 +185,19 @@ class _Recorder:
                     recording.gradients[place].bucket = operation.bucket
             operation.unit = _thread.unit
             operation.start_ns = time.monotonic_ns()
-            return index
 
-    def withdrawn(self, index: int) -> None:
+    def withdrawn(self, op: Op) -> None:
         """Record that the backend refused a call: its entry stays, since positions depend on it, but is ignored."""
         with self._lock:
+            index = self._indices.get(op.serial)
+            if index is None:
+                return
             self.recording.operations[index].withdrawn = True
             self._arriving.pop(index, None)
             if self._watch:
                 self._watch.withdrawn(index)
 
-    def waited(self, index: int, source_rank: Callable[[], int] | None = None) -> None:
+    def waited(self, op: Op, source_rank: Callable[[], int] | None = None) -> None:
         """Record that the program has waited for an operation; only the first wait counts.
 
         Its end is when it completed, if known, else now. For a receive from any source, `source_rank()` gives the
@@ -201,7 +205,8 @@ class _Recorder:
         """
         now_ns = time.monotonic_ns()
         with self._lock:
-            if index in self._waited:
+            index = self._indices.get(op.serial)
+            if index is None or index in self._waited:
                 return
             self._waited.add(index)
             operation, position = self.recording.operations[index], len(self.recording.log)
@@ -213,15 +218,18 @@ class _Recorder:
             if self._watch and index in self._watch.spans:
                 self._watch.waited(index, operation, tensors, position)
 
-    def completes(self, index: int, future: torch.futures.Future) -> None:
+    def completes(self, op: Op, future: torch.futures.Future) -> None:
         """Have the backend's thread record the completion; `collect` records it if that thread has not yet."""
         with self._lock:
+            index = self._indices.get(op.serial)
+            if index is None:
+                return
             self._futures[index] = future
         future.add_done_callback(lambda _: self._completed(index))  # outside the lock: it may be called at once
 
-    def follows(self, index: int) -> bool:
+    def follows(self, op: Op) -> bool:
         """Whether to record when this operation completes, whoever waits for it: a collective while following."""
-        return self._follower is not None and self.recording.operations[index].kind == "collective"
+        return self._follower is not None and not op.is_message and op.serial in self._indices
 
     def follow(self, follower: Follower | None) -> None:
         """Ask `follower` about each operation from now on; None stops that."""

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from book.blocks import Block, BlockOp
 from book.record.known_blocks import KnownBlocks, Contents, Find
-from book.record.group import tensors_in
+from book.tap.group import tensors_in
 from book.trace import Event
 
 MULTIPLY = ("mm", "addmm", "bmm", "baddbmm")

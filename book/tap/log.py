@@ -1,0 +1,170 @@
+"""L2: the log of a process's calls to torch.distributed, and those who read it while it is written.
+
+Any thread may write. There is no lock: a call gets its number from a counter and joins the ring in one step each, so
+nothing waits for another thread while torch is called.
+"""
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+LENGTH = 1024  # calls that the ring keeps
+
+Place = tuple[str, int]  # file and line number
+
+
+class Group(NamedTuple):
+    """A process group: its name, its members' ranks in the world, its backends ("cpu:gloo,cuda:nccl"), the own rank."""
+    name: str
+    ranks: tuple[int, ...]
+    backend: str
+    rank: int  # in the world
+
+
+class Described(NamedTuple):
+    """A tensor without its values."""
+    dtype: torch.dtype
+    shape: torch.Size
+
+
+@dataclass(slots=True, eq=False)
+class Op:
+    """One call.
+
+    `kind` is "send", "recv" or a collective ("all_reduce", "all_gather_object", "new_group"), and `function` the
+    outermost function of torch.distributed that Python called for it; None if C++ called the group itself, as DDP does.
+    `number` counts the collectives in the group, or its sends and receives, from 1, `serial` all calls of the process.
+    `peer` and `root` are ranks of the world. `tensors` are those that must be alike on all ranks. `inside` a collective
+    of objects, a call is a part of that one. `waited` says whether the program knows that it is done, `withdrawn` that
+    torch has refused it: then it counts as never made.
+    """
+    kind: str
+    function: str | None
+    group: Group
+    number: int
+    place: Place | None
+    peer: int | None = None
+    tag: int = 0
+    tensors: tuple[Described, ...] = ()
+    most_bytes: int = 0  # of a collective
+    root: int | None = None
+    reduced_with: Any = None  # torch's ReduceOp, whose name costs as much as the rest
+    has_splits: bool = False
+    members: tuple[int, ...] = ()
+    inside: bool = False
+    waited: bool = False
+    withdrawn: bool = False
+    serial: int = 0
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it is a send or a receive."""
+        return self.kind in ("send", "recv")
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of its tensors; of a collective, that of its larger side."""
+        return self.most_bytes or sum([each.shape.numel() * each.dtype.itemsize for each in self.tensors])
+
+    @property
+    def reduces(self) -> str | None:
+        """The name of what it reduces with: "SUM"."""
+        kind = getattr(self.reduced_with, "op", self.reduced_with)
+        return None if kind is None else str(kind).rpartition(".")[2]
+
+
+class Subscriber:
+    """What is told of calls, by any thread; it overrides what it wants to know, and the rest costs nothing."""
+
+    def before(self, op: Op) -> None:
+        """A call is about to be made, or is refused by raising here."""
+
+    def issued(self, op: Op, tensors: Sequence[torch.Tensor]) -> None:
+        """An operation is about to pass to the backend; `tensors` are all that it reads or writes, on any device."""
+
+    def withdrawn(self, op: Op) -> None:
+        """Torch has refused a call: it counts as never made."""
+
+    def waited(self, op: Op, source_rank: Callable[[], int] | None) -> None:
+        """The program has waited for an operation; `source_rank()` gives a receive's sender, by its rank in the group.
+        """
+
+    def dropped(self, op: Op) -> None:
+        """Python has deleted the request of an isend or irecv that nobody had waited for."""
+
+    def follows(self, op: Op) -> bool:
+        """Whether `completes` should be told of an operation even if the program never asks for its future."""
+        return False
+
+    def completes(self, op: Op, future: torch.futures.Future[Any]) -> None:
+        """An operation is complete when `future` is. Some backends have no futures for some operations."""
+
+    def named(self, rank: int, world_size: int) -> None:
+        """A call is looking up the rank of the world that its caller has named, or is refused by raising here."""
+
+    def wrapped(self, model: Any) -> None:
+        """A model has been wrapped in DDP."""
+
+    def unwrapped(self, model: Any) -> None:
+        """A model wrapped in DDP is being deleted."""
+
+
+class Log:
+    """The last calls of this process, and for each event the methods of the subscribers that want to be told of it."""
+
+    before: tuple[Callable[[Op], None], ...]
+    issued: tuple[Callable[[Op, Sequence[torch.Tensor]], None], ...]
+    withdrawn: tuple[Callable[[Op], None], ...]
+    waited: tuple[Callable[[Op, Callable[[], int] | None], None], ...]
+    dropped: tuple[Callable[[Op], None], ...]
+    follows: tuple[Callable[[Op], bool], ...]
+    completes: tuple[Callable[[Op, torch.futures.Future[Any]], None], ...]
+    named: tuple[Callable[[int, int], None], ...]
+    wrapped: tuple[Callable[[Any], None], ...]
+    unwrapped: tuple[Callable[[Any], None], ...]
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.ring: deque[Op] = deque(maxlen=LENGTH)
+        self._serial = itertools.count(1)
+        self._subscribers: list[Subscriber] = []
+        self._sort()
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        if subscriber not in self._subscribers:
+            self._subscribers.append(subscriber)
+            self._sort()
+
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        self._subscribers.remove(subscriber)
+        self._sort()
+
+    def _sort(self) -> None:
+        for event in Log.__annotations__:
+            setattr(self, event, tuple(getattr(one, event) for one in self._subscribers
+                                       if getattr(type(one), event) is not getattr(Subscriber, event)))
+
+    def write(self, op: Op, tensors: Sequence[torch.Tensor] | None = None) -> None:
+        """Note a call, unless a subscriber refuses it; `tensors` is None if it is made of other calls."""
+        for before in self.before:
+            before(op)
+        op.serial = next(self._serial)
+        self.ring.append(op)
+        if tensors is not None:
+            for issued in self.issued:
+                issued(op, tensors)
+
+    def withdraw(self, op: Op) -> None:
+        """Note that torch has refused a call."""
+        op.withdrawn = True
+        for withdrawn in self.withdrawn:
+            withdrawn(op)
+
+
+LOG = Log()
