@@ -28,20 +28,10 @@ from tests.attack_lab import BLOWN, CHECK_1, USERS, Attack, Course, answered, at
 
 pytestmark = [pytest.mark.slow, pytest.mark.full]
 REMAINS = attacks("remains")
-REACHING = attacks("reach") + REMAINS
-# What a kernel's own code comes to does not depend on the grader's user; what can be reached from it does.
-FORGING = {user: REACHING if user == "nobody" else attacks("forge") + REACHING for user in USERS}
 ANSWER_BOTH = {"hooks", "patched_helpers", "settrace", "thread"}  # what they leave behind could reach exercise 2
 WHY = "an exercise that the book itself can answer is answered by it, unless the module is withheld; the report says so"
-CASES = [pytest.param(user, attack, id=f"{user}-{attack.name}",
-                      marks=[pytest.mark.xfail(strict=True, reason=WHY)] * (attack in REMAINS))
-         for user, tried in FORGING.items() for attack in tried]
-HARMFUL = attacks("harm")
 # What comes of these depends on the grader's user. What the others do, such as printing without end, does not.
 BY_USER = {"fork_bomb", "full_disks", "full_run_folder", "kill_all", "memory_many", "orphan"}
-HARMING = {user: [attack for attack in HARMFUL if user == "self" or attack.name in BY_USER] for user in USERS}
-HARM_CASES = [pytest.param(user, attack, id=f"{user}-{attack.name}")
-              for user, tried in HARMING.items() for attack in tried]
 KINDS = ("json", "html", "gradescope.json")
 LIMITS = {"memory_bytes": 1 << 30, "scratch_bytes": 64 << 20, "num_processes": 64}
 ADD_KEY, KEYCTL = {"x86_64": (248, 250), "aarch64": (217, 219)}.get(platform.machine(), (-1, -1))  # system calls
@@ -78,17 +68,17 @@ def listen(family: int, address: object, visitors: list[str]) -> socket.socket:
     return server
 
 
-@pytest.fixture(scope="module", params=USERS)
-def graded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graded]:
-    """All attacks graded, as this user and as nobody. Most answer only exercise 1."""
-    course = Course(tmp_path_factory.mktemp("code"), attack_lab(), request.param == "nobody")
+@pytest.fixture(scope="class")
+def forged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Graded]:
+    """All attacks of a class graded in one run. Most answer only exercise 1."""
+    course = Course(tmp_path_factory.mktemp("code"), attack_lab(), request.cls.as_nobody)
     victim, visitors = course.hand_in("victim", answered(course.lab)), []
     servers = [listen(socket.AF_INET, ("", 0), visitors)]
     port = servers[0].getsockname()[1]
     servers += [listen(socket.AF_UNIX, f"\0lockstep-{port}", visitors),
                 listen(socket.AF_UNIX, str(course.folder / "listening"), visitors)]
     os.chmod(course.folder / "listening", 0o777)
-    for attack in FORGING[request.param]:
+    for attack in request.cls.tried:
         source = attack.source(folder=course.folder, port=port, host=host())
         rest = {} if attack.name in ANSWER_BOTH else {"sent": None}
         course.hand_in(attack.name, answered(course.lab, bounds=source, **rest))
@@ -126,15 +116,6 @@ def host() -> str:
         return probe.getsockname()[0]
 
 
-@pytest.mark.parametrize("graded, attack", CASES, indirect=["graded"])
-def test_an_attack_gets_only_what_it_earned(graded: Graded, attack: Attack) -> None:
-    record = graded.course.record(attack.name)
-    earned, second = (1, "passed") if attack.name in ANSWER_BOTH else (0, "not answered")
-    assert record["points"] == earned and record["max_points"] == 3
-    assert record["exercises"]["1"]["status"].startswith(attack.ends) and record["exercises"]["2"]["status"] == second
-    assert BLOWN not in json.dumps(record)
-
-
 def test_equal_chunks_fail_with_every_seed() -> None:
     def equal_chunks(length: int, num_chunks: int) -> list[tuple[int, int]]:
         size = length // num_chunks
@@ -145,56 +126,75 @@ def test_equal_chunks_fail_with_every_seed() -> None:
             exec(CHECK_1, {"SEED": seed, "random": random, "formula": formula, "chunk_bounds": equal_chunks})
 
 
-def test_the_victim_keeps_everything(graded: Graded) -> None:
-    record = graded.course.record("victim")
-    assert record["points"] == 3 and not record["notes"] and record["error"] is None
-    assert (graded.course.folder / "submissions" / "victim.ipynb").read_bytes() == graded.victim
-    assert "victim: 3 of 3 points" in graded.printed
-
-
-def test_imports_from_the_book_are_reported_to_the_instructor(graded: Graded) -> None:
-    assert "answers import from the book: book.checks.rings" in graded.course.record("book_itself")["notes"]
-
-
 def students(course: Course) -> set[str]:
     """The files of a run's students."""
     return {path.name for path in (course.folder / "results" / "students").iterdir()}
 
 
-def test_nothing_is_left_and_nothing_was_added(graded: Graded) -> None:
-    assert graded.left == ([], [])
-    names = {path.stem for path in (graded.course.folder / "submissions").iterdir()}
-    assert len(names) == 1 + len(FORGING["nobody" if graded.course.as_nobody else "self"])
-    assert students(graded.course) == {f"{name}.{kind}" for name in names for kind in KINDS}
-    assert {path.name for path in (graded.course.folder / "results").iterdir()} == {
-        "run.json", "references.json", "grades.csv", "grades.json", "index.html", "students"}
+class Forging:
+    """Attacks that want points or another's work. (Users have classes, so that they can be tested side by side.)"""
+    as_nobody = False
+    tried = attacks("forge") + attacks("reach") + REMAINS
+
+    def test_an_attack_gets_only_what_it_earned(self, forged: Graded, attack: Attack) -> None:
+        record = forged.course.record(attack.name)
+        earned, second = (1, "passed") if attack.name in ANSWER_BOTH else (0, "not answered")
+        assert record["points"] == earned and record["max_points"] == 3
+        ended = {number: exercise["status"] for number, exercise in record["exercises"].items()}
+        assert ended["1"].startswith(attack.ends) and ended["2"] == second
+        assert BLOWN not in json.dumps(record)
+
+    def test_the_victim_keeps_everything(self, forged: Graded) -> None:
+        record = forged.course.record("victim")
+        assert record["points"] == 3 and not record["notes"] and record["error"] is None
+        assert (forged.course.folder / "submissions" / "victim.ipynb").read_bytes() == forged.victim
+        assert "victim: 3 of 3 points" in forged.printed
+
+    def test_imports_from_the_book_are_reported_to_the_instructor(self, forged: Graded) -> None:
+        assert "answers import from the book: book.checks.rings" in forged.course.record("book_itself")["notes"]
+
+    def test_nothing_is_left_and_nothing_was_added(self, forged: Graded) -> None:
+        assert forged.left == ([], [])
+        names = {path.stem for path in (forged.course.folder / "submissions").iterdir()}
+        assert len(names) == 1 + len(self.tried)
+        assert students(forged.course) == {f"{name}.{kind}" for name in names for kind in KINDS}
+        assert {path.name for path in (forged.course.folder / "results").iterdir()} == {
+            "run.json", "references.json", "grades.csv", "grades.json", "index.html", "students"}
+
+    def test_nothing_connected_to_servers_outside(self, forged: Graded) -> None:
+        assert not forged.visitors
+        socket.create_connection(("127.0.0.1", forged.port)).close()
+        end_s = time.monotonic() + 30
+        while not forged.visitors and time.monotonic() < end_s:
+            time.sleep(0.05)
+        assert len(forged.visitors) == 1  # they do listen
+        forged.visitors.clear()
+
+    def test_the_note_in_the_keyring_can_be_read_by_others(self, forged: Graded) -> None:
+        read = subprocess.run([sys.executable, "-c", READ_NOTE, str(KEYCTL), f"lockstep-{forged.port}"])
+        if read.returncode:
+            pytest.skip("this machine lets nobody use keyrings")
 
 
-def test_nothing_connected_to_servers_outside(graded: Graded) -> None:
-    assert not graded.visitors
-    socket.create_connection(("127.0.0.1", graded.port)).close()
-    end_s = time.monotonic() + 30
-    while not graded.visitors and time.monotonic() < end_s:
-        time.sleep(0.05)
-    assert len(graded.visitors) == 1  # they do listen
-    graded.visitors.clear()
+class TestForging(Forging):
+    """As the user who runs the tests."""
 
 
-def test_the_note_in_the_keyring_can_be_read_by_others(graded: Graded) -> None:
-    read = subprocess.run([sys.executable, "-c", READ_NOTE, str(KEYCTL), f"lockstep-{graded.port}"])
-    if read.returncode:
-        pytest.skip("this machine lets nobody use keyrings")
+if "nobody" in USERS:
+    class TestForgingAsNobody(Forging):
+        """As a user without rights. What a kernel's own code comes to is the same; what it can reach is not."""
+        as_nobody, tried = True, attacks("reach") + REMAINS
 
 
-@pytest.fixture(scope="module", params=USERS)
+@pytest.fixture(scope="class")
 def harmed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Course:
     """Two jobs run side by side: while one does harm, the other is the next attack, or an honest neighbour of its."""
-    course = Course(tmp_path_factory.mktemp("harm"), attack_lab(1), request.param == "nobody")
+    course = Course(tmp_path_factory.mktemp("harm"), attack_lab(1), request.cls.as_nobody)
     course.hand_in("absent", answered(course.lab, bounds=None))
     made = course.grade()
     assert made.returncode == 0, made.stderr
-    course.narrow(8, **LIMITS)
-    for attack in HARMING[request.param]:
+    course.narrow(4, **LIMITS)
+    for attack in request.cls.tried:
         course.hand_in(attack.name, answered(course.lab, bounds=attack.source(folder=course.folder)))
         if attack.name in BY_USER:
             course.hand_in(f"{attack.name}-neighbour", answered(course.lab))
@@ -203,26 +203,47 @@ def harmed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return course
 
 
-@pytest.mark.parametrize("harmed, attack", HARM_CASES, indirect=["harmed"])
-def test_harm_comes_to_nothing(harmed: Course, attack: Attack) -> None:
-    record = harmed.record(attack.name)
-    exercise = record["exercises"]["1"]
-    # Two limits stop the process that fills memory, and a loaded machine decides which: its own, or the job's.
-    either = attack.name == "memory_one"
-    ends = (attack.ends, "stopped: memory limit") if either else attack.ends
-    assert record["points"] == 0 and exercise["status"].startswith(ends), record
-    assert (exercise.get("tried") == 2) == bool(exercise.get("retry")) or either
-    assert BLOWN not in json.dumps(record)
+class Harming:
+    """Attacks on the machine and on other jobs."""
+    as_nobody = False
+    tried = attacks("harm")
+
+    def test_harm_comes_to_nothing(self, harmed: Course, attack: Attack) -> None:
+        record = harmed.record(attack.name)
+        exercise = record["exercises"]["1"]
+        # Two limits stop the process that fills memory, and a loaded machine decides which: its own, or the job's.
+        either = attack.name == "memory_one"
+        ends = (attack.ends, "stopped: memory limit") if either else attack.ends
+        assert record["points"] == 0 and exercise["status"].startswith(ends), record
+        assert (exercise.get("tried") == 2) == bool(exercise.get("retry")) or either
+        assert BLOWN not in json.dumps(record)
+
+    def test_neighbours_of_harm_keep_everything(self, harmed: Course) -> None:
+        neighbours = [path.stem for path in (harmed.folder / "submissions").glob("*-neighbour.ipynb")]
+        assert len(neighbours) == len(BY_USER)
+        for name in neighbours:
+            record = harmed.record(name)
+            assert record["points"] == 2 and record["error"] is None, record
+        honest = answered(harmed.lab)
+        assert all(nbformat.read(harmed.folder / "submissions" / f"{name}.ipynb", 4) == honest for name in neighbours)
+        assert students(harmed) == {f"{path.stem}.{kind}" for path in (harmed.folder / "submissions").iterdir()
+                                    for kind in KINDS}
+        assert harmed.left_behind() == ([], [])
 
 
-def test_neighbours_of_harm_keep_everything(harmed: Course) -> None:
-    neighbours = [path.stem for path in (harmed.folder / "submissions").glob("*-neighbour.ipynb")]
-    assert len(neighbours) == len(BY_USER)
-    for name in neighbours:
-        record = harmed.record(name)
-        assert record["points"] == 2 and record["error"] is None, record
-    honest = answered(harmed.lab)
-    assert all(nbformat.read(harmed.folder / "submissions" / f"{name}.ipynb", 4) == honest for name in neighbours)
-    assert students(harmed) == {f"{path.stem}.{kind}" for path in (harmed.folder / "submissions").iterdir()
-                                for kind in KINDS}
-    assert harmed.left_behind() == ([], [])
+class TestHarming(Harming):
+    """As the user who runs the tests."""
+
+
+if "nobody" in USERS:
+    class TestHarmingAsNobody(Harming):
+        """As a user without rights."""
+        as_nobody, tried = True, [attack for attack in Harming.tried if attack.name in BY_USER]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each test of an attack is repeated for those of its class."""
+    if "attack" in metafunc.fixturenames:
+        metafunc.parametrize("attack", [
+            pytest.param(attack, id=attack.name, marks=pytest.mark.xfail(strict=True, reason=WHY))
+            if attack in REMAINS else pytest.param(attack, id=attack.name) for attack in metafunc.cls.tried])

@@ -1,10 +1,11 @@
-"""Executed schedules: the data they leave, the trace they leave, and that it is the simulated one but for times."""
+"""Code executed cell by cell."""
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from book.collectives import (COLLECTIVES, all_to_all, ring_all_gather, ring_all_reduce, ring_reduce_scatter,
                               tree_all_reduce)
@@ -15,6 +16,7 @@ from book.schedule import Move, Schedule
 from book.simulate import simulate
 from book.trace import Trace
 from tests.by_value import sent_by_value
+
 
 sent_by_value(__name__)
 
@@ -266,3 +268,21 @@ def test_recording_an_execution_does_not_count_it_twice():
 def test_a_schedule_for_another_number_of_ranks_is_refused_in_one_sentence():
     with pytest.raises(LaunchError, match="is a schedule for 4 ranks, but 3 are running: launch 4, or make"):
         launch(execute, 3, ring_all_reduce(4), torch.ones(4))
+
+
+# Chunk 0 of rank 0 takes 1e16 and -1e16 from rank 1, and between the two 1 from rank 2, which 1e16 swallows.
+BETWEEN = Schedule("between", 3, 2, [(0, 1, 0, 0, "reduce"), (0, 2, 0, 0, "reduce"), (0, 1, 0, 1, "reduce", 0)],
+                   "all_reduce")
+DATA = [[0.0, 0.0], [1e16, -1e16], [1.0, 0.0]]
+
+
+def run() -> list[float]:
+    dist.init_process_group()
+    data = torch.tensor(DATA[dist.get_rank()], dtype=torch.float64)
+    execute(BETWEEN, data)
+    return data.tolist()
+
+
+@pytest.mark.slow
+def test_messages_from_several_ranks_are_added_in_schedule_order():
+    assert launch(run, 3)[0] == [0.0, 0.0]

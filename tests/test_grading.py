@@ -1,22 +1,34 @@
-"""Student copies have no solution or hidden check, work is never overwritten, a badly marked lab is refused."""
+"""Copies and submissions: no solution is in a copy, no work is lost, damaged and badly marked files are told."""
+from __future__ import annotations
+
+import csv
+import io
 import json
+import random
 import re
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
+from nbformat import NotebookNode, write
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from book.authoring.lint import lint
 from book.grading.__main__ import main
 from book.grading.calls import seccomp_filter
 from book.grading.grade import Grader
 from book.grading.handed_in import find, skipped
-from book.grading.lab import LabError, code_cells, job, marks, needed, points, read_lab
+from book.grading.lab import SIMULATED, LabError, code_cells, job, marks, needed, points, read_lab, simulated
+from book.grading.lab_schema import KEY
 from book.grading.lint import marked_wrongly
 from book.grading.release import in_variant, pristine, readme, released
-from book.grading.report import stale_pages, write_reports
+from book.grading.report import grades_csv, stale_pages, write_reports
 from book.grading.submission import SubmissionError, read_submission
 from tests.attack_lab import answered, attack_lab
+
+READS = ["labs/*.ipynb"]
+
 
 LABS = sorted((Path(__file__).resolve().parents[1] / "labs").glob("*.ipynb"))
 
@@ -358,3 +370,218 @@ def test_the_pristine_copy_has_only_code():
     copy = pristine(released(attack_lab()))
     assert {cell.cell_type for cell in copy.cells} == {"code"}
     nbformat.validate(copy)
+
+
+STUB = '# YOUR CODE HERE\nraise NotImplementedError("exercise 1: write this function, then run the cell")'
+
+
+def cell(source, name, kind, **more):
+    return new_code_cell(source, metadata={KEY: {"id": name, "kind": kind, "exercise": 1, **more}})
+
+
+def solution(source):
+    return f"### BEGIN SOLUTION\n{source}\n### END SOLUTION"
+
+
+def test_code_between_two_solutions_belongs_to_the_learner_too():
+    lab = new_notebook(cells=[cell(f"{solution('x = 1')}\ny = x\n{solution('z = y')}\nprint(z)", "a", "answer")])
+    assert released(lab).cells[0].source == f"{STUB}\ny = x\n{STUB}\nprint(z)"
+
+
+def test_a_learners_own_cells_belong_to_the_adjacent_answer(tmp_path):
+    lab = new_notebook(cells=[cell(solution("x = 1"), "a", "answer"), cell("print(x)", "check-a", "check", points=1),
+                              cell(solution("y = 2"), "b", "answer")])
+    own = [new_code_cell(source) for source in ("before", "after", "behind the check", "last")]
+    answers = [cell("x = 1", "a", "answer"), cell("print(x)", "check-a", "check"), cell("y = 2", "b", "answer")]
+    handed_in = new_notebook(cells=[own[0], answers[0], own[1], answers[1], own[2], answers[2], own[3]])
+    nbformat.write(handed_in, tmp_path / "ada.ipynb")
+    found = read_submission(tmp_path / "ada.ipynb", lab)
+    assert found.answers == {"a": ["before", "x = 1", "after"], "b": ["behind the check", "y = 2", "last"]}
+    assert found.notes == []
+
+
+@pytest.mark.parametrize("first", "=+-@|%")
+def test_a_students_name_is_never_a_formula(first):
+    record = {"student": f"{first}1+1", "error": None, "notes": [], "points": 0, "max_points": 3,
+              "exercises": {"1": {"points": 0}}}
+    _, row = csv.reader(io.StringIO(grades_csv([record])))
+    assert row == [f"'{first}1+1", "0", "0", "3", "", ""]
+
+
+VALUES = [None, True, -1, 0, 3, 10**9, 10**30, 1e308, -5.5, float("nan"), "", "x", "1", [], [1], [None], ["a"], [[1]],
+          {}, {"a": 1}, {"B": {"source": 1}}, {"B": {}}, {"B": {"source": "x", "points": "2"}}, {"B": None}]
+
+
+def whole() -> dict[str, Any]:
+    """A small lab with every mark that labs may have, as JSON."""
+    lab = attack_lab()
+    lab.metadata["lockstep"] |= {"open": {"book.parallel.data": [1]}}
+    of = {marks(cell)["id"]: cell.metadata["lockstep"] for cell in code_cells(lab)}
+    of["sent"] |= {"depends": [1]}
+    of["check-2"] |= {"memory": 1.5, "wire": "ring_all_reduce",
+                      "variants": {"B": {"source": "print(SEED)", "points": 5}}}
+    of["seed"] |= {"variants": {"B": "SEED = 4"}}
+    return json.loads(nbformat.writes(lab))
+
+
+WHOLE = json.dumps(whole())
+
+
+def damaged(rng: random.Random) -> str:
+    """The lab's JSON with one fault: something in it is lost, is there twice, or has become something else."""
+    data = json.loads(WHOLE)
+    holder, name = drawn(rng, data)
+    if rng.random() < 0.2:
+        holder.pop(name)
+    elif rng.random() < 0.1 and isinstance(holder, list):
+        holder.append(holder[name])
+    else:
+        holder[name] = rng.choice(VALUES)
+    return json.dumps(data)
+
+
+def drawn(rng: random.Random, data: dict[str, Any]) -> tuple[Any, Any]:
+    """A place in the notebook: usually in the marks of a cell or of the notebook, otherwise anywhere."""
+    cell = rng.choice([cell for cell in data["cells"] if cell["cell_type"] == "code"])
+    holder: Any = rng.choice([data, cell, cell["metadata"]["lockstep"], cell["metadata"]["lockstep"],
+                              data["metadata"]["lockstep"]])
+    while True:
+        name = rng.choice(list(holder)) if isinstance(holder, dict) else rng.randrange(len(holder))
+        if not isinstance(holder[name], dict | list) or not holder[name] or rng.random() < 0.4:
+            return holder, name
+        holder = holder[name]
+
+
+def use(lab: nbformat.NotebookNode) -> None:
+    """What a course does with a lab, except to run it. Raises LabError."""
+    readme({"lab": released(lab, nbgrader=True)})
+    released(in_variant(lab, "B"))
+    list(marked_wrongly(lab))
+    for exercise in points(lab):
+        job(lab, exercise, 7)
+
+
+def fate_of(text: str, path: Path) -> str | None:
+    """What a damaged lab is told; None if it works."""
+    path.write_text(text)
+    try:
+        use(read_lab(path))
+    except LabError as error:
+        return str(error)
+    return None
+
+
+def test_a_damaged_lab_is_refused_in_one_sentence_or_still_works(tmp_path: Path) -> None:
+    told = [fate_of(damaged(random.Random(seed)), tmp_path / "lab.ipynb") for seed in range(300)]
+    for seed, words in enumerate(told):
+        assert words is None or ("\n" not in words and len(words) < 300), (seed, words)
+    assert 100 < sum(words is not None for words in told) < 300
+
+
+def test_the_whole_lab_is_fit(tmp_path: Path) -> None:
+    assert fate_of(WHOLE, tmp_path / "lab.ipynb") is None
+
+
+@pytest.mark.parametrize("mark, value, words", [
+    ("exercise", "2", "has exercise '2', which must be a whole number of at least 1"),
+    ("points", 1.5, "has points 1.5, which must be a whole number of at least 0"),
+    ("hidden", "no", "has hidden 'no', which must be true or false"),
+    ("depends", 1, "has depends 1, which must be a list of exercises"),
+    ("memory", 0.5, "has memory 0.5, which must be a number of at least 1"),
+    ("variants", {"B": 3}, "has variants {'B': 3}, which must be a source, or a source and marks, for each variant"),
+    ("worth", 3, "has worth 3, which must be left out: there is no such mark"),
+])
+def test_a_wrong_mark_is_named(tmp_path: Path, mark: str, value: Any, words: str) -> None:
+    data = json.loads(WHOLE)
+    check = next(cell for cell in data["cells"] if cell["metadata"].get("lockstep", {}).get("id") == "check-2")
+    check["metadata"]["lockstep"][mark] = value
+    told = fate_of(json.dumps(data), tmp_path / "lab.ipynb")
+    assert told and words in told and "code cell 6 (check-2)" in told
+
+
+PLAYS = "from book.collectives import broadcast\nfrom book.widgets import play\n\nplay(broadcast(4))"
+
+
+def with_player(source: str = PLAYS, before: str = "bounds", tags: tuple[str, ...] = ("hide-input",),
+                **mark: object) -> NotebookNode:
+    """The small lab with a simulated player before the cell with this id."""
+    lab = attack_lab()
+    cell = new_code_cell(source)
+    cell.metadata.update({"tags": list(tags),
+                          "lockstep": {"id": f"{SIMULATED}1", "kind": "setup", "exercise": 1, **mark}})
+    at = next(i for i, other in enumerate(lab.cells) if marks(other).get("id") == before)
+    lab.cells.insert(at, cell)
+    return lab
+
+
+@pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)
+def test_a_lab_has_players_and_each_is_simulated(path: Path) -> None:
+    lab = read_lab(path)
+    players = [cell for cell in code_cells(lab) if simulated(cell)]
+    assert players
+    for cell in players:
+        (output,) = cell.outputs
+        assert {"text/html", "image/png"} & output.data.keys(), "the website has no kernel"
+        assert "recorded" not in output.data["text/plain"] + output.data.get("text/html", "").split("<p>")[0]
+        assert "Wrong at the end" not in output.data.get("text/html", "")
+        beside = lab.cells[lab.cells.index(cell) - 1]
+        assert beside.cell_type == "markdown" and "should look like" in beside.source
+
+
+@pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)
+def test_players_are_in_the_students_copy_and_in_no_grading_job(path: Path) -> None:
+    lab = read_lab(path)
+    own = [marks(cell)["id"] for cell in code_cells(lab) if simulated(cell)]
+    copied = {marks(cell)["id"]: cell for cell in code_cells(released(lab))}
+    assert all(not copied[name].metadata["editable"] for name in own)
+    for exercise in points(lab):
+        assert set(own).isdisjoint(marks(cell)["id"] for cell in job(lab, exercise).cells)
+
+
+def test_a_player_is_folded_and_passes_both_lints() -> None:
+    assert not list(marked_wrongly(with_player()))
+    cell = next(cell for cell in code_cells(with_player()) if simulated(cell))
+    cell.execution_count = 1
+
+    def said() -> str:
+        lab = attack_lab()
+        lab.cells = [cell]
+        return "".join(problem.message for problem in lint(lab))
+
+    assert "is hidden" not in said()
+    cell.metadata["lockstep"]["id"] = "play-1"
+    assert "is hidden" in said()
+
+
+@pytest.mark.parametrize("wrong, words", [
+    (with_player(PLAYS + "\nlaunch(print, 2)"), "uses launch: it may use only what it imports itself"),
+    (with_player("from book.launch import launch\nlaunch(print, 2)"), "uses book.launch.launch"),
+    (with_player("from book.parallel.tensor import by_rows"), "uses book.parallel.tensor.by_rows"),
+    (with_player("import torch"), "uses torch"),
+    (with_player("chunk_bounds(7, 2)"), "uses chunk_bounds"),
+    (with_player("random.random()"), "uses random"),
+    (with_player("from book.collectives import broadcast as chunk_bounds"), "binds chunk_bounds, which bounds binds"),
+    (with_player("SEED = 4"), "binds SEED, which seed binds too"),
+    (with_player(tags=()), "needs the tag hide-input"),
+    (with_player(tags=("hide-input", "nbval-ignore-output")), "needs the tag hide-input, and no other"),
+    (with_player(before="check-1"), "needs the number of an exercise whose answer comes after it"),
+    (with_player(exercise=3), "needs the number of an exercise whose answer comes after it"),
+    (with_player(kind="check", points=0), "as only setup cells may"),
+])
+def test_lint_names_a_player_that_is_more_than_a_simulation(wrong: NotebookNode, words: str) -> None:
+    assert words in " ".join(marked_wrongly(wrong))
+
+
+def test_a_player_may_name_what_it_makes_itself() -> None:
+    own = "from book.simulate import simulate\n\n\ndef twice(x):\n    return 2 * x\n\n\n[twice(x) for x in (0, 1)]"
+    assert not list(marked_wrongly(with_player(own)))
+
+
+def test_what_a_player_imports_is_not_given_to_answers(tmp_path: Path) -> None:
+    lab, path = with_player(), tmp_path / "answers.ipynb"
+    answer = next(cell for cell in code_cells(lab) if marks(cell)["id"] == "bounds")
+    taken = "from book.collectives import broadcast"
+    handed_in = with_player()
+    next(cell for cell in code_cells(handed_in) if marks(cell)["id"] == "bounds").source = taken + "\n" + answer.source
+    write(handed_in, path)
+    assert "answers import from the book: book.collectives" in read_submission(path, lab).notes

@@ -1,13 +1,20 @@
 """Every lab: solutions score full marks in the sandbox, an untouched copy none, and variants need their own."""
+from __future__ import annotations
+
 import json
 import os
 import re
+import resource
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import nbformat
 import pytest
 
 from book.checks.verdict import CheckFailed
+from book.grading import sandbox
 from book.grading.grade import grade
 from book.grading.lab import code_cells, marks, needed, points, read_lab, with_seed
 from book.grading.lint import SEEDS
@@ -15,9 +22,9 @@ from book.grading.release import in_variant, released
 from book.grading.trial import printed, solution
 from book.launch import LaunchError
 
+
 LABS = sorted((Path(__file__).resolve().parents[1] / "labs").glob("*.ipynb"))
 SEED = 5
-pytestmark = [pytest.mark.slow, pytest.mark.full]
 # What is graded of each lab, with what it needs: an exercise that runs ranks where a cheap one does. The first lab is
 # graded whole, and with LOCKSTEP_WHOLE=1 each is. The right answers in tests/answers run the other checks.
 GRADED = {"02_data_parallel": 2, "03_ring_all_reduce": 6, "04_sharded_data_parallel": 7, "05_tensor_parallel": 2,
@@ -106,3 +113,26 @@ def text(outputs: list[dict]) -> str:
 
 for _path in LABS:
     globals()[f"TestLab{_path.stem}"] = type(f"TestLab{_path.stem}", (LabGraded,), {"path": _path})
+
+
+LOOK = """
+import json, os, resource
+print(json.dumps({"size": {path: os.statvfs(path).f_blocks * os.statvfs(path).f_frsize for path in PLACES},
+                  "limits": [resource.getrlimit(which)[0] for which in WHICH]}))
+"""
+PLACES = ["/dev/shm", "/tmp", "/home"]
+WHICH = [resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE, resource.RLIMIT_CPU, resource.RLIMIT_DATA, resource.RLIMIT_CORE]
+
+
+@pytest.mark.slow
+def test_writes_and_resources_are_limited() -> None:
+    code = LOOK.replace("PLACES", repr(PLACES)).replace("WHICH", repr(WHICH))
+    limits = sandbox.Limits(cpu_s=7, memory_bytes=1 << 30, num_processes=33, scratch_bytes=1 << 20)
+    with tempfile.TemporaryDirectory() as folder:  # not pytest's own, which nobody else may enter
+        sandbox.folder_for(Path(folder))
+        command = sandbox.command([sys.executable, "-c", code], Path(folder), limits)
+        run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found["size"] == dict.fromkeys(PLACES, 1 << 20)
+    assert found["limits"] == [33, 1 << 20, 7, 1 << 30, 0]

@@ -1,14 +1,38 @@
-"""All-reduces over hosts whose ranks share a card, under torchrun: the simulator says which is faster, and how much."""
+"""Ranks on several hosts: relative times, torchrun's agents, Slurm, Kubernetes, and devices of which they are told."""
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
 import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+import yaml
 
 from benchmarks import across
+from book.collectives import ring_all_reduce
+from book.device import message_backends, message_device
+from book.execute import execute
 from book.hosts import CARD, Agents, Hosts, NoHosts
+from book.launch import launch, rank_device
+from book.record import lanes
+from tests.slurm import NoSlurm, cluster
+from tests.test_chapters import cells
+from tests.test_launch_processes import LIMIT_S, PROGRAMS, wait_until_gone
 from tests.website import ROOT
 
-pytestmark = pytest.mark.full
-READS = ["benchmarks/programs/across_hosts.py", "examples/report_ranks.py"]
+READS = ["benchmarks/programs/across_hosts.py", "examples/report_ranks.py", "chapters/81_starting_ranks.ipynb",
+         "tests/programs/*.py", "examples/slurm/*", "chapters/12_beyond_one_machine.ipynb", "examples/kubernetes/*",
+         "chapters/80_job_managers.md"]
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +45,7 @@ def compared():
     return across.compare(2, 2, num_rounds=3)
 
 
+@pytest.mark.full
 def test_relative_times_are_predicted_and_the_order_is_right(compared):
     assert all(abs(error) <= across.PROMISED for error in across.errors(compared).values()), compared
     by_time, by_prediction = (sorted(compared, key=lambda name: getattr(compared[name], which))
@@ -29,15 +54,18 @@ def test_relative_times_are_predicted_and_the_order_is_right(compared):
     assert [name for name in by_time if name not in alike] == [name for name in by_prediction if name not in alike]
 
 
+@pytest.mark.full
 def test_with_a_link_for_each_pair_of_ranks_the_prediction_is_wrong(compared):
     ring, crossing = compared["ring"], compared["halving–doubling"]
     assert crossing.unshared_s < ring.unshared_s and crossing.measured_s > ring.measured_s
 
 
+@pytest.mark.full
 def test_no_host_is_left(compared):
     assert "lockstep" not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
 
 
+@pytest.mark.full
 def test_both_directions_of_a_card_are_limited():
     try:
         with Hosts(2, 80_000_000) as hosts:
@@ -49,6 +77,7 @@ def test_both_directions_of_a_card_are_limited():
     assert all("1:9" in classes and "rate 80Mbit" in classes for classes in shown), shown
 
 
+@pytest.mark.full
 def test_agents_on_this_machine_form_one_group_without_hosts():
     with Agents(2) as agents:
         told = agents.torchrun(2, [str(ROOT / "examples" / "report_ranks.py")])
@@ -57,7 +86,214 @@ def test_agents_on_this_machine_form_one_group_without_hosts():
     assert str(agents).startswith("2 agents on this machine")
 
 
+@pytest.mark.full
 def test_a_program_that_fails_is_reported_with_its_host(tmp_path):
     (tmp_path / "fails.py").write_text("raise SystemExit('no such data')")
     with Agents(1) as agents, pytest.raises(NoHosts, match=r"(?s)host 0: .*no such data"):
         agents.torchrun(1, [str(tmp_path / "fails.py")])
+
+
+TORCHRUN = "-m torch.distributed.run"
+AGENTS_LINE = re.compile(r"rank (\d) of 4, local rank (\d) of 2, node (\d), sum 4, arguments \[\]")
+
+
+@pytest.fixture(scope="module")
+def chapter():
+    """What the page defines to put a program into a file and run commands on it."""
+    namespace = {"os": os, "time": time}
+    for source in cells("81_starting_ranks", "code"):
+        if source.startswith("JOB =") or "def run_program(" in source:
+            exec(source, namespace)
+    return namespace
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.mark.slow
+@pytest.mark.full
+def test_two_agents_form_one_group(chapter):
+    agent = (f"{TORCHRUN} --nnodes=2 --nproc-per-node=2 --rdzv-id=test --rdzv-backend=c10d "
+             f"--rdzv-endpoint=127.0.0.1:{free_port()}")
+    agents = chapter["run_program"](chapter["JOB"], agent, agent, timeout_s=LIMIT_S, CUDA_VISIBLE_DEVICES="")
+    found = [[tuple(map(int, match)) for match in AGENTS_LINE.findall(output)] for output, _ in agents]
+    assert sorted(found[0] + found[1]) == [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)], agents
+    assert [len({node for _, _, node in ranks}) for ranks in found] == [1, 1]  # an agent's ranks are on its own node
+
+
+@pytest.mark.slow
+@pytest.mark.full
+def test_nodes_are_numbered_by_hand_in_the_static_form(chapter):
+    agent = (f"{TORCHRUN} --nnodes=2 --nproc-per-node=2 --node-rank={{}} --master-addr=127.0.0.1 "
+             f"--master-port={free_port()}")
+    agents = chapter["run_program"](chapter["JOB"], agent.format(1), agent.format(0), timeout_s=LIMIT_S,
+                                    CUDA_VISIBLE_DEVICES="")
+    assert [{int(node) for _, _, node in AGENTS_LINE.findall(output)} for output, _ in agents] == [{1}, {0}], agents
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupted_cell_leaves_no_process(chapter, tmp_path):
+    def interrupt():
+        end_s = time.monotonic() + LIMIT_S
+        while len(os.listdir(tmp_path)) < 4 and time.monotonic() < end_s:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    program = (PROGRAMS / "wait_to_be_ended.py").read_text()
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        chapter["run_program"](program, f"{TORCHRUN} --standalone --nproc-per-node=2", "", timeout_s=2 * LIMIT_S,
+                               PIDS=str(tmp_path))
+    ranks = [int(name) for name in os.listdir(tmp_path)]
+    assert len(ranks) == 4
+    wait_until_gone(ranks)
+
+
+SCRIPT, PROGRAM = ROOT / "examples" / "slurm" / "job.sbatch", ROOT / "examples" / "report_ranks.py"
+SLURM_LIMIT_S = 240
+SLURM_LINE = re.compile(r"rank (\d) of 4, local rank (\d), node (n\d), sum 4")
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    folder = Path(tempfile.mkdtemp(prefix="slurm", dir="/tmp"))  # a socket's path has to be short
+    try:
+        with cluster(folder) as environment:
+            yield environment
+    except NoSlurm as reason:
+        pytest.skip(str(reason))
+    finally:
+        shutil.rmtree(folder)
+
+
+def submitted(slurm, folder, program):
+    """What a job printed, and how sbatch ended. The nodes are one machine, so it says where the store is."""
+    environment = {**slurm, "PYTHON": sys.executable, "FIRST": "127.0.0.1", "LOCAL_ADDR": "127.0.0.1",
+                   "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(["sbatch", "--wait", f"--output={folder}/job.out", str(SCRIPT), str(program)],
+                          env=environment, cwd=folder, capture_output=True, text=True, timeout=SLURM_LIMIT_S)
+    return (folder / "job.out").read_text(), done.returncode
+
+
+@pytest.mark.full
+def test_a_job_spans_two_nodes(slurm, tmp_path):
+    told, status = submitted(slurm, tmp_path, PROGRAM)
+    ranks = sorted(SLURM_LINE.findall(told))
+    assert status == 0, told
+    assert [(rank, local) for rank, local, _ in ranks] == [("0", "0"), ("1", "1"), ("2", "0"), ("3", "1")]
+    assert ranks[0][2] == ranks[1][2] != ranks[2][2] == ranks[3][2]
+
+
+@pytest.mark.full
+def test_a_rank_that_fails_ends_the_job(slurm, tmp_path):
+    failing = tmp_path / "fails.py"
+    failing.write_text("import os, sys, time\nif os.environ['RANK'] == '3':\n    sys.exit(5)\ntime.sleep(200)\n")
+    told, status = submitted(slurm, tmp_path, failing)
+    assert status != 0 and "exitcode  : 5" in told, told
+
+
+@pytest.mark.full
+def test_the_chapter_shows_the_script_as_it_is():
+    """But for the comments of its options."""
+    shown = "\n".join(cells("12_beyond_one_machine", "markdown"))
+    lines = [line for line in SCRIPT.read_text().splitlines() if line]
+    bare = {re.sub(r"\s+# .*", "", line) for line in shown.splitlines()}
+    assert [line for line in lines if line not in bare] == []
+
+
+FOLDER = ROOT / "examples" / "kubernetes"
+
+
+@pytest.fixture
+def objects():
+    return {one["kind"]: one for path in FOLDER.glob("*.yaml") for one in yaml.safe_load_all(path.read_text())}
+
+
+def test_the_agents_of_a_job_meet_at_its_first_pod(objects):
+    job, service = objects["Job"], objects["Service"]
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    options = dict(arg.removeprefix("--").split("=") for arg in pod["containers"][0]["args"] if arg.startswith("--"))
+    assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"] == int(options["nnodes"])
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    assert options["rdzv-endpoint"] == f"{job['metadata']['name']}-0.{pod['subdomain']}:29500"
+    assert int(options["nproc-per-node"]) == pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
+
+
+def test_a_rank_has_a_gpu_in_a_trainjob(objects):
+    trainer = objects["TrainJob"]["spec"]["trainer"]
+    assert trainer["numProcPerNode"] == trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"]
+
+
+@pytest.mark.full
+def test_job_and_service_keep_the_schemas_of_kubernetes(objects):
+    validator = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate, for its schemas")
+    for kind in ("Job", "Service"):
+        validator.validate(objects[kind], "1.37", strict=True)
+
+
+@pytest.mark.full
+def test_a_trainjob_has_only_fields_that_kubeflow_knows(objects):
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install kubeflow-trainer-api")
+    read = models.TrainerV1alpha1TrainJob.from_dict(objects["TrainJob"])
+    assert read.to_dict() == objects["TrainJob"]
+
+
+def test_the_page_shows_the_manifests_as_they_are():
+    page = (ROOT / "chapters" / "80_job_managers.md").read_text("utf-8")
+    assert all(f"```yaml\n{path.read_text('utf-8')}```" in page for path in FOLDER.glob("*.yaml"))
+
+
+def plain() -> tuple[dict[str, str], str, str, str | None]:
+    """In a rank that leaves everything to torch: (backends, device of messages, of lanes, backend of a trace)."""
+    dist.init_process_group()
+    trace = execute(ring_all_reduce(dist.get_world_size()))
+    return message_backends(), str(message_device()), str(lanes(2).device), trace.backend
+
+
+def test_the_device_follows_from_the_process_group_not_its_name():
+    run = launch(plain, 2)
+    kind = "cuda" if run.backend == "nccl" else "cpu"
+    for rank, (backends, messages, device, backend) in enumerate(run):
+        assert backends == {kind: run.backend} and backend == run.backend
+        assert messages == device == (f"cuda:{rank}" if kind == "cuda" else "cpu")
+
+
+def test_gloo_takes_messages_from_the_cpu_wherever_it_runs():
+    def gloo() -> tuple[str, str, str | None]:
+        dist.init_process_group("gloo")
+        return str(message_device()), str(lanes(2).device), execute(ring_all_reduce(2)).backend
+
+    assert list(launch(gloo, 2)) == [("cpu", "cpu", "gloo")] * 2
+
+
+def test_messages_come_from_the_device_that_a_rank_was_given():
+    def given() -> tuple[str, str]:
+        device = rank_device()
+        dist.init_process_group()
+        return str(device), str(message_device())
+
+    for device, messages in launch(given, 2):
+        assert device == messages
+
+
+@pytest.mark.parametrize("local_rank, current, num_visible, number", [
+    (2, 0, 4, 2),  # nobody has chosen: GPU 0 is current everywhere
+    (2, 1, 4, 1),  # the program has chosen
+    (2, 0, 1, 0),  # the launcher shows each rank its own GPU alone
+])
+def test_each_rank_has_its_own_gpu_under_nccl(monkeypatch, local_rank, current, num_visible, number):
+    """What torch would answer on a machine with GPUs, so that the choice is tested where there is none."""
+    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_visible)
+    monkeypatch.setattr(dist, "get_backend_config", lambda: "cuda:nccl")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert message_device() == torch.device("cuda", number)
+    finally:
+        dist.destroy_process_group()

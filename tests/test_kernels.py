@@ -1,4 +1,4 @@
-"""A forked kernel is like a fresh one to the notebook that runs in it, and ends with the run."""
+"""Kernels: a forked one is like a fresh one, none outlives its run, and labs pass beside busy loops."""
 from __future__ import annotations
 
 import subprocess
@@ -11,11 +11,16 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from book.authoring.normalise import KERNELSPEC
+from book.grading.trial import solution
+from tests.answers import LABS
+from tests.busy import busy, verdict
 from tests.kernels import CAN_FORK
+from tests.stress import survivors
 from tests.website import ROOT
 
-pytestmark = [pytest.mark.full, pytest.mark.skipif(not CAN_FORK, reason="kernels are forked on Linux")]
-READS = ["tests/kernels.py"]
+READS = ["tests/kernels.py", "tests/stress.py"]
+
+
 CELLS = {
     "import os\nprint(os.getcwd() == FOLDER, __name__, 'torch' in globals())": "True __main__ False\n",
     "import beside\nprint(beside.NAME)": "a module beside the notebook\n",
@@ -45,6 +50,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.full
+@pytest.mark.skipif(not CAN_FORK, reason='kernels are forked on Linux')
 @pytest.mark.parametrize("options", [(), ("--fresh-kernels",)], ids=["forked", "fresh"])
 def test_a_forked_kernel_looks_like_a_fresh_one(folder: Path, options: tuple[str, ...]) -> None:
     run = nbval(folder, *options)
@@ -52,9 +59,29 @@ def test_a_forked_kernel_looks_like_a_fresh_one(folder: Path, options: tuple[str
     assert not psutil.pid_exists(int((folder / "pid").read_text())), "the kernel has ended with the run"
 
 
+@pytest.mark.skipif(not CAN_FORK, reason='kernels are forked on Linux')
 @pytest.mark.full
 def test_an_output_that_differs_fails_in_a_forked_kernel_too(folder: Path) -> None:
     path = folder / "beside.py"
     path.write_text("NAME = 'another one'\n")
     run = nbval(folder)
     assert run.returncode == 1 and "1 failed, 4 passed" in run.stdout, run.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
+def test_nothing_is_left_of_killed_and_restarted_kernels_and_interrupted_launches():
+    left = survivors(times=1, seed=7)
+    assert left == {"killed kernels": [0], "restarted kernels": [0], "interrupted launches": [0]}
+
+
+LAB = LABS["01_ranks"]
+
+
+@pytest.mark.slow
+def test_a_solution_passes_beside_busy_loops_and_a_wrong_answer_does_not():
+    right = solution(LAB, 1)
+    with busy(2):
+        assert verdict(LAB, 1, right) is None
+        assert "CheckFailed" in verdict(LAB, 1, right.replace("dist.send(buffer,", "dist.send(buffer + 1,"))

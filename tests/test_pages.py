@@ -1,17 +1,34 @@
-"""The reference pages: every old call is a row that ran, every term is complete and taught where it says."""
+"""Pages apart from chapters and labs: their words and links are those of the package and of each other."""
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+import shlex
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import nbformat
 import pytest
+from docutils import nodes
 from nbformat import NotebookNode
 
+from book.authoring.wayfinding import PLAIN_WORDS, linked, pattern_of, with_words
+from book.grading import reference
+from book.grading.__main__ import parser
+from book.grading.handed_in import MAX_DEPTH
+from book.grading.lab import points, read_lab
+from book.grading.sandbox import Limits
+from book.grading.submission import MAX_BYTES
+from book.legacy import LegacyError, Overview, Row, ScriptError, Section, observe, observe_ranks, run_script
 from tests.browser import Browser
 from tests.website import ROOT, Site
+
+READS = ["_toc.yml", "_config.yml", "chapters/91_glossary.md", "book/authoring/*"]
+
 
 CALLS = "chapters/90_legacy_map"
 GLOSSARY = "chapters/91_glossary"
@@ -118,3 +135,266 @@ def test_search_finds_a_term_in_either_language(site: Site, browser: Browser, qu
     page, log = browser.open((site.folder / "search.html").as_uri() + f"?q={query}")
     page.wait_for_selector(f"#search-results li a[href*='{GLOSSARY}']")  # they are listed one by one
     log.assert_clean()
+
+
+LABS = sorted((ROOT / "labs").glob("*.ipynb"))
+INSTRUCTORS, STUDENTS = ((ROOT / "chapters" / name).read_text("utf-8")
+                         for name in ("92_for_instructors.md", "93_for_students.md"))
+DOCUMENTS = {"instructors": INSTRUCTORS, "students": STUDENTS,
+             **{name: (ROOT / name).read_text("utf-8") for name in ("README.md", "CONTRIBUTING.md")}}
+NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 10: "Ten", 11: "Eleven", 12: "Twelve"}
+
+
+def table(text: str, first: str) -> list[list[str]]:
+    """The rows of the table whose first heading this is."""
+    lines = text[text.index(f"| {first} |"):].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_the_plan_has_every_lab_with_its_points() -> None:
+    plan = {re.search(r"labs/(\w+)\.ipynb", row[2])[1]: row for row in table(INSTRUCTORS, "Weeks") if "labs/" in row[2]}
+    assert list(plan) == [path.stem for path in LABS]
+    assert INSTRUCTORS.startswith(f"# For instructors\n\n{NUMBERS[len(LABS)]}")
+    for path in LABS:
+        worth = points(read_lab(path))
+        assert plan[path.stem][3] == " + ".join(map(str, worth.values())), path.stem
+        assert plan[path.stem][4] == str(sum(worth.values())), path.stem
+
+
+def test_the_plan_adds_up_and_names_every_chapter() -> None:
+    *rows, total = table(INSTRUCTORS, "Weeks")
+    for column in (4, 5):
+        assert sum(int(row[column] or 0) for row in rows) == int(total[column])
+    read = re.findall(r"\((\w+)\.ipynb\)", "".join(row[1] for row in rows))
+    assert read == [path.stem for path in sorted((ROOT / "chapters").glob("*.ipynb")) if path.stem < "80"]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_command_can_be_read_by_the_parser(name: str) -> None:
+    text = DOCUMENTS[name].replace("\\\n", "")  # a shell joins these lines too
+    commands = re.findall(r"python -m book\.grading (\w+ [^`\n]*[^`\s])$", text, re.M)
+    assert commands or name == "CONTRIBUTING.md"
+    for command in commands:
+        options = parser().parse_args(shlex.split(command))
+        for path in [*getattr(options, "labs", []), getattr(options, "lab", ROOT)]:
+            assert (ROOT / path).exists(), command
+
+
+def test_options_that_the_pages_name_exist() -> None:
+    verbs = parser()._subparsers._group_actions[0].choices.values()
+    known = {flag for verb in verbs for flag in verb._option_string_actions}
+    named = {flag for text in (INSTRUCTORS, STUDENTS)
+             for flag in re.findall(r"(?<=[`\s])--?[a-z][a-z-]*(?=[`\s])", text)}
+    assert {"--variant", "--source", "-j", "--exercise"} <= named <= known | {"--nbval", "-m"}, named - known
+
+
+def test_limits_are_those_of_the_grader() -> None:
+    assert f"{Limits().memory_bytes >> 30} GiB of memory" in INSTRUCTORS
+    assert f"at most {MAX_BYTES >> 20} MiB" in STUDENTS
+    assert f"at most {NUMBERS[MAX_DEPTH]} levels down" in INSTRUCTORS
+    assert reference.ALLOWANCE_S == 60 and f"a minute more than {NUMBERS[reference.TIMES_SLOWER]} times" in INSTRUCTORS
+
+
+def test_messages_are_those_of_the_grader() -> None:
+    sources = " ".join(re.sub(r'"\s*\n\s*f?"', "", path.read_text("utf-8"))
+                       for path in (ROOT / "book/grading").glob("*.py"))
+    for message, _ in table(STUDENTS, "message"):
+        for piece in filter(None, map(str.strip, re.split(r"…|, |: | (?=that your)", message))):
+            assert piece in sources, message
+
+
+def test_files_of_the_results_are_those_of_the_grader() -> None:
+    sources = "".join(path.read_text("utf-8") for path in (ROOT / "book" / "grading").glob("*.py"))
+    listed = re.findall(r"^((?:`[\w./]+`(?:, )?)+)\n: ", INSTRUCTORS, re.M)
+    assert len(listed) >= 6
+    for name in re.findall(r"`(?:students/NAME\.)?([\w.]+)`", " ".join(listed)):
+        assert name.removesuffix(".json") in sources, name
+
+
+@pytest.mark.slow
+def test_a_copy_is_made_where_only_the_website_can_be_built(tmp_path: object) -> None:
+    """Without torch, and without what checks and sandboxes need."""
+    absent = ("torch", "psutil", "nbval", "pytest", "jupyter_client", "IPython", "tqdm")
+    code = (f"import sys; sys.modules.update(dict.fromkeys({absent})); from book.grading.__main__ import main; "
+            f"sys.exit(main(['release', 'labs', '-o', {str(tmp_path)!r}]))")
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True, timeout=120)
+    assert run.returncode == 0 and run.stdout.count("wrote") == len(LABS), run.stderr
+
+
+def refuses() -> None:
+    raise ValueError("Not like this. Use `that` (/home/me/file.py) instead. And so on.")
+
+
+def warns() -> int:
+    warnings.warn("It is old. Use `that` instead.", FutureWarning, stacklevel=2)
+    return 7
+
+
+def nothing() -> None:
+    return None
+
+
+def row(old: Callable[[], Any] = nothing, new: Callable[[], Any] = nothing, **stated: Any) -> Row:
+    return Section("Calls").row("old()", old, "new()", new, today="Words.", **stated)
+
+
+@pytest.mark.parametrize("stated, happened, said", [
+    (dict(old=refuses, raises=ValueError, says="that"), "raises `ValueError`", "Use `that` instead"),
+    (dict(old=warns, warns=FutureWarning, says="that", gives=7), "warns of a `FutureWarning`", "Use `that` instead"),
+    (dict(old=lambda: run_script("python train.py", "1 / 0"), raises=ScriptError, says="zero"),
+     "fails", "ZeroDivisionError: division by zero"),
+    (dict(old=lambda: 3, gives=3), "runs", "")])
+def test_a_row_shows_what_happened_and_the_sentence_that_says_so(stated: dict, happened: str, said: str) -> None:
+    made = row(**stated)
+    assert (made.happened, made.said) == (happened, said)
+    assert made.happened in made._repr_markdown_() and made.said in made._repr_markdown_()
+
+
+@pytest.mark.parametrize("stated, complaint", [
+    (dict(old=refuses, raises=KeyError), "raises ValueError: Not like this.*; the row says that it raises KeyError"),
+    (dict(old=refuses), "raises ValueError"),
+    (dict(raises=ValueError), "raises and warns of nothing; the row says that it raises ValueError"),
+    (dict(old=refuses, raises=ValueError, says="the other"), "'the other' stands in it"),
+    (dict(old=warns, gives=7), "the row says nothing of a warning"),
+    (dict(old=warns, warns=DeprecationWarning, gives=7), "the row says that it warns of a DeprecationWarning"),
+    (dict(old=warns, warns=FutureWarning, says="the other", gives=7), "'the other' stands in it"),
+    (dict(old=warns, warns=FutureWarning), "gives 7; the row says None"),
+    (dict(old=lambda: 3, gives=4), "gives 3; the row says 4"),
+    (dict(new=refuses), r"new\(\), the new code, raises ValueError"),
+    (dict(new=warns, new_gives=7), r"new\(\), the new code, warns: FutureWarning"),
+    (dict(new=lambda: 3), r"new\(\) gives 3; the row says None")])
+def test_a_row_that_is_not_true_fails(stated: dict, complaint: str) -> None:
+    section = Section("Calls")
+    with pytest.raises(LegacyError, match=complaint):
+        section.row("old()", stated.pop("old", nothing), "new()", stated.pop("new", nothing), today="", **stated)
+    assert not section.rows
+
+
+def test_a_cell_that_runs_twice_keeps_one_row() -> None:
+    section = Section("Calls")
+    for _ in range(2):
+        section.row("old()", nothing, "new()", nothing, today="Words.")
+    assert len(section.rows) == 1
+
+
+def test_a_warning_that_python_would_show_once_is_seen_each_time() -> None:
+    assert observe(warns).warned == observe(warns).warned != ()
+
+
+@pytest.mark.slow
+def test_ranks_give_a_list_and_say_on_stderr_what_only_cpp_warns_of(capfd: pytest.CaptureFixture[str]) -> None:
+    def on_a_rank() -> int:
+        import os
+        import sys
+        print("[W1121 reducer.cpp:1] Warning: slow (function operator())", file=sys.stderr)
+        warnings.warn("old", FutureWarning, stacklevel=2)
+        return 10 * int(os.environ["RANK"])
+    outcome = observe_ranks(on_a_rank, 2)
+    assert outcome.value == [0, 10] and outcome.error is None
+    assert {(w.category, w.text) for w in outcome.warned} == {
+        ("FutureWarning", "old"), ("Warning", "slow (function operator())")}
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.slow
+def test_the_error_of_one_rank_and_a_hang_are_distinguished() -> None:
+    def one_refuses() -> None:
+        import os
+        if os.environ["RANK"] == "1":
+            raise KeyError("rank 1")
+
+    def waits() -> None:
+        import torch
+        import torch.distributed as dist
+        dist.init_process_group("gloo")
+        dist.recv(torch.zeros(1), src=1 - dist.get_rank())
+    assert observe_ranks(one_refuses, 2).error == "KeyError"
+    assert observe_ranks(waits, 2).error == "HangError"
+
+
+@pytest.mark.slow
+def test_a_script_gives_what_it_printed_and_its_warnings() -> None:
+    source = "import warnings; print(6 * 7); warnings.warn('it is old', FutureWarning)"
+    outcome = observe(lambda: run_script("python train.py", source))
+    assert outcome.value == "42" and [(w.category, w.text) for w in outcome.warned] == [("FutureWarning", "it is old")]
+
+
+@pytest.mark.slow
+def test_a_script_that_fails_says_why() -> None:
+    with pytest.raises(ScriptError, match="ZeroDivisionError"):
+        run_script("python train.py", "1 / 0")
+
+
+@pytest.mark.full
+def test_a_script_that_hangs_is_ended_with_its_ranks(tmp_path: Any) -> None:
+    """torchrun starts its ranks in sessions of their own."""
+    source = f"import os, time; open('{tmp_path}/' + str(os.getpid()), 'w').close(); time.sleep(300)"
+    with pytest.raises(ScriptError, match="has not ended after 10 s"):
+        run_script("torchrun --standalone --nproc-per-node=2 train.py", source, limit_s=10)
+    started = [path.name for path in tmp_path.iterdir()]
+    assert len(started) == 2
+    assert subprocess.run(["ps", "-o", "pid=", "-p", ",".join(started)], capture_output=True, text=True).stdout == ""
+
+
+def test_the_overview_links_each_row_to_its_heading_and_escapes_code() -> None:
+    section = Section("Calls")
+    section.row('mesh["tp"] of <a> mesh', nothing, "new()", nothing, today="Use `x`. More.")
+    shown = Overview(section)._repr_html_()
+    assert '<a href="#mesh-tp-of-a-mesh">' in shown and "&lt;a&gt;" in shown
+    assert "Runs. Use <code>x</code>.<" in shown and repr(Overview(section)) == "1 old calls in 1 sections"
+
+
+TERMS = "a.term"
+
+
+def searched(site: Site, browser: Browser, query: str) -> Any:
+    """The first result of a search, on a page from a folder; they are listed one by one."""
+    page, _ = browser.open((site.folder / "search.html").as_uri() + f"?q={query}")
+    page.wait_for_selector("#search-results li a")
+    return page.locator("#search-results li a").first
+
+
+@pytest.mark.parametrize("query, target", [("FSDP", "04_sharded_data_parallel.html"), ("气泡", "91_glossary.html#"),
+                                           ("ring", "03_ring_all_reduce.html")])
+def test_the_search_finds_a_title_first(site: Site, browser: Browser, query: str, target: str) -> None:
+    first = searched(site, browser, query)
+    address = first.get_attribute("href")
+    assert target in address
+    if "#" in target:
+        first.click()
+        term = first.page.locator(f"[id='{address.split('#')[1]}']")
+        assert "流水线气泡" in term.locator("xpath=..").inner_text()
+
+
+def test_a_term_leads_to_the_glossary_where_it_is_first_used(site: Site, browser: Browser) -> None:
+    page, log = browser.open((site.folder / "chapters" / "03_ring_all_reduce.html").as_uri())
+    names = [text.lower() for text in page.locator(TERMS).all_text_contents()]
+    assert len(names) > 10 and len(set(names)) == len(names), "each once"
+    assert page.locator(f":is(h1, h2, h3, code, pre, a a) {TERMS}").count() == 0
+    page.locator(TERMS).first.click()
+    page.wait_for_url("**/91_glossary.html#term-*")
+    assert page.evaluate("!!document.querySelector(decodeURIComponent(location.hash))")
+    log.assert_clean()
+
+
+def test_plain_words_lead_to_the_glossary_only_where_they_are_terms(site: Site) -> None:
+    linked_on = {word: set() for word in PLAIN_WORDS}
+    for path in (site.folder / "chapters").glob("[0-9]*.html"):
+        for word in re.findall(r'<a class="term[^>]*>([a-z]+?)s?</a>', path.read_text("utf-8"), re.IGNORECASE):
+            linked_on.get(word.lower(), set()).add(path.name[:2])
+    assert linked_on == PLAIN_WORDS
+
+
+def test_a_term_is_a_whole_word_or_its_plural() -> None:
+    left = {"rank": "term-rank", "ring all-reduce": "term-ring"}
+    any_term = pattern_of(tuple(left))
+    parts = list(linked("Ranked; ranks pass a ring all-reduce to rank 1.", any_term, left, "glossary.html"))
+    links = [(part.astext(), part["refuri"]) for part in parts if isinstance(part, nodes.reference)]
+    assert links == [("ranks", "glossary.html#term-rank"), ("ring all-reduce", "glossary.html#term-ring")]
+    assert "".join(part.astext() for part in parts) == "Ranked; ranks pass a ring all-reduce to rank 1." and not left
+
+
+def test_parts_of_chinese_terms_lead_to_the_term_that_ends_so() -> None:
+    found = with_words({}, {"chapters/1": "Ring all-reduce"}, {"零气泡调度": "b", "流水线气泡": "a"},
+                       {"chapters/1": 0, "chapters/91_glossary": 1})
+    assert found["气泡"] == [[1, "a"]] and found["零气"] == [[1, "b"]] and found["ring"] == [[0, None]]

@@ -1,25 +1,36 @@
-"""Data parallelism on real ranks with different seeds: equal to one process with the whole batch, and its traffic."""
+"""Data parallelism, with buckets of one's own too, and the model that all of it trains."""
+from __future__ import annotations
+
 import copy
+import math
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from hypothesis import given, settings, strategies as st
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
 
 from book.collectives import parameter_server_all_reduce, ring_all_reduce
 from book.cost import ring_sent_bytes, root_sent_bytes
 from book.execute import execute
 from book.launch import launch, rank_device
+from book.parallel import GPT, Characters, GPTConfig, Windows, load_text
 from book.parallel.data import BucketedDDP, broadcast_state
 from book.record import follow_backward
+from book.record.buckets import OwnBuckets
 from tests.by_value import sent_by_value
 
-sent_by_value(__name__)
 
-pytestmark = pytest.mark.slow
+sent_by_value(__name__)
 
 
 def make_model():
@@ -54,6 +65,7 @@ def train(bucket_bytes, steps):
     return max((a - b).abs().max().item() for a, b in zip(module.parameters(), alone.parameters()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [
     pytest.param(1, marks=pytest.mark.full), 2, 3, pytest.param(4, marks=pytest.mark.full)])
 @pytest.mark.parametrize("bucket_bytes", [
@@ -81,6 +93,7 @@ def refused(how):
     return "nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how, words", [("unused", "got no gradient"), ("twice", "finish() after each backward")])
 def test_a_backward_that_cannot_be_averaged_raises_an_error(how, words):
     for said in launch(refused, 2, how):
@@ -98,6 +111,7 @@ def state_after_broadcast():
     return {k: v.cpu() for k, v in before.items()}, {k: v.cpu() for k, v in module.state_dict().items()}
 
 
+@pytest.mark.slow
 def test_every_rank_gets_the_parameters_and_buffers_of_rank_0():
     run = launch(state_after_broadcast, 3)
     wanted = run[0][0]
@@ -126,6 +140,7 @@ def last_sent(trace):
     return sent[max(i for i, (bucket, _) in enumerate(sent) if bucket == 0):]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bucket_bytes", [1, 300])
 def test_sends_the_same_bytes_as_torchs_ddp_in_the_same_order(bucket_bytes):
     ours = launch(followed, 2, partial(BucketedDDP, bucket_bytes=bucket_bytes), record=True).trace
@@ -156,6 +171,7 @@ def ddp_on(schedule):
     return module.weight.grad[0, 0].item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [
     pytest.param(2, marks=pytest.mark.full), 3, *(pytest.param(n, marks=pytest.mark.full) for n in (4, 5))])
 def test_ddp_traffic_matches_the_formulas(world_size):
@@ -166,3 +182,306 @@ def test_ddp_traffic_matches_the_formulas(world_size):
     assert ring.trace.sent_bytes() == pytest.approx([ring_sent_bytes(world_size, num_bytes)] * world_size)
     root, *others = star.trace.sent_bytes()
     assert root == root_sent_bytes(world_size, num_bytes) and set(others) == {num_bytes}
+
+
+@pytest.fixture
+def model():
+    """Three layers of equal size, each with its own bucket; the first two have the same gradient."""
+    made = nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(3))
+    made.buckets = [[layer.weight] for layer in made]
+    for layer, value in zip(made, (0.0, 0.0, 1.0)):
+        layer.weight.grad = torch.full((2, 2), value)
+    return made
+
+
+def carried(model, copy, *order):
+    """The bucket of a copy when the gradients of these layers have become ready in this order."""
+    ready = {model[layer].weight: place for place, layer in enumerate(order)}
+    return OwnBuckets(model, model.parameters()).carried([torch.tensor(copy)], ready)[0]
+
+
+def test_of_indistinguishable_buckets_the_first_complete_one_is_taken(model):
+    assert carried(model, [0.0] * 4, 1, 0) == 1
+    assert carried(model, [0.0] * 4, 0, 1) == 0
+    assert carried(model, [0.0] * 4, 2, 1, 0) == 2
+
+
+def test_contents_take_precedence_over_order(model):
+    assert carried(model, [0.5] * 4, 1, 0, 2) == 2
+
+
+def test_a_bucket_that_is_not_complete_or_of_another_size_is_not_taken(model):
+    assert carried(model, [1.0] * 4, 0) == 0
+    assert carried(model, [1.0] * 8, 0, 1, 2) is None
+
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+SMALL = GPTConfig(vocab_size=11, context=8, num_layers=3, num_heads=2, width=8, dtype=torch.float64)
+TEXT = load_text()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Use one thread: more slow down kernels this small, and much so when other processes occupy the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def tokens(config: GPTConfig, num_sequences: int = 4, num_tokens: int | None = None, seed: int = 0) -> torch.Tensor:
+    """Random token numbers (B, T); T is the context unless it is given."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(config.vocab_size, (num_sequences, num_tokens or config.context), generator=generator)
+
+
+def weights(model: torch.nn.Module) -> torch.Tensor:
+    """All of a model's weights in one row."""
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> GPTConfig:
+    """Small models of any shape."""
+    size = st.integers(1, 4)
+    heads = draw(size)
+    return GPTConfig(vocab_size=draw(st.integers(1, 9)), context=draw(st.integers(1, 6)), num_layers=draw(size),
+                     num_heads=heads, width=heads * draw(size), mlp_width=draw(st.none() | st.integers(1, 9)),
+                     dtype=draw(st.sampled_from([torch.float32, torch.float64])))
+
+
+@settings(max_examples=40, deadline=None)
+@given(configs(), st.integers(1, 3), st.data())
+def test_shapes_dtype_and_number_of_parameters(config: GPTConfig, num_sequences: int, data: st.DataObject) -> None:
+    model = GPT(config)
+    num_tokens = data.draw(st.integers(1, config.context))
+    logits = model(tokens(config, num_sequences, num_tokens))
+    assert logits.shape == (num_sequences, num_tokens, config.vocab_size) and logits.dtype == config.dtype
+    assert sum(p.numel() for p in model.parameters()) == config.num_parameters
+    assert {p.dtype for p in model.parameters()} == {config.dtype}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_logits_depend_on_what_came_before_and_on_nothing_later(dtype: torch.dtype, device: str) -> None:
+    model = GPT.seeded(replace(SMALL, dtype=dtype), seed=3).to(device)
+    before = tokens(SMALL).to(device)
+    after = before.clone()
+    after[:, 5] = (after[:, 5] + 1) % SMALL.vocab_size
+    changed = (model(before) - model(after)).abs().amax(dim=(0, 2))
+    assert changed[:5].eq(0).all() and changed[5:].gt(1e-6).all()
+
+
+def test_equal_tokens_at_different_positions_are_distinguished() -> None:
+    logits = GPT.seeded(SMALL, seed=0)(torch.zeros(1, SMALL.context, dtype=torch.int64))
+    assert (logits[0, 1:] - logits[0, :-1]).abs().amax(dim=1).gt(1e-6).all()
+
+
+def test_a_seed_fixes_the_weights_and_leaves_the_generators_alone() -> None:
+    torch.manual_seed(1)
+    first = weights(GPT.seeded(SMALL, seed=7))
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    assert torch.equal(weights(GPT.seeded(SMALL, seed=7)), first)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.allclose(weights(GPT.seeded(SMALL, seed=8)), first)
+
+
+def test_a_seed_means_the_same_weights_in_every_dtype_and_under_every_default() -> None:
+    double, single = GPT.seeded(SMALL, seed=7), GPT.seeded(replace(SMALL, dtype=torch.float32), seed=7)
+    assert torch.equal(weights(double), weights(single).double())
+    try:
+        torch.set_default_dtype(torch.float64)
+        with torch.device("meta"):
+            elsewhere = GPT.seeded(SMALL, seed=7)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(weights(elsewhere), weights(double))
+
+
+@pytest.mark.slow
+def test_without_a_seed_ranks_draw_different_weights() -> None:
+    def first_weight() -> float:
+        return GPT(GPTConfig(vocab_size=5)).head.weight[0, 0].item()
+
+    drawn = list(launch(first_weight, 3))
+    assert len(set(drawn)) == 3
+
+
+def test_weights_are_drawn_as_in_gpt_2() -> None:
+    config = GPTConfig(vocab_size=64, context=64, num_layers=8, num_heads=4, width=64)
+    model = GPT.seeded(config, seed=0)
+    block = model.blocks[5]
+    for usual in (block.attention.q, block.attention.k, block.attention.v, block.mlp.up, model.head,
+                  model.token_embedding, model.position_embedding):
+        assert usual.weight.std().item() == pytest.approx(0.05, rel=0.1)
+    for adds_to_input in (block.attention.out, block.mlp.down):
+        assert adds_to_input.weight.std().item() == pytest.approx(0.05 / math.sqrt(16), rel=0.1)
+    assert not any(p.any() for name, p in model.named_parameters() if name.endswith("bias"))
+
+
+def test_dropout_is_for_training_only() -> None:
+    plain, dropping = GPT.seeded(SMALL, seed=0), GPT.seeded(replace(SMALL, dropout=0.5), seed=0)
+    x = tokens(SMALL)
+    assert torch.equal(dropping.eval()(x), plain(x))
+    assert not torch.allclose(dropping.train()(x), plain(x))
+
+
+def test_loss_is_the_mean_over_all_predictions() -> None:
+    logits, targets = torch.randn(3, 5, 7, dtype=torch.float64), torch.randint(7, (3, 5))
+    by_hand = -logits.log_softmax(-1).gather(-1, targets[..., None]).mean()
+    assert GPT.loss(logits, targets).item() == pytest.approx(by_hand.item(), abs=1e-14)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 3])
+def test_a_step_in_two_pieces_equals_a_whole_step(cut: int) -> None:
+    """As on two pipeline stages: activations cross a boundary invisible to autograd, and their gradient comes back."""
+    whole, pieces = GPT.seeded(SMALL, seed=1), GPT.seeded(SMALL, seed=1)
+    inputs, targets = tokens(SMALL, seed=1), tokens(SMALL, seed=2)
+    GPT.loss(whole(inputs), targets).backward()
+
+    sent = pieces.apply_blocks(pieces.embed(inputs), 0, cut)
+    received = sent.detach().requires_grad_()
+    loss = GPT.loss(pieces.predict(pieces.apply_blocks(received, cut)), targets)
+    loss.backward()
+    sent.backward(received.grad)
+
+    started = weights(whole)
+    for model in (whole, pieces):
+        torch.optim.AdamW(model.parameters(), lr=1e-2).step()
+    assert torch.equal(weights(whole), weights(pieces)) and not torch.equal(weights(whole), started)
+
+
+def loss_and_gradient_norms_split_by_heads(config: GPTConfig) -> tuple[float, list[float]]:
+    """In a rank: one backward of the model with q, k, v and up split by columns, out and down by rows."""
+    device = rank_device()
+    dist.init_process_group()
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    model = GPT.seeded(config, seed=1).to(device)
+    plan = {f"attention.{name}": ColwiseParallel() for name in "qkv"} | {"mlp.up": ColwiseParallel()}
+    plan |= {"attention.out": RowwiseParallel(), "mlp.down": RowwiseParallel()}
+    for block in model.blocks:
+        parallelize_module(block, mesh, plan)
+    loss = GPT.loss(model(tokens(config, seed=1).to(device)), tokens(config, seed=2).to(device))
+    loss.backward()
+    grads = [getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for p in model.parameters()]
+    return loss.item(), [grad.norm().item() for grad in grads]
+
+
+@pytest.mark.slow
+def test_tensor_parallelism_splits_the_model_unmodified() -> None:
+    whole = GPT.seeded(SMALL, seed=1)
+    loss = GPT.loss(whole(tokens(SMALL, seed=1)), tokens(SMALL, seed=2))
+    loss.backward()
+    for split_loss, norms in launch(loss_and_gradient_norms_split_by_heads, SMALL.num_heads, SMALL):
+        assert split_loss == pytest.approx(loss.item(), abs=1e-12)
+        assert norms == pytest.approx([p.grad.norm().item() for p in whole.parameters()], abs=1e-12)
+
+
+@pytest.mark.parametrize("wrong, said", [
+    (dict(vocab_size=0), "vocab_size is 0"), (dict(num_layers=0), "num_layers is 0"),
+    (dict(mlp_width=0), "mlp_width is 0"), (dict(width=9), "multiple of num_heads"),
+    (dict(dropout=1.0), "dropout is 1.0"), (dict(dtype=torch.int64), "torch.int64"),
+])
+def test_invalid_sizes_are_refused(wrong: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        replace(SMALL, **wrong)
+
+
+def test_a_sequence_longer_than_the_context_is_refused() -> None:
+    with pytest.raises(ValueError, match="9 tokens, but this model's context is 8"):
+        GPT(SMALL)(tokens(SMALL, num_tokens=9))
+
+
+def test_the_config_can_be_pickled_and_its_mlp_scales_with_its_width() -> None:
+    assert pickle.loads(pickle.dumps(SMALL)) == SMALL
+    assert replace(SMALL, width=16).mlp_features == 64 and replace(SMALL, mlp_width=5).mlp_features == 5
+
+
+def test_the_text_is_ascii_and_has_the_size_that_labs_rely_on() -> None:
+    assert 6_000 <= len(TEXT) <= 9_000 and TEXT.isascii() and TEXT.endswith(".\n")
+    assert set("".join(filter(lambda c: not c.isalpha(), TEXT))) == set("\n \"',.?")
+
+
+@given(st.text(alphabet=sorted(set(TEXT))))
+def test_encoded_characters_decode_to_the_same_text(text: str) -> None:
+    characters = Characters(TEXT)
+    encoded = characters.encode(text)
+    assert encoded.dtype == torch.int64 and encoded.shape == (len(text),)
+    assert characters.decode(encoded) == text == characters.decode(encoded.tolist())
+
+
+def test_tokens_number_the_alphabet_in_order() -> None:
+    characters = Characters("banana")
+    assert (characters.alphabet, characters.vocab_size) == ("abn", 3)
+    assert characters.encode("nab").tolist() == [2, 0, 1]
+
+
+def test_invalid_tokens_are_refused() -> None:
+    characters = Characters("banana")
+    with pytest.raises(ValueError, match="no token for 'X', 'c'"):
+        characters.encode("bancX")
+    with pytest.raises(ValueError, match="3 is not a token: they are numbered from 0 to 2"):
+        characters.decode([0, 3])
+    with pytest.raises(ValueError, match="-1 is not a token"):
+        characters.decode([-1])
+    with pytest.raises(ValueError, match="one row at a time"):
+        characters.decode([[0, 1]])
+    with pytest.raises(ValueError, match="an empty text"):
+        Characters("")
+
+
+@given(st.integers(2, 60), st.integers(1, 12))
+def test_windows_cover_the_text_without_overlap_and_targets_are_shifted_by_one(num_tokens: int, context: int) -> None:
+    row = torch.arange(num_tokens)
+    if num_tokens <= context:
+        with pytest.raises(ValueError, match=f"at least {context + 1} tokens"):
+            Windows(row, context)
+        return
+    windows = list(Windows(row, context))
+    assert len(windows) == len(Windows(row, context)) == (num_tokens - 1) // context
+    covered = torch.cat([inputs for inputs, _ in windows])
+    assert torch.equal(covered, row[:len(covered)]) and num_tokens - 1 - len(covered) < context
+    assert all(len(inputs) == context and torch.equal(targets, inputs + 1) for inputs, targets in windows)
+
+
+def test_windows_are_indexed_like_a_list() -> None:
+    windows = Windows(torch.arange(10), 3)
+    assert windows[-1][0].tolist() == windows[2][0].tolist() == [6, 7, 8]
+    with pytest.raises(IndexError):
+        windows[3]
+    with pytest.raises(TypeError, match="encode the text"):
+        Windows("add what comes", 3)
+    with pytest.raises(ValueError, match="context is 0"):
+        Windows(torch.arange(10), 0)
+
+
+def test_a_sampler_distributes_the_windows_over_ranks() -> None:
+    windows = Windows(Characters(TEXT).encode(TEXT), 32)
+    dealt = []
+    for rank in range(4):
+        sampler = DistributedSampler(windows, num_replicas=4, rank=rank, drop_last=True)
+        for inputs, targets in DataLoader(windows, batch_size=4, sampler=sampler, drop_last=True):
+            assert inputs.shape == targets.shape == (4, 32) and torch.equal(inputs[:, 1:], targets[:, :-1])
+            dealt += [Characters(TEXT).decode(row) for row in inputs]
+    whole = {TEXT[start:start + 32] for start in range(0, 32 * len(windows), 32)}
+    assert len(dealt) == len(windows) // 16 * 16 and set(dealt) <= whole
+
+
+@pytest.mark.slow
+def test_the_story_is_learned_in_a_hundred_steps() -> None:
+    characters = Characters(TEXT)
+    windows = Windows(characters.encode(TEXT), 32)
+    model = GPT.seeded(GPTConfig(characters.vocab_size), seed=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    generator, losses = torch.Generator().manual_seed(0), []
+    for _ in range(100):
+        chosen = torch.randperm(len(windows), generator=generator)[:16].tolist()
+        inputs, targets = (torch.stack(rows) for rows in zip(*(windows[index] for index in chosen)))
+        optimizer.zero_grad()
+        loss = GPT.loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(math.log(characters.vocab_size), abs=0.2)
+    assert sum(losses[-5:]) / 5 < 2.2

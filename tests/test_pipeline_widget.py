@@ -21,7 +21,7 @@ from book.simulate import simulate_pipeline
 from book.trace import Event, Trace
 from book.widgets import pipeline_player, pipeline_race
 from tests.players import html_of
-from tests.test_record_stages import stages_of, train
+from tests.test_record_memory import stages_of, train
 
 MOST_PAGE_BYTES = 60_000
 LINK = Link(400e-6, 1e9)

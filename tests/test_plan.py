@@ -1,20 +1,34 @@
-"""Estimates of layouts: against the formulas and simulations of other chapters, and against published steps."""
+"""Layouts: estimated, searched, of models by name, and written as the configurations of released packages."""
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from dataclasses import fields, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from book.columns import Columns
-from book.cost import (ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, Transformer, activation_bytes, hybrid_sent_bytes,
+from book.cost import (ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, MACHINES, MODELS, Experts, Latent, Layout, Overheads,
+                       Transformer, activation_bytes, cluster_of, estimate, hybrid_sent_bytes, model_named, plan,
                        state_bytes)
-from book.cost.layouts import Layout
-from book.cost.step import PARTS, estimate, estimates
-from book.cost.published import (A100, FITTED, HELD_OUT, RECOMPUTATION, SHARDED, WEAK_SCALING, fitted,
-                                 largest_errors)
+from book.cost.__main__ import main
+from book.cost.configs import TORCHTITAN, megatron_options, read_torchtitan, shrunk, torchtitan_toml
+from book.cost.layouts import RECOMPUTE, all_layouts, divisors
+from book.cost.models import SOURCES
+from book.cost.published import A100, FITTED, HELD_OUT, RECOMPUTATION, SHARDED, WEAK_SCALING, fitted, largest_errors
+from book.cost.search import explain, search, usable_bytes
+from book.cost.step import PARTS, estimates
+from book.parallel import GPTConfig
 from book.pipelines import interleaved, one_f_one_b
 from book.simulate import simulate_pipeline
+from tests.once import folder, once
+from tests.test_cost import check
+
 
 MODEL = Transformer(8, 64, 4, 32, 128)
 BATCH = 32
@@ -240,3 +254,382 @@ def test_columns_and_a_list_are_the_same():
     layouts = Columns.from_rows(Layout, [LAYOUT])
     assert list(layouts) == [LAYOUT]
     assert estimates(MODEL, EVERYTHING, layouts, BATCH) == estimates(MODEL, EVERYTHING, [LAYOUT], BATCH)
+
+
+# What reads the configurations, without what these packages need besides torch: it is not asked to train.
+RELEASED = ("torchtitan==0.2.2", "megatron-core==0.16.1", "tyro==1.0.17", "docstring-parser", "typeguard", "shtab",
+            "rich", "typing-extensions")
+READ = """
+import json, sys, types
+from dataclasses import asdict, fields
+
+packages, jobs = sys.argv[1], json.load(sys.stdin)
+sys.path.insert(0, packages)
+sys.modules["torchtitan"] = bare = types.ModuleType("torchtitan")  # its own __init__ loads all that it trains with
+bare.__path__ = [f"{packages}/torchtitan"]
+import torch
+from torchtitan.config import ConfigManager
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+kinds = TransformerConfig, DistributedDataParallelConfig, OptimizerConfig
+read = []
+for path in jobs["files"]:
+    read.append(asdict(ConfigManager().parse_args([f"--job.config_file={path}"])))
+made = []
+for values in jobs["options"]:
+    known = {f.name for kind in kinds for f in fields(kind)}
+    own = {name: value for name, value in values.items() if name in {f.name for f in fields(TransformerConfig)}}
+    ready = TransformerConfig(**own, pipeline_dtype=torch.bfloat16)  # as the script has it from --bf16
+    made.append({"unknown": sorted(values.keys() - known), "made": bool(ready)})
+print(json.dumps({"read": read, "made": made}, default=str))
+"""
+# Megatron-LM's options that set a field of another name in its core, or one of its training script.
+CALLED = {"num_experts": "num_moe_experts", "swiglu": "gated_linear_unit",
+          "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
+          "disable_bias_linear": "add_bias_linear"}
+OF_THE_SCRIPT = {"group_query_attention", "seq_length", "max_position_embeddings", "position_embedding_type",
+                 "untie_embeddings_and_output_weights", "micro_batch_size", "global_batch_size", "attention_backend",
+                 "use_megatron_fsdp"}
+
+
+def installed() -> str:
+    """A folder with the released packages, installed once in a run; skips where there is no registry."""
+    return once("released", _installed)
+
+
+def _installed() -> str:
+    target = folder() / "released-packages"
+    run = subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", target, *RELEASED],
+                         capture_output=True, text=True, timeout=300, check=False)
+    if run.returncode:
+        pytest.skip(f"the released packages can't be installed: {run.stderr.strip().splitlines()[-1]}")
+    return str(target)
+
+
+def option_values(text: str) -> dict[str, Any]:
+    """Options of Megatron-LM as fields of its core: numbers as numbers, and true where no value follows."""
+    words = text.replace("\\\n", " ").split()
+    found: dict[str, Any] = {}
+    for word, after in zip(words, [*words[1:], "--"]):
+        if word.startswith("--"):
+            name = word[2:].replace("-", "_")
+            value: Any = True if after.startswith("--") else int(after) if after.isdigit() else after
+            found[CALLED.get(name, name)] = not value if name == "disable_bias_linear" else value
+    return {name: value for name, value in found.items() if name not in OF_THE_SCRIPT}
+
+
+@pytest.mark.full
+def test_the_released_packages_read_the_plans(tmp_path: Path) -> None:
+    """torchtitan's reader gets the degrees of each; Megatron's core makes its configuration of all options but 9."""
+    packages = installed()
+    plans = [plan("llama3-70b", 64, zero_stages=(0, 2, 3)), plan("llama3-8b", 32, zero_stages=(3,)),
+             plan("qwen3-8b", 16, zero_stages=(0,))]
+    for number, found in enumerate(plans):
+        (tmp_path / f"{number}.toml").write_text(torchtitan_toml(found))
+    megatron = [plan("llama3-70b", 64), plan("mixtral-8x7b", 64), plan("llama3-8b", 64, zero_stages=(3,)),
+                plan("gpt3", 512, "a100")]
+    jobs = {"files": [str(tmp_path / f"{number}.toml") for number in range(len(plans))],
+            "options": [option_values(megatron_options(found)) for found in megatron]}
+    assert len(jobs["options"][0]) > 12
+    jobs["options"].append({"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "no_such_option": 1})
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", READ, packages], input=json.dumps(jobs), text=True,
+                         capture_output=True, timeout=300, check=False)
+    assert run.returncode == 0, run.stderr
+    said = json.loads(run.stdout.splitlines()[-1])
+    for found, read in zip(plans, said["read"], strict=True):
+        degrees, layout = read["parallelism"], found.layout
+        assert (degrees["pipeline_parallel_degree"], degrees["tensor_parallel_degree"]) == (layout.pp, layout.tp)
+        assert degrees["data_parallel_replicate_degree"] * degrees["data_parallel_shard_degree"] == layout.dp
+        assert read["training"]["global_batch_size"] == found.search.global_batch
+    *made, wrong = said["made"]
+    assert [one["unknown"] for one in made] == [[]] * len(megatron) and wrong["unknown"] == ["no_such_option"]
+
+
+@pytest.mark.parametrize("name, gpus, stages", [("llama3-70b", 64, (0, 2, 3)), ("llama3-8b", 32, (3,)),
+                                                ("qwen3-8b", 16, (0,)), ("llama3-405b", 1024, (3,))])
+def test_a_plan_is_read_back_as_it_was(name: str, gpus: int, stages: tuple[int, ...]) -> None:
+    found = plan(name, gpus, zero_stages=stages)
+    read = read_torchtitan(torchtitan_toml(found))
+    assert (read.model_name, read.layout) == (name, found.layout)
+    assert (read.num_tokens, read.global_batch) == (found.model.num_tokens, found.search.global_batch)
+
+
+def test_what_a_file_leaves_out_is_torchtitans_own() -> None:
+    text = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 2\nseq_len = 4096\n'
+    read = read_torchtitan(text, 8)
+    assert read.layout == Layout(1, 8, 1, 2, zero_stage=3, recompute="selective")
+    assert (read.global_batch, read.num_tokens) == (16, 4096)
+    tp = read_torchtitan(f"{text}[parallelism]\ntensor_parallel_degree = 2\npipeline_parallel_degree = 2", 8).layout
+    assert (tp.pp, tp.dp, tp.tp, tp.zero_stage, tp.sequence_parallel) == (2, 2, 2, 2, 1)
+
+
+@pytest.mark.parametrize("text, words", [
+    ("[model", "this is not TOML"),
+    ('[model]\nname = "llama3"\nflavor = "7B"', "no model here is torchtitan's llama3 7B"),
+    ('[model]\nname = "llama3"\nflavor = "8B"', "must divide the number of GPUs: give it"),
+    ('[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\ndata_parallel_replicate_degree = 2\n'
+     "data_parallel_shard_degree = 2", r"replicas of shards \(2 of 2\) are not known here")])
+def test_a_file_that_says_too_little_or_too_much_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        read_torchtitan(text)
+
+
+def test_a_shell_reads_a_file(tmp_path: Path, capsys: Any) -> None:
+    found = plan("llama3-70b", 64, zero_stages=(0, 2, 3))
+    path = tmp_path / "run.toml"
+    path.write_text(torchtitan_toml(found))
+    assert main(["read", str(path)]) == 0
+    told = capsys.readouterr().out
+    cost = estimate(found.model, found.search.cluster, found.layout, found.search.global_batch)
+    for axis in ("tp", "pp", "dp"):
+        assert f"a GPU sends {getattr(cost, f'{axis}_bytes') / 1e9:.2f} GB along {axis} in a step\n" in told
+    assert main(["read", str(tmp_path / "none.toml")]) == 2 and "error: " in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_file_run_small_sends_what_is_predicted_along_each_axis() -> None:
+    """The layout that a file for 64 GPUs says, halved to 8 ranks, on the book's GPT: recorded bytes, not estimates."""
+    read = read_torchtitan(torchtitan_toml(plan("llama3-70b", 64, zero_stages=(0, 2, 3))))
+    small = shrunk(read.layout)
+    assert small.num_gpus == 8 and small.zero_stage == read.layout.zero_stage
+    assert [getattr(small, axis) > 1 for axis in ("pp", "dp", "tp")] == [
+        getattr(read.layout, axis) > 1 for axis in ("pp", "dp", "tp")]
+    check((small.pp, small.dp, small.tp), small.zero_stage)
+    with pytest.raises(ValueError, match="can't be halved"):
+        shrunk(Layout(1, 27, 1))
+
+
+def test_all_models_that_torchtitan_has_are_here() -> None:
+    assert all(plan(name, 256, zero_stages=(3,)).layout.zero_stage == 3 for name in TORCHTITAN if "405" not in name)
+
+
+# The sums over the tensors of the published checkpoints, where there are such.
+PUBLISHED = {"llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496, "llama3-405b": 405_853_388_800,
+             "qwen2.5-7b": 7_615_616_512, "qwen3-8b": 8_190_735_360, "mixtral-8x7b": 46_702_792_704}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_the_published_ones(name):
+    assert MODELS[name].num_parameters == PUBLISHED[name]
+
+
+def test_deepseek_has_671_billion_of_which_a_token_meets_37():
+    """By hand from its config.json; the routers' 14,848 biases, which no gradient changes, are not counted."""
+    h, heads = 7168, 128
+    attention = (h * 1536 + 1536 + 1536 * heads * 192) + (h * 576 + 512 + 512 * heads * 256) + heads * 128 * h
+    dense, expert = 3 * h * 18432, 3 * h * 2048
+    layers = 61 * (attention + 2 * h) + 3 * dense + 58 * (257 * expert + 256 * h)
+    model = MODELS["deepseek-v3"]
+    assert model.num_parameters == layers + 2 * 129280 * h + h == 671_026_404_352
+    assert model.num_active_parameters == model.num_parameters - 58 * 248 * expert
+    assert round(model.num_active_parameters / 1e9) == 38  # the paper's 37 leave the embedding out
+    assert round((model.num_active_parameters - 129280 * h) / 1e9) == 37
+
+
+def test_gpt_3_and_the_small_gpt():
+    h = 12288
+    assert MODELS["gpt3"].num_parameters == 96 * (12 * h * h + 13 * h) + (50257 + 2048) * h + 2 * h
+    config = GPTConfig(vocab_size=65)
+    small = MODELS["small-gpt"]
+    assert small.num_parameters == config.num_parameters and small.num_tokens == config.context
+
+
+def test_every_model_and_machine_has_a_source():
+    keys = {line.split("{")[1].strip(",\n ") for line in open("references.bib", encoding="utf-8") if line[0] == "@"}
+    assert SOURCES.keys() == MODELS.keys() and set(filter(None, SOURCES.values())) <= keys
+    assert {machine.source for machine in MACHINES.values()} <= keys
+    with pytest.raises(ValueError, match="no model is called 'llama4': use small-gpt"):
+        model_named("llama4")
+
+
+def test_flops_of_an_average_layer_of_experts_are_those_of_the_ones_a_token_meets():
+    model = replace(MODELS["mixtral-8x7b"], attention="scores")
+    matrices = 32 * (4096 * 128 * (32 + 32 + 8 + 8) + 2 * 3 * 4096 * 14336)
+    tokens = 2 * model.num_tokens
+    assert model.num_layers * (model.layer_flops(2) - model.attention_flops(2)) == pytest.approx(2 * tokens * matrices)
+
+
+def test_attention_that_keeps_no_scores_keeps_less_and_computes_only_what_is_not_masked():
+    scores, flash = Transformer(8, 512, 8, 4096), Transformer(8, 512, 8, 4096, attention="flash")
+    assert activation_bytes(scores.layer(1)) - activation_bytes(flash.layer(1)) == 5 * 8 * 4096**2
+    cluster = replace(A100, num_gpus=1)
+    one, other = (estimate(model, cluster, Layout(1, 1, 1), 1).matmul_s for model in (scores, flash))
+    attention_s = scores.attention_flops(1) * 8 / (cluster.flops_per_s * cluster.efficiency)
+    assert one - other == pytest.approx(3 * attention_s - (1 + 2.5) / 2 * attention_s)
+
+
+def test_shared_keys_and_a_gated_mlp_keep_what_they_hold():
+    """h 64, 8 heads of 8, 2 of keys and values, MLP of 96: two norms' inputs and outputs, q, out, k, v, three of 96."""
+    model = Transformer(2, 64, 8, 16, 100, num_kv_heads=2, mlp_width=96, gated=True, attention="flash", dropout=False)
+    assert activation_bytes(model.layer(3)) == 2 * 3 * 16 * (4 * 64 + 2 * 64 + 2 * 16 + 3 * 96)
+
+
+def test_context_parallelism_cuts_activations_and_sends_keys_and_values():
+    model, cluster = MODELS["llama3-8b"], cluster_of("h100", 8)
+    whole, cut = (estimate(model, cluster, Layout(1, dp, 1, zero_stage=3, cp=cp), 8) for dp, cp in ((8, 1), (2, 4)))
+    assert cut.activation_bytes == pytest.approx(whole.activation_bytes / 4, rel=0.02)
+    assert cut.state_bytes == pytest.approx(whole.state_bytes)  # eight GPUs share it out in both
+    keys = 2 * 2 * 8 * 128 * model.num_tokens / 4
+    assert cut.cp_bytes == pytest.approx(4 * 32 * 3 * 3 * keys) and whole.cp_bytes == 0
+
+
+def test_experts_are_spread_and_their_tokens_sent():
+    model, cluster = MODELS["mixtral-8x7b"], cluster_of("h100", 8)
+    alone, spread = (estimate(model, cluster, Layout(1, 8, 1, ep=ep), 8) for ep in (1, 8))
+    experts = 32 * 8 * 3 * 4096 * 14336
+    assert alone.state_bytes - spread.state_bytes == pytest.approx(16 * experts * 7 / 8)
+    assert spread.ep_bytes == pytest.approx(32 * 4 * 7 / 8 * 2 * model.num_tokens * 4096 * 2)
+    assert spread.dp_bytes < alone.dp_bytes  # no replica is left whose gradients of experts were to be added
+
+
+def test_layouts_with_experts_and_cut_sequences_divide_evenly():
+    found = all_layouts(MODELS["mixtral-8x7b"], 64, 64, 8, 4, 8)
+    assert {*found.array("ep").tolist()} == {1, 2, 4, 8} and {*found.array("cp").tolist()} == {1, 2, 4}
+    assert (found.array("dp") * found.array("cp") % found.array("ep") == 0).all()
+    sizes = np.prod([found.array(name) for name in ("pp", "dp", "tp", "cp")], axis=0)
+    assert (sizes == 64).all() and (found.array("tp") <= 8).all()
+
+
+@pytest.mark.parametrize("fields, words", [
+    ({"num_kv_heads": 3}, "8 heads can't share 3"), ({"attention": "ring"}, "attention is one of scores, flash"),
+    ({"norm": "batch"}, "norm is one of"), ({"biases": "some"}, "biases is one of"),
+    ({"experts": Experts(4, 2, 8, num_dense_layers=2)}, "no expert is left")])
+def test_impossible_models_are_refused(fields, words):
+    with pytest.raises(ValueError, match=words):
+        Transformer(2, 64, 8, **fields)
+
+
+def test_impossible_parts_are_refused():
+    for make, words in ((lambda: Experts(4, 5, 8), "no more than there are"), (lambda: Latent(0, 1, 1), "at least 1"),
+                        (lambda: Overheads(across_share=1.5), "a share at most 1"),
+                        (lambda: Overheads(launch_s=-1), "at least 0"), (lambda: Overheads(slowdown=0), "above 0"),
+                        (lambda: Layout(1, 4, 1, ep=3), "ep 3 does not divide 4")):
+        with pytest.raises(ValueError, match=words):
+            make()
+    with pytest.raises(ValueError, match="8 experts can't be cut so"):
+        estimate(MODELS["mixtral-8x7b"], cluster_of("h100", 16), Layout(1, 16, 1, ep=16), 16)
+    with pytest.raises(ValueError, match="8192 tokens can't be cut so"):
+        estimate(MODELS["llama3-8b"], cluster_of("h100", 3), Layout(1, 1, 1, cp=3), 1)
+
+
+@pytest.mark.parametrize("name, words", [("v100", "no GPU is called 'v100': use a100"), ("a100", "a100 has no fp8")])
+def test_unknown_machines_are_refused(name, words):
+    with pytest.raises(ValueError, match=words):
+        cluster_of(name, 8, precision="fp8")
+
+
+def test_uneven_stages_go_at_the_pace_of_the_longest():
+    model, cluster = Transformer(6, 64, 8), replace(A100, num_gpus=4)
+    with pytest.raises(ValueError, match="6 layers can't be cut so"):
+        estimate(model, cluster, Layout(4, 1, 1), 8)
+    from book.cost import estimates
+    uneven = estimates(model, cluster, [Layout(4, 1, 1)], 8, uneven=True)[0]
+    longest = estimate(replace(model, num_layers=8), cluster, Layout(4, 1, 1), 8)
+    assert uneven.matmul_s == pytest.approx(longest.matmul_s)
+
+
+@pytest.mark.parametrize("name", ["launch_s", "hop_s", "send_node_s", "ring_hop_s", "product_depth"])
+def test_each_overhead_makes_a_step_longer(name):
+    model = Transformer(8, 512, 16)
+    cluster, layout = replace(A100, num_gpus=64, gpus_per_node=4), Layout(2, 4, 8)
+    before = estimate(model, cluster, layout, 16).step_s
+    more = replace(cluster, overheads=Overheads(**{name: 1e3 if name == "product_depth" else 1e-3}))
+    assert estimate(model, more, layout, 16).step_s > 1.01 * before
+
+
+SMALL = Transformer(6, 48, 4, 32, 128)
+GPUS, SMALL_BATCH = 12, 24
+GPT3 = Transformer(96, 12288, 96)
+
+
+def possible(pp, dp, tp, micro, stages, zero, parallel, recompute):
+    """Whether such a layout can be, asked one by one."""
+    if pp * dp * tp != GPUS or SMALL.num_heads % tp or SMALL.num_layers % (pp * stages) or SMALL_BATCH % (dp * micro):
+        return False
+    if stages > 1 and (pp == 1 or SMALL_BATCH // (dp * micro) % pp):
+        return False
+    return (dp > 1 or not zero) and ((tp > 1 and SMALL.num_tokens % tp == 0) or not parallel)
+
+
+def test_every_layout_is_found_once():
+    sizes = [divisors(GPUS)] * 3 + [divisors(SMALL_BATCH), divisors(SMALL.num_layers), range(4), (0, 1), RECOMPUTE]
+    wanted = {Layout(*of) for of in product(*sizes) if possible(*of)}
+    found = list(all_layouts(SMALL, GPUS, SMALL_BATCH))
+    assert len(found) == len(set(found)) and set(found) == wanted and len(wanted) > 300
+    estimates(SMALL, replace(A100, num_gpus=GPUS), found, SMALL_BATCH)  # all of them are accepted
+
+
+def test_tp_can_be_bounded():
+    found = all_layouts(SMALL, GPUS, SMALL_BATCH, most_tp=2)
+    assert set(found.array("tp").tolist()) == {1, 2}
+
+
+def test_large_clusters_have_many_layouts_and_each_row_is_its_own_estimate():
+    found = search(GPT3, replace(A100, num_gpus=16384), 16384)
+    assert len(found) > 10_000
+    for position in np.random.default_rng(0).choice(len(found), 20, replace=False):
+        alone = estimate(GPT3, found.cluster, found.layouts[int(position)], 16384)
+        assert found.estimates[int(position)].step_s == pytest.approx(alone.step_s)
+        assert found.fits[position] == (alone.memory_bytes <= usable_bytes(found.cluster))
+
+
+@pytest.fixture(scope="module")
+def found():
+    return search(GPT3, replace(A100, num_gpus=128), 256)
+
+
+def test_the_best_is_the_fastest_that_fits(found):
+    step_s, memory = (found.estimates.array(name) for name in ("step_s", "memory_bytes"))
+    usable = memory <= 0.9 * 80e9
+    assert 0 < usable.sum() < len(found)
+    assert (found.fits == usable).all() and usable[found.best] and step_s[found.best] == step_s[usable].min()
+    ranked = found.ranked
+    assert len(ranked) == usable.sum() and (np.diff(step_s[ranked]) >= 0).all()
+
+
+def test_no_layout_dominates_the_front(found):
+    step_s, memory = (found.estimates.array(name) for name in ("step_s", "memory_bytes"))
+    front = found.front()
+    for position in front:
+        assert not ((step_s < step_s[position]) & (memory < memory[position])).any()
+    assert (np.diff(step_s[front]) > 0).all() and (np.diff(memory[front]) < 0).all()
+    assert memory[front[-1]] == memory.min() and step_s[front[0]] == step_s.min()
+
+
+def test_the_best_in_words(found):
+    text, best = explain(found), found.estimates[found.best]
+    layout = found.layouts[found.best]
+    assert text.startswith(f"{layout}.") and f"{best.step_s:.2f} s" in text
+    assert f"{best.memory_bytes / 1e9:.1f} of 72.0 GB" in text
+    assert f"{best.matmul_s / best.step_s:.1%}" in text and f"{best.tp_bytes / 1e9:.1f} GB along tp" in text
+    other = next(position for position in found.ranked if found.layouts[int(position)].tp != layout.tp)
+    assert f"With another tp: {found.estimates[int(other)].step_s / best.step_s - 1:+.1%}" in text
+
+
+def test_any_layout_in_words(found):
+    """One that needs too much and is slow: the others gain."""
+    slow = int(found.estimates.array("step_s").argmax())
+    assert "With another pp: -" in explain(found, slow)
+
+
+def test_where_nothing_fits():
+    found = search(GPT3, replace(A100, num_gpus=8), 8)
+    assert not found.fits.any() and not len(found.ranked)
+    with pytest.raises(ValueError, match="none of .* layouts fits: the smallest needs .* GB on each GPU"):
+        found.best
+    assert "nothing fits" in explain(found, 0)
+
+
+def test_a_batch_that_no_layout_divides():
+    with pytest.raises(ValueError, match="no layout of 7 GPUs divides the model's 6 layers, its 4 heads and 4 seq"):
+        search(SMALL, replace(A100, num_gpus=7), 4).best
+    with pytest.raises(ValueError, match="global_batch is at least one sequence, not 0"):
+        search(SMALL, replace(A100, num_gpus=4), 0)
+
+
+@pytest.mark.parametrize("position", [-1, 10**6])
+def test_explaining_a_missing_layout_raises_a_clear_error(found, position):
+    with pytest.raises(ValueError, match=f"no layout at position {position}: there are {len(found)}"):
+        explain(found, position)

@@ -1,20 +1,33 @@
-"""The planner in the page: the answer of plan() and of the command, dials that change it, and impossible choices."""
+"""The planner as its users meet it: in Python, in a shell, in a page, and as its twin in JavaScript."""
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import pytest
 
-from book.cost import plan
+from book.columns import Columns
+from book.cost import (ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, MACHINES, MODELS, Cluster, Layout, MeasuredStep, Search,
+                       Transformer, all_layouts, cluster_of, estimates, plan)
 from book.cost.__main__ import main
+from book.cost.answer import TOKENS_A_STEP, compared, default_batch, error_bar, features, searched
+from book.cost.configs import megatron_options, torchtitan_toml
+from book.cost.machines import SOFTWARE
+from book.cost.step import Estimate
 from book.widgets import plan_explorer
-from tests.players import (PLAYER, assert_readable, axe_finds, caption, click, figures, first, html_of, paint, state)
+from book.widgets.registry import closure, plain
+from tests.browser import page_with
+from tests.players import PLAYER, assert_readable, axe_finds, caption, click, figures, first, html_of, paint, state
 from tests.test_explorers import PICTURE, data_of, turn
 
 READS = ["book/twin/*.js", "book/widgets/*explorer*", "book/widgets/layouts.js", "book/widgets/scene.js",
          "book/widgets/widgets.css", "book/cost/*.py"]
+
+
 CHOSEN = ("pp", "dp", "tp", "cp", "ep", "micro_batch_size", "stages_per_rank", "zero_stage", "sequence_parallel")
 
 
@@ -124,3 +137,245 @@ def test_all_texts_can_be_read(show: Callable, view: str) -> None:
         assert page.evaluate(f"document.querySelector('{PLAYER}').scrollWidth <= {width}")
     assert axe_finds(page) == ""
     assert page.evaluate(f"{PICTURE}.length")
+
+
+QUESTION = {"model": "llama3-70b", "gpus": 64, "gpu": "H100", "tokens": 2e12, "price": 2.5}
+IN_A_SHELL = ["plan", "llama3-70b", "--gpus", "64", "--gpu", "H100", "--tokens", "2e12", "--price", "2.5"]
+
+
+@pytest.fixture(scope="module")
+def answer():
+    return plan(**QUESTION)
+
+
+def test_the_answer_says_all_that_was_asked(answer):
+    assert answer.layout.num_gpus == 64 and answer.cost.memory_bytes <= answer.search.cluster.usable_bytes
+    assert answer.low_s < answer.high_s < answer.worst_s and 0.2 < answer.cost.mfu < 0.6
+    hours = 2e12 / (512 * 8192) * answer.cost.step_s * 64 / 3600
+    assert answer.gpu_hours == pytest.approx(hours) and answer.dollars == pytest.approx(2.5 * hours)
+    assert len(answer.next_best) == 3 and all(more >= 0 for _, more in answer.next_best)
+    assert sum(share for _, share in answer.binds) == pytest.approx(1, abs=0.03)
+    assert answer.halved.estimates[answer.halved.best].step_s >= answer.cost.step_s
+    text = str(answer)
+    for words in ("layout", "step ", "memory", "binds", "days", "dollars", "half the network", "half of such steps"):
+        assert words in text
+
+
+def test_a_shell_gets_the_same(answer, capsys):
+    assert main(IN_A_SHELL) == 0
+    assert capsys.readouterr().out == f"{answer}\n"
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"model": "llama5"}, "no model is called 'llama5'"), ({"gpu": "H10"}, "no GPU is called 'H10'"),
+    ({"gpus": 0}, "gpus must be a whole number above 0"), ({"gpus": 8.0}, "gpus must be a whole number"),
+    ({"gpus": 8, "model": "llama3-405b"}, r"none of \d+ layouts fits: the smallest needs"),
+    ({"tokens": -1}, "tokens must be a finite number"), ({"price": float("nan")}, "price must be a finite number"),
+    ({"software": "jax"}, "no software is called 'jax'"), ({"precision": "fp4"}, "precision is bf16 or fp8"),
+    ({"batch": -7}, "batch must be a finite number")])
+def test_bad_questions_get_one_clear_sentence(change, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        plan(**{**QUESTION, **change})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_shell_says_the_sentence_and_fails(capsys):
+    assert main(["plan", "llama3-70b", "--gpus", "64", "--gpu", "H10"]) == 2
+    assert capsys.readouterr().err.startswith("error: no GPU is called 'H10'")
+    assert main([*IN_A_SHELL, "--measured", "60,4"]) == 2
+    assert "--measured is SECONDS,pp,dp,tp,MICRO,ZERO" in capsys.readouterr().err
+    assert main(["models"]) == 0 and "llama3-70b" in capsys.readouterr().out
+
+
+def test_a_measured_step_sets_the_scale_of_times_and_of_memory(answer):
+    layout, cost = answer.layout, answer.cost
+    slower = plan(**QUESTION, measured=MeasuredStep(layout, 1.5 * cost.step_s))
+    assert slower.scale == pytest.approx(1.5) and slower.cost.step_s == pytest.approx(1.5 * cost.step_s)
+    assert slower.lost == 0 and slower.low_s < slower.cost.step_s < slower.high_s
+    larger = plan(**QUESTION, measured=MeasuredStep(layout, cost.step_s, 1.3 * cost.memory_bytes))
+    assert larger.lost > 0 and larger.memory_scale == pytest.approx(1.3) and "rules out" in str(larger)
+    assert 1.3 * larger.cost.memory_bytes <= answer.search.cluster.usable_bytes * 1.001
+    with pytest.raises(ValueError, match="step_s must be above 0"):
+        MeasuredStep(layout, 0)
+
+
+def test_sharded_state_stays_out_of_pipelines_unless_it_is_asked_for(answer):
+    ranked = answer.search.ranked
+    stage, pp = (answer.search.layouts.array(name)[ranked] for name in ("zero_stage", "pp"))
+    assert not ((stage >= 2) & (pp > 1)).any() and (answer.search.layouts.array("tp")[ranked] <= 8).all()
+    assert plan(**QUESTION, zero_stages=(3,)).layout.zero_stage == 3
+
+
+def test_a_model_and_a_cluster_of_your_own_are_taken():
+    found = plan(MODELS["llama3-8b"], 8, cluster_of("a100", 8))
+    assert found.layout.num_gpus == 8 and "8.0 billion parameters on 8 GPU" in str(found)
+
+
+def test_a_machine_that_nobody_measured_is_reported_as_unmeasured():
+    words = "no step of a {} is among them"
+    assert words.format("B200") in str(plan("llama3-8b", 8, "B200"))
+    for gpu in ("A100", "A100-40", "H100"):
+        assert words.format(gpu) not in str(plan("qwen2.5-7b", 32, gpu))
+
+
+def test_the_batch_is_about_four_million_tokens():
+    for name, gpus, batch in (("llama3-70b", 64, 512), ("llama3-8b", 24, 768), ("llama3-8b", 4096, 512)):
+        assert default_batch(MODELS[name], gpus) == batch
+
+
+def test_the_error_bar_comes_from_rows_that_are_near():
+    assert error_bar(MODELS["gpt3"], Layout(8, 8, 8, recompute="full"), "a100", "megatron")[1][0] in (
+        "replicas", "recompute", "megatron", "megascale", "vtrain-multi")
+    bar, names = error_bar(MODELS["llama3-8b"], Layout(1, 8, 1, zero_stage=3), "h100", "llm-foundry")
+    assert "foundry-h100" in names and (bar[:-1] <= bar[1:]).all()
+
+
+def test_torchtitan_reads_the_plan():
+    found = plan("llama3-70b", 64, zero_stages=(0, 2, 3))
+    sections = tomllib.loads(torchtitan_toml(found))
+    degrees = sections["parallelism"]
+    product = 1
+    for name in ("data_parallel_replicate", "data_parallel_shard", "tensor_parallel", "context_parallel",
+                 "pipeline_parallel"):
+        product *= degrees[f"{name}_degree"]
+    assert product == 64 and sections["training"]["seq_len"] == 8192
+    assert sections["activation_checkpoint"]["mode"] in ("none", "selective", "full")
+    with pytest.raises(ValueError, match="torchtitan has no ZeRO-1"):
+        torchtitan_toml(plan("llama3-70b", 64, zero_stages=(1,)))
+    with pytest.raises(ValueError, match="torchtitan has no gpt3"):
+        torchtitan_toml(plan("gpt3", 512, "a100"))
+
+
+def test_megatron_gets_its_options(answer, capsys):
+    text = megatron_options(answer)
+    words = text.replace("\\\n", " ").split()
+    at = {name: words[i + 1] for i, name in enumerate(words[:-1]) if name.startswith("--")}
+    layout = answer.layout
+    assert (at["--tensor-model-parallel-size"], at["--pipeline-model-parallel-size"]) == (
+        str(layout.tp), str(layout.pp))
+    assert at["--num-query-groups"] == "8" and "--swiglu" in words and at["--global-batch-size"] == "512"
+    assert main([*IN_A_SHELL, "--config", "megatron"]) == 0 and capsys.readouterr().out == f"{text}\n"
+    assert "--data-parallel-sharding-strategy optim_grads_params" in megatron_options(
+        plan("llama3-8b", 64, zero_stages=(3,)))
+    assert "--expert-model-parallel-size" in megatron_options(plan("mixtral-8x7b", 64))
+
+
+SCRIPTS = "".join(map(plain, closure("plan_answer")))
+REL = 1e-11  # of bytes and seconds
+COSTS = """jobs => jobs.map(({ model, cluster, layouts, batch, each }) => {
+  const { estimate } = globalThis.lockstep.plan_step;
+  return layouts.map(layout => estimate(model, cluster, layout, batch, each));
+})"""
+SEARCH = """({ model, cluster, batch, each, gpu, software, measured }) => {
+  const { plan, featuresOf } = globalThis.lockstep.plan_answer;
+  const rows = measured.map(({ step, ...row }) => ({ ...row, features: featuresOf(step) }));
+  const found = plan(model, cluster, batch, each, { gpu, software, rows });
+  return { ...found, fit: found.ranked.length, ranked: found.ranked.slice(0, 20) };
+}"""
+
+
+@pytest.fixture
+def twin(browser: Any) -> Iterator[Any]:
+    """A page with the planner's scripts and nothing else."""
+    with page_with(browser, SCRIPTS) as page:
+        yield page
+
+
+def in_numbers(model: Transformer) -> dict[str, Any]:
+    """A model as the twin takes it."""
+    return asdict(model.sizes) | {"num_kv_heads": model.kv_heads, "num_parameters": model.num_parameters}
+
+
+def drawn_model(draw: random.Random) -> Transformer:
+    """A model by name, with another sequence, or with stored scores."""
+    model = MODELS[draw.choice(list(MODELS))]
+    return replace(model, num_tokens=draw.choice((model.num_tokens, 2048, 32768)),
+                   attention=draw.choice(("flash", "scores")))
+
+
+def drawn_cluster(draw: random.Random, num_gpus: int) -> Cluster:
+    """A machine by name, with a memory and a network of its own now and then."""
+    cluster = cluster_of(draw.choice(list(MACHINES)), num_gpus, draw.choice(SOFTWARE))
+    if draw.random() < 0.5:
+        own = {"across_bytes_per_s": 10 ** draw.uniform(9, 12), "memory_bytes": 10 ** draw.uniform(10, 12)}
+        cluster = replace(cluster, **own)
+    return cluster
+
+
+def drawn_job(draw: random.Random) -> tuple[Transformer, Cluster, Columns, int]:
+    """Some of the layouts of a model on a cluster."""
+    while True:
+        num_gpus = draw.choice((1, 2, 8, 24, 64, 512, 2048))
+        model, cluster = drawn_model(draw), drawn_cluster(draw, num_gpus)
+        batch = default_batch(model, num_gpus, draw.choice((2**19, TOKENS_A_STEP, 2**24)))
+        every = all_layouts(model, num_gpus, batch, 16, draw.choice((1, 8)), draw.choice((1, 64)))
+        if len(every):
+            rows = sorted(draw.sample(range(len(every)), min(12, len(every))))
+            return model, cluster, every.take(rows), batch
+
+
+def as_plain(layout: Layout) -> dict[str, Any]:
+    """A layout as the twin has it."""
+    return {f.name: getattr(layout, f.name) for f in fields(layout)}
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
+def test_bytes_and_seconds_of_drawn_layouts_are_the_same(twin: Any, seed: int) -> None:
+    """Each part of them: all models and machines, long sequences, stored scores, cp, ep, every stage of ZeRO."""
+    draw = random.Random(seed)
+    jobs = [(*drawn_job(draw), draw.choice((ADAM_MIXED, ADAM_MIXED_GRADIENTS_32))) for _ in range(60)]
+    sent = [{"model": in_numbers(model), "cluster": asdict(cluster), "layouts": [as_plain(one) for one in layouts],
+             "batch": batch, "each": asdict(each)} for model, cluster, layouts, batch, each in jobs]
+    seen = set()
+    for (model, cluster, layouts, batch, each), answers in zip(jobs, twin.evaluate(COSTS, sent), strict=True):
+        for layout, mine, theirs in zip(layouts, estimates(model, cluster, layouts, batch, each), answers, strict=True):
+            for f in fields(Estimate):
+                assert theirs[f.name] == pytest.approx(getattr(mine, f.name), rel=REL, abs=1e-12), (
+                    f"{f.name} of {layout}, {model}")
+            seen |= {(name, getattr(layout, name) > 1) for name in ("pp", "dp", "tp", "cp", "ep", "stages_per_rank")}
+            seen |= {layout.recompute, layout.zero_stage}
+    assert {("cp", True), ("ep", True), ("stages_per_rank", True), "full", "selective", 3} <= seen
+
+
+def compare(twin: Any, model: Transformer, cluster: Cluster, batch: int, gpu: str, software: str) -> None:
+    """What both choose on a cluster, and how many fit."""
+    each = ADAM_MIXED_GRADIENTS_32
+    python: Search = searched(model, cluster, batch)
+    script = twin.evaluate(SEARCH, {
+        "model": in_numbers(model), "cluster": asdict(cluster), "batch": batch, "each": asdict(each), "gpu": gpu,
+        "software": software, "measured": [
+            {"name": name, "gpu": row.machine, "software": row.software, "ratio": ratio,
+             "step": features(row.model, row.layout)} for name, row, ratio in compared()]})
+    assert (script["total"], script["fit"]) == (len(python), int(python.fits.sum()))
+    if not script["fit"]:
+        if len(python):
+            assert script["least"] == pytest.approx(python.estimates.array("memory_bytes").min(), rel=REL)
+        return
+    step_s = python.estimates.array("step_s")
+    for one, position in zip(script["ranked"], python.ranked):
+        assert one["cost"]["step_s"] == pytest.approx(step_s[position], rel=REL)
+    assert script["layout"] == as_plain(python.layouts[python.best])
+    bar, names = error_bar(model, python.layouts[python.best], gpu, software)
+    assert tuple(script["nearest"]) == names
+    best_s = step_s[python.best]
+    for name, share in zip(("low_s", "high_s", "worst_s"), (bar[0], bar[2], bar[3])):
+        assert script[name] == pytest.approx(best_s * share, rel=REL)
+
+
+@pytest.mark.slow
+def test_both_choose_the_same_layout_with_the_same_error_bar(twin: Any) -> None:
+    draw = random.Random(5)
+    for name in MODELS:
+        gpu, num_gpus = draw.choice(list(MACHINES)), draw.choice((8, 24, 64, 256))
+        model, software = MODELS[name], draw.choice(SOFTWARE)
+        compare(twin, model, cluster_of(gpu, num_gpus, software), default_batch(model, num_gpus), gpu, software)
+    compare(twin, replace(MODELS["llama3-8b"], num_tokens=131072), cluster_of("h100", 64), 64, "h100", "megatron")
+    compare(twin, MODELS["llama3-405b"], cluster_of("h100", 8), 512, "h100", "megatron")
+    compare(twin, MODELS["llama3-70b"], cluster_of("h100", 7), 512, "h100", "megatron")
+
+
+def test_batches_are_the_same(twin: Any) -> None:
+    cases = [(name, gpus, tokens) for name in MODELS for gpus in (1, 7, 64, 4096) for tokens in (2**19, 2**22, 2**25)]
+    sent = [[in_numbers(MODELS[name]), gpus, tokens] for name, gpus, tokens in cases]
+    assert twin.evaluate("all => all.map(of => globalThis.lockstep.plan_answer.default_batch(...of))", sent) == [
+        default_batch(MODELS[name], gpus, tokens) for name, gpus, tokens in cases]

@@ -1,19 +1,28 @@
-"""Schedules: the classic picture, the promise at every size, and wrong schedules refused by name."""
+"""Schedules as a learner's code meets them: moves, actions, promises, their normal form, what happens before what."""
+from __future__ import annotations
+
 import itertools
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
+from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from book import collectives
+from book import collectives, record
+from book.authoring.lint import ignored_outputs
+from book.authoring.normalise import normalise
 from book.collectives import COLLECTIVES
-from book.schedule import Move, Schedule, ScheduleError
+from book.pipelines import gpipe, zero_bubble
+from book.promise import PROMISES
+from book.record.recording import Operation, Recording
+from book.schedule import Move, PipelineSchedule, Schedule, ScheduleError
+
+READS = ["tests/golden/*.csv"]
+
 
 GOLDEN = Path(__file__).parent / "golden"
-READS = ["tests/golden/*.csv"]
 
 
 @pytest.mark.parametrize("make", [collectives.ring_reduce_scatter, collectives.ring_all_gather, collectives.broadcast,
@@ -231,3 +240,94 @@ def _messages_per_port(schedule):
 def test_an_invalid_header_is_refused(arguments, complaint):
     with pytest.raises(ScheduleError, match=complaint):
         Schedule(*(*arguments, [])[:4], *arguments[4:])
+
+
+def test_a_split_backward_frees_activations_after_its_weight_part():
+    order = PipelineSchedule.from_csv("# own,1,2\n0F0,0F1,0I0,0I1,0W0,0W1")
+    assert order.in_flight() == [[1, 2, 2, 2, 1, 0]] and order.peak_in_flight() == [2]
+
+
+@pytest.mark.parametrize("make", [gpipe, zero_bubble])
+def test_at_the_end_nothing_is_in_flight(make):
+    assert [counts[-1] for counts in make(4, 3).in_flight()] == [0] * make(4, 3).world_size
+
+
+def test_in_flight_is_what_has_run_forward_but_not_backward():
+    """Counted anew at every place of an order with split backwards, on two stages of each rank."""
+    schedule = zero_bubble(6, 7)
+    for rank, counts in enumerate(schedule.in_flight()):
+        own = schedule.of_rank(rank)
+        for place, count in enumerate(counts):
+            forward, back = ({(a.stage, a.micro_batch) for a in own[:place + 1] if a.kind == kind} for kind in "FW")
+            assert count == len(forward - back)
+
+
+def stream(text, name="stdout"):
+    return new_output("stream", name=name, text=text)
+
+
+def test_pieces_of_a_stream_are_joined_across_outputs_between_them():
+    shown = new_output("display_data", data={"text/plain": "a player"})
+    cell = new_code_cell("run()", execution_count=1,
+                         outputs=[stream("1"), shown, stream("2"), stream("!", "stderr"), stream("3")])
+    outputs = normalise(new_notebook(cells=[cell])).cells[0].outputs
+    assert [output.get("text", output.output_type) for output in outputs] == ["123", "display_data", "!"]
+
+
+@pytest.mark.parametrize("num_cells, num_ignored, is_told", [(3, 1, True), (4, 1, False), (6, 2, True), (7, 2, False)])
+def test_fewer_than_a_third_of_the_cells_may_be_ignored(num_cells, num_ignored, is_told):
+    ignored = [new_code_cell("clock()", metadata={"tags": ["nbval-ignore-output"]}) for _ in range(num_ignored)]
+    cells = [*ignored, *(new_code_cell("1") for _ in range(num_cells - num_ignored))]
+    messages = [problem.message for problem in ignored_outputs(new_notebook(cells=cells))]
+    told = f"{num_ignored} of {num_cells} code cells are not compared; keep it under a third"
+    assert (told in messages) == is_told
+
+
+def exchanged(*pairs):
+    """An all-to-all of two ranks, step by step: a chunk of rank 0 and a chunk of rank 1 change places."""
+    return Schedule("exchanged", 2, 2 * len(pairs), [
+        move for step, (ours, theirs) in enumerate(pairs)
+        for move in ((step, 0, 1, ours, "copy", theirs), (step, 1, 0, theirs, "copy", ours))], "all_to_all")
+
+
+def test_an_all_to_all_exchanges_each_block_separately():
+    assert exchanged((1, 0), (3, 2), (5, 4)).check()
+    with pytest.raises(ScheduleError, match="at the end rank 0 chunk 1 holds chunk 2 of rank 1, not its chunk 0"):
+        exchanged((1, 2), (3, 0)).check()
+    assert PROMISES["all_to_all"].source_chunk(2, 6).tolist() == [[0, 0, 2, 2, 4, 4], [1, 1, 3, 3, 5, 5]]
+
+
+@pytest.mark.parametrize("name", ["reduce_scatter", "all_gather", "scatter", "gather", "all_to_all"])
+def test_chunks_are_assigned_to_ranks_cyclically(name):
+    """A second block of chunks belongs to the ranks as the first one does."""
+    one, two = (PROMISES[name].where(3, num_chunks) for num_chunks in (3, 6))
+    assert np.array_equal(two, np.hstack([one, one]))
+    one, two = (PROMISES[name].goal(3, num_chunks) for num_chunks in (3, 6))
+    assert np.array_equal(two, np.concatenate([one, one], axis=1))
+
+
+def operation(kind, peer):
+    return Operation(kind, None, "0", (0, 1), peer, 0, 8.0, start_ns=0, end_ns=1)
+
+
+def recording(kind, peer, *log):
+    """A rank that issues operations of one kind and waits for them as `log` says: "+0" issues the first, "-0" waits."""
+    entries = [({"+": "issue", "-": "wait"}[entry[0]], int(entry[1:])) for entry in log]
+    num_operations = sum(what == "issue" for what, _ in entries)
+    return Recording([operation(kind, peer) for _ in range(num_operations)], entries)
+
+
+def steps(*recordings):
+    return [(event.rank, event.step) for event in record.assemble(recordings).events if event.kind == "send"]
+
+
+def test_waiting_for_an_old_message_never_lowers_a_step():
+    sender = recording("send", 1, "+0", "+1", "-1", "+2", "-2", "-0", "+3", "-3")
+    receiver = recording("recv", 0, "+0", "+1", "+2", "+3", "-0", "-1", "-2", "-3")
+    assert steps(sender, receiver) == [(0, 0), (0, 0), (0, 1), (0, 2)]
+
+
+def test_what_is_issued_before_a_wait_may_be_in_the_same_step():
+    sender = recording("send", 1, "+0", "+1", "+2", "-2", "-1", "-0", "+3", "-3")
+    receiver = recording("recv", 0, "+0", "+1", "+2", "+3", "-3", "-2", "-1", "-0")
+    assert steps(sender, receiver) == [(0, 0), (0, 0), (0, 0), (0, 1)]

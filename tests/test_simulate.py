@@ -1,19 +1,36 @@
-"""The simulator against the closed forms, against a second simulator, and against what must hold for any link."""
+"""The simulator against closed forms, a second simulator, real ranks, and what must hold for any link."""
+from __future__ import annotations
+
 from functools import partial
 from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings, strategies as st
 
 from book import collectives, cost
-from book.collectives import COLLECTIVES
-from book.cost import Link
-from book.schedule import OPS, Schedule
-from book.simulate import simulate
-from book.trace import Trace
+from book.collectives import COLLECTIVES, broadcast, hierarchical_all_reduce, ring_all_reduce, tree_all_reduce
+from book.cost import Link, Network, bytes_by_axis, flows
+from book.cost.links import hierarchical_all_reduce_s, ring_all_reduce_s, ring_sent_bytes
+from book.launch import launch
+from book.mesh import Mesh, MeshError
+from book.parallel.tensor import all_reduce_then_identity, by_columns, by_rows, identity_then_all_reduce
+from book.parallel.tensor.products import mine
+from book.pipelines import gpipe, one_f_one_b
+from book.replay import pipeline_order
+from book.schedule import OPS, Schedule, ScheduleError
+from book.shards import trace_mlp, trace_product
+from book.simulate import done_s, simulate, simulate_groups, simulate_hybrid, simulate_mlp, simulate_product
+from book.simulate.at_scale import alike
+from book.simulate.messages import rounds, steps
+from book.trace import Trace, TraceError
+from book.widgets import mesh_explorer, play, sharded_product
+from book.widgets.shards_run import read_play
 from tests.simulate_reference import Played
+
 
 TIMED = [name for name, collective in COLLECTIVES.items() if collective.time_s]
 LINK = Link(latency_s=1e-5, bandwidth_bytes_per_s=1e9)
@@ -240,3 +257,201 @@ def test_a_fit_recovers_the_link_that_produced_the_times():
     assert fitted.bandwidth_bytes_per_s == pytest.approx(LINK.bandwidth_bytes_per_s)
     with pytest.raises(ValueError, match="don't determine a link"):
         cost.fit_ring_link(4, [1e3, 1e3], [1e-4, 1e-4])
+
+
+FAST = Link(latency_s=1e-6, bandwidth_bytes_per_s=1e11)
+
+
+@st.composite
+def book_schedules(draw: st.DrawFn) -> Schedule:
+    """One of the book's collectives, on up to 20 ranks."""
+    made = [one for collective in COLLECTIVES.values() for one in collective.schedules(draw(st.integers(1, 20)))]
+    return draw(st.sampled_from(made))
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> Network:
+    """Nodes of up to five ranks, with one card or more, whose switch may be the bottleneck."""
+    ranks_per_node = draw(st.integers(1, 5))
+    return Network(ranks_per_node, draw(some_links), draw(some_links), draw(st.integers(1, ranks_per_node)),
+                   draw(st.just(float("inf")) | some(0, 20)))
+
+
+def seen_in_the_trace(schedule: Schedule, *arguments: object, **options: object) -> np.ndarray:
+    """When each rank's last event in the trace of `simulate` ends, shape (R,)."""
+    events = simulate(schedule, *arguments, contributions=False, **options).events
+    done = np.zeros(schedule.world_size)
+    if len(events):
+        np.maximum.at(done, events.array("rank"), events.array("end_s"))
+    return done
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), schedule=book_schedules() | schedules(), num_bytes=st.just(0.0) | some(0, 60), link=some_links)
+def test_ranks_with_links_of_their_own_are_done_when_their_trace_ends(data, schedule, num_bytes, link):
+    slowdown = data.draw(st.dictionaries(st.integers(0, schedule.world_size - 1), some(0, 5), max_size=2), "slowdown")
+    expected = seen_in_the_trace(schedule, num_bytes, link, slowdown=slowdown)
+    assert (done_s(schedule, num_bytes, link, slowdown=slowdown) == expected).all()
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), schedule=book_schedules() | schedules(), num_bytes=st.just(0.0) | some(0, 60),
+       network=networks())
+def test_ranks_that_share_cards_are_done_when_their_trace_ends(data, schedule, num_bytes, network):
+    slowdown = data.draw(st.dictionaries(st.integers(0, schedule.world_size - 1), some(0, 5), max_size=1), "slowdown")
+    expected = seen_in_the_trace(schedule, num_bytes, network, slowdown=slowdown)
+    assert done_s(schedule, num_bytes, network, slowdown=slowdown) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_the_rounds_of_a_schedule_are_its_messages(name):
+    for schedule in (one for world_size in (1, 2, 3, 6, 8) for one in COLLECTIVES[name].schedules(world_size)):
+        counted = [one[:4] for one in rounds(schedule) for _ in range(one.num_steps)]
+        listed = [step[:4] for step in steps(schedule, 1)]
+        assert len(counted) == len(listed)
+        assert all((a == b).all() for one, other in zip(counted, listed) for a, b in zip(one, other))
+        assert (schedule.num_moves, schedule.num_steps) == (len(schedule.moves), 1 + max(
+            (move.step for move in schedule.moves), default=-1))
+
+
+def classes(schedule: Schedule, slowdown: dict[int, float], ranks_per_node: int | None = None) -> list[int]:
+    """A label for each rank, where none or all messages to other nodes count as such."""
+    given_rounds, factors = list(rounds(schedule)), np.ones(schedule.world_size)
+    factors[list(slowdown)] = list(slowdown.values())
+    crosses = [one.src // (ranks_per_node or schedule.world_size) != one.dst // (ranks_per_node or schedule.world_size)
+               for one in given_rounds]
+    return alike(given_rounds, crosses, factors, ranks_per_node).tolist()
+
+
+def test_who_is_alike():
+    assert len(set(classes(ring_all_reduce(64), {}))) == 1
+    assert len(set(classes(ring_all_reduce(64), {5: 2.0}))) == 64
+    assert len(set(classes(hierarchical_all_reduce(4, 4), {}))) == 1
+    assert classes(ring_all_reduce(12), {}, ranks_per_node=3) == [0, 1, 2] * 4
+    assert len(set(classes(ring_all_reduce(11), {}, ranks_per_node=3))) == 11, "the last node is not full"
+    tree = classes(tree_all_reduce(16), {})
+    assert len(set(tree)) == 16, "each rank of a binomial tree meets others than the rest"
+
+
+def test_no_rank_is_like_another_where_one_sends_twice_in_a_step():
+    twice = Schedule("twice", 4, 1, [(0, 0, 1, 0, "copy"), (0, 0, 2, 0, "copy"), (0, 3, 0, 0, "copy")], "all_reduce")
+    assert len(set(classes(twice, {}))) == 4
+
+
+@pytest.mark.slow
+def test_thousands_of_ranks_take_the_time_of_the_closed_form():
+    assert done_s(ring_all_reduce(4096), 4e8, LINK).max() == pytest.approx(ring_all_reduce_s(4096, 4e8, LINK))
+    assert done_s(hierarchical_all_reduce(512, 8), 4e8, LINK).max() == pytest.approx(
+        hierarchical_all_reduce_s(512, 8, 4e8, LINK))
+
+
+@pytest.mark.slow
+def test_a_ring_of_hosts_waits_for_its_cards_only():
+    """A ring sends one message at a time over each card, so all its steps take as long as that."""
+    shared = done_s(ring_all_reduce(512), 4e8, Network(8, FAST, LINK)).max()
+    assert shared == pytest.approx(ring_all_reduce_s(512, 4e8, LINK), rel=1e-3)
+
+
+def test_too_many_messages_on_shared_cards_are_refused():
+    with pytest.raises(ValueError, match="too few ranks of this schedule are alike: 2,095,104 messages"):
+        done_s(ring_all_reduce(1024), 1.0, Network(8, FAST, LINK), slowdown={0: 2.0})
+
+
+@pytest.mark.parametrize("arguments, complaint", [
+    ({"num_bytes": -1}, "num_bytes can't be -1"), ({"slowdown": {9: 2.0}}, "rank 9")])
+def test_bad_input_is_refused_as_in_simulate(arguments, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        done_s(ring_all_reduce(4), **{"num_bytes": 1, "link": LINK, **arguments})
+
+
+MESH = Mesh.of({"pp": 2, "dp": 2, "tp": 2}, ranks_per_node=4)
+
+
+def test_every_group_of_each_axis_has_its_collective_axis_by_axis() -> None:
+    grid = Mesh.of({"column": 2, "row": 3})
+    trace = simulate_groups(grid, 96, "row", "column")
+    assert [[event.group for event in trace.of_rank(rank)] for rank in (0, 4)] == [[(0, 1, 2), (0, 3)],
+                                                                                  [(3, 4, 5), (1, 4)]]
+    assert "as simulated" in mesh_explorer(trace, grid)._repr_mimebundle_()[0]["text/html"]
+    with pytest.raises(MeshError):
+        simulate_groups(grid, 96, "tp")
+
+
+@pytest.mark.parametrize("make", [gpipe, one_f_one_b])
+def test_each_pipeline_of_a_mesh_runs_the_schedule(make) -> None:
+    trace = simulate_hybrid(make(2, 4), MESH, 1000, (5000, 5000))
+    for first, second in MESH.groups("pp"):
+        assert list(pipeline_order(trace, ranks=[first, second]).actions) == list(make(2, 4).actions)
+
+
+def test_bytes_go_along_the_axes_as_the_formulas_say() -> None:
+    sent = bytes_by_axis(flows(simulate_hybrid(one_f_one_b(2, 4), MESH, 1000, (5000, 400), num_all_reduces=3), MESH), 8)
+    assert list(sent["pp"]) == [4 * 1000] * 8
+    assert list(sent["dp"]) == [ring_sent_bytes(2, 5000)] * 4 + [ring_sent_bytes(2, 400)] * 4
+    assert list(sent["tp"]) == [4 * 2 * 3 * ring_sent_bytes(2, 1000)] * 8
+
+
+def test_a_mesh_may_lack_replicas_and_tensor_parallel_ranks_but_no_pipeline() -> None:
+    trace = simulate_hybrid(one_f_one_b(4, 2), Mesh.of({"pp": 4}), 10, [10] * 4)
+    assert not len(trace.of_kind("collective")) and trace.world_size == 4
+    with pytest.raises(ScheduleError, match="has 4 ranks, and pp has 2"):
+        simulate_hybrid(one_f_one_b(4, 2), MESH, 10, (10, 10))
+    with pytest.raises(MeshError):
+        simulate_hybrid(one_f_one_b(4, 2), Mesh.of({"dp": 4}), 10, (10,))
+
+
+def test_a_renumbered_run_is_the_same_between_other_ranks() -> None:
+    trace = simulate(broadcast(4), 64, Link(1e-5, 1e9))
+    other = trace.renumbered([2, 3, 0, 1])
+    assert all(contents == (0, 0, 1, 0) for contents in other.held().values())
+    assert sorted(event.peer for event in other.of_kind("send") if event.rank == 2) == [0] * 4 + [3] * 4
+    assert other.renumbered([2, 3, 0, 1]).events == trace.events and other.promise is None
+    assert "every rank holds rank 2" in play(other, promise="broadcast")._repr_mimebundle_()[0]["text/html"]
+    groups = simulate_groups(Mesh.of({"row": 2, "column": 2}), 8, "column").renumbered([3, 2, 1, 0])
+    assert {event.group for event in groups.of_rank(3)} == {(2, 3)}
+
+
+@pytest.mark.parametrize("numbers", [[0, 1, 2], [0, 1, 2, 2], [1, 2, 3, 4]])
+def test_ranks_can_be_renumbered_with_all_their_numbers_only(numbers: list[int]) -> None:
+    with pytest.raises(TraceError, match="must be the ranks 0 to 3 in some order"):
+        simulate(broadcast(4), 64, Link(1e-5, 1e9)).renumbered(numbers)
+
+
+def mlp(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    hidden = F.gelu(identity_then_all_reduce(x) @ mine(a, dim=1))
+    return all_reduce_then_identity(hidden @ mine(b, dim=0))
+
+
+def story(trace: Trace) -> list[Any]:
+    """What the widget plays of a trace."""
+    play = read_play(trace)
+    steps = [(step.kind, step.name, {rank: (action.kind, action.name, sorted(map(str, action.blocks)), action.holds,
+                                            action.num_multiplications) for rank, action in step.actions.items()})
+             for step in play.steps]
+    return [play.world_size, play.shapes, play.start, steps]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize("program, simulated", [
+    ((trace_product, by_columns), lambda num_ranks: simulate_product("M", num_ranks)),
+    ((trace_product, by_rows), lambda num_ranks: simulate_product("D", num_ranks)),
+    ((trace_mlp, mlp), simulate_mlp), ((trace_mlp, mlp, True), lambda num_ranks: simulate_mlp(num_ranks, True))],
+    ids=["columns", "rows", "MLP", "MLP and backward"])
+def test_a_simulated_product_is_that_of_real_ranks(program: Any, simulated: Any, num_ranks: int) -> None:
+    trace, *arguments = program
+    assert story(simulated(num_ranks)) == story(launch(trace, num_ranks, *arguments, record=True).trace)
+
+
+@pytest.mark.parametrize("cut, num_ranks", [("T", 2), ("M", 5), ("D", 5)])
+def test_only_the_sum_or_the_columns_can_be_cut_and_equally(cut: str, num_ranks: int) -> None:
+    with pytest.raises(ValueError, match="choose one of M, D"):
+        simulate_product(cut, num_ranks)
+
+
+def test_the_widget_says_that_it_is_simulated() -> None:
+    shown = sharded_product(simulate_mlp(backward=True))._repr_mimebundle_()[0]
+    assert "simulated" in shown["text/plain"] and "(simulated)" in shown["text/html"]
+    assert "recorded" not in shown["text/plain"] + shown["text/html"]

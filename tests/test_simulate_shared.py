@@ -1,17 +1,22 @@
-"""Cards that ranks share: where none is shared nothing changes, and where one is, messages get fair parts of it."""
+"""Cards that ranks share, and backward beside communication: fair parts of both."""
+from __future__ import annotations
+
 from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from book.collectives import COLLECTIVES, hierarchical_all_reduce, ring_all_reduce
 from book.cost import Link, Network
+from book.replay import overlap
 from book.schedule import Schedule
-from book.simulate import simulate
+from book.simulate import simulate, simulate_backward
 from book.simulate.shared import fair
+from book.simulate.streams import bucketed_backward, fill_buckets, stream_times
+from book.widgets import bucket_timeline
 from tests.test_simulate import schedules, some, some_links
+
 
 FAST = Link(latency_s=0.0, bandwidth_bytes_per_s=1e15)
 CARD = Link(latency_s=0.0, bandwidth_bytes_per_s=1.0)
@@ -121,3 +126,36 @@ def test_an_invalid_network_raises_a_clear_error(arguments, complaint):
 def test_links_beside_a_network_are_refused():
     with pytest.raises(ValueError, match="a Network says itself which link lies between two ranks"):
         simulate(ring_all_reduce(4), 1.0, PAIRS, links={(0, 1): FAST})
+
+
+SIZES = {"2.bias": 8.0, "2.weight": 800.0, "0.bias": 8.0, "0.weight": 1600.0}
+LINK = Link(1e-6, 1e9)
+
+
+@pytest.mark.parametrize("cap_bytes", [1, 808, 1e6])
+def test_all_ranks_do_what_the_streams_say(cap_bytes: float) -> None:
+    trace = simulate_backward(SIZES, cap_bytes, 3, 2e-9, LINK)
+    times = stream_times(bucketed_backward([*SIZES.values()], cap_bytes, 3, 2e-9, LINK))
+    for rank in range(3):
+        own = trace.of_rank(rank)
+        assert [event.times_s for event in own] == times
+        sent = [event for event in own if event.kind == "collective"]
+        assert [event.num_bytes for event in sent] == [
+            sum([*SIZES.values()][i] for i in bucket) for bucket in fill_buckets([*SIZES.values()], cap_bytes)]
+        assert all(event.group == (0, 1, 2) for event in sent)
+    assert overlap(trace).step_s == max(end_s for _, end_s in times)
+
+
+def test_of_several_passes_only_the_last_one_sends() -> None:
+    trace = simulate_backward(SIZES, 1e6, 2, 2e-9, LINK, num_passes=3)
+    own = list(trace.of_rank(1))
+    assert [event.op for event in own] == [*SIZES] * 3 + ["all_reduce"]
+    assert [event.bucket for event in own] == [None] * 8 + [0] * 5
+    ends = [event.times_s[1] for event in own]
+    assert ends == sorted(ends) and own[-1].times_s[0] == ends[-2] == pytest.approx(3 * 2416 * 2e-9)
+
+
+def test_the_timeline_says_that_it_is_simulated() -> None:
+    shown = bucket_timeline(simulate_backward(SIZES, 808, 2, 2e-9, LINK))._repr_mimebundle_()[0]
+    assert "order simulated" in shown["text/plain"] and "order simulated" in shown["text/html"]
+    assert "recorded" not in shown["text/plain"] + shown["text/html"]

@@ -1,6 +1,8 @@
-"""The package from its wheel alone: it brings what pages need, and a saved widget plays without anything else."""
+"""What an installation holds: the wheel, its extras, and whose work it builds on."""
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 import sys
@@ -8,9 +10,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from book.collectives import ring_all_reduce
 from book.cost import Link
+from book.record.provenance import read
+from book.record.recording import Operation
+from book.record.snapshots import Watch
 from book.simulate import simulate
 from book.trace import Trace
 from book.widgets import panel, play
@@ -18,6 +24,8 @@ from tests.browser import Browser
 from tests.website import ROOT
 
 READS = ["pyproject.toml", "README.md", "book/*"]
+
+
 SAVES = """
 import sys
 sys.modules.update(dict.fromkeys(["anywidget", "ipywidgets", "matplotlib", "torch", "traitlets"]))
@@ -89,3 +97,74 @@ def test_a_live_widget_and_a_panel_save_what_they_show_last(tmp_path: Path) -> N
         shown.save(tmp_path / "after.html")
         assert live.shown.html() in (tmp_path / "after.html").read_text(encoding="utf-8")
     assert (tmp_path / "before.html").read_bytes() != (tmp_path / "after.html").read_bytes()
+
+
+LAUNCH = "from book.launch import launch; launch(print, 2)"
+ADVICE = "pip install 'lockstep-book[run]'"
+
+
+def said(program: str, *missing: str) -> str:
+    """The last line that a Python without these packages writes to stderr."""
+    hidden = f"import sys; sys.modules.update(dict.fromkeys({missing!r}))\n"
+    done = subprocess.run([sys.executable, "-c", hidden + program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1
+    return done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program, missing, needs", [
+    (LAUNCH, ["torch"], "launch needs torch"),
+    (LAUNCH, ["torch", "cloudpickle"], "launch needs torch and cloudpickle"),
+    (LAUNCH, ["cloudpickle"], "launch needs cloudpickle"),
+    ("from book.launch import rank_device; rank_device()", ["torch"], "rank_device needs torch"),
+    ("from book.plot import lines", ["matplotlib"], "book.plot needs matplotlib"),
+    ("import book.device", ["torch"], "book.device needs torch"),
+    ("from book.record.stages import follow_stages", ["torch"], "book.record needs torch"),
+    ("from book.execute import execute", ["torch"], "book.execute needs torch"),
+    ("from book.shards import trace_mlp", ["torch"], "book.shards needs torch"),
+    ("from book.parallel.pipeline import Mail", ["torch"], "book.parallel needs torch"),
+    ("from book.widgets import panel; panel(print)", ["anywidget"], "panel needs anywidget"),
+    ("from book.widgets import panel; panel(print)", ["ipywidgets"], "panel needs ipywidgets"),
+])
+def test_a_missing_package_is_named_with_how_to_install_it(program: str, missing: list[str], needs: str) -> None:
+    assert said(program, *missing) == f"ModuleNotFoundError: {needs}: {ADVICE}"
+
+
+def test_the_extra_that_is_named_has_these_packages() -> None:
+    listed = re.search(r"^run = (.*)$", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    packages = {requirement.split(">=")[0] for requirement in json.loads(listed[1])}
+    assert {"torch", "cloudpickle", "matplotlib", "ipywidgets", "anywidget"} <= packages
+
+
+class Program:
+    """Rank 0 of two, whose buffer of one chunk is watched, and which receives into one spare tensor."""
+
+    def __init__(self):
+        self.buffer, self.spare, self.operations = torch.tensor([1.0, 0.0]), torch.zeros(2), []
+        self.watch = Watch(self.buffer, 1, 2, 1e-7, 0)
+        self.position = 0
+
+    def receive(self, *lanes):
+        """Receive and wait at once; returns a copy of the message."""
+        operation, index = Operation("recv", None, "0", (0, 1), 1, 0, 8.0, start_ns=0, end_ns=1), len(self.operations)
+        self.operations.append(operation)
+        self.watch.issued(index, operation, [self.spare], self.position)
+        self.spare.copy_(torch.tensor(lanes))
+        self.watch.waited(index, operation, [self.spare], self.position + 1)
+        self.position += 2
+        return self.spare.clone()
+
+    def pieces(self):
+        """For each receive, what was done with it and what the chunk held afterwards."""
+        found, _ = read(self.watch, self.operations, self.position)
+        return [(piece.op, piece.contributions) for index in sorted(found) for piece in found[index]]
+
+
+@pytest.mark.parametrize("num_between, added", [(0, ("reduce", (1, 1))), (1, ("reduce", (1, 1))), (2, (None, None))])
+def test_a_copy_is_expected_until_its_memory_has_been_used_twice_more(num_between, added):
+    program = Program()
+    copy = program.receive(0.0, 1.0)
+    for _ in range(num_between):
+        program.receive(0.0, 5.0)
+    program.buffer += copy
+    assert program.pieces()[0] == added
