@@ -21,7 +21,7 @@ from jupyter_client.manager import AsyncKernelManager, KernelManager
 from jupyter_client.provisioning import LocalProvisioner
 
 from book.grading.nbval_plugin import use_sockets
-from book.launch import sibling
+from book.launch import forked
 
 _PR_SET_PDEATHSIG = 1
 CAN_FORK = sys.platform == "linux" and "forkserver" in multiprocessing.get_all_start_methods()
@@ -70,7 +70,7 @@ class _Forked:
     stdin = stdout = stderr = None
 
     def __init__(self, connection_file: str, folder: str, environment: dict[str, str]) -> None:
-        self._process = sibling.start(_run_kernel, connection_file, folder, environment)
+        self._process = forked.start(_run_kernel, connection_file, folder, environment)
         self.pid = self._process.pid
 
     def poll(self) -> int | None:

@@ -27,9 +27,9 @@ def main() -> None:
     if not loaded:
         run(listeners, sys.argv)
         return
-    from book.launch import sibling  # other notebooks need no ranks, and start sooner without it
+    from book.launch import forked  # other notebooks need no ranks, and start sooner without it
 
-    kernel = sibling.start(run, listeners, sys.argv, whole=loaded == ALL)
+    kernel = forked.start(run, listeners, sys.argv, whole=loaded == ALL)
     kernel.join()
     os._exit(kernel.exitcode or 0)
 

@@ -24,7 +24,7 @@
     pending    which transfer a waiting rank waits for
     imports    the modules that the server loads, so that a rank starts in milliseconds
     preload    how it loads them
-    sibling    starts another process from this server, such as a kernel that gets its ranks from it too
+    forked     starts another process from this server, such as a kernel that gets its ranks from it too
 
 Why ranks hang, and how that is said, is worked out in `book.waiting` from what they report.
 """
