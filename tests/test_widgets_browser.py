@@ -8,6 +8,7 @@ import pytest
 
 from book.collectives import ring_all_reduce
 from book.widgets import play
+from book.widgets.registry import DATA_VERSION
 from tests.players import FRAMES, PLAYER, WAIT_MS, WALK, axe_finds, click, contrasts, first, paint, press, state, until
 from tests.widget_rows import WIDGETS, Widget
 
@@ -202,10 +203,10 @@ def test_without_javascript_it_can_be_read(show: Callable, widget: Widget) -> No
 @some_widgets
 def test_data_of_another_version_keep_their_words_with_a_message(show: Callable, widget: Widget,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("book.widgets.page.DATA_VERSION", 2)
+    monkeypatch.setattr("book.widgets.page.DATA_VERSION", DATA_VERSION - 1)
     page, (selector, count, words) = show(widget.make(), wait=False), widget.told
-    assert page.inner_text("[role=alert]") == ("These data have version 2, and this page draws version 1: run the cell "
-                                               "again.")
+    assert page.inner_text("[role=alert]") == (f"These data have version {DATA_VERSION - 1}, and this page draws "
+                                               f"version {DATA_VERSION}: run the cell again.")
     assert page.locator(selector).count() == count and words in page.inner_text("main")
 
 

@@ -32,6 +32,12 @@ writes it, with its scripts and styles, as one file, which any browser shows wit
     terms           how their texts write bytes, times, names and counts
     scene.js        what all scripts and all data share; widgets.css has the styles of all widgets
 
+Beside the mesh explorer they are of three families:
+
+    holdings        who holds what, stop by stop: the player, the ring and the race by hand (chunks.js); shards, memory
+    lanes           blocks over time (lanes.js): timeline, pipeline, game
+    dials           numbers that follow what the reader chooses: explorers (explorer.js), memory_bars, layouts
+
 The data of a page are JSON, which its script only reads.
 
 A widget's module is named for it: it has its Page, its function, and the data that is drawn. What reads a trace for it
