@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import weakref
 
 import pytest
@@ -48,6 +49,20 @@ def test_the_lines_of_every_thread():
 
 class Gradient:
     """Something that a function holds, of which we can tell whether it is still there."""
+
+
+def test_a_frame_of_code_without_lines_has_a_line_all_the_same():
+    def waits(event):
+        event.wait()
+
+    event = threading.Event()
+    made = types.FunctionType(waits.__code__.replace(co_linetable=b""), globals())
+    thread = threading.Thread(target=made, args=(event,))
+    thread.start()
+    while not (line := next((line for line in of_threads()[thread.ident] if line.function == "waits"), None)):
+        time.sleep(0.001)
+    event.set()
+    assert line.number == 0 and line.source == "" and line.calls() == set()
 
 
 def test_reading_stacks_keeps_no_variables_of_finished_functions():

@@ -35,7 +35,7 @@ def peer(name: str, src: Any, dst: Any) -> tuple[int | None, str]:
 
 def current_call(frame: FrameType) -> ast.Call | None:
     """The call that a frame is in, read from its source; None if the source is unknown."""
-    text = _segment(frame) or linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    text = _segment(frame) or linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0).strip()
     try:
         nodes = list(ast.walk(ast.parse(text.rstrip(":"))))
     except SyntaxError:

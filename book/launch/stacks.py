@@ -71,10 +71,11 @@ def of_threads() -> dict[int, tuple[Line, ...]]:
     finally:
         if collects:
             gc.enable()
-    return {ident: tuple(Line(*line) for line in lines[::-1]) for ident, lines in found}
+    return {ident: tuple(Line(file, number or 0, name) for file, number, name in lines[::-1])
+            for ident, lines in found}  # code that was made, not written, may have no line
 
 
-def _stacks() -> Iterator[tuple[int, tuple[tuple[str, int, str], ...]]]:
+def _stacks() -> Iterator[tuple[int, tuple[tuple[str, int | None, str], ...]]]:
     """Each thread and its (file, line, function)s from the innermost out; nothing is read before `list` asks.
 
     There is no lambda and no generator in it: between two of their bytecodes another thread could run.

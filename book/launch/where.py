@@ -129,7 +129,7 @@ def stack(frame: FrameType | None) -> list[FrameType]:
 
 def line_of(frame: FrameType) -> Line:
     """The line that a frame is at."""
-    return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    return Line(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
 
 
 def own_frame(frames: Sequence[FrameType]) -> FrameType:
