@@ -25,7 +25,7 @@ NUM_SEQUENCES, NUM_MICRO_BATCHES, NUM_STEPS, LEARNING_RATE = 32, 4, 2, 1e-2
 LAYOUTS = [(pp, dp, 8 // pp // dp) for pp in (1, 2, 4, 8) for dp in (1, 2, 4, 8) if 8 % (pp * dp) == 0]
 DAILY = {(2, 2, 2), (1, 1, 8)}  # all three axes at once, and tensor parallelism alone
 # Each two axes together, all three, and one alone: the others have tests of their own, where nothing is combined.
-MIXED = [pytest.param(layout, id=str(layout), marks=() if layout in DAILY else pytest.mark.full)
+MIXED = [pytest.param(layout, id=str(layout), marks=() if layout in DAILY else pytest.mark.slow)
          for layout in ((1, 1, 8), (1, 2, 4), (2, 1, 4), (2, 4, 1), (2, 2, 2))]
 Weights = dict[str, torch.Tensor]
 

@@ -76,7 +76,7 @@ FRAMES = """wanted => new Promise(done => {
 
 def first(*values: Any, num: int = 1) -> list[Any]:
     """Values of a parameter, the first `num` in `make test` and the others only in `make test-all`."""
-    return [*values[:num], *(pytest.param(value, marks=pytest.mark.full) for value in values[num:])]
+    return [*values[:num], *(pytest.param(value, marks=pytest.mark.slow) for value in values[num:])]
 
 
 def html_of(shown: Any) -> str:

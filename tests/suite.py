@@ -26,8 +26,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if WITH_PAGES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.browser)
-        if item.get_closest_marker("full") or "test_attacks_" in item.nodeid or "grading_labs" in item.nodeid:
-            item.add_marker(pytest.mark.slow)
     scopes: dict[str, list[pytest.Item]] = {}
     for item in items:
         scopes.setdefault(scope_of(item.nodeid), []).append(item)

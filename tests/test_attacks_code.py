@@ -26,7 +26,7 @@ from book.checks import formula
 from book.grading.sandbox import BOOK
 from tests.attack_lab import BLOWN, CHECK_1, USERS, Attack, Course, answered, attack_lab, attacks
 
-pytestmark = [pytest.mark.slow, pytest.mark.full]
+pytestmark = pytest.mark.slow
 REMAINS = attacks("remains")
 ANSWER_BOTH = {"hooks", "patched_helpers", "settrace", "thread"}  # what they leave behind could reach exercise 2
 WHY = "an exercise that the book itself can answer is answered by it, unless the module is withheld; the report says so"

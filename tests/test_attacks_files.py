@@ -21,7 +21,7 @@ from book.grading.handed_in import slug
 from book.grading.lab import code_cells, marks
 from tests.attack_lab import USERS, Course, answered, attack_lab, attacks
 
-pytestmark = [pytest.mark.slow, pytest.mark.full]
+pytestmark = pytest.mark.slow
 LIMIT_S = 600
 NOTHING = "def chunk_bounds(length, num_chunks):\n    return []\n"
 NAMES = ["=HYPERLINK(\"http:x\",\"grade\")", "<script>alert(1)</script>", "two\nlines", "\x1b[2Jcleared",

@@ -20,7 +20,7 @@ from book.grading.sandbox import Limits
 from book.grading.submission import Submission
 from tests.attack_lab import BLOWN, RING, USERS, Attack, Course, answered, attacks, ranks_lab
 
-pytestmark = [pytest.mark.slow, pytest.mark.full]
+pytestmark = pytest.mark.slow
 OVER_THE_WIRE = attacks("wire")
 PREFIX = "lockstep-attacked-"
 # An attack that fails before it has done anything would be refused too.

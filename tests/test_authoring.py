@@ -24,7 +24,6 @@ from book.grading.reference import PATIENT
 from book.grading.run import run
 from tests.website import ROOT
 
-READS = ["chapters/*.ipynb", "labs/*.ipynb", "conftest.py", "nbval_sanitize.cfg"]
 
 
 NOTEBOOKS = find([ROOT / "chapters", ROOT / "labs"])
@@ -250,7 +249,7 @@ def test_the_first_cell_imports_by_name(source: str, said: str) -> None:
 # Running, and strict nbval on what was stored
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_run_stores_outputs_that_a_strict_nbval_run_repeats(tmp_path: Path) -> None:
     """A player's live bundle has a widget view, the stored one does not; everything else in it is compared."""
     path = tmp_path / "player.ipynb"
@@ -302,7 +301,7 @@ def test_backend_and_device_may_differ_between_machines_and_nothing_else(tmp_pat
     assert "1 failed, 2 passed" in said and "6 ranks" in said, said
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="zmq has sockets in folders on Linux and macOS")
 def test_no_kernel_of_the_books_notebooks_waits_for_a_port(tmp_path: Path) -> None:
     connection = "import json\nfrom ipykernel import get_connection_file\nwith open(get_connection_file()) as file:\n" \
@@ -361,7 +360,7 @@ def test_a_new_lab_keeps_the_rules_and_has_no_exercise(labs: Path) -> None:
     assert [marks(cell)["kind"] for cell in code_cells(lab)] == ["setup", "parameters"]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_new_exercises_keep_the_rules_and_their_stubs_fail(labs: Path, tmp_path: Path) -> None:
     path = labs / "08_example.ipynb"
     for arguments in (["ring_sum"], ["tree_sum", "--points", "3", "--depends", "1"]):
@@ -383,7 +382,7 @@ def test_new_exercises_keep_the_rules_and_their_stubs_fail(labs: Path, tmp_path:
     assert "This cell needs exercise 1: write its function, then run this cell again." in failed["traceback"]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_an_exercise_is_added_before_the_closing_cells_of_a_lab(tmp_path: Path) -> None:
     path = tmp_path / "01_ranks.ipynb"
     path.write_bytes((ROOT / "labs" / path.name).read_bytes())

@@ -93,9 +93,9 @@ def test_each_gradient_is_ready_once_and_goes_with_its_bucket() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("cap_mb, sizes", [
     (None, [1, 4]),  # the first closes at 1 MiB, the others at 25
-    pytest.param(1, [1, 1, 1, 1, 1], marks=pytest.mark.full),
+    pytest.param(1, [1, 1, 1, 1, 1], marks=pytest.mark.slow),
     (1.5, [2, 2, 1]),  # one closes when it has reached the cap, so it may be larger
-    pytest.param(25, [5], marks=pytest.mark.full),  # given, 25 MiB is the first one's too
+    pytest.param(25, [5], marks=pytest.mark.slow),  # given, 25 MiB is the first one's too
 ])
 def test_bucket_sizes_follow_the_cap(cap_mb: float | None, sizes: list[int]) -> None:
     trace = launch(follow_ddp, 2, (512,) * 6, {"bucket_cap_mb": cap_mb}, record=True).trace
@@ -226,7 +226,7 @@ def train(follows: bool, view: bool, to_none: bool) -> list[torch.Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("view, to_none", [
     (False, True), (True, False),
-    *(pytest.param(*both, marks=pytest.mark.full) for both in ((False, False), (True, True)))])
+    *(pytest.param(*both, marks=pytest.mark.slow) for both in ((False, False), (True, True)))])
 def test_following_changes_no_gradient_not_even_in_its_last_bit(view: bool, to_none: bool) -> None:
     # On 3 ranks dividing by 3 and multiplying by 1/3 round differently.
     plain, followed = launch(train, 3, False, view, to_none), launch(train, 3, True, view, to_none, record=True)
@@ -416,7 +416,7 @@ def names(*layers: int, order: Iterable[str] = ("bias", "weight")) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("style", ["later", "now", pytest.param("tensor", marks=pytest.mark.full)])
+@pytest.mark.parametrize("style", ["later", "now", pytest.param("tensor", marks=pytest.mark.slow)])
 def test_an_all_reduce_of_a_gradient_is_that_parameters(style: str) -> None:
     trace = launch(follow_own, 2, Each, style, record=True).trace
     assert contents(trace) == dict(enumerate([name] for name in names(2, 1, 0)))

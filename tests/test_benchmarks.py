@@ -20,11 +20,10 @@ from book.widgets import play
 from book.widgets.registry import ASSETS, STYLE, WIDGETS, links, loaded, minified, needed, served, write
 from tests.browser import find_browser
 
-READS = ["benchmarks/measured.json", "chapters/94_measurements.md", "chapters/03_ring_all_reduce.ipynb"]
 FOUND = Findings([Table("One & two", ("a", "b"), [("1", "2")], "A note.")], [Claim("this", "3", False)], ["that: why"])
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_every_launch_method_runs() -> None:
     found = launching.measure(world_sizes=(2,), num_rounds=1)
     [table], missing = found.tables, "accelerate is not installed"
@@ -140,7 +139,7 @@ def small_site(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_page_sizes_and_first_paints_are_measured(small_site: Path) -> None:
     find_browser()
     found = pages.measure(small_site, num_loads=1)
@@ -191,7 +190,7 @@ def test_without_a_website_or_a_browser_pages_say_so(tmp_path: Path, monkeypatch
     assert "Left out: player: no Chromium found" in command.run("player", quick=True).markdown()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_frames_are_counted_while_the_player_plays() -> None:
     find_browser()
     found = player.measure(world_size=4, seconds=0.3)

@@ -15,7 +15,6 @@ from tests.browser import SETTLED, Browser
 from tests.website import ROOT, Site
 
 CHAPTERS = sorted(path.stem for path in (ROOT / "chapters").glob("[01]*.ipynb"))
-READS = ["chapters/*.ipynb"]  # and the labs for a link; `make quick` has better tests of an edited lab
 DESK, PHONE = dict(width=1280, height=800), dict(width=390, height=844, has_touch=True)
 MOST_SCREENS, MOST_WORDS, MOST_SCREENS_WITHOUT_FIGURE = 22, 3500, 6
 OPENING_PX, OPENING_END_PX, OPENING_END_PHONE_SCREENS = 560, 800, 1.3

@@ -20,7 +20,6 @@ from book.widgets.player_words import MOST_NAMES, phases
 from tests import test_execute, test_schedule, test_simulate
 from tests.website import ROOT
 
-READS = ["references.bib"]
 
 
 def recursive_doubling(world_size: int) -> Schedule:

@@ -78,7 +78,7 @@ def test_every_layout_sends_what_the_formula_says_on_each_axis(layout):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("zero_stage", [pytest.param(1, marks=pytest.mark.full), 2, 3])
+@pytest.mark.parametrize("zero_stage", [pytest.param(1, marks=pytest.mark.slow), 2, 3])
 def test_with_sharded_state_each_micro_batch_has_its_own_traffic_from_stage_2_on(zero_stage):
     """No unit is padded: two ranks divide each one's parameters."""
     check(CUBE, zero_stage)

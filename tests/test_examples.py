@@ -24,7 +24,6 @@ from book.launch import launch
 from tests.website import ROOT
 
 EXAMPLES = ROOT / "examples"
-READS = ["examples/*.py", "chapters/82_training_with_ddp.ipynb"]
 NUM_RANKS, SAVE_EVERY = 2, 4
 DDP = EXAMPLES / "train_ddp.py"
 EPOCHS = {"train_ddp": 2, "train_fsdp": 1}
@@ -136,7 +135,6 @@ def killed_ddp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.full
 @pytest.mark.parametrize("program", EPOCHS)
 def test_a_rank_killed_in_the_middle_changes_no_loss(program: str, request: pytest.FixtureRequest,
                                                      tmp_path: Path) -> None:
@@ -154,7 +152,6 @@ def test_a_rank_killed_in_the_middle_changes_no_loss(program: str, request: pyte
 
 
 @pytest.mark.slow
-@pytest.mark.full
 def test_a_run_with_a_killed_rank_ends_as_one_without_whoever_starts_its_ranks(
         one_epoch: Path, killed_ddp: Path, tmp_path: Path) -> None:
     """One epoch on ranks of `launch`, the next on ranks that a program spawns: they resume each other's checkpoints."""
@@ -172,7 +169,6 @@ def resumed(one_epoch: Path, folder: Path, program: Path, num_ranks: int = NUM_R
 
 
 @pytest.mark.slow
-@pytest.mark.full
 @pytest.mark.parametrize("forgotten", [
     None, "model.module.load_state_dict(", "optimizer.load_state_dict(", "set_random_state(kept",
     "loader.sampler.start ="])
@@ -191,7 +187,6 @@ def test_whatever_a_checkpoint_forgets_changes_the_losses(forgotten: str | None,
 
 
 @pytest.mark.slow
-@pytest.mark.full
 def test_a_checkpoint_of_another_world_size_is_refused_in_a_sentence(one_epoch: Path, tmp_path: Path) -> None:
     (told,) = resumed(one_epoch, tmp_path, DDP, num_ranks=1)
     assert "is of 2 ranks: start as many, or name another --checkpoint" in told

@@ -52,7 +52,7 @@ def joined(traces: list[Trace]) -> Trace:
 
 
 @pytest.fixture(scope="module", params=[
-    3, 6, *(pytest.param(world_size, marks=pytest.mark.full) for world_size in (2, 4, 5))])
+    3, 6, *(pytest.param(world_size, marks=pytest.mark.slow) for world_size in (2, 4, 5))])
 def runs(request: pytest.FixtureRequest) -> tuple[list[Schedule], int, list]:
     """All schedules on one number of ranks, with chunks of one size: (schedules, length, what the ranks returned)."""
     to_run, length = schedules(request.param), 60

@@ -30,8 +30,6 @@ from tests.backward import recorded
 from tests.players import (PLAYER, assert_readable, axe_finds, caption, click, contrasts, figures, first, html_of,
                            paint, state)
 
-# The twin's own tests instead of the twin: `make quick` takes what is nearest to a change first.
-READS = ["tests/test_twin.py", "book/widgets/*explorer*", "book/widgets/scene.js", "book/widgets/widgets.css"]
 LAYERS = [16, 4096, *[1024, 262144] * 6]  # bytes of gradients, in the order of chapter 2's backward
 MAKERS = {"race_explorer": race_explorer, "pipeline_explorer": pipeline_explorer, "server_explorer": server_explorer,
           "bucket_explorer": lambda: bucket_explorer(LAYERS), "sharding_explorer": sharding_explorer,

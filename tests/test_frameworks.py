@@ -11,7 +11,6 @@ import pytest
 from book.cost import pipeline_bubble
 from tests.website import ROOT
 
-READS = ["chapters/10_frameworks.ipynb", "requirements-frameworks.txt", "Makefile"]
 MISSING = "is not installed: python -m pip install -r requirements-frameworks.txt (make test does)"
 PAGE = "\n".join(cell.source for cell in nbformat.read(
     ROOT / "chapters" / "10_frameworks.ipynb", as_version=4).cells if cell.cell_type == "markdown")

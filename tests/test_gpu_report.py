@@ -67,7 +67,7 @@ def noted(cell: int, outcome: str, launches: Sequence[tuple[int, str]] = ()) -> 
              "why": ["ValueError: no"] if outcome == "failed" else []}]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_cells_are_compared_whatever_device_their_stored_outputs_came_from(folder: Path) -> None:
     notebook = stored(folder, cell(LAUNCH, "2 ranks on nccl: a GPU each\n[0, 1]\n"), cell("print('two')", "one\n"),
                       cell("def refuse():\n    raise ValueError('no')\nlaunch(refuse, 1)"), cell("print(3)", "3\n"))
@@ -79,7 +79,7 @@ def test_cells_are_compared_whatever_device_their_stored_outputs_came_from(folde
     assert "RankError: rank 0 failed in cell line 2: raise ValueError('no')" in raises
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_notebook_that_hangs_is_ended_and_reported(folder: Path) -> None:
     notebook = stored(folder, cell("import time\ntime.sleep(600)"))
     [failure] = notebooks.check(notebook, num_gpus=0, limit_s=8).failures
@@ -106,7 +106,7 @@ def test_a_limit_ends_a_program() -> None:
     assert ended.status is None and ended.num_left == 0
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_command_rehearses_a_part_and_writes_its_report(tmp_path: Path) -> None:
     """As a program of its own: it hides the machine's GPUs from itself."""
     program = subprocess.run([sys.executable, "-m", "benchmarks.gpu", "--rehearse", "--only", "launching", "--out",
@@ -121,7 +121,7 @@ def test_the_command_rehearses_a_part_and_writes_its_report(tmp_path: Path) -> N
     assert "a rehearsal" in text and "**Inside a rank**" in text and "| 2 | gloo |" in text
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize(("part", "rows"), [("ring", [3]), ("overlap", [6, 2]), ("recording", [2, 4, 1])])
 def test_every_part_measures_what_it_lists(part: str, rows: list[int]) -> None:
     found = measured(part, num_gpus=0, limit_s=200)

@@ -27,7 +27,6 @@ from book.grading.report import grades_csv, stale_pages, write_reports
 from book.grading.submission import SubmissionError, read_submission
 from tests.attack_lab import answered, attack_lab
 
-READS = ["labs/*.ipynb"]
 
 
 LABS = sorted((Path(__file__).resolve().parents[1] / "labs").glob("*.ipynb"))

@@ -78,14 +78,12 @@ def test_right_answers_pass_both_checks(student):
 
 
 @pytest.mark.slow
-@pytest.mark.full
 def test_an_empty_copy_fails_both_checks(student):
     plain, ours, told = student()
     assert plain and ours and "0 of 3 points" in told and "exercise 1: 0 of 2 points: not answered" in told
 
 
 @pytest.mark.slow
-@pytest.mark.full
 def test_a_wrong_answer_fails_both_even_when_its_outputs_are_saved(student):
     plain, ours, told = student(run_all=True, bounds=WRONG, sent=TOTAL)
     assert plain and ours and "1 of 3 points" in told and "the last chunk's length is" in told
@@ -118,7 +116,6 @@ def test_grading_is_retried_after_a_grader_error(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.full
 def test_lint_finds_a_check_that_could_be_forged():
     """It finds nothing else, since the hidden check is fine."""
     lab = exercise_2_alone()
@@ -160,8 +157,8 @@ def ended(source, cell_s=60):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [
-    f"raise RuntimeError({WORDS!r})", pytest.param(f"print({WORDS!r})", marks=pytest.mark.full),
-    pytest.param(f"print('right')\nprint({WORDS!r}, file=__import__('sys').stderr)", marks=pytest.mark.full)])
+    f"raise RuntimeError({WORDS!r})", pytest.param(f"print({WORDS!r})", marks=pytest.mark.slow),
+    pytest.param(f"print('right')\nprint({WORDS!r}, file=__import__('sys').stderr)", marks=pytest.mark.slow)])
 def test_words_alone_stop_no_job(source):
     result = ended(source)
     assert result.why is None and _killed(result) is None
@@ -177,7 +174,7 @@ def test_a_kernel_that_ends_and_a_cell_that_takes_too_long_are_told_apart(source
     assert result.cells[0]["message"].startswith(message)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_folder_with_a_long_path_is_no_obstacle(tmp_path, monkeypatch):
     """There a socket would have no room for its name: neither the kernel's nor that of the ranks' server."""
     long = tmp_path / ("long" * 20)
@@ -190,7 +187,7 @@ def test_a_folder_with_a_long_path_is_no_obstacle(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end, why", [("os.kill(os.getpid(), signal.SIGKILL)", "a rank was killed"),
-                                      pytest.param(f"raise RuntimeError({WORDS!r})", None, marks=pytest.mark.full)])
+                                      pytest.param(f"raise RuntimeError({WORDS!r})", None, marks=pytest.mark.slow)])
 def test_a_rank_is_killed_if_its_exit_status_says_so(end, why):
     result = ended(LAUNCH.format(end))
     assert result.why is None and not result.cells[0]["ok"]
@@ -229,7 +226,7 @@ def test_an_import_of_a_later_module_is_noticed(module):
     assert may_need_later(f"import {module} as part")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="the sandbox needs bubblewrap")
 @pytest.mark.parametrize("line, more", [("pass", False), ("pass  # no optimizer", True)])
 def test_ranks_in_the_sandbox_find_it_loaded(line, more):
@@ -285,7 +282,7 @@ def test_a_mutation_changes_one_thing(source, name, after):
     assert sorted(one.after for one in mutants(source) if one.mutation.name == name) == sorted(after)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_every_kind_of_mutation_is_found_in_the_labs_and_all_mutants_are_python():
     names = set()
     for notebook in LABS.values():
@@ -350,7 +347,7 @@ def test_every_judged_mutant_still_exists():
         assert not path.exists() or mutate.read_equivalent(path).keys() <= keys
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_an_infinite_loop_is_caught(monkeypatch):
     monkeypatch.setattr(mutate, "LIMIT_S", 1)
     told = fates(lab("while mean([3]) != 3:\n    pass", "", ""))

@@ -30,9 +30,6 @@ from tests.test_chapters import cells
 from tests.test_launch_processes import LIMIT_S, PROGRAMS, wait_until_gone
 from tests.website import ROOT
 
-READS = ["benchmarks/programs/across_hosts.py", "examples/report_ranks.py", "chapters/81_starting_ranks.ipynb",
-         "tests/programs/*.py", "examples/slurm/*", "chapters/12_beyond_one_machine.ipynb", "examples/kubernetes/*",
-         "chapters/80_job_managers.md"]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +42,7 @@ def compared():
     return across.compare(2, 2, num_rounds=3)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_relative_times_are_predicted_and_the_order_is_right(compared):
     assert all(abs(error) <= across.PROMISED for error in across.errors(compared).values()), compared
     by_time, by_prediction = (sorted(compared, key=lambda name: getattr(compared[name], which))
@@ -54,18 +51,18 @@ def test_relative_times_are_predicted_and_the_order_is_right(compared):
     assert [name for name in by_time if name not in alike] == [name for name in by_prediction if name not in alike]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_with_a_link_for_each_pair_of_ranks_the_prediction_is_wrong(compared):
     ring, crossing = compared["ring"], compared["halving–doubling"]
     assert crossing.unshared_s < ring.unshared_s and crossing.measured_s > ring.measured_s
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_no_host_is_left(compared):
     assert "lockstep" not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_both_directions_of_a_card_are_limited():
     try:
         with Hosts(2, 80_000_000) as hosts:
@@ -77,7 +74,7 @@ def test_both_directions_of_a_card_are_limited():
     assert all("1:9" in classes and "rate 80Mbit" in classes for classes in shown), shown
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_agents_on_this_machine_form_one_group_without_hosts():
     with Agents(2) as agents:
         told = agents.torchrun(2, [str(ROOT / "examples" / "report_ranks.py")])
@@ -86,7 +83,7 @@ def test_agents_on_this_machine_form_one_group_without_hosts():
     assert str(agents).startswith("2 agents on this machine")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_program_that_fails_is_reported_with_its_host(tmp_path):
     (tmp_path / "fails.py").write_text("raise SystemExit('no such data')")
     with Agents(1) as agents, pytest.raises(NoHosts, match=r"(?s)host 0: .*no such data"):
@@ -113,7 +110,6 @@ def free_port():
 
 
 @pytest.mark.slow
-@pytest.mark.full
 def test_two_agents_form_one_group(chapter):
     agent = (f"{TORCHRUN} --nnodes=2 --nproc-per-node=2 --rdzv-id=test --rdzv-backend=c10d "
              f"--rdzv-endpoint=127.0.0.1:{free_port()}")
@@ -124,7 +120,6 @@ def test_two_agents_form_one_group(chapter):
 
 
 @pytest.mark.slow
-@pytest.mark.full
 def test_nodes_are_numbered_by_hand_in_the_static_form(chapter):
     agent = (f"{TORCHRUN} --nnodes=2 --nproc-per-node=2 --node-rank={{}} --master-addr=127.0.0.1 "
              f"--master-port={free_port()}")
@@ -179,7 +174,7 @@ def submitted(slurm, folder, program):
     return (folder / "job.out").read_text(), done.returncode
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_job_spans_two_nodes(slurm, tmp_path):
     told, status = submitted(slurm, tmp_path, PROGRAM)
     ranks = sorted(SLURM_LINE.findall(told))
@@ -188,7 +183,7 @@ def test_a_job_spans_two_nodes(slurm, tmp_path):
     assert ranks[0][2] == ranks[1][2] != ranks[2][2] == ranks[3][2]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_rank_that_fails_ends_the_job(slurm, tmp_path):
     failing = tmp_path / "fails.py"
     failing.write_text("import os, sys, time\nif os.environ['RANK'] == '3':\n    sys.exit(5)\ntime.sleep(200)\n")
@@ -196,7 +191,7 @@ def test_a_rank_that_fails_ends_the_job(slurm, tmp_path):
     assert status != 0 and "exitcode  : 5" in told, told
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_chapter_shows_the_script_as_it_is():
     """But for the comments of its options."""
     shown = "\n".join(cells("12_beyond_one_machine", "markdown"))
@@ -229,14 +224,14 @@ def test_a_rank_has_a_gpu_in_a_trainjob(objects):
     assert trainer["numProcPerNode"] == trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_job_and_service_keep_the_schemas_of_kubernetes(objects):
     validator = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate, for its schemas")
     for kind in ("Job", "Service"):
         validator.validate(objects[kind], "1.37", strict=True)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_trainjob_has_only_fields_that_kubeflow_knows(objects):
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install kubeflow-trainer-api")
     read = models.TrainerV1alpha1TrainJob.from_dict(objects["TrainJob"])

@@ -17,7 +17,6 @@ from tests.website import ROOT
 
 PACKAGE = ROOT / "book"
 SOURCES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
-READS = ["book/**/*.py", "*.md", "Makefile", "requirements*.txt", "constraints.txt", "pyproject.toml", "CITATION.cff"]
 MAX_FUNCTION_LINES, MAX_MODULE_LINES, MAX_LINE, MAX_README_LINES = 45, 400, 120, 90
 RUNNERS = {"device", "tap", "launch", "record", "execute", "shards", "wire", "parallel"}
 

@@ -80,7 +80,7 @@ def run_all(lab: str, browser: Browser, name: str, num_widgets: int) -> tuple[An
     return page, log
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_widgets_play_in_jupyterlab(lab: str, browser: Browser) -> None:
     """All in one notebook: what costs is JupyterLab's own start."""
     page, log = run_all(lab, browser, "widgets.ipynb", 3)
@@ -120,7 +120,7 @@ def the_game_gives_the_kernel_a_schedule(page: Any, game: Any) -> None:
     assert page.locator(CELL).count() == cells
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_readers_own_product_plays_in_jupyterlab(lab: str, browser: Browser) -> None:
     page, log = run_all(lab, browser, "shards.ipynb", 1)
     product = page.locator(WIDGET)
@@ -130,7 +130,7 @@ def test_a_readers_own_product_plays_in_jupyterlab(lab: str, browser: Browser) -
     log.assert_clean()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_learners_mistake_opens_at_the_step_where_it_shows(lab: str, browser: Browser) -> None:
     page, log = run_all(lab, browser, "rebound.ipynb", 1)
     player = page.locator(WIDGET)
@@ -144,7 +144,7 @@ def test_a_learners_mistake_opens_at_the_step_where_it_shows(lab: str, browser: 
     log.assert_clean()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_run_all_goes_on_after_an_answer_that_is_not_written(lab: str, browser: Browser) -> None:
     page, log = run_all(lab, browser, "untouched.ipynb", 1)
     told = page.locator(".jp-OutputArea-output").filter(has_text="Not written yet")

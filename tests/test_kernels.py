@@ -18,7 +18,6 @@ from tests.kernels import CAN_FORK
 from tests.stress import survivors
 from tests.website import ROOT
 
-READS = ["tests/kernels.py", "tests/stress.py"]
 
 
 CELLS = {
@@ -50,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.skipif(not CAN_FORK, reason='kernels are forked on Linux')
 @pytest.mark.parametrize("options", [(), ("--fresh-kernels",)], ids=["forked", "fresh"])
 def test_a_forked_kernel_looks_like_a_fresh_one(folder: Path, options: tuple[str, ...]) -> None:
@@ -60,7 +59,7 @@ def test_a_forked_kernel_looks_like_a_fresh_one(folder: Path, options: tuple[str
 
 
 @pytest.mark.skipif(not CAN_FORK, reason='kernels are forked on Linux')
-@pytest.mark.full
+@pytest.mark.slow
 def test_an_output_that_differs_fails_in_a_forked_kernel_too(folder: Path) -> None:
     path = folder / "beside.py"
     path.write_text("NAME = 'another one'\n")
@@ -69,7 +68,6 @@ def test_an_output_that_differs_fails_in_a_forked_kernel_too(folder: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.full
 @pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
 def test_nothing_is_left_of_killed_and_restarted_kernels_and_interrupted_launches():
     left = survivors(times=1, seed=7)

@@ -7,12 +7,10 @@ import pytest
 from tests import kills
 from tests.kills import EVERY, NUM_STEPS, PHASES, Found, Kill, problems, table
 
-READS = ["labs/11_when_a_rank_dies.ipynb"]
 KILL = Kill("rank", "forward", 0, 0, 1)
 
 
 @pytest.mark.slow
-@pytest.mark.full
 @pytest.mark.parametrize("elastic", [False, True], ids=["launch", "torchrun"])
 def test_a_killed_training_loses_no_checkpoint_and_resumes_exactly(elastic):
     found = list(kills.kills(2, seed=5, elastic=elastic))

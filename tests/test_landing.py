@@ -12,7 +12,6 @@ from tests.browser import Browser
 from tests.players import axe_finds, first
 from tests.website import Site
 
-READS = ["index.md", "_toc.yml", "book/twin/*.js", "book/widgets/*.js", "book/authoring/*"]
 RING, DUEL, MAP = ".lockstep-player[aria-label='A ring all-reduce']", "[aria-label='A race against you']", ".book-path"
 # A binomial tree: to rank 0, then from rank 0, each time all chunks.
 TREE = [(1, 0), (3, 2), (2, 0), (0, 2), (0, 1), (2, 3)]

@@ -276,7 +276,7 @@ def test_the_same_error_everywhere_is_reported_once_for_the_lowest_rank():
 @pytest.mark.parametrize("end, words", [
     (lambda: os._exit(3), "rank 1 ended with exit code 3 before its function returned"),
     pytest.param(lambda: os._exit(0), "rank 1 ended with exit code 0 before its function returned",
-                 marks=pytest.mark.full),
+                 marks=pytest.mark.slow),
     (lambda: os.kill(os.getpid(), signal.SIGKILL),
      "rank 1 was killed by SIGKILL before its function returned: the machine may have run out of memory"),
 ])
@@ -318,9 +318,9 @@ def test_a_peer_that_does_not_exist_is_named(record):
 
 @pytest.mark.parametrize("call", [
     lambda x, peer: dist.recv(x, peer),
-    pytest.param(lambda x, peer: dist.irecv(x, src=peer).wait(), marks=pytest.mark.full),
+    pytest.param(lambda x, peer: dist.irecv(x, src=peer).wait(), marks=pytest.mark.slow),
     lambda x, peer: dist.batch_isend_irecv([dist.P2POp(dist.irecv, x, peer)]),
-    pytest.param(lambda x, peer: dist.broadcast(x, peer), marks=pytest.mark.full),
+    pytest.param(lambda x, peer: dist.broadcast(x, peer), marks=pytest.mark.slow),
 ])
 def test_a_receive_from_a_rank_that_does_not_exist_is_named(call):
     def receive():
@@ -358,9 +358,9 @@ def test_a_message_that_does_not_fit_is_reported_with_its_size():
         "float32 do"]
 
 
-@pytest.mark.parametrize("record", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize("record", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("call, words", [
-    pytest.param(lambda x: dist.isend(x, 1), "rank 1 sends to itself: copy instead", marks=pytest.mark.full),
+    pytest.param(lambda x: dist.isend(x, 1), "rank 1 sends to itself: copy instead", marks=pytest.mark.slow),
     (lambda x: dist.irecv(x, group_src=1), "rank 1 receives from itself: copy instead"),
     (lambda x: dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 1)]), "rank 1 sends to itself: copy instead"),
 ])
@@ -477,7 +477,7 @@ def test_a_ring_in_which_all_ranks_receive_first_hangs():
     assert hang(exchange) == (STILL, expected)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_ring_in_which_all_ranks_send_first_hangs():
     def exchange():
         rank, world_size = start()
@@ -513,7 +513,7 @@ def test_a_group_created_by_one_rank_alone_is_reported():
     assert (head, lines) == (STILL, [f"rank 0 {where}", "ranks 1, 2 finished", rule])
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_mismatched_order():
     def mismatch():
         rank, _ = start()

@@ -27,7 +27,6 @@ from book.launch import HangError, LaunchError, RankError, launch, rank_device
 from book.launch.backend import Said, heard, verdict_on
 from tests.website import ROOT
 
-READS = ["tests/programs/agree_on_backend.py"]
 PROGRAM, LIMIT_S = ROOT / "tests/programs/agree_on_backend.py", 100
 HERE = socket.gethostname()
 
@@ -207,7 +206,7 @@ def ranks_of(told: str, start: int = 0) -> dict[str, str]:
     return dict(sorted(lines))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("gpus, backend, silent, words", [
     ("2,0", "nccl", "", [f"ranks 0, 1, 2 and 3 asked for NCCL, but ranks 2 and 3 on {HERE} see no GPU"] * 4),
     ("0,0", "", "3", ["rank 3 did not say within 4 s"] * 3 + ["was silent"]),
@@ -243,7 +242,7 @@ def elastic(folder: Path, nodes: str, ranks_per_node: int, arguments: list[str],
     return "".join(file.read_text() for file in files)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("gpus, first, then, shared", [
     ("1,0;1,1", "cpu", "cuda:0", "0"), ("1,1;1,0", "cuda:0", "cpu", "1")])
 def test_restarted_ranks_agree_again_in_the_store_of_the_previous_start(tmp_path, gpus, first, then, shared):
@@ -253,7 +252,7 @@ def test_restarted_ranks_agree_again_in_the_store_of_the_previous_start(tmp_path
     assert ranks_of(told, 1) == dict.fromkeys(["rank 0 of 2", "rank 1 of 2"], then), told
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("nodes, gpus, first, then", [
     ("2:3", "1,1,0;1,1", 3, ["rank 0 of 2", "rank 1 of 2"]),
 ])
@@ -263,7 +262,7 @@ def test_agents_that_are_left_agree_anew_without_the_one_that_died(tmp_path, nod
     assert ranks_of(told, 1) == dict.fromkeys(then, "cuda:0"), told
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_without_a_launcher_rank_0_hosts_the_store(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -23,7 +23,6 @@ from book.waiting.message import graph
 from book.widgets.player import run_payload
 from examples import hangs
 
-READS = ["examples/hangs.py", "chapters/95_when_it_hangs.md"]
 SECTIONS = dict(zip((program.__name__ for program in hangs.HANGS),
                     re.split(r"^### ", hangs.PAGE.read_text("utf-8").partition("\n## A job that")[0], flags=re.M)[1:]))
 NO_WAIT = ("a_loop_that_never_ends", "a_call_that_keeps_the_interpreter")  # told at the time limit
@@ -102,7 +101,7 @@ EXPECTED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [
-    pytest.param(program, id=program.__name__, marks=() if program.__name__ in QUICK else pytest.mark.full)
+    pytest.param(program, id=program.__name__, marks=() if program.__name__ in QUICK else pytest.mark.slow)
     for program in hangs.HANGS])
 def test_a_program_that_hangs_gets_the_message_on_the_page(program: hangs.Program) -> None:
     said = hangs.message(program)

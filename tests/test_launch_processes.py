@@ -14,7 +14,6 @@ import pytest
 from book.launch import HangError, RankError, launch
 
 pytestmark = pytest.mark.slow
-READS = ["tests/programs/*.py"]
 
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT_S = 120.0
@@ -144,7 +143,7 @@ def test_a_folder_whose_path_is_too_long_for_a_socket_is_named(tmp_path):
 @pytest.mark.skipif(subprocess.run(["sh", "-c", f"{APART} ip link"], capture_output=True).returncode != 0,
                     reason="this user can't make a network of their own, or there is no `ip`")
 @pytest.mark.parametrize("changed", ["true", pytest.param("ip link set lo up && ip addr del 127.0.0.1/8 dev lo",
-                                                          marks=pytest.mark.full)])
+                                                          marks=pytest.mark.slow)])
 def test_a_machine_without_loopback_is_told_what_to_switch_on(changed):
     ran = program("sum_ranks", within=[*APART.split(), "sh", "-c", changed + ' && exec "$@"', "sh"])
     last = ran.stderr.splitlines()[-1]
@@ -157,7 +156,7 @@ def program(name, within=(), **environment):
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, **environment})
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_same_function_runs_under_torchrun(capfd):
     program = str(PROGRAMS / "sum_ranks.py")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", program]

@@ -142,7 +142,7 @@ def test_a_forgotten_shutdown():
 
 
 @pytest.mark.parametrize("how", [
-    "rpc_sync", pytest.param("rref", marks=pytest.mark.full), "through another"])
+    "rpc_sync", pytest.param("rref", marks=pytest.mark.slow), "through another"])
 def test_a_remote_error_is_reported_with_its_own_line(how):
     def ask():
         if serve(3) == 0:
@@ -166,7 +166,7 @@ def test_the_text_of_an_ordinary_error_is_left_alone():
     assert remote_error("7 is refused") is None
 
 
-@pytest.mark.parametrize("end", [pytest.param("raises", marks=pytest.mark.full), "dies"])
+@pytest.mark.parametrize("end", [pytest.param("raises", marks=pytest.mark.slow), "dies"])
 def test_a_worker_that_fails_by_itself_is_the_cause(end):
     def one_fails():
         rank = serve()

@@ -27,7 +27,6 @@ from book.legacy import LegacyError, Overview, Row, ScriptError, Section, observ
 from tests.browser import Browser
 from tests.website import ROOT, Site
 
-READS = ["_toc.yml", "_config.yml", "chapters/91_glossary.md", "book/authoring/*"]
 
 
 CALLS = "chapters/90_legacy_map"
@@ -325,7 +324,7 @@ def test_a_script_that_fails_says_why() -> None:
         run_script("python train.py", "1 / 0")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_script_that_hangs_is_ended_with_its_ranks(tmp_path: Any) -> None:
     """torchrun starts its ranks in sessions of their own."""
     source = f"import os, time; open('{tmp_path}/' + str(os.getpid()), 'w').close(); time.sleep(300)"

@@ -67,9 +67,9 @@ def train(bucket_bytes, steps):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [
-    pytest.param(1, marks=pytest.mark.full), 2, 3, pytest.param(4, marks=pytest.mark.full)])
+    pytest.param(1, marks=pytest.mark.slow), 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("bucket_bytes", [
-    pytest.param(1, marks=pytest.mark.full), 200, pytest.param(10**9, marks=pytest.mark.full)])
+    pytest.param(1, marks=pytest.mark.slow), 200, pytest.param(10**9, marks=pytest.mark.slow)])
 def test_training_equals_one_process(world_size, bucket_bytes):
     assert max(launch(train, world_size, bucket_bytes, 4)) < 1e-12
 
@@ -173,7 +173,7 @@ def ddp_on(schedule):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [
-    pytest.param(2, marks=pytest.mark.full), 3, *(pytest.param(n, marks=pytest.mark.full) for n in (4, 5))])
+    pytest.param(2, marks=pytest.mark.slow), 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 5))])
 def test_ddp_traffic_matches_the_formulas(world_size):
     num_bytes = 240 * 8
     ring = launch(ddp_on, world_size, ring_all_reduce, record=True)

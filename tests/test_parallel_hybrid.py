@@ -54,7 +54,7 @@ def test_there_are_ten_layouts_of_eight():
     assert len(set(LAYOUTS)) == len(LAYOUTS) == 10 and all(pp * dp * tp == 8 for pp, dp, tp in LAYOUTS)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_twenty_steps_in_float32_match_one_process_within_two_gigabytes():
     loss, weight, _ = apart(CUBE, 20, dtype=torch.float32)
     # Sums are computed in a different order, and CPU types round them differently: 1.6e-5 on one of them.
@@ -63,7 +63,7 @@ def test_twenty_steps_in_float32_match_one_process_within_two_gigabytes():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("zero_stage", [*(pytest.param(stage, marks=pytest.mark.full) for stage in (1, 2)), 3])
+@pytest.mark.parametrize("zero_stage", [*(pytest.param(stage, marks=pytest.mark.slow) for stage in (1, 2)), 3])
 def test_state_sharded_over_dp_changes_nothing(zero_stage):
     loss, weight, _ = apart(CUBE, zero_stage=zero_stage)
     assert loss < 1e-12 and (zero_stage == 3 or weight < 1e-12)
@@ -86,7 +86,7 @@ def clipped(layout):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", [CUBE, pytest.param((1, 2, 4), marks=pytest.mark.full)], ids=str)
+@pytest.mark.parametrize("layout", [CUBE, pytest.param((1, 2, 4), marks=pytest.mark.slow)], ids=str)
 def test_clipping_counts_every_gradient_of_the_model_once(layout):
     gpt = launch(partial(GPT, CONFIG), 1)[0]
     GPT.loss(gpt(batch(0)[0]), batch(0)[1]).backward()
@@ -137,7 +137,7 @@ def by_torch(num_steps):
     return found
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_torchs_own_combination_on_one_device_mesh_equals_one_process_too():
     run, (losses, _) = launch(by_torch, 8, NUM_STEPS), alone()
     mesh = mesh_of(CUBE)
@@ -182,7 +182,7 @@ def clipped_without_gradients(zero_stage):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("zero_stage", [0, pytest.param(2, marks=pytest.mark.full), 3])
+@pytest.mark.parametrize("zero_stage", [0, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_clipping_without_gradients_raises_an_error(zero_stage):
     with pytest.raises(RankError, match="no parameter has a gradient") as caught:
         launch(clipped_without_gradients, 2, zero_stage)

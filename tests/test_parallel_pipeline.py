@@ -86,7 +86,7 @@ def by_the_book(schedule):
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", [
     gpipe(3, 4), one_f_one_b(4, 2), interleaved(6, 2, 3), zero_bubble(4, 5),
-    *(pytest.param(schedule, marks=pytest.mark.full) for schedule in (
+    *(pytest.param(schedule, marks=pytest.mark.slow) for schedule in (
         gpipe(1, 3), one_f_one_b(2, 5), one_f_one_b(4, 6), interleaved(4, 4), interleaved(6, 3), interleaved(2, 2),
         zero_bubble(2, 3), zero_bubble(6, 2)))],
     ids=lambda schedule: f"{schedule.name}-{schedule.num_stages}-{schedule.num_micro_batches}")
@@ -105,7 +105,7 @@ def test_a_step_equals_one_process_in_the_order_of_the_schedule(schedule):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", [
-    *(pytest.param(schedule, marks=pytest.mark.full)
+    *(pytest.param(schedule, marks=pytest.mark.slow)
       for schedule in (gpipe(3, 4), one_f_one_b(3, 4), interleaved(4, 4))),
     zero_bubble(4, 3)],
                          ids=lambda schedule: schedule.name)
@@ -137,7 +137,7 @@ def by_torch(name, schedule):
 @pytest.mark.parametrize(("name", "schedule"), [
     ("GPipe", gpipe(3, 4)), ("1F1B", one_f_one_b(3, 4)), ("Interleaved1F1B", interleaved(4, 4)),
     ("ZBVZeroBubble", zero_bubble(4, 4))])
-@pytest.mark.full
+@pytest.mark.slow
 def test_torchs_schedules_equal_one_process_too(name, schedule):
     run = launch(by_torch, schedule.world_size, name, schedule)
     found = [difference for _, difference in run]
@@ -157,7 +157,7 @@ def by_hand(num_micro_batches):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_stages", "num_micro_batches"), [
-    *(pytest.param(*sizes, marks=pytest.mark.full) for sizes in ((1, 2), (2, 5), (4, 2))), (3, 4)])
+    *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((1, 2), (2, 5), (4, 2))), (3, 4)])
 def test_1f1b_written_out_follows_the_schedule(num_stages, num_micro_batches):
     run = launch(by_hand, num_stages, num_micro_batches, record=True)
     found = [difference for _, difference in run]
@@ -191,7 +191,7 @@ def open_sends(num_micro_batches):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_micro_batches", [pytest.param(2, marks=pytest.mark.full), 8])
+@pytest.mark.parametrize("num_micro_batches", [pytest.param(2, marks=pytest.mark.slow), 8])
 def test_1f1b_written_out_keeps_one_sent_tensor_each_way(num_micro_batches):
     assert list(launch(open_sends, 3, num_micro_batches)) == [(1, 0), (2, 0), (1, 0)]
 

@@ -29,7 +29,6 @@ from book.simulate import simulate
 from tests.test_chapters import cells
 from tests.website import ROOT
 
-READS = ["chapters/08_parameter_server.ipynb", "chapters/88_rpc_in_pytorch.ipynb"]
 
 
 CONFIG = GPTConfig(vocab_size=11, context=8, num_layers=4, num_heads=2, width=8, dtype=torch.float64)
@@ -95,7 +94,7 @@ def matches(driven):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size, num_replicas, num_micro_batches", [
-    *(pytest.param(*sizes, marks=pytest.mark.full) for sizes in ((2, 1, 1), (2, 1, 8))), (3, 1, 3), (4, 2, 2)])
+    *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((2, 1, 1), (2, 1, 8))), (3, 1, 3), (4, 2, 2)])
 def test_training_equals_one_process(world_size, num_replicas, num_micro_batches):
     run = launch(train, world_size, num_replicas, num_micro_batches)
     drivers = [run[rank] for rank in range(num_replicas)]
@@ -166,7 +165,7 @@ def test_a_worker_without_a_rank_is_refused():
         pass
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_same_function_runs_under_torchrun():
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
     shown = subprocess.run([*torchrun, "-m", "tests.programs.rpc_replicas"], cwd=ROOT, capture_output=True, text=True,

@@ -81,7 +81,7 @@ def train_one(stage, num_backwards, num_steps):
 
 
 @pytest.mark.parametrize("world_size, num_backwards", [
-    *(pytest.param(*sizes, marks=pytest.mark.full) for sizes in ((1, 1), (2, 1), (4, 1))), (3, 1), (2, 2)])
+    *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((1, 1), (2, 1), (4, 1))), (3, 1), (2, 2)])
 def test_training_equals_one_process_and_ddp(world_size, num_backwards):
     for worst in launch(train, world_size, num_backwards):
         assert len(worst) == len(STAGES) and max(worst) < 1e-12
@@ -110,7 +110,7 @@ def one_step(stage):
 
 
 @pytest.fixture(scope="module", params=[
-    *((stage, 3) for stage in range(4)), pytest.param((3, 2), marks=pytest.mark.full)],
+    *((stage, 3) for stage in range(4)), pytest.param((3, 2), marks=pytest.mark.slow)],
     ids=lambda p: f"stage {p[0]}, {p[1]} ranks")
 def recorded(request):
     number, world_size = request.param

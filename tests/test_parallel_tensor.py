@@ -36,8 +36,8 @@ CONFIG = GPTConfig(Characters(TEXT).vocab_size, context=8, num_layers=2, num_hea
 WAYS = {"tensor parallel": dict(), "sequence parallel": dict(sequence_parallel=True),
         "regathered": dict(sequence_parallel=True, regather=True)}
 # This one does everything that the others do: it gathers, scatters, and gathers again for backward.
-ONE_WAY = [pytest.param(way, marks=() if way == "regathered" else pytest.mark.full) for way in WAYS]
-SIZES = [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(4, marks=pytest.mark.full)]
+ONE_WAY = [pytest.param(way, marks=() if way == "regathered" else pytest.mark.slow) for way in WAYS]
+SIZES = [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
 NUM_SEQUENCES = 3
 
 
@@ -126,7 +126,7 @@ def test_accumulated_passes_equal_one_process(way: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [pytest.param("tensor parallel", marks=pytest.mark.full), "regathered"])
+@pytest.mark.parametrize("way", [pytest.param("tensor parallel", marks=pytest.mark.slow), "regathered"])
 def test_each_group_splits_its_own_model(way: str) -> None:
     ranks = list(launch(trained_split, 4, CONFIG, 2, 1, WAYS[way]))
     assert ranks[0]["losses"] != ranks[2]["losses"]

@@ -320,7 +320,7 @@ def option_values(text: str) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name not in OF_THE_SCRIPT}
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_released_packages_read_the_plans(tmp_path: Path) -> None:
     """torchtitan's reader gets the degrees of each; Megatron's core makes its configuration of all options but 9."""
     packages = installed()

@@ -24,8 +24,6 @@ from tests.browser import page_with
 from tests.players import PLAYER, assert_readable, axe_finds, caption, click, figures, first, html_of, paint, state
 from tests.test_explorers import PICTURE, data_of, turn
 
-READS = ["book/twin/*.js", "book/widgets/*explorer*", "book/widgets/layouts.js", "book/widgets/scene.js",
-         "book/widgets/widgets.css", "book/cost/*.py"]
 
 
 CHOSEN = ("pp", "dp", "tp", "cp", "ep", "micro_batch_size", "stages_per_rank", "zero_stage", "sequence_parallel")
@@ -319,7 +317,7 @@ def as_plain(layout: Layout) -> dict[str, Any]:
     return {f.name: getattr(layout, f.name) for f in fields(layout)}
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_bytes_and_seconds_of_drawn_layouts_are_the_same(twin: Any, seed: int) -> None:
     """Each part of them: all models and machines, long sequences, stored scores, cp, ep, every stage of ZeRO."""
     draw = random.Random(seed)

@@ -114,7 +114,7 @@ def test_the_table_has_a_line_for_each_set():
     assert [line.split()[0] for line in lines[1:len(DATA) + 1]] == list(DATA)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_papers_that_were_left_out_are_within_seven_per_cent():
     found = leave_one_out()
     papers = ("megatron", "replicas", "recompute", "megascale", "torchtitan")

@@ -15,7 +15,6 @@ from book.simulate import simulate
 from book.trace import Event, Trace, TraceError
 from tests.website import ROOT
 
-READS = ["chapters/03_ring_all_reduce.ipynb", "chapters/ring_all_reduce.svg", "book/widgets/widgets.css", "README.md"]
 
 
 PHONE_PX = 360  # of 390, without the margins

@@ -121,7 +121,7 @@ def test_blocking_calls_take_turns_and_double_the_steps(executed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", [{"dtype": torch.bfloat16}, {"dtype": torch.int64, "block": 5},
-                                  pytest.param({"block": 1000}, marks=pytest.mark.full)])
+                                  pytest.param({"block": 1000}, marks=pytest.mark.slow)])
 def test_lanes_of_any_dtype_and_size_give_the_same_trace(executed, form):
     run = launch(lambda: ring(**form), 4, record=True)
     assert moved(run.trace) == executed

@@ -26,7 +26,6 @@ from book.trace import Trace, TraceError
 from tests.by_value import sent_by_value
 from tests.test_parallel_pipeline import GOLDEN
 
-READS = ["tests/programs/record_across_hosts.py", "tests/golden/pipelines/*"]
 
 
 sent_by_value(__name__)
@@ -101,7 +100,7 @@ def followed(stage):
 
 
 @pytest.fixture(scope="module", params=[
-    pytest.param(0, marks=pytest.mark.full), pytest.param(1, marks=pytest.mark.full), 2, 3],
+    pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 2, 3],
     ids=lambda number: f"stage {number}")
 def run(request):
     return request.param, launch(followed, 2, STAGES[request.param], record=True)
@@ -237,7 +236,7 @@ def test_a_missing_file_is_named(tmp_path):
         record.merge([tmp_path / "0.json"])
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_hosts_whose_clocks_differ_are_aligned(tmp_path):
     """Two hosts, a thousand seconds apart, under torchrun alone."""
     try:
@@ -288,7 +287,7 @@ def stages_of(schedule):
 @pytest.mark.parametrize(("name", "size", "golden"), [
     ("1F1B", (4, 6), "one_f_one_b_4_6"), ("Interleaved1F1B", (8, 8), "interleaved_8_8"),
     ("ZBVZeroBubble", (6, 2), "zero_bubble_6_2"),
-    *(pytest.param(*one, marks=pytest.mark.full) for one in (
+    *(pytest.param(*one, marks=pytest.mark.slow) for one in (
         ("GPipe", (4, 6), "gpipe_4_6"), ("ZBVZeroBubble", (8, 8), "zero_bubble_8_8"), ("1F1B", (3, 5), None),
         ("Interleaved1F1B", (6, 4), None)))])
 def test_torch_executes_these_orders(name, size, golden):

@@ -19,7 +19,6 @@ from book.promise import PROMISES
 from book.record.recording import Operation, Recording
 from book.schedule import Move, PipelineSchedule, Schedule, ScheduleError
 
-READS = ["tests/golden/*.csv"]
 
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -11,8 +11,8 @@ import pytest
 from book.widgets.registry import EXPORT, IMPORT, plain
 from tests.website import ROOT
 
-READS = ["book/twin/*.js", "book/widgets/*.js", "book/widgets/*.css", "book/authoring/*.css"]
-FILES = sorted(path for pattern in READS for path in ROOT.glob(pattern))
+PATTERNS = ["book/twin/*.js", "book/widgets/*.js", "book/widgets/*.css", "book/authoring/*.css"]
+FILES = sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern))
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
 MAX_LINE = 120
 ASKED_BY_TESTS = {"refusal", "timed", "scored", "stateBytes", "fewest"}

@@ -244,7 +244,7 @@ def test_the_bias_counts_as_often_as_it_was_added() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [2, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize("n", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_figures_are_those_of_the_formulas(n: int) -> None:
     t, d, m, o = SIZES["T"], SIZES["D"], SIZES["M"], SIZES["O"]
     product, both = [figures(recorded(key, n)) for key in ("by rows", "MLP")]
@@ -289,7 +289,7 @@ def in_bfloat16(x: Tensor, a: Tensor) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("fn", [
     waits_later, functional, in_bfloat16,
-    *(pytest.param(fn, marks=pytest.mark.full) for fn in (as_linear, in_three_dims, in_float32))])
+    *(pytest.param(fn, marks=pytest.mark.slow) for fn in (as_linear, in_three_dims, in_float32))])
 def test_every_right_way_to_write_it_passes(fn: Any) -> None:
     trace = followed(fn, 4 if fn is in_bfloat16 else 2)
     assert told(trace)[-1].startswith(DONE), told(trace)
@@ -363,10 +363,10 @@ def to_one_rank(x: Tensor, a: Tensor) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fn, verdict", [
-    pytest.param(mean, "every rank returns all of Y divided by 2.", marks=pytest.mark.full),
+    pytest.param(mean, "every rank returns all of Y divided by 2.", marks=pytest.mark.slow),
     (less, "rank 0 returns all of Y, complete; rank 1 returns all of Y with a term counted -1 times."),
     (same_columns, "every rank returns columns 0 to 23 of Y, complete. Parts of Y are on no rank."),
-    pytest.param(strided, "every rank returns something that is not made of blocks of Y.", marks=pytest.mark.full),
+    pytest.param(strided, "every rank returns something that is not made of blocks of Y.", marks=pytest.mark.slow),
     (to_one_rank, "rank 0 returns all of Y with a term counted twice; rank 1 returns a partial sum of all of Y (1 of 2 "
                   "terms)."),
 ])

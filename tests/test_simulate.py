@@ -434,7 +434,7 @@ def story(trace: Trace) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.full)])
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("program, simulated", [
     ((trace_product, by_columns), lambda num_ranks: simulate_product("M", num_ranks)),
     ((trace_product, by_rows), lambda num_ranks: simulate_product("D", num_ranks)),

@@ -145,7 +145,7 @@ def assert_clean(site: Site, address: str, browser: Browser, names: Iterable[str
 
 
 @pytest.mark.parametrize("screen", [
-    screen if screen == "phone" else pytest.param(screen, marks=pytest.mark.full) for screen in SCREENS])
+    screen if screen == "phone" else pytest.param(screen, marks=pytest.mark.slow) for screen in SCREENS])
 def test_a_page_of_each_kind_is_clean(site: Site, site_url: str, browser: Browser, screen: str) -> None:
     assert_clean(site, site_url, browser, sorted(KINDS), **SCREENS[screen])
 
@@ -154,13 +154,13 @@ def test_a_page_of_each_kind_opens_from_a_file(site: Site, browser: Browser) -> 
     assert_clean(site, site.folder.as_uri(), browser, sorted(KINDS))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("screen", SCREENS)
 def test_every_page_is_clean(site: Site, site_url: str, browser: Browser, screen: str) -> None:
     assert_clean(site, site_url, browser, site.pages(), **SCREENS[screen])
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_every_page_opens_from_a_file(site: Site, browser: Browser) -> None:
     assert_clean(site, site.folder.as_uri(), browser, site.pages())
 
@@ -239,7 +239,7 @@ def test_a_changed_widget_file_is_copied_anew(monkeypatch: pytest.MonkeyPatch, t
     assert setting("b { margin: 0 }") == setting("b { margin: 0 }") != setting("b { margin: 1px }")
 
 
-@pytest.mark.parametrize("built", ["site", pytest.param("bare_site", marks=pytest.mark.full)])
+@pytest.mark.parametrize("built", ["site", pytest.param("bare_site", marks=pytest.mark.slow)])
 def test_hidden_checks_and_variants_are_nowhere(request: pytest.FixtureRequest, site: Site, built: str) -> None:
     """On no page, in no notebook or zip for download, not in what the search knows."""
     secret = set().union(*(kept_back(read_lab(lab)) for lab in LABS))
@@ -278,7 +278,7 @@ def test_a_lab_that_is_published_without_solutions_has_none(path: Path) -> None:
         assert not [line for line in solutions(lab) if line in text], other.name
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)
 def test_the_website_without_solutions_contains_none(bare_site: Site, path: Path) -> None:
     """The chapters are left out: they build what labs ask for."""
@@ -290,12 +290,12 @@ def test_the_website_without_solutions_contains_none(bare_site: Site, path: Path
             assert not [line for line in wanted if line in text], name
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_website_without_solutions_is_built_without_a_warning(bare_site: Site) -> None:
     assert bare_site.status == 0 and "WARNING" not in bare_site.said, bare_site.said
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_search_does_not_know_the_solutions(site: Site, bare_site: Site) -> None:
     """Names that occur in solutions alone are found on one website, and not on the other."""
     names = {lab: set(re.findall(r"\b[a-z]\w{5,}", " ".join(solutions(read_lab(lab))))) for lab in LABS}

@@ -20,7 +20,6 @@ from tests.browser import page_with
 from tests.players import first
 from tests.website import ROOT
 
-READS = ["book/twin/*.js", "book/*.py", "book/*/*.py", "tests/golden/*/*"]
 Job = dict[str, Any]
 REL = 1e-12  # of times
 JOBS_OF_A_SEED = 400

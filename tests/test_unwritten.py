@@ -19,7 +19,6 @@ from tests.website import ROOT
 
 LABS = sorted(path.stem for path in (ROOT / "labs").glob("*.ipynb"))
 FASTEST = "10_frameworks"  # 4 s, others 13 to 20
-READS = ["labs/*.ipynb"]
 NEEDS_NO_ANSWER = ("play-simulated-", "measure-3")  # nbval runs these cells, which take the longest
 LINE = re.compile(r"Not written yet\. This cell needs exercise \d+: write its function, then run this cell again\.")
 WRITTEN = 'raise NotImplementedError("exercise 3: write this function, then run the cell")'
@@ -48,7 +47,7 @@ def shown(cell: Any) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [FASTEST, *(pytest.param(lab, marks=pytest.mark.full)
+@pytest.mark.parametrize("name", [FASTEST, *(pytest.param(lab, marks=pytest.mark.slow)
                                              for lab in LABS if lab != FASTEST)])
 def test_an_untouched_lab_runs_to_its_end(name: str, tmp_path: Path) -> None:
     copy = release.released(read_lab(ROOT / "labs" / f"{name}.ipynb"), f"{name}.ipynb")

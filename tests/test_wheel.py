@@ -23,7 +23,6 @@ from book.widgets import panel, play
 from tests.browser import Browser
 from tests.website import ROOT
 
-READS = ["pyproject.toml", "README.md", "book/*"]
 
 
 SAVES = """
@@ -63,7 +62,7 @@ def test_the_wheel_contains_all_files_of_the_package(unpacked: Path) -> None:
     assert files(unpacked / "book") == files(ROOT / "book")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_widgets_saved_by_the_wheel_play_without_a_network(unpacked: Path, tmp_path: Path, browser: Browser) -> None:
     told = subprocess.run([sys.executable, "-c", SAVES], cwd=tmp_path, env={"PYTHONPATH": str(unpacked)},
                           capture_output=True, text=True, check=True).stdout

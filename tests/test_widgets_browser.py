@@ -171,7 +171,7 @@ def test_dark_if_the_system_is_dark(show: Callable, widget: Widget) -> None:
     assert page.evaluate(COLOURS, widget.themed) == dark
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("theme", THEMES)
 @each_widget
 def test_axe_finds_nothing(show: Callable, widget: Widget, theme: str) -> None:
@@ -222,7 +222,7 @@ def test_two_of_each_work_on_one_page(show: Callable) -> None:
     assert [k for k, step in enumerate(at) if step] == [len(WIDGETS) - 1]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @each_widget
 def test_frames(show: Callable, widget: Widget) -> None:
     """Frames are counted, not timed against a limit: a machine may be slow, but a widget must keep drawing."""

@@ -18,7 +18,6 @@ from book.wire.broker import Broker, WireError, WireRun
 from book.wire.frames import ANY, DONE, RECV, RESULT, SEND, Frame, Unpacker, packed, receive
 from tests.answers import LABS, PASS, Answer, answers
 
-READS = ["labs/*.ipynb", "tests/answers/*/*.diff"]
 
 
 PROGRAM = '''
@@ -202,7 +201,7 @@ def run_on(ranks: Ranks, head: list[str], *sources: str, num_ranks: int = 2) -> 
     return {rank.process.pid for rank in ranks.ranks}
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_run_does_not_affect_the_next_one(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names, patched modules, threads, processes: each run is forked from ranks that have run only the head."""
     head = ["import os, subprocess, threading, time, torch", "kept = 1"]
@@ -246,7 +245,7 @@ def wired_answers() -> Iterator:
         for answer in answers(name):
             if answer.expected == PASS and any(marks(cell).get("wire") for cell in checks(lab, answer.exercise)):
                 chosen = in_every_run(name, answer.exercise) and answer.name == "right_ring_with_padding"
-                yield pytest.param(answer, id=answer.name, marks=() if chosen else pytest.mark.full)
+                yield pytest.param(answer, id=answer.name, marks=() if chosen else pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")
@@ -294,7 +293,7 @@ def test_whole_buffers_as_few_messages_are_not_a_ring(of_labs: Mapping[str, Rank
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, exercise", [
-    pytest.param(name, exercise, marks=() if in_every_run(name, exercise) else pytest.mark.full)
+    pytest.param(name, exercise, marks=() if in_every_run(name, exercise) else pytest.mark.slow)
     for name, lab in LABS.items() for cell in code_cells(lab) if marks(cell).get("wire")
     for exercise in [marks(cell)["exercise"]]])
 def test_an_answer_that_does_nothing_is_refused(of_labs: Mapping[str, Ranks], name: str, exercise: int) -> None:
