@@ -10,6 +10,7 @@ from types import FrameType
 
 from book.launch import pending, where
 from book.launch.stacks import Line
+from book.tap.place import is_learners
 from book.waiting.doing import Doing, Kind
 
 # Methods written in C that wait until another thread, or another rank, does something.
@@ -30,14 +31,14 @@ def without_limit(lines: Sequence[Line]) -> bool:
     """Whether a thread at these lines, if it uses no CPU, waits for another thread and has set no time limit."""
     if with_limit(lines):
         return False
-    return _in_threading(lines[-1]) or (where.is_learners(lines[-1].filename) and _waits_in_c(lines[-1]))
+    return _in_threading(lines[-1]) or (is_learners(lines[-1].filename) and _waits_in_c(lines[-1]))
 
 
 def with_limit(lines: Sequence[Line]) -> bool:
     """Whether a thread at these lines waits for another thread for a limited time, as a Timer does."""
     # Thread.join passes its time limit on even if that is None.
     last = lines[-2] if lines[-1].function == "_wait_for_tstate_lock" else lines[-1]
-    return (_in_threading(last) or where.is_learners(last.filename)) and (
+    return (_in_threading(last) or is_learners(last.filename)) and (
         "timeout" in last.source and "_handle.join" not in last.source)
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from book.launch import blocked, left_out, requests, rpc, stacks, threads, where
 from book.launch.stacks import Line
+from book.tap.place import is_learners
 from book.waiting.doing import Doing, Kind
 from book.waiting.hang import Dropped, Standing, Thread
 
@@ -75,7 +76,7 @@ def _threads_of_the_learner(lines: Mapping[int, Sequence[Line]]) -> dict[int, st
                if thread not in (threading.main_thread(), threading.current_thread())}
     return {ident: name for ident, name in sorted(started.items(), key=lambda item: item[1])
             if ident is not None and ident in lines and not rpc.serves(lines[ident])
-            and any(where.is_learners(line.filename) for line in lines[ident])}
+            and any(is_learners(line.filename) for line in lines[ident])}
 
 
 def _may_wait_forever(main: int, lines: Mapping[int, Sequence[Line]]) -> bool:

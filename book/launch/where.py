@@ -16,8 +16,7 @@ from typing import Any
 
 from book.launch import pending
 from book.launch.stacks import Line
-from book.tap.place import BOOK, is_book, is_unseen
-from book.tap.place import is_learners as is_learners
+from book.tap.place import BOOK, is_book, is_learners, is_unseen
 from book.waiting.doing import Doing, Kind
 
 # Calls that block in C++ directly, with no frame of torch.distributed below the caller's.
