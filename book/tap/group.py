@@ -118,6 +118,9 @@ class TapGroup(ProcessGroup):
         super().__init__(rank, size)
         self.inner, self.calls = ProcessGroup(store, rank, size), _Calls()
 
+    def __repr__(self) -> str:
+        return repr(self.inner)  # torch's errors name the group
+
     def _register_backend(self, *args: Any) -> None:
         super()._register_backend(*args)
         self.inner._register_backend(*args)
