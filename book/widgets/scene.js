@@ -450,7 +450,7 @@ function pickable(view, selector, of, show) {
 }
 
 // # mounting
-const VERSION = 2;  // DATA_VERSION in page.py
+const VERSION = 2;  // DATA_VERSION in registry.py
 
 /** Why this script cannot draw such data, which a notebook may have stored long ago; "" if it can. */
 function mismatch({ v }) {
