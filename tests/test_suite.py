@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests import suite
+from tests.once import once
 from tests.website import ROOT
 
 pytest_plugins = ["pytester"]
@@ -86,6 +87,20 @@ def test_a_failure_is_named_at_once(pytester: pytest.Pytester, run: Any, capsys:
     run("-q")
     printed = capsys.readouterr().out
     assert printed.index("FAILED test_some.py::test_wrong") < printed.index("= FAILURES")
+
+
+def test_a_value_made_once_is_shared_and_a_failure_is_retried() -> None:
+    made = iter([RuntimeError("no"), [1, 2]])
+
+    def make() -> list[int]:
+        value = next(made)
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    with pytest.raises(RuntimeError):
+        once("test-of-once", make)
+    assert once("test-of-once", make) == once("test-of-once", make) == [1, 2]
 
 
 def read(path: Path) -> Any:

@@ -1,7 +1,7 @@
 """L2: one tap on torch.distributed: each call of a process is seen once, and noted in one log that others read.
 
-`start()` works in any program, under `launch` or torchrun, best before `dist.init_process_group()`. After that it sees
-what Python calls, but not what C++ does, such as DDP's all-reduces.
+`start()` works in any program, under `launch` or torchrun. Called before `dist.init_process_group()`, it sees what C++
+calls too, such as DDP's all-reduces; called later, only what Python calls.
 
     log        Op: a call as plain data; Subscriber: what is told of it, or refuses it before it is made
     place      the line of the program that made a call, and which function of torch.distributed it called

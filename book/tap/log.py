@@ -80,10 +80,22 @@ class Op:
 
 
 class Subscriber:
-    """What is told of calls, by any thread; it overrides what it wants to know, and the rest costs nothing."""
+    """What is told of calls, by any thread; it overrides what it wants to know, and the rest costs nothing.
+
+        class Printed(Subscriber):
+            def before(self, op):
+                print(op.kind, op.group.name, op.place)
+
+        tap.start()
+        tap.subscribe(Printed())
+    """
 
     def before(self, op: Op) -> None:
-        """A call is about to be made, or is refused by raising here."""
+        """A call is about to be made, or is refused by raising here.
+
+        Each call comes here. What is made of other calls, such as `new_group` and collectives of objects, comes nowhere
+        else; the calls that it is made of follow, and are `inside`.
+        """
 
     def issued(self, op: Op, tensors: Sequence[torch.Tensor]) -> None:
         """An operation is about to pass to the backend; `tensors` are all that it reads or writes, on any device."""

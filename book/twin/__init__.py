@@ -20,5 +20,5 @@ The planner's rooms are for one layout at a time, where Python has columns of th
     plan_step.js     book.cost.step
     plan_answer.js   book.cost.search and answer
 
-They draw nothing. Tests run both on the same inputs and compare (tests/test_twin.py, tests/test_plan_twin.py).
+They draw nothing. Tests run both on the same inputs and compare (tests/test_twin.py, tests/test_plan_explorer.py).
 """
