@@ -6,7 +6,7 @@
 
 PYTHON ?= python3
 PORT   ?= 8000
-# Tests sometimes wait for ranks or pages, so run one more process than there are cores.
+# Tests sometimes wait for ranks or pages, so run one more process than there are cores, six at most.
 JOBS   ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$(( cores < 5 ? cores + 1 : 6 )))
 BIN    := .venv/bin
 # With this set, as in many container images, each of about a hundred processes would recompile the book.
@@ -40,7 +40,7 @@ help:
 	@echo "make book      read the book: build the website and serve it on this machine (no torch needed)"
 	@echo "make lab       do the labs: open student copies in JupyterLab"
 	@echo "make check     what ruff, mypy and the rules for notebooks find (seconds, no torch needed)"
-	@echo "make quick     the tests that take no time: no ranks, no browser, no notebook (a minute)"
+	@echo "make quick     the tests that take hardly any time: no browser, no notebook (a minute)"
 	@echo "make test      these, the website in a browser, and every notebook run again with nbval (8 minutes)"
 	@echo "make test-all  everything: also ranks of all kinds, answers to the labs, grading, attacks (40 minutes)"
 	@echo "make site      only build the website, into $(HTML) (SOLUTIONS=0: without the labs' solutions)"

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from book import record, tap
 from book.launch import launch
 from book.tap.group import _in_world
-from book.tap.log import LENGTH, Group, Log, Op, Subscriber
+from book.tap.log import LENGTH, NOBODY, Group, Log, Op, Subscriber
 from tests.by_value import sent_by_value
 
 sent_by_value(__name__)
@@ -189,7 +189,7 @@ def test_importing_it_changes_nothing_in_torch_and_stop_puts_all_back():
 
 def test_a_peer_outside_the_group_is_noted_as_given():
     pair = Group("1", (2, 1), "gloo", 2)
-    assert [_in_world(pair, peer) for peer in (0, 1, 2, -1, None)] == [2, 1, 2, -1, None]
+    assert [_in_world(pair, peer) for peer in (0, 1, 2, -1, None)] == [2, 1, NOBODY, NOBODY, None]
 
 
 def test_a_reader_is_told_once_and_only_what_it_asks_for():

@@ -85,10 +85,11 @@ def test_ranks_in_messages_and_calls_wait_for_their_peers() -> None:
 @pytest.mark.parametrize(("standing", "one", "several"), [
     (waits_in("recv", 1), "waits in recv from rank 1", "wait in recv from rank 1"),
     (waits_in("recv", -1), "waits in recv from any rank", "wait in recv from any rank"),
-    (doing(Kind.REQUEST, "isend", 2, "dst"), "waits for its isend to rank 2", "wait for its isend to rank 2"),
+    (doing(Kind.REQUEST, "isend", 2, "dst"), "waits for its isend to rank 2", "wait for their isend to rank 2"),
     (doing(Kind.STOPPED), "is stopped by a signal (SIGSTOP)", "are stopped by a signal (SIGSTOP)"),
     (doing(Kind.DEAF), "does not answer", "do not answer"),
-    (doing(Kind.RETURNED), *(f"{has} returned, and its result is on its way" for has in ("has", "have"))),
+    (doing(Kind.RETURNED), "has returned, and its result is on its way",
+     "have returned, and their results are on their way"),
     (doing(Kind.KEYS, keys=("a", "b")), *(f"wait{s} for the keys 'a', 'b' of the store" for s in ("s", ""))),
     (FINISHED, "finished", "finished")])
 def test_what_several_ranks_do_is_said_in_the_plural(standing: Standing, one: str, several: str) -> None:

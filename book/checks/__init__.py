@@ -14,16 +14,16 @@ and where the recordings of two runs part, `book.trace.parting`. The others have
     global_batch         lab 2: the first step and the losses of a batch that ranks share out
     gradient_buckets     lab 2: what is in a bucket, and when it was sent
     thread_replicas      lab 2: what threads computed, and what came back to the module
-    rings                lab 3: buffers after a ring all-reduce, what it sends and costs
+    rings                labs 3, 12: buffers after a ring all-reduce, what it sends and costs
     sharded_steps        lab 4: steps with sharded state: who updates what, with which gradient; checkpoints of it
     sharded_state        lab 4: what ranks hold of sharded state and when, what they send, how they clip
-    tensor_parallel      lab 5: a linear map that is cut, the operators between the cuts, modules made of these
+    tensor_parallel      labs 5, 7: a linear map that is cut, the operators between the cuts, modules made of these
     tensor_model         lab 5: a loss that is cut by vocabulary, dropout masks, what a block holds
     pipeline_parallel    lab 6: what stages hold and send, over a process group, over RPC, in replicas
     pipeline_orders      lab 6: in which order ranks ran, what they kept, how much they were idle
-    meshes               lab 7: coordinates on a mesh, the groups of its axes, what crosses nodes
+    meshes               labs 6, 7: coordinates on a mesh, the groups of its axes, what crosses nodes
     hybrid               lab 7: a training step on a mesh: who holds which part, whose gradients
-    hybrid_steps         lab 7: what a step was built from, its losses and updates, what it sent; torch's own parts
+    hybrid_steps         labs 7, 9: what a step was built from, its losses and updates, what it sent; torch's own parts
     parameter_server     lab 8: what a server answers and when, and which pushes its steps are made of
     interleaved          lab 8: two calls at once, interleaved at every possible place
     planner              lab 9: what a rank of a layout holds and sends, the seconds of a step

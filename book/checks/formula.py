@@ -41,5 +41,5 @@ class Formula:
             raise CheckFailed(f"{name} is {short(value)}: {said}")
         require(self.want and np.isfinite(value), f"{name} is {short(value)}, which is wrong")
         ratio = value / self.want
-        digits = 3 if abs(ratio - 1) > 0.005 else 6
+        digits = next((3 * (n + 1) for n in range(4) if abs(ratio - 1) > 0.005 / 1000**n), 15)
         raise CheckFailed(f"{name} is {short(value)}, which is {ratio:.{digits}g} times what it should be")

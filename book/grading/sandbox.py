@@ -2,9 +2,10 @@
 
 What is covered:
 - No network. No files but Python, its packages, this book's package and the system's programs, all read-only: no labs,
-  no submissions, no home folders, no expected outputs. If the grader is root, the code runs as one who owns nothing.
+  no submissions, no home folders, no expected outputs. If the grader is root, the code runs as a user of its own.
 - Its own processes, /tmp and host name. It ends, with all that it started, when the grader does.
-- Limits on seconds, processor time, memory, processes, open files, and the size of files and of /tmp.
+- Limits on seconds, processes, open files, the size of files and of /tmp, and on each process's time and memory.
+  The memory of all together is watched from outside (see run).
 - System calls by which sandboxes could reach each other, or the kernel's rarer parts, are refused (see calls).
 - Modules of the book that hold an exercise's solution can be imported, but not called.
 

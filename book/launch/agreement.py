@@ -2,8 +2,9 @@
 
 gloo and NCCL do not compare what ranks call. Two ranks that reduce different dtypes silently get garbage, and two that
 call different collectives wait forever or fail with an error about the sizes of gloo's messages. Under `launch` each
-rank first writes its call on the `board` and compares it with the calls that are already there. The last rank to call
-therefore finds any difference, and no collective can complete before its last rank has called it.
+rank first writes its call on the `board` and compares it with the calls that are already there. So the last rank to
+call finds a difference. Where ranks may leave before others come, as the senders of a gather may, the board remembers
+their last calls.
 """
 from __future__ import annotations
 

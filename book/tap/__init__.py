@@ -27,7 +27,10 @@ def start() -> None:
 
 
 def stop() -> None:
-    """See no further calls. Groups made in the meantime go on as plain ones."""
+    """See no further calls. Groups made in the meantime note nothing from then on.
+
+    Their batches of sends and receives are no longer coalesced, which NCCL needs: destroy such groups first.
+    """
     from book.tap import replaced
     LOG.is_on = False
     replaced.undo()

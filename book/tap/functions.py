@@ -52,10 +52,10 @@ def _seen(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _op(name: str, signature: inspect.Signature, args: tuple[Any, ...], options: dict[str, Any]) -> Op | None:
     """A call as an op; None if torch will refuse it, or if not all ranks of the group make it."""
-    if options.get("use_local_synchronization"):
-        return None  # of new_group: then only the members call it
     try:
         given = signature.bind(*args, **options).arguments
+        if given.get("use_local_synchronization"):
+            return None  # of new_group: then only the members call it
         group = given.get("group") or distributed_c10d._get_default_group()
         calls = calls_in(group)
         own = calls.of(group)

@@ -1,6 +1,7 @@
 """L2: the process group that sees the operations that pass through it, whoever calls it.
 
-It sees what patching `dist.*` functions would miss: DDP's all-reduces come from C++, FSDP's from inside torch.
+It sees what patching `dist.*` functions would miss: DDP's all-reduces come from C++. It misses the groups that C++
+makes, by `split_group`, as a mesh of devices does on GPUs.
 """
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, Work, distributed_c10d
 
-from book.tap.log import LOG, Described, Group, Op
+from book.tap.log import LOG, NOBODY, Described, Group, Op
 from book.tap.place import caller
 from book.tap.replaced import replace
 from book.tap.work import Request, wrapped
@@ -232,8 +233,8 @@ def _bytes_in(tensors: Tensors) -> int:
 
 
 def _in_world(group: Group, rank: int | None) -> int | None:
-    """The rank in the world of a rank in a group; one outside the group stays as given, for the backend to refuse."""
-    return group.ranks[rank] if rank is not None and 0 <= rank < len(group.ranks) else rank
+    """The rank in the world of a rank in a group; NOBODY if the group has no such rank."""
+    return None if rank is None else group.ranks[rank] if 0 <= rank < len(group.ranks) else NOBODY
 
 
 def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -1,7 +1,6 @@
 """L2: the log of a process's calls to torch.distributed, and those who read it while it is written.
 
-Any thread may write. There is no lock: a call gets its number from a counter and joins the ring in one step each, so
-nothing waits for another thread while torch is called.
+Any thread may write. The log has no lock: a call gets its number from a counter and joins the ring in one step each.
 """
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 LENGTH = 1024  # calls that the ring keeps
+NOBODY = -1  # the peer or the root of a call that names a rank which its group does not have
 
 Place = tuple[str, int]  # file and line number
 

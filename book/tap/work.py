@@ -18,8 +18,12 @@ class _Telling:
     ops: Any
     is_open: Any
 
-    def wait(self, *args: Any) -> bool:
-        done = self._work.wait(*args)  # a waiting rank is recognized by the name `wait` on its line
+    def wait(self, *args: Any, **options: Any) -> bool:
+        try:
+            done = self._work.wait(*args, **options)  # a waiting rank is recognized by the name `wait` on its line
+        except Exception:
+            self.is_open = False  # the program knows what became of it
+            raise
         self._waited()
         return done
 
@@ -64,7 +68,7 @@ class TapWork(_Telling, Work):
 
 
 def _delegated(method: str) -> Callable[..., Any]:
-    return lambda self, *args: getattr(self._work, method)(*args)
+    return lambda self, *args, **options: getattr(self._work, method)(*args, **options)
 
 
 for _name in ("is_success", "exception", "source_rank", "_source_rank", "result", "get_future_result",

@@ -51,6 +51,7 @@ _WORDS = {
     Kind.RETURNED: ("has", "returned, and its result is on its way"),
     Kind.FINISHED: ("finished", ""),
 }
+_OF_SEVERAL = {Kind.SILENT: "not say where they are", Kind.RETURNED: "returned, and their results are on their way"}
 _DO_NOT_WAIT = {Kind.COMPUTES, Kind.SLEEPS, Kind.IDLE, Kind.UNKNOWN, Kind.SILENT, Kind.DEAF, Kind.STOPPED,
                 Kind.RETURNED, Kind.FINISHED}
 
@@ -82,15 +83,16 @@ class Doing(NamedTuple):
 
     def words(self, num: int = 1) -> str:
         """What one rank does, or `num` ranks do: "waits in recv from rank 1", "wait in recv from rank 1"."""
-        verb, rest = self._verb_and_rest()
-        return " ".join(filter(None, (agree(verb, num), rest)))
+        verb, rest = self._verb_and_rest("its" if num == 1 else "their")
+        return " ".join(filter(None, (agree(verb, num), rest if num == 1 else _OF_SEVERAL.get(self.kind, rest))))
 
-    def _verb_and_rest(self) -> tuple[str, str]:
+    def _verb_and_rest(self, whose: str) -> tuple[str, str]:
         if self.kind is Kind.KEYS:
             return "waits", f"for the {plural('key', len(self.keys))} {listed(map(repr, self.keys))} of the store"
         if not self.operation:
             return _WORDS[self.kind]
-        return "waits", f"{'for its' if self.kind is Kind.REQUEST else 'in'} {self.operation}{self._with_whom()}"
+        how = f"for {whose}" if self.kind is Kind.REQUEST else "in"
+        return "waits", f"{how} {self.operation}{self._with_whom()}"
 
     def _with_whom(self) -> str:
         """" from rank 1", " to worker0", " from any rank", or "" for an operation without a peer."""
