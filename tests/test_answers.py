@@ -4,7 +4,7 @@ A right one also prints, in every check, what the lab's own solution printed: gr
 tests/answers) replaces that exercise's answer cell in its lab; the other answers are the lab's own. All run in this one
 process.
 
-`make test` runs the first wrong one in each exercise's file, and the labs' own as it runs their notebooks.
+`make test-all` runs them; `make test` the labs' own, as it runs their notebooks.
 """
 import pickle
 from functools import cache
@@ -36,15 +36,6 @@ def launch_once(*positional, **named):
     return pickle.loads(run_of(cloudpickle.dumps((positional, named))))
 
 
-def first(lab):
-    """The first wrong answer in the file of each exercise."""
-    found = {}
-    for answer in answers(lab):
-        if answer.expected != PASS:
-            found.setdefault(answer.exercise, answer)
-    return list(found.values())
-
-
 def public(lab, exercise):
     """The ids of the checks of an exercise that learners have."""
     return {marks(cell)["id"] for cell in code_cells(lab)
@@ -56,6 +47,7 @@ class LabsAnswers:
     name: str
     path: Path
 
+    @pytest.mark.slow
     def test_answer(self, answer, monkeypatch):
         lab, name = LABS[self.name], answer.name
         if (self.name, answer.exercise) in PREDICTED:
@@ -83,10 +75,7 @@ class LabsAnswers:
 def pytest_generate_tests(metafunc):
     if "answer" in metafunc.fixturenames:
         lab = metafunc.cls.name
-        taken = first(lab)
-        metafunc.parametrize("answer", [pytest.param(answer, id=answer.name,
-                                                     marks=() if answer in taken else pytest.mark.slow)
-                                        for answer in answers(lab)])
+        metafunc.parametrize("answer", answers(lab), ids=lambda answer: answer.name)
 
 
 for _name in LABS:

@@ -169,6 +169,7 @@ def fail_on(wrong_rank, error):
         raise error
 
 
+@pytest.mark.slow
 def test_only_errors_that_something_explains_become_failed_checks():
     def failure(message, word):
         return verdict.with_hint(message, {word: f"do not {word}"})
@@ -352,6 +353,7 @@ def test_a_count_added_to_a_loss_by_mistake_does_not_show():
     assert 1e-322 < torch.tensor(500).view(torch.float64).item() < 1e-320
 
 
+@pytest.mark.slow
 def test_debug_detail_sees_another_dtype_but_not_another_tensor():
     detail = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
     with pytest.raises(RankError, match="Detected mismatch between collectives on ranks.*dtypes: Doublevs Long"):
@@ -451,6 +453,7 @@ def meet(server):
     as_if_in_turn(server, [methodcaller("add", 1), methodcaller("add", 2)], count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", [Locked, LockedTwice, OwnLock])
 def test_calls_that_do_not_interfere_pass(server):
     meet(server)

@@ -489,6 +489,7 @@ def sum_of_own_sizes():
     dist.all_reduce(torch.ones(2 + dist.get_rank()))
 
 
+@pytest.mark.slow
 def test_mismatched_collectives_get_a_hint_at_the_group():
     with pytest.raises(LaunchError) as caught:
         launch(sum_of_own_sizes, 2)
@@ -791,6 +792,7 @@ def a_case(num_gpus=24, memory_bytes=40e9, batch=48):
     return SMALL, cluster, batch, lambda layout: cost(layout).memory_bytes, lambda layout: cost(layout).step_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_gpus, memory_bytes", [(8, 80e9), (24, 40e9), (12, 24e9)])
 def test_only_the_best_layout_that_fits_is_taken(num_gpus, memory_bytes):
     case = a_case(num_gpus, memory_bytes)

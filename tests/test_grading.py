@@ -102,6 +102,7 @@ def test_labs_apart_have_a_folder_and_a_readme_each(tmp_path):
         assert (tmp_path / lab.stem / lab.name).exists() and lab.stem in readme and other.stem not in readme
 
 
+@pytest.mark.slow
 def test_the_readme_says_which_exercises_build_on_others(tmp_path):
     assert main(["release", *map(str, LABS), "-o", str(tmp_path)]) == 0
     told = (tmp_path / "README.md").read_text()

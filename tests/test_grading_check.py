@@ -340,6 +340,7 @@ def test_an_error_at_a_line_of_the_answer_is_told_from_one_in_the_labs_own_code(
     assert (one.verdict, one.explained, one.at_answer) == ("public", False, at_answer)
 
 
+@pytest.mark.slow
 def test_every_judged_mutant_still_exists():
     for name, notebook in LABS.items():
         path = ANSWERS / name / "equivalent.txt"

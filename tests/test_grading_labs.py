@@ -23,6 +23,7 @@ from book.grading.trial import printed, solution
 from book.launch import LaunchError
 
 
+pytestmark = pytest.mark.slow
 LABS = sorted((Path(__file__).resolve().parents[1] / "labs").glob("*.ipynb"))
 SEED = 5
 # What is graded of each lab, with what it needs: an exercise that runs ranks where a cheap one does. The first lab is

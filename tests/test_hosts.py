@@ -250,6 +250,7 @@ def plain() -> tuple[dict[str, str], str, str, str | None]:
     return message_backends(), str(message_device()), str(lanes(2).device), trace.backend
 
 
+@pytest.mark.slow
 def test_the_device_follows_from_the_process_group_not_its_name():
     run = launch(plain, 2)
     kind = "cuda" if run.backend == "nccl" else "cpu"

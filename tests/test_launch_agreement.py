@@ -82,6 +82,7 @@ def objects_beside_tensors():
         dist.all_gather([torch.empty(1) for _ in range(4)], torch.ones(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program, difference, calls", [
     (other_dtype, "dtypes", {f"ranks 0, 2, 3 call all_reduce({FLOATS})", f"rank 1 calls all_reduce({INTS})"}),
     (other_size, "sizes", {"rank 0 calls all_reduce(float32 [6], SUM)", f"ranks 1, 2, 3 call all_reduce({FLOATS})"}),
@@ -158,6 +159,7 @@ def all_are_refused_at_different_times(first):
     return total.tolist()
 
 
+@pytest.mark.slow
 def test_a_call_that_torch_refuses_counts_as_never_made():
     assert list(launch(one_is_refused_first, 2)) == [[2.0] * 4] * 2
     for first in range(3):
@@ -173,6 +175,7 @@ def test_torch_itself_refuses_bad_arguments():
         launch(bad, 2)
 
 
+@pytest.mark.slow
 def test_without_the_comparison_ranks_see_what_torch_does():
     with pytest.raises(HangError, match="waits in broadcast|waits in all_reduce"):
         launch(other_collective, 3, check_calls=False, hang_s=1)

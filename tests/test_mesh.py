@@ -99,6 +99,7 @@ def torch_s_groups(sizes):
                    for axis in sizes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"pp": 2, "dp": 2, "tp": 2}, {"tp": 2, "dp": 1, "pp": 4}], ids=str)
 def test_coordinates_and_groups_equal_those_of_torchs_device_mesh(sizes):
     for rank, (place, groups) in enumerate(launch(torch_s_groups, 8, sizes)):

@@ -43,6 +43,7 @@ def by_hand(*events: Event) -> Trace:
     return Trace(timed, 2, "measured", "recorded")
 
 
+@pytest.mark.slow
 def test_the_stops_of_a_step() -> None:
     """1F1B on two stages, two replicas and two ranks to a layer; 2 all-reduces a block, and those of the ends."""
     assert said(recorded(), mesh_of(CUBE)) == [
@@ -61,6 +62,7 @@ def test_the_stops_of_a_step() -> None:
         "All-reduce along dp on all 8 ranks: up to 14.3 kB from each rank, after the last backward."]
 
 
+@pytest.mark.slow
 def test_stops_depend_only_on_each_ranks_order() -> None:
     """Ranks that are late, and times that are twice as long, change nothing."""
     trace = recorded()
@@ -81,6 +83,7 @@ def test_the_stops_send_what_the_step_sends() -> None:
     assert {(data["names"][f["axis"]], f["src"], f["dst"]): f["bytes"] for f in data["flows"]} == found
 
 
+@pytest.mark.slow
 def test_of_several_steps_the_first_is_played_and_bytes_are_the_mean() -> None:
     one, three = recorded(), recorded(num_steps=3)
     first, several = (data_of(mesh_explorer(trace, mesh_of(CUBE))) for trace in (one, three))
@@ -88,6 +91,7 @@ def test_of_several_steps_the_first_is_played_and_bytes_are_the_mean() -> None:
     assert {**several, "source": first["source"]} == first
 
 
+@pytest.mark.slow
 def test_collectives_inside_a_backward_are_described_with_it() -> None:
     texts = said(recorded(zero_stage=2), mesh_of(CUBE))
     assert any(re.search(r"Backward of micro-batch 1 on stage 1: 5 all-reduces along tp, .* from each rank; "
@@ -202,6 +206,7 @@ def test_another_trace_can_be_set_and_the_backend_is_live_only() -> None:
     assert player.step == 0 and "reduce-scatters" in player.payload
 
 
+@pytest.mark.slow
 def test_sizes_keep_the_budget() -> None:
     long = mesh_explorer(recorded((4, 2, 1), 8), mesh_of((4, 2, 1)))
     assert len(data_of(long)["stops"]) > 40 and len(html_of(long).encode()) <= MOST_DATA_BYTES

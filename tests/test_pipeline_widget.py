@@ -79,6 +79,7 @@ def pipelines(draw: st.DrawFn) -> tuple[PipelineSchedule, Trace]:
                                        num_bytes=1e6, slowdown=slowdown)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(pipelines())
 def test_the_data_match_the_trace(drawn: tuple[PipelineSchedule, Trace]) -> None:

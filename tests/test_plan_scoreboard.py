@@ -81,6 +81,7 @@ def test_regret_is_what_the_choice_costs():
     assert max(score(best).regrets) == 0 and score(best).mean == pytest.approx(0)
 
 
+@pytest.mark.slow
 def test_a_fit_finds_the_constants_that_made_the_times():
     made = {**CONSTANTS, "all": {**CONSTANTS["all"], "num_passes": 5.0}, "a100": {"efficiency": 0.7,
                                                                                   "attention_share": 0.4}}

@@ -295,6 +295,7 @@ class Checkpoints(Each):
         dist.barrier(group=self.group)
 
 
+@pytest.mark.slow
 def test_a_wait_for_something_else_keeps_the_overlap() -> None:
     def follow(style: str) -> None:
         layers = join(16, 16, 16, 16)

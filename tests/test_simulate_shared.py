@@ -42,6 +42,7 @@ def test_ranks_with_cards_of_their_own_are_as_fast_as_on_links(data, schedule, n
         assert (other.start_s, other.end_s) == approx((one.start_s, one.end_s))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), num_messages=st.integers(1, 12), num_cards=st.integers(1, 5))
 def test_a_share_is_fair(data, num_messages, num_cards):

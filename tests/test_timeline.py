@@ -85,6 +85,7 @@ def passes(draw: st.DrawFn) -> tuple[Trace, Replay]:
     return trace, Replay(draw(st.floats(1e-10, 1e-8)), link, slowdown)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(passes())
 def test_the_data_match_the_replayed_trace(drawn: tuple[Trace, Replay]) -> None:

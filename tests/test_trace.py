@@ -144,6 +144,7 @@ def damaged(rng: random.Random) -> str:
     return json.dumps(data)
 
 
+@pytest.mark.slow
 def test_a_damaged_trace_is_refused_or_still_plays():
     num_refused = 0
     for seed in range(400):
