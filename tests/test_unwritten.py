@@ -11,7 +11,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_notebook
 
-from book.checks.unwritten import STUB, names_made
+from book.checks.unwritten import STUB, names_made, names_read
 from book.grading import release
 from book.grading.lab import marks, read_lab
 from tests.kernels import FOR_NBCLIENT
@@ -89,6 +89,23 @@ def test_a_cell_that_stopped_midway_lacks_only_what_came_after(tmp_path: Path) -
     assert shown(cell) == ["Not written yet. This cell needs exercise 3: write its function, then run this cell again."]
     with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
         run_cells(tmp_path, stub, stopped.replace("whole = {}, 5", "whole = {}, 0"), "1 / whole")
+
+
+@pytest.mark.slow
+def test_a_wrong_answer_gets_its_own_error_though_its_check_has_stopped_before(tmp_path: Path) -> None:
+    check = "run = answer()\nassert run == 3, f'it is {run}, not 3'"
+    cells = (f"def answer():\n    {WRITTEN}", check, check.replace("3", "4"), "def answer():\n    return 2", check)
+    with pytest.raises(CellExecutionError, match="it is 2, not 3"):
+        run_cells(tmp_path, *cells)
+
+
+@pytest.mark.parametrize("cell, names", [
+    ("print(a)\na = 1\nprint(a, b)", ["print", "a", "print", "b"]), ("a = a + 1", ["a"]),
+    ("for n in ns:\n    run = f(n)\n    g(run)", ["ns", "f", "g"]),
+    ("def f(x, *y):\n    z = w\n    return x, y, z", ["w"]),
+    ("with open(p) as file:\n    file.read()\ntry:\n    pass\nexcept E as e:\n    h()", ["open", "p", "E", "h"])])
+def test_the_names_that_a_cell_takes_from_others(cell: str, names: list[str]) -> None:
+    assert names_read(cell) == names
 
 
 def test_the_stub_is_the_one_that_students_get() -> None:

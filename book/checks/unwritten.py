@@ -10,7 +10,7 @@ import ast
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 STUB = re.compile(r"NotImplementedError: exercise (\d+): write this function")  # as book.grading.release writes it
@@ -55,7 +55,8 @@ class Unwritten:
     def exercise_of(self, error: BaseException | None) -> str | None:
         """The number of the exercise whose stub led to an error; None if none did.
 
-        A cell that reads what a stopped cell would have made fails for the same reason, whatever its own error is.
+        A cell that takes what a stopped cell would have made fails for the same reason, whatever its own error is. One
+        that makes the same names itself fails for its own.
         """
         stubs = (STUB.search(f"{type(one).__name__}: {one}") for one in causes(error))
         read = (self._missing.get(name) for name in names_read(self._cell))
@@ -104,9 +105,27 @@ def names_made(cell: str, line: int = 1) -> set[str]:
 
 
 def names_read(cell: str) -> list[str]:
-    """The names that a cell reads, in the order of its text."""
-    return [inner.id for node in _body(cell) for inner in ast.walk(node)
-            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load)]
+    """The names that a cell takes from cells before it, in the order of its text: it reads what it has not made."""
+    return list(_taken(_body(cell), set()))
+
+
+def _taken(statements: Iterable[ast.AST], made: set[str]) -> Iterator[str]:
+    """The names that statements read and that are not `made` by then; adds what they make."""
+    for node in statements:
+        inner = [child for child in ast.iter_child_nodes(node) if isinstance(child, (ast.stmt, ast.excepthandler))]
+        names = [name for child in ast.iter_child_nodes(node) if child not in inner
+                 for name in ast.walk(child) if isinstance(name, ast.Name)]
+        yield from (name.id for name in names if isinstance(name.ctx, ast.Load) and name.id not in made)
+        made |= {name.id for name in names if isinstance(name.ctx, ast.Store)}
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            made.add(node.name)
+            yield from _taken(inner, made | _parameters(node))
+        else:
+            yield from _taken(inner, made)
+
+
+def _parameters(node: ast.AST) -> set[str]:
+    return {each.arg for each in ast.walk(getattr(node, "args", node)) if isinstance(each, ast.arg)}
 
 
 def _filled(node: ast.AST) -> Iterator[str]:
