@@ -48,7 +48,7 @@ EXPECTED = {
                                     "dist.new_group([0, 1])"),
     "all_send_first": ("ranks 0, 1, 2 all send first", "dist.send(torch.ones(4), dst=(rank + 1) % 3)"),
     "all_receive_first": ("ranks 0, 1, 2 all receive first", "dist.recv(torch.ones(4), src=(rank - 1) % 3)"),
-    "requests_that_are_waited_for_too_early": ("ranks 0, 1, 2 all receive first", "incoming.wait()"),
+    "requests_that_are_waited_for_too_early": ("ranks 0, 1, 2 wait for irecvs from one another", "incoming.wait()"),
     "a_pipeline_that_warms_up_too_long": ("ranks 0, 1 wait for each other in a circle, at different lines",
                                           "dist.recv(torch.ones(4), src=0)"),
     "tags_that_differ": ("the send and the receive of ranks 0 and 1 do not match",

@@ -18,6 +18,13 @@ Look = Callable[[Hang], Iterator[str]]
 MOST_NAMES = 6  # of parameters
 MOST = 3  # sentences; the first ones explain the rest
 OTHER_SIDE = {"send": "recv", "recv": "send"}
+CIRCLES = {  # of ranks that wait in the same way; with requests, other transfers may be under way
+    ("send", False): "all send first, and nobody receives: let one of them receive first, or use isend",
+    ("recv", False): "all receive first, and nobody sends: let one of them send first",
+    ("send", True): "wait for isends to one another, and nobody receives these: compare dst= and src=",
+    ("recv", True): "wait for irecvs from one another, and nobody sends these: start the sends before you wait, and "
+                    "compare dst= and src=",
+}
 # What would end a wait inside a process; another thread of the rank would have to do it.
 ENDS = {
     Kind.LOCK: "release it", Kind.ITEM: "put an item in", Kind.ROOM: "take an item out", Kind.EVENT: "set it",
@@ -236,9 +243,8 @@ def _circle(hang: Hang, first: int, verb: str) -> Iterator[str]:
         yield (f"{named(circle)} wait for each other in a circle, at different lines: the orders of their sends and "
                "receives do not match")
     else:
-        yield f"{named(circle)} all " + {
-            "send": "send first, and nobody receives: let one of them receive first, or use isend",
-            "recv": "receive first, and nobody sends: let one of them send first"}[verb]
+        has_requests = all(hang.ranks[rank].doing.kind is Kind.REQUEST for rank in circle)
+        yield f"{named(circle)} {CIRCLES[verb, has_requests]}"
 
 
 # The first row in which a cause has something to say is told; what stands in later rows follows from it.
