@@ -330,6 +330,19 @@ def test_a_receive_from_a_rank_that_does_not_exist_is_named(call):
     assert str(failure(receive, 1)).splitlines()[1] == "ValueError: there is no rank -1: ranks are 0 to 0"
 
 
+@pytest.mark.slow
+def test_a_rank_that_the_group_does_not_have_is_named():
+    """By its number in the group, with which torch itself looks up nothing."""
+    def send():
+        rank, _ = start()
+        pair = dist.new_group([1, 2])
+        if rank == 2:
+            dist.isend(torch.ones(1), group=pair, group_dst=2)
+
+    assert str(failure(send, 3)).splitlines()[1] == (
+        "ValueError: group_src= or group_dst= names a rank that the group does not have: its ranks are 0 to 1")
+
+
 def test_receiving_from_any_rank_still_works():
     def exchange():
         rank, _ = start()

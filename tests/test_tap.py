@@ -1,6 +1,7 @@
 """The tap sees every call to torch.distributed once, in any program, and tells all who read its log the same."""
 import os
 import threading
+from datetime import timedelta
 
 import pytest
 import torch
@@ -202,3 +203,15 @@ def test_a_reader_is_told_once_and_only_what_it_asks_for():
     for thread in threads:
         thread.join()
     assert len(reader.told) == 8 and op.serial == 8 and log.issued and not log.named
+
+
+def waited_with_a_limit(rank):
+    dist.init_process_group()
+    works = [dist.all_reduce(torch.ones(2), async_op=True),
+             dist.isend(torch.ones(2), 1) if rank == 0 else dist.irecv(torch.ones(2), 0)]
+    return [work.wait(timeout=timedelta(seconds=30)) for work in works]
+
+
+@pytest.mark.slow
+def test_requests_are_waited_for_with_a_time_limit():
+    assert all(all(done) for done in launch(lambda: waited_with_a_limit(int(os.environ["RANK"])), 2))
