@@ -30,7 +30,7 @@ from book.simulate import simulate
 from book.trace import Event, Trace
 from book.widgets import panel, play, race
 from book.widgets.player import run_payload
-from book.widgets.registry import ASSETS, STYLE, TWIN, WIDGETS, loaded, module, plain, sources, text_of
+from book.widgets.registry import ASSETS, STYLE, TWIN, WIDGETS, loaded, module, path_of, plain, text_of
 from tests.by_value import sent_by_value
 from tests.players import MOST_PAGE_BYTES, compressed, html_of
 
@@ -336,7 +336,7 @@ def test_html_escapes_titles() -> None:
 
 def test_every_asset_is_part_of_a_widget() -> None:
     own = {path for folder in (ASSETS, TWIN) for kind in ("js", "css") for path in folder.glob(f"*.{kind}")}
-    assert {*sources(set(WIDGETS))} == own
+    assert {path_of(name) for name in (STYLE, *loaded(set(WIDGETS)))} == own
     assert len({path.name for path in own}) == len(own), "the website has them in one folder"
 
 

@@ -52,11 +52,6 @@ def loaded(widgets: set[str]) -> list[str]:
     return list(dict.fromkeys(script for entry in entries for script in closure(entry)))
 
 
-def sources(widgets: set[str]) -> list[Path]:
-    """The files that these widgets are made of: the style, and scripts in the order in which they load."""
-    return [path_of(name) for name in (STYLE, *loaded(widgets))]
-
-
 @cache
 def bundles() -> dict[str, list[str]]:
     """The files that pages load, in order, and the scripts in each: those that the same widgets need are one file.
