@@ -21,6 +21,7 @@ without circles.
         faults        how often to save, and runs in which nodes fail: where their time goes
         waiting       ranks that wait for one another: what each does, why, and the message that says so
     L2  tap           every call of a process to torch.distributed, seen once and noted in one log
+        audit         what ranks note of a run beside its result, and what that says is wrong although the run ended
         simulate      schedule + link -> trace, without starting a process
         device        which device a rank computes on, and from which its messages come
         launch        launch(fn, world_size): real processes from a notebook cell
@@ -39,5 +40,6 @@ without circles.
     L4  grading       labs as assignments: student copies, and submissions graded in a sandbox
         authoring     notebook normaliser and lint, the Sphinx extension, the opening page, terms and search
 
-Only device, tap, launch, record, execute, shards, wire and parallel import torch: everything else imports without it.
+Only device, tap, audit, launch, record, execute, shards, wire and parallel import torch: everything else imports
+without it.
 """

@@ -21,10 +21,10 @@ from book.record import lanes, watch
 from book.trace import Trace
 from book.waiting.message import graph
 from book.widgets.player import run_payload
-from examples import hangs
+from examples import faults
 
-SECTIONS = dict(zip((program.__name__ for program in hangs.HANGS),
-                    re.split(r"^### ", hangs.PAGE.read_text("utf-8").partition("\n## A job that")[0], flags=re.M)[1:]))
+SECTIONS = dict(zip((program.__name__ for program in faults.HANGS),
+                    re.split(r"^### ", faults.PAGE.read_text("utf-8").partition("\n## A job that")[0], flags=re.M)[1:]))
 NO_WAIT = ("a_loop_that_never_ends", "a_call_that_keeps_the_interpreter")  # told at the time limit
 QUICK = ("one_returns_early", "a_request_that_is_dropped", "a_loss_that_leaves_parameters_out",
          "calls_that_hold_a_lock", "two_locks_in_two_orders", "a_call_that_keeps_the_interpreter")
@@ -102,13 +102,13 @@ EXPECTED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [
     pytest.param(program, id=program.__name__, marks=() if program.__name__ in QUICK else pytest.mark.slow)
-    for program in hangs.HANGS])
-def test_a_program_that_hangs_gets_the_message_on_the_page(program: hangs.Program) -> None:
-    said = hangs.message(program)
-    if program is hangs.a_loop_that_never_ends:  # at one of two lines
+    for program in faults.HANGS])
+def test_a_program_that_hangs_gets_the_message_on_the_page(program: faults.Program) -> None:
+    said = faults.message(program)
+    if program is faults.a_loop_that_never_ends:  # at one of two lines
         said = re.sub(r"at line 4: pass", "at line 3: while rank == 1:", said)
     on_page = "### " + SECTIONS[program.__name__].partition("\n## ")[0]
-    assert on_page.rstrip() == hangs.section(program, said).rstrip(), "run `python examples/hangs.py --page`"
+    assert on_page.rstrip() == faults.section(program, said).rstrip(), "run `python examples/faults.py --page`"
 
 
 @pytest.mark.parametrize("name", list(EXPECTED))
@@ -124,7 +124,7 @@ def test_the_message_names_the_cause_and_the_line(name: str) -> None:
 
 
 def test_there_is_a_row_for_each_program() -> None:
-    assert list(EXPECTED) == [program.__name__ for program in hangs.HANGS] == list(SECTIONS)
+    assert list(EXPECTED) == [program.__name__ for program in faults.HANGS] == list(SECTIONS)
     assert len(EXPECTED) >= 41
 
 
@@ -132,7 +132,7 @@ def test_there_is_a_row_for_each_program() -> None:
 def test_each_rank_is_named_once_with_its_line_unless_it_has_returned(name: str) -> None:
     message = re.search(r":class: message\n(.*?)```", SECTIONS[name], re.DOTALL)[1]
     rows = re.findall(r"^  ranks? ([\d, ]+) (.*)", message, re.MULTILINE)
-    assert sorted(int(rank) for who, _ in rows for rank in who.split(", ")) == list(range(hangs.NUM_RANKS))
+    assert sorted(int(rank) for who, _ in rows for rank in who.split(", ")) == list(range(faults.NUM_RANKS))
     assert all(does == "finished" or re.search(r"^(waits?|computes) .*at line \d+: ", does) for _, does in rows)
 
 

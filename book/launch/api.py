@@ -13,11 +13,12 @@ import pickle
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from book.audit import findings
 from book.extras import require
 from book.launch import arguments, supervise, where
 from book.launch.output import MAX_SHOWN_BYTES
@@ -80,11 +81,12 @@ class HangError(LaunchError):
 class Run:
     """The outcome of a launch: results by rank (`run[r]`, `len(run)`, iteration), `backend` and `trace`.
 
-    `stdout[r]` and `stderr[r]` are what rank r wrote.
+    `stdout[r]` and `stderr[r]` are what rank r wrote, `findings` sentences on what the audit finds wrong.
     """
 
-    def __init__(self, results: list[Any], backend: str, written: Written, recorded: list[Any]) -> None:
-        self.backend, (self.stdout, self.stderr) = backend, written
+    def __init__(self, results: list[Any], backend: str, written: Written, recorded: list[Any],
+                 findings: Sequence[str] = ()) -> None:
+        self.backend, (self.stdout, self.stderr), self.findings = backend, written, list(findings)
         self._results, self._recorded = results, recorded
         self._trace: Trace | None = None
 
@@ -119,6 +121,7 @@ def launch(
     hang_s: float = 3,
     record: bool = False,
     check_calls: bool = True,
+    audit: bool = True,
     on_line: Callable[[int, str], None] | None = None,
     env: dict[str, str] | None = None,
     allow_many_ranks: bool = False,
@@ -128,7 +131,8 @@ def launch(
     Prints one line that names the backend (once per execution of a cell, however often the cell launches) and, when the
     ranks are done, the first 131 kB of what they printed, in rank order; `on_line(rank, line)` gets each line as it
     comes instead. `record` keeps what the ranks communicate, for `run.trace`. `check_calls` makes a collective raise if
-    a peer calls a different one or passes a tensor that does not fit. `env` adds environment variables. The random
+    a peer calls a different one or passes a tensor that does not fit. `audit` has the ranks take notes, and prints a
+    warning for what they say is wrong with a run although it ended. `env` adds environment variables. The random
     numbers of Python, NumPy and torch are seeded with 1000 + rank.
 
     Raises `RankError` for the first rank that raised or died; `HangError` when all unfinished ranks have waited for
@@ -147,15 +151,25 @@ def launch(
         backend, reason = _backend(world_size, env or {})
         _announce(f"{counted(world_size, 'rank')} on {reason}")
         ranks = Ranks(world_size, on_line, check_calls)
-        try:
-            with _hosted_store(world_size) as port, ranks:
-                job = pickle.dumps((_environment(world_size, port, backend, env), where.cell_sources(), record, call))
-                return _results(ranks, job, called, backend, timeout_s, hang_s)
-        except KeyboardInterrupt:
-            raise _interrupted(world_size) from None
-        finally:
-            if on_line is None:
-                _show(ranks)
+        with _shown(ranks, on_line is None), _hosted_store(world_size) as port, ranks:
+            environment = _environment(world_size, port, backend, env)
+            job = pickle.dumps((environment, where.cell_sources(), record, audit, call))
+            run = _results(ranks, job, called, backend, timeout_s, hang_s)
+        for finding in run.findings:
+            print(f"warning: {finding}", flush=True)
+        return run
+
+
+@contextmanager
+def _shown(ranks: Ranks, prints: bool) -> Iterator[None]:
+    """Whatever becomes of a run, print at its end what the ranks wrote, if this process `prints` that."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise _interrupted(len(list(ranks))) from None
+    finally:
+        if prints:
+            _show(ranks)
 
 
 def _interrupted(world_size: int) -> KeyboardInterrupt:
@@ -292,7 +306,11 @@ def _results(ranks: Ranks, job: bytes, called: SharedFile, backend: str, timeout
     except Exception as error:
         raise LaunchError(f"a rank's result cannot be rebuilt here ({type(error).__name__}: {error}): "
                           "return numbers, strings, lists, dicts or tensors") from error
-    return Run(list(results), backend, _written(ranks), list(recorded))
+    return Run(list(results), backend, _written(ranks), list(recorded), _findings(ranks))
+
+
+def _findings(ranks: Ranks) -> list[str]:
+    return findings([member.notes for member in ranks])
 
 
 def _rank_error(ranks: Ranks, backend: str) -> RankError:
@@ -300,6 +318,7 @@ def _rank_error(ranks: Ranks, backend: str) -> RankError:
     first = supervise.first_failure(ranks)
     message = supervise.describe_failure(ranks, first)
     supervise.ask_for_reports(ranks)
+    message = "\n".join([message, *(f"also: {finding}" for finding in _findings(ranks))])
     error = RankError(message, _written(ranks), _partial_trace(ranks, backend))
     error.rank = first.rank
     if first.failure is not None:

@@ -21,7 +21,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 
-from book import tap
+from book import audit, tap
 from book.launch import family, transfer, where
 from book.launch.agreement import Agreement
 from book.launch.board import Board
@@ -57,10 +57,10 @@ def main(rank: int, control: Connection, output: Connection, errors: Connection,
     line = _Line(control)
     threading.Thread(target=line.answer, daemon=True, name="launcher").start()
     try:
-        line.send("done", _run(rank, job, board, called, results, line))
+        line.send("done", _run(rank, job, board, called, results, line), _notes())
     except BaseException as error:
         _flush()
-        line.send("failed", _failure(error), _recorded())
+        line.send("failed", _failure(error), _recorded(), _notes())
     # If a rank exited early, its peers would report a reset connection instead of the real error.
     line.leave.wait()
     _flush()
@@ -104,7 +104,7 @@ def _flush() -> None:
 
 def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results: SharedFile, line: _Line) -> Packed:
     """Call the job's function; returns its packed (result, recording)."""
-    env, sources, record, call = pickle.loads(job)
+    env, sources, record, is_audited, call = pickle.loads(job)
     os.environ.clear()
     os.environ.update(env, RANK=str(rank), LOCAL_RANK=str(rank))
     where.remember_sources(sources)
@@ -112,6 +112,8 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
     tap.start()
     for subscriber in (Peers(), Requests(), Models(), *([Agreement(board)] if board is not None else [])):
         tap.subscribe(subscriber)
+    if is_audited:
+        audit.start()
     function, args = transfer.unpacked(call, called)
     _stand_in_for_main(function)
     if record:
@@ -176,6 +178,15 @@ def _recorded() -> Any:
         return None
 
 
+def _notes() -> audit.Notes | None:
+    """What this rank has noted for the audit; None if that fails."""
+    try:
+        return audit.notes(where.place_of)
+    except Exception:
+        traceback.print_exc()
+        return None
+
+
 def _failure(error: BaseException) -> Failure:
     name, message = type(error).__name__, _text(error)
     if isinstance(error, SystemExit):
@@ -224,7 +235,7 @@ class _Line:
     def _reply(self, question: str) -> tuple[Any, ...]:
         if question == "report":
             _flush()
-            return "reported", report(_recorded, self._stillness.polled)
+            return "reported", report(_recorded, _notes, self._stillness.polled)
         try:
             return "looked", self._stillness.measure_s()
         except Exception:  # perhaps no file descriptor is left; the launcher still expects an answer

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
+from book.audit import Notes
 from book.launch import child, family, transfer, where
 from book.launch.board import Board
 from book.launch.output import Lines
@@ -42,6 +43,7 @@ class RankProcess:
     stopped_s: float | None = None  # since when a signal has kept it from answering
     report: Report | None = None
     recorded: Any = None
+    notes: Notes | None = None
     output: Lines = field(default_factory=Lines)
     errors: Lines = field(default_factory=Lines)
 
@@ -205,10 +207,11 @@ class Ranks:
             member.stopped_s = None
         elif kind == "reported":
             member.report, = content
+            member.notes = member.report.notes
         elif kind == "done":
-            member.result, = content
+            member.result, member.notes = content
         elif kind == "failed":
-            member.failure, member.recorded = content
+            member.failure, member.recorded, member.notes = content
         if kind in ("done", "failed"):
             self._changed_s = time.monotonic()
 

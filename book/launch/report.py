@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
+from book.audit import Notes
 from book.launch import blocked, left_out, requests, rpc, stacks, threads, where
 from book.launch.stacks import Line
 from book.tap.place import is_learners
@@ -16,18 +17,19 @@ from book.waiting.hang import Dropped, Standing, Thread
 
 
 class Report(NamedTuple):
-    """What a rank is doing, and what it has recorded so far."""
+    """What a rank is doing, and what it has recorded and noted so far."""
     standing: Standing
     recorded: Any
+    notes: Notes | None
 
 
-def report(recorded: Callable[[], Any], polled: bool) -> Report:
-    """This rank's report; `recorded()` returns what it has recorded."""
+def report(recorded: Callable[[], Any], notes: Callable[[], Notes | None], polled: bool) -> Report:
+    """This rank's report; `recorded()` returns what it has recorded, `notes()` what it has noted for the audit."""
     try:
         seen = _seen()
     except Exception:
         seen = Standing(Doing(Kind.SILENT))
-    return Report(seen._replace(polled=polled, dropped=_dropped(), left_out=left_out.parameters()), recorded())
+    return Report(seen._replace(polled=polled, dropped=_dropped(), left_out=left_out.parameters()), recorded(), notes())
 
 
 def _dropped() -> list[Dropped]:

@@ -1,8 +1,8 @@
 """Programs that hang, each for one reason, and what `book.launch` says of each.
 
-    python examples/hangs.py            lists them
-    python examples/hangs.py NAME       runs one, and prints the message
-    python examples/hangs.py --page     runs all, and writes the page "When it hangs" of the book
+    python examples/faults.py            lists them
+    python examples/faults.py NAME       runs one, and prints the message
+    python examples/faults.py --page     runs all, and writes the page "When it hangs" of the book
 
 The first line of a docstring says what is wrong, the rest what to do.
 """
@@ -695,9 +695,9 @@ def listing(program: Program) -> str:
 HEAD = """# When it hangs
 
 Each program on this page hangs, for one reason. Below each is what `launch` reports: the cause, then where each
-rank is. Find the message that looks like yours. The programs are in `examples/hangs.py`:
-`python examples/hangs.py one_returns_early` runs one of them, on three ranks. There `start` joins the group and returns
-the rank, and `start_rpc` makes the ranks workers of RPC as well. `LOCK` is a `threading.Lock`, and `ALL_CALLS` a
+rank is. Find the message that looks like yours. The programs are in `examples/faults.py`:
+`python examples/faults.py one_returns_early` runs one of them, on three ranks. There `start` joins the group and
+returns the rank, and `start_rpc` makes the ranks workers of RPC as well. `LOCK` is a `threading.Lock`, and `ALL_CALLS` a
 `threading.Barrier` for three threads.
 
 `launch` reports a hang when all ranks have waited for `hang_s` seconds (here 0.5). A wait that may end by itself is

@@ -1,0 +1,21 @@
+"""L2: what the notes of all ranks say is wrong with a run, in a sentence each.
+
+A finding is a function `look(ranks)` that yields a sentence for each thing it finds wrong, and nothing in a run that is
+right. It reads facts only, never words. To add one, write it where its notes are taken and name it in `FINDINGS`; a
+program with that fault goes into `examples/faults.py`.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from book.audit.notes import Notes
+
+Look = Callable[[Sequence[Notes | None]], Iterator[str]]  # by rank; None of a rank that could not tell
+MOST = 3  # sentences; the first ones explain the rest
+
+FINDINGS: Sequence[Look] = ()
+
+
+def findings(ranks: Sequence[Notes | None]) -> list[str]:
+    """Sentences on what is wrong, at most `MOST`, each once."""
+    return list(dict.fromkeys(sentence for look in FINDINGS for sentence in look(ranks)))[:MOST]

@@ -1,0 +1,11 @@
+"""L2: what one rank has noted of a run, as plain data: it is pickled, and read where torch is not loaded."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+PlaceOf = Callable[[str, int], Any]  # str() of what it returns is the place: "train.py line 7: loss.backward()"
+
+
+class Notes(NamedTuple):
+    """What one rank has noted; each field belongs to the module that fills it."""
