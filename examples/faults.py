@@ -697,8 +697,8 @@ HEAD = """# When it hangs
 Each program on this page hangs, for one reason. Below each is what `launch` reports: the cause, then where each
 rank is. Find the message that looks like yours. The programs are in `examples/faults.py`:
 `python examples/faults.py one_returns_early` runs one of them, on three ranks. There `start` joins the group and
-returns the rank, and `start_rpc` makes the ranks workers of RPC as well. `LOCK` is a `threading.Lock`, and `ALL_CALLS` a
-`threading.Barrier` for three threads.
+returns the rank, and `start_rpc` makes the ranks workers of RPC as well. `LOCK` is a `threading.Lock`, and
+`ALL_CALLS` a `threading.Barrier` for three threads.
 
 `launch` reports a hang when all ranks have waited for `hang_s` seconds (here 0.5). A wait that may end by itself is
 reported at the time limit, `timeout_s`: a wait with a time limit of its own, or one for another process, as in a
