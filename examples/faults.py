@@ -31,7 +31,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from book.launch import HangError, launch
+from book.launch import LaunchError, launch
 
 PAGE = Path(__file__).parents[1] / "chapters" / "95_when_it_hangs.md"
 NUM_RANKS, HANG_S, TIMEOUT_S = 3, 0.5, 20.0
@@ -658,15 +658,19 @@ HELPERS = (take_the_lock, meet_the_others, promise, TwoHeads)  # shown above the
 
 
 def message(program: Program) -> str:
-    """What `launch` says of a program that hangs; line numbers are those of its listing."""
+    """What `launch` says of a program; line numbers are those of its listing."""
     shown = {number: place for place, (number, _) in enumerate(numbered(program), 1)}
     timeout_s = SHORT_TIMEOUT_S.get(program, TIMEOUT_S)
     with contextlib.redirect_stdout(io.StringIO()):
         try:
-            launch(program, NUM_RANKS, hang_s=HANG_S, timeout_s=timeout_s)
-        except HangError as error:
-            return re.sub(r"\bhangs\.py line (\d+)", lambda place: f"line {shown[int(place[1])]}", str(error))
-    raise AssertionError(f"{program.__name__} does not hang")
+            run = launch(program, NUM_RANKS, hang_s=HANG_S, timeout_s=timeout_s)
+        except LaunchError as error:
+            said = str(error)
+        else:
+            said = "\n".join(f"warning: {finding}" for finding in run.findings)
+    if not said:
+        raise AssertionError(f"nothing is said of {program.__name__}")
+    return re.sub(r"\bfaults\.py line (\d+)", lambda place: f"line {shown[int(place[1])]}", said)
 
 
 def numbered(program: Program) -> list[tuple[int, str]]:
@@ -755,5 +759,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     # Functions of __main__ travel to the ranks with their globals, and locks cannot travel.
-    from hangs import main
+    from faults import main
     main()
