@@ -67,13 +67,15 @@ def bubble_share(got: Any, trace: Trace) -> float:
     step_s, idle_s, busy_s, num_ranks = found.step_s, sum(found.idle_s), sum(found.busy_s), len(found.busy_s)
     all_s = sum(end_s - start_s for start_s, end_s in events)
     work = [[event.times_s for event in trace.of_kind("compute") if event.rank == rank] for rank in range(num_ranks)]
-    spans_s = sum(max(end_s for _, end_s in own) - min(start_s for start_s, _ in own) for own in work)
+    spans_s = [max(end_s for _, end_s in own) - min(start_s for start_s, _ in own) for own in work]
+    own_shares = [1 - own_s / span_s for own_s, span_s in zip(found.busy_s, spans_s)]
+    own_spans = ("you count each rank's time from its own first action to its own last, but waiting before and after "
+                 "belongs to the bubble too: count the whole step for every rank")
     formula = Formula(found.share, [
         (1 - found.share, "it is the busy share, but the idle share is asked for"),
         (idle_s / busy_s, "it is the idle time divided by the busy time: divide by all of the time"),
         (idle_s, "it is in seconds: divide by the time that all ranks have together"),
-        (1 - busy_s / spans_s, "you count each rank's time from its own first action to its own last, but waiting "
-         "before and after belongs to the bubble too: count the whole step for every rank"),
+        (1 - busy_s / sum(spans_s), own_spans), (sum(own_shares) / num_ranks, own_spans),
         (found.idle_s[0] / step_s, "it is one rank's idle share: count the time of all ranks"),
         (found.idle_s[-1] / step_s, "it is the last rank's idle share: count the time of all ranks"),
         (found.share * num_ranks, "it is the sum of the ranks' shares: divide by the number of ranks"),

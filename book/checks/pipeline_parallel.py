@@ -111,6 +111,13 @@ def next_action(kind: str, micro_batch: Any, waiting: set[int], num_micro_batche
     waiting.remove(micro_batch)
 
 
+def own_graph(forward: int, backward: int) -> None:
+    """A backward must go through what the forward of the same micro-batch has kept."""
+    refuse(forward != backward, f"backward({backward}) goes back through the forward of micro-batch {forward}: keep "
+           f"what forward(m) makes under its number, and take out that of m. (A queue hands out the oldest first, but "
+           "backwards may come in another order than forwards)")
+
+
 def micro_batch_losses(got: Any, expected: Sequence[float]) -> None:
     """The last stage must have one loss for each micro-batch, as in one process; `expected` are scaled by 0.5."""
     require(num_given(got) == len(expected), f"the last stage has {num_given(got)} losses, but there are "

@@ -230,6 +230,8 @@ def _block_slips(one: float, ends: float, num: int, layout: Layout) -> Slips:
     often = _num_all_reduces(layout)
     return [
         (num * 4 * one + ends, "with full recomputation a block's forward runs again, with its all-reduces"),
+        (num * 5 * one + ends, "with full recomputation the whole block's forward runs again, attention and MLP: that "
+         "is two all-reduces more, not one"),
         (num * 6 * one + ends, "only with full recomputation does a block's forward run twice"),
         (num * often * one, "that is the blocks alone: the embedding, the head and the loss are cut too"),
         *[(num * 8 * one + ends, "only the forward runs again: a block's two all-reduces in the forward are repeated, "

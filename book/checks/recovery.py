@@ -217,6 +217,8 @@ def save_interval(got: Any, save_s: float, node_mtbf_s: float, num_nodes: int) -
                                          "its mean time between failures is one node's divided by the number of nodes"),
         (sqrt(2 * save_s * node_mtbf_s * num_nodes), "more nodes fail more often, not less often: divide by their "
          "number"),
+        (sqrt(2 * save_s * node_mtbf_s) / num_nodes, "the number of nodes belongs under the root: it divides the mean "
+                                                     "time between failures"),
         (sqrt(2 * save_s * node_mtbf_s / sqrt(num_nodes)), "the job fails num_nodes times as often as a node: divide "
                                                            "by num_nodes itself, not by its root"),
         (sqrt(save_s * mean_s), "a failure loses half an interval on average, not a whole one: the 2 is missing"),

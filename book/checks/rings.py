@@ -26,10 +26,13 @@ SUMMED = {  # a chunk that should hold the sum
     "nothing": "is all zeros: did you read the receive buffer before wait(), or never receive?",
     "own": "holds only what it held at the start: did you add before wait() had returned, or to another chunk than the "
            "received one?",
-    "other": "holds only rank {other}'s data: was it copied instead of added?",
+    "other": "holds only rank {other}'s data: was it copied instead of added? (A receive into the chunk itself "
+             "copies.)",
     "unequal": "{fault}: {why}",
     "unknown": "holds neither a sum of the ranks' data for this chunk nor one for another chunk: was wrong data added?"}
 TOO_OFTEN = "one step too many, or the wrong chunk sent"
+DOUBLED = ("the receive took the chunk's place, and was then added to itself: receive into a tensor of its own, and "
+           "add that to the chunk")
 TOO_SELDOM = "was every step made, and the right chunk sent?"
 FEWER_CHUNKS = ("there are fewer chunks than ranks: buffer.chunk(n) makes no empty pieces, so it makes fewer than n "
                 "from a short buffer; tensor_split(n) always makes n")
@@ -261,7 +264,14 @@ def _why_not_summed(rank: int, chunk: int, before: np.ndarray, buffer: np.ndarra
         return f"{where} {SUMMED['unknown']}"
     counts = np.zeros(len(before)) if counts is None else counts
     fault = contents_fault(counts, np.ones(len(counts)))
-    return f"{where} " + found.explain(SUMMED, fault=fault, why=TOO_OFTEN if max(counts) > 1 else TOO_SELDOM)
+    return f"{where} " + found.explain(SUMMED, fault=fault, why=_why_counted(counts))
+
+
+def _why_counted(counts: np.ndarray) -> str:
+    """Why the ranks' data are in a chunk so often, by their numbers."""
+    if np.count_nonzero(counts) == 1 and log2(max(counts)).is_integer() and max(counts) > 1:
+        return DOUBLED
+    return TOO_OFTEN if max(counts) > 1 else TOO_SELDOM
 
 
 def _counts(found: Attribution) -> np.ndarray | None:
