@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from book.audit import Notes
-from book.launch import blocked, left_out, requests, rpc, stacks, threads, where
+from book.launch import blocked, history, left_out, requests, rpc, stacks, threads, where
 from book.launch.stacks import Line
 from book.tap.place import is_learners
 from book.waiting.doing import Doing, Kind
@@ -29,7 +29,15 @@ def report(recorded: Callable[[], Any], notes: Callable[[], Notes | None], polle
         seen = _seen()
     except Exception:
         seen = Standing(Doing(Kind.SILENT))
-    return Report(seen._replace(polled=polled, dropped=_dropped(), left_out=left_out.parameters()), recorded(), notes())
+    return Report(_with_history(seen._replace(polled=polled, dropped=_dropped(), left_out=left_out.parameters())),
+                  recorded(), notes())
+
+
+def _with_history(seen: Standing) -> Standing:
+    try:
+        return seen._replace(calls=history.calls(), models=history.models())
+    except Exception:
+        return seen  # a thread that goes on calls may have changed what was read
 
 
 def _dropped() -> list[Dropped]:

@@ -99,7 +99,7 @@ def _standing(member: RankProcess) -> Standing:
     told, kind = member.report.standing if member.report else Standing(Doing(Kind.DEAF)), _kind(member)
     if kind is None:
         return told
-    return Standing(Doing(kind), polled=told.polled and member.working, dropped=told.dropped, left_out=told.left_out)
+    return told._replace(main=Doing(kind), place="", threads=None, worker=None, polled=told.polled and member.working)
 
 
 def _kind(member: RankProcess) -> Kind | None:

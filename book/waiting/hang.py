@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from book.waiting.doing import Doing
+from book.waiting.history import History, Model
 
 
 class Group(NamedTuple):
@@ -60,6 +61,8 @@ class Standing(NamedTuple):
     polled: bool = False  # whether a message has come for a request that this rank did not keep
     dropped: Sequence[Dropped] = ()
     left_out: Sequence[str] = ()  # parameters under DDP that have no gradient
+    calls: Mapping[Group, History] = {}  # those that it has made in each group
+    models: Sequence[Model] = ()  # those in DDP, in the order in which they were wrapped
 
     @property
     def doing(self) -> Doing:
