@@ -26,7 +26,7 @@ def line(chain: Sequence[Place]) -> Line:
     paths = {place: _path(*place) for place in chain}
     conditions = [found for place in chain for found in _conditions(paths[place], place[1])]
     likely = [found for found in conditions if _OF_RANKS.search(found.text)]
-    handler, block = next((found for place in chain for found in _handlers(paths[place])), (None, 0))
+    handler, block = next((found for place in chain for found in _handlers(place[0], paths[place])), (None, 0))
     loops = [_head(node) for node, part in paths[chain[0]]
              if isinstance(node, (ast.For, ast.While)) and part == "body"]
     return Line(str(place_of(*chain[0])), chain[0][1], loops[-1] if loops else "",
@@ -64,27 +64,27 @@ def _conditions(path: Sequence[tuple[ast.AST, str]], number: int) -> Iterator[Co
     """What a line stands under, innermost first; then what may leave it out by returning before it."""
     for node, part in reversed(path):
         if isinstance(node, ast.If) and part in ("body", "orelse"):
-            yield Condition("under" if part == "body" else "in the else of", _head(node), node.lineno)
+            yield Condition("under" if part == "body" else "in the else of", _head(node))
     for node, part in reversed(path):
         for earlier in getattr(node, part, None) or () if part in ("body", "orelse") else ():
             if isinstance(earlier, ast.If) and (earlier.end_lineno or 0) < number and not earlier.orelse and (
                     isinstance(earlier.body[-1], _ENDS)):
-                yield Condition("after", f"{_head(earlier)}: {ast.unparse(earlier.body[-1])}", earlier.lineno)
+                yield Condition("after", f"{_head(earlier)}: {ast.unparse(earlier.body[-1])}")
 
 
 def _head(node: ast.AST) -> str:
     return ast.unparse(node).partition("\n")[0].rstrip(":")
 
 
-def _handlers(path: Sequence[tuple[ast.AST, str]]) -> Iterator[tuple[Handler, int]]:
+def _handlers(filename: str, path: Sequence[tuple[ast.AST, str]]) -> Iterator[tuple[Handler, int]]:
     """What catches an error at a line and goes on, innermost first, and the line of its `try`."""
     for node, part in reversed(path):
         if isinstance(node, ast.Try) and part == "body":
             for handler in node.handlers:
                 if not any(isinstance(inner, (ast.Raise, ast.Return)) for inner in ast.walk(handler)):
                     yield Handler(f"except {ast.unparse(handler.type)}" if handler.type else "except",
-                                  handler.body[0].lineno), node.lineno
+                                  str(place_of(filename, handler.body[0].lineno))), node.lineno
         if isinstance(node, ast.With) and part == "body":
             for item in node.items:
                 if re.search(r"\bsuppress\(", ast.unparse(item.context_expr)):
-                    yield Handler(f"with {ast.unparse(item.context_expr)}", (node.end_lineno or 0) + 1), node.lineno
+                    yield Handler(f"with {ast.unparse(item.context_expr)}", ""), node.lineno

@@ -133,13 +133,18 @@ def _how(member: RankProcess) -> tuple[object, ...]:
 
 def describe_failure(ranks: Ranks, first: RankProcess) -> str:
     """The root cause with the learner's own line, and the ranks that failed in the same way."""
-    if first.failure and first.failure.name == MISMATCH:
+    if first.failure and is_mismatch(first):
         return first.failure.message  # which names all ranks and their lines
     lines = _raised(first, first.failure) if first.failure else _died(first)
     alike = [member.rank for member in ranks if member.failed and member is not first and _how(member) == _how(first)]
     if alike:
         lines.append(f"the same on {named(alike)}")
     return "\n".join(lines)
+
+
+def is_mismatch(member: RankProcess) -> bool:
+    """Whether a rank has failed because its call does not match those of the others."""
+    return member.failure is not None and member.failure.name == MISMATCH
 
 
 def _raised(member: RankProcess, failure: Failure) -> list[str]:

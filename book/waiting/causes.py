@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 
+from book.waiting.counts import out_of_step
 from book.waiting.doing import ANY, Doing, Kind
 from book.waiting.hang import Collective, Hang, Missing, Served, Standing, Thread
 from book.words import agree, counted, joined, listed, named
@@ -252,7 +253,7 @@ CAUSES: Sequence[Sequence[Look]] = (
     (dropped_requests,),
     (inside_the_process, calls_over_rpc, parameters_left_out),
     (sends_astray, crossed_groups),
-    (missed_collectives,),
+    (missed_collectives, out_of_step),
     (messages_without_a_match,),
     (all_others_returned,),
 )

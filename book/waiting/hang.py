@@ -73,6 +73,7 @@ class Standing(NamedTuple):
 
 class Missing(NamedTuple):
     """A collective that some ranks of a group wait in, and others have not called."""
+    group: Group
     waiting: list[int]
     behind: list[int]
     last: Mapping[int, Collective]  # the last call in the group of each of its ranks that has made one
@@ -104,7 +105,7 @@ class Hang:
             for number in sorted(set(stuck.values())):
                 waiting = [rank for rank in group.ranks if stuck.get(rank) == number]
                 behind = [rank for rank in group.ranks if rank not in last or last[rank].number < number]
-                found += [Missing(waiting, behind, last)] if behind else []
+                found += [Missing(group, waiting, behind, last)] if behind else []
         return found
 
     def callee(self, rank: int) -> int | None:

@@ -5,16 +5,15 @@ from typing import NamedTuple
 
 
 class Condition(NamedTuple):
-    """What decides whether a line is reached: "under" or "after" the "if rank == 0" at a line; "in the else of" it."""
+    """What decides whether a line is reached: it is "under", "after" or "in the else of" the text "if rank == 0"."""
     how: str
     text: str
-    number: int
 
 
 class Handler(NamedTuple):
-    """What catches an error at a line: "except MemoryError", and the number of the line that goes on then."""
+    """What catches an error at a line: "except MemoryError", and the place at which the rank goes on then."""
     text: str
-    goes_on: int
+    goes_on: str
 
 
 class Line(NamedTuple):
@@ -44,6 +43,10 @@ class History(NamedTuple):
     counts: dict[Made, int]
     last: tuple[Made, ...]
     is_done: bool  # whether the program knows that the last one is done
+
+    def at(self, number: int) -> Made:
+        """The call with this number, from 1; it must be among the last ones."""
+        return self.last[number - self.total - 1]
 
 
 class Model(NamedTuple):
