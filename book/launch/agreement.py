@@ -56,7 +56,7 @@ class Agreement(Subscriber):
         self._numbers[group] += 1
         name, owner = op.function or op.kind, op.owner or ""
         arguments, alike = _described(name, owner, op.tensors, op.has_splits, op.reduces, op.root, op.members)
-        by = f"{owner}, in backward" if owner and op.in_backward else owner
+        by = f"{owner} in backward" if owner and op.in_backward else owner
         call = Call(self._numbers[group], alike, name, by, arguments, *(op.place or ("", 0)))
         self._board.note(rank, group, call)
         for peer in group.ranks:

@@ -30,7 +30,7 @@ class Call(NamedTuple):
     number: int
     alike: tuple[int, ...]  # a checksum of each thing that must be the same on all ranks
     name: str
-    by: str  # the part of torch that made it: "DDP, in backward"; "" for the program's own
+    by: str  # the part of torch that made it: "DDP in backward"; "" for the program's own
     arguments: str  # as a reader sees them, "float32 [4], SUM"; long ones are cut
     filename: str
     line: int

@@ -111,7 +111,7 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
     where.remember_sources(sources)
     _prepare_torch(rank)
     tap.start()
-    for subscriber in (Peers(), Requests(), Models(), *([Agreement(board)] if board is not None else []), History()):
+    for subscriber in (Peers(), History(), Requests(), Models(), *([Agreement(board)] if board is not None else [])):
         tap.subscribe(subscriber)
     if is_audited:
         audit.start()

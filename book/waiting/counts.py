@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from book.waiting.hang import Group, Hang
 from book.waiting.history import History, Line, Made, Model
-from book.words import agree, counted, joined, named
+from book.words import agree, counted, named
 
 JOIN = "give all ranks equally many, or train inside `with model.join():`"
 MODULE = "run it on every rank, or run `model.module` there"
@@ -14,14 +14,10 @@ MODULE = "run it on every rank, or run `model.module` there"
 def out_of_step(hang: Hang) -> Iterator[str]:
     """Ranks that have run a model in DDP more often than others, or called a line of a collective that hangs."""
     histories = _histories(hang)
-    swallowed = list(dict.fromkeys(sentence for each in histories for sentence in _swallowed(hang, each)))
-    if swallowed:
-        yield from swallowed
-    elif uneven := list(_uneven(hang)):
-        yield from uneven
-    else:
-        for each in histories:
-            yield from _parted(each) or _counts(each)
+    for look in (_swallowed, _forwards_of_some, _left_out, _uneven, _parted, _counts):
+        if sentences := list(dict.fromkeys(sentence for each in histories for sentence in look(hang, each))):
+            yield from sentences
+            return
 
 
 def _histories(hang: Hang) -> list[dict[int, History]]:
@@ -42,7 +38,7 @@ def _disagree(last: Mapping[int, object]) -> bool:
 def _swallowed(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
     """Ranks that have left a `try` before its last call, while others have not."""
     forwards = {rank: _forwards(hang.ranks[rank].models) for rank in histories}
-    counts = {rank: {**forwards[rank], **_by_line(histories[rank].counts)} for rank in histories}
+    counts = {rank: {**_by_line(histories[rank].counts), **forwards[rank]} for rank in histories}
     lines = sorted({line for each in counts.values() for line in each if line.handler}, key=lambda line: line.number)
     for rank, own in counts.items():
         for first, last in zip(lines, lines[1:]):
@@ -75,23 +71,35 @@ def _by_line(counts: Mapping[Made, int]) -> dict[Line, int]:
 
 # Models in DDP
 
-def _uneven(hang: Hang) -> Iterator[str]:
-    """Models that some ranks have run more often than others, and the lines that did."""
+def _run_unevenly(hang: Hang) -> Iterator[tuple[str, Line, dict[int, list[int]]]]:
+    """Models that some ranks have run more often than others: the model, the line that did, the ranks by count."""
     all_models = [standing.models for standing in hang.ranks]
-    for index in range(min(map(len, all_models), default=0)):
+    num_models = min(map(len, all_models), default=0)
+    for index in range(num_models):
         models = {rank: models[index] for rank, models in enumerate(all_models)}
-        lines = dict.fromkeys(line for model in models.values() for line in model.forwards)
-        which = "the DDP model" if len(all_models[0]) == 1 else f"the DDP model that was made as number {index + 1}"
-        for line in lines:
+        which = "the DDP model" if num_models == 1 else f"DDP model {index + 1}, in the order in which they were made,"
+        for line in dict.fromkeys(line for model in models.values() for line in model.forwards):
             who = _grouped({rank: model.forwards.get(line, 0) for rank, model in models.items()})
-            if len(who) < 2:
-                continue
-            ahead, behind = max(who), min(who)
-            if behind == 0 or line.condition:
-                yield (f"{named(who[ahead])} {agree('has', who[ahead])} made {counted(ahead - behind, 'forward')} of "
-                       f"{which} more than {named(who[behind])}: {line.place}{_under(line)}; {MODULE}")
-            else:
-                yield f"{_each(who, 'run', f'{which} on', 'batch')}, at {line.place}: {JOIN}"
+            if len(who) > 1:
+                yield which, line, who
+
+
+def _forwards_of_some(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
+    """Lines that run a model in DDP on some ranks only, or under a condition that holds more often on some."""
+    for which, line, who in _run_unevenly(hang):
+        most, least = max(who), min(who)
+        if least == 0 or line.condition:
+            yield (f"{named(who[most])} {agree('has', who[most])} made {counted(most - least, 'forward')} of "
+                   f"{which} more than {named(who[least])}: {line.place}{_under(line)}; {MODULE}")
+
+
+def _uneven(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
+    """Models that some ranks have run on more batches than others."""
+    for which, line, who in _run_unevenly(hang):
+        (most, first), *others = sorted(who.items(), reverse=True)
+        rest = "".join(f", {named(ranks)} on {count}" for count, ranks in others)
+        yield (f"{named(first)} {agree('has', first)} run {which} on {counted(most, 'batch')}{rest}, at "
+               f"{line.place}: {JOIN}")
 
 
 def _grouped(counts: Mapping[int, int]) -> dict[int, list[int]]:
@@ -102,31 +110,36 @@ def _grouped(counts: Mapping[int, int]) -> dict[int, list[int]]:
     return found
 
 
-def _each(who: Mapping[int, Sequence[int]], verb: str, what: str, unit: str) -> str:
-    """"ranks 0, 2 have run the DDP model on 3 batches, rank 1 on 2"."""
-    (most, first), *others = sorted(who.items(), reverse=True)
-    rest = [f"{named(ranks)} {what.rpartition(' ')[2]} {count}" for count, ranks in others]
-    return ", ".join([f"{named(first)} {agree('has', first)} {verb} {what} {counted(most, unit)}", *rest])
-
-
 def _under(line: Line) -> str:
     return f", {line.condition.how} `{line.condition.text}`" if line.condition else ""
 
 
 # Lines of collectives
 
-def _parted(histories: Mapping[int, History]) -> list[str]:
+def _left_out(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
+    """Lines at which ranks wait, and that stand under a condition that has not held on others."""
+    batches = {rank: sum(model.num_batches for model in hang.ranks[rank].models) for rank in histories}
+    for rank, history in histories.items():
+        made = history.last[-1]
+        counts = {other: its.counts.get(made, 0) for other, its in histories.items()}
+        fewer = [other for other in counts if counts[other] < counts[rank]]
+        # A rank that has had fewer batches has not left the line out: it has not come to it.
+        if made.line.condition and fewer and not made.owner and all(batches[other] >= batches[rank] for other in fewer):
+            yield (f"{named([rank])} has called {made.call} {times(counts[rank])} at {made.line.place}"
+                   f"{_under(made.line)}; {named(fewer)} {times(counts[fewer[0]])}")
+            return
+
+
+def _parted(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
     """Where the ranks of a group made their first calls that do not belong together."""
-    ranks = sorted(histories)
-    first, *others = ranks
+    first, *others = sorted(histories)
     for other in others:
         number = _first_apart(histories[first], histories[other])
-        if number is None or number >= min(histories[first].total, histories[other].total):
-            continue
-        one, two = histories[first].at(number), histories[other].at(number)
-        return [f"ranks {first} and {other} are out of step since call {number} of this group: rank {first} made it at "
-                f"{one.line.place}{_under(one.line)}, and rank {other} at {two.line.place}{_under(two.line)}"]
-    return []
+        if number is not None and number < min(histories[first].total, histories[other].total):
+            one, two = histories[first].at(number), histories[other].at(number)
+            yield (f"ranks {first} and {other} are out of step since call {number} of this group: rank {first} made "
+                   f"it at {one.line.place}{_under(one.line)}, and rank {other} at {two.line.place}{_under(two.line)}")
+            return
 
 
 def _first_apart(one: History, other: History) -> int | None:
@@ -139,14 +152,16 @@ def _first_apart(one: History, other: History) -> int | None:
     return None
 
 
-def _counts(histories: Mapping[int, History]) -> Iterator[str]:
+def _counts(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
     """Lines that all ranks have called, and some more often than others."""
     for made in dict.fromkeys(made for history in histories.values() for made in history.counts):
         who = _grouped({rank: history.counts.get(made, 0) for rank, history in histories.items()})
-        if len(who) > 1 and min(who) > 0:
-            parts = [f"{named(ranks)} {times(count)}" for count, ranks in sorted(who.items(), reverse=True)]
+        if len(who) > 1 and min(who) > 0 and not made.owner:
+            (most, first), *others = sorted(who.items(), reverse=True)
+            rest = "".join(f", {named(ranks)} {times(count)}" for count, ranks in others)
             loop = f": compare what `{made.line.loop}` goes over on each rank" if made.line.loop else ""
-            yield f"{made.call} has been called at {made.line.place} by {joined(parts)}{loop}"
+            yield (f"{named(first)} {agree('has', first)} called {made.call} {times(most)}{rest}, at "
+                   f"{made.line.place}{loop}")
             return
 
 
