@@ -57,7 +57,7 @@ class Agreement(Subscriber):
         name, owner = op.function or op.kind, op.owner or ""
         arguments, alike = _described(name, owner, op.tensors, op.has_splits, op.reduces, op.root, op.members)
         by = f"{owner} in backward" if owner and op.in_backward else owner
-        call = Call(self._numbers[group], alike, name, by, arguments, *(op.place or ("", 0)))
+        call = Call(self._numbers[group], alike, name, arguments, *(op.place or ("", 0)), by)
         self._board.note(rank, group, call)
         for peer in group.ranks:
             other = self._board.read(peer, group, call.number) if peer != rank else None

@@ -43,7 +43,8 @@ def _tree(filename: str) -> ast.Module | None:
 
 def _path(filename: str, number: int) -> list[tuple[ast.AST, str]]:
     """The nodes around a line, from its function inwards, each with the name of its part that has the line."""
-    node, path = _tree(filename), []
+    node: ast.AST | None = _tree(filename)
+    path: list[tuple[ast.AST, str]] = []
     while node is not None:
         part, inner = _inner(node, number)
         path = [] if isinstance(inner, _FUNCTIONS) else [*path, (node, part)]

@@ -19,7 +19,8 @@ from book.waiting.hang import Group
 
 MAX_GROUPS, DEPTH, SLOT_BYTES = 64, 8, 512  # what a rank calls in further groups is not noted
 NUM_ALIKE = 6  # things that must be the same on all ranks
-_CALL = struct.Struct(f"<Q{NUM_ALIKE}IIHHHH")  # number, checksums, line, lengths of name, caller, file name and arguments
+# Number, checksums, line; lengths of the name, of who made it, of the file name and of the arguments.
+_CALL = struct.Struct(f"<Q{NUM_ALIKE}IIHHHH")
 _NUMBER = struct.Struct("<Q")
 _GROUP = struct.Struct("<HH")  # lengths of the name and of the members' bits
 _PART_BYTES = MAX_GROUPS * SLOT_BYTES * (1 + DEPTH + 1)
@@ -30,10 +31,10 @@ class Call(NamedTuple):
     number: int
     alike: tuple[int, ...]  # a checksum of each thing that must be the same on all ranks
     name: str
-    by: str  # the part of torch that made it: "DDP in backward"; "" for the program's own
     arguments: str  # as a reader sees them, "float32 [4], SUM"; long ones are cut
     filename: str
     line: int
+    by: str = ""  # the part of torch that made it, "DDP in backward"
 
 
 class Board:
@@ -106,7 +107,7 @@ class Board:
             return None  # empty, or being written
         ends = list(itertools.accumulate(lengths, initial=_CALL.size))
         name, by, filename, arguments = (slot[start:end].decode(errors="replace") for start, end in pairwise(ends))
-        return Call(number, fields[1:1 + NUM_ALIKE], name, by, arguments, filename, line)
+        return Call(number, fields[1:1 + NUM_ALIKE], name, arguments, filename, line, by)
 
     def _groups(self, rank: int) -> list[Group]:
         """A rank's groups, in the order of their places."""

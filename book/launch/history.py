@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-import torch
-
 from book.launch import around
 from book.tap import LENGTH, Op, Subscriber
 from book.tap.log import Place
@@ -82,7 +80,7 @@ class History(Subscriber):
         if runs is None:
             return
         runs.counts[chain(sys._getframe(1))] += 1
-        if model.training and torch.is_grad_enabled():
+        if model.training and sys.modules["torch"].is_grad_enabled():
             runs.num_batches += 1
             self._batch += 1
 
@@ -98,7 +96,13 @@ def _told(calls: _Calls) -> history.History:
     for key, count in list(calls.counts.items()):
         counts[made[key]] += count
     return history.History(calls.total, dict(counts), tuple(made[key] for key in list(calls.last) if key in made),
-                           calls.op is not None and calls.op.waited)
+                           _is_done(calls.op))
+
+
+def _is_done(op: Op | None) -> bool | None:
+    if op is None or (op.owner and op.in_backward and not op.waited):
+        return None
+    return op.waited
 
 
 def models() -> list[history.Model]:

@@ -14,7 +14,7 @@ from book.launch.ranks import RankProcess, Ranks
 from book.launch.rpc import remote_error
 from book.launch.stacks import of_crash
 from book.waiting.doing import Doing, Kind
-from book.waiting.hang import Hang, Standing
+from book.waiting.hang import Collective, Group, Hang, Standing
 from book.words import named
 
 MISMATCH = CallMismatch.__name__
@@ -86,12 +86,19 @@ def ask_for_reports(ranks: Ranks) -> Hang:
         ranks.listen(0.05)
     standings = list(map(_standing, ranks))
     # Read the calls first: the signal that asks for stacks may interrupt a call into C, and the run would go on.
-    calls = ranks.last_calls()
+    calls = {group: {rank: call._replace(done=_is_done(standings[rank], group, call)) for rank, call in last.items()}
+             for group, last in ranks.last_calls().items()}
     for rank, stack in ranks.dump(0.3).items():
         places = where.places(of_crash(stack))
         if places and standings[rank].main.kind in (Kind.DEAF, Kind.IN_C):
             standings[rank] = standings[rank]._replace(place=str(places[-1]))
     return Hang(standings, calls)
+
+
+def _is_done(standing: Standing, group: Group, call: Collective) -> bool | None:
+    """Whether a rank knows that its last call in a group is done."""
+    known = standing.calls.get(group)
+    return known.is_done if known is not None and known.total == call.number else None
 
 
 def _standing(member: RankProcess) -> Standing:

@@ -41,7 +41,9 @@ def _seen(function: Callable[..., Any]) -> Callable[..., Any]:
         LOG.write(op)
         inside.is_so = True
         try:
-            return function(*args, **options)
+            result = function(*args, **options)
+            op.waited = True
+            return result
         except Exception:
             LOG.withdraw(op)
             raise

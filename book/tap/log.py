@@ -62,6 +62,7 @@ class Op:
     members: tuple[int, ...] = ()
     inside: bool = False
     waited: bool = False
+    polled_s: float = 0.0  # when the program last asked whether it is done, by time.monotonic()
     withdrawn: bool = False
     serial: int = 0
 

@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
-from book.waiting.hang import Group, Hang
+from book.waiting.hang import Collective, Hang
 from book.waiting.history import History, Line, Made, Model
 from book.words import agree, counted, named
 
@@ -29,7 +30,7 @@ def _histories(hang: Hang) -> list[dict[int, History]]:
     return [histories for histories in found if len(histories) > 1]
 
 
-def _disagree(last: Mapping[int, object]) -> bool:
+def _disagree(last: Mapping[int, Collective]) -> bool:
     return len({(call.number, call.what) for call in last.values()}) > len({call.number for call in last.values()})
 
 
@@ -41,9 +42,10 @@ def _swallowed(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
     counts = {rank: {**_by_line(histories[rank].counts), **forwards[rank]} for rank in histories}
     lines = sorted({line for each in counts.values() for line in each if line.handler}, key=lambda line: line.number)
     for rank, own in counts.items():
-        for first, last in zip(lines, lines[1:]):
+        for first, last in pairwise(lines):
             if first.block == last.block and own.get(first, 0) > own.get(last, 0) and any(
-                    other.get(first) == other.get(last) for other in counts.values()) and last.handler:
+                    other.get(first) == other.get(last) for other in counts.values()) and last.handler and (
+                    first.condition == last.condition):
                 yield (f"rank {rank} has called line {first.number} {times(own[first])} and line {last.number} "
                        f"{times(own.get(last, 0))}: it has caught an error in between, and `{last.handler.text}` goes "
                        f"on{_at(last.handler.goes_on)}. Let the error end the rank, or have the ranks agree on what "
@@ -121,6 +123,8 @@ def _left_out(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
     batches = {rank: sum(model.num_batches for model in hang.ranks[rank].models) for rank in histories}
     for rank, history in histories.items():
         made = history.last[-1]
+        if len({its.last[-1] for its in histories.values() if its.last[-1].line.condition}) > 1:
+            return  # the ranks took different branches, and the message shows both
         counts = {other: its.counts.get(made, 0) for other, its in histories.items()}
         fewer = [other for other in counts if counts[other] < counts[rank]]
         # A rank that has had fewer batches has not left the line out: it has not come to it.
@@ -163,6 +167,22 @@ def _counts(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
             yield (f"{named(first)} {agree('has', first)} called {made.call} {times(most)}{rest}, at "
                    f"{made.line.place}{loop}")
             return
+
+
+# Messages
+
+def uneven_messages(hang: Hang) -> Iterator[str]:
+    """Ranks of which one has sent more messages than the other has received, or fewer, and that waits for more."""
+    for rank, standing in enumerate(hang.ranks):
+        for (kind, peer), count in standing.messages.items():
+            if kind != "send" or not 0 <= peer < len(hang.ranks):
+                continue
+            received = hang.ranks[peer].messages.get(("recv", rank), 0)
+            waiting = standing if count > received else hang.ranks[peer]
+            if received and received != count and waiting.doing.waits:
+                pipeline = ": do they have equally many micro-batches?" if "Schedule" in waiting.doing.operation else ""
+                yield (f"rank {rank} has called send for {counted(count, 'message')} to rank {peer}, which has called "
+                       f"recv for {received}{pipeline}")
 
 
 def times(count: int) -> str:

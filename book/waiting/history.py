@@ -42,7 +42,7 @@ class History(NamedTuple):
     total: int
     counts: dict[Made, int]
     last: tuple[Made, ...]
-    is_done: bool  # whether the program knows that the last one is done
+    is_done: bool | None  # whether the last one is, as far as the program knows; None if DDP waits for it
 
     def at(self, number: int) -> Made:
         """The call with this number, from 1; it must be among the last ones."""
