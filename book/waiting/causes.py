@@ -182,6 +182,8 @@ def missed_collectives(hang: Hang) -> Iterator[str]:
             does = f"{doing.words(len(who))} instead" if doing else "returned without it"
             last_call = f"{last.what} at {last.place}" if last else "none"
             yield f"{_wait_in(one)}; {named(who)} {does} (last call in this group: {last_call})"
+    if hang.missing:
+        yield from uneven_messages(hang)
 
 
 def _wait_in(missing: Missing) -> str:
@@ -258,7 +260,7 @@ CAUSES: Sequence[Sequence[Look]] = (
     (dropped_requests,),
     (inside_the_process, calls_over_rpc, parameters_left_out),
     (sends_astray, crossed_groups),
-    (missed_collectives, out_of_step, uneven_messages),
+    (missed_collectives, out_of_step),
     (messages_without_a_match, uneven_messages),
     (all_others_returned, uneven_messages),
 )

@@ -12,6 +12,9 @@ JOIN = "give all ranks equally many, or train inside `with model.join():`"
 MODULE = "run it on every rank, or run `model.module` there"
 
 
+NO_CALLS = History(0, {}, (), None)
+
+
 def out_of_step(hang: Hang) -> Iterator[str]:
     """Ranks that have run a model in DDP more often than others, or called a line of a collective that hangs."""
     histories = _histories(hang)
@@ -25,9 +28,8 @@ def _histories(hang: Hang) -> list[dict[int, History]]:
     """The histories of the ranks of each group that hangs, or whose ranks make different calls."""
     groups = [group for group, last in hang.calls.items()
               if any(one.group == group for one in hang.missing) or _disagree(last)]
-    found = [{rank: hang.ranks[rank].calls[group] for rank in group.ranks if group in hang.ranks[rank].calls}
-             for group in groups]
-    return [histories for histories in found if len(histories) > 1]
+    return [{rank: hang.ranks[rank].calls.get(group, NO_CALLS) for rank in group.ranks if rank < len(hang.ranks)}
+            for group in groups]
 
 
 def _disagree(last: Mapping[int, Collective]) -> bool:
@@ -46,8 +48,8 @@ def _swallowed(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
             if first.block == last.block and own.get(first, 0) > own.get(last, 0) and any(
                     other.get(first) == other.get(last) for other in counts.values()) and last.handler and (
                     first.condition == last.condition):
-                yield (f"rank {rank} has called line {first.number} {times(own[first])} and line {last.number} "
-                       f"{times(own.get(last, 0))}: it has caught an error in between, and `{last.handler.text}` goes "
+                yield (f"rank {rank} has come {times(own[first])} to {first.place}, but {times(own.get(last, 0))} to "
+                       f"{last.place}: it has caught an error in between, and `{last.handler.text}` goes "
                        f"on{_at(last.handler.goes_on)}. Let the error end the rank, or have the ranks agree on what "
                        "to do")
 
@@ -99,7 +101,7 @@ def _uneven(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
     """Models that some ranks have run on more batches than others."""
     for which, line, who in _run_unevenly(hang):
         (most, first), *others = sorted(who.items(), reverse=True)
-        rest = "".join(f", {named(ranks)} on {count}" for count, ranks in others)
+        rest = "".join(f", {named(ranks)} on only {count}" for count, ranks in others)
         yield (f"{named(first)} {agree('has', first)} run {which} on {counted(most, 'batch')}{rest}, at "
                f"{line.place}: {JOIN}")
 
@@ -121,17 +123,24 @@ def _under(line: Line) -> str:
 def _left_out(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
     """Lines at which ranks wait, and that stand under a condition that has not held on others."""
     batches = {rank: sum(model.num_batches for model in hang.ranks[rank].models) for rank in histories}
-    for rank, history in histories.items():
+    waiting = {rank: history for rank, history in histories.items() if history.last and history.last[-1].line.condition}
+    if len({history.last[-1] for history in waiting.values()}) > 1:
+        return  # the ranks took different branches, and the message shows both
+    for rank, history in waiting.items():
         made = history.last[-1]
-        if len({its.last[-1] for its in histories.values() if its.last[-1].line.condition}) > 1:
-            return  # the ranks took different branches, and the message shows both
-        counts = {other: its.counts.get(made, 0) for other, its in histories.items()}
-        fewer = [other for other in counts if counts[other] < counts[rank]]
+        who = _grouped({other: its.counts.get(made, 0) for other, its in histories.items()})
+        fewer = [other for count, ranks in who.items() if count < history.counts[made] for other in ranks]
         # A rank that has had fewer batches has not left the line out: it has not come to it.
-        if made.line.condition and fewer and not made.owner and all(batches[other] >= batches[rank] for other in fewer):
-            yield (f"{named([rank])} has called {made.call} {times(counts[rank])} at {made.line.place}"
-                   f"{_under(made.line)}; {named(fewer)} {times(counts[fewer[0]])}")
+        if fewer and all(batches[other] >= batches[rank] for other in fewer):
+            yield _come(who, made.line)
             return
+
+
+def _come(who: Mapping[int, Sequence[int]], line: Line) -> str:
+    """"ranks 0, 2 have come 3 times to train.py line 7: dist.barrier(), under `if rank != 1`, rank 1 only once"."""
+    (most, first), *others = sorted(who.items(), reverse=True)
+    rest = "".join(f", {named(ranks)} {'only ' if count else ''}{times(count)}" for count, ranks in others)
+    return f"{named(first)} {agree('has', first)} come {times(most)} to {line.place}{_under(line)}{rest}"
 
 
 def _parted(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
@@ -162,7 +171,7 @@ def _counts(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
         who = _grouped({rank: history.counts.get(made, 0) for rank, history in histories.items()})
         if len(who) > 1 and min(who) > 0 and not made.owner:
             (most, first), *others = sorted(who.items(), reverse=True)
-            rest = "".join(f", {named(ranks)} {times(count)}" for count, ranks in others)
+            rest = "".join(f", {named(ranks)} only {times(count)}" for count, ranks in others)
             loop = f": compare what `{made.line.loop}` goes over on each rank" if made.line.loop else ""
             yield (f"{named(first)} {agree('has', first)} called {made.call} {times(most)}{rest}, at "
                    f"{made.line.place}{loop}")
