@@ -114,6 +114,35 @@ def one_has_a_batch_fewer_under_ddp() -> None:
         model(torch.ones(2, 4)).sum().backward()
 
 
+def batches_that_meet_an_all_reduce() -> None:
+    """One rank has a batch fewer, and its next call meets DDP's own all-reduce.
+
+    Give all ranks the same number of batches, or train inside `with model.join():`.
+    """
+    rank = start()
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    for _ in range(2 if rank == 1 else 3):
+        model(torch.ones(2, 4)).sum().backward()
+    dist.all_reduce(torch.ones(1))
+
+
+def a_batch_that_is_skipped() -> None:
+    """One rank catches an error in a batch, and goes on with the next.
+
+    The others wait for it in that batch's backward. Let the error end the rank, or have the ranks agree on what to do.
+    """
+    rank = start()
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    for step in range(3):
+        try:
+            loss = model(torch.ones(2, 4)).sum()
+            if rank == step == 1:
+                raise MemoryError
+            loss.backward()
+        except MemoryError:
+            continue
+
+
 def one_receives_instead() -> None:
     """One rank is at another call.
 
@@ -133,6 +162,18 @@ def all_send_first() -> None:
     rank = start()
     dist.send(torch.ones(4), dst=(rank + 1) % 3)
     dist.recv(torch.ones(4), src=(rank - 1) % 3)
+
+
+def all_send_and_receive_on_one_side() -> None:
+    """Every rank receives from the rank that it sends to.
+
+    In a ring, what goes to the right comes from the left.
+    """
+    rank = start()
+    right = (rank + 1) % 3
+    request = dist.isend(torch.ones(4), dst=right)
+    dist.recv(torch.ones(4), src=right)
+    request.wait()
 
 
 def all_receive_first() -> None:
@@ -384,6 +425,34 @@ def a_collective_for_the_log() -> None:
         print(losses)
 
 
+def losses_with_other_keys() -> None:
+    """One rank's dict of losses has a key more, so its all-reduces pair up with those of other steps.
+
+    The sums are wrong before anything hangs. Loop over the same keys, in the same order, on every rank.
+    """
+    rank = start()
+    for _ in range(3):
+        losses = {"class": torch.tensor(1.0), "box": torch.tensor(2.0)}
+        if rank == 0:
+            losses["accuracy"] = torch.tensor(0.5)
+        for name in losses:
+            dist.all_reduce(losses[name])
+
+
+def a_validation_that_is_longer() -> None:
+    """One rank's validation set has a batch more, so its calls pair up with those of other lines.
+
+    Sum on each rank first, and all-reduce the sums once, after the loop.
+    """
+    rank = start()
+    for _ in range(2):
+        for _ in range(4 if rank == 1 else 3):
+            correct = torch.tensor(1.0)
+            dist.all_reduce(correct)
+        loss = torch.tensor(1.0)
+        dist.all_reduce(loss)
+
+
 def an_error_that_is_swallowed() -> None:
     """One rank catches an error, and leaves out the collective that follows.
 
@@ -623,20 +692,21 @@ def a_call_that_keeps_the_interpreter() -> None:
 GROUPS: dict[str, list[Program]] = {
     "Collectives": [
         one_returns_early, one_leaves_the_loop_early, one_receives_instead, a_collective_for_the_log,
-        an_error_that_is_swallowed, an_asynchronous_collective, one_saves_a_checkpoint,
+        losses_with_other_keys, a_validation_that_is_longer, an_error_that_is_swallowed, an_asynchronous_collective,
+        one_saves_a_checkpoint,
     ],
     "Groups": [
         two_groups_in_two_orders, a_group_without_one_of_its_ranks, a_group_that_one_rank_makes,
     ],
     "Sends and receives": [
-        all_send_first, all_receive_first, requests_that_are_waited_for_too_early, a_pipeline_that_warms_up_too_long,
-        tags_that_differ, a_message_in_another_group, a_send_to_the_wrong_rank, one_message_too_few,
-        a_receive_from_anyone, a_request_that_is_dropped, a_batch_without_its_other_half, a_peer_that_has_returned,
-        a_chain_of_receives,
+        all_send_first, all_receive_first, all_send_and_receive_on_one_side, requests_that_are_waited_for_too_early,
+        a_pipeline_that_warms_up_too_long, tags_that_differ, a_message_in_another_group, a_send_to_the_wrong_rank,
+        one_message_too_few, a_receive_from_anyone, a_request_that_is_dropped, a_batch_without_its_other_half,
+        a_peer_that_has_returned, a_chain_of_receives,
     ],
     "DDP and sharded models": [
-        one_has_a_batch_fewer_under_ddp, a_loss_that_leaves_parameters_out, one_evaluates_a_ddp_model,
-        one_evaluates_a_sharded_model,
+        one_has_a_batch_fewer_under_ddp, batches_that_meet_an_all_reduce, a_batch_that_is_skipped,
+        a_loss_that_leaves_parameters_out, one_evaluates_a_ddp_model, one_evaluates_a_sharded_model,
     ],
     "RPC": [
         calls_that_hold_a_lock, a_call_to_oneself, calls_that_take_all_threads, a_shutdown_that_is_forgotten,
@@ -698,8 +768,8 @@ def listing(program: Program) -> str:
 
 HEAD = """# When it hangs
 
-Each program on this page hangs, for one reason. Below each is what `launch` reports: the cause, then where each
-rank is. Find the message that looks like yours. The programs are in `examples/faults.py`:
+Each program on this page hangs, or is refused before it does, for one reason. Below each is what `launch` reports: the
+cause, then where each rank is. Find the message that looks like yours. The programs are in `examples/faults.py`:
 `python examples/faults.py one_returns_early` runs one of them, on three ranks. There `start` joins the group and
 returns the rank, and `start_rpc` makes the ranks workers of RPC as well. `LOCK` is a `threading.Lock`, and
 `ALL_CALLS` a `threading.Barrier` for three threads.

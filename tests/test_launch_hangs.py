@@ -26,6 +26,7 @@ from examples import faults
 SECTIONS = dict(zip((program.__name__ for program in faults.HANGS),
                     re.split(r"^### ", faults.PAGE.read_text("utf-8").partition("\n## A job that")[0], flags=re.M)[1:]))
 NO_WAIT = ("a_loop_that_never_ends", "a_call_that_keeps_the_interpreter")  # told at the time limit
+REFUSED = ("batches_that_meet_an_all_reduce", "one_evaluates_a_ddp_model")  # before anything hangs
 QUICK = ("one_returns_early", "a_request_that_is_dropped", "a_loss_that_leaves_parameters_out",
          "calls_that_hold_a_lock", "two_locks_in_two_orders", "a_call_that_keeps_the_interpreter")
 
@@ -38,6 +39,10 @@ EXPECTED = {
     "one_receives_instead": ("rank 1 waits in recv from rank 0 instead", "dist.recv(torch.ones(4), src=0)"),
     "a_collective_for_the_log": ("rank 0 waits in all_gather_object(); ranks 1, 2 returned without it",
                                  "dist.all_gather_object(losses, 0.5)"),
+    "losses_with_other_keys": ("rank 0 has called all_reduce 7 times, ranks 1, 2 only 6 times, at line 8: ",
+                               "dist.all_reduce(losses[name])"),
+    "a_validation_that_is_longer": ("ranks 0 and 1 are out of step since call 4 of this group",
+                                    "dist.all_reduce(correct)"),
     "an_error_that_is_swallowed": ("rank 1 returned without it", "dist.all_reduce(mean)"),
     "an_asynchronous_collective": ("rank 1 returned without it", "work.wait()"),
     "one_saves_a_checkpoint": ("ranks 1, 2 returned without it", "dist.checkpoint.save("),
@@ -48,6 +53,8 @@ EXPECTED = {
                                     "dist.new_group([0, 1])"),
     "all_send_first": ("ranks 0, 1, 2 all send first", "dist.send(torch.ones(4), dst=(rank + 1) % 3)"),
     "all_receive_first": ("ranks 0, 1, 2 all receive first", "dist.recv(torch.ones(4), src=(rank - 1) % 3)"),
+    "all_send_and_receive_on_one_side": ("each has sent, but not to the rank that waits for it",
+                                         "dist.isend(torch.ones(4), dst=right)"),
     "requests_that_are_waited_for_too_early": ("ranks 0, 1, 2 wait for irecvs from one another", "incoming.wait()"),
     "a_pipeline_that_warms_up_too_long": ("ranks 0, 1 wait for each other in a circle, at different lines",
                                           "dist.recv(torch.ones(4), src=0)"),
@@ -66,12 +73,17 @@ EXPECTED = {
                                  "dist.recv(torch.ones(4), src=2)"),
     "a_chain_of_receives": ("rank 1 waits in recv from rank 2, which has returned",
                             "dist.recv(torch.ones(4), src=rank + 1)"),
-    "one_has_a_batch_fewer_under_ddp": ("ranks 0, 2 wait in backward; rank 1 has returned", ".backward()"),
+    "one_has_a_batch_fewer_under_ddp": ("ranks 0, 2 have run the DDP model on 3 batches, rank 1 on only 2",
+                                        ".backward()"),
+    "batches_that_meet_an_all_reduce": ("ranks 0, 2 have run the DDP model on 3 batches, rank 1 on only 2",
+                                        "dist.all_reduce(torch.ones(1))"),
+    "a_batch_that_is_skipped": ("it has caught an error in between, and `except MemoryError` goes on at line 11",
+                                "loss.backward()"),
     "a_loss_that_leaves_parameters_out": ("the loss of rank 1 does not use second.weight, second.bias",
                                           "loss.backward()"),
-    "one_evaluates_a_ddp_model": ("rank 0 waits in DistributedDataParallel.forward() instead",
+    "one_evaluates_a_ddp_model": ("rank 0 has made 1 forward of the DDP model more than ranks 1, 2: line 5: ",
                                   "model(torch.ones(2, 4))"),
-    "one_evaluates_a_sharded_model": ("rank 0 waits in all_gather_single(float32 [5]); ranks 1, 2 returned",
+    "one_evaluates_a_sharded_model": ("rank 0 waits in all_gather_single(float32 [5]) of FSDP; ranks",
                                       "model(torch.ones(2, 4))"),
     "calls_that_hold_a_lock": ("ranks 0 and 1 call each other over RPC, and each call waits for a lock", "with LOCK:"),
     "a_call_to_oneself": ("rank 0 calls itself over RPC, and the call waits for a lock", "with LOCK:"),
@@ -117,6 +129,8 @@ def test_the_message_names_the_cause_and_the_line(name: str) -> None:
     message = re.search(r":class: message\n(.*?)```", SECTIONS[name], re.DOTALL)[1]
     first, *rest = message.splitlines()
     assert first == ("not done after 2 s" if name in NO_WAIT else
+                     "the ranks disagree in a collective: they call different collectives, and must make the same calls "
+                     "in the same order" if name in REFUSED else
                      "the ranks wait for one another: nothing has moved for 0.5 s")
     assert any(cause in line for line in rest if line.startswith(("possible " if name in NO_WAIT else "") + "cause: "))
     assert re.search(rf"line \d+: .*{re.escape(source)}", message)
@@ -133,7 +147,7 @@ def test_each_rank_is_named_once_with_its_line_unless_it_has_returned(name: str)
     message = re.search(r":class: message\n(.*?)```", SECTIONS[name], re.DOTALL)[1]
     rows = re.findall(r"^  ranks? ([\d, ]+) (.*)", message, re.MULTILINE)
     assert sorted(int(rank) for who, _ in rows for rank in who.split(", ")) == list(range(faults.NUM_RANKS))
-    assert all(does == "finished" or re.search(r"^(waits?|computes) .*at line \d+: ", does) for _, does in rows)
+    assert all(does == "finished" or re.search(r"^(waits?|computes|calls?) .*at line \d+: ", does) for _, does in rows)
 
 
 # Ranks that wait inside their own process, for a lock, a thread or a queue

@@ -4,10 +4,12 @@ A run can end and be wrong: replicas that drift apart, messages that were taken 
 while they run, and exchange nothing for it: whoever started them compares the notes, once, at the end.
 
     notes      Notes: what one rank has noted, as plain data
+    uncaught   errors that have ended threads
     findings   FINDINGS: the sentences that notes lead to, one function each
 """
 from __future__ import annotations
 
+from book.audit import uncaught
 from book.audit.findings import findings
 from book.audit.notes import Notes, PlaceOf
 
@@ -16,8 +18,9 @@ __all__ = ["Notes", "findings", "notes", "start"]
 
 def start() -> None:
     """Have this process take notes from now on; the tap must be on."""
+    uncaught.start()
 
 
 def notes(place_of: PlaceOf) -> Notes:
     """What this process has noted so far; `place_of(file, line)` makes a place readable."""
-    return Notes()
+    return Notes(uncaught=uncaught.uncaught(place_of))

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from book.audit.notes import Notes
+from book.audit.uncaught import threads_that_failed
 
 Look = Callable[[Sequence[Notes | None]], Iterator[str]]  # by rank; None of a rank that could not tell
 MOST = 3  # sentences; the first ones explain the rest
 
-FINDINGS: Sequence[Look] = ()
+FINDINGS: Sequence[Look] = (threads_that_failed,)
 
 
 def findings(ranks: Sequence[Notes | None]) -> list[str]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from book.audit.uncaught import Uncaught
+
 PlaceOf = Callable[[str, int], Any]  # str() of what it returns is the place: "train.py line 7: loss.backward()"
 
 
 class Notes(NamedTuple):
     """What one rank has noted; each field belongs to the module that fills it."""
+    uncaught: tuple[Uncaught, ...] = ()

@@ -42,7 +42,7 @@ class CallMismatch(RuntimeError):
 
 
 class Agreement(Subscriber):
-    """Has the collectives that this process calls in Python compared on the board; those of C++, as in DDP, are not."""
+    """Has the collectives that this process calls compared on the board, those of DDP and its like too."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
@@ -54,8 +54,10 @@ class Agreement(Subscriber):
         if not _is_compared(op) or rank not in group.ranks:
             return
         self._numbers[group] += 1
-        arguments, alike = _described(op.function or "", op.tensors, op.has_splits, op.reduces, op.root, op.members)
-        call = Call(self._numbers[group], alike, op.function or "", arguments, *(op.place or ("", 0)))
+        name, owner = op.function or op.kind, op.owner or ""
+        arguments, alike = _described(name, owner, op.tensors, op.has_splits, op.reduces, op.root, op.members)
+        by = f"{owner} in backward" if owner and op.in_backward else owner
+        call = Call(self._numbers[group], alike, name, arguments, *(op.place or ("", 0)), by)
         self._board.note(rank, group, call)
         for peer in group.ranks:
             other = self._board.read(peer, group, call.number) if peer != rank else None
@@ -86,7 +88,7 @@ class Agreement(Subscriber):
 
 
 def _is_compared(op: Op) -> bool:
-    return not (op.function is None or op.is_message or op.inside)
+    return not (op.is_message or op.inside)
 
 
 @functools.cache
@@ -95,14 +97,14 @@ def _group(group: Any) -> Group:
 
 
 @functools.lru_cache(1024)
-def _described(name: str, tensors: Sequence[Any], has_splits: bool, reduces: str | None, root: int | None,
+def _described(name: str, owner: str, tensors: Sequence[Any], has_splits: bool, reduces: str | None, root: int | None,
                members: Sequence[int]) -> tuple[str, tuple[int, ...]]:
     """A call's arguments for a reader, "float32 [4], SUM", and a checksum for each of `DIFFERENCES`."""
     dtypes = " ".join(str(tensor.dtype) for tensor in tensors)
     sizes = "" if has_splits else " ".join(str(tensor.shape.numel()) for tensor in tensors)
     own = str(list(members)) if name == "new_group" else ""
     words = [_shapes(tensors), reduces, f"{SIDES[name]}={root}" if root is not None else "", own]
-    fields = [name, own, dtypes, sizes, reduces or "", "" if root is None else str(root)]
+    fields = [f"{name} of {owner}", own, dtypes, sizes, reduces or "", "" if root is None else str(root)]
     return ", ".join(filter(None, words)), tuple(zlib.crc32(field.encode()) for field in fields)
 
 
@@ -126,4 +128,9 @@ def describe(calls: dict[int, Call]) -> str:
 
 def with_place(call: Call) -> str:
     """A call in words: "all_reduce(float32 [4], SUM) at cell line 3: dist.all_reduce(x)"."""
-    return f"{call.name}({call.arguments}) at {where.place_of(call.filename, call.line)}"
+    return f"{in_words(call)} at {where.place_of(call.filename, call.line)}" if call.filename else in_words(call)
+
+
+def in_words(call: Call) -> str:
+    """A call and who made it: "all_reduce(float32 [4], SUM) of DDP, in backward"."""
+    return f"{call.name}({call.arguments})" + (f" of {call.by}" if call.by else "")

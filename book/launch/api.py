@@ -25,6 +25,7 @@ from book.launch.output import MAX_SHOWN_BYTES
 from book.launch.ranks import Ranks
 from book.launch.server import warm_up
 from book.launch.transfer import SharedFile
+from book.waiting.counts import out_of_step
 from book.waiting.hang import Hang
 from book.waiting.message import graph, message
 from book.words import counted
@@ -317,8 +318,10 @@ def _rank_error(ranks: Ranks, backend: str) -> RankError:
     # Choose before asking for reports: asking can kill a rank, which would then look like the cause.
     first = supervise.first_failure(ranks)
     message = supervise.describe_failure(ranks, first)
-    supervise.ask_for_reports(ranks)
-    message = "\n".join([message, *(f"also: {finding}" for finding in _findings(ranks))])
+    hang = supervise.ask_for_reports(ranks)
+    causes = out_of_step(hang) if supervise.is_mismatch(first) else ()
+    message = "\n".join([message, *(f"cause: {cause}" for cause in causes),
+                         *(f"also: {finding}" for finding in _findings(ranks))])
     error = RankError(message, _written(ranks), _partial_trace(ranks, backend))
     error.rank = first.rank
     if first.failure is not None:
@@ -330,7 +333,8 @@ def _rank_error(ranks: Ranks, backend: str) -> RankError:
 def _hang_error(ranks: Ranks, verdict: str, limit_s: float, backend: str) -> HangError:
     hang = supervise.ask_for_reports(ranks)
     trace = _partial_trace(ranks, backend, graph(hang.waits) or "ranks wait")
-    error = HangError(message(hang, verdict, limit_s), _written(ranks), trace)
+    said = "\n".join([message(hang, verdict, limit_s), *(f"also: {finding}" for finding in _findings(ranks))])
+    error = HangError(said, _written(ranks), trace)
     error.hang, error.late = hang, verdict == "late"
     return error
 

@@ -6,9 +6,11 @@ takes a half-written slot for a complete one. The launcher reads them too, even 
 """
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import struct
+from itertools import pairwise
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple
 
@@ -17,7 +19,8 @@ from book.waiting.hang import Group
 
 MAX_GROUPS, DEPTH, SLOT_BYTES = 64, 8, 512  # what a rank calls in further groups is not noted
 NUM_ALIKE = 6  # things that must be the same on all ranks
-_CALL = struct.Struct(f"<Q{NUM_ALIKE}IIHHH")  # number, checksums, line, lengths of name, file name and arguments
+# Number, checksums, line; lengths of the name, of who made it, of the file name and of the arguments.
+_CALL = struct.Struct(f"<Q{NUM_ALIKE}IIHHHH")
 _NUMBER = struct.Struct("<Q")
 _GROUP = struct.Struct("<HH")  # lengths of the name and of the members' bits
 _PART_BYTES = MAX_GROUPS * SLOT_BYTES * (1 + DEPTH + 1)
@@ -31,6 +34,7 @@ class Call(NamedTuple):
     arguments: str  # as a reader sees them, "float32 [4], SUM"; long ones are cut
     filename: str
     line: int
+    by: str = ""  # the part of torch that made it, "DDP in backward"
 
 
 class Board:
@@ -58,7 +62,7 @@ class Board:
         self._put(self._slot(rank, place, call.number), call)
 
     def _put(self, at: int, call: Call) -> None:
-        fixed = [text.encode() for text in (call.name, call.filename)]
+        fixed = [text.encode() for text in (call.name, call.by, call.filename)]
         arguments = call.arguments.encode()[:max(0, SLOT_BYTES - _CALL.size - sum(map(len, fixed)))]
         texts = [*fixed, arguments]
         _NUMBER.pack_into(self._memory, at, 0)
@@ -98,12 +102,12 @@ class Board:
     def _call(self, at: int) -> Call | None:
         slot = self._memory[at:at + SLOT_BYTES]
         fields = _CALL.unpack_from(slot)
-        number, line, name, filename, arguments = fields[0], *fields[-4:]
+        number, line, *lengths = fields[0], *fields[-5:]
         if not number or _NUMBER.unpack_from(self._memory, at)[0] != number:
             return None  # empty, or being written
-        texts = slot[_CALL.size:_CALL.size + name + filename + arguments]
-        return Call(number, fields[1:1 + NUM_ALIKE], texts[:name].decode(),
-                    texts[name + filename:].decode(errors="replace"), texts[name:name + filename].decode(), line)
+        ends = list(itertools.accumulate(lengths, initial=_CALL.size))
+        name, by, filename, arguments = (slot[start:end].decode(errors="replace") for start, end in pairwise(ends))
+        return Call(number, fields[1:1 + NUM_ALIKE], name, arguments, filename, line, by)
 
     def _groups(self, rank: int) -> list[Group]:
         """A rank's groups, in the order of their places."""

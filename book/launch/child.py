@@ -25,6 +25,7 @@ from book import audit, tap
 from book.launch import family, transfer, where
 from book.launch.agreement import Agreement
 from book.launch.board import Board
+from book.launch.history import History
 from book.launch.left_out import Models
 from book.launch.peers import Peers
 from book.launch.report import Stillness, report
@@ -110,7 +111,7 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
     where.remember_sources(sources)
     _prepare_torch(rank)
     tap.start()
-    for subscriber in (Peers(), Requests(), Models(), *([Agreement(board)] if board is not None else [])):
+    for subscriber in (Peers(), History(), Requests(), Models(), *([Agreement(board)] if board is not None else [])):
         tap.subscribe(subscriber)
     if is_audited:
         audit.start()

@@ -15,6 +15,7 @@ from typing import Any
 
 from book.audit import Notes
 from book.launch import child, family, transfer, where
+from book.launch.agreement import in_words
 from book.launch.board import Board
 from book.launch.output import Lines
 from book.launch.report import Report
@@ -238,8 +239,8 @@ class Ranks:
     def last_calls(self) -> dict[Group, dict[int, Collective]]:
         """The last collective that each rank has called in each group; {} if the ranks do not compare their calls."""
         found = self._board.last_calls() if self._board is not None else {}
-        return {group: {rank: Collective(call.number, f"{call.name}({call.arguments})",
-                                         str(where.place_of(call.filename, call.line)))
+        return {group: {rank: Collective(call.number, in_words(call),
+                                         str(where.place_of(call.filename, call.line)) if call.filename else "")
                         for rank, call in calls.items()} for group, calls in found.items()}
 
     def dismiss(self, limit_s: float) -> None:

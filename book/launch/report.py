@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from book.audit import Notes
-from book.launch import blocked, left_out, requests, rpc, stacks, threads, where
+from book.launch import blocked, history, left_out, pending, requests, rpc, stacks, threads, where
 from book.launch.stacks import Line
 from book.tap.place import is_learners
 from book.waiting.doing import Doing, Kind
@@ -29,12 +29,25 @@ def report(recorded: Callable[[], Any], notes: Callable[[], Notes | None], polle
         seen = _seen()
     except Exception:
         seen = Standing(Doing(Kind.SILENT))
-    return Report(seen._replace(polled=polled, dropped=_dropped(), left_out=left_out.parameters()), recorded(), notes())
+    seen = seen._replace(polled=polled, dropped=_dropped(), sent=_sent(), messages=requests.messages(),
+                         left_out=left_out.parameters())
+    return Report(_with_history(seen), recorded(), notes())
+
+
+def _with_history(seen: Standing) -> Standing:
+    try:
+        return seen._replace(calls=history.calls(), models=history.models())
+    except RuntimeError:
+        return seen  # a thread that goes on calls has changed what was read
 
 
 def _dropped() -> list[Dropped]:
     return [Dropped(request.call, request.peer, str(where.place_of(request.filename, request.line)))
             for request in requests.dropped()]
+
+
+def _sent() -> list[tuple[int, str]]:
+    return [(peer, str(where.place_of(*place))) for peer, place in requests.sent()]
 
 
 def _seen() -> Standing:
@@ -45,12 +58,20 @@ def _seen() -> Standing:
     lines = stacks.of_threads()
     frames = sys._current_frames() if all_stand else {main: sys._current_frames()[main]} if main_stands else {}
     worker = rpc.worker(lines, lambda ident: _served(ident, lines, frames))
-    seen = Standing(_doing(main, lines, frames), str(where.own_place(lines[main])), worker=worker)
+    doing = _doing(main, lines, frames)
+    seen = Standing(doing if doing.waits else _polls() or doing, str(where.own_place(lines[main])), worker=worker)
     if where.communicates(lines[main]):
         return seen
     return seen._replace(threads=tuple(
         Thread(name, _doing(ident, lines, frames), str(where.own_place(lines[ident])), where.communicates(lines[ident]))
         for ident, name in _threads_of_the_learner(lines).items()))
+
+
+def _polls() -> Doing | None:
+    """What this rank asks for again and again, if it does nothing else."""
+    request = requests.polled()
+    return request and Doing(Kind.POLLS, request.call, *pending.peer(
+        request.call, *(request.peer if request.call == name else None for name in ("irecv", "isend"))))
 
 
 def _doing(thread: int, lines: Mapping[int, Sequence[Line]], frames: Mapping[int, FrameType]) -> Doing:

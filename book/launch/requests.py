@@ -6,9 +6,15 @@ program has waited for it; the tap notes both, as long as the request lives.
 from __future__ import annotations
 
 import sys
+import time
+from collections import Counter
 from typing import Any, NamedTuple
 
+from book import tap
 from book.tap import Op, Subscriber
+from book.tap.log import Place
+
+POLLED_S = 1.0  # a request that was last asked for longer ago is not polled
 
 
 class Made(NamedTuple):
@@ -32,6 +38,30 @@ class Requests(Subscriber):
 def dropped() -> list[Made]:
     """The requests that this process has deleted before it had waited for them; each line once."""
     return list(_dropped)
+
+
+def sent() -> list[tuple[int, Place]]:
+    """The isends among the last calls that this process has not waited for: to whom, and the lines."""
+    return [(op.peer, op.place) for op in tap.ops() if op.function == "isend" and op.peer is not None and op.place
+            and not (op.waited or op.withdrawn)]
+
+
+def messages() -> dict[tuple[str, int], int]:
+    """How many messages this process has sent to each rank and received from each: {("send", 1): 4}.
+
+    Nothing if the log no longer has the first of them.
+    """
+    ops = tap.ops()
+    if not ops or ops[0].serial != 1:
+        return {}
+    return Counter((op.kind, op.peer) for op in ops if op.is_message and op.peer is not None and not op.withdrawn)
+
+
+def polled() -> Made | None:
+    """What made the request that this process asks for again and again; None if there is none."""
+    now_s = time.monotonic()
+    asked = [op for op in tap.ops() if op.is_message and not op.waited and now_s - op.polled_s < POLLED_S]
+    return _made(asked[-1]) if asked else None
 
 
 def made(request: Any) -> Made | None:

@@ -14,7 +14,7 @@ from book.launch.ranks import RankProcess, Ranks
 from book.launch.rpc import remote_error
 from book.launch.stacks import of_crash
 from book.waiting.doing import Doing, Kind
-from book.waiting.hang import Hang, Standing
+from book.waiting.hang import Collective, Group, Hang, Standing
 from book.words import named
 
 MISMATCH = CallMismatch.__name__
@@ -86,7 +86,8 @@ def ask_for_reports(ranks: Ranks) -> Hang:
         ranks.listen(0.05)
     standings = list(map(_standing, ranks))
     # Read the calls first: the signal that asks for stacks may interrupt a call into C, and the run would go on.
-    calls = ranks.last_calls()
+    calls = {group: {rank: call._replace(done=_is_done(standings[rank], group, call)) for rank, call in last.items()}
+             for group, last in ranks.last_calls().items()}
     for rank, stack in ranks.dump(0.3).items():
         places = where.places(of_crash(stack))
         if places and standings[rank].main.kind in (Kind.DEAF, Kind.IN_C):
@@ -94,12 +95,18 @@ def ask_for_reports(ranks: Ranks) -> Hang:
     return Hang(standings, calls)
 
 
+def _is_done(standing: Standing, group: Group, call: Collective) -> bool | None:
+    """Whether a rank knows that its last call in a group is done."""
+    known = standing.calls.get(group)
+    return known.is_done if known is not None and known.total == call.number else None
+
+
 def _standing(member: RankProcess) -> Standing:
     """What is known of a rank once it has been asked."""
     told, kind = member.report.standing if member.report else Standing(Doing(Kind.DEAF)), _kind(member)
     if kind is None:
         return told
-    return Standing(Doing(kind), polled=told.polled and member.working, dropped=told.dropped, left_out=told.left_out)
+    return told._replace(main=Doing(kind), place="", threads=None, worker=None, polled=told.polled and member.working)
 
 
 def _kind(member: RankProcess) -> Kind | None:
@@ -133,13 +140,18 @@ def _how(member: RankProcess) -> tuple[object, ...]:
 
 def describe_failure(ranks: Ranks, first: RankProcess) -> str:
     """The root cause with the learner's own line, and the ranks that failed in the same way."""
-    if first.failure and first.failure.name == MISMATCH:
+    if first.failure and is_mismatch(first):
         return first.failure.message  # which names all ranks and their lines
     lines = _raised(first, first.failure) if first.failure else _died(first)
     alike = [member.rank for member in ranks if member.failed and member is not first and _how(member) == _how(first)]
     if alike:
         lines.append(f"the same on {named(alike)}")
     return "\n".join(lines)
+
+
+def is_mismatch(member: RankProcess) -> bool:
+    """Whether a rank has failed because its call does not match those of the others."""
+    return member.failure is not None and member.failure.name == MISMATCH
 
 
 def _raised(member: RankProcess, failure: Failure) -> list[str]:

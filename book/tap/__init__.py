@@ -12,9 +12,9 @@ calls too, such as DDP's all-reduces; called later, only what Python calls.
 """
 from __future__ import annotations
 
-from book.tap.log import LOG, Op, Subscriber
+from book.tap.log import LENGTH, LOG, Op, Subscriber
 
-__all__ = ["Op", "Subscriber", "ops", "start", "stop", "subscribe", "unsubscribe"]
+__all__ = ["LENGTH", "Op", "Subscriber", "ops", "start", "stop", "subscribe", "unsubscribe"]
 
 
 def start() -> None:

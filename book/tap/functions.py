@@ -26,6 +26,7 @@ def install() -> None:
     replace(distributed_c10d, "get_group_rank", _named(distributed_c10d.get_group_rank))
     replace(DistributedDataParallel, "__init__", _wraps(DistributedDataParallel.__init__))
     replace(DistributedDataParallel, "__del__", _unwraps)
+    replace(DistributedDataParallel, "forward", _runs(DistributedDataParallel.forward))
 
 
 def _seen(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,7 +41,9 @@ def _seen(function: Callable[..., Any]) -> Callable[..., Any]:
         LOG.write(op)
         inside.is_so = True
         try:
-            return function(*args, **options)
+            result = function(*args, **options)
+            op.waited = True
+            return result
         except Exception:
             LOG.withdraw(op)
             raise
@@ -61,7 +64,8 @@ def _op(name: str, signature: inspect.Signature, args: tuple[Any, ...], options:
         own = calls.of(group)
         members = tuple(sorted(given.get("ranks") or ()))
         root = None if name in ("new_group", "all_gather_object") else _root(given, own.ranks)
-        return Op(name, name, own, next(calls.collectives), caller(sys._getframe(1))[1], root=root, members=members)
+        by = caller(sys._getframe(1))
+        return Op(name, name, own, next(calls.collectives), by.place, by.owner, root=root, members=members)
     except Exception:
         return None  # torch says why
 
@@ -91,12 +95,24 @@ def _wraps(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def wrapped(self: Any, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
+        LOG.num_wrapped += 1
         for told in LOG.wrapped:
             told(self)
 
     return wrapped
 
 
+def _runs(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def tapped(self: Any, *args: Any, **options: Any) -> Any:
+        for told in LOG.forward:
+            told(self)
+        return forward(self, *args, **options)
+
+    return tapped
+
+
 def _unwraps(model: DistributedDataParallel) -> None:
+    LOG.num_wrapped -= hasattr(model, "reducer")  # its __init__ may have raised
     for told in LOG.unwrapped:
         told(model)

@@ -161,9 +161,9 @@ def _message(name: str) -> Callable[..., Work | Request | None]:
         if not LOG.is_on:
             return method(group, tensors, *args)
         own, tensor = calls.group or calls.of(self), tensors[0]  # torch sends one at a time
-        function, place = caller(sys._getframe())
-        op = Op(kind, function, own, next(calls.messages), place, _in_world(own, args[0]) if has_peer else None,
-                args[-1], (Described(tensor.dtype, tensor.shape),))
+        function, place, owner, in_backward = caller(sys._getframe())
+        op = Op(kind, function, own, next(calls.messages), place, owner, in_backward,
+                _in_world(own, args[0]) if has_peer else None, args[-1], (Described(tensor.dtype, tensor.shape),))
         LOG.write(op, tensors)
         try:
             work = method(group, tensors, *args)
@@ -207,15 +207,17 @@ def _collective(name: str, group: Group, calls: _Calls, args: Sequence[Any]) -> 
     sides = [_side(arg) for arg in args]
     tensors = [tensor for side in sides for tensor in side]
     options = args[-1] if args else None
-    function, line = caller(sys._getframe(1))
+    function, line, owner, in_backward = caller(sys._getframe(1))
+    if function is None and owner is None and in_backward and LOG.num_wrapped:
+        owner = "DDP"  # its reducer, which is C++
     alike = () if place is None else _side(args[place][0]) if is_nested else sides[place]
     root = _in_world(group, getattr(options, "rootRank", None)) if kind in ROOTED else None
     reduced_with = getattr(options, "reduceOp", None) if kind in REDUCING else None
     has_splits = name in SPLIT and any(args[2:4])
     num_bytes = max([_bytes_in(side) for side in sides if side] or [0])
     described = tuple([Described(tensor.dtype, tensor.shape) for tensor in alike])
-    return Op(kind, function, group, next(calls.collectives), line, None, 0, described, num_bytes, root, reduced_with,
-              has_splits, (), inside.is_so), tensors
+    return Op(kind, function, group, next(calls.collectives), line, owner, in_backward, None, 0, described, num_bytes,
+              root, reduced_with, has_splits, (), inside.is_so), tensors
 
 
 def _side(arg: Any) -> Tensors:

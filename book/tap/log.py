@@ -39,6 +39,7 @@ class Op:
 
     `kind` is "send", "recv" or a collective ("all_reduce", "all_gather_object", "new_group"), and `function` the
     outermost function of torch.distributed that Python called for it; None if C++ called the group itself, as DDP does.
+    `owner` is the part of torch that made it for the program, such as "DDP" or "FSDP"; None if the program did itself.
     `number` counts the collectives in the group, or its sends and receives, from 1, `serial` all calls of the process.
     `peer` and `root` are ranks of the world. `tensors` are those that must be alike on all ranks. `inside` a collective
     of objects, a call is a part of that one. `waited` says whether the program knows that it is done, `withdrawn` that
@@ -49,6 +50,8 @@ class Op:
     group: Group
     number: int
     place: Place | None
+    owner: str | None = None
+    in_backward: bool = False
     peer: int | None = None
     tag: int = 0
     tensors: tuple[Described, ...] = ()
@@ -59,6 +62,7 @@ class Op:
     members: tuple[int, ...] = ()
     inside: bool = False
     waited: bool = False
+    polled_s: float = 0.0  # when the program last asked whether it is done, by time.monotonic()
     withdrawn: bool = False
     serial: int = 0
 
@@ -126,6 +130,9 @@ class Subscriber:
     def unwrapped(self, model: Any) -> None:
         """A model wrapped in DDP is being deleted."""
 
+    def forward(self, model: Any) -> None:
+        """A model wrapped in DDP is about to run forward."""
+
 
 class Log:
     """The last calls of this process, and for each event the methods of the subscribers that want to be told of it."""
@@ -140,9 +147,11 @@ class Log:
     named: tuple[Callable[[int, int], None], ...]
     wrapped: tuple[Callable[[Any], None], ...]
     unwrapped: tuple[Callable[[Any], None], ...]
+    forward: tuple[Callable[[Any], None], ...]
 
     def __init__(self) -> None:
         self.is_on = False
+        self.num_wrapped = 0  # models in DDP that are alive
         self.ring: deque[Op] = deque(maxlen=LENGTH)
         self._serial = itertools.count(1)
         self._subscribers: list[Subscriber] = []

@@ -1,4 +1,4 @@
-"""L2: whose code a file is, and which line of the program made a call.
+"""L2: whose code a file is, and which line of the program made a call, by itself or through a part of torch.
 
 A line is kept as a file and a number; whoever shows it reads its source.
 """
@@ -8,6 +8,7 @@ import functools
 import os
 import sysconfig
 from types import FrameType
+from typing import NamedTuple
 
 from book.tap.log import Place
 
@@ -25,10 +26,27 @@ COLLECTIVES = frozenset({
     "barrier"})
 OF_OBJECTS = frozenset({"all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"})
 _FUNCTIONS = POINT_TO_POINT | COLLECTIVES | OF_OBJECTS
+# The parts of torch that make calls of their own, as a reader knows them, by their files; the first that fits.
+_OWNERS = (
+    ("/torch/distributed/algorithms/join.py", "join()"),
+    ("/torch/distributed/algorithms/ddp_comm_hooks/", "DDP"), ("/torch/nn/parallel/distributed.py", "DDP"),
+    ("/torch/nn/modules/_functions.py", "SyncBatchNorm"),
+    ("/torch/distributed/fsdp/", "FSDP"), ("/torch/distributed/_composable/", "FSDP"),
+    ("/torch/distributed/tensor/", "DTensor"), ("/torch/distributed/pipelining/", "the pipeline"),
+    ("/torch/distributed/checkpoint/", "the checkpoint"),
+    ("/torch/distributed/optim/zero_redundancy_optimizer.py", "ZeroRedundancyOptimizer"),
+)
+
+_LEARNERS, _API, _UNSEEN, _OTHER, _AUTOGRAD = range(5)  # whose a file is, unless it is that of an owner
+_known: dict[str, int | str] = {}
 
 
-_LEARNERS, _API, _UNSEEN, _OTHER = range(4)  # whose a file is
-_known: dict[str, int] = {}
+class Caller(NamedTuple):
+    """Who made a call; `owner` is the part of torch that did so for the program, None if the program did itself."""
+    function: str | None
+    place: Place | None
+    owner: str | None
+    in_backward: bool
 
 
 @functools.cache
@@ -53,30 +71,52 @@ def is_unseen(filename: str) -> bool:
     return os.path.realpath(filename).startswith(_BETWEEN)
 
 
-def caller(frame: FrameType | None) -> tuple[str | None, Place | None]:
-    """The outermost function of torch.distributed that calls `frame`, and the learner's line that called it.
+def caller(frame: FrameType | None) -> Caller:
+    """Who calls `frame`: the outermost function of torch.distributed, and the learner's line that called it.
 
     Without a line of the learner, it is that of whatever called torch.distributed; None where no Python did.
     """
-    function, other = None, None
+    function, owner, other, in_backward = None, None, None, False
     while frame is not None:
         code = frame.f_code
         whose = _known.get(code.co_filename, -1)
-        if whose < 0:
+        if whose == -1:
             whose = _known[code.co_filename] = _whose(code.co_filename)
         if whose == _LEARNERS:
-            return function, (code.co_filename, frame.f_lineno or 0)
+            return Caller(function, (code.co_filename, frame.f_lineno or 0), owner, in_backward)
         if whose == _API:
             other = None
             if code.co_name in _FUNCTIONS:
                 function = code.co_name
-        elif other is None and whose == _OTHER:
-            other = frame
+        elif whose != _UNSEEN:
+            other = other or frame
+            in_backward = in_backward or whose == _AUTOGRAD
+            if owner is None and type(whose) is str:
+                owner = whose
         frame = frame.f_back
-    return function, (other.f_code.co_filename, other.f_lineno or 0) if other else None
+    place = (other.f_code.co_filename, other.f_lineno or 0) if other else None
+    return Caller(function, place, owner, in_backward or other is None)
 
 
-def _whose(filename: str) -> int:
+def chain(frame: FrameType | None) -> tuple[Place, ...]:
+    """The learner's lines that have led to `frame`, innermost first."""
+    lines = []
+    while frame is not None:
+        code = frame.f_code
+        whose = _known.get(code.co_filename, -1)
+        if whose == -1:
+            whose = _known[code.co_filename] = _whose(code.co_filename)
+        if whose == _LEARNERS:
+            lines.append((code.co_filename, frame.f_lineno or 0))
+        frame = frame.f_back
+    return tuple(lines)
+
+
+def _whose(filename: str) -> int | str:
     if is_learners(filename):
         return _LEARNERS
+    if owner := next((owner for part, owner in _OWNERS if part in filename), None):
+        return owner
+    if filename.endswith("/torch/autograd/graph.py"):
+        return _AUTOGRAD
     return _API if filename.endswith(_API_FILES) else _UNSEEN if is_unseen(filename) else _OTHER

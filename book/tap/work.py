@@ -1,6 +1,7 @@
 """L2: the requests that a tapped process group returns, which tell when the program has waited for them."""
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +32,8 @@ class _Telling:
         done = self._work.is_completed()
         if done:
             self._waited()
+        for op in self.ops:
+            op.polled_s = time.monotonic()
         return done
 
     def synchronize(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 
+from book.waiting.counts import out_of_step, uneven_messages
 from book.waiting.doing import ANY, Doing, Kind
 from book.waiting.hang import Collective, Hang, Missing, Served, Standing, Thread
 from book.words import agree, counted, joined, listed, named
@@ -181,6 +182,8 @@ def missed_collectives(hang: Hang) -> Iterator[str]:
             does = f"{doing.words(len(who))} instead" if doing else "returned without it"
             last_call = f"{last.what} at {last.place}" if last else "none"
             yield f"{_wait_in(one)}; {named(who)} {does} (last call in this group: {last_call})"
+    if hang.missing:
+        yield from uneven_messages(hang)
 
 
 def _wait_in(missing: Missing) -> str:
@@ -243,8 +246,13 @@ def _circle(hang: Hang, first: int, verb: str) -> Iterator[str]:
         yield (f"{named(circle)} wait for each other in a circle, at different lines: the orders of their sends and "
                "receives do not match")
     else:
-        has_requests = all(hang.ranks[rank].doing.kind is Kind.REQUEST for rank in circle)
-        yield f"{named(circle)} {CIRCLES[verb, has_requests]}"
+        has_requests = all(hang.ranks[rank].doing.kind in (Kind.REQUEST, Kind.POLLS) for rank in circle)
+        sent = [hang.ranks[rank].sent[-1] for rank in circle if hang.ranks[rank].sent]
+        if verb == "recv" and len(sent) == len(circle):
+            yield (f"{named(circle)} wait in recv for one another in a circle, and each has sent, but not to the rank "
+                   f"that waits for it: compare dst= and src=. Look at {sent[0][1]}")
+        else:
+            yield f"{named(circle)} {CIRCLES[verb, has_requests]}"
 
 
 # The first row in which a cause has something to say is told; what stands in later rows follows from it.
@@ -252,7 +260,7 @@ CAUSES: Sequence[Sequence[Look]] = (
     (dropped_requests,),
     (inside_the_process, calls_over_rpc, parameters_left_out),
     (sends_astray, crossed_groups),
-    (missed_collectives,),
-    (messages_without_a_match,),
-    (all_others_returned,),
+    (missed_collectives, out_of_step),
+    (messages_without_a_match, uneven_messages),
+    (all_others_returned, uneven_messages),
 )

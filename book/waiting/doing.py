@@ -12,6 +12,7 @@ ANY = -1  # the peer of a receive that takes a message from any rank
 class Kind(Enum):
     """The ways to be: waiting for other ranks, waiting inside the process, not waiting."""
     CALL = auto()  # waits in an operation that needs other ranks, or in backward, item() and the like
+    POLLS = auto()  # asks again and again whether such a request is done
     REQUEST = auto()  # waits for what isend, irecv or an asynchronous collective returned
     KEYS = auto()  # waits for keys of the store
     LOCK = auto()
@@ -39,6 +40,7 @@ class Kind(Enum):
 # Verb and rest of what a kind without an operation is called.
 _WORDS = {
     Kind.REQUEST: ("waits", "for a request"),
+    Kind.POLLS: ("polls", "a request"),
     Kind.LOCK: ("waits", "for a lock"),
     Kind.IN_C: ("waits", "in C code that holds the interpreter lock"),
     Kind.COMPUTES: ("computes", ""),
@@ -51,6 +53,9 @@ _WORDS = {
     Kind.RETURNED: ("has", "returned, and its result is on its way"),
     Kind.FINISHED: ("finished", ""),
 }
+# Waits for something in the rank's own process, or in the store: not in a call that other ranks make too.
+INSIDE = {Kind.KEYS, Kind.LOCK, Kind.ITEM, Kind.ROOM, Kind.EVENT, Kind.CONDITION, Kind.BARRIER, Kind.FUTURE, Kind.TASKS,
+          Kind.JOIN}
 _OF_SEVERAL = {Kind.SILENT: "not say where they are", Kind.RETURNED: "returned, and their results are on their way"}
 _DO_NOT_WAIT = {Kind.COMPUTES, Kind.SLEEPS, Kind.IDLE, Kind.UNKNOWN, Kind.SILENT, Kind.DEAF, Kind.STOPPED,
                 Kind.RETURNED, Kind.FINISHED}
@@ -91,6 +96,8 @@ class Doing(NamedTuple):
             return "waits", f"for the {plural('key', len(self.keys))} {listed(map(repr, self.keys))} of the store"
         if not self.operation:
             return _WORDS[self.kind]
+        if self.kind is Kind.POLLS:
+            return "polls", f"{whose} {self.operation}{self._with_whom()}"
         how = f"for {whose}" if self.kind is Kind.REQUEST else "in"
         return "waits", f"{how} {self.operation}{self._with_whom()}"
 

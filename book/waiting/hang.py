@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from book.waiting.doing import Doing
+from book.waiting.doing import INSIDE, Doing
+from book.waiting.history import History, Model
 
 
 class Group(NamedTuple):
@@ -21,6 +22,11 @@ class Collective(NamedTuple):
     what: str
     place: str = ""
     done: bool | None = None  # None where that is not known
+
+    @property
+    def name(self) -> str:
+        """The name of what is called: "all_reduce"."""
+        return self.what.partition("(")[0]
 
 
 class Dropped(NamedTuple):
@@ -59,7 +65,11 @@ class Standing(NamedTuple):
     worker: Worker | None = None
     polled: bool = False  # whether a message has come for a request that this rank did not keep
     dropped: Sequence[Dropped] = ()
+    sent: Sequence[tuple[int, str]] = ()  # isends that it has not waited for: the peer, and the line
+    messages: Mapping[tuple[str, int], int] = {}  # how many it has sent to, or received from, each rank: ("send", 1)
     left_out: Sequence[str] = ()  # parameters under DDP that have no gradient
+    calls: Mapping[Group, History] = {}  # those that it has made in each group
+    models: Sequence[Model] = ()  # those in DDP, in the order in which they were wrapped
 
     @property
     def doing(self) -> Doing:
@@ -70,6 +80,7 @@ class Standing(NamedTuple):
 
 class Missing(NamedTuple):
     """A collective that some ranks of a group wait in, and others have not called."""
+    group: Group
     waiting: list[int]
     behind: list[int]
     last: Mapping[int, Collective]  # the last call in the group of each of its ranks that has made one
@@ -97,12 +108,19 @@ class Hang:
             latest = max(call.number for call in last.values())
             open_calls = {rank: call.number for rank, call in last.items()
                           if (call.number == latest if call.done is None else not call.done)}
-            stuck = {rank: number for rank, number in open_calls.items() if self.ranks[rank].doing.waits}
+            stuck = {rank: number for rank, number in open_calls.items() if self._may_wait_in(rank, last[rank])}
             for number in sorted(set(stuck.values())):
                 waiting = [rank for rank in group.ranks if stuck.get(rank) == number]
                 behind = [rank for rank in group.ranks if rank not in last or last[rank].number < number]
-                found += [Missing(waiting, behind, last)] if behind else []
+                found += [Missing(group, waiting, behind, last)] if behind else []
         return found
+
+    def _may_wait_in(self, rank: int, call: Collective) -> bool:
+        """Whether a rank may wait in this call: it does not wait for a message, in its own process or in another call.
+        """
+        doing = self.ranks[rank].doing
+        elsewhere = {other.name for last in self.calls.values() for other in [last.get(rank)] if other} - {call.name}
+        return doing.waits and doing.message is None and doing.kind not in INSIDE and doing.operation not in elsewhere
 
     def callee(self, rank: int) -> int | None:
         """The rank whose worker a rank waits for; None if it waits for no call over RPC."""

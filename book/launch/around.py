@@ -1,0 +1,91 @@
+"""L2: what stands around a line in the learner's source, and decides whether a rank reaches it."""
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from book.launch.where import place_of
+from book.tap.log import Place
+from book.waiting.history import Condition, Handler, Line
+
+# A condition that names what differs between ranks is the likeliest of several.
+_OF_RANKS = re.compile(r"rank|main|master|leader|is_first|is_last", re.IGNORECASE)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_ENDS = (ast.Return, ast.Continue, ast.Break)
+
+
+@functools.cache
+def line(chain: Sequence[Place]) -> Line:
+    """The innermost of a chain of lines, with the conditions that all of them stand under."""
+    if not chain:
+        return Line()
+    paths = {place: _path(*place) for place in chain}
+    conditions = [found for place in chain for found in _conditions(paths[place], place[1])]
+    likely = [found for found in conditions if _OF_RANKS.search(found.text)]
+    handler, block = next((found for place in chain for found in _handlers(place[0], paths[place])), (None, 0))
+    loops = [_head(node) for node, part in paths[chain[0]]
+             if isinstance(node, (ast.For, ast.While)) and part == "body"]
+    return Line(str(place_of(*chain[0])), chain[0][1], loops[-1] if loops else "",
+                next(iter(likely or conditions), None), handler, block)
+
+
+@functools.cache
+def _tree(filename: str) -> ast.Module | None:
+    try:
+        return ast.parse("".join(linecache.getlines(filename)))
+    except SyntaxError:
+        return None
+
+
+def _path(filename: str, number: int) -> list[tuple[ast.AST, str]]:
+    """The nodes around a line, from its function inwards, each with the name of its part that has the line."""
+    node: ast.AST | None = _tree(filename)
+    path: list[tuple[ast.AST, str]] = []
+    while node is not None:
+        part, inner = _inner(node, number)
+        path = [] if isinstance(inner, _FUNCTIONS) else [*path, (node, part)]
+        node = inner
+    return path
+
+
+def _inner(node: ast.AST, number: int) -> tuple[str, Any]:
+    """The part of a node that has a line, and its node there; None if the line is the node's own."""
+    for part, value in ast.iter_fields(node):
+        for inner in value if isinstance(value, list) else [value]:
+            if getattr(inner, "lineno", number + 1) <= number <= (getattr(inner, "end_lineno", 0) or 0):
+                return part, inner
+    return "", None
+
+
+def _conditions(path: Sequence[tuple[ast.AST, str]], number: int) -> Iterator[Condition]:
+    """What a line stands under, innermost first; then what may leave it out by returning before it."""
+    for node, part in reversed(path):
+        if isinstance(node, ast.If) and part in ("body", "orelse"):
+            yield Condition("under" if part == "body" else "in the else of", _head(node))
+    for node, part in reversed(path):
+        for earlier in getattr(node, part, None) or () if part in ("body", "orelse") else ():
+            if isinstance(earlier, ast.If) and (earlier.end_lineno or 0) < number and not earlier.orelse and (
+                    isinstance(earlier.body[-1], _ENDS)):
+                yield Condition("after", f"{_head(earlier)}: {ast.unparse(earlier.body[-1])}")
+
+
+def _head(node: ast.AST) -> str:
+    return ast.unparse(node).partition("\n")[0].rstrip(":")
+
+
+def _handlers(filename: str, path: Sequence[tuple[ast.AST, str]]) -> Iterator[tuple[Handler, int]]:
+    """What catches an error at a line and goes on, innermost first, and the line of its `try`."""
+    for node, part in reversed(path):
+        if isinstance(node, ast.Try) and part == "body":
+            for handler in node.handlers:
+                if not any(isinstance(inner, (ast.Raise, ast.Return)) for inner in ast.walk(handler)):
+                    yield Handler(f"except {ast.unparse(handler.type)}" if handler.type else "except",
+                                  str(place_of(filename, handler.body[0].lineno))), node.lineno
+        if isinstance(node, ast.With) and part == "body":
+            for item in node.items:
+                if re.search(r"\bsuppress\(", ast.unparse(item.context_expr)):
+                    yield Handler(f"with {ast.unparse(item.context_expr)}", ""), node.lineno
