@@ -153,7 +153,8 @@ def launch(
         ranks = Ranks(world_size, on_line, check_calls)
         with _shown(ranks, on_line is None), _hosted_store(world_size) as port, ranks:
             environment = _environment(world_size, port, backend, env)
-            job = pickle.dumps((environment, where.cell_sources(), record, audit, call))
+            starts = multiprocessing.get_start_method(allow_none=True)
+            job = pickle.dumps((environment, where.cell_sources(), starts, record, audit, call))
             run = _results(ranks, job, called, backend, timeout_s, hang_s)
         for finding in run.findings:
             print(f"warning: {finding}", flush=True)

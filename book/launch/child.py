@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import io
+import multiprocessing
 import os
 import pickle
 import random
@@ -104,7 +105,9 @@ def _flush() -> None:
 
 def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results: SharedFile, line: _Line) -> Packed:
     """Call the job's function; returns its packed (result, recording)."""
-    env, sources, record, is_audited, call = pickle.loads(job)
+    env, sources, starts, record, is_audited, call = pickle.loads(job)
+    # A child of the fork server would start its own children there, without the classes of the cell or script.
+    multiprocessing.set_start_method(starts, force=True)
     os.environ.clear()
     os.environ.update(env, RANK=str(rank), LOCAL_RANK=str(rank))
     where.remember_sources(sources)
