@@ -11,6 +11,7 @@
     family     finds the processes that ranks have started, and ends them with the ranks
     child      the rank's side: environment, output, result, exit when the launcher dies
     peers      refuses a peer that does not exist, which gloo fails to do
+    starts     refuses a start that can never succeed, and names the line that is to go
     agreement  raises when ranks call different collectives, before any bytes move
     board      memory that all ranks share, where each notes its calls for the others
     threads    the rank's threads as the kernel sees them: which are working, which wait for a core

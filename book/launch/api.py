@@ -13,6 +13,7 @@ import pickle
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import timedelta
@@ -153,8 +154,8 @@ def launch(
         ranks = Ranks(world_size, on_line, check_calls)
         with _shown(ranks, on_line is None), _hosted_store(world_size) as port, ranks:
             environment = _environment(world_size, port, backend, env)
-            starts = multiprocessing.get_start_method(allow_none=True)
-            job = pickle.dumps((environment, where.cell_sources(), starts, record, audit, call))
+            starts_by = multiprocessing.get_start_method(allow_none=True)
+            job = pickle.dumps((environment, where.cell_sources(), starts_by, time.time(), record, audit, call))
             run = _results(ranks, job, called, backend, timeout_s, hang_s)
         for finding in run.findings:
             print(f"warning: {finding}", flush=True)

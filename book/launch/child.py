@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from book import audit, tap
-from book.launch import family, transfer, where
+from book.launch import family, starts, transfer, where
 from book.launch.agreement import Agreement
 from book.launch.board import Board
 from book.launch.left_out import Models
@@ -105,9 +105,9 @@ def _flush() -> None:
 
 def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results: SharedFile, line: _Line) -> Packed:
     """Call the job's function; returns its packed (result, recording)."""
-    env, sources, starts, record, is_audited, call = pickle.loads(job)
+    env, sources, starts_by, began_s, record, is_audited, call = pickle.loads(job)
     # A child of the fork server would start its own children there, without the classes of the cell or script.
-    multiprocessing.set_start_method(starts, force=True)
+    multiprocessing.set_start_method(starts_by, force=True)
     os.environ.clear()
     os.environ.update(env, RANK=str(rank), LOCAL_RANK=str(rank))
     where.remember_sources(sources)
@@ -115,6 +115,8 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
     tap.start()
     for subscriber in (Peers(), Requests(), Models(), *([Agreement(board)] if board is not None else [])):
         tap.subscribe(subscriber)
+    address = (env["MASTER_ADDR"], int(env["MASTER_PORT"]))
+    starts.watch(starts.Launched(rank, int(env["WORLD_SIZE"]), address, began_s, os.getpid()))
     if is_audited:
         audit.start()
     function, args = transfer.unpacked(call, called)
