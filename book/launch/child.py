@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from book import audit, tap
-from book.launch import family, starts, transfer, where
+from book.launch import children, family, starts, transfer, where
 from book.launch.agreement import Agreement
 from book.launch.board import Board
 from book.launch.left_out import Models
@@ -94,6 +94,7 @@ def _redirect(output: Connection, errors: Connection) -> None:
     )
     faulthandler.enable(file=2)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
+    children.watch()
 
 
 def _flush() -> None:
@@ -117,6 +118,7 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
         tap.subscribe(subscriber)
     address = (env["MASTER_ADDR"], int(env["MASTER_PORT"]))
     starts.watch(starts.Launched(rank, int(env["WORLD_SIZE"]), address, began_s, os.getpid()))
+    children.watch_loaders()
     if is_audited:
         audit.start()
     function, args = transfer.unpacked(call, called)

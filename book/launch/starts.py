@@ -223,7 +223,7 @@ def _left_over(start: Start, launched: Launched) -> str | None:
         return None
     if not file.st_size or file.st_mtime >= launched.began_s:
         return None
-    return (f"the file {start.meeting} is left over from an earlier run, whose addresses the ranks would read: delete it "
+    return (f"the file {start.meeting} is left over from an earlier run, and holds its addresses: delete it "
             "before the ranks start, or leave init_method= out: launch has a store for them")
 
 

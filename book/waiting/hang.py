@@ -51,6 +51,13 @@ class Thread(NamedTuple):
     communicates: bool = False
 
 
+class Child(NamedTuple):
+    """A process that a rank has started: "worker process 0" of a DataLoader, what it is doing, and where."""
+    name: str
+    doing: Doing
+    place: str
+
+
 class Standing(NamedTuple):
     """What a rank is doing, and where; what it has left undone."""
     main: Doing  # what its main thread is doing, or how the rank has ended
@@ -59,6 +66,7 @@ class Standing(NamedTuple):
     worker: Worker | None = None
     polled: bool = False  # whether a message has come for a request that this rank did not keep
     dropped: Sequence[Dropped] = ()
+    children: Sequence[Child] = ()
     left_out: Sequence[str] = ()  # parameters under DDP that have no gradient
 
     @property
