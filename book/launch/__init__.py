@@ -19,6 +19,10 @@
     blocked    waits inside one rank: for a lock, a thread, a queue or a store
     requests   which call made a request, and which requests a rank has dropped
     left_out   parameters under DDP that a rank's loss leaves out
+    children   processes that ranks start, as a DataLoader does: what each is doing, how one has died
+    explain    errors of torch in plain words, with names and lines that the rank knows
+    meanwhile  what the other ranks were doing when one failed
+    files      which files a rank has written
     rpc        errors that come over RPC, and calls that a rank serves
     stacks     the stacks of threads, of this process or of one that has crashed
     where      turns stack frames into the reader's own line and the operation waited for

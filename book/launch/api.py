@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from book.audit import findings
 from book.extras import require
 from book.launch import arguments, supervise, where
+from book.launch.meanwhile import meanwhile
 from book.launch.output import MAX_SHOWN_BYTES
 from book.launch.ranks import Ranks
 from book.launch.server import warm_up
@@ -319,8 +320,8 @@ def _rank_error(ranks: Ranks, backend: str) -> RankError:
     # Choose before asking for reports: asking can kill a rank, which would then look like the cause.
     first = supervise.first_failure(ranks)
     message = supervise.describe_failure(ranks, first)
-    supervise.ask_for_reports(ranks)
-    message = "\n".join([message, *(f"also: {finding}" for finding in _findings(ranks))])
+    others = meanwhile(ranks, first, supervise.ask_for_reports(ranks))
+    message = "\n".join([message, *others, *(f"also: {finding}" for finding in _findings(ranks))])
     error = RankError(message, _written(ranks), _partial_trace(ranks, backend))
     error.rank = first.rank
     if first.failure is not None:

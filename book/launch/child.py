@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from book import audit, tap
-from book.launch import children, family, starts, transfer, where
+from book.launch import children, explain, family, files, starts, transfer, where
 from book.launch.agreement import Agreement
 from book.launch.board import Board
 from book.launch.left_out import Models
@@ -44,6 +44,9 @@ class Failure:
     traceback: str
     exception: bytes | None
     time_s: float
+    explained: str | None = None  # what is to be said in place of the message
+    waited: explain.Waited | None = None  # if its time was up
+    not_read: files.Read | None = None
 
 
 def main(rank: int, control: Connection, output: Connection, errors: Connection, board: Board | None,
@@ -119,6 +122,7 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
     address = (env["MASTER_ADDR"], int(env["MASTER_PORT"]))
     starts.watch(starts.Launched(rank, int(env["WORLD_SIZE"]), address, began_s, os.getpid()))
     children.watch_loaders()
+    files.watch()
     if is_audited:
         audit.start()
     function, args = transfer.unpacked(call, called)
@@ -188,7 +192,7 @@ def _recorded() -> Any:
 def _notes() -> audit.Notes | None:
     """What this rank has noted for the audit; None if that fails."""
     try:
-        return audit.notes(where.place_of)
+        return audit.notes(where.place_of)._replace(written=files.written())
     except Exception:
         traceback.print_exc()
         return None
@@ -204,7 +208,8 @@ def _failure(error: BaseException) -> Failure:
         exception = None
     places = tuple(where.places_of_traceback(error.__traceback__))
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return Failure(name, message, places, text, exception, time.monotonic())
+    return Failure(name, message, places, text, exception, time.monotonic(), explain.explained(error),
+                   explain.waited(error), files.not_read(error))
 
 
 def _text(error: BaseException) -> str:

@@ -9,6 +9,7 @@ import faulthandler
 import multiprocessing.process
 import os
 import signal
+import sys
 import time
 import weakref
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from book.launch import blocked, family, where
-from book.launch.stacks import Line, Stack, read
+from book.launch.stacks import Line, Stack, of_crash, read
 from book.launch.transfer import new_file
 from book.tap.place import is_learners
 from book.tap.replaced import replace
@@ -31,7 +32,7 @@ _WORKER = ("/torch/utils/data/_utils/worker.py", "_worker_loop")
 # Threads that only pass on what others make.
 _SERVICES = (("/multiprocessing/queues.py", "_feed"), ("/multiprocessing/resource_sharer.py", "_serve"))
 _loaders: weakref.WeakSet[Any] = weakref.WeakSet()
-_file = -1
+_file = _crashes = -1
 
 
 def watch() -> None:
@@ -42,15 +43,81 @@ def watch() -> None:
 
 
 def watch_loaders() -> None:
-    """Know which processes are workers of a DataLoader."""
+    """Know which processes are workers of a DataLoader, where they crash, and what they raise."""
+    import torch
+    from torch.utils.data._utils import signal_handling
     from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as Loader
-    init = Loader.__init__
+    global _crashes
+    _crashes = new_file(0)
+    init, handlers = Loader.__init__, signal_handling._set_worker_signal_handlers
+    wrap, reraise = torch._utils.ExceptionWrapper.__init__, torch._utils.ExceptionWrapper.reraise
 
     def __init__(self: Any, *args: Any, **options: Any) -> None:
         _loaders.add(self)
         init(self, *args, **options)
 
+    def set_handlers(*args: Any) -> None:
+        handlers(*args)
+        faulthandler.disable()  # torch's handlers have taken its place
+        faulthandler.enable(file=_crashes)
+
+    def keep(self: Any, exc_info: Any = None, where: str = "in background") -> None:
+        wrap(self, exc_info or sys.exc_info(), where)
+        self.raised = _raised(exc_info or sys.exc_info(), where)
+
+    def raise_again(self: Any) -> None:
+        try:
+            reraise(self)
+        except Exception as error:
+            error.raised_before = getattr(self, "raised", None)  # type: ignore[attr-defined]
+            raise
+
     replace(Loader, "__init__", __init__)
+    replace(signal_handling, "_set_worker_signal_handlers", set_handlers)
+    replace(torch._utils.ExceptionWrapper, "__init__", keep)
+    replace(torch._utils.ExceptionWrapper, "reraise", raise_again)
+
+
+def _raised(exc_info: Any, where_: str) -> tuple[str, str, str]:
+    """Where an error was raised, "worker process 0 of its DataLoader", the learner's line, and its words."""
+    kind, error, traceback_ = exc_info
+    places = where.places_of_traceback(traceback_)
+    number = where_.rpartition(" ")[2]
+    return (f"worker process {number} of its DataLoader" if "worker" in where_ else "its DataLoader",
+            str(places[-1]) if places else "", f"{kind.__name__}: {error}")
+
+
+def raised(error: BaseException) -> str | None:
+    """What a worker has raised, and where; None if this error comes from none."""
+    said = getattr(error, "raised_before", None)
+    if said is None:
+        return None
+    who, place, words = said
+    return f"{who} raised it at {place}\n{words}" if place else f"{who} raised it\n{words}"
+
+
+def lost() -> str | None:
+    """A worker of a DataLoader that has died, how, and where; None if there is none."""
+    for loader in list(_loaders):
+        for number, worker in enumerate(getattr(loader, "_workers", ())):
+            if worker.exitcode:
+                who = f"worker process {number} of its DataLoader"
+                return _how_it_died(who, worker.exitcode, type(worker).__name__)
+    return None
+
+
+def _how_it_died(who: str, code: int, kind: str) -> str:
+    if code == -signal.SIGKILL:
+        return f"{who} was killed by SIGKILL: the machine may have run out of memory"
+    if code < 0:
+        lines = of_crash(os.pread(_crashes, os.fstat(_crashes).st_size, 0).decode("utf-8", "replace"))
+        own = [line for line in lines if is_learners(line.filename)]
+        return f"{who} was killed by {signal.Signals(-code).name}" + (f" at {where.own_place(own)}" if own else "")
+    ended = f"{who} ended with exit code {code}"
+    if kind.startswith(("Spawn", "ForkServer")):
+        return (f"{ended}: it was started anew ({kind.removesuffix('Process').lower()}), and finds no classes of a "
+                "notebook. Leave multiprocessing_context out, or import the dataset from a file")
+    return f"{ended}, by sys.exit or os._exit in the dataset or collate_fn"
 
 
 def _answer() -> None:
