@@ -1,7 +1,7 @@
 """L2: what one rank has noted of a run, as plain data: it is pickled, and read where torch is not loaded."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from book.audit.uncaught import Uncaught
@@ -12,3 +12,4 @@ PlaceOf = Callable[[str, int], Any]  # str() of what it returns is the place: "t
 class Notes(NamedTuple):
     """What one rank has noted; each field belongs to the module that fills it."""
     uncaught: tuple[Uncaught, ...] = ()
+    written: Mapping[str, tuple[float, tuple[str, int]]] = {}  # by file: when, by time.monotonic(), and the line

@@ -11,6 +11,7 @@
     family     finds the processes that ranks have started, and ends them with the ranks
     child      the rank's side: environment, output, result, exit when the launcher dies
     peers      refuses a peer that does not exist, which gloo fails to do
+    starts     refuses a start that can never succeed, and names the line that is to go
     agreement  raises when ranks call different collectives, before any bytes move
     board      memory that all ranks share, where each notes its calls for the others
     threads    the rank's threads as the kernel sees them: which are working, which wait for a core
@@ -18,6 +19,10 @@
     blocked    waits inside one rank: for a lock, a thread, a queue or a store
     requests   which call made a request, and which requests a rank has dropped
     left_out   parameters under DDP that a rank's loss leaves out
+    children   processes that ranks start, as a DataLoader does: what each is doing, how one has died
+    explain    errors of torch in plain words, with names and lines that the rank knows
+    meanwhile  what the other ranks were doing when one failed
+    files      which files a rank has written
     rpc        errors that come over RPC, and calls that a rank serves
     stacks     the stacks of threads, of this process or of one that has crashed
     where      turns stack frames into the reader's own line and the operation waited for

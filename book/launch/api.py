@@ -13,6 +13,7 @@ import pickle
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import timedelta
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from book.audit import findings
 from book.extras import require
 from book.launch import arguments, supervise, where
+from book.launch.meanwhile import meanwhile
 from book.launch.output import MAX_SHOWN_BYTES
 from book.launch.ranks import Ranks
 from book.launch.server import warm_up
@@ -154,7 +156,8 @@ def launch(
         ranks = Ranks(world_size, on_line, check_calls)
         with _shown(ranks, on_line is None), _hosted_store(world_size) as port, ranks:
             environment = _environment(world_size, port, backend, env)
-            job = pickle.dumps((environment, where.cell_sources(), record, audit, call))
+            starts_by = multiprocessing.get_start_method(allow_none=True)
+            job = pickle.dumps((environment, where.cell_sources(), starts_by, time.time(), record, audit, call))
             run = _results(ranks, job, called, backend, timeout_s, hang_s)
         for finding in run.findings:
             print(f"warning: {finding}", flush=True)
@@ -320,7 +323,7 @@ def _rank_error(ranks: Ranks, backend: str) -> RankError:
     message = supervise.describe_failure(ranks, first)
     hang = supervise.ask_for_reports(ranks)
     causes = out_of_step(hang) if supervise.is_mismatch(first) else ()
-    message = "\n".join([message, *(f"cause: {cause}" for cause in causes),
+    message = "\n".join([message, *(f"cause: {cause}" for cause in causes), *meanwhile(ranks, first, hang),
                          *(f"also: {finding}" for finding in _findings(ranks))])
     error = RankError(message, _written(ranks), _partial_trace(ranks, backend))
     error.rank = first.rank

@@ -58,11 +58,11 @@ def describe(frames: Sequence[FrameType]) -> Doing:
         return Doing(Kind.OTHER, "DataLoader")
     if inside:
         method = _method(inside[0])
-        return Doing(_kind(method), f"{method}()")
+        return Doing(kind(method), f"{method}()")
     call = pending.current_call(own)
     if call is not None:
         keys, called = pending.keys_of_store(call, own), ast.unparse(call.func)
-        return Doing(Kind.KEYS, keys=keys) if keys else Doing(_kind(called), called)
+        return Doing(Kind.KEYS, keys=keys) if keys else Doing(kind(called), called)
     is_with = _WITH_LOCK.match(where.line_of(own).source)
     return Doing(Kind.LOCK if is_with else Kind.IDLE)
 
@@ -73,5 +73,16 @@ def _method(frame: FrameType) -> str:
     return f"{type(frame.f_locals['self']).__name__}.{name}" if "self" in frame.f_locals else name
 
 
-def _kind(method: str) -> Kind:
+def waiting_call(line: Line) -> str | None:
+    """The call in a line that waits, as it is written: "lock.acquire"; None if there is none, or several."""
+    try:
+        called = [ast.unparse(node.func) for node in ast.walk(ast.parse(line.source)) if isinstance(node, ast.Call)]
+    except SyntaxError:
+        called = list(line.calls())
+    found = [name for name in called if name.rpartition(".")[2] in _WAITING]
+    return found[0] if len(found) == 1 else None
+
+
+def kind(method: str) -> Kind:
+    """What a method waits for."""
     return _METHODS.get(method) or _METHODS.get(method.rpartition(".")[2], Kind.OTHER)

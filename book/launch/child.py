@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import io
+import multiprocessing
 import os
 import pickle
 import random
@@ -22,7 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from book import audit, tap
-from book.launch import family, transfer, where
+from book.launch import children, explain, family, files, starts, transfer, where
 from book.launch.agreement import Agreement
 from book.launch.board import Board
 from book.launch.history import History
@@ -44,6 +45,9 @@ class Failure:
     traceback: str
     exception: bytes | None
     time_s: float
+    explained: str | None = None  # what is to be said in place of the message
+    waited: explain.Waited | None = None  # if its time was up
+    not_read: files.Read | None = None
 
 
 def main(rank: int, control: Connection, output: Connection, errors: Connection, board: Board | None,
@@ -94,6 +98,7 @@ def _redirect(output: Connection, errors: Connection) -> None:
     )
     faulthandler.enable(file=2)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)
+    children.watch()
 
 
 def _flush() -> None:
@@ -105,7 +110,9 @@ def _flush() -> None:
 
 def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results: SharedFile, line: _Line) -> Packed:
     """Call the job's function; returns its packed (result, recording)."""
-    env, sources, record, is_audited, call = pickle.loads(job)
+    env, sources, starts_by, began_s, record, is_audited, call = pickle.loads(job)
+    # A child of the fork server would start its own children there, without the classes of the cell or script.
+    multiprocessing.set_start_method(starts_by, force=True)
     os.environ.clear()
     os.environ.update(env, RANK=str(rank), LOCAL_RANK=str(rank))
     where.remember_sources(sources)
@@ -113,6 +120,10 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
     tap.start()
     for subscriber in (Peers(), History(), Requests(), Models(), *([Agreement(board)] if board is not None else [])):
         tap.subscribe(subscriber)
+    address = (env["MASTER_ADDR"], int(env["MASTER_PORT"]))
+    starts.watch(starts.Launched(rank, int(env["WORLD_SIZE"]), address, began_s, os.getpid()))
+    children.watch_loaders()
+    files.watch()
     if is_audited:
         audit.start()
     function, args = transfer.unpacked(call, called)
@@ -182,7 +193,7 @@ def _recorded() -> Any:
 def _notes() -> audit.Notes | None:
     """What this rank has noted for the audit; None if that fails."""
     try:
-        return audit.notes(where.place_of)
+        return audit.notes(where.place_of)._replace(written=files.written())
     except Exception:
         traceback.print_exc()
         return None
@@ -198,7 +209,8 @@ def _failure(error: BaseException) -> Failure:
         exception = None
     places = tuple(where.places_of_traceback(error.__traceback__))
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return Failure(name, message, places, text, exception, time.monotonic())
+    return Failure(name, message, places, text, exception, time.monotonic(), explain.explained(error),
+                   explain.waited(error), files.not_read(error))
 
 
 def _text(error: BaseException) -> str:

@@ -62,6 +62,11 @@ def end_children(parent: int, kept: Collection[int] = ()) -> None:
         time.sleep(0.001)
 
 
+def descendants(pid: int) -> dict[int, str]:
+    """All living processes below this one, and the state of each, a letter; Linux only."""
+    return {each: _state_and_parent(each)[0] for each in _with_descendants([pid]) - {pid}}
+
+
 def is_stopped(pid: int) -> bool:
     """Whether a signal (SIGSTOP) has stopped this process; False where /proc does not say."""
     return _state_and_parent(pid)[0] == "T"

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from book.audit import Notes
-from book.launch import blocked, history, left_out, pending, requests, rpc, stacks, threads, where
+from book.launch import blocked, children, history, left_out, pending, requests, rpc, stacks, threads, where
 from book.launch.stacks import Line
 from book.tap.place import is_learners
 from book.waiting.doing import Doing, Kind
@@ -62,7 +62,7 @@ def _seen() -> Standing:
     seen = Standing(doing if doing.waits else _polls() or doing, str(where.own_place(lines[main])), worker=worker)
     if where.communicates(lines[main]):
         return seen
-    return seen._replace(threads=tuple(
+    return seen._replace(children=children.doing(), threads=tuple(
         Thread(name, _doing(ident, lines, frames), str(where.own_place(lines[ident])), where.communicates(lines[ident]))
         for ident, name in _threads_of_the_learner(lines).items()))
 
@@ -105,13 +105,13 @@ def _threads_of_the_learner(lines: Mapping[int, Sequence[Line]]) -> dict[int, st
 def _may_wait_forever(main: int, lines: Mapping[int, Sequence[Line]]) -> bool:
     """Whether the main thread, if it uses no CPU time, waits for other ranks or for threads that wait themselves.
 
-    A Timer and a thread that reads a file will go on by themselves; child processes may compute.
+    A Timer and a thread that reads a file will go on by themselves. Child processes may too (see `children`).
     """
     if where.communicates(lines[main]):
         return True
     own = [lines[ident] for ident in (main, *_threads_of_the_learner(lines))]
-    return (all(where.communicates(line) or blocked.without_limit(line) for line in own)
-            and not any(map(blocked.with_limit, lines.values())) and not threads.has_children())
+    return (all(where.communicates(line) or blocked.without_limit(line) or children.waits_for(line) for line in own)
+            and not any(map(blocked.with_limit, lines.values())))
 
 
 class Stillness:
@@ -126,6 +126,7 @@ class Stillness:
         self._since_s = 0.0
         self._used: dict[int, threads.Use] = {}
         self._queue: dict[int, tuple[bool, int]] = {}
+        self._family = children.Stillness()
 
     def measure_s(self) -> float:
         """Seconds since this rank last made progress, if it waits in communication; 0.0 if it makes progress."""
@@ -134,6 +135,8 @@ class Stillness:
         if mark is None or mark != self._mark or threads.worked(self._used, used, now_s - self._since_s):
             self._mark, self._since_s, self._used = mark, now_s, used
         self.polled = threads.polled(self._used, used, now_s - self._since_s)
+        if mark is not None and mark[-1] and not self._family.lasts(mark, now_s - self._since_s):
+            return 0.0
         return now_s - self._since_s
 
     def _current_mark(self) -> tuple[Any, ...] | None:
@@ -147,7 +150,10 @@ class Stillness:
             return None
         if self._starves():
             return None  # a thread is waiting for a core on a loaded machine
-        return lines[main][-1], time.clock_gettime_ns(time.pthread_getcpuclockid(main))
+        used = () if where.communicates(lines[main]) else children.used()
+        if used is None:
+            return None  # a process that this one has started makes progress
+        return lines[main][-1], time.clock_gettime_ns(time.pthread_getcpuclockid(main)), used
 
     def _starves(self) -> bool:
         """Whether a thread of this process is runnable and has not run since the last look.

@@ -10,6 +10,7 @@ from itertools import groupby
 from book.launch import family, where
 from book.launch.agreement import CallMismatch
 from book.launch.child import Failure
+from book.launch.explain import NO_FILES, too_many_files
 from book.launch.ranks import RankProcess, Ranks
 from book.launch.rpc import remote_error
 from book.launch.stacks import of_crash
@@ -159,7 +160,8 @@ def _raised(member: RankProcess, failure: Failure) -> list[str]:
     place = f" in {places[-1]}" if places else "" if member.entered else " before its function started"
     head = f"rank {member.rank} failed{place}"
     error = f"{failure.name}: {steady(failure.message)}" if failure.message else failure.name
-    return [head, *(_remote(failure.message) or [error]), *_callers(places[:-1])]
+    said = [] if failure.waited else [failure.explained] if failure.explained else [error]
+    return [head, *(_remote(failure.message) or said), *_callers(places[:-1])]
 
 
 def _callers(places: Sequence[where.Place]) -> list[str]:
@@ -187,6 +189,8 @@ def _died(member: RankProcess) -> list[str]:
     place = f" at {places[-1]}" if places else ""
     misfit = MISFIT.search("\n".join(member.errors.kept)) if code == -signal.SIGABRT else None
     lines = [f"rank {member.rank} {how} before its function returned{place}{hint}"]
+    if code == -signal.SIGABRT and NO_FILES in "\n".join(member.errors.kept):
+        lines.append(too_many_files(None))
     if misfit:
         sent, room = misfit.groups()
         lines.append(f"a message of {sent} bytes came for a tensor of {room} bytes: do the sizes differ between "

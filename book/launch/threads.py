@@ -34,19 +34,6 @@ def are_known() -> bool:
     return os.path.isdir(_TASKS)
 
 
-def has_children() -> bool:
-    """Whether this process has started other processes that still run."""
-    for process in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{process}/stat", "rb") as file:
-                state, parent = file.read().rpartition(b")")[2].split()[:2]
-        except OSError:
-            continue  # it has just ended
-        if int(parent) == os.getpid() and state != b"Z":
-            return True
-    return False
-
-
 def used() -> dict[int, Use]:
     """What each thread except the RPC poller has used so far, by thread id."""
     found = {}

@@ -191,6 +191,12 @@ def doing(frames: list[FrameType]) -> Doing:
     return Doing(Kind.COMPUTES)
 
 
+def operation(frames: list[FrameType]) -> Doing | None:
+    """The function of torch.distributed that these frames are in; None if there is none."""
+    called = _torch_frame(frames)
+    return None if called is None else _operation(called)
+
+
 def _operation(frame: FrameType) -> Doing:
     """A torch.distributed function in progress, with its peer."""
     values, name = frame.f_locals, frame.f_code.co_name

@@ -108,6 +108,15 @@ def _starved(doing: Doing, threads: Sequence[Thread]) -> str:
             "the pool has no thread left to run what they wait for")
 
 
+def processes_of_a_rank(hang: Hang) -> Iterator[str]:
+    """Ranks that wait for processes which they have started and which wait themselves."""
+    for rank, standing in enumerate(hang.ranks):
+        for child in standing.children:
+            if child.doing.waits and standing.main.waits:
+                yield (f"rank {rank} {standing.main.words()}, and its {child.name} {child.doing.words()} at "
+                       f"{child.place}")
+
+
 # Calls over RPC
 
 def calls_over_rpc(hang: Hang) -> Iterator[str]:
@@ -258,7 +267,7 @@ def _circle(hang: Hang, first: int, verb: str) -> Iterator[str]:
 # The first row in which a cause has something to say is told; what stands in later rows follows from it.
 CAUSES: Sequence[Sequence[Look]] = (
     (dropped_requests,),
-    (inside_the_process, calls_over_rpc, parameters_left_out),
+    (inside_the_process, processes_of_a_rank, calls_over_rpc, parameters_left_out),
     (sends_astray, crossed_groups),
     (missed_collectives, out_of_step),
     (messages_without_a_match, uneven_messages),

@@ -57,6 +57,13 @@ class Thread(NamedTuple):
     communicates: bool = False
 
 
+class Child(NamedTuple):
+    """A process that a rank has started: "worker process 0" of a DataLoader, what it is doing, and where."""
+    name: str
+    doing: Doing
+    place: str
+
+
 class Standing(NamedTuple):
     """What a rank is doing, and where; what it has left undone."""
     main: Doing  # what its main thread is doing, or how the rank has ended
@@ -67,6 +74,7 @@ class Standing(NamedTuple):
     dropped: Sequence[Dropped] = ()
     sent: Sequence[tuple[int, str]] = ()  # isends that it has not waited for: the peer, and the line
     messages: Mapping[tuple[str, int], int] = {}  # how many it has sent to, or received from, each rank: ("send", 1)
+    children: Sequence[Child] = ()
     left_out: Sequence[str] = ()  # parameters under DDP that have no gradient
     calls: Mapping[Group, History] = {}  # those that it has made in each group
     models: Sequence[Model] = ()  # those in DDP, in the order in which they were wrapped

@@ -43,10 +43,12 @@ def _main(standing: Standing) -> Doing:
 
 
 def _beside(standing: Standing) -> Iterator[str]:
-    """What a rank's other threads are doing at the same time, for callers over RPC or for itself."""
+    """What a rank's other threads and processes are doing at the same time, for callers over RPC or for itself."""
     yield from _served(standing.worker.calls if standing.worker else ())
     for thread in standing.threads or ():
         yield f"its thread {thread.name} {thread.doing.words()} at {thread.place}"
+    for child in standing.children:
+        yield f"its {child.name} {child.doing.words()} at {child.place}"
 
 
 def _served(calls: Iterable[Served]) -> Iterator[str]:

@@ -1,0 +1,95 @@
+"""L2: the files that this rank has written, for a rank that reads one of them too early.
+
+Python announces each file that it opens and each that it renames. What torch saves it opens in C++, unseen.
+"""
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from book.tap.log import Place
+from book.tap.place import caller, is_learners
+from book.tap.replaced import replace
+
+MOST = 256  # files that are remembered
+_WRITES = os.O_WRONLY | os.O_RDWR
+
+
+class Write(NamedTuple):
+    """When this rank began to write a file, by time.monotonic(), and the line that did."""
+    began_s: float
+    place: Place
+
+
+class Read(NamedTuple):
+    """A file that could not be read, and when that was, by time.monotonic(); whether it was there."""
+    path: str
+    failed_s: float
+    was_there: bool
+
+
+_CODE = (".py", ".pyc", ".so")
+_written: dict[str, Write] = {}
+_opened: deque[str] = deque(maxlen=1)
+
+
+def watch() -> None:
+    """Remember what this process writes from now on."""
+    import torch
+    sys.addaudithook(_heard)
+    replace(torch, "save", _saves(torch.save))
+
+
+def written() -> dict[str, Write]:
+    """The files that this rank has written, by full path."""
+    return dict(_written)
+
+
+def not_read(error: BaseException) -> Read | None:
+    """The file whose absence or unfinished state has raised this error; None if it is not known to be one."""
+    now_s = time.monotonic()
+    if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
+        return Read(_full(error.filename), now_s, False)
+    path: Any = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name == "load" and frame.f_code.co_filename.endswith("/torch/serialization.py"):
+            path = frame.f_locals.get("f")
+    if path is None and isinstance(error, (EOFError, ValueError, pickle.UnpicklingError)) and _opened:
+        path = _opened[-1]
+    return Read(_full(path), now_s, True) if isinstance(path, (str, os.PathLike)) else None
+
+
+def _heard(event: str, args: Sequence[Any]) -> None:
+    if event == "open" and isinstance(args[0], str) and not args[0].endswith(_CODE):
+        if args[2] & _WRITES:
+            _note(args[0])
+        else:
+            _opened.append(args[0])
+    elif event == "os.rename":
+        _note(args[1])
+
+
+def _note(path: Any) -> None:
+    place = caller(sys._getframe(1))[1]
+    if place and is_learners(place[0]) and len(_written) < MOST and isinstance(path, (str, os.PathLike)):
+        _written[_full(path)] = Write(time.monotonic(), place)
+
+
+def _saves(save: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(save)
+    def noted(obj: Any, f: Any, *args: Any, **options: Any) -> None:
+        _note(f)
+        save(obj, f, *args, **options)
+
+    return noted
+
+
+def _full(path: Any) -> str:
+    return os.path.realpath(os.fsdecode(path))

@@ -1,0 +1,89 @@
+"""L2: what the other ranks were doing when one failed: for whom it had waited, who was writing what it read."""
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+from book.launch import where
+from book.launch.explain import Waited
+from book.launch.ranks import RankProcess, Ranks
+from book.waiting.hang import Hang
+from book.words import joined, named
+
+SLACK_S = 0.05  # how far two clocks may be apart
+MOST = 3
+STARTS = ("init_process_group", "init_rpc")
+
+
+def meanwhile(ranks: Ranks, first: RankProcess, hang: Hang) -> list[str]:
+    """What the others have to do with this failure; nothing if that is not known."""
+    failure = first.failure
+    if failure is None:
+        return []
+    found = [_time_up(ranks, first, failure.waited, hang)] if failure.waited else []
+    return [*found, *(_written_late(ranks, first) if failure.not_read else ())]
+
+
+def _time_up(ranks: Ranks, first: RankProcess, waited: Waited, hang: Hang) -> str:
+    limit = f" {waited.limit_s:g} s" if waited.limit_s else ""
+    what = waited.doing.words().removeprefix("waits")
+    members = list(ranks)
+    awaited = [members[rank] for rank in _awaited(ranks, first, waited, hang)]
+    alike: dict[str, list[int]] = {}
+    for member in awaited:
+        alike.setdefault(_is_at(member, hang), []).append(member.rank)
+    told = [f"{named(who)}, which {does}" for does, who in list(alike.items())[:MOST]]
+    head = f"rank {first.rank} waited{limit}{what}, and then its time was up"
+    if not told:
+        return head
+    if all(member.finished or member.returned for member in awaited):
+        return f"{head}. It waited for {joined(told)}: every rank has to make the call"
+    operation = waited.doing.operation
+    whose = "its timeout=" if operation == "monitored_barrier" else "timeout= of init_process_group" + (
+        "" if operation in STARTS else ", or of new_group")
+    return f"{head}. It waited for {joined(told)}. If that may take so long, raise {whose}"
+
+
+def _awaited(ranks: Ranks, first: RankProcess, waited: Waited, hang: Hang) -> list[int]:
+    """The ranks that one waited for: its peer, else those that have not made the call, else those that still run."""
+    message = waited.doing.message
+    if message is not None and 0 <= message[1] < len(hang.ranks):
+        return [message[1]]
+    behind = set()
+    for group, last in hang.calls.items():
+        own = last.get(first.rank)
+        if own is not None and own.what.startswith(f"{waited.doing.operation}("):
+            behind |= {rank for rank in group.ranks if rank not in last or last[rank].number < own.number}
+    running = {member.rank for member in ranks if not member.failed and member is not first}
+    return sorted(behind or running)
+
+
+def _is_at(member: RankProcess, hang: Hang) -> str:
+    """What a rank does now, while another one's time is up."""
+    standing = hang.ranks[member.rank]
+    if member.failure is not None:
+        return f"came later, at {member.failure.places[-1]}" if member.failure.places else "came later"
+    doing = standing.main
+    words = f"came later: it {doing.words()}" if doing.waits else doing.words()
+    return words + (f" at {standing.place}" if standing.place else "")
+
+
+def _written_late(ranks: Ranks, first: RankProcess) -> Iterator[str]:
+    """Whether another rank has written the file since, or was writing it."""
+    assert first.failure is not None and first.failure.not_read is not None
+    path, failed_s, was_there = first.failure.not_read
+    changed_s = 0.0
+    with suppress(OSError):
+        changed_s = time.monotonic() - (time.time() - os.stat(path).st_mtime)
+    for member in ranks:
+        write = member.notes.written.get(path) if member.notes and member is not first else None
+        if write is None:
+            continue
+        began_s, place = write
+        if began_s > failed_s - SLACK_S or changed_s > failed_s - SLACK_S:
+            reads = f" at {first.failure.places[-1]}" if first.failure.places else ""
+            yield (f"rank {first.rank} reads{reads} what rank {member.rank} writes at {where.place_of(*place)}: call "
+                   "dist.barrier() on all ranks between them")
+            return
