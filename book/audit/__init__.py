@@ -8,16 +8,24 @@ while they run, and exchange nothing for it: whoever started them compares the n
 """
 from __future__ import annotations
 
+from book import tap
 from book.audit.findings import findings
+from book.audit.layouts import Layouts
 from book.audit.notes import Notes, PlaceOf
 
 __all__ = ["Notes", "findings", "notes", "start"]
 
 
+_layouts: list[Layouts] = []  # those that this process notes, once it does
+
+
 def start() -> None:
     """Have this process take notes from now on; the tap must be on."""
+    if not _layouts:
+        _layouts.append(Layouts())
+        tap.subscribe(_layouts[0])
 
 
 def notes(place_of: PlaceOf) -> Notes:
     """What this process has noted so far; `place_of(file, line)` makes a place readable."""
-    return Notes()
+    return Notes(tuple(layout for each in _layouts for layout in each.told(place_of)))

@@ -2,10 +2,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from book.audit.layouts import Layout
 
 PlaceOf = Callable[[str, int], Any]  # str() of what it returns is the place: "train.py line 7: loss.backward()"
 
 
 class Notes(NamedTuple):
     """What one rank has noted; each field belongs to the module that fills it."""
+    layouts: tuple[Layout, ...] = ()

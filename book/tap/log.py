@@ -98,7 +98,8 @@ class Subscriber:
         """
 
     def issued(self, op: Op, tensors: Sequence[torch.Tensor]) -> None:
-        """An operation is about to pass to the backend; `tensors` are all that it reads or writes, on any device."""
+        """An operation is about to pass to the backend, or is refused by raising here; `tensors` are all that it reads
+        or writes, on any device."""
 
     def withdrawn(self, op: Op) -> None:
         """Torch has refused a call: it counts as never made."""
@@ -168,9 +169,13 @@ class Log:
             before(op)
         op.serial = next(self._serial)
         self.ring.append(op)
-        if tensors is not None:
-            for issued in self.issued:
-                issued(op, tensors)
+        if tensors is not None and self.issued:
+            try:
+                for issued in self.issued:
+                    issued(op, tensors)
+            except Exception:
+                self.withdraw(op)
+                raise
 
     def withdraw(self, op: Op) -> None:
         """Note that torch has refused a call."""
