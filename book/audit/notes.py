@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from book.audit.layouts import Layout
+    from book.audit.shorter import Shorter
+    from book.audit.touched import Touched
 
 PlaceOf = Callable[[str, int], Any]  # str() of what it returns is the place: "train.py line 7: loss.backward()"
 
@@ -13,3 +15,5 @@ PlaceOf = Callable[[str, int], Any]  # str() of what it returns is the place: "t
 class Notes(NamedTuple):
     """What one rank has noted; each field belongs to the module that fills it."""
     layouts: tuple[Layout, ...] = ()
+    shorter: tuple[Shorter, ...] = ()
+    touched: tuple[Touched, ...] = ()

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -26,6 +27,7 @@ from book.launch import family, transfer, where
 from book.launch.agreement import Agreement
 from book.launch.board import Board
 from book.launch.left_out import Models
+from book.launch.messages import Messages
 from book.launch.peers import Peers
 from book.launch.report import Stillness, report
 from book.launch.requests import Requests
@@ -110,10 +112,13 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
     where.remember_sources(sources)
     _prepare_torch(rank)
     tap.start()
-    for subscriber in (Peers(), Requests(), Models(), *([Agreement(board)] if board is not None else [])):
+    compared: Sequence[tap.Subscriber] = ()
+    if board is not None:
+        compared = Agreement(board), Messages(board.mail, int(env["WORLD_SIZE"]))
+    for subscriber in (Peers(), Requests(), Models(), *compared):
         tap.subscribe(subscriber)
     if is_audited:
-        audit.start()
+        audit.start(next((one.is_received for one in compared if isinstance(one, Messages)), None))
     function, args = transfer.unpacked(call, called)
     _stand_in_for_main(function)
     if record:

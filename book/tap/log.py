@@ -41,7 +41,8 @@ class Op:
     outermost function of torch.distributed that Python called for it; None if C++ called the group itself, as DDP does.
     `number` counts the collectives in the group, or its sends and receives, from 1, `serial` all calls of the process.
     `peer` and `root` are ranks of the world. `tensors` are those that must be alike on all ranks. `inside` a collective
-    of objects, a call is a part of that one. `waited` says whether the program knows that it is done, `withdrawn` that
+    of objects, a call is a part of that one. `splits` are the sizes of an all-to-all's parts, of its output and of its
+    input; empty where all are equal. `waited` says whether the program knows that it is done, `withdrawn` that
     torch has refused it: then it counts as never made.
     """
     kind: str
@@ -55,7 +56,7 @@ class Op:
     most_bytes: int = 0  # of a collective
     root: int | None = None
     reduced_with: Any = None  # torch's ReduceOp, whose name costs as much as the rest
-    has_splits: bool = False
+    splits: tuple[Sequence[int], Sequence[int]] = ((), ())
     members: tuple[int, ...] = ()
     inside: bool = False
     waited: bool = False
@@ -66,6 +67,11 @@ class Op:
     def is_message(self) -> bool:
         """Whether it is a send or a receive."""
         return self.kind in ("send", "recv")
+
+    @property
+    def has_splits(self) -> bool:
+        """Whether an all-to-all names the sizes of parts."""
+        return any(self.splits)
 
     @property
     def num_bytes(self) -> int:
