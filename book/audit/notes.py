@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from book.audit.layouts import Layout
     from book.audit.shorter import Shorter
+    from book.audit.threads import Turns
     from book.audit.touched import Touched
 
 PlaceOf = Callable[[str, int], Any]  # str() of what it returns is the place: "train.py line 7: loss.backward()"
@@ -17,3 +18,4 @@ class Notes(NamedTuple):
     layouts: tuple[Layout, ...] = ()
     shorter: tuple[Shorter, ...] = ()
     touched: tuple[Touched, ...] = ()
+    threads: tuple[Turns, ...] = ()

@@ -115,10 +115,10 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
     compared: Sequence[tap.Subscriber] = ()
     if board is not None:
         compared = Agreement(board), Messages(board.mail, int(env["WORLD_SIZE"]))
-    for subscriber in (Peers(), Requests(), Models(), *compared):
-        tap.subscribe(subscriber)
     if is_audited:
         audit.start(next((one.is_received for one in compared if isinstance(one, Messages)), None))
+    for subscriber in (Peers(), Requests(), Models(), *compared):
+        tap.subscribe(subscriber)
     function, args = transfer.unpacked(call, called)
     _stand_in_for_main(function)
     if record:

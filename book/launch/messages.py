@@ -129,6 +129,9 @@ class Messages(Subscriber):
         channel, number = self._numbers.get(op.serial, (None, 0))
         if channel is None:
             return True
+        came_in, its_number = self._numbers.get(by.serial, (None, 0))
+        if by.kind == "recv" and came_in is not None:
+            self._know(came_in.peer, came_in.keys["send"], its_number)
         time_received = self._mail.finished(channel.peer, channel.keys["recv"], number)
         is_known = by.is_message and by.peer is not None
         return 0 < time_received and (not is_known or time_received <= self._clock[channel.peer])
