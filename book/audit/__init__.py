@@ -9,18 +9,45 @@ while they run, and exchange nothing for it: whoever started them compares the n
 """
 from __future__ import annotations
 
-from book.audit import uncaught
+from typing import NamedTuple
+
+from book import tap
+from book.audit import shorter, uncaught
 from book.audit.findings import findings
+from book.audit.layouts import Layouts
 from book.audit.notes import Notes, PlaceOf
+from book.audit.threads import Threads
+from book.audit.touched import IsReceived, Touches
 
 __all__ = ["Notes", "findings", "notes", "start"]
 
 
-def start() -> None:
-    """Have this process take notes from now on; the tap must be on."""
-    uncaught.start()
+_following: list[Following] = []  # once this process takes notes
+
+
+class Following(NamedTuple):
+    """What takes notes of this process's calls."""
+    threads: Threads
+    layouts: Layouts
+    touches: Touches
+
+
+def start(is_received: IsReceived | None = None) -> None:
+    """Have this process take notes from now on; the tap must be on, and those who refuse calls subscribe afterwards.
+
+    `is_received(op, by)` says whether a program may know at the end of the call `by` that what `op` sends has arrived.
+    """
+    if not _following:
+        _following.append(Following(Threads(), Layouts(), Touches(is_received)))
+        for subscriber in _following[0]:
+            tap.subscribe(subscriber)
+        uncaught.start()
 
 
 def notes(place_of: PlaceOf) -> Notes:
     """What this process has noted so far; `place_of(file, line)` makes a place readable."""
-    return Notes(uncaught=uncaught.uncaught(place_of))
+    if not _following:
+        return Notes()
+    own = _following[0]
+    return Notes(uncaught=uncaught.uncaught(place_of), layouts=own.layouts.told(place_of),
+                 shorter=shorter.told(place_of), touched=own.touches.told(place_of), threads=own.threads.told(place_of))

@@ -2,9 +2,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from book.audit.uncaught import Uncaught
+if TYPE_CHECKING:
+    from book.audit.layouts import Layout
+    from book.audit.shorter import Shorter
+    from book.audit.threads import Turns
+    from book.audit.touched import Touched
+    from book.audit.uncaught import Uncaught
 
 PlaceOf = Callable[[str, int], Any]  # str() of what it returns is the place: "train.py line 7: loss.backward()"
 
@@ -13,3 +18,7 @@ class Notes(NamedTuple):
     """What one rank has noted; each field belongs to the module that fills it."""
     uncaught: tuple[Uncaught, ...] = ()
     written: Mapping[str, tuple[float, tuple[str, int]]] = {}  # by file: when, by time.monotonic(), and the line
+    layouts: tuple[Layout, ...] = ()
+    shorter: tuple[Shorter, ...] = ()
+    touched: tuple[Touched, ...] = ()
+    threads: tuple[Turns, ...] = ()

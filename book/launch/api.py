@@ -317,15 +317,18 @@ def _findings(ranks: Ranks) -> list[str]:
     return findings([member.notes for member in ranks])
 
 
+def _with_findings(message: str, ranks: Ranks) -> str:
+    return "\n".join([message, *(f"also: {finding}" for finding in _findings(ranks))])
+
+
 def _rank_error(ranks: Ranks, backend: str) -> RankError:
     # Choose before asking for reports: asking can kill a rank, which would then look like the cause.
     first = supervise.first_failure(ranks)
     message = supervise.describe_failure(ranks, first)
     hang = supervise.ask_for_reports(ranks)
     causes = out_of_step(hang) if supervise.is_mismatch(first) else ()
-    message = "\n".join([message, *(f"cause: {cause}" for cause in causes), *meanwhile(ranks, first, hang),
-                         *(f"also: {finding}" for finding in _findings(ranks))])
-    error = RankError(message, _written(ranks), _partial_trace(ranks, backend))
+    message = "\n".join([message, *(f"cause: {cause}" for cause in causes), *meanwhile(ranks, first, hang)])
+    error = RankError(_with_findings(message, ranks), _written(ranks), _partial_trace(ranks, backend))
     error.rank = first.rank
     if first.failure is not None:
         error.traceback = first.failure.traceback
@@ -336,8 +339,7 @@ def _rank_error(ranks: Ranks, backend: str) -> RankError:
 def _hang_error(ranks: Ranks, verdict: str, limit_s: float, backend: str) -> HangError:
     hang = supervise.ask_for_reports(ranks)
     trace = _partial_trace(ranks, backend, graph(hang.waits) or "ranks wait")
-    said = "\n".join([message(hang, verdict, limit_s), *(f"also: {finding}" for finding in _findings(ranks))])
-    error = HangError(said, _written(ranks), trace)
+    error = HangError(_with_findings(message(hang, verdict, limit_s), ranks), _written(ranks), trace)
     error.hang, error.late = hang, verdict == "late"
     return error
 

@@ -14,6 +14,7 @@ from itertools import pairwise
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple
 
+from book.launch import mail
 from book.launch.transfer import new_file
 from book.waiting.hang import Group
 
@@ -38,13 +39,15 @@ class Call(NamedTuple):
 
 
 class Board:
-    """The notes of `world_size` ranks; a process that multiprocessing starts with it as an argument shares it."""
+    """The notes of `world_size` ranks, with the `mail` of their messages; a process that multiprocessing starts with it as an argument shares it."""
 
     def __init__(self, world_size: int, file: int | None = None) -> None:
         self._world_size = world_size
         self._places: dict[tuple[int, Group], int] = {}
-        self._file = new_file(world_size * _PART_BYTES) if file is None else file
-        self._memory = mmap.mmap(self._file, world_size * _PART_BYTES)
+        size = world_size * _PART_BYTES
+        self._file = new_file(size + world_size * mail.PART_BYTES) if file is None else file
+        self._memory = mmap.mmap(self._file, size)
+        self.mail = mail.Mail(self._file, size, world_size)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _shared, (self._world_size, DupFd(self._file))
@@ -52,6 +55,7 @@ class Board:
     def close(self) -> None:
         """Release the memory and the file."""
         self._memory.close()
+        self.mail.close()
         os.close(self._file)
 
     def note(self, rank: int, group: Group, call: Call) -> None:

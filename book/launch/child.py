@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -28,6 +29,7 @@ from book.launch.agreement import Agreement
 from book.launch.board import Board
 from book.launch.history import History
 from book.launch.left_out import Models
+from book.launch.messages import Messages
 from book.launch.peers import Peers
 from book.launch.report import Stillness, report
 from book.launch.requests import Requests
@@ -118,14 +120,17 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
     where.remember_sources(sources)
     _prepare_torch(rank)
     tap.start()
-    for subscriber in (Peers(), History(), Requests(), Models(), *([Agreement(board)] if board is not None else [])):
+    compared: Sequence[tap.Subscriber] = ()
+    if board is not None:
+        compared = Agreement(board), Messages(board.mail, int(env["WORLD_SIZE"]))
+    if is_audited:
+        audit.start(next((one.is_received for one in compared if isinstance(one, Messages)), None))
+    for subscriber in (Peers(), History(), Requests(), Models(), *compared):
         tap.subscribe(subscriber)
     address = (env["MASTER_ADDR"], int(env["MASTER_PORT"]))
     starts.watch(starts.Launched(rank, int(env["WORLD_SIZE"]), address, began_s, os.getpid()))
     children.watch_loaders()
     files.watch()
-    if is_audited:
-        audit.start()
     function, args = transfer.unpacked(call, called)
     _stand_in_for_main(function)
     if record:

@@ -147,7 +147,10 @@ def _operation_events(rank: int, recording: Recording, index: int, order: _Order
 
 def _pieces(operation: Operation, partner: Operation | None) -> Iterator[Piece]:
     """The operation's pieces; if the sent data matches several of the sender's chunks, the receiver's chunk decides."""
-    pieces = operation.pieces or (Piece(None, None, operation.num_bytes, None),)
+    num_bytes = operation.num_bytes
+    if operation.kind == "recv" and partner is not None:
+        num_bytes = min(num_bytes, partner.num_bytes)  # a message may be shorter than its tensor
+    pieces = operation.pieces or (Piece(None, None, num_bytes, None),)
     landed = partner.pieces if partner is not None and len(partner.pieces) == len(pieces) else ()
     for place, piece in enumerate(pieces):
         if landed and landed[place].chunk in piece.candidates:

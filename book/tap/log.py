@@ -42,7 +42,8 @@ class Op:
     `owner` is the part of torch that made it for the program, such as "DDP" or "FSDP"; None if the program did itself.
     `number` counts the collectives in the group, or its sends and receives, from 1, `serial` all calls of the process.
     `peer` and `root` are ranks of the world. `tensors` are those that must be alike on all ranks. `inside` a collective
-    of objects, a call is a part of that one. `waited` says whether the program knows that it is done, `withdrawn` that
+    of objects, a call is a part of that one. `splits` are the sizes of an all-to-all's parts, of its output and of its
+    input; empty where all are equal. `waited` says whether the program knows that it is done, `withdrawn` that
     torch has refused it: then it counts as never made.
     """
     kind: str
@@ -58,7 +59,7 @@ class Op:
     most_bytes: int = 0  # of a collective
     root: int | None = None
     reduced_with: Any = None  # torch's ReduceOp, whose name costs as much as the rest
-    has_splits: bool = False
+    splits: tuple[Sequence[int], Sequence[int]] = ((), ())
     members: tuple[int, ...] = ()
     inside: bool = False
     waited: bool = False
@@ -70,6 +71,11 @@ class Op:
     def is_message(self) -> bool:
         """Whether it is a send or a receive."""
         return self.kind in ("send", "recv")
+
+    @property
+    def has_splits(self) -> bool:
+        """Whether an all-to-all names the sizes of parts."""
+        return any(self.splits)
 
     @property
     def num_bytes(self) -> int:
@@ -102,7 +108,8 @@ class Subscriber:
         """
 
     def issued(self, op: Op, tensors: Sequence[torch.Tensor]) -> None:
-        """An operation is about to pass to the backend; `tensors` are all that it reads or writes, on any device."""
+        """An operation is about to pass to the backend, or is refused by raising here; `tensors` are all that it reads
+        or writes, on any device."""
 
     def withdrawn(self, op: Op) -> None:
         """Torch has refused a call: it counts as never made."""
@@ -177,9 +184,13 @@ class Log:
             before(op)
         op.serial = next(self._serial)
         self.ring.append(op)
-        if tensors is not None:
-            for issued in self.issued:
-                issued(op, tensors)
+        if tensors is not None and self.issued:
+            try:
+                for issued in self.issued:
+                    issued(op, tensors)
+            except Exception:
+                self.withdraw(op)
+                raise
 
     def withdraw(self, op: Op) -> None:
         """Note that torch has refused a call."""

@@ -16,7 +16,7 @@ LIBRARY_FILES = ("/site-packages/", "/dist-packages/", "<frozen ")
 _STDLIB = tuple({os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")})
 BOOK = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
 _BETWEEN = tuple(os.path.join(BOOK, part) + os.sep for part in ("tap", "launch"))
-_API_FILES = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/c10d_logger.py")
+API_FILES = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/c10d_logger.py")
 
 # The functions of torch.distributed that calls are named after; they call each other.
 POINT_TO_POINT = frozenset({"isend", "irecv", "send", "recv"})
@@ -119,4 +119,4 @@ def _whose(filename: str) -> int | str:
         return owner
     if filename.endswith("/torch/autograd/graph.py"):
         return _AUTOGRAD
-    return _API if filename.endswith(_API_FILES) else _UNSEEN if is_unseen(filename) else _OTHER
+    return _API if filename.endswith(API_FILES) else _UNSEEN if is_unseen(filename) else _OTHER

@@ -1,0 +1,136 @@
+"""L2: collectives of one group that two threads of a program call: their order differs between ranks, or between runs.
+
+Ranks match their calls by order alone. A rank notes which thread has made each call, from its second thread on; it is
+a fault where the ranks' orders differ, or where one thread calls while another is still inside a call.
+"""
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from book.audit.notes import Notes, PlaceOf
+from book.tap import Op, Subscriber
+from book.tap.log import Place
+from book.tap.place import API_FILES
+from book.words import named
+
+MOST_TURNS = 200
+
+
+class Turn(NamedTuple):
+    """Calls that one thread has made in a row: the first one's number in the group, its name and its line."""
+    thread: str
+    index: int  # 0 is the main thread, or one that Python has not started; the others in the order of their first calls
+    first: int
+    call: str
+    place: Place | str | None
+
+
+class Turns(NamedTuple):
+    """Which threads of a rank have called collectives of a group, and whether one did while another was in a call."""
+    group: tuple[str, tuple[int, ...]]
+    turns: tuple[Turn, ...]
+    meet: bool
+
+
+class _Group:
+    def __init__(self) -> None:
+        self.num_calls, self.last = 0, 0
+        self.threads: dict[int, int] = {}  # indices
+        self.turns: list[Turn] = []
+        self.inside: dict[int, int] = {}  # threads, by the serial number of a call that they are in
+        self.meet = False
+
+    def take_turn(self, thread: int, op: Op) -> None:
+        """Note that another thread goes on with the calls."""
+        name = _name(threading.current_thread())
+        self.last = thread
+        self.threads.setdefault(thread, max(self.threads.values(), default=0) + 1 if name else 0)
+        if len(self.turns) < MOST_TURNS:
+            self.turns.append(Turn(name, self.threads[thread], self.num_calls, op.function or "", op.place))
+
+
+class Threads(Subscriber):
+    """Notes which threads call collectives from Python, in each group."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, tuple[int, ...]], _Group] = {}
+
+    def told(self, place_of: PlaceOf) -> tuple[Turns, ...]:
+        """What was noted of groups that two threads or more have used, with readable places."""
+        return tuple(Turns(key, tuple(turn._replace(place=str(place_of(*turn.place)) if turn.place else "")
+                                      for turn in group.turns), group.meet)
+                     for key, group in list(self._groups.items()) if len(set(group.threads.values())) > 1)
+
+    def before(self, op: Op) -> None:
+        if op.is_message or op.function is None or op.inside or op.place is None:
+            return
+        key = op.group.name, op.group.ranks
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = _Group()
+        thread = threading.get_ident()
+        group.num_calls += 1
+        if thread != group.last:
+            group.take_turn(thread, op)
+        if len(set(group.threads.values())) > 1 and not group.meet:
+            others = {other for other in list(group.inside.values()) if group.threads[other] != group.threads[thread]}
+            group.meet = any(map(_is_in_a_call, others))
+
+    def issued(self, op: Op, tensors: Sequence[Any]) -> None:
+        group = self._groups.get((op.group.name, op.group.ranks)) if op.function and not op.is_message else None
+        thread = threading.get_ident()
+        if group is not None and thread in group.threads and not op.inside:
+            group.inside[op.serial] = thread
+
+    def waited(self, op: Op, source_rank: Callable[[], int] | None) -> None:
+        self.withdrawn(op)
+
+    def withdrawn(self, op: Op) -> None:
+        if not op.is_message:
+            group = self._groups.get((op.group.name, op.group.ranks))
+            if group is not None:
+                group.inside.pop(op.serial, None)
+
+
+def _name(thread: threading.Thread) -> str:
+    """A thread's name without the number that Python has given it; "" of the main one, and of one of torch's own."""
+    is_own = thread is threading.main_thread() or isinstance(thread, threading._DummyThread)
+    return "" if is_own else re.sub(r"^Thread-\d+", "Thread", thread.name)
+
+
+def _is_in_a_call(thread: int) -> bool:
+    """Whether a thread is in a call of torch.distributed, and has not gone on with an asynchronous one under way."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(API_FILES):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def look(ranks: Sequence[Notes | None]) -> Iterator[str]:
+    """Groups that two threads use in an order that differs between ranks, or at the same time."""
+    by_group: dict[Any, dict[int, Turns]] = {}
+    for rank, notes in enumerate(ranks):
+        for turns in notes.threads if notes is not None else ():
+            by_group.setdefault(turns.group, {})[rank] = turns
+    for found in by_group.values():
+        rank, turns = min(found.items())
+        orders = {tuple((turn.index, turn.first) for turn in each.turns) for each in found.values()}
+        meeting = [rank for rank, each in found.items() if each.meet]
+        if len(orders) > 1 or meeting:
+            rank = meeting[0] if meeting else rank
+            yield _sentence(rank, found[rank])
+
+
+def _sentence(rank: int, turns: Turns) -> str:
+    other = next(turn for turn in turns.turns if turn.index)
+    first = next(turn for turn in turns.turns if turn.index != other.index)
+    rest = f"its thread '{first.thread}'" if first.thread else "its main thread"
+    return (f"{named([rank])}'s thread '{other.thread}' calls {other.call} at {other.place} while {rest} calls "
+            f"{first.call} in the same group at {first.place}: their order is left to chance: a second thread needs a "
+            "group of its own (dist.new_group(), made by all ranks)")

@@ -1,0 +1,110 @@
+"""L2: memory that all ranks of a launch share, in which each notes the messages that it sends and receives.
+
+Every rank writes into slots of its own only. What it notes of message `number` of a channel is in the slot that both
+give, until another note takes that slot; the key is written last, so that no reader takes a half-written note.
+"""
+from __future__ import annotations
+
+import mmap
+import struct
+from typing import NamedTuple
+
+from book.tap.log import Place
+
+SLOTS, SLOT_BYTES = 1024, 512
+PART_BYTES = SLOTS * SLOT_BYTES
+MAX_CLOCK = 32  # ranks: more do not note what they know of one another
+_FINISHED, _CLOCK, _NOTE = 16, 20, 20 + 4 * MAX_CLOCK  # where these begin in a slot, after channel and number
+_FIXED = struct.Struct("<QHIHH")  # elements, bytes of one, line, lengths of the tensor in words and of the file name
+
+
+class Sent(NamedTuple):
+    """One side of a message: its dtype, its shape, and the line that sends or receives it."""
+    dtype: str  # "float32"
+    shape: tuple[int, ...]
+    itemsize: int
+    place: Place | None
+
+    @property
+    def num_elements(self) -> int:
+        """How many elements the shape has."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def words(self) -> str:
+        """The tensor in words: "float32 [4]"."""
+        return f"{self.dtype} {list(self.shape)}"
+
+    def packed(self) -> bytes:
+        """As bytes that fit into a slot; those of two sides begin alike where dtype and shape are the same."""
+        filename, line = self.place or ("", 0)
+        texts = [f"{self.dtype} {','.join(map(str, self.shape))}".encode(), filename.encode()]
+        fixed = _FIXED.pack(self.num_elements, self.itemsize, line, *map(len, texts))
+        return (fixed + b"".join(texts))[:SLOT_BYTES - _NOTE]
+
+
+def unpacked(note: bytes) -> Sent:
+    """The side of a message that was packed into a slot."""
+    _, itemsize, line, length, place = _FIXED.unpack_from(note)
+    dtype, _, shape = note[_FIXED.size:_FIXED.size + length].decode().partition(" ")
+    filename = note[_FIXED.size + length:_FIXED.size + length + place].decode(errors="replace")
+    return Sent(dtype, tuple(map(int, filter(None, shape.split(",")))), itemsize, (filename, line) if line else None)
+
+
+class Mail:
+    """The notes of all ranks in a shared file, from byte `start` on."""
+
+    def __init__(self, file: int, start: int, world_size: int) -> None:
+        self._memory = mmap.mmap(file, world_size * PART_BYTES, offset=start)
+
+    def close(self) -> None:
+        """Release the memory."""
+        self._memory.close()
+
+    def post(self, rank: int, channel: bytes, number: int, note: bytes, clock: bytes = b"") -> None:
+        """Note this rank's own side of a message; `channel` has 8 bytes, the `clock` 4 for each of `MAX_CLOCK` ranks.
+        """
+        at, memory = _slot(rank, channel, number), self._memory
+        memory[at:at + 8] = bytes(8)
+        rest = number.to_bytes(8, "little") + bytes(4) + clock.ljust(4 * MAX_CLOCK, b"\0") + note
+        memory[at + 8:at + 8 + len(rest)] = rest
+        memory[at:at + 8] = channel
+
+    def read(self, rank: int, channel: bytes, number: int) -> bytes | None:
+        """What a rank has noted of a message; None if it has not, or if another note has taken the slot."""
+        slot = self._read(rank, channel, number)
+        return None if slot is None else slot[_NOTE:]
+
+    def clock(self, rank: int, channel: bytes, number: int) -> bytes | None:
+        """The clock that a rank had when it noted a message; None if that is not known."""
+        slot = self._read(rank, channel, number)
+        return None if slot is None else slot[_CLOCK:_NOTE]
+
+    def finish(self, rank: int, channel: bytes, number: int, time: int) -> None:
+        """Note that this rank has waited for its side of a message, as the `time`-th of all, from 1."""
+        if self._read(rank, channel, number) is not None:
+            at = _slot(rank, channel, number) + _FINISHED
+            self._memory[at:at + 4] = time.to_bytes(4, "little")
+
+    def finished(self, rank: int, channel: bytes, number: int) -> int:
+        """The time that a rank gave when it had waited for its side of a message; 0 if it has not, or is not known."""
+        slot = self._read(rank, channel, number)
+        return 0 if slot is None else int.from_bytes(slot[_FINISHED:_CLOCK], "little")
+
+    def take_back(self, rank: int, channel: bytes, number: int) -> None:
+        """Forget a note of this rank's own."""
+        if self._read(rank, channel, number) is not None:
+            at = _slot(rank, channel, number)
+            self._memory[at:at + 8] = bytes(8)
+
+    def _read(self, rank: int, channel: bytes, number: int) -> bytes | None:
+        at, key = _slot(rank, channel, number), channel + number.to_bytes(8, "little")
+        slot = self._memory[at:at + SLOT_BYTES]
+        return slot if slot[:16] == key and self._memory[at:at + 16] == key else None
+
+
+def _slot(rank: int, channel: bytes, number: int) -> int:
+    return rank * PART_BYTES + (int.from_bytes(channel[:4], "little") + number) % SLOTS * SLOT_BYTES
