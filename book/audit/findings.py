@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from book.audit import drift, samples
 from book.audit.notes import Notes
 
 Look = Callable[[Sequence[Notes | None]], Iterator[str]]  # by rank; None of a rank that could not tell
 MOST = 3  # sentences; the first ones explain the rest
 
-FINDINGS: Sequence[Look] = ()
+FINDINGS: Sequence[Look] = (
+    samples.idle_optimizers, drift.look, samples.same_batches, samples.same_workers, samples.other_splits,
+    samples.other_shards, samples.same_masks)
 
 
 def findings(ranks: Sequence[Notes | None]) -> list[str]:

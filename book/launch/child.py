@@ -104,7 +104,7 @@ def _flush() -> None:
 
 def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results: SharedFile, line: _Line) -> Packed:
     """Call the job's function; returns its packed (result, recording)."""
-    env, sources, record, is_audited, call = pickle.loads(job)
+    env, sources, record, audited, call = pickle.loads(job)
     os.environ.clear()
     os.environ.update(env, RANK=str(rank), LOCAL_RANK=str(rank))
     where.remember_sources(sources)
@@ -112,8 +112,8 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
     tap.start()
     for subscriber in (Peers(), Requests(), Models(), *([Agreement(board)] if board is not None else [])):
         tap.subscribe(subscriber)
-    if is_audited:
-        audit.start()
+    if audited:
+        audit.start(None if audited is True else audited)
     function, args = transfer.unpacked(call, called)
     _stand_in_for_main(function)
     if record:
