@@ -29,6 +29,9 @@ class Parting(NamedTuple):
         return self.apart % 2 == 1 or self.apart != self.alike + 1
 
 
+ANY = Parting(0, 1 << 62)
+
+
 def look(ranks: Sequence[Notes | None]) -> Iterator[str]:
     """A sentence for each model whose copies part, and are not equal again."""
     for copies in copies_of(ranks):
@@ -72,7 +75,8 @@ def _differ(one: Value, other: Value) -> bool:
 
 
 def parting(copies: Copies) -> Parting | None:
-    """When copies that differ have parted; None if that is by design, or after all steps, as when one rank evaluates."""
+    """When copies that differ have parted; None if that is by design, or was after all steps, for one rank to evaluate.
+    """
     moments = _moments(copies)
     if not moments:
         return Parting(0, 0)
@@ -96,7 +100,8 @@ def _moments(copies: Copies) -> list[int]:
 
 
 def _are_alike(copies: Copies, moment: int) -> bool:
-    return len({copy.states.get(moment) for copy in copies.values()}) == 1 and not _unlike(copies, moment)
+    heads = {copy.states[moment] for copy in copies.values() if all(moment in each.states for each in copies.values())}
+    return len(heads) <= 1 and not _unlike(copies, moment)
 
 
 def _unlike(copies: Copies, moment: int) -> list[str]:
@@ -116,7 +121,7 @@ def _said(copies: Copies, names: list[str], since: Parting) -> str:
     of = f"the model that DDP wraps in {first.place}" if first.place else "this model"
     reasons = _reasons(copies, names, since)
     why = f". {reasons[0][0].upper()}{reasons[0][1:]}" if reasons else ""
-    return (f"{which} of {of} {agree("differs", names)} between {_between(copies, names)}"
+    return (f"{which} of {of} {agree('differs', names)} between {_between(copies, names)}"
             f"{_since(since)}{why}. If that is meant, say so: book.audit.ignore(model)")
 
 
@@ -143,13 +148,13 @@ def _since(since: Parting) -> str:
     if since.apart == 1:
         return ", as they did before the first step"
     if since.apart == since.alike + 1:
-        return f", since step {step}" if since.apart % 2 == 0 else f", since something between steps {step - 1} and {step}"
+        return f", since something between steps {step - 1} and {step}" if since.apart % 2 else f", since step {step}"
     if not since.alike:
         return f", as they did after step {step}"
-    return f", since a step after step {before}" if since.apart % 2 else f", since one of the steps {before + 1} to {step}"
+    return f", since some time after step {before}" if since.apart % 2 else f", since step {before + 1} to {step}"
 
 
-def _reasons(copies: Copies, names: Sequence[str] = (), since: Parting = Parting(0, 1 << 62)) -> list[str]:
+def _reasons(copies: Copies, names: Sequence[str] = (), since: Parting = ANY) -> list[str]:
     """Why copies have parted, the first of which explains it."""
     return [reason for find in (_new, _loaded, _unaveraged, _set, _stepped, _changed, _by_hand)
             if (reason := find(copies, names, since))]
@@ -170,12 +175,12 @@ def _loaded(copies: Copies, names: Sequence[str], since: Parting) -> str | None:
     before = {rank: [line for moment, line in copy.loaded if since.alike < moment <= since.apart]
               for rank, copy in copies.items()}
     some = [rank for rank, lines in before.items() if lines]
-    if not some or not since.between_steps and len(some) == len(copies):
+    if not some or (not since.between_steps and len(some) == len(copies)):
         return None
     line = before[some[0]][-1]
     if len(some) < len(copies):
-        return (f"only {named(some)} {agree('has', some)} loaded a state in {line}: load it on all ranks, or before DDP "
-                "wraps the model")
+        return (f"only {named(some)} {agree('has', some)} loaded a state in {line}: load it on all ranks, or before "
+                "DDP wraps the model")
     return f"what the ranks have loaded in {line} differs"
 
 
@@ -183,8 +188,8 @@ def _unaveraged(copies: Copies, names: Sequence[str], since: Parting) -> str | N
     """Steps with gradients that DDP has not averaged."""
     if not since.in_step:
         return None
-    for rank, copy in copies.items():
-        if copy.unaveraged is None or since.apart and 2 * copy.unaveraged[0] > since.apart:
+    for copy in copies.values():
+        if copy.unaveraged is None or (since.apart and 2 * copy.unaveraged[0] > since.apart):
             continue
         step, line = copy.unaveraged
         if copy.under_no_sync:
@@ -201,19 +206,17 @@ def _unaveraged(copies: Copies, names: Sequence[str], since: Parting) -> str | N
 
 def _set(copies: Copies, names: Sequence[str], since: Parting) -> str | None:
     """What optimizers had set, such as a learning rate, in a step that all have noted."""
-    steps = sorted(set.intersection(*(set(copy.settings) for copy in copies.values())))
-    last = {rank: copy.settings[max(copy.settings)] for rank, copy in copies.items() if copy.settings}
-    found = [(step, {rank: copy.settings[step] for rank, copy in copies.items()}) for step in steps]
-    for step, settings in [*found, (None, last)]:
+    for step in sorted({step for copy in copies.values() for step in copy.settings} if since.in_step else ()):
+        settings = {rank: copy.settings[max(at for at in copy.settings if at <= step)]
+                    for rank, copy in sorted(copies.items()) if min(copy.settings, default=step + 1) <= step}
         differ = _differing(list(settings.values())) if len(settings) == len(copies) else []
-        if differ and since.in_step:
+        if differ:
             by_value: dict[str, list[int]] = defaultdict(list)
-            for rank, each in sorted(settings.items()):
+            for rank, each in settings.items():
                 by_value[_number(each[differ[0]])].append(rank)
             values = joined(f"{value} on {named(ranks)}" for value, ranks in by_value.items())
-            when = f"in step {step}" if step else "in the last step"
-            return (f"{differ[0]} {when} was {values}: what sets it, such as a scheduler, must get the same numbers on all "
-                    "ranks")
+            return (f"in step {step}, {differ[0]} was {values}: what sets it, such as a scheduler, must get the same "
+                    "numbers on all ranks")
     return None
 
 
@@ -240,8 +243,8 @@ def _changed(copies: Copies, names: Sequence[str], since: Parting) -> str | None
             return (f"the gradients of step {step} differ, although DDP had averaged them: something between backward "
                     f"and {line} changes them by a number of the rank's own, as clipping by a local norm does")
     if since.apart == since.alike + 1 and since.apart % 2 == 0 and since.apart // 2 in steps:
-        return (f"parameters, gradients and settings were the same before step {since.apart // 2}, so what the optimizer "
-                "remembers of earlier steps, or draws at random, differs")
+        return (f"parameters, gradients and settings were the same before step {since.apart // 2}, so what the "
+                "optimizer remembers of earlier steps, or draws at random, differs")
     return None
 
 
@@ -250,6 +253,6 @@ def _by_hand(copies: Copies, names: Sequence[str], since: Parting) -> str | None
     if since.in_step:
         return None
     if since.apart == 1:
-        return ("DDP had made them equal when it wrapped the model, so they have been changed since: initialise or load "
-                "before DDP wraps the model, or in the same way on all ranks")
-    return ("no optimizer has changed them there: the ranks must write the same values into them")
+        return ("DDP had made them equal when it wrapped the model, so they have been changed since: initialise or "
+                "load before DDP wraps the model, or in the same way on all ranks")
+    return "no optimizer has changed them there: the ranks must write the same values into them"

@@ -25,7 +25,8 @@ class Replica(NamedTuple):
 
     Steps of its optimizers count from 1. Moment 2k - 1 is before step k, moment 2k after it. `states` has a digest of
     the beginnings of all parameters at a moment, `parameters` one of all of each at fewer moments, `gradients` one of
-    the beginning of each gradient before a step; in `settings`, what the optimizers' groups had set in a step.
+    the beginning of each gradient before a step; `settings` are what the optimizers' groups had set, from a step on.
+    `fed` has, of the first forwards in training, a digest of the input, one of its indices, and the loader.
     """
     ranks: tuple[int, ...]  # that hold a copy
     number: int  # among the models that these ranks hold copies of
@@ -44,7 +45,7 @@ class Replica(NamedTuple):
     unaveraged: tuple[int, str] | None = None  # the first step with gradients that DDP had not averaged, and its line
     under_no_sync: bool = False  # whether the last forward before that step was
     stepped: str = ""  # the line of the last step
-    fed: tuple[tuple[int, int | None, str], ...] = ()  # the inputs of its first forwards in training: digests of them and of the indices they came from, the loader
+    fed: tuple[tuple[int, int | None, str], ...] = ()
     masks: tuple[int, ...] = ()  # digests of the random state at its first forwards, if it has dropout
 
 
@@ -75,7 +76,7 @@ class Sharding(NamedTuple):
 class Orphans(NamedTuple):
     """Parameters that an optimizer holds, and no model does: how many of how many, and its line."""
     place: str
-    count: int
+    lost: int
     total: int
 
 

@@ -50,7 +50,7 @@ def asked(iterator: Any, indices: Any) -> None:
     """A loader asks for samples."""
     read = _reading.get(iterator)
     if read is not None and len(read.indices) < MOST:
-        has_none = indices is None or isinstance(indices, list) and None in indices
+        has_none = indices is None or (isinstance(indices, list) and None in indices)
         read.indices.append(None if has_none else zlib.crc32(repr(indices).encode()))
 
 
@@ -119,5 +119,5 @@ def notes(place_of: PlaceOf, reached: bool) -> tuple[tuple[Loader, ...], tuple[S
     loaders = tuple(Loader(named(read.place, place_of), read.num_workers,
                            tuple(int(batch) for batch in read.batches if batch is not None and reached))
                     for read in _loaders if read.repeats)
-    return (loaders, tuple(Split(named(place, place_of), *rest) for place, *rest in _splits),
+    return (loaders, tuple(Split(named(place, place_of), of, lengths, parts) for place, of, lengths, parts in _splits),
             tuple(Sharding(named(place, place_of), *rest) for place, *rest in _shardings.values()))

@@ -1,7 +1,7 @@
 """L2: what this process notes of its copies of models: their parameters at some moments, and what may part them.
 
 A copy is noted while DDP wraps it: before and after steps of optimizers, by the beginnings of its parameters; after
-steps 1, 2, 4, 8, ... (or every k-th) by all of them. Where that would take over 1 % of the run's time it is done less
+steps 1, 2, 4, 8, ... (or every k-th) by all of them. Once that has taken over 1 % of the run's time it is done less
 often. Buffers are not compared: in a right program, those of batch norm differ until rank 0's are broadcast again.
 """
 from __future__ import annotations
@@ -27,7 +27,7 @@ from book.tap.place import caller, is_learners
 MOST = 64  # models, and inputs of a model's first forwards
 MOST_STATES = 4096
 FIRST = 4  # forwards whose inputs and random state are digested
-MOST_SHARE = 0.01  # of the time
+FREE_S, MOST_SHARE = 0.05, 0.01  # the time that noting may take: so much, and this share
 
 Held = tuple[Digest | None, torch.Tensor, bool, float]  # of a parameter: as in Value
 
@@ -36,11 +36,11 @@ class Time:
     """What noting has taken, of the time since it began."""
 
     def __init__(self) -> None:
-        self.began_s, self.spent_s, self._depth = time.perf_counter(), 0.0, 0
+        self.began_s, self.spent_s = time.perf_counter(), 0.0
 
     def is_spent(self) -> bool:
         """Whether noting has had its share."""
-        return self.spent_s > MOST_SHARE * (time.perf_counter() - self.began_s)
+        return self.spent_s > FREE_S + MOST_SHARE * (time.perf_counter() - self.began_s)
 
     def __enter__(self) -> None:
         self._since_s = time.perf_counter()
@@ -194,7 +194,10 @@ class Copy:
     def note(self, place_of: PlaceOf, reached: bool) -> Replica:
         """All of it as plain data; without what GPUs have not `reached`."""
         def plain(found: dict[Any, Any]) -> dict[Any, int]:
-            return {key: int(each) for key, each in found.items() if isinstance(each, int) or each is not None and reached}
+            return {key: int(each) for key, each in found.items() if is_known(each)}
+
+        def is_known(digest: Digest | None) -> bool:
+            return isinstance(digest, int) or (digest is not None and reached)
 
         def line(place: Place | None) -> str:
             return named(place, place_of)
@@ -207,7 +210,7 @@ class Copy:
             self.added, self.unfrozen, tuple((at, line(place)) for at, place in self.loaded), line(self.past),
             (self.unaveraged[0], line(self.unaveraged[1])) if self.unaveraged else None, self.under_no_sync,
             line(self.stepped), tuple((int(each), indices, line(place)) for each, indices, place in self.fed
-                                       if isinstance(each, int) or each is not None and reached), tuple(self.masks))
+                                       if is_known(each)), tuple(self.masks))
 
 
 def held(parameters: Iterable[tuple[str, Any]]) -> dict[str, Held]:
@@ -332,7 +335,7 @@ class Replicas(Subscriber):
         parameters = {id(each) for each in found}
         for copy in self._living.values():
             if copy.holds(parameters):
-                copy.loaded.append((2 * copy.steps + 1, caller(sys._getframe())[1]))
+                copy.loaded.append((2 * copy.steps + (1 if groups is None else 2), caller(sys._getframe())[1]))
 
     def replica(self, model: Any, place_of: PlaceOf) -> Replica | None:
         """What is known of the copy in `model` now; None if it is not one of those that are noted."""

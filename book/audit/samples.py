@@ -62,8 +62,8 @@ def other_splits(ranks: Ranks) -> Iterator[str]:
         first = next(iter(splits.values()))
         if len({(each.place, each.of, each.lengths) for each in splits.values()}) == 1 < len(
                 {each.parts for each in splits.values()}):
-            yield (f"the ranks split the same data differently in {first.place}: what one holds back, another trains on; "
-                   "pass generator=torch.Generator().manual_seed(0), the same on all ranks")
+            yield (f"the ranks split the same data differently in {first.place}: what one holds back, another trains "
+                   "on; pass generator=torch.Generator().manual_seed(0), the same on all ranks")
 
 
 def other_shards(ranks: Ranks) -> Iterator[str]:
@@ -77,8 +77,8 @@ def other_shards(ranks: Ranks) -> Iterator[str]:
             by_seed[each.seed].append(rank)
         if len({(each.place, each.of, each.num_replicas) for each in shards.values()}) == 1 < len(by_seed):
             seeds = joined(f"{seed} on {named(where)}" for seed, where in by_seed.items())
-            yield (f"the sampler of {first.place} shuffles with seed + epoch = {seeds}, so the ranks' shards overlap: give "
-                   "it the same seed and set_epoch() the same number on all ranks")
+            yield (f"the sampler of {first.place} shuffles with seed + epoch = {seeds}, so the ranks' shards overlap: "
+                   "give it the same seed, and set_epoch() the same number, on all ranks")
 
 
 def same_masks(ranks: Ranks) -> Iterator[str]:
@@ -96,7 +96,7 @@ def idle_optimizers(ranks: Ranks) -> Iterator[str]:
     found: dict[tuple[str, int, int], list[int]] = defaultdict(list)
     for rank, notes in enumerate(ranks):
         for orphans in notes.orphans if notes is not None else ():
-            found[orphans.place, orphans.count, orphans.total].append(rank)
+            found[orphans.place, orphans.lost, orphans.total].append(rank)
     for (place, count, total), where in found.items():
         which = f"{count} of its {total}" if count < total else f"its {total}"
         yield (f"the optimizer of {place} steps in vain on {named(where)}: {which} {plural('parameter', total)} "
