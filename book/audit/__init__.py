@@ -5,11 +5,25 @@ while they run, and exchange nothing for it: whoever started them compares the n
 
     notes      Notes: what one rank has noted, as plain data
     uncaught   errors that have ended threads
+    threads    collectives of one group that two threads have called
+    layouts    tensors whose elements do not lie in a row
+    shorter    messages that were shorter than the tensors that took them
+    touched    tensors that were changed while a message of theirs was under way
+    hooks      where it is seen what a program does with models, optimizers and data
+    replicas   the copies of models in DDP: their parameters as training goes on, and what may part them
+    reading    the data: batches of loaders, random splits, shards of samplers
+    orphans    parameters that an optimizer holds, and no model
+    digests    tensors as numbers that are cheap to keep and to compare
     findings   FINDINGS: the sentences that notes lead to, one function each
+    drift      sentences on replicas that are not equal at the end, since when and why
+    samples    sentences on ranks that read the same data or draw the same masks, and on optimizers without a model
+    asked      compare: the same for a program of one's own, and at any time
 """
 from __future__ import annotations
 
-from typing import NamedTuple
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from book import tap
 from book.audit import shorter, uncaught
@@ -19,28 +33,35 @@ from book.audit.notes import Notes, PlaceOf
 from book.audit.threads import Threads
 from book.audit.touched import IsReceived, Touches
 
-__all__ = ["Notes", "findings", "notes", "start"]
+if TYPE_CHECKING:
+    from book.audit.replicas import Replicas
 
+__all__ = ["Notes", "compare", "findings", "ignore", "notes", "start"]
 
-_following: list[Following] = []  # once this process takes notes
-
-
-class Following(NamedTuple):
+class _Following(NamedTuple):
     """What takes notes of this process's calls."""
     threads: Threads
     layouts: Layouts
     touches: Touches
+    replicas: Replicas
 
 
-def start(is_received: IsReceived | None = None) -> None:
+_following: list[_Following] = []  # once this process takes notes
+
+
+def start(every: int | None = None, is_received: IsReceived | None = None) -> None:
     """Have this process take notes from now on; the tap must be on, and those who refuse calls subscribe afterwards.
 
+    All parameters of a model in DDP are digested after steps 1, 2, 4, 8, ..., or after each step that `every` divides.
     `is_received(op, by)` says whether a program may know at the end of the call `by` that what `op` sends has arrived.
     """
+    from book.audit import hooks
+    from book.audit.replicas import Replicas
     if not _following:
-        _following.append(Following(Threads(), Layouts(), Touches(is_received)))
+        _following.append(_Following(Threads(), Layouts(), Touches(is_received), Replicas(every)))
         for subscriber in _following[0]:
             tap.subscribe(subscriber)
+        hooks.install(_following[0].replicas)
         uncaught.start()
 
 
@@ -48,6 +69,28 @@ def notes(place_of: PlaceOf) -> Notes:
     """What this process has noted so far; `place_of(file, line)` makes a place readable."""
     if not _following:
         return Notes()
-    own = _following[0]
-    return Notes(uncaught=uncaught.uncaught(place_of), layouts=own.layouts.told(place_of),
-                 shorter=shorter.told(place_of), touched=own.touches.told(place_of), threads=own.threads.told(place_of))
+    from book.audit import digests, orphans, reading
+    own, (loaders, splits, shardings) = _following[0], reading.notes(place_of, digests.reached())
+    # Where an error ended the run, ranks have stopped at different places: only what they noted before can be compared.
+    is_over = threading.current_thread() is threading.main_thread() and sys.exc_info()[0] is None
+    return Notes(
+        uncaught=uncaught.uncaught(place_of), layouts=own.layouts.told(place_of), shorter=shorter.told(place_of),
+        touched=own.touches.told(place_of), threads=own.threads.told(place_of),
+        replicas=own.replicas.notes(place_of, is_over), orphans=orphans.notes(place_of),
+        loaders=loaders, splits=splits, shardings=shardings)
+
+
+def ignore(model: Any) -> None:
+    """Say nothing of the replicas of this model, which DDP has wrapped: they are meant to differ."""
+    for own in _following:
+        own.replicas.ignore(model)
+
+
+def compare(model: Any, group: Any = None) -> list[str]:
+    """Sentences on how the copies of a module differ between the ranks of a group, which all must call this.
+
+    All ranks get the same sentences, none if the copies are equal. In a program that has called `tap.start()` and
+    `audit.start()` before it made its process group, they say of a model in DDP since when and why.
+    """
+    from book.audit import asked
+    return asked.compare(model, group, _following[0].replicas if _following else None)

@@ -124,7 +124,7 @@ def launch(
     hang_s: float = 3,
     record: bool = False,
     check_calls: bool = True,
-    audit: bool = True,
+    audit: bool | int = True,
     on_line: Callable[[int, str], None] | None = None,
     env: dict[str, str] | None = None,
     allow_many_ranks: bool = False,
@@ -135,8 +135,8 @@ def launch(
     ranks are done, the first 131 kB of what they printed, in rank order; `on_line(rank, line)` gets each line as it
     comes instead. `record` keeps what the ranks communicate, for `run.trace`. `check_calls` makes a collective raise if
     a peer calls a different one or passes a tensor that does not fit. `audit` has the ranks take notes, and prints a
-    warning for what they say is wrong with a run although it ended. `env` adds environment variables. The random
-    numbers of Python, NumPy and torch are seeded with 1000 + rank.
+    warning for what they say is wrong with a run although it ended; a number k: of models after each k-th step. `env`
+    adds environment variables. The random numbers of Python, NumPy and torch are seeded with 1000 + rank.
 
     Raises `RankError` for the first rank that raised or died; `HangError` when all unfinished ranks have waited for
     one another for `hang_s`, or are not done `timeout_s` after the last rank entered `fn`; `LaunchError` if the ranks

@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -112,7 +111,7 @@ def _flush() -> None:
 
 def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results: SharedFile, line: _Line) -> Packed:
     """Call the job's function; returns its packed (result, recording)."""
-    env, sources, starts_by, began_s, record, is_audited, call = pickle.loads(job)
+    env, sources, starts_by, began_s, record, audited, call = pickle.loads(job)
     # A child of the fork server would start its own children there, without the classes of the cell or script.
     multiprocessing.set_start_method(starts_by, force=True)
     os.environ.clear()
@@ -120,17 +119,7 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
     where.remember_sources(sources)
     _prepare_torch(rank)
     tap.start()
-    compared: Sequence[tap.Subscriber] = ()
-    if board is not None:
-        compared = Agreement(board), Messages(board.mail, int(env["WORLD_SIZE"]))
-    if is_audited:
-        audit.start(next((one.is_received for one in compared if isinstance(one, Messages)), None))
-    for subscriber in (Peers(), History(), Requests(), Models(), *compared):
-        tap.subscribe(subscriber)
-    address = (env["MASTER_ADDR"], int(env["MASTER_PORT"]))
-    starts.watch(starts.Launched(rank, int(env["WORLD_SIZE"]), address, began_s, os.getpid()))
-    children.watch_loaders()
-    files.watch()
+    _watch(rank, board, began_s, audited)
     function, args = transfer.unpacked(call, called)
     _stand_in_for_main(function)
     if record:
@@ -146,6 +135,20 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
         name = getattr(function, "__name__", "the function")
         raise TypeError(f"what {name} returned cannot be sent back ({error}): "
                         "return numbers, strings, lists, dicts or tensors") from None
+
+
+def _watch(rank: int, board: Board | None, began_s: float, audited: bool | int) -> None:
+    """See what this rank calls, refuse what can't be right, and take notes for the audit."""
+    world_size, address = int(os.environ["WORLD_SIZE"]), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    messages = Messages(board.mail, world_size) if board is not None else None
+    if audited:
+        audit.start(None if audited is True else audited, messages.is_received if messages else None)
+    compared = (Agreement(board), messages) if board is not None and messages is not None else ()
+    for subscriber in (Peers(), History(), Requests(), Models(), *compared):
+        tap.subscribe(subscriber)
+    starts.watch(starts.Launched(rank, world_size, address, began_s, os.getpid()))
+    children.watch_loaders()
+    files.watch()
 
 
 def _stand_in_for_main(function: Any) -> None:

@@ -1,0 +1,258 @@
+"""L2: replicas that are not equal at the end of a run: which parameters, between which ranks, since when and why."""
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from book.audit.notes import Notes, Replica, Value
+from book.words import agree, joined, listed, named
+
+MOST_NAMES = 4
+Copies = Mapping[int, Replica]  # by rank
+
+
+class Parting(NamedTuple):
+    """When copies parted: the last moment at which they were alike, and the first one after it; 0 if none is known."""
+    alike: int
+    apart: int
+
+    @property
+    def in_step(self) -> bool:
+        """Whether it may have been in a step of an optimizer."""
+        return not (self.apart % 2 and (self.apart == self.alike + 1 or self.apart == 1))
+
+    @property
+    def between_steps(self) -> bool:
+        """Whether it may have been before, between or after steps."""
+        return self.apart % 2 == 1 or self.apart != self.alike + 1
+
+
+ANY = Parting(0, 1 << 62)
+
+
+def look(ranks: Sequence[Notes | None]) -> Iterator[str]:
+    """A sentence for each model whose copies part, and are not equal again."""
+    for copies in copies_of(ranks):
+        names = differing(copies)
+        if not names:
+            continue
+        since = parting(copies)
+        if since is not None:
+            yield _said(copies, names, since)
+
+
+def copies_of(ranks: Sequence[Notes | None]) -> list[Copies]:
+    """The copies of each model of which two ranks at least can tell."""
+    found: dict[tuple[tuple[int, ...], int], dict[int, Replica]] = defaultdict(dict)
+    for rank, notes in enumerate(ranks):
+        for replica in notes.replicas if notes is not None else ():
+            if rank in replica.ranks:
+                found[replica.ranks, replica.number][rank] = replica
+    return [copies for copies in found.values() if len(copies) > 1]
+
+
+def differing(copies: Copies) -> list[str]:
+    """The parameters that differ at the end, or when all copies were last noted."""
+    ends = [copy.end for copy in copies.values() if copy.end is not None]
+    if len(ends) == len(copies):
+        if not any(copy.steps or copy.forwards for copy in copies.values()):
+            return []  # none was trained
+        return [name for name in ends[0] if any(name in end and _differ(ends[0][name], end[name]) for end in ends[1:])]
+    noted = set.intersection(*(set(copy.parameters) for copy in copies.values()))
+    return _unlike(copies, max(noted)) if noted else []
+
+
+def _differ(one: Value, other: Value) -> bool:
+    """Whether two ranks hold different values: by more than means differ that are formed in another order."""
+    if one.digest == other.digest or len(one.sample) != len(other.sample):
+        return False
+    if one.sample == other.sample:
+        return not one.is_whole  # it is elsewhere
+    scale = max((abs(number) for number in one.sample + other.sample if math.isfinite(number)), default=0.0)
+    return any(abs(a - b) > one.rounding * scale for a, b in zip(one.sample, other.sample))
+
+
+def parting(copies: Copies) -> Parting | None:
+    """When copies that differ have parted; None if that is by design, or was after all steps, for one rank to evaluate.
+    """
+    moments = _moments(copies)
+    if not moments:
+        return Parting(0, 0)
+    alike = [moment for moment in moments if _are_alike(copies, moment)]
+    apart = [moment for moment in moments if moment not in alike]
+    if not apart:
+        last = 2 * max(copy.steps for copy in copies.values())
+        return None if moments[-1] == last or not _reasons(copies) else Parting(moments[-1], last + 1)
+    if any(moment > apart[0] for moment in alike):
+        return None  # they are made equal from time to time
+    return Parting(alike[-1] if alike else 0, apart[0])
+
+
+def _moments(copies: Copies) -> list[int]:
+    """The moments that all copies have noted, without those at which only a part that stays alike was looked at."""
+    whole = set.intersection(*(set(copy.parameters) for copy in copies.values()))
+    heads = set.intersection(*(set(copy.states) for copy in copies.values()))
+    is_elsewhere = any(_unlike(copies, moment) and len({copy.states[moment] for copy in copies.values()}) == 1
+                       for moment in whole & heads)
+    return sorted(whole if is_elsewhere else whole | heads)
+
+
+def _are_alike(copies: Copies, moment: int) -> bool:
+    heads = {copy.states[moment] for copy in copies.values() if all(moment in each.states for each in copies.values())}
+    return len(heads) <= 1 and not _unlike(copies, moment)
+
+
+def _unlike(copies: Copies, moment: int) -> list[str]:
+    """The parameters whose digests at a moment differ."""
+    return _differing([copy.parameters.get(moment, {}) for copy in copies.values()])
+
+
+def _differing(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [name for name in found[0] if all(name in each for each in found)
+            and len({repr(each[name]) for each in found}) > 1]
+
+
+def _said(copies: Copies, names: list[str], since: Parting) -> str:
+    first = next(iter(copies.values()))
+    all_names = first.end if first.end is not None else first.parameters.get(1, {})
+    which = "all parameters" if len(names) > 1 and len(names) == len(all_names) else _some(names)
+    of = f"the model that DDP wraps in {first.place}" if first.place else "this model"
+    reasons = _reasons(copies, names, since)
+    why = f". {reasons[0][0].upper()}{reasons[0][1:]}" if reasons else ""
+    return (f"{which} of {of} {agree('differs', names)} between {_between(copies, names)}"
+            f"{_since(since)}{why}. If that is meant, say so: book.audit.ignore(model)")
+
+
+def _some(names: Sequence[str]) -> str:
+    others = len(names) - MOST_NAMES
+    return joined(names) if others <= 0 else f"{listed(names[:MOST_NAMES])} and {others} more"
+
+
+def _between(copies: Copies, names: Sequence[str]) -> str:
+    """The ranks that differ: "ranks 0, 1" if no two are equal, else "rank 0 and ranks 1, 2"."""
+    alike: dict[str, list[int]] = defaultdict(list)
+    for rank, copy in sorted(copies.items()):
+        moment = max(copy.parameters, default=0)
+        held = copy.end if copy.end is not None else copy.parameters.get(moment, {})
+        alike[repr([getattr(held.get(name), "digest", held.get(name)) for name in names])].append(rank)
+    return named(sorted(copies)) if len(alike) == len(copies) else joined(map(named, alike.values()))
+
+
+def _since(since: Parting) -> str:
+    """When they parted, in words."""
+    if not since.apart:
+        return ""
+    before, step = (since.alike + 1) // 2, (since.apart + 1) // 2
+    if since.apart == 1:
+        return ", as they did before the first step"
+    if since.apart == since.alike + 1:
+        return f", since something between steps {step - 1} and {step}" if since.apart % 2 else f", since step {step}"
+    if not since.alike:
+        return f", as they did after step {step}"
+    return f", since some time after step {before}" if since.apart % 2 else f", since step {before + 1} to {step}"
+
+
+def _reasons(copies: Copies, names: Sequence[str] = (), since: Parting = ANY) -> list[str]:
+    """Why copies have parted, the first of which explains it."""
+    return [reason for find in (_new, _loaded, _unaveraged, _set, _stepped, _changed, _by_hand)
+            if (reason := find(copies, names, since))]
+
+
+def _new(copies: Copies, names: Sequence[str], since: Parting) -> str | None:
+    for copy in copies.values():
+        of = set(copy.added) | set(copy.unfrozen)
+        if of and set(names) <= of:
+            how = "are new since DDP wrapped the model" if set(names) <= set(copy.added) else \
+                "needed no gradient when DDP wrapped the model"
+            return (f"they {how}, so DDP does not average their gradients: change the model first, and wrap it then")
+    return None
+
+
+def _loaded(copies: Copies, names: Sequence[str], since: Parting) -> str | None:
+    """A state that some ranks have loaded, or all of them different ones."""
+    before = {rank: [line for moment, line in copy.loaded if since.alike < moment <= since.apart]
+              for rank, copy in copies.items()}
+    some = [rank for rank, lines in before.items() if lines]
+    if not some or (not since.between_steps and len(some) == len(copies)):
+        return None
+    line = before[some[0]][-1]
+    if len(some) < len(copies):
+        return (f"only {named(some)} {agree('has', some)} loaded a state in {line}: load it on all ranks, or before "
+                "DDP wraps the model")
+    return f"what the ranks have loaded in {line} differs"
+
+
+def _unaveraged(copies: Copies, names: Sequence[str], since: Parting) -> str | None:
+    """Steps with gradients that DDP has not averaged."""
+    if not since.in_step:
+        return None
+    for copy in copies.values():
+        if copy.unaveraged is None or (since.apart and 2 * copy.unaveraged[0] > since.apart):
+            continue
+        step, line = copy.unaveraged
+        if copy.under_no_sync:
+            return (f"the last backward before step {step} in {line} was under no_sync(), so DDP had not averaged its "
+                    "gradients: leave no_sync() for the last micro-batch, its forward included")
+        past = next((other.past for other in copies.values() if other.past), None)
+        if past:
+            return (f"the forward in {past} goes past DDP, which then averages no gradients: call the model that DDP "
+                    "returned, not the one inside")
+        return (f"before step {step} in {line}, no forward went through DDP, so it has averaged no gradients: call the "
+                "model that DDP returned, not the one inside")
+    return None
+
+
+def _set(copies: Copies, names: Sequence[str], since: Parting) -> str | None:
+    """What optimizers had set, such as a learning rate, in a step that all have noted."""
+    for step in sorted({step for copy in copies.values() for step in copy.settings} if since.in_step else ()):
+        settings = {rank: copy.settings[max(at for at in copy.settings if at <= step)]
+                    for rank, copy in sorted(copies.items()) if min(copy.settings, default=step + 1) <= step}
+        differ = _differing(list(settings.values())) if len(settings) == len(copies) else []
+        if differ:
+            by_value: dict[str, list[int]] = defaultdict(list)
+            for rank, each in settings.items():
+                by_value[_number(each[differ[0]])].append(rank)
+            values = joined(f"{value} on {named(ranks)}" for value, ranks in by_value.items())
+            return (f"in step {step}, {differ[0]} was {values}: what sets it, such as a scheduler, must get the same "
+                    "numbers on all ranks")
+    return None
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _stepped(copies: Copies, names: Sequence[str], since: Parting) -> str | None:
+    by_count: dict[int, list[int]] = defaultdict(list)
+    for rank, copy in sorted(copies.items()):
+        by_count[copy.steps].append(rank)
+    if len(by_count) == 1 or not since.in_step or any(copy.end is None for copy in copies.values()):
+        return None
+    counts = joined(f"{named(ranks)} {agree('has', ranks)} made {count}" for count, ranks in by_count.items())
+    return f"the optimizer's steps are not as many: {counts}"
+
+
+def _changed(copies: Copies, names: Sequence[str], since: Parting) -> str | None:
+    """Gradients that differ although DDP has averaged them, or a step that differs although they do not."""
+    steps = sorted(set.intersection(*(set(copy.gradients) for copy in copies.values())))
+    for step in steps:
+        if since.in_step and _differing([copy.gradients[step] for copy in copies.values()]):
+            line = next(iter(copies.values())).stepped
+            return (f"the gradients of step {step} differ, although DDP had averaged them: something between backward "
+                    f"and {line} changes them by a number of the rank's own, as clipping by a local norm does")
+    if since.apart == since.alike + 1 and since.apart % 2 == 0 and since.apart // 2 in steps:
+        return (f"parameters, gradients and settings were the same before step {since.apart // 2}, so what the "
+                "optimizer remembers of earlier steps, or draws at random, differs")
+    return None
+
+
+def _by_hand(copies: Copies, names: Sequence[str], since: Parting) -> str | None:
+    """Parameters that something other than an optimizer has changed."""
+    if since.in_step:
+        return None
+    if since.apart == 1:
+        return ("DDP had made them equal when it wrapped the model, so they have been changed since: initialise or "
+                "load before DDP wraps the model, or in the same way on all ranks")
+    return "no optimizer has changed them there: the ranks must write the same values into them"

@@ -1,0 +1,56 @@
+"""L2: where the audit sees what a program does with models, optimizers and data."""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import DistributedSampler, Subset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from book.audit import orphans, reading
+from book.audit.replicas import Replicas, quietly
+from book.tap.replaced import replace
+
+
+def install(replicas: Replicas) -> None:
+    """See these calls from now on."""
+    _before(DistributedDataParallel, "_pre_forward", lambda model, *inputs, **named: replicas.forward(
+        model, (inputs, named)))
+    register_optimizer_step_pre_hook(replicas.before_step)
+    register_optimizer_step_post_hook(replicas.after_step)
+    register_optimizer_step_post_hook(orphans.stepped)
+    _after(torch.optim.Optimizer, "__init__", lambda optimizer, _: orphans.made(optimizer))
+    for owner in (torch.nn.Module, torch.optim.Optimizer):
+        _after(owner, "load_state_dict", lambda into, _: replicas.loaded(into))
+    _after(_BaseDataLoaderIter, "__init__", lambda iterator, _: quietly(reading.opened)(iterator))
+    _after(_BaseDataLoaderIter, "_next_index", quietly(reading.asked))
+    _after(_BaseDataLoaderIter, "__next__", quietly(reading.handed))
+    _after(Subset, "__init__", lambda subset, _: quietly(reading.parted)(subset))
+    _before(DistributedSampler, "__iter__", quietly(reading.sharded))
+
+
+def _before(owner: Any, name: str, told: Callable[..., None]) -> None:
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        told(self, *args, **options)
+        return method(self, *args, **options)
+
+    replace(owner, name, call)
+
+
+def _after(owner: Any, name: str, told: Callable[[Any, Any], None]) -> None:
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        result = method(self, *args, **options)
+        told(self, result)
+        return result
+
+    replace(owner, name, call)

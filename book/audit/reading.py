@@ -1,0 +1,123 @@
+"""L2: what this process notes of the data that it reads: batches of loaders, random splits, shards of samplers."""
+from __future__ import annotations
+
+import sys
+import zlib
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info, random_split
+
+from book.audit import digests
+from book.audit.digests import Digest
+from book.audit.notes import Loader, PlaceOf, Sharding, Split, named
+from book.tap.log import Place
+from book.tap.place import caller
+
+MOST = 16  # loaders, splits and samplers, and batches of each loader
+LOOKED_AT = 8  # elements of a list
+_SPLITS = random_split.__code__
+
+
+class Read:
+    """What an iterator of a loader has handed out."""
+
+    def __init__(self, iterator: Any, place: Place | None) -> None:
+        self.place = place
+        self.repeats = isinstance(iterator._dataset, IterableDataset) and iterator._num_workers > 1
+        self.num_workers: int = iterator._num_workers
+        self.batches: list[Digest | None] = []
+        self.indices: list[int | None] = []  # that were asked for; None of data that have no indices
+        self.handed = 0
+
+
+_loaders: list[Read] = []
+_reading: WeakKeyDictionary[Any, Read] = WeakKeyDictionary()
+_just_read: list[Read] = []
+_splits: list[tuple[Place | None, int, tuple[int, ...], int]] = []
+_shardings: dict[int, tuple[Place | None, int, int, int, int]] = {}
+
+
+def opened(iterator: Any) -> None:
+    """A loader begins to read."""
+    if len(_loaders) < MOST:
+        _reading[iterator] = Read(iterator, caller(sys._getframe())[1])
+        _loaders.append(_reading[iterator])
+
+
+def asked(iterator: Any, indices: Any) -> None:
+    """A loader asks for samples."""
+    read = _reading.get(iterator)
+    if read is not None and len(read.indices) < MOST:
+        has_none = indices is None or (isinstance(indices, list) and None in indices)
+        read.indices.append(None if has_none else zlib.crc32(repr(indices).encode()))
+
+
+def handed(iterator: Any, batch: Any) -> None:
+    """A loader hands out a batch."""
+    read = _reading.get(iterator)
+    if read is None:
+        return
+    read.handed += 1
+    if read.handed <= MOST:
+        _just_read.append(read)
+        if read.repeats:
+            read.batches.append(digests.of_batch(batch))
+
+
+def just_read() -> tuple[int | None, Place | None]:
+    """A digest of the indices of what loaders have handed out since this was last asked, and a loader's line."""
+    read = [(each, each.indices[each.handed - 1]) for each in _just_read if 0 < each.handed <= len(each.indices)]
+    _just_read.clear()
+    indices = [index for _, index in read]
+    return (zlib.crc32(repr(indices).encode()) if any(index is not None for index in indices) else None,
+            read[0][0].place if read else None)
+
+
+def parted(subset: Any) -> None:
+    """A subset of data is made; noted is the first of a random split whose caller has named no generator."""
+    frame: Any = sys._getframe()
+    while frame is not None and frame.f_code is not _SPLITS:
+        frame = frame.f_back
+    values = {} if frame is None else frame.f_locals
+    if values.get("generator") is torch.default_generator and subset.indices[:1] == values["indices"][:1]:
+        if len(_splits) < MOST:
+            parts = zlib.crc32(repr(values["indices"][:1024]).encode())
+            _splits.append((caller(frame)[1], likeness(subset.dataset), tuple(values["lengths"]), parts))
+
+
+def sharded(sampler: Any) -> None:
+    """A sampler for several ranks is read."""
+    if sampler.shuffle and sampler.num_replicas > 1 and len(_shardings) < MOST and get_worker_info() is None:
+        _shardings.setdefault(id(sampler), (caller(sys._getframe())[1], len(sampler.dataset), sampler.num_replicas,
+                                            sampler.rank, sampler.seed + sampler.epoch))
+
+
+def likeness(data: Any, depth: int = 3) -> int:
+    """A digest that is the same for the same data, and differs where a look at some of it can tell."""
+    kind = type(data).__qualname__
+    if isinstance(data, torch.Tensor):
+        return zlib.crc32(f"{kind} {tuple(data.shape)} {digests.of(data, digests.MOST_BYTES)}".encode())
+    if isinstance(data, (list, tuple)) and depth:
+        some = data[::max(1, -(-len(data) // LOOKED_AT))]
+        return zlib.crc32(repr((kind, len(data), [likeness(each, depth - 1) for each in some])).encode())
+    if isinstance(data, dict) and depth:
+        some = sorted((str(key), likeness(each, depth - 1)) for key, each in list(data.items())[:LOOKED_AT])
+        return zlib.crc32(repr((kind, len(data), some)).encode())
+    if isinstance(data, Dataset) and depth:
+        return zlib.crc32(repr((kind, likeness(vars(data), depth - 1))).encode())
+    if isinstance(data, (int, float, str, bytes, bool, range, type(None))):
+        return zlib.crc32(repr(data).encode())
+    if hasattr(data, "tobytes") and hasattr(data, "flat"):
+        return zlib.crc32(data.flat[:1024].tobytes())
+    return zlib.crc32(kind.encode())
+
+
+def notes(place_of: PlaceOf, reached: bool) -> tuple[tuple[Loader, ...], tuple[Split, ...], tuple[Sharding, ...]]:
+    """What is known of loaders whose workers may repeat each other, of splits and of samplers."""
+    loaders = tuple(Loader(named(read.place, place_of), read.num_workers,
+                           tuple(int(batch) for batch in read.batches if batch is not None and reached))
+                    for read in _loaders if read.repeats)
+    return (loaders, tuple(Split(named(place, place_of), of, lengths, parts) for place, of, lengths, parts in _splits),
+            tuple(Sharding(named(place, place_of), *rest) for place, *rest in _shardings.values()))

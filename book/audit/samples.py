@@ -1,0 +1,104 @@
+"""L2: ranks that train on the same samples, split data differently or draw the same masks; idle optimizers."""
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from book.audit.drift import Copies, copies_of
+from book.audit.notes import Loader, Notes
+from book.words import agree, joined, named, plural
+
+Ranks = Sequence[Notes | None]
+
+
+def same_batches(ranks: Ranks) -> Iterator[str]:
+    """Ranks that have trained one model on the same batches of a loader, and whose batches do differ in time."""
+    for copies in copies_of(ranks):
+        for same in _alike(_fed(copies)):
+            line = copies[same[0]].fed[0][2]
+            yield (f"{named(same)} train on the same samples, from the loader of {line}: give each rank its own, with "
+                   "sampler=DistributedSampler(dataset), or in an IterableDataset by `rank` and `world_size`")
+
+
+def _fed(copies: Copies) -> dict[int, tuple[tuple[int, int | None], ...]]:
+    """For each rank what its first forwards were fed, if all of it came from a loader and it did not stay the same."""
+    num = min(len(copy.fed) for copy in copies.values())
+    fed = {rank: copy.fed[:num] for rank, copy in copies.items() if all(line for _, _, line in copy.fed[:num])}
+    return {rank: tuple((batch, indices) for batch, indices, _ in each) for rank, each in fed.items()
+            if len({batch for batch, _, _ in each}) > 1}
+
+
+def _alike(by_rank: Mapping[int, object]) -> list[list[int]]:
+    """The ranks with equal values, where there are several."""
+    alike: dict[object, list[int]] = defaultdict(list)
+    for rank, each in sorted(by_rank.items()):
+        alike[each].append(rank)
+    return [same for same in alike.values() if len(same) > 1]
+
+
+def same_workers(ranks: Ranks) -> Iterator[str]:
+    """Workers of a loader that hand out the same batches, one after the other."""
+    found: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for rank, notes in enumerate(ranks):
+        for place, num in {(each.place, each.num_workers) for each in (notes.loaders if notes else ())
+                           if _repeats(each)}:
+            found[place, num].append(rank)
+    for (place, num), where in found.items():
+        yield (f"the {num} workers of the loader of {place} hand out the same batches on {named(where)}: in the "
+               "dataset's __iter__, take a share by get_worker_info().id and .num_workers")
+
+
+def _repeats(loader: Loader) -> bool:
+    rounds = [loader.batches[at:at + loader.num_workers]
+              for at in range(0, len(loader.batches) - loader.num_workers + 1, loader.num_workers)]
+    return len({each[0] for each in rounds}) > 1 and all(len(set(each)) == 1 for each in rounds)
+
+
+def other_splits(ranks: Ranks) -> Iterator[str]:
+    """Random splits of the same data into the same lengths that differ between ranks."""
+    known = {rank: notes.splits for rank, notes in enumerate(ranks) if notes is not None}
+    for number in range(min(map(len, known.values()), default=0)):
+        splits = {rank: each[number] for rank, each in known.items()}
+        first = next(iter(splits.values()))
+        if len({(each.place, each.of, each.lengths) for each in splits.values()}) == 1 < len(
+                {each.parts for each in splits.values()}):
+            yield (f"the ranks split the same data differently in {first.place}: what one holds back, another trains "
+                   "on; pass generator=torch.Generator().manual_seed(0), the same on all ranks")
+
+
+def other_shards(ranks: Ranks) -> Iterator[str]:
+    """Samplers that cut their shards of the same data from different orders, or cut the same one."""
+    known = {rank: notes.shardings for rank, notes in enumerate(ranks) if notes is not None}
+    for number in range(min(map(len, known.values()), default=0)):
+        shards = {rank: each[number] for rank, each in known.items()}
+        first = next(iter(shards.values()))
+        by_seed: dict[int, list[int]] = defaultdict(list)
+        for rank, each in shards.items():
+            by_seed[each.seed].append(rank)
+        if len({(each.place, each.of, each.num_replicas) for each in shards.values()}) == 1 < len(by_seed):
+            seeds = joined(f"{seed} on {named(where)}" for seed, where in by_seed.items())
+            yield (f"the sampler of {first.place} shuffles with seed + epoch = {seeds}, so the ranks' shards overlap: "
+                   "give it the same seed, and set_epoch() the same number, on all ranks")
+
+
+def same_masks(ranks: Ranks) -> Iterator[str]:
+    """Ranks whose random numbers are the same whenever a model with dropout makes a forward."""
+    for copies in copies_of(ranks):
+        num = min(len(copy.masks) for copy in copies.values())
+        for same in _alike({rank: copy.masks[:num] for rank, copy in copies.items()} if num > 1 else {}):
+            yield (f"dropout zeroes the same elements on {named(same)}, in the model that DDP wraps in "
+                   f"{copies[same[0]].place}: their random numbers are the same; after the model is made, call "
+                   "torch.manual_seed(seed + rank)")
+
+
+def idle_optimizers(ranks: Ranks) -> Iterator[str]:
+    """Optimizers that hold parameters which no model has."""
+    found: dict[tuple[str, int, int], list[int]] = defaultdict(list)
+    for rank, notes in enumerate(ranks):
+        for orphans in notes.orphans if notes is not None else ():
+            found[orphans.place, orphans.lost, orphans.total].append(rank)
+    for (place, count, total), where in found.items():
+        which = f"{count} of its {total}" if count < total else f"its {total}"
+        yield (f"the optimizer of {place} steps in vain on {named(where)}: {which} {plural('parameter', total)} "
+               f"{agree('is', count)} in no model any more; make it after what replaces them, such as fully_shard or a "
+               "new head")

@@ -1,0 +1,637 @@
+"""The audit of a run: it names what parts replicas and which data ranks share, and is silent where all is right."""
+import copy
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset, random_split
+
+from book import audit
+from book.launch import launch
+
+
+def start(same_seed=False):
+    dist.init_process_group()
+    if same_seed:
+        torch.manual_seed(0)
+    return dist.get_rank()
+
+
+def mlp(*more):
+    return nn.Sequential(nn.Linear(6, 8), *more, nn.ReLU(), nn.Linear(8, 2))
+
+
+def step(model, optimizer, inputs=None, call=None, before=lambda: None):
+    """One step of training, with `call` in the place of the model and `before` called before the optimizer."""
+    optimizer.zero_grad()
+    (call or model)(torch.randn(4, 6) if inputs is None else inputs).pow(2).mean().backward()
+    before()
+    optimizer.step()
+
+
+def trained(model, steps=5, optimizer=None, **options):
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        step(model, optimizer, **options)
+
+
+# What parts replicas, with what is to be said of it
+
+def past_the_wrapper():
+    start()
+    model = DDP(mlp())
+    trained(model, call=model.module)
+
+
+def the_inner_model_by_its_name():
+    start()
+    net = mlp()
+    model = DDP(net)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for k in range(6):
+        step(model, optimizer, call=model if k < 2 else net)
+
+
+class Coder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def encode(self, x):
+        return self.inner(x)
+
+    def forward(self, x):
+        return self.encode(x)
+
+
+def a_method_of_the_inner_model():
+    start()
+    model = DDP(Coder())
+    trained(model, call=lambda x: model.module.encode(x))
+
+
+def frozen_then_unfrozen():
+    start()
+    net = mlp()
+    net[0].requires_grad_(False)
+    model = DDP(net, find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for k in range(6):
+        if k == 3:
+            net[0].requires_grad_(True)
+        step(model, optimizer)
+
+
+class LoRA(nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.down, self.up = base, nn.Parameter(torch.zeros(6, 2)), nn.Parameter(torch.ones(2, 8))
+
+    def forward(self, x):
+        return self.base(x) + x @ self.down @ self.up
+
+
+def adapters_added_after_wrapping():
+    start()
+    net = mlp()
+    for name, each in net.named_parameters():
+        each.requires_grad_(name == "2.bias")
+    model = DDP(net)
+    net[0] = LoRA(net[0])
+    trained(model, optimizer=torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.1))
+
+
+def initialised_after_wrapping():
+    start()
+    model = DDP(mlp())
+    model.apply(lambda each: nn.init.normal_(each.weight) if isinstance(each, nn.Linear) else None)
+    trained(model)
+
+
+def a_scheduler_by_a_local_loss():
+    rank = start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=2)
+    for k in range(12):
+        step(model, optimizer)
+        scheduler.step(1.0 if rank else 1.0 / (k + 1))
+
+
+def clipping_by_a_local_norm():
+    rank = start()
+    model = DDP(mlp())
+    trained(model, before=lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.01 * (rank + 1)))
+
+
+def gradients_scaled_by_a_local_number():
+    rank = start()
+    model = DDP(mlp())
+
+    def scale():
+        for each in model.parameters():
+            each.grad /= rank + 1
+
+    trained(model, before=scale)
+
+
+def no_sync_over_the_last_micro_batch():
+    start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        for micro in range(3):
+            with model.no_sync() if micro else nullcontext():
+                model(torch.randn(4, 6)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def changed_by_hand_on_one_rank():
+    rank = start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for k in range(7):
+        if k == 3 and rank == 1:
+            with torch.no_grad():
+                model.module[0].weight.mul_(0.5)
+        step(model, optimizer)
+
+
+def changed_through_data_on_one_rank():
+    rank = start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for k in range(7):
+        if k == 5 and rank == 0:
+            for each in model.parameters():
+                each.data.clamp_(-0.01, 0.01)
+        step(model, optimizer)
+
+
+def only_rank_0_loads_the_optimizer():
+    rank = start()
+    model = DDP(mlp())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    step(model, optimizer)
+    state = copy.deepcopy(optimizer.state_dict())
+    for _ in range(2):
+        step(model, optimizer)
+    if rank == 0:
+        optimizer.load_state_dict(state)
+    trained(model, 3, optimizer)
+
+
+def only_one_rank_steps_where_its_loss_is_small():
+    rank = start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for k in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(4, 6)).pow(2).mean().backward()
+        if rank == 0 or k % 2:
+            optimizer.step()
+
+
+def one_of_two_models():
+    start()
+    one, other = DDP(mlp()), DDP(mlp())
+    trained(one)
+    trained(other, call=other.module)
+
+
+def in_a_group_of_two():
+    rank = start()
+    groups = [dist.new_group([0, 1]), dist.new_group([2])]
+    if rank < 2:
+        model = DDP(mlp(), process_group=groups[0])
+        trained(model, call=model.module)
+
+
+def without_an_optimizer():
+    start()
+    model = DDP(mlp())
+    with model.no_sync():
+        model(torch.randn(4, 6)).pow(2).sum().backward()
+    with torch.no_grad():
+        for each in model.parameters():
+            each -= 0.1 * each.grad
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return torch.arange(6.0) + index
+
+
+class Stream(IterableDataset):
+    def __init__(self, rank=0, world_size=1):
+        self.share = rank, world_size
+
+    def __iter__(self):
+        rank, world_size = self.share
+        return iter([torch.arange(6.0) + k for k in range(24)][rank::world_size])
+
+
+def no_sampler():
+    start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for batch in DataLoader(Rows(), batch_size=4):
+        step(model, optimizer, batch)
+
+
+def shuffled_alike():
+    start(same_seed=True)
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for (batch,) in DataLoader(TensorDataset(torch.arange(144.0).view(24, 6)), batch_size=4, shuffle=True):
+        step(model, optimizer, batch)
+
+
+def a_stream_for_all():
+    start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for batch in DataLoader(Stream(), batch_size=4):
+        step(model, optimizer, batch)
+
+
+def all_are_replica_0_for_the_sampler():
+    start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for batch in DataLoader(Rows(), batch_size=4, sampler=DistributedSampler(Rows(), 2, 0)):
+        step(model, optimizer, batch)
+
+
+def samplers_with_other_seeds():
+    rank = start()
+    list(DataLoader(Rows(), sampler=DistributedSampler(Rows(), seed=rank)))
+
+
+def splits_that_differ():
+    start()
+    random_split(TensorDataset(torch.arange(10.0)), [0.8, 0.2])
+
+
+def equal_masks():
+    start(same_seed=True)
+    trained(DDP(mlp(nn.Dropout(0.5))), inputs=torch.randn(4, 6))
+
+
+def an_optimizer_made_before_the_head():
+    start(same_seed=True)
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net[2] = nn.Linear(8, 3)
+    trained(DDP(net), optimizer=optimizer)
+
+
+def an_optimizer_made_before_sharding():
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.device_mesh import init_device_mesh
+    start(same_seed=True)
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    trained(fully_shard(net, mesh=init_device_mesh("cpu", (2,))), optimizer=optimizer)
+
+
+WRAPPED = "of the model that DDP wraps in test_audit.py line "
+FAULTS = {
+    past_the_wrapper: ["all parameters " + WRAPPED, "between ranks 0, 1, since step 1. The forward in ",
+                       "goes past DDP"],
+    the_inner_model_by_its_name: ["since step 3", "(call or model)", "goes past DDP"],
+    a_method_of_the_inner_model: ["since step 1", "call=lambda x: model.module.encode(x)) goes past DDP"],
+    frozen_then_unfrozen: ["0.weight and 0.bias " + WRAPPED, "since step 4. They needed no gradient when DDP wrapped"],
+    adapters_added_after_wrapping: ["0.down and 0.up " + WRAPPED, "since step 1. They are new since DDP wrapped"],
+    initialised_after_wrapping: ["0.weight and 2.weight ", "as they did before the first step. DDP had made"],
+    a_scheduler_by_a_local_loss: ["since step 5", "In step 5, lr was 0.1 on rank 0 and 0.01 on rank 1"],
+    clipping_by_a_local_norm: ["since step 1. The gradients of step 1 differ, although DDP had averaged them",
+                               "optimizer.step()"],
+    gradients_scaled_by_a_local_number: ["since step 1. The gradients of step 1 differ"],
+    no_sync_over_the_last_micro_batch: ["since step 1. The last backward before step 1 ", "was under no_sync()"],
+    changed_by_hand_on_one_rank: ["0.weight ", "since something between steps 3 and 4. No optimizer has changed them"],
+    changed_through_data_on_one_rank: ["all parameters", "since something between steps 5 and 6"],
+    only_rank_0_loads_the_optimizer: ["since step 4. Only rank 0 has loaded a state", "load_state_dict(state)"],
+    only_one_rank_steps_where_its_loss_is_small: ["since step 1", "rank 0 has made 5 and rank 1 has made 2"],
+    one_of_two_models: ["one, other = DDP(mlp()), DDP(mlp())", "goes past DDP"],
+    in_a_group_of_two: ["between ranks 0, 1, since step 1"],
+    without_an_optimizer: ["all parameters " + WRAPPED],
+    no_sampler: ["ranks 0, 1 train on the same samples", "for batch in DataLoader(Rows(), batch_size=4): give each"],
+    shuffled_alike: ["ranks 0, 1 train on the same samples"],
+    a_stream_for_all: ["ranks 0, 1 train on the same samples"],
+    all_are_replica_0_for_the_sampler: ["ranks 0, 1 train on the same samples"],
+    samplers_with_other_seeds: ["shuffles with seed + epoch = 0 on rank 0 and 1 on rank 1"],
+    splits_that_differ: ["the ranks split the same data differently in test_audit.py line "],
+    equal_masks: ["dropout zeroes the same elements on ranks 0, 1"],
+    an_optimizer_made_before_the_head: ["steps in vain on ranks 0, 1: 2 of its 4 parameters are in no model any more"],
+    an_optimizer_made_before_sharding: ["steps in vain on ranks 0, 1: its 4 parameters are in no model any more"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", FAULTS, ids=lambda program: program.__name__)
+def test_a_fault_is_named(program):
+    found = launch(program, 3 if program is in_a_group_of_two else 2).findings
+    assert len(found) == 1 and all(part in found[0] for part in FAULTS[program]), found
+
+
+# What is right
+
+def an_ordinary_training(): trained(DDP((start(), mlp(nn.BatchNorm1d(8), nn.Dropout(0.1)))[1]))
+
+
+def an_average_of_the_weights():
+    start()
+    model = DDP(mlp())
+    average = copy.deepcopy(model.module)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(5):
+        step(model, optimizer)
+        with torch.no_grad():
+            for kept, each in zip(average.parameters(), model.module.parameters()):
+                kept.lerp_(each, 0.1)
+        with torch.no_grad():
+            model.module(torch.randn(4, 6))
+            average(torch.randn(4, 6))
+
+
+def accumulated_gradients():
+    start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        for micro in range(3):
+            with model.no_sync() if micro < 2 else nullcontext():
+                model(torch.randn(4, 6)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def averaged_every_third_step(steps=9):
+    start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for k in range(steps):
+        with model.no_sync():
+            step(model, optimizer)
+        if k % 3 == 2:
+            for each in model.parameters():
+                dist.all_reduce(each.data)
+                each.data /= dist.get_world_size()
+
+
+def averaged_once_more_to_come():
+    averaged_every_third_step(10)
+
+
+def rank_0_loads_its_best_in_the_end():
+    rank = start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step(model, optimizer)
+    best = copy.deepcopy(model.module.state_dict())
+    trained(model, 6, optimizer)
+    if rank == 0:
+        model.module.load_state_dict(best)
+        model.module.eval()(torch.randn(4, 6))
+
+
+def rank_0_swaps_its_average_in():
+    rank = start()
+    model = DDP(mlp())
+    trained(model, 7)
+    if rank == 0:
+        for each in model.parameters():
+            each.data.copy_(each.data * 0.9)
+
+
+def uneven_under_join():
+    rank = start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with model.join():
+        for _ in range(3 + 2 * rank):
+            step(model, optimizer)
+
+
+def two_models_that_play():
+    start()
+    maker, judge = DDP(nn.Linear(6, 6)), DDP(mlp())
+    of_maker, of_judge = torch.optim.Adam(maker.parameters()), torch.optim.Adam(judge.parameters())
+    for _ in range(4):
+        noise = torch.randn(4, 6)
+        of_judge.zero_grad()
+        (judge(maker(noise).detach()).mean() - judge.module[0](torch.randn(4, 6)).detach().mean()).backward()
+        of_judge.step()
+        of_maker.zero_grad()
+        judge(maker(noise)).mean().neg().backward()
+        of_maker.step()
+
+
+def two_optimizers():
+    start()
+    model = DDP(mlp())
+    one, other = (torch.optim.SGD(model.module[k].parameters(), lr=0.1) for k in (0, 2))
+    for _ in range(4):
+        step(model, one)
+        other.step()
+
+
+def states_of_the_optimizer_are_sharded():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    start()
+    model = DDP(mlp())
+    trained(model, optimizer=ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01))
+
+
+def local_sgd_of_torch():
+    from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as hook
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.optim import PostLocalSGDOptimizer
+    start()
+    model = DDP(mlp())
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    model.register_comm_hook(hook.PostLocalSGDState(None, alone, 2), hook.post_localSGD_hook)
+    averager = PeriodicModelAverager(period=4, warmup_steps=2)
+    trained(model, 8, PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), averager))
+
+
+def compressed_gradients():
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    start()
+    model = DDP(mlp())
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    trained(model)
+
+
+def heads_that_are_meant_to_differ():
+    start()
+    net = mlp()
+    DDP._set_params_and_buffers_to_ignore_for_model(net, ["2.weight", "2.bias"])
+    trained(DDP(net))
+
+
+def told_that_it_is_meant():
+    start()
+    model = DDP(mlp())
+    audit.ignore(model)
+    trained(model, call=model.module)
+
+
+def a_static_graph(): trained(DDP((start(), mlp())[1], static_graph=True))
+
+
+def statistics_of_its_own():
+    start()
+    model = DDP(mlp(nn.BatchNorm1d(8)), broadcast_buffers=False)
+    trained(model)
+
+
+def averages_in_another_order():
+    rank = start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        with model.no_sync():
+            optimizer.zero_grad()
+            model(torch.randn(4, 6)).pow(2).mean().backward()
+        for each in model.parameters():
+            parts = [torch.empty_like(each.grad) for _ in range(4)]
+            dist.all_gather(parts, each.grad)
+            each.grad = sum(parts[rank:] + parts[:rank]) / 4
+        optimizer.step()
+
+
+def lbfgs():
+    start()
+    model = DDP(mlp())
+    optimizer, inputs = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2), torch.randn(4, 6)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(inputs).pow(2).mean()
+        loss.backward()
+        dist.all_reduce(seen := loss.detach().clone())
+        return seen
+
+    for _ in range(3):
+        optimizer.step(closure)
+
+
+def loaded_everywhere():
+    start()
+    model = DDP(mlp())
+    optimizer = torch.optim.Adam(model.parameters())
+    state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    trained(model, 3, optimizer)
+    model.load_state_dict(state[0])
+    trained(model, 3, optimizer)
+
+
+def wrapped_anew_for_a_new_head():
+    start()
+    net = mlp()
+    trained(DDP(net))
+    net[2] = nn.Linear(8, 3)
+    trained(DDP(net))
+
+
+def each_its_share():
+    rank = start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for epoch in range(2):
+        sampler = DistributedSampler(Rows())
+        sampler.set_epoch(epoch)
+        for batch in DataLoader(Rows(), batch_size=4, sampler=sampler):
+            step(model, optimizer, batch)
+    for batch in DataLoader(Stream(rank, 2), batch_size=4):
+        step(model, optimizer, batch)
+
+
+def slices_of_one_global_batch():
+    rank = start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for batch in DataLoader(Rows(), batch_size=4):
+        step(model, optimizer, batch[rank::2])
+
+
+def one_full_batch_and_the_same_evaluation():
+    start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(5):
+        for batch in DataLoader(Rows(), batch_size=24):
+            step(model, optimizer, batch)
+    with torch.no_grad():
+        for batch in DataLoader(Rows(), batch_size=4):
+            model(batch)
+
+
+def data_that_all_look_alike():
+    start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for (batch,) in DataLoader(TensorDataset(torch.ones(24, 6)), batch_size=4):
+        step(model, optimizer, batch)
+
+
+def the_same_shards_under_tensor_parallelism():
+    rank = start()
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    model = DDP(mlp(), process_group=groups[rank % 2])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for batch in DataLoader(Rows(), batch_size=4, sampler=DistributedSampler(Rows(), 2, rank // 2)):
+        step(model, optimizer, batch)
+
+
+def split_with_a_generator():
+    rank = start()
+    random_split(range(10), [8, 2], generator=torch.Generator().manual_seed(0))
+    random_split(range(10), [8, 2], generator=torch.Generator().manual_seed(rank))  # as in a cross-validation
+    random_split(range(rank, 10 + rank), [8, 2])  # each its own data
+
+
+def one_seed_and_no_dropout():
+    start(same_seed=True)
+    model = DDP(mlp(nn.Dropout(0.0)))
+    trained(model)
+    model.eval()
+    trained(model)
+
+
+def sharded_and_replicated():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    start(same_seed=True)
+    net = mlp()
+    fully_shard(net, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+    optimizer = torch.optim.AdamW(net.parameters())
+    trained(net, optimizer=optimizer)
+
+
+RIGHT = {
+    an_ordinary_training: 2, an_average_of_the_weights: 2, accumulated_gradients: 2, averaged_every_third_step: 2,
+    averaged_once_more_to_come: 2, rank_0_loads_its_best_in_the_end: 2, rank_0_swaps_its_average_in: 2,
+    uneven_under_join: 2, two_models_that_play: 2, two_optimizers: 2, states_of_the_optimizer_are_sharded: 2,
+    local_sgd_of_torch: 2, compressed_gradients: 2, heads_that_are_meant_to_differ: 2, told_that_it_is_meant: 2,
+    a_static_graph: 2, statistics_of_its_own: 2, averages_in_another_order: 4, lbfgs: 2, loaded_everywhere: 2,
+    wrapped_anew_for_a_new_head: 2, each_its_share: 2, slices_of_one_global_batch: 2,
+    one_full_batch_and_the_same_evaluation: 2, data_that_all_look_alike: 2,
+    the_same_shards_under_tensor_parallelism: 4, split_with_a_generator: 2, one_seed_and_no_dropout: 2,
+    sharded_and_replicated: 4,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", RIGHT, ids=lambda program: program.__name__)
+def test_nothing_is_said_of_what_is_right(program):
+    assert launch(program, RIGHT[program]).findings == []
