@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from book.tap.group import calls_in, inside
 from book.tap.log import LOG, Op
 from book.tap.place import OF_OBJECTS, caller
-from book.tap.replaced import replace
+from book.tap.replaced import replace, uncompiled
 
 
 def install() -> None:
@@ -105,11 +105,18 @@ def _wraps(init: Callable[..., None]) -> Callable[..., None]:
 def _runs(forward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(forward)
     def tapped(self: Any, *args: Any, **options: Any) -> Any:
-        for told in LOG.forward:
-            told(self)
+        _tell(self)
         return forward(self, *args, **options)
 
     return tapped
+
+
+def _tell(model: DistributedDataParallel) -> None:
+    for told in LOG.forward:
+        told(model)
+
+
+uncompiled(_tell)
 
 
 def _unwraps(model: DistributedDataParallel) -> None:

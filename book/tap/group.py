@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup, Work, distributed_c10d
 
 from book.tap.log import LOG, NOBODY, Described, Group, Op
 from book.tap.place import caller
-from book.tap.replaced import replace
+from book.tap.replaced import replace, uncompiled
 from book.tap.work import Request, wrapped
 
 Tensors = Sequence[torch.Tensor]
@@ -175,7 +175,7 @@ def _message(name: str) -> Callable[..., Work | Request | None]:
             return work
         return Request(work, (op,)) if work is not None and function else wrapped(work, (op,))
 
-    return call
+    return uncompiled(call)
 
 
 def _seen(name: str) -> Callable[..., Work | None]:
@@ -198,7 +198,7 @@ def _seen(name: str) -> Callable[..., Work | None]:
             return work
         return wrapped(work, (op,))
 
-    return call
+    return uncompiled(call)
 
 
 def _collective(name: str, group: Group, calls: _Calls, args: Sequence[Any]) -> tuple[Op, Tensors]:

@@ -1,7 +1,10 @@
 """L2: what the tap has put in the place of torch's own, so that it can be put back."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 _undone: list[tuple[Any, str, Any]] = []
 
@@ -10,6 +13,15 @@ def replace(owner: Any, name: str, new: Any) -> None:
     """Put `new` in the place of an attribute of a module or class."""
     _undone.append((owner, name, vars(owner).get(name)))
     setattr(owner, name, new)
+
+
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that torch.compile leaves as it is, with all that it calls: C++ may call it from a compiled model."""
+    frames = torch._C._dynamo.eval_frame
+    if hasattr(frames, "set_code_exec_strategy"):  # from torch 2.8 on
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    return function
 
 
 def undo() -> None:

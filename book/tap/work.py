@@ -9,6 +9,7 @@ import torch
 from torch.distributed import Work
 
 from book.tap.log import LOG, Op
+from book.tap.replaced import uncompiled
 
 
 class _Telling:
@@ -57,6 +58,10 @@ class _Telling:
             op.waited = True
             for waited in LOG.waited:
                 waited(op, self._work._source_rank)
+
+
+for _method in ("wait", "is_completed", "synchronize", "block_current_stream", "get_future"):
+    uncompiled(getattr(_Telling, _method))
 
 
 class TapWork(_Telling, Work):
