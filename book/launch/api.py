@@ -125,6 +125,7 @@ def launch(
     record: bool = False,
     check_calls: bool = True,
     audit: bool | int = True,
+    hash_seeds: bool = False,
     on_line: Callable[[int, str], None] | None = None,
     env: dict[str, str] | None = None,
     allow_many_ranks: bool = False,
@@ -135,8 +136,10 @@ def launch(
     ranks are done, the first 131 kB of what they printed, in rank order; `on_line(rank, line)` gets each line as it
     comes instead. `record` keeps what the ranks communicate, for `run.trace`. `check_calls` makes a collective raise if
     a peer calls a different one or passes a tensor that does not fit. `audit` has the ranks take notes, and prints a
-    warning for what they say is wrong with a run although it ended; a number k: of models after each k-th step. `env`
-    adds environment variables. The random numbers of Python, NumPy and torch are seeded with 1000 + rank.
+    warning for what they say is wrong with a run although it ended; a number k: of models after each k-th step.
+    `hash_seeds` gives each rank a hash seed of its own, as torchrun does: a set of strings has another order on each,
+    and the ranks take seconds to start. `env` adds environment variables. The random numbers of Python, NumPy and torch
+    are seeded with 1000 + rank.
 
     Raises `RankError` for the first rank that raised or died; `HangError` when all unfinished ranks have waited for
     one another for `hang_s`, or are not done `timeout_s` after the last rank entered `fn`; `LaunchError` if the ranks
@@ -158,7 +161,8 @@ def launch(
             environment = _environment(world_size, port, backend, env)
             starts_by = multiprocessing.get_start_method(allow_none=True)
             job = pickle.dumps((environment, where.cell_sources(), starts_by, time.time(), record, audit, call))
-            run = _results(ranks, job, called, backend, timeout_s, hang_s)
+            _start(ranks, job, called, hash_seeds)
+            run = _results(ranks, backend, timeout_s, hang_s)
         for finding in run.findings:
             print(f"warning: {finding}", flush=True)
         return run
@@ -293,11 +297,14 @@ def _environment(world_size: int, port: int, backend: str, extra: Mapping[str, A
     }
 
 
-def _results(ranks: Ranks, job: bytes, called: SharedFile, backend: str, timeout_s: float, hang_s: float) -> Run:
+def _start(ranks: Ranks, job: bytes, called: SharedFile, hash_seeds: bool) -> None:
     try:
-        ranks.start(job, called)
+        ranks.start(job, called, hash_seeds)
     except OSError as error:
         raise LaunchError(f"the ranks cannot be started: {error}; with many ranks, raise `ulimit -n`") from error
+
+
+def _results(ranks: Ranks, backend: str, timeout_s: float, hang_s: float) -> Run:
     verdict = supervise.supervise(ranks, timeout_s, hang_s)
     if verdict == "failed":
         raise _rank_error(ranks, backend)

@@ -65,6 +65,7 @@ def main(rank: int, control: Connection, output: Connection, errors: Connection,
     try:
         line.send("done", _run(rank, job, board, called, results, line), _notes())
     except BaseException as error:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise here for each worker that it lost
         _flush()
         line.send("failed", _failure(error), _recorded(), _notes())
     # If a rank exited early, its peers would report a reset connection instead of the real error.
@@ -127,6 +128,7 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
         recorder.start(where.cell_line)
     line.send("entered")
     result = function(*args)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     line.send("returned")
     recorded = _recorded()
     try:

@@ -6,7 +6,7 @@ rank. Whether it has started anew (spawn), or runs another program, shows in its
 from __future__ import annotations
 
 import faulthandler
-import multiprocessing.process
+import multiprocessing
 import os
 import signal
 import sys
@@ -102,11 +102,12 @@ def lost() -> str | None:
         for number, worker in enumerate(getattr(loader, "_workers", ())):
             if worker.exitcode:
                 who = f"worker process {number} of its DataLoader"
-                return _how_it_died(who, worker.exitcode, type(worker).__name__)
+                how = worker._start_method or multiprocessing.get_start_method()
+                return _how_it_died(who, worker.exitcode, how)
     return None
 
 
-def _how_it_died(who: str, code: int, kind: str) -> str:
+def _how_it_died(who: str, code: int, how: str) -> str:
     if code == -signal.SIGKILL:
         return f"{who} was killed by SIGKILL: the machine may have run out of memory"
     if code < 0:
@@ -114,10 +115,10 @@ def _how_it_died(who: str, code: int, kind: str) -> str:
         own = [line for line in lines if is_learners(line.filename)]
         return f"{who} was killed by {signal.Signals(-code).name}" + (f" at {where.own_place(own)}" if own else "")
     ended = f"{who} ended with exit code {code}"
-    if kind.startswith(("Spawn", "ForkServer")):
-        return (f"{ended}: it was started anew ({kind.removesuffix('Process').lower()}), and finds no classes of a "
-                "notebook. Leave multiprocessing_context out, or import the dataset from a file")
-    return f"{ended}, by sys.exit or os._exit in the dataset or collate_fn"
+    if how != "fork":
+        return (f"{ended}: it was started anew ({how}), and finds no classes of a notebook. Leave "
+                "multiprocessing_context out, or import the dataset from a file")
+    return f"{ended}: look for os._exit in the dataset and in collate_fn"
 
 
 def _answer() -> None:

@@ -7,6 +7,7 @@ the indices of parameters, limits of time, and which error of the system a Runti
 from __future__ import annotations
 
 import errno
+import os
 import re
 import resource
 import traceback
@@ -14,7 +15,8 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
-from book.launch import children, starts, where
+from book import tap
+from book.launch import children, files, starts, where
 from book.waiting.doing import Doing, Kind
 from book.words import joined, listed, plural
 
@@ -57,8 +59,17 @@ def waited(error: BaseException) -> Waited | None:
         return None
     limit = _LIMIT.search(text)
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    doing = where.operation(frames) or Doing(Kind.CALL, "backward" if _calls(frames, "backward") else "")
-    return Waited(doing, int(limit[1]) / 1000 if limit else None)
+    return Waited(where.operation(frames) or _of_request(frames), int(limit[1]) / 1000 if limit else None)
+
+
+def _of_request(frames: Sequence[FrameType]) -> Doing:
+    """What a wait() or a backward waited in: no function of torch.distributed was running."""
+    if _calls(frames, "backward"):
+        return Doing(Kind.CALL, "backward")
+    op = next((op for op in reversed(tap.ops()) if op.function and not op.waited and not op.withdrawn), None)
+    if op is None:
+        return Doing(Kind.REQUEST)
+    return Doing(Kind.REQUEST, op.function or "", op.peer, {"recv": "src", "send": "dst"}.get(op.kind, ""))
 
 
 def _calls(frames: Sequence[FrameType], name: str) -> bool:
@@ -157,6 +168,16 @@ def keys_of_checkpoint(error: BaseException, frames: Sequence[FrameType]) -> str
     return None
 
 
+def no_checkpoint(error: BaseException, frames: Sequence[FrameType]) -> str | None:
+    """A distributed checkpoint that is not there, or not complete."""
+    values = _frame(frames, "load", "/checkpoint/state_dict_loader.py")
+    last = files.last_file(values.get("checkpoint_id")) if values else None
+    if last is None or os.path.exists(last):
+        return None
+    return (f"{os.path.dirname(last)} holds no complete checkpoint: dcp.save writes its file .metadata last, and it is "
+            "not there")
+
+
 def _prefix(longer: set[str], shorter: set[str]) -> str | None:
     """What each of these keys begins with, if the others are the same without it."""
     sample = min(longer, default="")
@@ -199,5 +220,5 @@ def too_many_files(limit: int | None) -> str:
 
 EXPLANATIONS: Sequence[Look] = (
     failed_worker, lost_worker, unused_parameters, devices_of_ddp, rank_of_group, barrier_without_gloo,
-    keys_of_checkpoint, no_gpu, port_in_use, no_files_left,
+    keys_of_checkpoint, no_checkpoint, no_gpu, port_in_use, no_files_left,
 )

@@ -47,6 +47,11 @@ def watch() -> None:
     replace(torch, "save", _saves(torch.save))
 
 
+def last_file(checkpoint: Any) -> str | None:
+    """The file of a distributed checkpoint that is written last."""
+    return os.path.join(checkpoint, ".metadata") if isinstance(checkpoint, (str, os.PathLike)) else None
+
+
 def written() -> dict[str, Write]:
     """The files that this rank has written, by full path."""
     return dict(_written)
@@ -61,6 +66,8 @@ def not_read(error: BaseException) -> Read | None:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_name == "load" and frame.f_code.co_filename.endswith("/torch/serialization.py"):
             path = frame.f_locals.get("f")
+        elif frame.f_code.co_name == "load" and frame.f_code.co_filename.endswith("/checkpoint/state_dict_loader.py"):
+            path = last_file(frame.f_locals.get("checkpoint_id"))
     if path is None and isinstance(error, (EOFError, ValueError, pickle.UnpicklingError)) and _opened:
         path = _opened[-1]
     return Read(_full(path), now_s, True) if isinstance(path, (str, os.PathLike)) else None

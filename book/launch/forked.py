@@ -32,6 +32,7 @@ def start(target: Callable[..., None], *arguments: Any, whole: bool = True) -> B
 def _run(target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the server's, see preload
+    multiprocessing.set_start_method(None, force=True)  # it starts processes as one that was not forked would
     _share_the_server()
     target(*arguments)
 

@@ -83,7 +83,6 @@ def _written_late(ranks: Ranks, first: RankProcess) -> Iterator[str]:
             continue
         began_s, place = write
         if began_s > failed_s - SLACK_S or changed_s > failed_s - SLACK_S:
-            reads = f" at {first.failure.places[-1]}" if first.failure.places else ""
-            yield (f"rank {first.rank} reads{reads} what rank {member.rank} writes at {where.place_of(*place)}: call "
-                   "dist.barrier() on all ranks between them")
+            yield (f"rank {member.rank} writes this file at {where.place_of(*place)}. Rank {first.rank} has read it "
+                   "too early: call dist.barrier() on all ranks between the two lines")
             return

@@ -8,7 +8,7 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
@@ -19,7 +19,7 @@ from book.launch.agreement import in_words
 from book.launch.board import Board
 from book.launch.output import Lines
 from book.launch.report import Report
-from book.launch.server import context, main_module_lock, server_pid, without_main_module
+from book.launch.server import context, main_module_lock, new_interpreter, server_pid, without_main_module
 from book.launch.transfer import Packed, SharedFile
 from book.waiting.hang import Collective, Group
 
@@ -118,8 +118,8 @@ class Ranks:
             if member.process is not None and (member.process.pid is None or member.process.exitcode is not None):
                 member.process.close()
 
-    def start(self, job: bytes, called: SharedFile) -> None:
-        """Fork a process per rank that runs `job` (see `child.main`)."""
+    def start(self, job: bytes, called: SharedFile, hash_seeds: bool = False) -> None:
+        """Fork a process per rank that runs `job` (see `child.main`); with `hash_seeds`, start each anew."""
         for member in self._all:
             member.results = SharedFile()
             member.control, theirs = multiprocessing.Pipe()
@@ -130,9 +130,10 @@ class Ranks:
             self._watch(output, self._read, member.output, member)
             self._watch(errors, self._read, member.errors, None)
             given = (self._board, called, member.results, job)
-            member.process = context().Process(target=child.main, args=(member.rank, *ends, *given))
+            how = new_interpreter(child.FIRST_SEED + member.rank) if hash_seeds else nullcontext(context())
             try:
-                with without_main_module():
+                with without_main_module(), how as starts:
+                    member.process = starts.Process(target=child.main, args=(member.rank, *ends, *given))
                     member.process.start()
                     _living.add(member.process.pid)
             finally:

@@ -14,6 +14,7 @@ from typing import Any
 
 from book.launch.imports import FOLDER, LATER, USED
 
+HASH_SEED = "PYTHONHASHSEED"
 main_module_lock = threading.Lock()
 
 
@@ -33,6 +34,20 @@ def without_main_module() -> Iterator[None]:
 def context() -> Any:
     """How multiprocessing starts ranks."""
     return multiprocessing.get_context("forkserver")
+
+
+@contextmanager
+def new_interpreter(hash_seed: int) -> Iterator[Any]:
+    """How multiprocessing starts a rank with a hash seed of its own: a fork would have its parent's."""
+    before = os.environ.get(HASH_SEED)
+    os.environ[HASH_SEED] = str(hash_seed)
+    try:
+        yield multiprocessing.get_context("spawn")
+    finally:
+        if before is None:
+            del os.environ[HASH_SEED]
+        else:
+            os.environ[HASH_SEED] = before
 
 
 def warm_up(whole: bool = False) -> None:
