@@ -15,6 +15,7 @@ from book.audit import shorter
 from book.audit.findings import findings
 from book.audit.layouts import Layouts
 from book.audit.notes import Notes, PlaceOf
+from book.audit.passed import Passed
 from book.audit.threads import Threads
 from book.audit.touched import IsReceived, Touches
 
@@ -29,6 +30,7 @@ class Following(NamedTuple):
     threads: Threads
     layouts: Layouts
     touches: Touches
+    passed: Passed
 
 
 def start(is_received: IsReceived | None = None) -> None:
@@ -37,7 +39,7 @@ def start(is_received: IsReceived | None = None) -> None:
     `is_received(op, by)` says whether a program may know at the end of the call `by` that what `op` sends has arrived.
     """
     if not _following:
-        _following.append(Following(Threads(), Layouts(), Touches(is_received)))
+        _following.append(Following(Threads(), Layouts(), Touches(is_received), Passed()))
         for subscriber in _following[0]:
             tap.subscribe(subscriber)
 
@@ -48,4 +50,4 @@ def notes(place_of: PlaceOf) -> Notes:
         return Notes()
     own = _following[0]
     return Notes(own.layouts.told(place_of), shorter.told(place_of), own.touches.told(place_of),
-                 own.threads.told(place_of))
+                 own.threads.told(place_of), own.passed.told(place_of))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from book.audit import layouts, shorter, threads, touched
+from book.audit import layouts, passed, shorter, threads, touched
 from book.audit.notes import Notes
 
 Look = Callable[[Sequence[Notes | None]], Iterator[str]]  # by rank; None of a rank that could not tell
 MOST = 3  # sentences; the first ones explain the rest
 
-FINDINGS: Sequence[Look] = (threads.look, layouts.look, shorter.look, touched.look)
+FINDINGS: Sequence[Look] = (threads.look, layouts.look, shorter.look, touched.look, passed.look)
 
 
 def findings(ranks: Sequence[Notes | None]) -> list[str]:
