@@ -188,19 +188,17 @@ def look(ranks: Sequence[Notes | None]) -> Iterator[str]:
     """Gradients that lack what the other ranks' parts of a result would have given."""
     for use in dict.fromkeys(use for notes in ranks if notes is not None for use in notes.uses):
         used_at = f" at {use.used_at}" if use.used_at else ""
+        result = f"the result of {use.call} at {use.called_at}, which autograd does not pass"
         if use.how == "cut":
-            yield (f"autograd does not pass {use.call} at {use.called_at}: what it returns has no gradient, so there is "
-                   f"nothing for backward{used_at}: torch.distributed.nn.functional.all_gather has one")
+            yield (f"there is nothing for backward{used_at}: it has only {result}: "
+                   "torch.distributed.nn.functional.all_gather has a gradient")
         elif use.how == "gathered":
-            yield (f"backward{used_at} uses the result of {use.call} at {use.called_at}, which autograd does not pass: "
-                   "the other ranks' parts are constants, so no gradient flows back to the peers: call "
-                   "torch.distributed.nn.functional.all_gather, or gather x.detach() if that is meant")
+            yield (f"backward{used_at} uses {result}: the other ranks' parts are constants, so no gradient flows back "
+                   "to the peers: call torch.distributed.nn.functional.all_gather, or gather x.detach() if that is "
+                   "meant")
         elif use.is_scalar:
-            yield (f"backward{used_at} goes back from the result of {use.call} at {use.called_at}, which autograd does "
-                   "not pass: the gradient is that of the rank's own loss, and no gradient is averaged by it: for the "
-                   f"log, {use.call} loss.detach(); for training, leave the loss as it is and average gradients, as DDP "
-                   "does")
+            yield (f"backward{used_at} begins with {result}: the gradient is that of the rank's own loss. To show the "
+                   f"loss, {use.call} loss.detach(); to train, leave it as it is and average gradients, as DDP does")
         else:
-            yield (f"backward{used_at} uses the result of {use.call} at {use.called_at}, which autograd does not pass: "
-                   "the gradient lacks what this rank's part does to the other ranks' losses: call "
-                   f"torch.distributed.nn.functional.{use.call}")
+            yield (f"backward{used_at} uses {result}: the gradient lacks what this rank's part does to the other "
+                   f"ranks' losses: call torch.distributed.nn.functional.{use.call}")
