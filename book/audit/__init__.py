@@ -30,6 +30,7 @@ from book.audit import shorter, uncaught
 from book.audit.findings import findings
 from book.audit.layouts import Layouts
 from book.audit.notes import Notes, PlaceOf
+from book.audit.passed import Passed
 from book.audit.threads import Threads
 from book.audit.touched import IsReceived, Touches
 
@@ -43,6 +44,7 @@ class _Following(NamedTuple):
     threads: Threads
     layouts: Layouts
     touches: Touches
+    passed: Passed
     replicas: Replicas
 
 
@@ -58,7 +60,7 @@ def start(every: int | None = None, is_received: IsReceived | None = None) -> No
     from book.audit import hooks
     from book.audit.replicas import Replicas
     if not _following:
-        _following.append(_Following(Threads(), Layouts(), Touches(is_received), Replicas(every)))
+        _following.append(_Following(Threads(), Layouts(), Touches(is_received), Passed(), Replicas(every)))
         for subscriber in _following[0]:
             tap.subscribe(subscriber)
         hooks.install(_following[0].replicas)
@@ -75,7 +77,7 @@ def notes(place_of: PlaceOf) -> Notes:
     is_over = threading.current_thread() is threading.main_thread() and sys.exc_info()[0] is None
     return Notes(
         uncaught=uncaught.uncaught(place_of), layouts=own.layouts.told(place_of), shorter=shorter.told(place_of),
-        touched=own.touches.told(place_of), threads=own.threads.told(place_of),
+        touched=own.touches.told(place_of), threads=own.threads.told(place_of), uses=own.passed.told(place_of),
         replicas=own.replicas.notes(place_of, is_over), orphans=orphans.notes(place_of),
         loaders=loaders, splits=splits, shardings=shardings)
 

@@ -1,4 +1,4 @@
-"""L2: tensors whose memory gloo takes as it lies: refused in the call, or noted where only other ranks' layouts can tell.
+"""L2: tensors whose memory gloo takes as it lies: refused in the call, or noted where only the other ranks can tell.
 
 gloo reads and writes as many elements as the tensor has from its first one on, whatever its strides, in some operations
 and copies in the others; NCCL refuses such tensors. So the broadcast of a column writes outside the column. A tensor
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 AS_IT_LIES = {"all_reduce", "broadcast", "reduce", "scatter"}  # all their tensors, by torch's name of the function
-OUTPUT_AS_IT_LIES = {"reduce_scatter", "all_to_all_single"}  # the first of their tensors; the others must have its order
-FILLED = {"broadcast", "scatter", "recv", "irecv", *OUTPUT_AS_IT_LIES}  # whose tensor is a result only
+OUTPUT_AS_IT_LIES = {"reduce_scatter", "all_to_all_single"}  # their first tensor, which the others must be like
 MOST = 100  # notes
 
 Order = tuple[int, ...]  # the strides of the dimensions that have more than one element; () of a contiguous tensor
@@ -55,20 +54,18 @@ class Layouts(Subscriber):
 
     def _judge(self, op: Op, tensors: Sequence[torch.Tensor]) -> None:
         call = op.function or ""
-        if op.is_message:
-            _refuse(call, tensors[0], "a message is a stretch of memory")
-        elif call in AS_IT_LIES:
+        if call in AS_IT_LIES:
             gapped = [tensor for tensor in tensors if not _is_dense(tensor)]
             orders = {_order(tensor) for tensor in tensors}
             if gapped or len(orders) > 1:
-                _refuse(call, [*gapped, *filter(_order, tensors)][0], "gloo takes its memory as it lies")
+                _refuse(call, [*gapped, *filter(_order, tensors)][0])
             if len(self._noted) < MOST:
                 group = op.group.name, op.group.ranks
                 self._noted.append(Layout(group, op.number, call, orders.pop(), op.place))
         elif call in OUTPUT_AS_IT_LIES and (tensors[0].numel() and not _is_dense(tensors[0])
                                             or len(set(map(_order, tensors))) > 1):
             strange = [tensor for tensor in tensors if _order(tensor)]
-            _refuse(call, strange[0] if strange else tensors[0], "gloo takes its memory as it lies")
+            _refuse(call, strange[0] if strange else tensors[0])
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -89,13 +86,10 @@ def _order(tensor: torch.Tensor) -> Order:
     return tuple(stride for size, stride in zip(tensor.shape, tensor.stride()) if size > 1)
 
 
-def _refuse(call: str, tensor: torch.Tensor, why: str) -> None:
-    is_result = call in FILLED or call in ("all_reduce", "reduce")
-    advice = "pass x.contiguous()"
-    if is_result:
-        advice = f"call {call} with y = x.contiguous(), and then x.copy_(y)"
+def _refuse(call: str, tensor: torch.Tensor) -> None:
     raise ValueError(f"the tensor of {call} is not contiguous (shape {list(tensor.shape)}, strides "
-                     f"{list(tensor.stride())}): {why}: {advice}")
+                     f"{list(tensor.stride())}), and gloo takes its memory as it lies: pass x.contiguous(); if it is a "
+                     f"result too, {call} y = x.contiguous(), and then x.copy_(y)")
 
 
 def look(ranks: Sequence[Notes | None]) -> Iterator[str]:
@@ -109,6 +103,6 @@ def look(ranks: Sequence[Notes | None]) -> Iterator[str]:
         orders = {layout.order for layout in found.values()} | ({()} if others else set())
         if len(orders) > 1:
             rank, layout = next(iter(found.items()))
-            yield (f"in {layout.call} at {layout.place} the tensor of {named([rank])} fills its memory in another order "
-                   f"(strides {listed(layout.order)}) than {named([each for each in members if each != rank])} "
-                   "has it: gloo takes it as it lies, so elements have changed places: pass x.contiguous() on every rank")
+            yield (f"in {layout.call} at {layout.place} the tensor of {named([rank])} fills its memory in another "
+                   f"order (strides {listed(layout.order)}) than those of the other ranks: gloo takes it as it lies, "
+                   "so its elements have changed places: pass x.contiguous() on every rank")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from book.audit.layouts import Layout
+    from book.audit.passed import Use
     from book.audit.shorter import Shorter
     from book.audit.threads import Turns
     from book.audit.touched import Touched
@@ -95,6 +96,7 @@ class Notes(NamedTuple):
     shorter: tuple[Shorter, ...] = ()
     touched: tuple[Touched, ...] = ()
     threads: tuple[Turns, ...] = ()
+    uses: tuple[Use, ...] = ()
     replicas: tuple[Replica, ...] = ()
     loaders: tuple[Loader, ...] = ()
     splits: tuple[Split, ...] = ()

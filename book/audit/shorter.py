@@ -33,8 +33,8 @@ def note(*fields: object) -> None:
 
 def told(place_of: PlaceOf) -> tuple[Shorter, ...]:
     """What this process has noted, with readable places."""
-    return tuple(each._replace(sent_at=_readable(each.sent_at, place_of), received_at=_readable(each.received_at, place_of))
-                 for each in list(_noted))
+    return tuple(each._replace(sent_at=_readable(each.sent_at, place_of),
+                               received_at=_readable(each.received_at, place_of)) for each in list(_noted))
 
 
 def _readable(place: Place | str | None, place_of: PlaceOf) -> str:
@@ -44,6 +44,6 @@ def _readable(place: Place | str | None, place_of: PlaceOf) -> str:
 def look(ranks: Sequence[Notes | None]) -> Iterator[str]:
     """Messages that have not filled the tensor that they were received into; both ends may have noted them."""
     for each in dict.fromkeys(each for notes in ranks if notes is not None for each in notes.shorter):
-        yield (f"rank {each.source} sent {each.sent} to rank {each.target} at {each.sent_at}, which was received into "
-               f"{each.received} at {each.received_at}: the last {counted(each.num_left, 'element')} of that tensor "
-               "stayed as before, and on GPUs both ranks would wait forever: receive into a tensor of the message's size")
+        yield (f"rank {each.source} sent {each.sent} to rank {each.target} at {each.sent_at}, which was received "
+               f"into {each.received} at {each.received_at}: the last {counted(each.num_left, 'element')} of that "
+               "tensor stayed as before, and on GPUs both ranks would wait forever: receive into a tensor of its size")

@@ -23,7 +23,7 @@ MOST_TURNS = 200
 class Turn(NamedTuple):
     """Calls that one thread has made in a row: the first one's number in the group, its name and its line."""
     thread: str
-    index: int  # 0 is the main thread, or one that Python has not started; the others in the order of their first calls
+    place_in_line: int  # 0 of the main thread, or one of torch's own; then in the order of first calls
     first: int
     call: str
     place: Place | str | None
@@ -120,7 +120,7 @@ def look(ranks: Sequence[Notes | None]) -> Iterator[str]:
             by_group.setdefault(turns.group, {})[rank] = turns
     for found in by_group.values():
         rank, turns = min(found.items())
-        orders = {tuple((turn.index, turn.first) for turn in each.turns) for each in found.values()}
+        orders = {tuple((turn.place_in_line, turn.first) for turn in each.turns) for each in found.values()}
         meeting = [rank for rank, each in found.items() if each.meet]
         if len(orders) > 1 or meeting:
             rank = meeting[0] if meeting else rank
@@ -128,8 +128,8 @@ def look(ranks: Sequence[Notes | None]) -> Iterator[str]:
 
 
 def _sentence(rank: int, turns: Turns) -> str:
-    other = next(turn for turn in turns.turns if turn.index)
-    first = next(turn for turn in turns.turns if turn.index != other.index)
+    other = next(turn for turn in turns.turns if turn.place_in_line)
+    first = next(turn for turn in turns.turns if turn.place_in_line != other.place_in_line)
     rest = f"its thread '{first.thread}'" if first.thread else "its main thread"
     return (f"{named([rank])}'s thread '{other.thread}' calls {other.call} at {other.place} while {rest} calls "
             f"{first.call} in the same group at {first.place}: their order is left to chance: a second thread needs a "

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 IsReceived = Callable[[Op, Op], bool]
-FOLLOWED = {"isend", "irecv", "all_reduce", "broadcast", "reduce"}  # whose tensors torch itself does not count as changed
+FOLLOWED = {"isend", "irecv", "all_reduce", "broadcast", "reduce"}  # torch does not count what these change
 MOST = 10  # lines
 SAMPLE = 64  # elements
 MOST_PENDING = 1024

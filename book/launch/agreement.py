@@ -101,7 +101,8 @@ def _described(name: str, owner: str, tensors: Sequence[Any], has_splits: bool, 
                members: Sequence[int]) -> tuple[str, tuple[int, ...]]:
     """A call's arguments for a reader, "float32 [4], SUM", and a checksum for each of `DIFFERENCES`."""
     dtypes = " ".join(str(tensor.dtype) for tensor in tensors)
-    sizes = "" if has_splits or name == "all_to_all_single" else " ".join(str(tensor.shape.numel()) for tensor in tensors)
+    is_split = has_splits or name == "all_to_all_single"  # then `Messages` compares the parts
+    sizes = "" if is_split else " ".join(str(tensor.shape.numel()) for tensor in tensors)
     own = str(list(members)) if name == "new_group" else ""
     words = [_shapes(tensors), reduces, f"{SIDES[name]}={root}" if root is not None else "", own]
     fields = [f"{name} of {owner}", own, dtypes, sizes, reduces or "", "" if root is None else str(root)]

@@ -39,7 +39,10 @@ class Call(NamedTuple):
 
 
 class Board:
-    """The notes of `world_size` ranks, with the `mail` of their messages; a process that multiprocessing starts with it as an argument shares it."""
+    """The notes of `world_size` ranks, and the `mail` on their messages.
+
+    A process that multiprocessing starts with it as an argument shares it.
+    """
 
     def __init__(self, world_size: int, file: int | None = None) -> None:
         self._world_size = world_size

@@ -11,9 +11,7 @@ import hashlib
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from book.audit import shorter
 from book.launch import where
@@ -21,6 +19,9 @@ from book.launch.agreement import WAIT_S, CallMismatch
 from book.launch.mail import MAX_CLOCK, Mail, Sent, unpacked
 from book.tap import Op, Subscriber
 from book.tap.log import Described, Group, Place
+
+if TYPE_CHECKING:
+    import torch
 
 BYTES = {"uint8", "int8"}  # a tensor of these may stand for one of any dtype
 PAIRS = ({"complex64", "float32"}, {"complex128", "float64"})
@@ -181,7 +182,8 @@ class Messages(Subscriber):
         while time.monotonic() < end_s and not all(
                 self._mail.read(rank, _key(group, rank, rank, "all_to_all", "send"), number) for rank in group.ranks):
             time.sleep(0.01)
-        lines, places = [], {}
+        lines: list[str] = []
+        places: dict[int, Place | None] = {}
         for source in group.ranks:
             for target in group.ranks:
                 misfit = self._misfit(group, number, source, target)
@@ -240,7 +242,7 @@ def _parts(op: Op, tensors: Sequence[torch.Tensor], size: int) -> Iterator[list[
             yield [Described(tensor.dtype, tensor.shape) for tensor in side]
             continue
         (tensor,), rows = side, splits or [side[0].shape[0] // size] * size
-        yield [Described(tensor.dtype, torch.Size((num, *tensor.shape[1:]))) for num in rows]
+        yield [Described(tensor.dtype, type(tensor.shape)((num, *tensor.shape[1:]))) for num in rows]
 
 
 def _is_size_alike(sent: Sent, received: Sent) -> bool:

@@ -213,7 +213,7 @@ def _collective(name: str, group: Group, calls: _Calls, args: Sequence[Any]) -> 
     alike = () if place is None else _side(args[place][0]) if is_nested else sides[place]
     root = _in_world(group, getattr(options, "rootRank", None)) if kind in ROOTED else None
     reduced_with = getattr(options, "reduceOp", None) if kind in REDUCING else None
-    splits = tuple(map(tuple, args[2:4])) if name in SPLIT else ((), ())
+    splits = (tuple(args[2]), tuple(args[3])) if name in SPLIT else ((), ())
     num_bytes = max([_bytes_in(side) for side in sides if side] or [0])
     described = tuple([Described(tensor.dtype, tensor.shape) for tensor in alike])
     return Op(kind, function, group, next(calls.collectives), line, owner, in_backward, None, 0, described, num_bytes,
