@@ -138,6 +138,15 @@ def gradients_scaled_by_a_local_number():
     trained(model, before=scale)
 
 
+def a_step_in_a_hook():
+    start()
+    model = DDP(nn.Linear(6, 1, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.module.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    for _ in range(3):
+        model(torch.randn(4, 6)).sum().backward()
+
+
 def no_sync_over_the_last_micro_batch():
     start()
     model = DDP(mlp())
@@ -315,6 +324,7 @@ FAULTS = {
     clipping_by_a_local_norm: ["since step 1. The gradients of step 1 differ, although DDP had averaged them",
                                "optimizer.step()"],
     gradients_scaled_by_a_local_number: ["since step 1. The gradients of step 1 differ"],
+    a_step_in_a_hook: ["lambda _: optimizer.step()) is called inside backward, before DDP has averaged"],
     no_sync_over_the_last_micro_batch: ["since step 1. The last backward before step 1 ", "was under no_sync()"],
     changed_by_hand_on_one_rank: ["0.weight ", "since something between steps 3 and 4. No optimizer has changed them"],
     changed_through_data_on_one_rank: ["all parameters", "since something between steps 5 and 6"],
@@ -635,3 +645,49 @@ RIGHT = {
 @pytest.mark.parametrize("program", RIGHT, ids=lambda program: program.__name__)
 def test_nothing_is_said_of_what_is_right(program):
     assert launch(program, RIGHT[program]).findings == []
+
+
+# What a program asks for itself
+
+def asks(starts):
+    if starts:
+        audit.start()
+    start()
+    model, other = DDP(mlp()), mlp()
+    equal = audit.compare(model)
+    trained(model, call=model.module)
+    return equal, audit.compare(model), audit.compare(other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_program_compares_its_replicas(starts):
+    run = launch(asks, 2, starts, audit=False)
+    assert run[0] == run[1]
+    equal, apart, never_wrapped = run[0]
+    assert equal == [] and "this model differ between ranks 0, 1" in never_wrapped[0]
+    assert ("since step 1. The forward in test_audit.py line " in apart[0]) == starts
+    assert "between ranks 0, 1" in apart[0]
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_says_what_had_parted_before(capsys):
+    from book.launch import RankError
+
+    def program():
+        past_the_wrapper_for(5)
+        raise ValueError("later")
+
+    def past_the_wrapper_for(steps):
+        nonlocal_model.append(DDP((start(), mlp())[1]))
+        trained(nonlocal_model[0], steps, call=nonlocal_model[0].module)
+
+    nonlocal_model = []
+    with pytest.raises(RankError, match="also: all parameters of the model .* since step 1. The forward"):
+        launch(program, 2)
+
+
+@pytest.mark.parametrize("audit", [-1, "yes", None, 2.5])
+def test_an_audit_that_can_not_be_is_refused(audit):
+    with pytest.raises(ValueError, match="audit is True, False or a number of steps"):
+        launch(mlp, 2, audit=audit)
