@@ -148,7 +148,7 @@ def _since(since: Parting) -> str:
     if since.apart == 1:
         return ", as they did before the first step"
     if since.apart == since.alike + 1:
-        return f", since something between steps {step - 1} and {step}" if since.apart % 2 else f", since step {step}"
+        return f", since some time between steps {step - 1} and {step}" if since.apart % 2 else f", since step {step}"
     if not since.alike:
         return f", as they did after step {step}"
     return f", since some time after step {before}" if since.apart % 2 else f", since step {before + 1} to {step}"
