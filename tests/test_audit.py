@@ -753,7 +753,7 @@ def train_all_drawn(seeds):
 
 @pytest.mark.slow
 def test_of_drawn_models_the_parameters_and_the_step_are_named():
-    seeds = range(80)
+    seeds = range(60)
     for seed, said in zip(seeds, launch(train_all_drawn, 2, seeds, audit=1)[0]):
         parts = expected(seed)
         told = f"{draw(seed)[1:]}: {said}"
