@@ -372,7 +372,8 @@ def a_loss_that_leaves_parameters_out() -> None:
 def one_evaluates_a_ddp_model() -> None:
     """One rank alone evaluates a model under DDP.
 
-    DDP's forward broadcasts buffers, such as those of batch norm. Evaluate on all ranks, or call `model.module`.
+    DDP's forward broadcasts buffers, such as those of batch norm. Evaluate on all ranks, or call `model.module` under
+    `torch.no_grad()`: with gradients, it would train this rank alone.
     """
     rank = start()
     model = DistributedDataParallel(torch.nn.BatchNorm1d(4))

@@ -1,6 +1,8 @@
 """The audit of a run: it names what parts replicas and which data ranks share, and is silent where all is right."""
 import copy
+import random
 from contextlib import nullcontext
+from itertools import pairwise
 
 import pytest
 import torch
@@ -136,6 +138,15 @@ def gradients_scaled_by_a_local_number():
             each.grad /= rank + 1
 
     trained(model, before=scale)
+
+
+def a_step_in_a_hook():
+    start()
+    model = DDP(nn.Linear(6, 1, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.module.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    for _ in range(3):
+        model(torch.randn(4, 6)).sum().backward()
 
 
 def no_sync_over_the_last_micro_batch():
@@ -315,9 +326,10 @@ FAULTS = {
     clipping_by_a_local_norm: ["since step 1. The gradients of step 1 differ, although DDP had averaged them",
                                "optimizer.step()"],
     gradients_scaled_by_a_local_number: ["since step 1. The gradients of step 1 differ"],
+    a_step_in_a_hook: ["lambda _: optimizer.step()) is called inside backward, before DDP has averaged"],
     no_sync_over_the_last_micro_batch: ["since step 1. The last backward before step 1 ", "was under no_sync()"],
-    changed_by_hand_on_one_rank: ["0.weight ", "since something between steps 3 and 4. No optimizer has changed them"],
-    changed_through_data_on_one_rank: ["all parameters", "since something between steps 5 and 6"],
+    changed_by_hand_on_one_rank: ["0.weight ", "since some time between steps 3 and 4. No optimizer has changed them"],
+    changed_through_data_on_one_rank: ["all parameters", "since some time between steps 5 and 6"],
     only_rank_0_loads_the_optimizer: ["since step 4. Only rank 0 has loaded a state", "load_state_dict(state)"],
     only_one_rank_steps_where_its_loss_is_small: ["since step 1", "rank 0 has made 5 and rank 1 has made 2"],
     one_of_two_models: ["one, other = DDP(mlp()), DDP(mlp())", "goes past DDP"],
@@ -635,3 +647,114 @@ RIGHT = {
 @pytest.mark.parametrize("program", RIGHT, ids=lambda program: program.__name__)
 def test_nothing_is_said_of_what_is_right(program):
     assert launch(program, RIGHT[program]).findings == []
+
+
+# What a program asks for itself
+
+def asks(starts):
+    if starts:
+        audit.start()
+    start()
+    model, other = DDP(mlp()), mlp()
+    equal = audit.compare(model)
+    trained(model, call=model.module)
+    return equal, audit.compare(model), audit.compare(other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_program_compares_its_replicas(starts):
+    run = launch(asks, 2, starts, audit=False)
+    assert run[0] == run[1]
+    equal, apart, never_wrapped = run[0]
+    assert equal == [] and "this model differ between ranks 0, 1" in never_wrapped[0]
+    assert ("since step 1. The forward in test_audit.py line " in apart[0]) == starts
+    assert "between ranks 0, 1" in apart[0]
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_says_what_had_parted_before(capsys):
+    from book.launch import RankError
+
+    def program():
+        past_the_wrapper_for(5)
+        raise ValueError("later")
+
+    def past_the_wrapper_for(steps):
+        nonlocal_model.append(DDP((start(), mlp())[1]))
+        trained(nonlocal_model[0], steps, call=nonlocal_model[0].module)
+
+    nonlocal_model = []
+    with pytest.raises(RankError, match="also: all parameters of the model .* since step 1. The forward"):
+        launch(program, 2)
+
+
+@pytest.mark.parametrize("audit", [-1, "yes", None, 2.5])
+def test_an_audit_that_can_not_be_is_refused(audit):
+    with pytest.raises(ValueError, match="audit is True, False or a number of steps"):
+        launch(mlp, 2, audit=audit)
+
+
+# Drawn models and faults: which parameters have parted, and since when
+
+def draw(seed):
+    """For a seed: a model, its optimizer, how many steps it makes, and what goes wrong, where and when."""
+    drawn = random.Random(seed)
+    sizes = [drawn.choice([1, 5, 70]) for _ in range(drawn.randint(2, 3))]
+    net = nn.Sequential(*(nn.Linear(*pair) for pair in pairwise(sizes)))
+    optimizer = drawn.choice([torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop])
+    steps = drawn.randint(1, 9)
+    name = drawn.choice([name for name, _ in net.named_parameters()])
+    fault = drawn.choice(["none", "none", "by hand", "through data", "gradient", "past", "lr"])
+    return net, optimizer, steps, name, fault, drawn.randint(1, steps)
+
+
+def train_drawn(seed):
+    """Train a drawn model, and return what is said of it."""
+    net, optimizer, steps, name, fault, at = draw(seed)
+    rank, model = dist.get_rank(), DDP(net)
+    optimizer, own = optimizer(model.parameters(), lr=0.01), dict(net.named_parameters())[name]
+    for k in range(1, steps + 1):
+        is_now = k == at and rank == 1
+        if is_now and fault == "by hand":
+            with torch.no_grad():
+                own.add_(1.0)
+        if is_now and fault == "through data":
+            own.data = own.data + 1.0
+        if is_now and fault == "lr":
+            optimizer.param_groups[0]["lr"] *= 2
+        optimizer.zero_grad()
+        call = net if k == at and fault == "past" else model
+        (call(torch.randn(3, net[0].in_features)) - 3.0).pow(2).mean().backward()
+        if is_now and fault == "gradient":
+            own.grad.mul_(-2.0)
+        optimizer.step()
+    return audit.compare(model)
+
+
+def expected(seed):
+    """Parts of the sentence on a drawn model; None if all is right."""
+    net, _, _, name, fault, at = draw(seed)
+    every = [name for name, _ in net.named_parameters()]
+    before = f"some time between steps {at - 1} and {at}" if at > 1 else "as they did before the first step"
+    return None if fault == "none" else {
+        "by hand": [f"{name} of the model", before], "through data": [f"{name} of the model", before],
+        "gradient": [f"{name} of the model", f"since step {at}"],
+        "past": ["all parameters", f"since step {at}", "no forward went through DDP"],
+        "lr": ["all parameters", f"since step {at}", f"In step {at}, lr was 0.01 on rank 0 and 0.02 on rank 1"],
+    }[fault] if len(every) > 1 else []
+
+
+def train_all_drawn(seeds):
+    start()
+    torch.manual_seed(dist.get_rank())
+    return [train_drawn(seed) for seed in seeds]
+
+
+@pytest.mark.slow
+def test_of_drawn_models_the_parameters_and_the_step_are_named():
+    seeds = range(60)
+    for seed, said in zip(seeds, launch(train_all_drawn, 2, seeds, audit=1)[0]):
+        parts = expected(seed)
+        told = f"{draw(seed)[1:]}: {said}"
+        assert bool(said) == (parts is not None) and all(part in said[0] for part in parts or ()), told

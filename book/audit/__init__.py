@@ -9,6 +9,7 @@ while they run, and exchange nothing for it: whoever started them compares the n
     layouts    tensors whose elements do not lie in a row
     shorter    messages that were shorter than the tensors that took them
     touched    tensors that were changed while a message of theirs was under way
+    passed     results of collectives that a backward uses, and that autograd does not pass
     hooks      where it is seen what a program does with models, optimizers and data
     replicas   the copies of models in DDP: their parameters as training goes on, and what may part them
     reading    the data: batches of loaders, random splits, shards of samplers
@@ -52,14 +53,16 @@ _following: list[_Following] = []  # once this process takes notes
 
 
 def start(every: int | None = None, is_received: IsReceived | None = None) -> None:
-    """Have this process take notes from now on; the tap must be on, and those who refuse calls subscribe afterwards.
+    """Have this process take notes from now on: call it before `dist.init_process_group()`. `launch` does so by itself.
 
+    Those who refuse calls subscribe to the tap afterwards.
     All parameters of a model in DDP are digested after steps 1, 2, 4, 8, ..., or after each step that `every` divides.
     `is_received(op, by)` says whether a program may know at the end of the call `by` that what `op` sends has arrived.
     """
     from book.audit import hooks
     from book.audit.replicas import Replicas
     if not _following:
+        tap.start()
         _following.append(_Following(Threads(), Layouts(), Touches(is_received), Passed(), Replicas(every)))
         for subscriber in _following[0]:
             tap.subscribe(subscriber)
@@ -91,8 +94,8 @@ def ignore(model: Any) -> None:
 def compare(model: Any, group: Any = None) -> list[str]:
     """Sentences on how the copies of a module differ between the ranks of a group, which all must call this.
 
-    All ranks get the same sentences, none if the copies are equal. In a program that has called `tap.start()` and
-    `audit.start()` before it made its process group, they say of a model in DDP since when and why.
+    All ranks get the same sentences, none if the copies are equal. In a process that takes notes they say of a model in
+    DDP since when and why. `group` is by default that of DDP, or all ranks.
     """
     from book.audit import asked
     return asked.compare(model, group, _following[0].replicas if _following else None)

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from book.audit import digests, drift
 from book.audit.notes import Notes, Replica
@@ -27,7 +28,7 @@ def compare(model: Any, group: Any, replicas: Any) -> list[str]:
 
 def _now(model: Any, ranks: tuple[int, ...]) -> Replica:
     """A module of which nothing has been noted, as it is now."""
-    found = held(model.named_parameters())
+    found = held((model.module if isinstance(model, DistributedDataParallel) else model).named_parameters())
     return Replica(ranks, 1, forwards=1, end=plain_values(found) if digests.reached() else None)
 
 

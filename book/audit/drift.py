@@ -148,7 +148,7 @@ def _since(since: Parting) -> str:
     if since.apart == 1:
         return ", as they did before the first step"
     if since.apart == since.alike + 1:
-        return f", since something between steps {step - 1} and {step}" if since.apart % 2 else f", since step {step}"
+        return f", since some time between steps {step - 1} and {step}" if since.apart % 2 else f", since step {step}"
     if not since.alike:
         return f", as they did after step {step}"
     return f", since some time after step {before}" if since.apart % 2 else f", since step {before + 1} to {step}"
@@ -239,7 +239,9 @@ def _changed(copies: Copies, names: Sequence[str], since: Parting) -> str | None
     steps = sorted(set.intersection(*(set(copy.gradients) for copy in copies.values())))
     for step in steps:
         if since.in_step and _differing([copy.gradients[step] for copy in copies.values()]):
-            line = next(iter(copies.values())).stepped
+            line, in_backward = next((copy.stepped, copy.in_backward) for copy in copies.values())
+            if in_backward:
+                return f"{line} is called inside backward, before DDP has averaged the gradients: call it later"
             return (f"the gradients of step {step} differ, although DDP had averaged them: something between backward "
                     f"and {line} changes them by a number of the rank's own, as clipping by a local norm does")
     if since.apart == since.alike + 1 and since.apart % 2 == 0 and since.apart // 2 in steps:

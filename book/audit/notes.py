@@ -52,7 +52,8 @@ class Replica(NamedTuple):
     past: str = ""  # the line that made a forward which DDP did not see
     unaveraged: tuple[int, str] | None = None  # the first step with gradients that DDP had not averaged, and its line
     under_no_sync: bool = False  # whether the last forward before that step was
-    stepped: str = ""  # the line of the last step
+    stepped: str = ""  # the line of the last step whose gradients were noted
+    in_backward: bool = False  # whether that step was inside backward
     fed: tuple[tuple[int, int | None, str], ...] = ()
     masks: tuple[int, ...] = ()  # digests of the random state at its first forwards, if it has dropout
 

@@ -77,7 +77,7 @@ class Copy:
         self.trained: list[tuple[str, Any]] = []
         self.added: tuple[str, ...] = ()
         self.unfrozen: tuple[str, ...] = ()
-        self.steps = self.forwards = 0
+        self.steps = self.forwards = self._forwards_until = 0
         self.synced = True  # by the last forward
         self.states: dict[int, int | None] = {}
         self.parameters: dict[int, dict[str, Digest]] = {}
@@ -89,6 +89,7 @@ class Copy:
         self.unaveraged: tuple[int, Place | None] | None = None
         self.under_no_sync = False
         self.stepped: Place | None = None
+        self.in_backward = False
         self.fed: list[tuple[Digest, int | None, Place | None]] = []
         self.masks: list[int] = []
         self._time, self._every, self._stride = time, every, 1
@@ -126,23 +127,28 @@ class Copy:
                 self.states = {at: state for at, state in self.states.items() if (at + 1) // 2 % self._stride == 0}
         return step % self._stride == 0
 
+    def next_step(self, last: int) -> int:
+        """The number of an optimizer's next step: that of another optimizer's if no forward came between."""
+        return self.steps + (last == self.steps or self._forwards_until != self.forwards)
+
     def before(self, step: int) -> None:
         """Note it before a step of an optimizer."""
         is_marked = self._is_marked(step)
         if is_marked or not self.trained:
             self._refresh()
-        if step == 1:
+        if step == 1 and not self.parameters:
             self.parameters[1] = {name: digests.of(each) for name, each in self._named()}
         if self._is_seen(step):
-            self.states[2 * step - 1] = self._heads.digest()
+            self.states.setdefault(2 * step - 1, self._heads.digest())
         if is_marked:
             self.gradients[step] = {name: digests.of(each.grad, digests.HEAD_BYTES)
                                     for name, each in self.trained if each.grad is not None}
             self.stepped = caller(sys._getframe())[1]
+            self.in_backward = torch._C._current_graph_task_id() != -1
 
     def after(self, step: int, settings: dict[str, Any], forwards: int) -> None:
         """Note it after a step, before which the optimizer had seen so many of its forwards."""
-        self.steps = step
+        self.steps, self._forwards_until = step, self.forwards
         if self._is_seen(step):
             self.states[2 * step] = self._heads.digest()
         if step & (step - 1) == 0 or settings != self.settings.get(max(self.settings, default=0)):
@@ -202,15 +208,15 @@ class Copy:
         def line(place: Place | None) -> str:
             return named(place, place_of)
 
+        fed = ((int(each), indices, line(place)) for each, indices, place in self.fed if is_known(each))
         return Replica(
             self.ranks, self.number, line(self.place), self.steps, self.forwards, plain(self.states),
             {at: plain(each) for at, each in self.parameters.items()},
             {at: plain(each) for at, each in self.gradients.items()}, dict(self.settings),
-            plain_values(self.end) if self.end is not None and reached else None,
-            self.added, self.unfrozen, tuple((at, line(place)) for at, place in self.loaded), line(self.past),
+            plain_values(self.end) if self.end is not None and reached else None, self.added, self.unfrozen,
+            tuple((at, line(place)) for at, place in self.loaded), line(self.past),
             (self.unaveraged[0], line(self.unaveraged[1])) if self.unaveraged else None, self.under_no_sync,
-            line(self.stepped), tuple((int(each), indices, line(place)) for each, indices, place in self.fed
-                                       if is_known(each)), tuple(self.masks))
+            line(self.stepped), self.in_backward, tuple(fed), tuple(self.masks))
 
 
 def held(parameters: Iterable[tuple[str, Any]]) -> dict[str, Held]:
@@ -236,7 +242,7 @@ def _line_outside_modules() -> Place | None:
 
 
 class Stepping:
-    """An optimizer: the copies whose parameters it holds, its steps with each, and their forwards until the last."""
+    """An optimizer: the copies whose parameters it holds, its last step with each, and their forwards until then."""
 
     def __init__(self) -> None:
         self.copies: list[Copy] | None = None
@@ -306,7 +312,8 @@ class Replicas(Subscriber):
             if own.copies is None:
                 own.copies = self._held(optimizer)
             for copy in own.copies:
-                copy.before(max(copy.steps, own.steps[copy] + 1))
+                own.steps[copy] = copy.next_step(own.steps[copy])
+                copy.before(own.steps[copy])
 
     @quietly
     def after_step(self, optimizer: Any, args: Any, options: Any) -> None:
@@ -319,8 +326,7 @@ class Replicas(Subscriber):
                         for number, group in enumerate(optimizer.param_groups) for name, each in group.items()
                         if isinstance(each, (int, float, tuple)) or each is None}
             for copy in own.copies:
-                own.steps[copy] += 1
-                copy.after(max(copy.steps, own.steps[copy]), settings, own.forwards[copy])
+                copy.after(own.steps[copy], settings, own.forwards[copy])
                 own.forwards[copy] = copy.forwards
 
     def _held(self, optimizer: Any) -> list[Copy]:

@@ -147,7 +147,7 @@ def launch(
     """
     _check_process()
     arguments.check_call(fn, world_size, args, allow_many_ranks)
-    arguments.check_options(timeout_s, hang_s, on_line, env)
+    arguments.check_options(timeout_s, hang_s, audit, on_line, env)
     world_size, timeout_s, hang_s = int(world_size), float(timeout_s), float(hang_s)
     require("launch", "torch", "cloudpickle")
     with closing(SharedFile()) as called:

@@ -32,13 +32,16 @@ def check_call(fn: Any, world_size: Any, args: tuple[Any, ...], allow_many_ranks
     _check_arguments(fn, args)
 
 
-def check_options(timeout_s: Any, hang_s: Any, on_line: Any, env: Any) -> None:
+def check_options(timeout_s: Any, hang_s: Any, audit: Any, on_line: Any, env: Any) -> None:
     """Raise TypeError or ValueError for options that would fail only later, with a message that says what to do."""
     for name, value in (("timeout_s", timeout_s), ("hang_s", hang_s)):
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError(f"{name} is a number of seconds, not {value!r}: pass a number, such as 10")
         if not float(value) > 0:
             raise ValueError(f"{name} must be more than 0 seconds, not {value}")
+    if not isinstance(audit, int) or audit < 0:
+        raise ValueError(f"audit is True, False or a number of steps, not {audit!r}: write audit=100 to look at models "
+                         "after each 100th step")
     if on_line is not None and not _takes_two(on_line):
         raise TypeError(f"on_line must be a function of a rank and a line, not {on_line!r}: "
                         "write on_line=lambda rank, line: print(rank, line)")
