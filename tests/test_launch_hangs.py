@@ -23,7 +23,7 @@ from book.waiting.message import graph
 from book.widgets.player import run_payload
 from examples import faults
 
-SECTIONS = dict(zip((program.__name__ for program in faults.HANGS),
+SECTIONS = dict(zip((program.__name__ for program in faults.PROGRAMS),
                     re.split(r"^### ", faults.PAGE.read_text("utf-8").partition("\n## A job that")[0], flags=re.M)[1:]))
 NO_WAIT = ("a_loop_that_never_ends", "a_call_that_keeps_the_interpreter")  # told at the time limit
 REFUSED = ("batches_that_meet_an_all_reduce", "one_evaluates_a_ddp_model")  # before anything hangs
@@ -114,10 +114,10 @@ EXPECTED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("program", [
     pytest.param(program, id=program.__name__, marks=() if program.__name__ in QUICK else pytest.mark.slow)
-    for program in faults.HANGS])
+    for program in faults.PROGRAMS])
 def test_a_program_that_hangs_gets_the_message_on_the_page(program: faults.Program) -> None:
     said = faults.message(program)
-    if program is faults.a_loop_that_never_ends:  # at one of two lines
+    if program is faults.hang.a_loop_that_never_ends:  # at one of two lines
         said = re.sub(r"at line 4: pass", "at line 3: while rank == 1:", said)
     on_page = "### " + SECTIONS[program.__name__].partition("\n## ")[0]
     assert on_page.rstrip() == faults.section(program, said).rstrip(), "run `python examples/faults.py --page`"
@@ -129,8 +129,8 @@ def test_the_message_names_the_cause_and_the_line(name: str) -> None:
     message = re.search(r":class: message\n(.*?)```", SECTIONS[name], re.DOTALL)[1]
     first, *rest = message.splitlines()
     assert first == ("not done after 2 s" if name in NO_WAIT else
-                     "the ranks disagree in a collective: they call different collectives, and must make the same calls "
-                     "in the same order" if name in REFUSED else
+                     "the ranks disagree in a collective: they call different collectives, and must make the same "
+                     "calls in the same order" if name in REFUSED else
                      "the ranks wait for one another: nothing has moved for 0.5 s")
     assert any(cause in line for line in rest if line.startswith(("possible " if name in NO_WAIT else "") + "cause: "))
     assert re.search(rf"line \d+: .*{re.escape(source)}", message)
@@ -138,7 +138,7 @@ def test_the_message_names_the_cause_and_the_line(name: str) -> None:
 
 
 def test_there_is_a_row_for_each_program() -> None:
-    assert list(EXPECTED) == [program.__name__ for program in faults.HANGS] == list(SECTIONS)
+    assert list(EXPECTED) == [program.__name__ for program in faults.PROGRAMS] == list(SECTIONS)
     assert len(EXPECTED) >= 41
 
 

@@ -62,7 +62,7 @@ class Layouts(Subscriber):
             if len(self._noted) < MOST:
                 group = op.group.name, op.group.ranks
                 self._noted.append(Layout(group, op.number, call, orders.pop(), op.place))
-        elif call in OUTPUT_AS_IT_LIES and (tensors[0].numel() and not _is_dense(tensors[0])
+        elif call in OUTPUT_AS_IT_LIES and ((tensors[0].numel() and not _is_dense(tensors[0]))
                                             or len(set(map(_order, tensors))) > 1):
             strange = [tensor for tensor in tensors if _order(tensor)]
             _refuse(call, strange[0] if strange else tensors[0])
