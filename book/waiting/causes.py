@@ -271,5 +271,5 @@ CAUSES: Sequence[Sequence[Look]] = (
     (sends_astray, crossed_groups),
     (missed_collectives, out_of_step),
     (messages_without_a_match, uneven_messages),
-    (all_others_returned, uneven_messages),
+    (all_others_returned,),
 )
