@@ -15,6 +15,7 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from book.grading import mutate
 from book.grading.__main__ import main
+from book.grading.check import _first_failure
 from book.grading.grade import Grader, _killed, grade
 from book.grading.lab import LabError, marks, points
 from book.grading.lab_schema import KEY
@@ -183,6 +184,22 @@ def test_a_folder_with_a_long_path_is_no_obstacle(tmp_path, monkeypatch):
     result = ended("import contextlib\nfrom book.launch import launch\nwith contextlib.redirect_stdout(None):\n"
                    "    run = launch(max, 2, 0, 1)\nprint('right' if list(run) == [1, 1] else 'wrong')")
     assert result.cells[0]["ok"], result.log
+
+
+HANGS = ("import contextlib\nimport torch.distributed as dist\nfrom book.launch import launch\ndef waits():\n"
+         "    dist.init_process_group()\n    rank = dist.get_rank()\n"
+         + "".join(f"    if rank == {rank}:\n        dist.barrier()\n" for rank in range(6)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source, first, num_lines", [
+    (HANGS + "with contextlib.redirect_stdout(None):\n    launch(waits, 7, hang_s=1)",
+     "check-1: HangError: the ranks wait for one another", 9),
+    ("def f(n):\n    return f(n - 1) if n else 1 / 0\n" * 9 + "f(9)", "", 3)])
+def test_a_student_sees_all_of_a_message_and_the_end_of_a_traceback(source, first, num_lines):
+    told = _first_failure(ended(source))
+    assert told.startswith(first) and told.count("\n") == num_lines - 1
+    assert ("cause: ranks 0-5 wait in barrier()" in told) == bool(first)
 
 
 @pytest.mark.slow

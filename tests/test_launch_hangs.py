@@ -308,7 +308,8 @@ def one_of_twelve_returns_early() -> None:
 def test_ranks_at_the_same_place_share_a_line_in_a_large_run():
     with pytest.raises(HangError) as caught:
         launch(one_of_twelve_returns_early, 12, hang_s=1)
-    _, cause, *lines = str(caught.value).splitlines()
+    _, cause, count, *lines = str(caught.value).splitlines()
+    assert count.startswith("cause: ranks 0-6, 8, 9, 10, 11 have come once to ") and count.endswith(", rank 7 never")
     assert cause.startswith("cause: ranks 0-6, 8, 9, 10, 11 wait in barrier(); ")
     assert cause.endswith("rank 7 returned without it (last call in this group: none)")
     assert [line.partition(" at ")[0] for line in lines] == [

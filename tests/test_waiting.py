@@ -1,11 +1,15 @@
 """What a run that hangs is said to wait for, from facts about its ranks: causes, who waits for whom, the words."""
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import pytest
 
 from book.waiting.causes import CAUSES, causes
 from book.waiting.doing import Doing, Kind
 from book.waiting.hang import Collective, Dropped, Group, Hang, Standing, Worker
+from book.waiting.history import Condition, Handler, History, Line, Made, Model
 from book.waiting.message import graph
 from book.words import named
 
@@ -82,10 +86,83 @@ def test_ranks_in_messages_and_calls_wait_for_their_peers() -> None:
     assert graph(hang.waits) == "rank 0 waits for rank 2; rank 1 waits for rank 0; rank 2 waits for rank 1"
 
 
+def _line(number: int, **around: object) -> Line:
+    return Line(f"code.py line {number}", number, **around)
+
+
+def _history(*lines: Line, is_done: bool = False) -> History:
+    """The history of a rank that has called these lines, one after the other."""
+    made = tuple(Made(line, "all_reduce") for line in lines)
+    return History(len(made), dict(Counter(made)), made, is_done)
+
+
+def _told(histories: Sequence[History], models: Sequence[Sequence[Model]] = ((), ())) -> list[str]:
+    """What is said of two ranks, of which the first waits in its last call, and the other has returned."""
+    group = Group("0", (0, 1))
+    ranks = [standing._replace(calls={group: history}, models=own)
+             for standing, history, own in zip((waits_in("all_reduce"), FINISHED), histories, models)]
+    calls = {rank: _call(history.total)._replace(done=history.is_done) for rank, history in enumerate(histories)}
+    return causes(Hang(ranks, {group: calls}))[1:]
+
+
+def test_a_line_that_one_rank_has_called_more_often_is_told_with_its_loop() -> None:
+    line = _line(3, loop="for name in losses")
+    said, = _told([_history(*[line] * 9), _history(*[line] * 6, is_done=True)])
+    assert said == ("rank 0 has called all_reduce 9 times, rank 1 only 6 times, at code.py line 3: compare what "
+                    "`for name in losses` goes over on each rank")
+
+
+def test_the_first_call_at_different_lines_is_told_unless_ranks_have_a_branch_each() -> None:
+    first, second, third = _line(3), _line(4), _line(5)
+    said, = _told([_history(first, second, first, second, first), _history(first, first, second, first)])
+    assert said.startswith("ranks 0 and 1 are out of step since call 2 of this group: rank 0 made it at code.py line 4")
+    branches = [_history(second, first, second, first, first), _history(third, first, third, first)]
+    assert _told(branches) == ["rank 0 has called all_reduce 3 times, rank 1 only 2 times, at code.py line 3"]
+
+
+def test_a_condition_is_told_if_the_rank_has_had_as_many_batches() -> None:
+    first, line = _line(3), _line(4, condition=Condition("under", "if rank == 0"))
+    histories = [_history(first, line), _history(first)]
+    assert _told(histories) == ["rank 0 has come once to code.py line 4, under `if rank == 0`, rank 1 never"]
+    said, = _told(histories, [[Model(3, {_line(1): 3})], [Model(2, {_line(1): 2})]])
+    assert said.startswith("rank 0 has run the DDP model on 3 batches, rank 1 on only 2, at code.py line 1: give all")
+
+
+def test_an_error_that_was_caught_between_two_lines_is_told_unless_a_condition_explains_it() -> None:
+    handler = Handler("except MemoryError", "code.py line 9")
+    for condition, num_said in ((None, True), (Condition("under", "if loss > 0"), False)):
+        first = _line(3, handler=handler, block=2)
+        last = _line(4, handler=handler, block=2, condition=condition)
+        told = _told([_history(first, last, first, last), _history(first, last, first)])
+        assert any("has caught an error in between, and `except MemoryError` goes on at code.py line 9" in said
+                   for said in told) == num_said
+
+
+def test_messages_that_do_not_add_up_are_counted() -> None:
+    ranks = [FINISHED._replace(messages={("send", 1): 2}), waits_in("recv", 0)._replace(messages={("recv", 0): 3})]
+    assert causes(Hang(ranks, {}))[1] == "rank 0 has called send for 2 messages to rank 1, which has called recv for 3"
+
+
+def test_ranks_that_have_sent_the_wrong_way_round_are_told_so() -> None:
+    ranks = [waits_in("recv", (rank + 1) % 3)._replace(sent=[((rank + 1) % 3, "code.py line 4")]) for rank in range(3)]
+    said, = causes(Hang(ranks, {}))
+    assert said.startswith("ranks 0, 1, 2 wait in recv for one another") and said.endswith("Look at code.py line 4")
+
+
+@pytest.mark.parametrize(("standing", "done", "waits"), [
+    (waits_in("all_reduce"), None, True), (waits_in("all_reduce"), True, False), (waits_in("recv", 1), False, False),
+    (doing(Kind.ITEM), False, False), (doing(Kind.REQUEST), False, True)])
+def test_a_rank_waits_in_its_last_collective_unless_it_is_done_or_the_rank_waits_for_something_else(
+        standing: Standing, done: bool | None, waits: bool) -> None:
+    hang = Hang([standing, FINISHED], {Group("0", (0, 1)): {0: _call(3)._replace(done=done), 1: _call(2)}})
+    assert bool(hang.missing) == waits
+
+
 @pytest.mark.parametrize(("standing", "one", "several"), [
     (waits_in("recv", 1), "waits in recv from rank 1", "wait in recv from rank 1"),
     (waits_in("recv", -1), "waits in recv from any rank", "wait in recv from any rank"),
     (doing(Kind.REQUEST, "isend", 2, "dst"), "waits for its isend to rank 2", "wait for their isend to rank 2"),
+    (doing(Kind.POLLS, "irecv", 2, "src"), "polls its irecv from rank 2", "poll their irecv from rank 2"),
     (doing(Kind.STOPPED), "is stopped by a signal (SIGSTOP)", "are stopped by a signal (SIGSTOP)"),
     (doing(Kind.DEAF), "does not answer", "do not answer"),
     (doing(Kind.RETURNED), "has returned, and its result is on its way",

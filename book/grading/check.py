@@ -18,6 +18,7 @@ from book.grading.run import Result, run
 from book.grading.submission import answered, read_submission
 from book.wire.broker import WireError
 
+MOST_LINES = 16  # of an error that a student is shown
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -78,7 +79,10 @@ def _over_the_wire(lab: NotebookNode, exercise: int, answers: labs.Answers, rank
 
 
 def _first_failure(result: Result) -> str | None:
-    """What the first cell that failed said: a check's own sentence, or the last lines of an error."""
+    """What the first cell that failed said: the last lines of a traceback, else all of it.
+
+    A check and a launch show no traceback, and a launch says first why its ranks wait, then where each one is.
+    """
     if result.why:
         return result.why
     failed = next((cell for cell in result.cells if not cell["ok"]), None)
@@ -86,4 +90,7 @@ def _first_failure(result: Result) -> str | None:
         return None
     told = _COLOUR.sub("", failed["traceback"]).strip() or _COLOUR.sub("", failed["message"]).strip()
     lines = [line for line in told.splitlines() if line.strip()]
-    return f"{failed['id']}: " + "\n    ".join(lines if len(lines) <= 6 else lines[-3:])
+    if len(lines) > 6 and any("Traceback (most recent call last)" in line for line in lines[:2]):
+        lines = lines[-3:]
+    shown = [*lines[:MOST_LINES], *["..."] * (len(lines) > MOST_LINES)]
+    return f"{failed['id']}: " + "\n    ".join(shown)

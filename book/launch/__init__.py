@@ -17,6 +17,8 @@
     threads    the rank's threads as the kernel sees them: which are working, which wait for a core
     report     what a rank is doing, and how long it has made no progress
     blocked    waits inside one rank: for a lock, a thread, a queue or a store
+    history    how often each line has called a collective, or run a model in DDP
+    around     what stands around a line and decides whether a rank reaches it: a condition, a loop, an `except`
     requests   which call made a request, and which requests a rank has dropped
     left_out   parameters under DDP that a rank's loss leaves out
     children   processes that ranks start, as a DataLoader does: what each is doing, how one has died

@@ -2,7 +2,9 @@
 
     doing      Kind, Doing: what a thread is doing, and the words for it
     hang       Standing, Hang: what is known of each rank of a run that hangs; who waits for whom
+    history    how often each line of a rank has made a call, and in which order
     causes     CAUSES: the sentences that say why, one function each
+    counts     those that count: which rank has called a line more often than another, and since when
     message    what a reader gets to see of all that
 
 Who finds the facts is in the rooms above: `launch` asks its own ranks, `record.flight` reads what ranks have dumped.

@@ -256,10 +256,12 @@ def _circle(hang: Hang, first: int, verb: str) -> Iterator[str]:
                "receives do not match")
     else:
         has_requests = all(hang.ranks[rank].doing.kind in (Kind.REQUEST, Kind.POLLS) for rank in circle)
-        sent = [hang.ranks[rank].sent[-1] for rank in circle if hang.ranks[rank].sent]
+        # Each has sent to the rank that it receives from, and not to the one that waits for it.
+        sent = [place for rank in circle for peer, place in hang.ranks[rank].sent[-1:]
+                if hang.ranks[rank].doing.message == (verb, peer) and hang.ranks[peer].doing.message != (verb, rank)]
         if verb == "recv" and len(sent) == len(circle):
             yield (f"{named(circle)} wait in recv for one another in a circle, and each has sent, but not to the rank "
-                   f"that waits for it: compare dst= and src=. Look at {sent[0][1]}")
+                   f"that waits for it: compare dst= and src=. Look at {sent[0]}")
         else:
             yield f"{named(circle)} {CIRCLES[verb, has_requests]}"
 
@@ -271,5 +273,5 @@ CAUSES: Sequence[Sequence[Look]] = (
     (sends_astray, crossed_groups),
     (missed_collectives, out_of_step),
     (messages_without_a_match, uneven_messages),
-    (all_others_returned, uneven_messages),
+    (all_others_returned,),
 )
