@@ -22,7 +22,7 @@ from book.words import joined, listed, plural
 
 MOST_NAMES = 6
 DEVICE = "this run has no GPU: use the device that rank_device() returns, which is the CPU here"
-_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+_INDICES = re.compile(r"did not receive grad .*?: ([\d ]+)")
 _LIMIT = re.compile(r"(?:Timed out waiting|wait timeout after|in|after) (\d+) ?ms")
 _TIMED_OUT = re.compile(r"timed out|wait timeout after|failed to pass monitoredBarrier", re.IGNORECASE)
 _IN_USE = re.compile(r"port: (\d+).*EADDRINUSE", re.DOTALL)
