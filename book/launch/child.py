@@ -219,7 +219,7 @@ def _failure(error: BaseException) -> Failure:
     places = tuple(where.places_of_traceback(error.__traceback__))
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return Failure(name, message, places, text, exception, time.monotonic(), explain.explained(error),
-                   explain.waited(error), files.not_read(error))
+                   explain.waited(error, message), files.not_read(error))
 
 
 def _text(error: BaseException) -> str:

@@ -52,9 +52,8 @@ def explained(error: BaseException) -> str | None:
     return None
 
 
-def waited(error: BaseException) -> Waited | None:
-    """What a rank waited in when its time was up; None if this error is another."""
-    text = str(error)
+def waited(error: BaseException, text: str) -> Waited | None:
+    """What a rank waited in when its time was up; None if this error, with this text, is another."""
     if not isinstance(error, RuntimeError) or not _TIMED_OUT.search(text):
         return None
     limit = _LIMIT.search(text)
