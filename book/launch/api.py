@@ -152,7 +152,6 @@ def launch(
     require("launch", "torch", "cloudpickle")
     with closing(SharedFile()) as called:
         call = arguments.packed(fn, args, called)
-        _announce_first_launch()
         _begin_to_load()
         backend, reason = _backend(world_size, env or {})
         _announce(f"{counted(world_size, 'rank')} on {reason}")
@@ -206,6 +205,7 @@ def _num_gpus(env: Mapping[str, Any]) -> int:
 
 def _begin_to_load() -> None:
     """Have torch loaded for the ranks while this process loads it."""
+    _announce_first_launch()
     try:
         warm_up()
     except OSError as error:
