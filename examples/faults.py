@@ -75,8 +75,8 @@ returns the rank, and `start_rpc` makes the ranks workers of RPC as well. `LOCK`
 `ALL_CALLS` a `threading.Barrier` for three threads.
 
 `launch` reports a hang when all ranks have waited for `hang_s` seconds (here 0.5). A wait that may end by itself is
-reported at the time limit, `timeout_s`: a wait with a time limit of its own, or one for another process, as in a
-`DataLoader` with workers.
+reported at the time limit, `timeout_s`: a wait with a time limit of its own, or one for another process that computes,
+sleeps or reads, as the workers of a `DataLoader` do.
 
 """
 TAIL = """
@@ -94,6 +94,48 @@ for batch in loader:
 With the `timeout`, a gloo call that has waited for a minute raises an error; the default is 30 minutes, or 10 if you \
 name NCCL as the backend.
 If a step takes longer than two minutes, the rank prints the lines that all its threads are at, and ends.
+
+Replicas of a model may also drift apart, and nothing hangs. `launch` compares them at the end of a run, and warns. In a
+program of your own, ask on all ranks; what differs is told with the step and the line that parted them:
+
+```python
+from book import audit
+
+audit.start()  # before init_process_group
+...
+for sentence in audit.compare(model):
+    print(sentence)
+```
+
+## What no launcher can see
+
+Two calls with the same tensors can mean different things. Nothing hangs, nothing is refused, and the result is wrong:
+
+- `dist.broadcast(x, src=1, group=group)` in the group of ranks 1, 2 and 3: `src` is a rank of the world, so this is the
+  group's first member. Whoever meant its member number 1, rank 2, writes `group_src=1`.
+- A mean over ranks of means over batches counts each batch the same, large or small. Add up sums and counts, and
+  divide once: `torch.stack([loss.sum(), count])`, one `all_reduce`, and the first divided by the second.
+- A metric that one rank has computed for another split, epoch or key has the size that is expected.
+
+To check, send a name along with the tensor. Every rank says what it means, and whoever differs is found at once:
+
+```python
+def same_on_all(meaning, group=None):
+    # raises ValueError unless all ranks of the group say the same
+    said = [None] * dist.get_world_size(group)
+    dist.all_gather_object(said, meaning, group=group)
+    if any(each != meaning for each in said):
+        raise ValueError(f"the ranks mean different things: {said}")
+
+same_on_all(("val/loss", epoch, "sum over samples", "src is rank 2"))
+```
+
+It costs a message, so leave it in a test, or in the first step.
+
+What `launch` itself hides: a set of strings has an order that depends on the hash seed of the process. The ranks of
+`launch` are copies of one process and share the seed; those of `torchrun` do not. Layers made in the order of a set, or
+files read in it, are then in another order on each rank. Loop over `sorted(names)`. To see what `torchrun` would do,
+call `launch(train, 4, hash_seeds=True)`, which starts each rank anew and takes seconds.
 """
 
 

@@ -99,10 +99,7 @@ def short(x: float) -> str:
 
 
 def unmet(error: LaunchError, advice: str) -> str:
-    """The message of an error, with advice if the ranks' collectives or a group's ranks do not match."""
-    if "is not part of group" in str(error):
-        return (f"{error}\nsrc= and dst= are numbers in the world, even where group= is given: group_src= and "
-                "group_dst= count in the group")
+    """The message of an error, with advice if the ranks' collectives do not match."""
     return f"{error}\na collective without group= runs over all ranks of the world{advice}" if disagree(error) else (
         str(error))
 

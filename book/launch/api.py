@@ -26,7 +26,7 @@ from book.launch.meanwhile import meanwhile
 from book.launch.output import MAX_SHOWN_BYTES
 from book.launch.ranks import Ranks
 from book.launch.server import warm_up
-from book.launch.transfer import SharedFile
+from book.launch.transfer import Packed, SharedFile
 from book.waiting.counts import out_of_step
 from book.waiting.hang import Hang
 from book.waiting.message import graph, message
@@ -152,19 +152,14 @@ def launch(
     require("launch", "torch", "cloudpickle")
     with closing(SharedFile()) as called:
         call = arguments.packed(fn, args, called)
-        _announce_first_launch()
         _begin_to_load()
         backend, reason = _backend(world_size, env or {})
         _announce(f"{counted(world_size, 'rank')} on {reason}")
         ranks = Ranks(world_size, on_line, check_calls)
         with _shown(ranks, on_line is None), _hosted_store(world_size) as port, ranks:
-            environment = _environment(world_size, port, backend, env)
-            starts_by = multiprocessing.get_start_method(allow_none=True)
-            job = pickle.dumps((environment, where.cell_sources(), starts_by, time.time(), record, audit, call))
-            _start(ranks, job, called, hash_seeds)
+            _start(ranks, _job(_environment(world_size, port, backend, env), record, audit, call), called, hash_seeds)
             run = _results(ranks, backend, timeout_s, hang_s)
-        for finding in run.findings:
-            print(f"warning: {finding}", flush=True)
+        print("".join(f"warning: {finding}\n" for finding in run.findings), end="", flush=True)
         return run
 
 
@@ -210,6 +205,7 @@ def _num_gpus(env: Mapping[str, Any]) -> int:
 
 def _begin_to_load() -> None:
     """Have torch loaded for the ranks while this process loads it."""
+    _announce_first_launch()
     try:
         warm_up()
     except OSError as error:
@@ -295,6 +291,12 @@ def _environment(world_size: int, port: int, backend: str, extra: Mapping[str, A
         "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_RUN_ID": "launch",
     }
+
+
+def _job(environment: dict[str, str], record: bool, audit: bool | int, call: Packed) -> bytes:
+    """What each rank is to do, and what it has to know of the process that launches it."""
+    starts_by = multiprocessing.get_start_method(allow_none=True)
+    return pickle.dumps((environment, where.cell_sources(), starts_by, time.time(), record, audit, call))
 
 
 def _start(ranks: Ranks, job: bytes, called: SharedFile, hash_seeds: bool) -> None:

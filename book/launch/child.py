@@ -65,7 +65,6 @@ def main(rank: int, control: Connection, output: Connection, errors: Connection,
     try:
         line.send("done", _run(rank, job, board, called, results, line), _notes())
     except BaseException as error:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise here for each worker that it lost
         _flush()
         line.send("failed", _failure(error), _recorded(), _notes())
     # If a rank exited early, its peers would report a reset connection instead of the real error.
@@ -128,7 +127,7 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
         recorder.start(where.cell_line)
     line.send("entered")
     result = function(*args)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch has set it, see children
     line.send("returned")
     recorded = _recorded()
     try:
@@ -149,7 +148,7 @@ def _watch(rank: int, board: Board | None, began_s: float, audited: bool | int) 
     for subscriber in (Peers(), History(), Requests(), Models(), *compared):
         tap.subscribe(subscriber)
     starts.watch(starts.Launched(rank, world_size, address, began_s, os.getpid()))
-    children.watch_loaders()
+    children.watch_loaders(_run.__code__)
     files.watch()
 
 
@@ -220,7 +219,7 @@ def _failure(error: BaseException) -> Failure:
     places = tuple(where.places_of_traceback(error.__traceback__))
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return Failure(name, message, places, text, exception, time.monotonic(), explain.explained(error),
-                   explain.waited(error), files.not_read(error))
+                   explain.waited(error, message), files.not_read(error))
 
 
 def _text(error: BaseException) -> str:

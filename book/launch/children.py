@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from book.launch import blocked, family, where
@@ -42,14 +43,19 @@ def watch() -> None:
     os.register_at_fork(after_in_child=_answer)
 
 
-def watch_loaders() -> None:
-    """Know which processes are workers of a DataLoader, where they crash, and what they raise."""
+def watch_loaders(running: CodeType) -> None:
+    """Know which processes are workers of a DataLoader, where they crash, and what they raise.
+
+    When a worker dies, torch raises wherever the main thread is: it may only while it is in the function `running`, and
+    not while the rank tells its launcher of the same failure.
+    """
     import torch
     from torch.utils.data._utils import signal_handling
     from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as Loader
     global _crashes
     _crashes = new_file(0)
     init, handlers = Loader.__init__, signal_handling._set_worker_signal_handlers
+    fail = signal_handling._error_if_any_worker_fails
     wrap, reraise = torch._utils.ExceptionWrapper.__init__, torch._utils.ExceptionWrapper.reraise
 
     def __init__(self: Any, *args: Any, **options: Any) -> None:
@@ -60,6 +66,10 @@ def watch_loaders() -> None:
         handlers(*args)
         faulthandler.disable()  # torch's handlers have taken its place
         faulthandler.enable(file=_crashes)
+
+    def fail_while_running() -> None:
+        if any(frame.f_code is running for frame in where.stack(sys._getframe())):
+            fail()
 
     def keep(self: Any, exc_info: Any = None, where: str = "in background") -> None:
         wrap(self, exc_info or sys.exc_info(), where)
@@ -74,6 +84,7 @@ def watch_loaders() -> None:
 
     replace(Loader, "__init__", __init__)
     replace(signal_handling, "_set_worker_signal_handlers", set_handlers)
+    replace(signal_handling, "_error_if_any_worker_fails", fail_while_running)
     replace(torch._utils.ExceptionWrapper, "__init__", keep)
     replace(torch._utils.ExceptionWrapper, "reraise", raise_again)
 

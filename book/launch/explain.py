@@ -22,7 +22,7 @@ from book.words import joined, listed, plural
 
 MOST_NAMES = 6
 DEVICE = "this run has no GPU: use the device that rank_device() returns, which is the CPU here"
-_INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+_INDICES = re.compile(r"did not receive grad .*?: ([\d ]+)")
 _LIMIT = re.compile(r"(?:Timed out waiting|wait timeout after|in|after) (\d+) ?ms")
 _TIMED_OUT = re.compile(r"timed out|wait timeout after|failed to pass monitoredBarrier", re.IGNORECASE)
 _IN_USE = re.compile(r"port: (\d+).*EADDRINUSE", re.DOTALL)
@@ -52,9 +52,8 @@ def explained(error: BaseException) -> str | None:
     return None
 
 
-def waited(error: BaseException) -> Waited | None:
-    """What a rank waited in when its time was up; None if this error is another."""
-    text = str(error)
+def waited(error: BaseException, text: str) -> Waited | None:
+    """What a rank waited in when its time was up; None if this error, with this text, is another."""
     if not isinstance(error, RuntimeError) or not _TIMED_OUT.search(text):
         return None
     limit = _LIMIT.search(text)

@@ -28,14 +28,13 @@ def meanwhile(ranks: Ranks, first: RankProcess, hang: Hang) -> list[str]:
 
 def _time_up(ranks: Ranks, first: RankProcess, waited: Waited, hang: Hang) -> str:
     limit = f" {waited.limit_s:g} s" if waited.limit_s else ""
-    what = waited.doing.words().removeprefix("waits")
     members = list(ranks)
     awaited = [members[rank] for rank in _awaited(ranks, first, waited, hang)]
     alike: dict[str, list[int]] = {}
     for member in awaited:
         alike.setdefault(_is_at(member, hang), []).append(member.rank)
     told = [f"{named(who)}, which {does}" for does, who in list(alike.items())[:MOST]]
-    head = f"rank {first.rank} waited{limit}{what}, and then its time was up"
+    head = f"rank {first.rank} waited{limit} {waited.doing.rest}, and then its time was up"
     if not told:
         return head
     if all(member.finished or member.returned for member in awaited):

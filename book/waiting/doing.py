@@ -86,6 +86,11 @@ class Doing(NamedTuple):
         verb, peer = self.operation.removeprefix("i"), self.peer
         return (verb, peer) if verb in ("send", "recv") and peer is not None and peer != ANY else None
 
+    @property
+    def rest(self) -> str:
+        """What comes after the verb: "in recv from rank 1"."""
+        return self._verb_and_rest("its")[1]
+
     def words(self, num: int = 1) -> str:
         """What one rank does, or `num` ranks do: "waits in recv from rank 1", "wait in recv from rank 1"."""
         verb, rest = self._verb_and_rest("its" if num == 1 else "their")
