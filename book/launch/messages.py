@@ -76,7 +76,10 @@ class Messages(Subscriber):
         tag = 0 if "nccl" in op.group.backend and "gloo" not in op.group.backend else op.tag  # NCCL has no tags
         anyone = self._anyones.get((id(op.group), tag)) if op.kind == "recv" else None
         if peer is None:
-            self._anyones.setdefault((id(op.group), tag), _Anyone()).issued(op)
+            if anyone is None:
+                anyone = self._anyones[id(op.group), tag] = _Anyone()
+                anyone.is_sure = not any(at[0] == id(op.group) and at[2:] == (tag, "recv") for at in self._channels)
+            anyone.issued(op)
             return None
         if anyone is not None:
             anyone.is_sure = False
