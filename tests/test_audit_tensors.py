@@ -362,6 +362,14 @@ def own_part_put_back():
     (features @ features.T).logsumexp(1).mean().backward()
 
 
+def own_part_written_back():
+    rank, size, model, x = seeded()
+    mine = model(x)
+    features = torch.cat(gathered(mine, size))
+    features[4 * rank:4 * rank + 4] = mine
+    (features @ features.T).logsumexp(1).mean().backward()
+
+
 def peers_as_keys():
     rank, size, model, x = seeded()
     mine = model(x)
@@ -483,6 +491,7 @@ def test_what_can_not_be_right_is_refused(program, said):
     (zeroed_while_it_is_received, 2, "the tensor of irecv at test_audit_tensors.py"),
     (divided_before_the_sum, 2, "the tensor of all_reduce at test_audit_tensors.py"),
     (own_part_put_back, 2, "no gradient flows back to the peers"),
+    (own_part_written_back, 2, "no gradient flows back to the peers"),
     (peers_as_keys, 2, "no gradient flows back to the peers"),
     (mean_over_ranks, 2, "call torch.distributed.nn.functional.all_reduce"),
 ])
