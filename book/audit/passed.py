@@ -154,7 +154,7 @@ def _is_joined(node: Any, gather: _Gather) -> bool:
         sizes = (node._saved_mat2_sym_sizes if is_right else node._saved_self_sym_sizes)
         if sizes[1 if is_right else 0] != num_all:
             return False
-    elif node.name() not in JOINING:
+    elif node.name().rpartition(":")[2] not in JOINING:
         return False
     return any(_comes_from(edge, gather.node) for edge in edges if edge is not None)
 

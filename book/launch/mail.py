@@ -15,6 +15,7 @@ SLOTS, SLOT_BYTES = 1024, 512
 PART_BYTES = SLOTS * SLOT_BYTES
 MAX_CLOCK = 32  # ranks: more do not note what they know of one another
 _FINISHED, _CLOCK, _NOTE = 16, 20, 20 + 4 * MAX_CLOCK  # where these begin in a slot, after channel and number
+_NUMBER, _NONE = struct.Struct("<QI"), bytes(8)
 _FIXED = struct.Struct("<QHIHH")  # elements, bytes of one, line, lengths of the tensor in words and of the file name
 
 
@@ -46,6 +47,12 @@ class Sent(NamedTuple):
         return (fixed + b"".join(texts))[:SLOT_BYTES - _NOTE]
 
 
+def are_alike(one: bytes, other: bytes) -> bool:
+    """Whether two packed sides have the same dtype and the same shape."""
+    end = _FIXED.size + int.from_bytes(one[14:16], "little")
+    return one[:10] == other[:10] and one[14:16] == other[14:16] and one[_FIXED.size:end] == other[_FIXED.size:end]
+
+
 def unpacked(note: bytes) -> Sent:
     """The side of a message that was packed into a slot."""
     _, itemsize, line, length, place = _FIXED.unpack_from(note)
@@ -68,42 +75,43 @@ class Mail:
         """Note this rank's own side of a message; `channel` has 8 bytes, the `clock` 4 for each of `MAX_CLOCK` ranks.
         """
         at, memory = _slot(rank, channel, number), self._memory
-        memory[at:at + 8] = bytes(8)
-        rest = number.to_bytes(8, "little") + bytes(4) + clock.ljust(4 * MAX_CLOCK, b"\0") + note
-        memory[at + 8:at + 8 + len(rest)] = rest
+        memory[at:at + 8] = _NONE
+        memory[at + _NOTE:at + _NOTE + len(note)] = note
+        memory[at + 8:at + _CLOCK + len(clock)] = _NUMBER.pack(number, 0) + clock
         memory[at:at + 8] = channel
 
     def read(self, rank: int, channel: bytes, number: int) -> bytes | None:
         """What a rank has noted of a message; None if it has not, or if another note has taken the slot."""
-        slot = self._read(rank, channel, number)
-        return None if slot is None else slot[_NOTE:]
+        return self._read(rank, channel, number, _NOTE, SLOT_BYTES)
 
     def clock(self, rank: int, channel: bytes, number: int) -> bytes | None:
         """The clock that a rank had when it noted a message; None if that is not known."""
-        slot = self._read(rank, channel, number)
-        return None if slot is None else slot[_CLOCK:_NOTE]
+        return self._read(rank, channel, number, _CLOCK, _NOTE)
 
     def finish(self, rank: int, channel: bytes, number: int, time: int) -> None:
         """Note that this rank has waited for its side of a message, as the `time`-th of all, from 1."""
-        if self._read(rank, channel, number) is not None:
-            at = _slot(rank, channel, number) + _FINISHED
-            self._memory[at:at + 4] = time.to_bytes(4, "little")
+        at = _slot(rank, channel, number)
+        if self._memory[at:at + 16] == channel + number.to_bytes(8, "little"):
+            self._memory[at + _FINISHED:at + _CLOCK] = time.to_bytes(4, "little")
 
     def finished(self, rank: int, channel: bytes, number: int) -> int:
         """The time that a rank gave when it had waited for its side of a message; 0 if it has not, or is not known."""
-        slot = self._read(rank, channel, number)
-        return 0 if slot is None else int.from_bytes(slot[_FINISHED:_CLOCK], "little")
+        time = self._read(rank, channel, number, _FINISHED, _CLOCK)
+        return 0 if time is None else int.from_bytes(time, "little")
 
     def take_back(self, rank: int, channel: bytes, number: int) -> None:
         """Forget a note of this rank's own."""
-        if self._read(rank, channel, number) is not None:
-            at = _slot(rank, channel, number)
-            self._memory[at:at + 8] = bytes(8)
+        at = _slot(rank, channel, number)
+        if self._memory[at:at + 16] == channel + number.to_bytes(8, "little"):
+            self._memory[at:at + 8] = _NONE
 
-    def _read(self, rank: int, channel: bytes, number: int) -> bytes | None:
-        at, key = _slot(rank, channel, number), channel + number.to_bytes(8, "little")
-        slot = self._memory[at:at + SLOT_BYTES]
-        return slot if slot[:16] == key and self._memory[at:at + 16] == key else None
+    def _read(self, rank: int, channel: bytes, number: int, first: int, end: int) -> bytes | None:
+        """Some bytes of a slot that has this key, before they are read and after."""
+        at, key, memory = _slot(rank, channel, number), channel + number.to_bytes(8, "little"), self._memory
+        if memory[at:at + 16] != key:
+            return None
+        found = memory[at + first:at + end]
+        return found if memory[at:at + 16] == key else None
 
 
 def _slot(rank: int, channel: bytes, number: int) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from book.audit import shorter
 from book.launch import where
 from book.launch.agreement import WAIT_S, CallMismatch
-from book.launch.mail import MAX_CLOCK, Mail, Sent, unpacked
+from book.launch.mail import MAX_CLOCK, Mail, Sent, are_alike, unpacked
 from book.tap import Op, Subscriber
 from book.tap.log import Described, Group, Place
 
@@ -67,7 +67,7 @@ class Messages(Subscriber):
         self._mail.post(op.group.rank, channel.keys[op.kind], channel.count, note, self._clock.tobytes())
         self._numbers[op.serial] = channel, channel.count
         theirs = self._mail.read(channel.peer, channel.keys[other], channel.count)
-        if theirs is not None and not _is_alike(note, theirs):
+        if theirs is not None and not are_alike(note, theirs):
             sent, received = (note, theirs) if op.kind == "send" else (theirs, note)
             _compare(sent, received, *_ends(op.group.rank, channel.peer, op.kind))
 
@@ -76,7 +76,10 @@ class Messages(Subscriber):
         tag = 0 if "nccl" in op.group.backend and "gloo" not in op.group.backend else op.tag  # NCCL has no tags
         anyone = self._anyones.get((id(op.group), tag)) if op.kind == "recv" else None
         if peer is None:
-            self._anyones.setdefault((id(op.group), tag), _Anyone()).issued(op)
+            if anyone is None:
+                anyone = self._anyones[id(op.group), tag] = _Anyone()
+                anyone.is_sure = not any(at[0] == id(op.group) and at[2:] == (tag, "recv") for at in self._channels)
+            anyone.issued(op)
             return None
         if anyone is not None:
             anyone.is_sure = False
@@ -119,8 +122,9 @@ class Messages(Subscriber):
         """Learn what the sender of a message knew when it sent it."""
         clock = self._mail.clock(source, channel, number)
         if clock is not None and self._clock:
-            known = array("I", clock[:4 * len(self._clock)])
-            self._clock = array("I", map(max, self._clock, known))
+            known = clock[:4 * len(self._clock)]
+            if known != self._clock.tobytes():
+                self._clock = array("I", map(max, self._clock, array("I", known)))
 
     def is_received(self, op: Op, by: Op) -> bool:
         """Whether the program may know by the end of the operation `by` that what `op` sends has been received.
@@ -149,7 +153,7 @@ class Messages(Subscriber):
         self._know(source, key, number)
         sent = self._mail.read(source, key, number)
         note = _note(op.tensors[0], op.place)
-        if sent is not None and not _is_alike(sent, note):
+        if sent is not None and not are_alike(sent, note):
             _compare(sent, note, source, rank)
 
     # All-to-alls
@@ -171,7 +175,7 @@ class Messages(Subscriber):
         """What one rank sends to another in an all-to-all and what that expects, if both are known and differ."""
         sent = self._mail.read(source, _key(group, source, target, "all_to_all", "send"), number)
         received = self._mail.read(target, _key(group, source, target, "all_to_all", "recv"), number)
-        if sent is None or received is None or _is_alike(sent, received):
+        if sent is None or received is None or are_alike(sent, received):
             return None
         ends = unpacked(sent), unpacked(received)
         return None if _is_size_alike(*ends) else ends
@@ -227,11 +231,6 @@ def _key(group: Group, source: int, target: int, kind: str, side: str) -> bytes:
 def _note(tensor: Described, place: Place | None) -> bytes:
     dtype = str(tensor.dtype).removeprefix("torch.")
     return Sent(dtype, tuple(tensor.shape), tensor.dtype.itemsize, place).packed()
-
-
-def _is_alike(one: bytes, other: bytes) -> bool:
-    """Whether two sides surely fit together: they have the same dtype and shape."""
-    return one[:10] == other[:10] and unpacked(one)[:2] == unpacked(other)[:2]
 
 
 def _parts(op: Op, tensors: Sequence[torch.Tensor], size: int) -> Iterator[list[Described]]:

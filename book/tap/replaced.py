@@ -4,8 +4,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 _undone: list[tuple[Any, str, Any]] = []
 
 
@@ -17,6 +15,7 @@ def replace(owner: Any, name: str, new: Any) -> None:
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that torch.compile leaves as it is, with all that it calls: C++ may call it from a compiled model."""
+    import torch  # a launcher loads this module, and has no torch yet
     frames = torch._C._dynamo.eval_frame
     if hasattr(frames, "set_code_exec_strategy"):  # from torch 2.8 on
         skip = frames._FrameAction.SKIP
