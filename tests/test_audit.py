@@ -265,6 +265,15 @@ def shuffled_alike():
         step(model, optimizer, batch)
 
 
+def each_shuffles_all_of_it():
+    start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(2):
+        for batch in DataLoader(Rows(), batch_size=4, shuffle=True):
+            step(model, optimizer, batch)
+
+
 def a_stream_for_all():
     start()
     model = DDP(mlp())
@@ -337,6 +346,7 @@ FAULTS = {
     without_an_optimizer: ["all parameters " + WRAPPED],
     no_sampler: ["ranks 0, 1 train on the same samples", "for batch in DataLoader(Rows(), batch_size=4): give each"],
     shuffled_alike: ["ranks 0, 1 train on the same samples"],
+    each_shuffles_all_of_it: ["each of ranks 0, 1 trains on all 24 samples, in an order of its own"],
     a_stream_for_all: ["ranks 0, 1 train on the same samples"],
     all_are_replica_0_for_the_sampler: ["ranks 0, 1 train on the same samples"],
     samplers_with_other_seeds: ["shuffles with seed + epoch = 0 on rank 0 and 1 on rank 1"],
@@ -596,6 +606,14 @@ def data_that_all_look_alike():
         step(model, optimizer, batch)
 
 
+def all_of_its_own_data():
+    rank = start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for (batch,) in DataLoader(TensorDataset(torch.randn(24, 6) + rank), batch_size=4, shuffle=True):
+        step(model, optimizer, batch)
+
+
 def the_same_shards_under_tensor_parallelism():
     rank = start()
     groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
@@ -637,7 +655,7 @@ RIGHT = {
     local_sgd_of_torch: 2, compressed_gradients: 2, heads_that_are_meant_to_differ: 2, told_that_it_is_meant: 2,
     a_static_graph: 2, statistics_of_its_own: 2, averages_in_another_order: 4, lbfgs: 2, loaded_everywhere: 2,
     wrapped_anew_for_a_new_head: 2, each_its_share: 2, slices_of_one_global_batch: 2,
-    one_full_batch_and_the_same_evaluation: 2, data_that_all_look_alike: 2,
+    one_full_batch_and_the_same_evaluation: 2, data_that_all_look_alike: 2, all_of_its_own_data: 2,
     the_same_shards_under_tensor_parallelism: 4, split_with_a_generator: 2, one_seed_and_no_dropout: 2,
     sharded_and_replicated: 4,
 }

@@ -65,6 +65,13 @@ class Loader(NamedTuple):
     batches: tuple[int, ...]
 
 
+class Epoch(NamedTuple):
+    """A loader that has handed out all samples of its data, each batch of them to a forward in training."""
+    place: str
+    of: int
+    size: int
+
+
 class Split(NamedTuple):
     """A random split: of which data, into which parts."""
     place: str
@@ -100,6 +107,7 @@ class Notes(NamedTuple):
     uses: tuple[Use, ...] = ()
     replicas: tuple[Replica, ...] = ()
     loaders: tuple[Loader, ...] = ()
+    epochs: tuple[Epoch, ...] = ()
     splits: tuple[Split, ...] = ()
     shardings: tuple[Sharding, ...] = ()
     orphans: tuple[Orphans, ...] = ()

@@ -183,9 +183,10 @@ class Copy:
         """Note that DDP makes a forward whose loss may go backward."""
         self.forwards += 1
         self.synced = model.require_backward_grad_sync
+        read = reading.just_read()
         if self.forwards > FIRST or not model.training:
             return
-        self.fed.append((digests.of_batch(inputs), *reading.just_read()))
+        self.fed.append((digests.of_batch(inputs), *read))
         if any(isinstance(each, torch.nn.modules.dropout._DropoutNd) and each.p > 0 and each.training
                for each in model.modules()):
             self.masks.append(digests.of_random_state(model.device))
