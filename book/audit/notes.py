@@ -39,6 +39,8 @@ class Replica(NamedTuple):
     ranks: tuple[int, ...]  # that hold a copy
     number: int  # among the models that these ranks hold copies of
     place: str = ""
+    wrapped: int | None = None  # a digest of the beginnings of its parameters when DDP had wrapped it
+    hook: str = ""  # the function that DDP calls in the place of its all-reduce
     steps: int = 0
     forwards: int = 0  # that DDP made for a backward
     states: Mapping[int, int] = {}
