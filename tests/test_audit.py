@@ -356,7 +356,7 @@ FAULTS = {
     adapters_added_after_wrapping: ["0.down and 0.up " + WRAPPED, "since step 1. They are new since DDP wrapped"],
     initialised_after_wrapping: ["0.weight and 2.weight ", "as they did before the first step. DDP had made"],
     not_made_equal: ["as they did before the first step. They differed when DDP had wrapped", "init_sync=False"],
-    a_hook_that_does_not_average: ["The gradients of step 1 differ: ", "leaves(), which DDP calls in place of its all-"],
+    a_hook_that_does_not_average: ["The gradients of step 1 differ: ", "leaves(), which DDP calls in place of"],
     only_some_parameters_are_optimized: ["0.weight and 0.bias ", "since step 1. ", "the optimizer itself differs"],
     a_scheduler_by_a_local_loss: ["since step 5", "In step 5, lr was 0.1 on rank 0 and 0.01 on rank 1"],
     clipping_by_a_local_norm: ["since step 1. The gradients of step 1 differ, although DDP had averaged them",

@@ -242,8 +242,8 @@ def _changed(copies: Copies, names: Sequence[str], since: Parting) -> str | None
             first = next(iter(copies.values()))
             line = first.stepped
             if first.hook:
-                return (f"the gradients of step {step} differ: {first.hook}(), which DDP calls in place of its all-reduce, "
-                        f"must leave the same on all ranks, and nothing may change that before {line}")
+                return (f"the gradients of step {step} differ: {first.hook}(), which DDP calls in place of its "
+                        f"all-reduce, must leave the same on all ranks, and nothing may change that before {line}")
             if first.in_backward:
                 return f"{line} is called inside backward, before DDP has averaged the gradients: call it later"
             return (f"the gradients of step {step} differ, although DDP had averaged them: something between backward "

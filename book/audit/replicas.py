@@ -147,7 +147,8 @@ class Copy:
                                     for name, each in self.trained if each.grad is not None}
             self.stepped = caller(sys._getframe())[1]
             self.in_backward = torch._C._current_graph_task_id() != -1
-            self.hook = next((getattr(hook, "__name__", "the hook") for hook, _ in getattr(self.model(), "_comm_hooks", ())), "")
+            hooks = getattr(self.model(), "_comm_hooks", ())
+            self.hook = next((getattr(hook, "__name__", "its hook") for hook, _ in hooks), "")
 
     def after(self, step: int, settings: dict[str, Any], forwards: int) -> None:
         """Note it after a step, before which the optimizer had seen so many of its forwards."""
