@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset, random_split
 
 from book import audit
+from book.audit import digests
 from book.launch import launch
 
 
@@ -111,6 +112,29 @@ def initialised_after_wrapping():
     model = DDP(mlp())
     model.apply(lambda each: nn.init.normal_(each.weight) if isinstance(each, nn.Linear) else None)
     trained(model)
+
+
+def not_made_equal():
+    start()
+    trained(DDP(mlp(), init_sync=False))
+
+
+def a_hook_that_does_not_average():
+    def leaves(state, bucket):
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    start()
+    model = DDP(mlp())
+    model.register_comm_hook(None, leaves)
+    trained(model)
+
+
+def only_some_parameters_are_optimized():
+    rank = start()
+    model = DDP(mlp())
+    trained(model, optimizer=torch.optim.SGD((model.module[2] if rank else model).parameters(), lr=0.1))
 
 
 def a_scheduler_by_a_local_loss():
@@ -265,6 +289,15 @@ def shuffled_alike():
         step(model, optimizer, batch)
 
 
+def each_shuffles_all_of_it():
+    start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(2):
+        for batch in DataLoader(Rows(), batch_size=4, shuffle=True):
+            step(model, optimizer, batch)
+
+
 def a_stream_for_all():
     start()
     model = DDP(mlp())
@@ -322,6 +355,9 @@ FAULTS = {
     frozen_then_unfrozen: ["0.weight and 0.bias " + WRAPPED, "since step 4. They needed no gradient when DDP wrapped"],
     adapters_added_after_wrapping: ["0.down and 0.up " + WRAPPED, "since step 1. They are new since DDP wrapped"],
     initialised_after_wrapping: ["0.weight and 2.weight ", "as they did before the first step. DDP had made"],
+    not_made_equal: ["as they did before the first step. They differed when DDP had wrapped", "init_sync=False"],
+    a_hook_that_does_not_average: ["The gradients of step 1 differ: ", "leaves(), which DDP calls in place of"],
+    only_some_parameters_are_optimized: ["0.weight and 0.bias ", "since step 1. ", "the optimizer itself differs"],
     a_scheduler_by_a_local_loss: ["since step 5", "In step 5, lr was 0.1 on rank 0 and 0.01 on rank 1"],
     clipping_by_a_local_norm: ["since step 1. The gradients of step 1 differ, although DDP had averaged them",
                                "optimizer.step()"],
@@ -337,6 +373,7 @@ FAULTS = {
     without_an_optimizer: ["all parameters " + WRAPPED],
     no_sampler: ["ranks 0, 1 train on the same samples", "for batch in DataLoader(Rows(), batch_size=4): give each"],
     shuffled_alike: ["ranks 0, 1 train on the same samples"],
+    each_shuffles_all_of_it: ["each of ranks 0, 1 trains on all 24 samples, in an order of its own"],
     a_stream_for_all: ["ranks 0, 1 train on the same samples"],
     all_are_replica_0_for_the_sampler: ["ranks 0, 1 train on the same samples"],
     samplers_with_other_seeds: ["shuffles with seed + epoch = 0 on rank 0 and 1 on rank 1"],
@@ -596,6 +633,14 @@ def data_that_all_look_alike():
         step(model, optimizer, batch)
 
 
+def all_of_its_own_data():
+    rank = start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for (batch,) in DataLoader(TensorDataset(torch.randn(24, 6) + rank), batch_size=4, shuffle=True):
+        step(model, optimizer, batch)
+
+
 def the_same_shards_under_tensor_parallelism():
     rank = start()
     groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
@@ -637,7 +682,7 @@ RIGHT = {
     local_sgd_of_torch: 2, compressed_gradients: 2, heads_that_are_meant_to_differ: 2, told_that_it_is_meant: 2,
     a_static_graph: 2, statistics_of_its_own: 2, averages_in_another_order: 4, lbfgs: 2, loaded_everywhere: 2,
     wrapped_anew_for_a_new_head: 2, each_its_share: 2, slices_of_one_global_batch: 2,
-    one_full_batch_and_the_same_evaluation: 2, data_that_all_look_alike: 2,
+    one_full_batch_and_the_same_evaluation: 2, data_that_all_look_alike: 2, all_of_its_own_data: 2,
     the_same_shards_under_tensor_parallelism: 4, split_with_a_generator: 2, one_seed_and_no_dropout: 2,
     sharded_and_replicated: 4,
 }
@@ -647,6 +692,20 @@ RIGHT = {
 @pytest.mark.parametrize("program", RIGHT, ids=lambda program: program.__name__)
 def test_nothing_is_said_of_what_is_right(program):
     assert launch(program, RIGHT[program]).findings == []
+
+
+def test_a_digest_for_gpus_differs_where_a_byte_does():
+    drawn = torch.Generator().manual_seed(0)
+    for size in (1, 3, 4, 17, 4 * digests.WORDS + 5):
+        values = torch.randint(256, (size,), dtype=torch.uint8, generator=drawn)
+        other = values.clone()
+        other[int(torch.randint(size, (), generator=drawn))] ^= 1 << int(torch.randint(8, (), generator=drawn))
+        assert int(digests._on_device(values)) == int(digests._on_device(values.clone()))
+        assert int(digests._on_device(values)) != int(digests._on_device(other))
+        if size > 8 and values[0] != values[4]:
+            other = values.clone()
+            other[[0, 4]] = other[[4, 0]]
+            assert int(digests._on_device(values)) != int(digests._on_device(other))
 
 
 # What a program asks for itself

@@ -75,14 +75,14 @@ def notes(place_of: PlaceOf) -> Notes:
     if not _following:
         return Notes()
     from book.audit import digests, orphans, reading
-    own, (loaders, splits, shardings) = _following[0], reading.notes(place_of, digests.reached())
+    own = _following[0]
     # Where an error ended the run, ranks have stopped at different places: only what they noted before can be compared.
     is_over = threading.current_thread() is threading.main_thread() and sys.exc_info()[0] is None
     return Notes(
         uncaught=uncaught.uncaught(place_of), layouts=own.layouts.told(place_of), shorter=shorter.told(place_of),
         touched=own.touches.told(place_of), threads=own.threads.told(place_of), uses=own.passed.told(place_of),
         replicas=own.replicas.notes(place_of, is_over), orphans=orphans.notes(place_of),
-        loaders=loaders, splits=splits, shardings=shardings)
+        **reading.notes(place_of, digests.reached()))
 
 
 def ignore(model: Any) -> None:

@@ -239,14 +239,18 @@ def _changed(copies: Copies, names: Sequence[str], since: Parting) -> str | None
     steps = sorted(set.intersection(*(set(copy.gradients) for copy in copies.values())))
     for step in steps:
         if since.in_step and _differing([copy.gradients[step] for copy in copies.values()]):
-            line, in_backward = next((copy.stepped, copy.in_backward) for copy in copies.values())
-            if in_backward:
+            first = next(iter(copies.values()))
+            line = first.stepped
+            if first.hook:
+                return (f"the gradients of step {step} differ: {first.hook}(), which DDP calls in place of its "
+                        f"all-reduce, must leave the same on all ranks, and nothing may change that before {line}")
+            if first.in_backward:
                 return f"{line} is called inside backward, before DDP has averaged the gradients: call it later"
             return (f"the gradients of step {step} differ, although DDP had averaged them: something between backward "
                     f"and {line} changes them by a number of the rank's own, as clipping by a local norm does")
     if since.apart == since.alike + 1 and since.apart % 2 == 0 and since.apart // 2 in steps:
-        return (f"parameters, gradients and settings were the same before step {since.apart // 2}, so what the "
-                "optimizer remembers of earlier steps, or draws at random, differs")
+        return (f"parameters, gradients and settings were the same before step {since.apart // 2}, so the "
+                "optimizer itself differs: which parameters it holds, or what it remembers of earlier steps")
     return None
 
 
@@ -254,6 +258,9 @@ def _by_hand(copies: Copies, names: Sequence[str], since: Parting) -> str | None
     """Parameters that something other than an optimizer has changed."""
     if since.in_step:
         return None
+    if since.apart == 1 and len({copy.wrapped for copy in copies.values()}) > 1:
+        return ("they differed when DDP had wrapped the model, which makes them equal unless it is told "
+                "init_sync=False: leave that out, or make them equal before")
     if since.apart == 1:
         return ("DDP had made them equal when it wrapped the model, so they have been changed since: initialise or "
                 "load before DDP wraps the model, or in the same way on all ranks")

@@ -23,13 +23,13 @@ def install(replicas: Replicas) -> None:
     register_optimizer_step_pre_hook(replicas.before_step)
     register_optimizer_step_post_hook(replicas.after_step)
     register_optimizer_step_post_hook(orphans.stepped)
-    _after(torch.optim.Optimizer, "__init__", lambda optimizer, _: orphans.made(optimizer))
+    _after(torch.optim.Optimizer, "__init__", lambda optimizer, *_: orphans.made(optimizer))
     for owner in (torch.nn.Module, torch.optim.Optimizer):
-        _after(owner, "load_state_dict", lambda into, _: replicas.loaded(into))
-    _after(_BaseDataLoaderIter, "__init__", lambda iterator, _: quietly(reading.opened)(iterator))
+        _after(owner, "load_state_dict", lambda into, *_: replicas.loaded(into))
+    _after(_BaseDataLoaderIter, "__init__", lambda iterator, _, loader: quietly(reading.opened)(iterator, loader))
     _after(_BaseDataLoaderIter, "_next_index", quietly(reading.asked))
-    _after(_BaseDataLoaderIter, "__next__", quietly(reading.handed))
-    _after(Subset, "__init__", lambda subset, _: quietly(reading.parted)(subset))
+    _after(_BaseDataLoaderIter, "__next__", quietly(reading.handed), quietly(reading.ended))
+    _after(Subset, "__init__", lambda subset, *_: quietly(reading.parted)(subset))
     _before(DistributedSampler, "__iter__", quietly(reading.sharded))
 
 
@@ -44,13 +44,19 @@ def _before(owner: Any, name: str, told: Callable[..., None]) -> None:
     replace(owner, name, call)
 
 
-def _after(owner: Any, name: str, told: Callable[[Any, Any], None]) -> None:
+def _after(owner: Any, name: str, told: Callable[..., None], ended: Callable[[Any], None] | None = None) -> None:
+    """Tell of each call what it is of, its result and its arguments; where it ends an iteration, that."""
     method = getattr(owner, name)
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **options: Any) -> Any:
-        result = method(self, *args, **options)
-        told(self, result)
+        try:
+            result = method(self, *args, **options)
+        except StopIteration:
+            if ended is not None:
+                ended(self)
+            raise
+        told(self, result, *args)
         return result
 
     replace(owner, name, call)

@@ -39,6 +39,8 @@ class Replica(NamedTuple):
     ranks: tuple[int, ...]  # that hold a copy
     number: int  # among the models that these ranks hold copies of
     place: str = ""
+    wrapped: int | None = None  # a digest of the beginnings of its parameters when DDP had wrapped it
+    hook: str = ""  # the function that DDP calls in the place of its all-reduce
     steps: int = 0
     forwards: int = 0  # that DDP made for a backward
     states: Mapping[int, int] = {}
@@ -63,6 +65,13 @@ class Loader(NamedTuple):
     place: str
     num_workers: int
     batches: tuple[int, ...]
+
+
+class Epoch(NamedTuple):
+    """A loader that has handed out all samples of its data, each batch of them to a forward in training."""
+    place: str
+    of: int
+    size: int
 
 
 class Split(NamedTuple):
@@ -100,6 +109,7 @@ class Notes(NamedTuple):
     uses: tuple[Use, ...] = ()
     replicas: tuple[Replica, ...] = ()
     loaders: tuple[Loader, ...] = ()
+    epochs: tuple[Epoch, ...] = ()
     splits: tuple[Split, ...] = ()
     shardings: tuple[Sharding, ...] = ()
     orphans: tuple[Orphans, ...] = ()

@@ -7,11 +7,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info, random_split
+from torch.utils.data import Dataset, IterableDataset, RandomSampler, SequentialSampler, get_worker_info, random_split
 
 from book.audit import digests
 from book.audit.digests import Digest
-from book.audit.notes import Loader, PlaceOf, Sharding, Split, named
+from book.audit.notes import Epoch, Loader, PlaceOf, Sharding, Split, named
 from book.tap.log import Place
 from book.tap.place import caller
 
@@ -23,13 +23,15 @@ _SPLITS = random_split.__code__
 class Read:
     """What an iterator of a loader has handed out."""
 
-    def __init__(self, iterator: Any, place: Place | None) -> None:
+    def __init__(self, iterator: Any, loader: Any, place: Place | None) -> None:
         self.place = place
         self.repeats = isinstance(iterator._dataset, IterableDataset) and iterator._num_workers > 1
         self.num_workers: int = iterator._num_workers
+        self.reads_all = _reads_all(loader)
         self.batches: list[Digest | None] = []
         self.indices: list[int | None] = []  # that were asked for; None of data that have no indices
-        self.handed = 0
+        self.handed = self.trained = 0
+        self.epoch: tuple[int, int] | None = None  # what the data are like and how many, once all have been handed out
 
 
 _loaders: list[Read] = []
@@ -39,10 +41,17 @@ _splits: list[tuple[Place | None, int, tuple[int, ...], int]] = []
 _shardings: dict[int, tuple[Place | None, int, int, int, int]] = {}
 
 
-def opened(iterator: Any) -> None:
+def _reads_all(loader: Any) -> bool:
+    """Whether a loader hands out each sample of its data once."""
+    sampler = loader.sampler
+    return isinstance(sampler, SequentialSampler) or (
+        isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(loader.dataset))
+
+
+def opened(iterator: Any, loader: Any) -> None:
     """A loader begins to read."""
     if len(_loaders) < MOST:
-        _reading[iterator] = Read(iterator, caller(sys._getframe())[1])
+        _reading[iterator] = Read(iterator, loader, caller(sys._getframe())[1])
         _loaders.append(_reading[iterator])
 
 
@@ -60,15 +69,24 @@ def handed(iterator: Any, batch: Any) -> None:
     if read is None:
         return
     read.handed += 1
-    if read.handed <= MOST:
+    if len(_just_read) < MOST:
         _just_read.append(read)
-        if read.repeats:
-            read.batches.append(digests.of_batch(batch))
+    if read.repeats and read.handed <= MOST:
+        read.batches.append(digests.of_batch(batch))
+
+
+def ended(iterator: Any) -> None:
+    """A loader has handed out all that its sampler names."""
+    read = _reading.get(iterator)
+    if read is not None and read.reads_all and read.handed == read.trained and read.handed > 1:
+        read.epoch = likeness(iterator._dataset), len(iterator._dataset)
 
 
 def just_read() -> tuple[int | None, Place | None]:
     """A digest of the indices of what loaders have handed out since this was last asked, and a loader's line."""
     read = [(each, each.indices[each.handed - 1]) for each in _just_read if 0 < each.handed <= len(each.indices)]
+    for each in _just_read:
+        each.trained += 1
     _just_read.clear()
     indices = [index for _, index in read]
     return (zlib.crc32(repr(indices).encode()) if any(index is not None for index in indices) else None,
@@ -114,10 +132,13 @@ def likeness(data: Any, depth: int = 3) -> int:
     return zlib.crc32(kind.encode())
 
 
-def notes(place_of: PlaceOf, reached: bool) -> tuple[tuple[Loader, ...], tuple[Split, ...], tuple[Sharding, ...]]:
-    """What is known of loaders whose workers may repeat each other, of splits and of samplers."""
+def notes(place_of: PlaceOf, reached: bool) -> dict[str, Any]:
+    """What is known of loaders whose workers may repeat each other, of whole epochs, of splits and of samplers."""
     loaders = tuple(Loader(named(read.place, place_of), read.num_workers,
                            tuple(int(batch) for batch in read.batches if batch is not None and reached))
                     for read in _loaders if read.repeats)
-    return (loaders, tuple(Split(named(place, place_of), of, lengths, parts) for place, of, lengths, parts in _splits),
-            tuple(Sharding(named(place, place_of), *rest) for place, *rest in _shardings.values()))
+    return {
+        "loaders": loaders,
+        "epochs": tuple(Epoch(named(read.place, place_of), *read.epoch) for read in _loaders if read.epoch),
+        "splits": tuple(Split(named(place, place_of), of, lengths, parts) for place, of, lengths, parts in _splits),
+        "shardings": tuple(Sharding(named(place, place_of), *rest) for place, *rest in _shardings.values())}

@@ -74,6 +74,8 @@ class Copy:
         self.model, self.ranks, self.number, self.place = weakref.ref(model), ranks, number, place
         self.ignored: set[str] = set(model.parameters_to_ignore)
         self.wrapped = {name: (weakref.ref(each), each.requires_grad) for name, each in self._named()}
+        self.at_first = Heads(each for _, each in self._named()).digest()
+        self.hook = ""
         self.trained: list[tuple[str, Any]] = []
         self.added: tuple[str, ...] = ()
         self.unfrozen: tuple[str, ...] = ()
@@ -145,6 +147,8 @@ class Copy:
                                     for name, each in self.trained if each.grad is not None}
             self.stepped = caller(sys._getframe())[1]
             self.in_backward = torch._C._current_graph_task_id() != -1
+            hooks = getattr(self.model(), "_comm_hooks", ())
+            self.hook = next((getattr(hook, "__name__", "its hook") for hook, _ in hooks), "")
 
     def after(self, step: int, settings: dict[str, Any], forwards: int) -> None:
         """Note it after a step, before which the optimizer had seen so many of its forwards."""
@@ -183,9 +187,10 @@ class Copy:
         """Note that DDP makes a forward whose loss may go backward."""
         self.forwards += 1
         self.synced = model.require_backward_grad_sync
+        read = reading.just_read()
         if self.forwards > FIRST or not model.training:
             return
-        self.fed.append((digests.of_batch(inputs), *reading.just_read()))
+        self.fed.append((digests.of_batch(inputs), *read))
         if any(isinstance(each, torch.nn.modules.dropout._DropoutNd) and each.p > 0 and each.training
                for each in model.modules()):
             self.masks.append(digests.of_random_state(model.device))
@@ -210,8 +215,8 @@ class Copy:
 
         fed = ((int(each), indices, line(place)) for each, indices, place in self.fed if is_known(each))
         return Replica(
-            self.ranks, self.number, line(self.place), self.steps, self.forwards, plain(self.states),
-            {at: plain(each) for at, each in self.parameters.items()},
+            self.ranks, self.number, line(self.place), self.at_first, self.hook, self.steps, self.forwards,
+            plain(self.states), {at: plain(each) for at, each in self.parameters.items()},
             {at: plain(each) for at, each in self.gradients.items()}, dict(self.settings),
             plain_values(self.end) if self.end is not None and reached else None, self.added, self.unfrozen,
             tuple((at, line(place)) for at, place in self.loaded), line(self.past),

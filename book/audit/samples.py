@@ -20,6 +20,20 @@ def same_batches(ranks: Ranks) -> Iterator[str]:
                    "sampler=DistributedSampler(dataset), or in an IterableDataset by `rank` and `world_size`")
 
 
+def whole_epochs(ranks: Ranks) -> Iterator[str]:
+    """Ranks that train one model, each on all samples of the same data, in an order of its own."""
+    for copies in copies_of(ranks):
+        fed = {rank: copy.fed for rank, copy in copies.items() if copy.fed and copy.fed[0][2]}
+        orders = {indices for each in fed.values() for _, indices, _ in each[:1]}
+        epochs = [{each for each in notes.epochs if each.place == fed[rank][0][2]} if notes is not None else set()
+                  for rank, notes in enumerate(ranks) if rank in fed]
+        same = set.intersection(*epochs) if epochs else set()
+        if len(fed) == len(copies) == len(orders) and None not in orders and same:
+            epoch = next(iter(same))
+            yield (f"each of {named(sorted(fed))} trains on all {epoch.size} samples, in an order of its own, from the "
+                   f"loader of {epoch.place}: to give each its share, pass sampler=DistributedSampler(dataset)")
+
+
 def _fed(copies: Copies) -> dict[int, tuple[tuple[int, int | None], ...]]:
     """For each rank what its first forwards were fed, if all of it came from a loader and it did not stay the same."""
     num = min(len(copy.fed) for copy in copies.values())
