@@ -15,16 +15,27 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from book.launch import LaunchError, launch
 
 sys.path.insert(0, str(Path(__file__).parent))  # ranks import the programs by these names
-import faults_that_hang as hang  # noqa: E402
+import faults_at_start as fail
+import faults_in_silence as silent
+import faults_that_hang as hang
 
 PAGE = Path(__file__).parents[1] / "chapters" / "95_when_it_hangs.md"
 NUM_RANKS, HANG_S, TIMEOUT_S = 3, 0.5, 20.0
 Program = Callable[[], object]
-PROGRAMS: list[Program] = [program for programs in hang.GROUPS.values() for program in programs]
+HELPERS = {*hang.HELPERS, *silent.HELPERS, *fail.HELPERS}  # shown above the programs that use them
+
+
+def programs_of(part: Any) -> list[Program]:
+    """The programs of one of the modules, in the order of the page."""
+    return [program for programs in part.GROUPS.values() for program in programs]
+
+
+PROGRAMS = [program for part in (hang, fail, silent) for program in programs_of(part)]
 
 
 def message(program: Program) -> str:
@@ -46,7 +57,7 @@ def message(program: Program) -> str:
 def numbered(program: Program) -> list[tuple[int, str]]:
     """A program's lines, and those of the helpers that it uses, without docstrings: (number in this file, line)."""
     source = inspect.getsource(program)
-    parts = [helper for helper in hang.HELPERS if re.search(rf"\b{helper.__name__}\b", source)]
+    parts = [helper for helper in HELPERS if re.search(rf"\b{helper.__name__}\b", source)]
     rows = [row for part in parts for row in [*_lines(part), (0, ""), (0, "")]]
     return rows + _lines(program)
 
@@ -66,17 +77,38 @@ def listing(program: Program) -> str:
     return "\n".join(line for _, line in numbered(program)).rstrip()
 
 
-HEAD = """# When it hangs
+HEAD = """# When it hangs, fails, or is wrong
 
-Each program on this page hangs, or is refused before it does, for one reason. Below each is what `launch` reports: the
-cause, then where each rank is. Find the message that looks like yours. The programs are in `examples/faults.py`:
-`python examples/faults.py one_returns_early` runs one of them, on three ranks. There `start` joins the group and
-returns the rank, and `start_rpc` makes the ranks workers of RPC as well. `LOCK` is a `threading.Lock`, and
-`ALL_CALLS` a `threading.Barrier` for three threads.
+Each program on this page is wrong, for one reason. Below each is what `launch` says of it. Find the message that looks
+like yours. There are three kinds:
 
-`launch` reports a hang when all ranks have waited for `hang_s` seconds (here 0.5). A wait that may end by itself is
-reported at the time limit, `timeout_s`: a wait with a time limit of its own, or one for another process that computes,
-sleeps or reads, as the workers of a `DataLoader` do.
+- [It hangs](#it-hangs), or would: ranks wait for one another.
+- [It fails](#it-fails): it can't start, or stops with an error of torch's.
+- [It ends, and is wrong](#it-ends-and-is-wrong): nothing fails, and the result is not what you want. `launch` prints a
+  `warning:` where the run has ended, and refuses a call that can't be right.
+
+The programs are in `examples/`: `python examples/faults.py one_returns_early` runs one of them, on three ranks. There
+`start` joins the group and returns the rank, and `start_rpc` makes the ranks workers of RPC as well. `LOCK` is a
+`threading.Lock`, and `ALL_CALLS` a `threading.Barrier` for three threads.
+
+"""
+HANGS = """## It hangs
+
+The message names the cause, then where each rank is. `launch` reports a hang when all ranks have waited for `hang_s`
+seconds (here 0.5). A wait that may end by itself is reported at the time limit, `timeout_s`: a wait with a time limit
+of its own, or one for another process that computes.
+
+"""
+FAILS = """## It fails
+
+The launcher knows what it has set, and asks the other ranks where they are when one fails.
+
+"""
+SILENT = """## It ends, and is wrong
+
+Ranks take notes of a run, and `launch` compares them at its end: what the copies of a model hold, which samples ranks
+have read, what was sent and what it was received as. If what a warning tells of is meant, switch that off: with
+`audit=False` for a run, with `book.audit.ignore(model)` for one model in DDP.
 
 """
 TAIL = """
@@ -142,15 +174,16 @@ call `launch(train, 4, hash_seeds=True)`, which starts each rank anew and takes 
 def section(program: Program, said: str) -> str:
     """A program's part of the page."""
     head, _, advice = inspect.cleandoc(program.__doc__ or "").partition("\n\n")
-    return (f"### {head.rstrip('.')}\n\n{advice}\n\n"
+    return (f"#### {head.rstrip('.')}\n\n{advice}\n\n"
             f"```{{code-block}} python\n:linenos:\n{listing(program)}\n```\n\n"
             f"```{{code-block}} text\n:class: message\n{said}\n```\n")
 
 
 def page(said: dict[Program, str]) -> str:
     """The whole page."""
-    parts = [f"## {title}\n\n" + "\n".join(section(program, said[program]) for program in programs)
-             for title, programs in hang.GROUPS.items()]
+    parts = [head + "\n".join(f"### {title}\n\n" + "\n".join(section(program, said[program]) for program in programs)
+                              for title, programs in part.GROUPS.items())
+             for head, part in ((HANGS, hang), (FAILS, fail), (SILENT, silent))]
     return HEAD + "\n".join(parts) + TAIL
 
 
