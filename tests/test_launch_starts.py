@@ -195,6 +195,13 @@ def test_a_port_at_which_another_program_listens_is_refused() -> None:
         launch(at_another_server, 2)
 
 
+def test_worlds_of_one_are_told() -> None:
+    found = launch(of_one_each, 2).findings
+    assert len(found) == 1 and found[0].startswith("each of the 2 ranks has started a world of one, at test_launch_")
+    assert launch(of_one_each, 2, audit=False).findings == launch(of_one_each, 1).findings == []
+    assert launch(with_the_same_numbers, 2).findings == []
+
+
 def half_of_them() -> float:
     rank = int(os.environ["RANK"])
     if rank < 2:

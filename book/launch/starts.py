@@ -40,6 +40,7 @@ class Launched(NamedTuple):
     address: tuple[str, int]
     began_s: float  # by time.time()
     pid: int
+    is_audited: bool = True
 
 
 class Start(NamedTuple):
@@ -65,6 +66,7 @@ class Start(NamedTuple):
 
 _written: dict[str, Place] = {}  # variables of NAMES that the program has set, and its line
 _starts: Counter[str] = Counter()  # by meeting
+_sizes: list[tuple[int, Place]] = []  # of the worlds that this process has started, and the lines
 _stores: list[Any] = []  # the launcher's, once it is open
 
 
@@ -80,6 +82,11 @@ def watch(launched: Launched) -> None:
     for module in (multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
         replace(module, "spawn", spawn)
     replace(os._Environ, "__setitem__", _noted(os._Environ.__setitem__))
+
+
+def alone() -> Place | None:
+    """The line at which this process has started a world of one, and no other; None if it has not."""
+    return _sizes[0][1] if _sizes and all(size == 1 for size, _ in _sizes) else None
 
 
 def line_that_set(name: str) -> str | None:
@@ -248,6 +255,8 @@ def _left_over(start: Start, launched: Launched) -> str | None:
 
 def _claimed_twice(start: Start, launched: Launched) -> str | None:
     """Whether another process has said that it is this rank too, or that the world has another size."""
+    if launched.is_audited:
+        _sizes.append((start.world_size, start.place))
     if start.world_size == 1:
         return None
     store = _launchers_store(launched)
