@@ -60,7 +60,7 @@ def train(num_workers, persistent):
 
 if __name__ == "__main__":
     for num_workers in (1, 2):
-        print([launch(train, 2, num_workers, persistent)[1] for persistent in (False, True)])
+        print([launch(train, 2, num_workers, persistent, audit=False)[1] for persistent in (False, True)])
 """
 # Two workers read what is counted twice.
 SAID = "\n".join(str([[280.0, 280.0, float(each), float(each), 0, 2, 2]] * 2) for each in (30, 60))

@@ -184,6 +184,24 @@ def test_a_start_that_can_succeed_does(program: Callable[[], float], tmp_path: P
     assert list(launch(program, 2, hang_s=20, timeout_s=30, env=env)) == [2.0, 2.0]
 
 
+def at_another_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:  # as that of a notebook or a website
+        os.environ["MASTER_PORT"] = str(server.getsockname()[1])
+        dist.init_process_group("gloo")
+
+
+def test_a_port_at_which_another_program_listens_is_refused() -> None:
+    with pytest.raises(RankError, match="another program listens at port .*, and answers no rank"):
+        launch(at_another_server, 2)
+
+
+def test_worlds_of_one_are_told() -> None:
+    found = launch(of_one_each, 2).findings
+    assert len(found) == 1 and found[0].startswith("each of the 2 ranks has started a world of one, at test_launch_")
+    assert launch(of_one_each, 2, audit=False).findings == launch(of_one_each, 1).findings == []
+    assert launch(with_the_same_numbers, 2).findings == []
+
+
 def half_of_them() -> float:
     rank = int(os.environ["RANK"])
     if rank < 2:

@@ -5,6 +5,7 @@ while they run, and exchange nothing for it: whoever started them compares the n
 
     notes      Notes: what one rank has noted, as plain data
     uncaught   errors that have ended threads
+    alone      ranks each of which has started a world of its own
     threads    collectives of one group that two threads have called
     layouts    tensors whose elements do not lie in a row
     shorter    messages that were shorter than the tensors that took them

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from book.audit import drift, layouts, passed, samples, shorter, threads, touched
+from book.audit import alone, drift, layouts, passed, samples, shorter, threads, touched
 from book.audit.notes import Notes
 from book.audit.uncaught import threads_that_failed
 
@@ -16,9 +16,9 @@ Look = Callable[[Sequence[Notes | None]], Iterator[str]]  # by rank; None of a r
 MOST = 3  # sentences; the first ones explain the rest
 
 FINDINGS: Sequence[Look] = (
-    threads_that_failed, threads.look, layouts.look, shorter.look, touched.look, passed.look, samples.idle_optimizers,
-    drift.look, samples.same_batches, samples.whole_epochs, samples.same_workers, samples.other_splits,
-    samples.other_shards, samples.same_masks)
+    threads_that_failed, alone.look, threads.look, layouts.look, shorter.look, touched.look, passed.look,
+    samples.idle_optimizers, drift.look, samples.same_batches, samples.whole_epochs, samples.same_workers,
+    samples.other_splits, samples.other_shards, samples.same_masks)
 
 
 def findings(ranks: Sequence[Notes | None]) -> list[str]:

@@ -101,6 +101,7 @@ class Orphans(NamedTuple):
 class Notes(NamedTuple):
     """What one rank has noted; each field belongs to the module that fills it."""
     uncaught: tuple[Uncaught, ...] = ()
+    alone: str | None = None  # the line that has started a world of this rank alone
     written: Mapping[str, tuple[float, tuple[str, int]]] = {}  # by file: when, by time.monotonic(), and the line
     layouts: tuple[Layout, ...] = ()
     shorter: tuple[Shorter, ...] = ()

@@ -147,7 +147,7 @@ def _watch(rank: int, board: Board | None, began_s: float, audited: bool | int) 
     compared = (Agreement(board), messages) if board is not None and messages is not None else ()
     for subscriber in (Peers(), History(), Requests(), Models(), *compared):
         tap.subscribe(subscriber)
-    starts.watch(starts.Launched(rank, world_size, address, began_s, os.getpid()))
+    starts.watch(starts.Launched(rank, world_size, address, began_s, os.getpid(), bool(audited)))
     children.watch_loaders(_run.__code__)
     files.watch()
 
@@ -202,10 +202,16 @@ def _recorded() -> Any:
 def _notes() -> audit.Notes | None:
     """What this rank has noted for the audit; None if that fails."""
     try:
-        return audit.notes(where.place_of)._replace(written=files.written())
+        return audit.notes(where.place_of)._replace(written=files.written(), alone=_alone())
     except Exception:
         traceback.print_exc()
         return None
+
+
+def _alone() -> str | None:
+    """The line that has started a world of this rank alone."""
+    place = starts.alone()
+    return None if place is None else str(where.place_of(*place))
 
 
 def _failure(error: BaseException) -> Failure:

@@ -11,9 +11,11 @@ import inspect
 import os
 import socket
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlparse
@@ -26,7 +28,7 @@ from book.words import counted, joined
 
 NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")
 AS_LAUNCH = "launch sets them, as torchrun does"
-CONNECT_S, OWNER_S = 1.0, 1.0
+CONNECT_S, ANSWER_S, OWNER_S = 1.0, 10.0, 1.0
 WITHOUT_PEERS = ("fake", "mpi")  # backends that meet nobody, or in their own way
 MOST_CALLS = 4  # from a function that a process is to run to the one that names init_process_group
 
@@ -38,6 +40,7 @@ class Launched(NamedTuple):
     address: tuple[str, int]
     began_s: float  # by time.time()
     pid: int
+    is_audited: bool = True
 
 
 class Start(NamedTuple):
@@ -63,6 +66,7 @@ class Start(NamedTuple):
 
 _written: dict[str, Place] = {}  # variables of NAMES that the program has set, and its line
 _starts: Counter[str] = Counter()  # by meeting
+_sizes: list[tuple[int, Place]] = []  # of the worlds that this process has started, and the lines
 _stores: list[Any] = []  # the launcher's, once it is open
 
 
@@ -78,6 +82,11 @@ def watch(launched: Launched) -> None:
     for module in (multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
         replace(module, "spawn", spawn)
     replace(os._Environ, "__setitem__", _noted(os._Environ.__setitem__))
+
+
+def alone() -> Place | None:
+    """The line at which this process has started a world of one, and no other; None if it has not."""
+    return _sizes[0][1] if _sizes and all(size == 1 for size, _ in _sizes) else None
 
 
 def line_that_set(name: str) -> str | None:
@@ -190,17 +199,34 @@ def _nobody_listens(start: Start, launched: Launched) -> str | None:
         return None
     try:
         socket.create_connection(start.address, CONNECT_S).close()
-        return None
     except OSError:
-        pass
+        there = f"nothing listens at port {start.address[1]} of {start.address[0]}"
+    else:
+        if _is_store(start.address):
+            return None
+        there = f"another program listens at port {start.address[1]} of {start.address[0]}, and answers no rank"
     own = [line for name in ("MASTER_ADDR", "MASTER_PORT") if (line := line_that_set(name))]
-    there = f"nothing listens at port {start.address[1]} of {start.address[0]}"
     if own:
         which = "this line" if len(own) == 1 else "these lines"
         return (f"{there}: the program has overwritten what launch had set, in {joined(dict.fromkeys(own))}. "
                 f"Leave {which} out: {AS_LAUNCH}")
     return (f"{there}: ranks under launch meet in its own store. Leave init_method= out, and rank= and world_size= "
             "with it")
+
+
+def _is_store(address: tuple[str, int]) -> bool:
+    """Whether what listens there answers as a store does: torch would wait for it without a limit."""
+    import torch.distributed as dist
+    opened: list[Any] = []
+
+    def connect() -> None:
+        with suppress(Exception):
+            opened.append(dist.TCPStore(*address, is_master=False, wait_for_workers=False))
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(timeout=ANSWER_S)
+    return bool(opened)
 
 
 def _hosts_by_hand() -> bool:
@@ -229,6 +255,8 @@ def _left_over(start: Start, launched: Launched) -> str | None:
 
 def _claimed_twice(start: Start, launched: Launched) -> str | None:
     """Whether another process has said that it is this rank too, or that the world has another size."""
+    if launched.is_audited:
+        _sizes.append((start.world_size, start.place))
     if start.world_size == 1:
         return None
     store = _launchers_store(launched)
