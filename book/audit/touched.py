@@ -59,15 +59,18 @@ class Touches(Subscriber):
         if op.function not in FOLLOWED or len(tensors) != 1 or op.inside:
             return
         tensor = tensors[0]
-        if tensor.is_sparse or tensor.is_inference() or op.place is None or len(self._pending) >= MOST_PENDING:
+        if op.place is None or len(self._pending) >= MOST_PENDING:
             return
-        is_whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        try:
+            version = tensor._version
+            is_whole = tensor.untyped_storage().nbytes() == tensor.nbytes
+        except (RuntimeError, NotImplementedError):
+            return  # torch counts no changes in inference mode, and a sparse tensor has no memory of its own
         if not is_whole and op.function != "isend":
             return
         # A request that is given up says so, and until then its tensor has to stay; other operations say nothing.
-        held = (lambda: tensor) if op.is_message and tensor.device.type == "cpu" else weakref.ref(tensor)
-        sample = None if is_whole else _sample(tensor)
-        self._pending[op.serial] = _Pending(op, held, tensor._version, sample)
+        held = (lambda: tensor) if op.is_message and not tensor.is_cuda else weakref.ref(tensor)
+        self._pending[op.serial] = _Pending(op, held, version, None if is_whole else _sample(tensor))
 
     def withdrawn(self, op: Op) -> None:
         self._pending.pop(op.serial, None)

@@ -14,6 +14,8 @@
     starts     refuses a start that can never succeed, and names the line that is to go
     agreement  raises when ranks call different collectives, before any bytes move
     board      memory that all ranks share, where each notes its calls for the others
+    messages   raises when a message is received as something else than it was sent as
+    mail       a part of that memory, where each notes what it sends and receives
     threads    the rank's threads as the kernel sees them: which are working, which wait for a core
     report     what a rank is doing, and how long it has made no progress
     blocked    waits inside one rank: for a lock, a thread, a queue or a store

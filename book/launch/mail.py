@@ -1,7 +1,8 @@
 """L2: memory that all ranks of a launch share, in which each notes the messages that it sends and receives.
 
-Every rank writes into slots of its own only. What it notes of message `number` of a channel is in the slot that both
-give, until another note takes that slot; the key is written last, so that no reader takes a half-written note.
+Every rank writes into slots of its own only. What it notes of message `number` of a channel is in the slot that the
+channel's first byte and the number give, until another note takes that slot; the key is written last, so that no
+reader takes a half-written note.
 """
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from typing import NamedTuple
 
 from book.tap.log import Place
 
-SLOTS, SLOT_BYTES = 1024, 512
-PART_BYTES = SLOTS * SLOT_BYTES
+DEPTH, CHANNELS, SLOT_BYTES = 32, 128, 512  # of a channel's messages the last ones, of as many channels
+PART_BYTES = CHANNELS * DEPTH * SLOT_BYTES
 MAX_CLOCK = 32  # ranks: more do not note what they know of one another
 _FINISHED, _CLOCK, _NOTE = 16, 20, 20 + 4 * MAX_CLOCK  # where these begin in a slot, after channel and number
 _NUMBER, _NONE = struct.Struct("<QI"), bytes(8)
@@ -115,4 +116,4 @@ class Mail:
 
 
 def _slot(rank: int, channel: bytes, number: int) -> int:
-    return rank * PART_BYTES + (int.from_bytes(channel[:4], "little") + number) % SLOTS * SLOT_BYTES
+    return rank * PART_BYTES + (channel[0] % CHANNELS * DEPTH + number % DEPTH) * SLOT_BYTES
