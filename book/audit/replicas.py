@@ -278,7 +278,7 @@ class Replicas(Subscriber):
     @quietly
     def unwrapped(self, model: Any) -> None:
         copy = self._living.pop(model, None)
-        if copy is not None:
+        if copy is not None and not sys.is_finalizing():
             self._forget_who_steps()
             self._finish(copy, model)
 
