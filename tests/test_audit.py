@@ -758,7 +758,7 @@ def test_a_job_of_torchrun_compares_its_replicas(tmp_path):
     ended = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone",
                             str(program)], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("since step 4. The forward in own.py line 13: ") == 2
+    assert ended.stdout.count("since step 4. The forward in own.py line 12: ") == 2
 
 
 @pytest.mark.slow
