@@ -1,6 +1,8 @@
 """The audit of a run: it names what parts replicas and which data ranks share, and is silent where all is right."""
 import copy
 import random
+import subprocess
+import sys
 from contextlib import nullcontext
 from itertools import pairwise
 
@@ -729,6 +731,34 @@ def test_a_program_compares_its_replicas(starts):
     assert equal == [] and "this model differ between ranks 0, 1" in never_wrapped[0]
     assert ("since step 1. The forward in test_audit.py line " in apart[0]) == starts
     assert "between ranks 0, 1" in apart[0]
+
+
+OF_ITS_OWN = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from book import audit
+audit.start()
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+model = DistributedDataParallel(torch.nn.Linear(6, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for k in range(5):
+    optimizer.zero_grad()
+    (model if k < 3 else model.module)(torch.randn(8, 6)).sum().backward()
+    optimizer.step()
+for sentence in audit.compare(model):
+    print(sentence)
+"""  # and the process ends while the model is still there
+
+
+@pytest.mark.slow
+def test_a_job_of_torchrun_compares_its_replicas(tmp_path):
+    program = tmp_path / "own.py"
+    program.write_text(OF_ITS_OWN)
+    ended = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone",
+                            str(program)], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("since step 4. The forward in own.py line 12: ") == 2
 
 
 @pytest.mark.slow

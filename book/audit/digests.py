@@ -76,16 +76,15 @@ class Heads:
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         self._parameters = [parameter for parameter in parameters if _is_plain(parameter)]
-        self._seen: list[tuple[int, memoryview]] = []
+        self._addresses: list[int] = []
+        self._heads: list[memoryview] = []
 
     def digest(self) -> int | None:
         """A digest of them as they are now; None if there are none."""
-        if [parameter.data_ptr() for parameter in self._parameters] != [address for address, _ in self._seen]:
-            self._seen = [(parameter.data_ptr(), _head(parameter)) for parameter in self._parameters]
-        digest = 0
-        for _, head in self._seen:
-            digest = zlib.crc32(head, digest)
-        return digest if self._seen else None
+        addresses = [parameter.data_ptr() for parameter in self._parameters]
+        if addresses != self._addresses:
+            self._addresses, self._heads = addresses, [_head(parameter) for parameter in self._parameters]
+        return zlib.crc32(b"".join(self._heads)) if self._heads else None
 
 
 def _is_plain(parameter: torch.Tensor) -> bool:

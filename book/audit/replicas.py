@@ -27,7 +27,7 @@ from book.tap.place import caller, is_learners
 MOST = 64  # models, and inputs of a model's first forwards
 MOST_STATES = 4096
 FIRST = 4  # forwards whose inputs and random state are digested
-FREE_S, MOST_SHARE = 0.05, 0.01  # the time that noting may take: so much, and this share
+FREE_S, MOST_SHARE = 0.03, 0.01  # the time that noting may take: so much, and this share
 
 Held = tuple[Digest | None, torch.Tensor, bool, float]  # of a parameter: as in Value
 
@@ -278,7 +278,7 @@ class Replicas(Subscriber):
     @quietly
     def unwrapped(self, model: Any) -> None:
         copy = self._living.pop(model, None)
-        if copy is not None:
+        if copy is not None and not sys.is_finalizing():
             self._forget_who_steps()
             self._finish(copy, model)
 
