@@ -84,11 +84,11 @@ def a_scheduler_with_each_rank_s_own_loss() -> None:
     model = DistributedDataParallel(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
-    for step in range(3):
+    for step in range(5):
         optimizer.zero_grad()
         model(torch.randn(8, 4)).pow(2).mean().backward()
         optimizer.step()
-        scheduler.step(float(rank * step))  # say, the loss on this rank's share of the validation data
+        scheduler.step(float(step * (rank - 1)))  # say, the loss on this rank's share of the validation data
 
 
 def an_optimizer_made_before_sharding() -> None:
@@ -233,8 +233,8 @@ def features_that_autograd_does_not_pass() -> None:
     `torch.distributed.nn.functional.all_gather` sends the gradients back to the ranks that the features came from.
     """
     rank = start()
-    layer = torch.nn.Linear(4, 4)
-    mine = layer(torch.randn(2, 4))
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    mine = model(torch.randn(2, 4))
     features = [torch.zeros(2, 4) for _ in range(3)]
     dist.all_gather(features, mine)
     features[rank] = mine

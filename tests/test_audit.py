@@ -356,8 +356,8 @@ FAULTS = {
     a_method_of_the_inner_model: ["since step 1", "call=lambda x: model.module.encode(x)) goes past DDP"],
     frozen_then_unfrozen: ["0.weight and 0.bias " + WRAPPED, "since step 4. They needed no gradient when DDP wrapped"],
     adapters_added_after_wrapping: ["0.down and 0.up " + WRAPPED, "since step 1. They are new since DDP wrapped"],
-    initialised_after_wrapping: ["0.weight and 2.weight ", "as they did before the first step. DDP had made"],
-    not_made_equal: ["as they did before the first step. They differed when DDP had wrapped", "init_sync=False"],
+    initialised_after_wrapping: ["0.weight and 2.weight ", "already before the first step. DDP had made"],
+    not_made_equal: ["already before the first step. They differed when DDP had wrapped", "init_sync=False"],
     a_hook_that_does_not_average: ["The gradients of step 1 differ: ", "leaves(), which DDP calls in place of"],
     only_some_parameters_are_optimized: ["0.weight and 0.bias ", "since step 1. ", "the optimizer itself differs"],
     a_scheduler_by_a_local_loss: ["since step 5", "In step 5, lr was 0.1 on rank 0 and 0.01 on rank 1"],
@@ -825,7 +825,7 @@ def expected(seed):
     """Parts of the sentence on a drawn model; None if all is right."""
     net, _, _, name, fault, at = draw(seed)
     every = [name for name, _ in net.named_parameters()]
-    before = f"some time between steps {at - 1} and {at}" if at > 1 else "as they did before the first step"
+    before = f"some time between steps {at - 1} and {at}" if at > 1 else "already before the first step"
     return None if fault == "none" else {
         "by hand": [f"{name} of the model", before], "through data": [f"{name} of the model", before],
         "gradient": [f"{name} of the model", f"since step {at}"],

@@ -146,7 +146,7 @@ def _since(since: Parting) -> str:
         return ""
     before, step = (since.alike + 1) // 2, (since.apart + 1) // 2
     if since.apart == 1:
-        return ", as they did before the first step"
+        return ", already before the first step"
     if since.apart == since.alike + 1:
         return f", since some time between steps {step - 1} and {step}" if since.apart % 2 else f", since step {step}"
     if not since.alike:
@@ -244,6 +244,10 @@ def _changed(copies: Copies, names: Sequence[str], since: Parting) -> str | None
             if first.hook:
                 return (f"the gradients of step {step} differ: {first.hook}(), which DDP calls in place of its "
                         f"all-reduce, must leave the same on all ranks, and nothing may change that before {line}")
+            if unused := _unused(first, step):
+                return (f"in step {step}, {_some(unused)} got no gradient, so DDP did not average those that it sends "
+                        "together with these: use them in the loss on every rank, freeze them before DDP wraps the "
+                        "model, or pass find_unused_parameters=True")
             if first.in_backward:
                 return f"{line} is called inside backward, before DDP has averaged the gradients: call it later"
             return (f"the gradients of step {step} differ, although DDP had averaged them: something between backward "
@@ -252,6 +256,12 @@ def _changed(copies: Copies, names: Sequence[str], since: Parting) -> str | None
         return (f"parameters, gradients and settings were the same before step {since.apart // 2}, so the "
                 "optimizer itself differs: which parameters it holds, or what it remembers of earlier steps")
     return None
+
+
+def _unused(copy: Replica, step: int) -> list[str]:
+    """Parameters that got no gradient before a step, where DDP waits for those of all."""
+    trained = copy.parameters.get(2 * step, {})
+    return [] if copy.finds_unused else [name for name in trained if name not in copy.gradients[step]]
 
 
 def _by_hand(copies: Copies, names: Sequence[str], since: Parting) -> str | None:

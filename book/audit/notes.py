@@ -41,6 +41,7 @@ class Replica(NamedTuple):
     place: str = ""
     wrapped: int | None = None  # a digest of the beginnings of its parameters when DDP had wrapped it
     hook: str = ""  # the function that DDP calls in the place of its all-reduce
+    finds_unused: bool = False  # whether DDP looks for parameters that a loss does not use
     steps: int = 0
     forwards: int = 0  # that DDP made for a backward
     states: Mapping[int, int] = {}

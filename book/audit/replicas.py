@@ -76,6 +76,7 @@ class Copy:
         self.wrapped = {name: (weakref.ref(each), each.requires_grad) for name, each in self._named()}
         self.at_first = Heads(each for _, each in self._named()).digest()
         self.hook = ""
+        self.finds_unused = bool(model.find_unused_parameters or model.static_graph)
         self.trained: list[tuple[str, Any]] = []
         self.added: tuple[str, ...] = ()
         self.unfrozen: tuple[str, ...] = ()
@@ -215,8 +216,8 @@ class Copy:
 
         fed = ((int(each), indices, line(place)) for each, indices, place in self.fed if is_known(each))
         return Replica(
-            self.ranks, self.number, line(self.place), self.at_first, self.hook, self.steps, self.forwards,
-            plain(self.states), {at: plain(each) for at, each in self.parameters.items()},
+            self.ranks, self.number, line(self.place), self.at_first, self.hook, self.finds_unused, self.steps,
+            self.forwards, plain(self.states), {at: plain(each) for at, each in self.parameters.items()},
             {at: plain(each) for at, each in self.gradients.items()}, dict(self.settings),
             plain_values(self.end) if self.end is not None and reached else None, self.added, self.unfrozen,
             tuple((at, line(place)) for at, place in self.loaded), line(self.past),
