@@ -96,7 +96,7 @@ HANGS = """## It hangs
 
 The message names the cause, then where each rank is. `launch` reports a hang when all ranks have waited for `hang_s`
 seconds (here 0.5). A wait that may end by itself is reported at the time limit, `timeout_s`: a wait with a time limit
-of its own, or one for another process that computes.
+of its own, or one for another process that computes, sleeps or reads, as the workers of a `DataLoader` do.
 
 """
 FAILS = """## It fails

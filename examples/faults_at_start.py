@@ -123,7 +123,7 @@ def a_time_limit_that_is_too_short() -> None:
     """
     dist.init_process_group("gloo", timeout=timedelta(seconds=1))
     if dist.get_rank() == 0:
-        time.sleep(3)  # it unpacks the data, say
+        time.sleep(6)  # it unpacks the data, say
     dist.barrier()
 
 
