@@ -6,15 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from book.cost.calibration import START, Rows, calibrated, smallest
+from book.cost.calibration import START, Rows, calibrated, smallest, start
 from book.cost.machines import CONSTANTS, EACH, cluster_of
 from book.cost.measured import FOUNDRY, data_sets, foundry_row
 from book.cost.published import MEGASCALE, REPLICATED, TURING
-from book.cost.scoreboard import leave_one_out, memory_errors, score, scoreboard
+from book.cost.reported import model_of
+from book.cost.scoreboard import (FAMILIES, OLD, bar, family, fitted, measured, memory_errors, regrets, score,
+                                  scoreboard)
 from book.cost.step import estimates
 
 DATA = data_sets()
-SCORES = {name: score(data) for name, data in DATA.items()}
+ALL = measured()
+KINDS = [family(name, row) for name, row in zip(ALL.names, ALL.rows)]
+SCORES = {key: score(ALL.where([kind == key for kind in KINDS])) for key in FAMILIES}
 
 
 def test_the_rows_of_papers_agree_with_what_else_they_print():
@@ -40,84 +44,111 @@ def test_the_models_of_llm_foundry_weigh_what_its_table_says():
 
 
 def test_all_rows_at_once_are_the_rows_one_by_one():
-    for name in ("megascale", "foundry-h100", "nanotron", "vtrain-multi"):
+    for name in ("megascale", "foundry-h100", "nanotron", "vtrain-multi", "dgxc", "megatron-bridge",
+                 "torchtitan-reports"):
         some = DATA[name].rows[::40] + DATA[name].rows[:3]
         seconds = Rows(some).seconds()
         for row, found in zip(some, seconds):
-            cluster = cluster_of(row.machine, row.layout.num_gpus, row.software)
+            cluster = cluster_of(row.machine, row.layout.num_gpus, row.software, row.precision)
             alone = estimates(row.model, cluster, [row.layout], row.global_batch, EACH[row.software], uneven=True)[0]
             assert alone.step_s == pytest.approx(found)
 
 
-def test_scores_hold_no_row_that_was_fitted_to():
-    for name, data in DATA.items():
-        assert SCORES[name].num_rows == sum(not row.calibrates for row in data.rows) > 0
-    marked = sum(row.calibrates for data in DATA.values() for row in data.rows)
-    assert marked < 200 and not any(row.calibrates for row in DATA["turing"].rows + DATA["torchtitan"].rows)
-    assert SCORES["foundry-h100"].num_refused == 3 and SCORES["nanotron"].num_refused == 764
+def test_the_models_of_reports_have_the_sizes_that_are_published():
+    """In billions of parameters, by their reports."""
+    known = {"gpt3-175b": 174.62, "llama3-405b/42": 138.09, "nemotron4-15b": 15.63, "nemotron4-340b": 341.03,
+             "llama2-70b": 68.98, "gpt 119B": 118.5, "nemotron3-22b": 21.27, "qwen3-30b-a3b": 30.53,
+             "qwen3-235b-a22b": 235.09, "gpt-oss-120b": 116.79, "smollm3": 3.075, "llama-34b": 33.74,
+             "internlm-7b": 7.32, "gpt 72x14336x64": 181.21, "llama 65B": 66.86}
+    for name, billions in known.items():
+        assert model_of(name, 4096 if name[:3] != "gpt" else 2048).num_parameters / 1e9 == pytest.approx(
+            billions, rel=1e-3)
 
 
-@pytest.mark.parametrize("name, most", [
-    ("megatron", 0.03), ("recompute", 0.03), ("replicas", 0.035), ("megascale", 0.02), ("torchtitan", 0.02),
-    ("foundry-a100", 0.06), ("foundry-a100-40", 0.045), ("foundry-h100", 0.025), ("vtrain-multi", 0.095),
-    ("vtrain-single", 0.10)])
-def test_errors_are_no_larger_than_the_chapter_says(name, most):
-    assert SCORES[name].mean <= most and SCORES[name].skill > 0.2
+def test_each_layout_counts_once():
+    """Reports have one layout at many numbers of GPUs; a sweep has each once."""
+    dgxc = ALL.where([name == "dgxc" for name in ALL.names])
+    assert len(dgxc.rows) == 89 and dgxc.weights.sum() == pytest.approx(25)
+    assert ALL.weights[[name == "vtrain-multi" for name in ALL.names]].sum() == 54
+    assert sum(len(data.refused_rows) for data in DATA.values()) == 257
+
+
+@pytest.mark.parametrize("key, most", [("h100", 0.09), ("fsdp", 0.045), ("a100", 0.14), ("experts", 0.36)])
+def test_errors_are_no_larger_than_the_chapter_says(key, most):
+    """Better than "40 % of the peak, always", on steps of models that no constant was fitted to."""
+    assert SCORES[key].mean <= most and SCORES[key].mean < 0.8 * SCORES[key].null
+
+
+def test_bars_hold_what_they_say():
+    for key in ("h100", "fsdp", "sweeps", "experts"):
+        assert 0.4 <= SCORES[key].half <= 0.65 and 0 < SCORES[key].above <= 0.15, key
+    pair, words = bar("h100", "torchtitan", False)
+    assert list(pair) == sorted(pair) and words == "torchtitan on H100"
+    wide, said = bar("gb200", "torchtitan", False)
+    assert "few or none" in said and wide[2] / wide[0] > pair[2] / pair[0]
 
 
 def test_what_the_planner_can_not_do_is_scored_too():
-    assert SCORES["turing"].mean > 0.2 and SCORES["turing"].one_row < 0.03
-    assert SCORES["zero3"].mean > 0.1 and SCORES["nanotron"].mean > 0.4
+    old = score(ALL.where([name in OLD for name in ALL.names]))
+    nanotron = score(ALL.where([name == "nanotron" for name in ALL.names]))
+    assert old.mean > 0.3 and nanotron.mean > 0.4
     off = np.abs(memory_errors())
-    assert len(off) == len(DATA["nanotron"].rows) and 0.05 < off.mean() < 0.15
+    assert len(off) == 928 and 0.05 < np.median(off) <= 0.10 and off.mean() < 0.15
 
 
 def test_regret_is_what_the_choice_costs():
-    assert np.median(SCORES["nanotron"].regrets) <= 0.06 and np.mean(SCORES["nanotron"].regrets) < 0.6
-    assert np.median(SCORES["vtrain-single"].regrets) == 0 and np.mean(SCORES["vtrain-single"].regrets) < 0.05
+    found = {name: list(regrets(DATA[name])) for name in ("nanotron", "vtrain-single", "aleph-alpha")}
+    assert np.median(found["nanotron"]) <= 0.08 and np.mean(found["nanotron"]) < 0.6
+    assert np.median(found["vtrain-single"]) == 0 and np.mean(found["vtrain-single"]) < 0.05
+    assert np.median(found["aleph-alpha"]) == 0
     best = replace(DATA["vtrain-multi"], rows=tuple(
         replace(row, step_s=float(s)) for row, s in zip(DATA["vtrain-multi"].rows, Rows(
             DATA["vtrain-multi"].rows).seconds())))
-    assert max(score(best).regrets) == 0 and score(best).mean == pytest.approx(0)
+    assert max(regrets(best)) == 0
+
+
+def test_a_pair_that_was_never_measured_has_what_its_gpu_and_its_software_have():
+    assert "torchtitan gb200" not in CONSTANTS
+    found = cluster_of("gb200", 8, "torchtitan").efficiency
+    assert found == pytest.approx(CONSTANTS["all"]["efficiency"] * CONSTANTS["gb200"]["efficiency"]
+                                  * CONSTANTS["torchtitan"]["efficiency"])
 
 
 @pytest.mark.slow
 def test_a_fit_finds_the_constants_that_made_the_times():
-    made = {**CONSTANTS, "all": {**CONSTANTS["all"], "num_passes": 5.0}, "a100": {"efficiency": 0.7,
-                                                                                  "attention_share": 0.4}}
-    groups = []
-    for name in ("megatron", "foundry-a100", "vtrain-single"):
-        rows = DATA[name].rows[::6]
-        groups.append([replace(row, step_s=float(s)) for row, s in zip(rows, Rows(rows).seconds(made))])
-    found = calibrated(groups, num_steps=400, num_rounds=4)
-    assert found["a100"]["efficiency"] == pytest.approx(0.7, rel=0.06)
-    assert found["all"]["num_passes"] == pytest.approx(5.0, rel=0.1)
-
-
-def test_the_constants_are_where_the_marked_rows_put_them():
-    """A fit that starts there does not get far."""
-    groups = [[row for row in data.rows if row.calibrates] for data in DATA.values()]
-    found = calibrated(groups, num_steps=60, num_rounds=1)
-    for name in ("efficiency", "attention_share"):
-        assert found["a100"][name] == pytest.approx(CONSTANTS["a100"][name], rel=0.05)
-    assert START.keys() == CONSTANTS.keys() and all(START[key].keys() <= CONSTANTS[key].keys() for key in START)
-
-
-def test_the_simplex_finds_the_bottom_of_a_bowl():
-    def bowl(point: np.ndarray) -> float:
-        return float(((point - (1, -2, 3)) ** 2 * (1, 10, 0.1)).sum())
-
-    assert smallest(bowl, np.zeros(3), 0.5, 300) == pytest.approx((1, -2, 3), abs=1e-3)
-
-
-def test_the_table_has_a_line_for_each_set():
-    lines = scoreboard().splitlines()
-    assert [line.split()[0] for line in lines[1:len(DATA) + 1]] == list(DATA)
+    some = Rows([row for name in ("megatron", "foundry-a100", "vtrain-multi", "dgxc") for row in DATA[name].rows])
+    made = {group: dict(of) for group, of in start(some).items()} | {"h100": {"efficiency": 0.9, "fp8_speedup": 1.2}}
+    made["all"] = {**START, "num_passes": 5.0}
+    some.measured_s = some.seconds(made)
+    found = calibrated(some, np.ones(len(some.rows)))
+    assert np.abs(np.log(some.seconds(found) / some.measured_s)).mean() < 0.01
 
 
 @pytest.mark.slow
-def test_papers_that_were_left_out_are_within_seven_per_cent():
-    found = leave_one_out()
-    papers = ("megatron", "replicas", "recompute", "megascale", "torchtitan")
-    assert max(found[name] for name in papers) < 0.07
-    assert found["turing"] > 0.15 and found["vtrain-single"] > 0.1
+def test_the_constants_are_where_the_rows_put_them():
+    found = fitted(ALL)
+    for group, name in (("all", "efficiency"), ("a100", "efficiency"), ("h100", "attention_share")):
+        assert found[group][name] == pytest.approx(CONSTANTS[group][name], rel=0.02)
+
+
+@pytest.mark.slow
+def test_estimates_that_were_left_out_are_those_that_are_stored():
+    """One part of the twelve, fitted again."""
+    models = sorted({row.name.split("/")[0] for row in ALL.rows})
+    mine = [models.index(row.name.split("/")[0]) % 12 == 3 for row in ALL.rows]
+    rows = ALL.where(mine)
+    found = Rows(rows.rows).seconds(fitted(ALL.where(np.logical_not(mine)))) / [row.step_s for row in rows.rows]
+    assert found == pytest.approx(rows.ratios, rel=0.02)
+
+
+def test_least_absolute_errors_find_the_bottom_of_a_bowl():
+    def off(point: np.ndarray) -> np.ndarray:
+        return (point - (0.1, -0.2, 0.3)) * (1, 2, 0.5)
+
+    found = smallest(off, np.zeros(3), np.ones(3) / 3, np.zeros(3), 60)
+    assert found == pytest.approx((0.1, -0.2, 0.3), abs=1e-3)
+
+
+def test_the_table_has_a_line_for_each_family_and_set():
+    lines = scoreboard().splitlines()
+    assert [line.split("  ")[0] for line in lines[1:len(FAMILIES) + len(DATA) + 1]] == [*FAMILIES.values(), *DATA]

@@ -12,10 +12,11 @@
     step         estimate: memory, traffic and time of a layout, or of all at once
     terms        Terms: what a rank of each layout holds and sends;  seconds: the time of a step, part by part
     search       all layouts of a model on a cluster, the fastest that fits, and why
-    published    layouts from papers, with the times of their steps
+    published    layouts from papers, with the times of their steps;  reported: those of vendors and projects
     measured     these and some thousand more measured steps, as data sets
     models       models by name;  machines: GPUs by name, and constants fitted to measured steps
-    calibration  these constants, found from measured steps;  scoreboard: how far off the planner is on others
+    calibration  these constants, found from measured steps
+    scoreboard   how far off the planner is on models that were left out of the fit, and the error bars that follow
     answer       plan: which layout for a model on so many GPUs, what it costs, and how sure that is
     configs      a plan as a file for torchtitan or options for Megatron-LM; such a file read
 

@@ -3,7 +3,8 @@
     python -m book.cost plan llama3-70b --gpus 64 --gpu H100 --tokens 2e12 --price 2.5
     python -m book.cost plan llama3-70b --gpus 64 --config torchtitan     the layout as a file for torchtitan
     python -m book.cost read run.toml --gpus 64                          what a file for torchtitan will send, by axis
-    python -m book.cost scoreboard [--refit]                             how far off it is, set by set
+    python -m book.cost scoreboard                                       how far off it is, set by set
+    python -m book.cost calibrate                                        its constants, fitted anew
     python -m book.cost models                                           names of models and GPUs
 """
 from __future__ import annotations
@@ -15,9 +16,9 @@ from pathlib import Path
 from book.cost.answer import MeasuredStep, plan
 from book.cost.configs import CONFIGS, read_torchtitan
 from book.cost.layouts import Layout
-from book.cost.machines import MACHINES, SOFTWARE
+from book.cost.machines import FITTED_FILE, MACHINES, SOFTWARE
 from book.cost.models import MODELS
-from book.cost.scoreboard import scoreboard
+from book.cost.scoreboard import calibrate, scoreboard
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--price", type=float, default=0.0, help="dollars for a GPU hour")
     one.add_argument("--batch", type=int, default=0, help="sequences of a step; default: about 4 million tokens")
     one.add_argument("--sequence", type=int, default=0, help="tokens of a sequence; default: the model's")
-    one.add_argument("--software", default="megatron", help=", ".join(SOFTWARE))
+    one.add_argument("--software", default=SOFTWARE[0], help=", ".join(SOFTWARE))
     one.add_argument("--precision", default="bf16", help="bf16, fp8")
     one.add_argument("--measured", metavar="SECONDS,pp,dp,tp,MICRO,ZERO", help="a step of your own, and its layout")
     one.add_argument("--config", choices=CONFIGS, help="print the layout as that framework's options instead")
@@ -51,9 +52,11 @@ def _parser() -> argparse.ArgumentParser:
     read.add_argument("file", type=Path)
     read.add_argument("--gpus", type=int, default=0, help="how many, if its shard degree is -1")
     read.set_defaults(answer=lambda options: str(read_torchtitan(options.file.read_text("utf-8"), options.gpus)))
-    board = kinds.add_parser("scoreboard", help="errors on measured steps, data set by data set")
-    board.add_argument("--refit", action="store_true", help="also leave each source out and fit again (a minute)")
-    board.set_defaults(answer=lambda options: scoreboard(options.refit))
+    board = kinds.add_parser("scoreboard", help="errors on measured steps, family by family, set by set")
+    board.set_defaults(answer=lambda options: scoreboard())
+    fit = kinds.add_parser("calibrate", help="fit the constants anew and leave models out in turn (two minutes)")
+    fit.add_argument("file", type=Path, nargs="?", default=Path(__file__).parent.joinpath(*FITTED_FILE))
+    fit.set_defaults(answer=lambda options: calibrate(options.file))
     names = kinds.add_parser("models", help="names of models and GPUs")
     names.set_defaults(answer=lambda options: f"models: {', '.join(MODELS)}\nGPUs: {', '.join(MACHINES)}")
     return parser

@@ -3,13 +3,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-RECOMPUTE = (None, "selective", "full")
+RECOMPUTE = (None, "selective", "half", "full")
 
 
 def check_recompute(recompute: str | None) -> None:
     """Raises ValueError for what is not in RECOMPUTE."""
     if recompute not in RECOMPUTE:
-        raise ValueError(f"recompute can't be {recompute!r}: use None, 'selective' or 'full'")
+        raise ValueError(f"recompute can't be {recompute!r}: use None, 'selective', 'half' or 'full'")
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,14 @@ def activation_bytes(layer: LayerShape, group_size: int = 1, sequence_parallel: 
 
     s b h (10 + 24/t + 5 a s/(h t)), which is 34 + 5 a s/h on one rank. With sequence parallelism 4 + 30/t in place of
     10 + 24/t, for the norms' outputs are kept gathered (derived); with `regather`, which is the table's row, all of it
-    is over t. `recompute` is None, "selective" (no 5 a s/h) or "full" (the layer's input alone: 2 s b h, over t with
-    sequence parallelism). Numbers have 2 bytes, dropout masks 1; attention keeps its scores; statistics of norms are
-    left out.
+    is over t. `recompute` is None, "selective" (no 5 a s/h), "full" (the layer's input alone: 2 s b h, over t with
+    sequence parallelism) or "half" (every second layer in full: the mean of None and "full"). Numbers have 2 bytes,
+    dropout masks 1; attention keeps its scores; statistics of norms are left out.
     """
     check_recompute(recompute)
+    if recompute == "half":
+        return (activation_bytes(layer, group_size, sequence_parallel, regather)
+                + activation_bytes(layer, group_size, sequence_parallel, regather, "full")) / 2
     if recompute == "full":
         return 2.0 * layer.num_activations / (group_size if sequence_parallel else 1)
     scores = layer.score_bytes

@@ -3,25 +3,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 
 import numpy as np
 
-from book.cost.calibration import Rows
 from book.cost.cluster import Cluster
 from book.cost.layouts import Layout
-from book.cost.machines import MACHINES, cluster_of, machine_key
-from book.cost.measured import data_sets
+from book.cost.machines import SOFTWARE, cluster_of, machine_key
 from book.cost.models import model_named
-from book.cost.published import Published
-from book.cost.scoreboard import memory_errors
+from book.cost.scoreboard import bar, memory_errors
+from book.cost.scoreboard import measured as measured_rows
 from book.cost.search import WORDS, Search, search
 from book.cost.state import ADAM_MIXED_GRADIENTS_32
 from book.cost.step import PARTS, Estimate, estimate
 from book.cost.transformer import Transformer
 
 TOKENS_A_STEP = 4_194_304  # the batch that llama3 starts with; the default here
-NUM_NEAREST = 24
+LONG = 8192  # tokens of a sequence from which on cp is tried
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class MeasuredStep:
 
 @dataclass(frozen=True)
 class Plan:
-    """An answer: the fastest layout that fits (`search` has all), with an error bar from the nearest measured steps.
+    """An answer: the fastest layout that fits (`search` has all), with an error bar from measured steps (`basis`).
 
     If the estimate is as far off for you as for those steps, half of all such steps take between `low_s` and `high_s`,
     and one in ten takes more than `worst_s`. `scale` is the ratio of your measured step to its estimate, 1 without one;
@@ -56,7 +54,7 @@ class Plan:
     low_s: float
     high_s: float
     worst_s: float
-    nearest: tuple[str, ...]
+    basis: str
     halved: Search
     scale: float = 1.0
     memory_scale: float = 1.0
@@ -115,7 +113,7 @@ class Plan:
 
 
 def plan(model: str | Transformer, gpus: int, gpu: str | Cluster = "H100", tokens: float = 0.0, price: float = 0.0,
-         batch: int = 0, num_tokens: int = 0, software: str = "megatron", precision: str = "bf16",
+         batch: int = 0, num_tokens: int = 0, software: str = SOFTWARE[0], precision: str = "bf16",
          measured: MeasuredStep | None = None, zero_stages: Sequence[int] = ()) -> Plan:
     """The fastest layout of a model that fits on `gpus` GPUs, with an error bar, hours and cost.
 
@@ -135,15 +133,16 @@ def plan(model: str | Transformer, gpus: int, gpu: str | Cluster = "H100", token
     cluster = cluster_of(gpu, gpus, software, precision) if isinstance(gpu, str) else replace(gpu, num_gpus=gpus)
     batch = batch or default_batch(found, gpus)
     chosen, scale, memory_scale, lost = _scaled(found, cluster, batch, measured, zero_stages)
-    bar, nearest = error_bar(found, chosen.layouts[chosen.best], gpu if isinstance(gpu, str) else "", software)
-    if measured:  # the scale is known, so only the spread of the rows is left
-        bar = bar / bar[1]
+    quartiles, basis = bar(machine_key(gpu) if isinstance(gpu, str) else "", software, bool(found.experts))
+    low, middle, high, worst = quartiles
+    middle = middle if measured else 1.0  # a known scale leaves only the spread of the rows
     step_s = chosen.estimates[chosen.best].step_s
     halved = searched(found, replace(chosen.cluster, across_bytes_per_s=chosen.cluster.across_bytes_per_s / 2), batch,
                   zero_stages)
     name = model if isinstance(model, str) else f"{found.num_parameters / 1e9:.1f} billion parameters"
-    return Plan(found, name, gpu if isinstance(gpu, str) else "GPU", chosen, tokens, price, step_s * bar[0],
-                step_s * bar[2], step_s * bar[3], nearest, halved, scale, memory_scale, lost)
+    return Plan(found, name, gpu if isinstance(gpu, str) else "GPU", chosen, tokens, price,
+                step_s * low / middle, step_s * high / middle, step_s * worst / middle, basis, halved, scale,
+                memory_scale, lost)
 
 
 def default_batch(model: Transformer, num_gpus: int, tokens_a_step: float = TOKENS_A_STEP) -> int:
@@ -159,7 +158,7 @@ def default_batch(model: Transformer, num_gpus: int, tokens_a_step: float = TOKE
 def searched(model: Transformer, cluster: Cluster, batch: int, zero_stages: Sequence[int] = ()) -> Search:
     """All layouts; `fits` marks those that `plan` may choose."""
     found = search(model, cluster, batch, ADAM_MIXED_GRADIENTS_32, most_tp=cluster.gpus_per_node,
-                  most_cp=8 if model.num_tokens >= 32_768 else 1, most_ep=64 if model.experts else 1)
+                  most_cp=8 if model.num_tokens >= LONG else 1, most_ep=64 if model.experts else 1)
     stage, pp = found.layouts.array("zero_stage"), found.layouts.array("pp")
     known = np.isin(stage, list(zero_stages)) if zero_stages else (stage < 2) | (pp == 1)
     return replace(found, fits=found.fits & known)
@@ -183,50 +182,19 @@ def _scaled(model: Transformer, cluster: Cluster, batch: int, measured: Measured
     return after, scale, memory_scale, int(before.fits.sum() - after.fits.sum())
 
 
-def error_bar(model: Transformer, layout: Layout, gpu: str, software: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Ratios of measured to estimated seconds for the steps nearest to a layout: the quartiles and the 90th percentile.
+def reached(model: Transformer, cluster: Cluster, gpu: str, experts: bool) -> tuple[float, str]:
+    """The largest MFU that was measured on this GPU, and whose: of the same model if it was measured, else of any.
 
-    A step is near if its parameters, GPUs, tokens in a micro-batch and layout are similar. Half of the rows ran on the
-    same GPU and half with the same software, where there are enough; the constants were fitted to none of them. Also
-    returns the names of the data sets that these rows come from.
+    0 and no words where no step was measured on it.
     """
-    held = compared()
-    mine = _numbers(features(model, layout))
-    away = np.array([sum(abs(a - b) for a, b in zip(mine, _numbers(features(row.model, row.layout))))
-                     for _, row, _ in held])
-    key = machine_key(gpu) if gpu else ""
-    same_gpu = np.array([row.machine == key for _, row, _ in held])
-    same_software = np.array([row.software == software for _, row, _ in held])
-    away = np.round(away, 9)  # so that ties are ties in the JavaScript twin too
-    nearest = np.concatenate([_nearest(away, same_gpu), _nearest(away, same_software)])
-    ratio = np.array([held[i][2] for i in nearest])
-    return np.percentile(ratio, (25, 50, 75, 90)), tuple(dict.fromkeys(held[i][0] for i in nearest))
-
-
-@cache
-def compared() -> tuple[tuple[str, Published, float], ...]:
-    """The measured steps that no constant was fitted to: data set, row, and measured over estimated seconds."""
-    held = [(name, row) for name, data in data_sets().items() for row in data.rows if not row.calibrates]
-    rows = Rows([row for _, row in held])
-    return tuple((name, row, float(ratio)) for (name, row), ratio in zip(held, rows.measured_s / rows.seconds()))
-
-
-def _nearest(away: np.ndarray, alike: np.ndarray) -> np.ndarray:
-    """Positions of the nearest rows among those marked `alike`, or among all rows if too few are."""
-    enough = alike.sum() >= NUM_NEAREST // 2
-    return np.argsort(np.where(alike | ~enough, away, np.inf), kind="stable")[:NUM_NEAREST // 2]
-
-
-def features(model: Transformer, layout: Layout) -> tuple[int, ...]:
-    """What the distance between two steps depends on: parameters, GPUs, tp, pp, tokens, and whether ZeRO-2 or 3."""
-    return (model.num_parameters, layout.num_gpus, layout.tp, layout.pp, layout.micro_batch_size * model.num_tokens,
-            int(layout.zero_stage >= 2))
-
-
-def _numbers(of: tuple[int, ...]) -> tuple[float, ...]:
-    """A step as coordinates: the distance between two steps is the sum of the absolute differences."""
-    parameters, gpus, tp, pp, tokens, sharded = of
-    return np.log2(parameters) / 2, np.log2(gpus) / 2, np.log2(tp), np.log2(pp), np.log2(tokens) / 2, 2.0 * sharded
+    key, fast = machine_key(gpu) if gpu else "", cluster.overheads.linear_speedup > 1
+    rows = [row for row in measured_rows().rows if row.machine == key and bool(row.model.experts) == experts
+            and (row.precision == "fp8") == fast]
+    same = [row for row in rows if row.model.num_parameters == model.num_parameters]
+    if not rows:
+        return 0.0, ""
+    best = max(same or rows, key=lambda row: row.mfu)
+    return best.mfu, f"{best.name} on {best.layout.num_gpus:,} {gpu.upper()} ({best.software}): {best.layout}"
 
 
 def _lines(found: Plan) -> Iterator[str]:
@@ -235,17 +203,20 @@ def _lines(found: Plan) -> Iterator[str]:
            f"{found.model.num_tokens:,} tokens a step")
     yield f"layout   {found.layout}"
     yield f"step     {cost.step_s:.2f} s, MFU {cost.mfu:.0%}"
-    yield (f"         by the nearest measured steps ({', '.join(found.nearest)}) half of such steps take "
+    yield (f"         by measured steps ({found.basis}) half of such steps take "
            f"{found.low_s:.1f} to {found.high_s:.1f} s, one in ten over {found.worst_s:.1f} s")
-    like = MACHINES[found.gpu_name.lower()].like if found.gpu_name.lower() in MACHINES else ""
-    if like and not any(row.machine == found.gpu_name.lower() for data in data_sets().values() for row in data.rows):
-        yield f"         no step of a {found.gpu_name} is among them: what it reaches is taken from the {like}"
+    known = found.gpu_name if found.gpu_name != "GPU" else ""
+    mfu, whose = reached(found.model, cluster, known, bool(found.model.experts))
+    if known and not mfu:
+        yield f"         no step of a {known} was measured like this: what it reaches is taken from other machines"
+    if cost.mfu < 0.8 * mfu:
+        yield f"         an MFU of {mfu:.0%} was measured, beyond what this search finds here: {whose}"
     yield (f"memory   {cost.memory_bytes / 1e9:.1f} of {cluster.usable_bytes / 1e9:.1f} GB: state "
            f"{cost.state_bytes / 1e9:.1f}, activations {cost.activation_bytes / 1e9:.1f}, for a moment "
            f"{cost.gathered_bytes / 1e9:.1f}")
-    most = np.percentile(1 / (1 + memory_errors()), 75)
+    most = np.percentile(1 / (1 + memory_errors()), 90)
     if cost.memory_bytes * most > cluster.usable_bytes:
-        yield f"         tight: one in four measured steps held over {most - 1:.0%} more than is counted here"
+        yield f"         tight: one in ten measured steps held over {most - 1:.0%} more than is counted here"
     yield "binds    " + ", ".join(f"{words} {share:.0%}" for words, share in found.binds)
     if found.tokens:
         days = found.gpu_hours / cluster.num_gpus / 24

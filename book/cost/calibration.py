@@ -1,8 +1,7 @@
-"""L1: the constants of `machines`, found from measured steps: the smallest mean error on the rows marked for it."""
+"""L1: the constants of `machines`, found from measured steps: the smallest error on them."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,21 +9,26 @@ import numpy as np
 from book.columns import Columns
 from book.cost.cluster import Cluster
 from book.cost.layouts import Layout
-from book.cost.machines import CONSTANTS, EACH, cluster_of
+from book.cost.machines import CONSTANTS, EACH, MACHINES, cluster_of, like
 from book.cost.published import Published
 from book.cost.sizes import stacked
 from book.cost.step import costs
 from book.cost.terms import Terms
 
 Constants = Mapping[str, Mapping[str, float]]
-# Where a fit begins that may know nothing of CONSTANTS.
-START: Constants = {
-    "all": {"num_passes": 6.5, "product_depth": 500, "launch_s": 5e-4, "across_share": 0.5, "hop_s": 1e-4,
-            "ring_hop_s": 3e-6, "hidden_share": 0.8},
-    "a100": {"efficiency": 0.65, "attention_share": 0.3}, "h100": {"efficiency": 0.65, "attention_share": 0.3},
-    "megatron": {}, "llm-foundry": {"across_share": 0.5},
-    "nanotron": {"launch_s": 5e-4, "send_node_s": 1e-4, "slowdown": 1.0, "across_share": 0.5}}
-MOST_ERROR = 0.4  # no single row counts for more: some were measured on a bad day
+# What a fit begins with, and which constants have a factor for each GPU, software, or pair of both.
+START = {"efficiency": 0.75, "num_passes": 6.5, "product_depth": 500, "attention_share": 0.3, "grouped_share": 0.6,
+         "fp8_speedup": 1.6, "launch_s": 5e-4, "inside_share": 0.8, "across_share": 0.5,
+         "hop_s": 1e-4, "ring_hop_s": 1e-6, "tensor_hidden_share": 0.2, "stage_hidden_share": 0.7, "hidden_share": 0.8,
+         "head_share": 0.5}
+BY_GPU = ("efficiency", "attention_share", "across_share", "fp8_speedup", "grouped_share", "launch_s", "inside_share")
+BY_SOFTWARE = ("efficiency", "num_passes", "attention_share", "launch_s", "across_share", "hidden_share",
+               "tensor_hidden_share")
+BY_PAIR = ("attention_share", "across_share", "efficiency", "inside_share", "num_passes")
+MEMORY = {"kept_factor": 1.2, "logit_bytes": 8, "fixed_bytes": 2e9}
+OF_ONE = {"nanotron": {"send_node_s": 1e-3, "slowdown": 1.0}}
+TIGHT = 0.002  # how much a factor of e costs, beside a mean error of 1
+MOST_ERROR, LEAST_ERROR = 0.7, 0.02  # no single row counts for more: some were measured on a bad day
 
 
 class Rows:
@@ -37,13 +41,15 @@ class Rows:
         self._sizes = stacked([row.model.sizes for row in self.rows])
         self._batch = np.array([row.global_batch for row in self.rows], dtype=float)
         self._each = stacked([EACH[row.software] for row in self.rows])
-        kinds = list(dict.fromkeys((row.machine, row.software) for row in self.rows))
-        self._kinds, self._kind = kinds, np.array([kinds.index((row.machine, row.software)) for row in self.rows])
+        pairs = [(row.machine, row.software, row.precision) for row in self.rows]
+        self.pairs = list(dict.fromkeys(pairs))
+        self._pair = np.array([self.pairs.index(pair) for pair in pairs])
         self._num_gpus = np.array([row.layout.num_gpus for row in self.rows], dtype=float)
 
     def estimates(self, constants: Constants = CONSTANTS) -> dict[str, np.ndarray]:
         """The columns of an Estimate, all but the MFU."""
-        kinds = stacked([cluster_of(machine, 1, software, constants=constants) for machine, software in self._kinds])
+        kinds = stacked([cluster_of(machine, 1, software, precision, constants)
+                         for machine, software, precision in self.pairs])
         return costs(Terms(self._sizes, self._clusters(kinds), self._layouts, self._batch, self._each))
 
     def seconds(self, constants: Constants = CONSTANTS) -> np.ndarray:
@@ -53,68 +59,100 @@ class Rows:
     def _clusters(self, kinds: Any) -> Cluster:
         """A cluster for each row, as one with arrays."""
         found = object.__new__(type(kinds))
-        for f in fields(kinds):
-            value = getattr(kinds, f.name)
+        for name, value in vars(kinds).items():
             nested = hasattr(value, "__dataclass_fields__")
-            object.__setattr__(found, f.name, self._clusters(value) if nested else value[self._kind])
+            object.__setattr__(found, name, self._clusters(value) if nested else value[self._pair])
         if isinstance(kinds, Cluster):
             object.__setattr__(found, "num_gpus", self._num_gpus)
         return found
 
 
-def calibrated(groups: Iterable[Sequence[Published]], start: Constants = CONSTANTS, num_steps: int = 500,
-               num_rounds: int = 3) -> dict[str, dict[str, float]]:
-    """The constants with the smallest error on groups of rows, each of which counts as much as another.
+def start(rows: Rows) -> dict[str, dict[str, float]]:
+    """START, and a factor of 1 for each GPU, software and pair that the rows have."""
+    found: dict[str, dict[str, float]] = {"all": dict(START)}
+    for machine, software, _ in rows.pairs:
+        gpu = like(machine)
+        found[gpu] = dict.fromkeys(BY_GPU, 1.0)
+        if gpu != machine:
+            found[machine] = dict.fromkeys(("efficiency", "attention_share"), 1.0)
+        found[software] = {**dict.fromkeys(BY_SOFTWARE, 1.0), **OF_ONE.get(software, {})}
+        found[f"{software} {gpu}"] = dict.fromkeys(BY_PAIR, 1.0)
+    return found
 
-    The error is the mean of |log(estimate/measured)|. A constant that no row can tell keeps its start. Found with
-    Nelder and Mead's simplex; the least error that it meets need not be the least there is.
+
+def calibrated(rows: Rows, weights: np.ndarray, num_rounds: int = 25) -> dict[str, dict[str, float]]:
+    """The constants with the smallest error on measured steps, each of which counts as `weights` say.
+
+    The error is about the mean of |log(estimate/measured)|, and a little for each factor that is not 1, so that GPUs
+    and software differ only where rows say so.
     """
-    groups = [list(group) for group in groups if len(group)]
-    rows = Rows([row for group in groups for row in group])
-    ends = np.cumsum([len(group) for group in groups])[:-1]
-    known = {row.machine.split("-")[0] for row in rows.rows} | {row.software for row in rows.rows} | {"all"}
-    keys = [(group, name) for group in start if group in known for name in start[group]
-            if name not in ("kept_factor", "fixed_bytes")]  # no time depends on these
+    begin = start(rows)
+    return _moved(begin, lambda constants: np.log(rows.seconds(constants) / rows.measured_s), weights, num_rounds)
+
+
+def calibrated_memory(rows: Rows, weights: np.ndarray, num_rounds: int = 25) -> dict[str, dict[str, float]]:
+    """What of MEMORY fits the bytes of a GPU best, and their factors by software.
+
+    Rows that say no bytes but ran were below nine tenths of the GPU's memory, those with a step of 0 above.
+    """
+    begin: dict[str, dict[str, float]] = {"all": dict(MEMORY)}
+    begin |= {software: dict.fromkeys(MEMORY, 1.0) for _, software, _ in rows.pairs}
+    held = np.array([row.memory_bytes for row in rows.rows])
+    room = 0.9 * np.array([MACHINES[row.machine].memory_bytes for row in rows.rows])
+
+    def off(constants: Constants) -> np.ndarray:
+        found = rows.estimates({**CONSTANTS, **{group: {**CONSTANTS.get(group, {}), **of}
+                                                for group, of in constants.items()}})["memory_bytes"]
+        over = np.log(found / np.where(held > 0, held, room))
+        return np.where(held > 0, over, np.where(rows.measured_s > 0, np.maximum(over, 0), np.minimum(over, 0)))
+
+    return _moved(begin, off, weights, num_rounds)
+
+
+def _moved(begin: Constants, off_by: Callable[[Constants], np.ndarray], weights: np.ndarray,
+           num_rounds: int) -> dict[str, dict[str, float]]:
+    """Constants near `begin` with which what they are off by is small."""
+    keys = [(group, name) for group, of in begin.items() for name in of]
+    first = np.array([begin[group][name] for group, name in keys])
+    tight = TIGHT * np.array([0.1 if group == "all" else 1.0 for group, _ in keys])
 
     def constants(point: np.ndarray) -> dict[str, dict[str, float]]:
-        found = {group: dict(of) for group, of in start.items()}
-        for (group, name), value in zip(keys, np.exp(point)):
+        found: dict[str, dict[str, float]] = {group: {} for group in begin}
+        for (group, name), value in zip(keys, first * np.exp(point)):
             found[group][name] = float(value)
         return found
 
-    def error(point: np.ndarray) -> float:
-        try:
-            off = np.abs(np.log(rows.seconds(constants(point)) / rows.measured_s))
-        except ValueError:  # a share above 1
-            return np.inf
-        return float(np.mean([part.mean() for part in np.split(np.minimum(off, MOST_ERROR), ends)]))
+    def off(point: np.ndarray) -> np.ndarray:
+        return off_by(constants(point))
 
-    point = np.log([start[group][name] for group, name in keys])
+    return constants(smallest(off, np.zeros(len(keys)), weights / weights.sum(), tight, num_rounds))
+
+
+def smallest(off: Callable[[np.ndarray], np.ndarray], point: np.ndarray, weights: np.ndarray, tight: np.ndarray,
+             num_rounds: int) -> np.ndarray:
+    """Where the weighted mean of |off| and of `tight` times the point's squares is small.
+
+    Least squares, solved again and again: a row's weight is over its last error (Gauss and Newton's steps, damped as
+    levenberg1944 does).
+    """
+    def cost(at: np.ndarray, point: np.ndarray) -> float:
+        return float((weights * np.minimum(np.abs(at), MOST_ERROR)).sum() + (tight * point**2).sum())
+
+    now, damping = off(point), 1e-3
     for _ in range(num_rounds):
-        point = smallest(error, point, 0.15, num_steps)
-    return constants(point)
-
-
-def smallest(of: Callable[[np.ndarray], float], start: np.ndarray, width: float, num_steps: int) -> np.ndarray:
-    """Where a function is small, found by moving the worst corner of a simplex through its middle (neldermead1965)."""
-    corners = [(of(point), point) for point in (start, *(start + width * axis for axis in np.eye(len(start))))]
-    for _ in range(num_steps):
-        corners.sort(key=lambda corner: corner[0])
-        worst = corners[-1][1]
-        middle = np.mean([point for _, point in corners[:-1]], axis=0)
-
-        def moved(stretch: float, middle: np.ndarray = middle, worst: np.ndarray = worst) -> tuple[float, np.ndarray]:
-            point = middle + stretch * (middle - worst)
-            return of(point), point
-
-        found = moved(1.0)
-        if found[0] < corners[0][0]:
-            found = min(found, moved(2.0), key=lambda corner: corner[0])
-        elif found[0] >= corners[-2][0]:
-            found = min(found, moved(-0.5), key=lambda corner: corner[0])
-        if found[0] < corners[-1][0]:
-            corners[-1] = found
+        slopes = np.column_stack([(off(point + 1e-4 * axis) - now) / 1e-4 for axis in np.eye(len(point))])
+        size = np.abs(now)
+        strong = weights / np.clip(size, LEAST_ERROR, None) * (size < MOST_ERROR)
+        square = slopes.T @ (strong[:, None] * slopes) + np.diag(tight + 1e-12)
+        slope = slopes.T @ (strong * now) + tight * point
+        for _ in range(6):
+            move = np.linalg.solve(square + damping * np.diag(np.diag(square)), -slope)
+            other = point + np.clip(move, -0.5, 0.5)
+            after = off(other)
+            if cost(after, other) < cost(now, point):
+                point, now, damping = other, after, damping / 5
+                break
+            damping *= 8
         else:
-            best = corners[0][1]
-            corners[1:] = [(of(point), point) for point in ((best + other) / 2 for _, other in corners[1:])]
-    return min(corners, key=lambda corner: corner[0])[1]
+            break
+    return point

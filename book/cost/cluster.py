@@ -9,13 +9,19 @@ from typing import Any
 class Overheads:
     """Time and memory beyond FLOPs and bytes. All are zero by default, which leaves the plain formulas.
 
-    A product of depth k takes as long as one of k + `product_depth`; attention that keeps no scores reaches
+    A product of depth k takes as long as one of k + `product_depth`; in fp8 k is over `linear_speedup` in layers, not
+    in attention and the head. Experts' products reach `grouped_share` of what others do, attention that keeps no scores
     `attention_share` of the peak (0: the efficiency of products). A layer's forward takes `launch_s` at least, its
-    backward twice that. Of the bandwidth between nodes `across_share` is reached. Between nodes an all-reduce of tp
+    backward twice that. Of the bandwidth inside a node `inside_share` is reached,
+    of that between nodes `across_share`. Between nodes an all-reduce of tp
     waits `hop_s` for each doubling of its group, twice; a message to the next stage waits `send_node_s` for each
-    further node of the cluster; data parallelism's ring waits `ring_hop_s` in each layer for each of its members. Data
-    parallelism's messages overlap with `hidden_share` of the last micro-batch's backward; those of ZeRO-2 and 3 do not
-    overlap. `slowdown` multiplies the whole step, `kept_factor` the activations: unfused operations keep more.
+    further node of the cluster; data parallelism's ring waits `ring_hop_s` in each layer for each of its members. Of
+    tp's messages `tensor_hidden_share` hides behind products, of those between interleaved stages `stage_hidden_share`.
+    Data parallelism's overlap with `hidden_share` of the last micro-batch's backward, those of ZeRO-2 and 3 do
+    not; parameters are gathered in `gather_bytes` each. `head_share` of the logits'
+    time makes other stages wait; the rest is spread. `slowdown` multiplies the whole step.
+
+    Activations are `kept_factor` times as many bytes, for unfused operations keep more; a logit takes `logit_bytes`.
     `fixed_bytes` are used by every layout: workspaces, buffers, fragmentation.
 
     Raises ValueError for a negative number, and for a share above 1.
@@ -23,14 +29,22 @@ class Overheads:
 
     product_depth: float = 0.0
     attention_share: float = 0.0
+    grouped_share: float = 1.0
+    linear_speedup: float = 1.0
     launch_s: float = 0.0
+    inside_share: float = 1.0
     across_share: float = 1.0
     hop_s: float = 0.0
     send_node_s: float = 0.0
     ring_hop_s: float = 0.0
+    tensor_hidden_share: float = 0.0
+    stage_hidden_share: float = 0.0
     hidden_share: float = 0.0
+    head_share: float = 0.0
+    gather_bytes: float = 2.0
     slowdown: float = 1.0
     kept_factor: float = 1.0
+    logit_bytes: float = 4.0
     fixed_bytes: float = 0.0
 
     def __post_init__(self) -> None:
@@ -38,8 +52,9 @@ class Overheads:
             value = getattr(self, field.name)
             if not value >= 0 or (field.name.endswith("_share") and value > 1):
                 raise ValueError(f"{field.name} can't be {value}: it is at least 0, and a share at most 1")
-        if not (self.across_share > 0 and self.slowdown > 0 and self.kept_factor > 0):
-            raise ValueError("across_share, slowdown and kept_factor are above 0")
+        if not min(self.across_share, self.inside_share, self.grouped_share, self.linear_speedup, self.slowdown,
+                   self.kept_factor) > 0:
+            raise ValueError("shares of bandwidths and of experts, linear_speedup, slowdown, kept_factor are above 0")
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ from book.cost.step import Estimate, estimate
 # Names of torchtitan's own configurations, by model.
 TORCHTITAN = {"llama3-8b": ("llama3", "8B"), "llama3-70b": ("llama3", "70B"), "llama3-405b": ("llama3", "405B"),
               "qwen3-8b": ("qwen3", "8B"), "deepseek-v3": ("deepseek_v3", "671B")}
+# How many layers fewer the first and the last stage have.
+LESS = ("pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers")
 
 
 def torchtitan_toml(plan: Plan) -> str:
@@ -36,6 +38,7 @@ def torchtitan_toml(plan: Plan) -> str:
     name, flavor = TORCHTITAN[plan.model_name]
     replicated = layout.zero_stage == 0
     local = plan.search.global_batch // layout.dp
+    spare = _spare(model.num_layers, layout)
     schedule = "Interleaved1F1B" if layout.stages_per_rank > 1 else "1F1B"
     sections: dict[str, dict[str, object]] = {
         "model": {"name": name, "flavor": flavor},
@@ -48,14 +51,23 @@ def torchtitan_toml(plan: Plan) -> str:
             "tensor_parallel_degree": layout.tp, "context_parallel_degree": layout.cp,
             "expert_parallel_degree": layout.ep, "pipeline_parallel_degree": layout.pp,
             "pipeline_parallel_schedule": schedule, "pipeline_parallel_microbatch_size": layout.micro_batch_size,
-            "pipeline_parallel_layers_per_stage": model.num_layers // layout.pp // layout.stages_per_rank},
+            "pipeline_parallel_layers_per_stage": -(-model.num_layers // (layout.pp * layout.stages_per_rank)),
+            **dict(zip(LESS, (int(spare > 1), int(spare > 0))))},
         "activation_checkpoint": {"mode": layout.recompute or "none"},
     }
+    if layout.recompute == "half":
+        sections["activation_checkpoint"] = {"mode": "selective", "selective_ac_option": "2"}
     if layout.pp == 1:
-        for key in ("schedule", "microbatch_size", "layers_per_stage"):
+        for key in ("schedule", "microbatch_size", "layers_per_stage", "first_stage_less_layers",
+                    "last_stage_less_layers"):
             del sections["parallelism"][f"pipeline_parallel_{key}"]
     return "\n\n".join("\n".join([f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in values.items())])
                        for section, values in sections.items())
+
+
+def _spare(num_layers: int, layout: Layout) -> int:
+    """How many layers are missing from equal stages: at the head, then at the embedding."""
+    return -num_layers % (layout.pp * layout.stages_per_rank)
 
 
 def _toml(value: object) -> str:
@@ -72,9 +84,9 @@ class Configured:
     global_batch: int
 
     def estimate(self, gpu: str = "H100") -> Estimate:
-        """Bytes and seconds on GPUs of this name, with Megatron's constants."""
+        """Bytes and seconds on GPUs of this name, with torchtitan's constants."""
         model = replace(model_named(self.model_name), num_tokens=self.num_tokens)
-        return estimate(model, cluster_of(gpu, self.layout.num_gpus), self.layout, self.global_batch)
+        return estimate(model, cluster_of(gpu, self.layout.num_gpus, "torchtitan"), self.layout, self.global_batch)
 
     def __str__(self) -> str:
         """The run, and the bytes that a GPU sends along each axis in a step."""
@@ -101,7 +113,9 @@ def read_torchtitan(text: str, num_gpus: int = 0) -> Configured:
     if not names:
         raise ValueError(f"no model here is torchtitan's {said.get('name')} {said.get('flavor')}: there are "
                          f"{', '.join(map(' '.join, TORCHTITAN.values()))}")
-    training, mode = found.get("training", {}), found.get("activation_checkpoint", {}).get("mode", "selective")
+    training, again = found.get("training", {}), found.get("activation_checkpoint", {})
+    mode = again.get("mode", "selective")
+    mode = "half" if mode == "selective" and again.get("selective_ac_option") == "2" else mode
     local = training.get("local_batch_size", 8)
     layout = _layout(found.get("parallelism", {}), local, model_named(names[0]).num_layers, num_gpus)
     layout = replace(layout, recompute=None if mode == "none" else mode)
@@ -124,7 +138,8 @@ def _layout(said: dict[str, Any], local: int, num_layers: int, num_gpus: int) ->
         raise ValueError(f"replicas of shards ({copies} of {shards}) are not known here")
     kept = said.get("fsdp_reshard_after_forward", "default")
     whole = kept == "never" or (kept == "default" and pp > 1)
-    stages = num_layers // pp // said.get("pipeline_parallel_layers_per_stage", num_layers // pp)
+    long = said.get("pipeline_parallel_layers_per_stage", 0)
+    stages = max(1, (num_layers + sum(said.get(key, 1) for key in LESS)) // long // pp) if long else 1
     return Layout(pp, copies * shards, tp, said.get("pipeline_parallel_microbatch_size", 1) if pp > 1 else local,
                   stages if pp > 1 else 1, (2 if whole else 3) if shards * cp > 1 and copies == 1 else 0, int(tp > 1),
                   None, cp, ep)
@@ -178,6 +193,12 @@ def _megatron(plan: Plan) -> Iterator[str]:
         yield f"--num-virtual-stages-per-pipeline-rank {layout.stages_per_rank}"
     yield f"--micro-batch-size {layout.micro_batch_size} --global-batch-size {plan.search.global_batch} --bf16"
     yield from _sharding(layout.zero_stage)
+    spare = _spare(model.num_layers, layout)
+    if spare:
+        yield "--account-for-embedding-in-pipeline-split " * (spare > 1) + "--account-for-loss-in-pipeline-split"
+    if layout.recompute == "half":
+        stage = -(-model.num_layers // (layout.pp * layout.stages_per_rank))
+        yield f"--recompute-granularity full --recompute-method block --recompute-num-layers {max(1, stage // 2)}"
     if layout.recompute == "full":
         yield "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
     elif layout.recompute == "selective":

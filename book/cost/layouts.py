@@ -47,8 +47,8 @@ class Layout:
             raise ValueError(f"sequence_parallel is 0 or 1, not {self.sequence_parallel!r}")
         if self.stages_per_rank > 1 and self.pp == 1:
             raise ValueError("several stages on a rank need a pipeline: pp is 1")
-        if self.dp * self.cp % self.ep:
-            raise ValueError(f"experts are on the GPUs of dp and cp: ep {self.ep} does not divide {self.dp * self.cp}")
+        if self.num_gpus // self.pp % self.ep:
+            raise ValueError(f"experts are on a stage's GPUs: ep {self.ep} does not divide {self.num_gpus // self.pp}")
         object.__setattr__(self, "sequence_parallel", int(self.sequence_parallel))
 
     @property
@@ -74,15 +74,18 @@ def all_layouts(model: Transformer, num_gpus: int, global_batch: int, most_tp: i
                 most_ep: int = 1) -> Columns:
     """Every layout of a model on all of these GPUs that divides evenly, as Columns of Layout.
 
-    tp divides heads, keys and width, pp times stages_per_rank the layers, dp times micro_batch_size the global batch of
-    sequences, cp the tokens in two parts for each of its ranks, where a micro-batch is one sequence; ep divides the
-    experts and the GPUs of dp and cp. Interleaving needs a number of micro-batches that pp divides, as Megatron does;
-    sequence parallelism tokens that tp divides; ZeRO two replicas or more. `most_tp`, `most_cp` and `most_ep` bound
-    these.
+    tp divides heads, keys and width, pp times stages_per_rank the layers or up to two more (the embedding and the head
+    take the place of a layer each), dp times micro_batch_size the global batch of sequences, cp the tokens in two parts
+    for each of its ranks, where a micro-batch is one sequence; ep divides the experts and the GPUs of a stage.
+    Recomputation is none, full, and between them "selective" where scores are kept, else "half". Interleaving needs a
+    number of micro-batches that pp divides, as Megatron does; sequence parallelism tokens that tp divides; ZeRO two
+    replicas or more. `most_tp`, `most_cp` and `most_ep` bound these.
     """
     shapes = np.array(list(_shapes(model, num_gpus, global_batch, (most_tp or num_gpus, most_cp, most_ep))),
                       dtype=np.int32).reshape(-1, 7)
-    choices = np.array(list(product(range(4), (0, 1), range(-1, 2))), dtype=np.int32)
+    between = "selective" if model.attention == "scores" else "half"
+    recompute = [-1, *(RECOMPUTE.index(how) - 1 for how in (between, "full"))]
+    choices = np.array(list(product(range(4), (0, 1), recompute)), dtype=np.int32)
     rows = np.hstack([np.repeat(shapes, len(choices), axis=0), np.tile(choices, (len(shapes), 1))])
     _, dp, tp, cp, _, _, _, zero_stage, sequence_parallel, _ = rows.T
     possible = (dp * cp > 1) | (zero_stage == 0)
@@ -102,14 +105,20 @@ def _shapes(model: Transformer, num_gpus: int, global_batch: int,
             continue
         for pp in divisors(num_gpus // tp // cp):
             dp = num_gpus // tp // cp // pp
-            if model.num_layers % pp or global_batch % dp:
+            if not divides(model.num_layers, pp) or global_batch % dp:
                 continue
             sizes = divisors(global_batch // dp) if cp == 1 else [1]
-            for micro_batch_size, ep in product(sizes, _experts_over(model, dp * cp, most[2])):
+            for micro_batch_size, ep in product(sizes, _experts_over(model, dp * cp * tp, most[2])):
                 yield pp, dp, tp, cp, ep, micro_batch_size, 1
                 if pp > 1 and global_batch // dp // micro_batch_size % pp == 0:
-                    for stages_per_rank in divisors(model.num_layers // pp)[1:]:
-                        yield pp, dp, tp, cp, ep, micro_batch_size, stages_per_rank
+                    for stages_per_rank in range(2, model.num_layers // pp + 2):
+                        if divides(model.num_layers, pp * stages_per_rank):
+                            yield pp, dp, tp, cp, ep, micro_batch_size, stages_per_rank
+
+
+def divides(num_layers: int, num_stages: int) -> bool:
+    """Whether stages are equally long if up to two layers are missing, at the embedding and the head."""
+    return -num_layers % num_stages <= (2 if 1 < num_stages <= num_layers + 2 else 0)
 
 
 def _experts_over(model: Transformer, num_ranks: int, most: int) -> list[int]:

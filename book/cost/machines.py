@@ -1,14 +1,17 @@
 """L1: common GPUs as data, and the constants fitted to measured steps on them.
 
-`calibration` fits CONSTANTS from the rows marked for it; the scoreboard shows how well they predict the others.
+A constant is the product of what its groups have: all, the GPU, the software, and both. So where a pair was never
+measured, what its GPU and its software have stands in. `scoreboard` fits them and shows how well they predict.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from importlib.resources import files
 
 from book.cost.cluster import Cluster, Overheads
-from book.cost.state import ADAM_MIXED, StateBytes
+from book.cost.state import ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, StateBytes
 
 
 @dataclass(frozen=True)
@@ -34,23 +37,19 @@ MACHINES = {
     "a100-40": Machine(40e9, 312e12, 0, 1.555e12, 300e9, 25e9, 8, "a100", like="a100"),
     "h100": Machine(80e9, 989e12, 1979e12, 3.35e12, 450e9, 50e9, 8, "h100"),
     "h200": Machine(141e9, 989e12, 1979e12, 4.8e12, 450e9, 50e9, 8, "h200", like="h100"),
-    "b200": Machine(180e9, 2250e12, 4500e12, 8e12, 900e9, 50e9, 8, "dgxb200", like="h100"),
-    "gb200": Machine(186e9, 2500e12, 5000e12, 8e12, 900e9, 50e9, 72, "gb200", like="h100"),
+    "b200": Machine(180e9, 2250e12, 4500e12, 8e12, 900e9, 50e9, 8, "dgxb200", like="gb200"),
+    "gb200": Machine(186e9, 2500e12, 5000e12, 8e12, 900e9, 50e9, 72, "gb200"),
+    "b300": Machine(270e9, 2250e12, 4500e12, 8e12, 900e9, 100e9, 8, "dgxb300", like="gb200"),
+    "gb300": Machine(279e9, 2500e12, 5000e12, 8e12, 900e9, 100e9, 72, "gb300", like="gb200"),
 }
-# Shared by all, then those of one machine or one software.
-CONSTANTS: dict[str, dict[str, float]] = {
-    "all": {"num_passes": 7.88, "product_depth": 1040, "launch_s": 0.000907, "across_share": 0.184,
-            "hop_s": 0.000135, "ring_hop_s": 2.48e-06, "hidden_share": 0.969},
-    "a100": {"efficiency": 0.866, "attention_share": 0.334},
-    "h100": {"efficiency": 0.727, "attention_share": 0.179},
-    "megatron": {},
-    "llm-foundry": {"across_share": 0.99},
-    "nanotron": {"launch_s": 0.00102, "send_node_s": 0.000915, "slowdown": 1.07,
-                 "across_share": 0.0967, "kept_factor": 1.85, "fixed_bytes": 5e8},
-}
-SOFTWARE = ("megatron", "llm-foundry", "nanotron")
+USABLE = 0.8  # of the memory: of measured layouts that need more by the formulas, half ran out
+FITTED_FILE = ("data", "fitted.json")
+CONSTANTS: dict[str, dict[str, float]] = json.loads(
+    files("book.cost").joinpath(*FITTED_FILE).read_text("utf-8"))["constants"]
+SOFTWARE = ("torchtitan", "megatron", "llm-foundry", "maxtext", "nanotron")
 # State of a parameter. nanotron accumulates gradients in 32 bits beside 16-bit ones (scripts/scaling_benchmarks.py).
-EACH = {"megatron": ADAM_MIXED, "llm-foundry": ADAM_MIXED, "nanotron": StateBytes(2, 6, 12)}
+EACH = {**dict.fromkeys(SOFTWARE, ADAM_MIXED), "megatron": ADAM_MIXED_GRADIENTS_32,
+        "nanotron": StateBytes(2, 6, 12)}
 
 
 def machine_key(name: str) -> str:
@@ -73,12 +72,32 @@ def cluster_of(name: str, num_gpus: int, software: str = "megatron", precision: 
         raise ValueError(f"no software is called {software!r}: use {', '.join(SOFTWARE)}")
     if precision not in ("bf16", "fp8"):
         raise ValueError(f"precision is bf16 or fp8, not {precision!r}")
-    flops_per_s = machine.bf16_flops_per_s if precision == "bf16" else machine.fp8_flops_per_s
-    if not flops_per_s:
+    if precision == "fp8" and not machine.fp8_flops_per_s:
         raise ValueError(f"{name} has no fp8: use bf16")
-    known = {**constants["all"], **constants[machine.like or key], **constants[software]}
+    known = factored(constants, _groups(key, software))
+    known["gather_bytes"] = 1 if precision == "fp8" else 2
+    known["linear_speedup"] = known.pop("fp8_speedup", 1.0) if precision == "fp8" else 1.0
+    cluster = Cluster(num_gpus, machine.memory_bytes, machine.bf16_flops_per_s, machine.memory_bytes_per_s,
+                      machine.inside_bytes_per_s, machine.across_bytes_per_s, min(known["efficiency"], 1.0),
+                      known["num_passes"], machine.gpus_per_node, USABLE)
     own = {f.name for f in fields(Overheads)}
-    cluster = Cluster(num_gpus, machine.memory_bytes, flops_per_s, machine.memory_bytes_per_s,
-                      machine.inside_bytes_per_s, machine.across_bytes_per_s, known["efficiency"],
-                      known["num_passes"], machine.gpus_per_node)
     return replace(cluster, overheads=Overheads(**{name: of for name, of in known.items() if name in own}))
+
+
+def like(key: str) -> str:
+    """The machine whose constants a machine shares."""
+    return MACHINES[key].like or key
+
+
+def _groups(key: str, software: str) -> tuple[str, ...]:
+    """The groups of constants that a machine and a software have."""
+    return "all", like(key), *((key,) if like(key) != key else ()), software, f"{software} {like(key)}"
+
+
+def factored(constants: Mapping[str, Mapping[str, float]], groups: Sequence[str]) -> dict[str, float]:
+    """Each constant as the product of what the groups have of it; a share is at most 1."""
+    found: dict[str, float] = {}
+    for group in groups:
+        for name, factor in constants.get(group, {}).items():
+            found[name] = found.get(name, 1.0) * factor
+    return {name: min(of, 1.0) if name.endswith("_share") else of for name, of in found.items()}

@@ -2,14 +2,15 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
 from book.cost.layouts import Layout
-from book.cost.published import (FITTED, MEGASCALE, RECOMPUTATION, REPLICATED, SHARDED, TORCHTITAN, TURING,
+from book.cost.published import (MEGASCALE, RECOMPUTATION, REPLICATED, SHARDED, TORCHTITAN, TURING,
                                  WEAK_SCALING, Published)
+from book.cost.reported import reported_row
 from book.cost.transformer import Transformer
 
 GIB = 2.0**30
@@ -23,12 +24,16 @@ PLAYBOOK = {"1B": (16, 2048, 32, 8192), "3B": (28, 3072, 32, 8192), "8B": (32, 4
 
 @dataclass(frozen=True)
 class DataSet:
-    """Rows that were measured by the same people with the same software, and how many more the planner refuses, why."""
+    """Rows that were measured by the same people, and how many more can't be compared, why.
+
+    `refused_rows` are those of these that ran out of memory.
+    """
 
     name: str
     title: str
     rows: tuple[Published, ...]
     refused: tuple[tuple[str, int], ...] = ()
+    refused_rows: tuple[Published, ...] = ()
 
     @property
     def source(self) -> str:
@@ -39,11 +44,6 @@ class DataSet:
 def _read(name: str) -> Iterator[dict[str, str]]:
     text = files("book.cost").joinpath("data", f"{name}.csv").read_text("utf-8")
     return csv.DictReader(text.splitlines())
-
-
-def _marked(rows: Sequence[Published], every: int) -> tuple[Published, ...]:
-    """The same rows; one in so many may be fitted to."""
-    return tuple(replace(row, calibrates=i % every == 0) for i, row in enumerate(rows))
 
 
 def vtrain_row(row: dict[str, str]) -> Published:
@@ -80,7 +80,7 @@ def nanotron_row(row: dict[str, str]) -> Published:
 def _foundry(gpu: str) -> DataSet:
     rows = [row for row in _read("llm_foundry") if row["gpu"] == gpu]
     known = [row for row in rows if row["precision"] == "bf16"]
-    return DataSet(f"foundry-{gpu}", f"llm-foundry on {gpu}", _marked([foundry_row(row) for row in known], 3),
+    return DataSet(f"foundry-{gpu}", f"llm-foundry on {gpu}", tuple(foundry_row(row) for row in known),
                    (("fp8, for which nothing is fitted", len(rows) - len(known)),))
 
 
@@ -90,18 +90,27 @@ def data_sets() -> dict[str, DataSet]:
     playbook = list(_read("nanotron"))
     ran = [row for row in playbook if row["tokens_per_s"]]
     found = [
-        DataSet("megatron", "Megatron, tp and pp and dp (table 1)", tuple(
-            replace(row, calibrates=row in FITTED) for row in WEAK_SCALING)),
-        DataSet("recompute", "Megatron, recomputation", _marked(RECOMPUTATION, 4)),
-        DataSet("replicas", "Megatron, tp and pp and dp (table 2)", _marked(REPLICATED, 3)),
+        DataSet("megatron", "Megatron, tp and pp and dp (table 1)", WEAK_SCALING),
+        DataSet("recompute", "Megatron, recomputation", RECOMPUTATION),
+        DataSet("replicas", "Megatron, tp and pp and dp (table 2)", REPLICATED),
         DataSet("turing", "Megatron-Turing 530B", TURING),
-        DataSet("megascale", "Megatron-LM, as MegaScale measured it", _marked(MEGASCALE, 4)),
+        DataSet("megascale", "Megatron-LM, as MegaScale measured it", MEGASCALE),
         DataSet("torchtitan", "torchtitan, FSDP2 on A100", TORCHTITAN),
         DataSet("zero3", "DeepSpeed ZeRO-3 in 2021", SHARDED),
-        DataSet("vtrain-multi", "vTrain, many nodes", _marked([vtrain_row(row) for row in _read("vtrain_multi")], 9)),
-        DataSet("vtrain-single", "vTrain, one node", _marked([vtrain_row(row) for row in _read("vtrain_single")], 24)),
+        DataSet("vtrain-multi", "vTrain, many nodes", tuple(vtrain_row(row) for row in _read("vtrain_multi"))),
+        DataSet("vtrain-single", "vTrain, one node", tuple(vtrain_row(row) for row in _read("vtrain_single"))),
         *(_foundry(gpu) for gpu in ("a100", "a100-40", "h100")),
-        DataSet("nanotron", "nanotron on H100", _marked([nanotron_row(row) for row in ran], 12),
+        DataSet("nanotron", "nanotron on H100", tuple(nanotron_row(row) for row in ran),
                 (("did not run", len(playbook) - len(ran)),)),
-    ]
+        *_reported()]
     return {one.name: one for one in found}
+
+
+def _reported() -> Iterator[DataSet]:
+    """The sets of reported.csv; rows that did not run are refused."""
+    sets: dict[str, list[Published]] = {}
+    for row in _read("reported"):
+        sets.setdefault(row["set"], []).append(reported_row(row))
+    for name, rows in sets.items():
+        ran, failed = (tuple(row for row in rows if bool(row.step_s) == did) for did in (True, False))
+        yield DataSet(name, name, ran, (("out of memory", len(failed)),) * bool(failed), failed)

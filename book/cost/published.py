@@ -9,6 +9,7 @@ import numpy as np
 
 from book.cost.cluster import Cluster
 from book.cost.layouts import Layout
+from book.cost.machines import MACHINES
 from book.cost.models import MODELS
 from book.cost.step import estimate
 from book.cost.transformer import Transformer
@@ -23,8 +24,7 @@ A100 = Cluster(num_gpus=8, memory_bytes=80e9, flops_per_s=312e12, memory_bytes_p
 class Published:
     """A step that somebody measured: what was trained, on which layout and machine, and its seconds.
 
-    `source` is an entry of references.bib, `machine` and `software` names in `machines`. Rows that `calibrates` marks
-    may be fitted to; all others are only compared with.
+    `source` is an entry of references.bib, `machine` and `software` names in `machines`.
     """
 
     name: str
@@ -35,13 +35,25 @@ class Published:
     source: str
     machine: str = "a100"
     software: str = "megatron"
-    calibrates: bool = False
     memory_bytes: float = 0.0
+    precision: str = "bf16"
 
     @property
     def cluster(self) -> Cluster:
         """A cluster of as many A100s as the row used."""
         return replace(A100, num_gpus=self.layout.num_gpus)
+
+    @property
+    def peak_flops_per_s(self) -> float:
+        """The peak of a GPU of the row's machine in the row's precision."""
+        machine = MACHINES[self.machine]
+        return machine.bf16_flops_per_s if self.precision == "bf16" else machine.fp8_flops_per_s
+
+    @property
+    def mfu(self) -> float:
+        """The model's FLOPs as a share of the bf16 peak, in fp8 too."""
+        peak = self.layout.num_gpus * MACHINES[self.machine].bf16_flops_per_s
+        return self.model.step_flops(self.global_batch) / (self.step_s * peak)
 
     @property
     def estimated_s(self) -> float:
@@ -142,7 +154,7 @@ def _torchtitan() -> tuple[Published, ...]:
     rows = (("Llama 3 70B", MODELS["llama3-70b"], 1, "full", 331), ("Llama 2 13B", small, 2, None, 2162),
             ("Llama 2 70B", llama2, 2, "full", 353))
     return tuple(Published(name, model, Layout(1, 64, 1, micro, zero_stage=3, recompute=how), 64 * micro,
-                           micro * model.num_tokens / tokens_per_s, "titanperformance", software="llm-foundry")
+                           micro * model.num_tokens / tokens_per_s, "titanperformance", software="torchtitan")
                  for name, model, micro, how, tokens_per_s in rows)
 
 

@@ -1,121 +1,255 @@
-"""L1: how far off the planner is, data set by data set, on rows that its constants were not fitted to."""
+"""L1: how far off the planner is on steps that its constants were not fitted to, and the error bars that follow.
+
+One protocol everywhere: models are left out in turn (`NUM_FOLDS` parts, each with all rows of its models, whoever
+measured them), the constants are fitted to the rest, and these rows are estimated. A layout that a set has at several
+numbers of GPUs counts once. `data/fitted.json` has what came out: the constants fitted to all rows, and the ratio of
+the left-out estimate to each measured step. `python -m book.cost calibrate` writes it anew.
+"""
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from book.cost.calibration import START, Constants, Rows, calibrated
-from book.cost.machines import CONSTANTS, MACHINES
+from book.cost.calibration import Constants, Rows, calibrated, calibrated_memory
+from book.cost.layouts import Layout
+from book.cost.machines import CONSTANTS, FITTED_FILE, cluster_of, like
 from book.cost.measured import DataSet, data_sets
+from book.cost.published import Published
 
-# The plain formula: two constants, as `published` has them for A100, and no overheads.
-PLAIN: Constants = {"all": {"num_passes": 6.5}, "a100": {"efficiency": 0.645}, "h100": {"efficiency": 0.645},
-                    "megatron": {}, "llm-foundry": {}, "nanotron": {}}
+NUM_FOLDS = 12
+OLD = ("zero3",)  # software of 2021 that nobody runs today: scored, but never fitted to
+FAMILIES = {"experts": "experts", "h100": "dense, H100 to GB300", "fsdp": "FSDP", "a100": "A100, 3-D layouts",
+            "sweeps": "sweeps of small models"}
+SWEEPS = ("nanotron", "vtrain-single", "vtrain-multi")
+ENOUGH, MOST = 12, 30  # layouts that an error bar needs; for how many a set counts in it
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All rows with a step, in the order of the sets, with what each one counts; `ratios` are of left-out estimates."""
+
+    names: tuple[str, ...]
+    rows: tuple[Published, ...]
+    weights: np.ndarray
+    ratios: np.ndarray
+
+    def where(self, holds: Sequence[bool] | np.ndarray) -> Measured:
+        """The rows that are marked."""
+        at = np.flatnonzero(holds)
+        return Measured(tuple(self.names[i] for i in at), tuple(self.rows[i] for i in at), self.weights[at],
+                        self.ratios[at])
+
+
+@cache
+def measured() -> Measured:
+    """All rows that were measured, each with the ratio that `fitted.json` has."""
+    pairs = [(name, row) for name, data in data_sets().items() for row in data.rows]
+    names, rows = zip(*pairs)
+    often = Counter(_layout(name, row) for name, row in pairs)
+    weights = np.array([1 / often[_layout(name, row)] for name, row in pairs])
+    known = json.loads(files("book.cost").joinpath(*FITTED_FILE).read_text("utf-8")).get("left_out", {})
+    ratios = np.concatenate([known.get(name, [1.0] * len(data.rows)) for name, data in data_sets().items()])
+    return Measured(names, rows, weights, ratios)
+
+
+def _layout(name: str, row: Published) -> tuple[object, ...]:
+    """What makes two rows the same layout: in a sweep, batch and replicas too."""
+    batch = (row.layout.dp, row.global_batch) if name in SWEEPS or name.startswith("foundry") else ()
+    return (name, row.name, row.model.num_tokens, row.model.attention, row.machine, row.precision,
+            replace(row.layout, dp=1, ep=1), row.layout.ep, batch)
+
+
+def family(name: str, row: Published) -> str:
+    """The key in FAMILIES of a row of a set."""
+    if row.model.experts:
+        return "experts"
+    if name in SWEEPS:
+        return "sweeps"
+    if row.software in ("torchtitan", "llm-foundry", "maxtext"):
+        return "fsdp"
+    return "a100" if like(row.machine) == "a100" else "h100"
+
+
+def fit_weights(some: Measured) -> np.ndarray:
+    """What each row counts in a fit: less in sets with many layouts; every sixth row of large sweeps stands for six."""
+    total: Counter[str] = Counter()
+    for name, weight in zip(some.names, some.weights):
+        total[name] += weight
+    found = some.weights / np.sqrt([total[name] for name in some.names])
+    thin = np.array([name in ("nanotron", "vtrain-single") for name in some.names])
+    found = np.where(thin, np.where(np.arange(len(found)) % 6 == 0, 6 * found, 0), found)
+    return np.where([name in OLD for name in some.names], 0, found)
+
+
+def fitted(some: Measured) -> dict[str, dict[str, float]]:
+    """The constants that fit these rows best."""
+    weights = fit_weights(some)
+    used = np.flatnonzero(weights)
+    return calibrated(Rows([some.rows[i] for i in used]), weights[used])
+
+
+def left_out(some: Measured, num_folds: int = NUM_FOLDS) -> np.ndarray:
+    """Estimated over measured seconds of each row, by constants fitted without any row of its model (a minute)."""
+    models = [row.name.split("/")[0] for row in some.rows]
+    part = {model: i % num_folds for i, model in enumerate(sorted(set(models)))}
+    fold = np.array([part[model] for model in models])
+    found = np.empty(len(models))
+    for k in range(num_folds):
+        mine = some.where(fold == k)
+        rows = Rows(mine.rows)
+        found[fold == k] = rows.seconds(fitted(some.where(fold != k))) / rows.measured_s
+    return found
+
+
+def fitted_memory() -> dict[str, dict[str, float]]:
+    """The constants of memory that fit best the rows that say how much they held, or that they ran out."""
+    held = [(name, row) for name, data in data_sets().items() for row in data.rows
+            if row.memory_bytes or data.refused_rows]
+    held += [("out of memory", row) for data in data_sets().values() for row in data.refused_rows]
+    often = Counter(name for name, _ in held)
+    return calibrated_memory(Rows([row for _, row in held]), np.array([often[name] ** -0.5 for name, _ in held]))
+
+
+def calibrate(path: Path) -> str:
+    """Fit all constants, leave models out in turn, and write both to a file."""
+    some = measured()
+    ratios = dict(zip(dict.fromkeys(some.names), np.split(left_out(some), np.flatnonzero(
+        [a != b for a, b in zip(some.names, some.names[1:])]) + 1)))
+    memory = fitted_memory()
+    constants = {group: {**of, **memory.get(group, {})} for group, of in fitted(some).items()}
+    said: dict[str, dict[str, Any]] = {
+        "constants": {group: {name: float(f"{x:.4g}") for name, x in of.items()} for group, of in constants.items()},
+        "left_out": {name: [float(f"{x:.4g}") for x in of] for name, of in ratios.items()}}
+    parts = [f'"{key}": {{\n' + ",\n".join(f' "{name}": {json.dumps(of)}' for name, of in part.items()) + "}"
+             for key, part in said.items()]
+    path.write_text("{" + ",\n".join(parts) + "}\n", "utf-8")
+    return f"wrote {path}"
+
+
+def _quantiles(values: np.ndarray, weights: np.ndarray, shares: Sequence[float]) -> np.ndarray:
+    """The values below which so much of the weight is."""
+    order = np.argsort(values)
+    return np.interp(shares, (np.cumsum(weights[order]) - weights[order] / 2) / weights.sum(), values[order])
+
+
+@cache
+def bar(machine: str, software: str, experts: bool) -> tuple[tuple[float, float, float, float], str]:
+    """Measured over estimated seconds of left-out steps like these, as quartiles and nine of ten; and whose they are.
+
+    The steps are of the same software and GPU, or where fewer than ENOUGH layouts were measured, of the same software
+    or the same GPU; then, or if nothing is alike, the bar is twice as wide. Machines that share constants are one
+    here.
+    """
+    some = measured()
+    some = some.where([bool(row.model.experts) == experts and name not in OLD
+                       for name, row in zip(some.names, some.rows)])
+    gpu = [machine and like(row.machine) == like(machine) for row in some.rows]
+    same = [row.software == software for row in some.rows]
+    both = np.logical_and(gpu, same)
+    words = f"{software} on {like(machine).upper() if machine else 'any GPU'}" + " with experts" * experts
+    choices = [some.where(holds) for holds in (both, np.logical_or(gpu, same), np.ones(len(same), bool))]
+    near = next(of for of in choices if of.weights.sum() >= ENOUGH)
+    wide = 1.0 if near is choices[0] else 2.0
+    total = {name: near.weights[[one == name for one in near.names]].sum() for name in set(near.names)}
+    weights = near.weights * [min(1, MOST / total[name]) for name in near.names]  # no sweep drowns the others
+    found = _quantiles(-np.log(near.ratios), weights, (0.25, 0.5, 0.75, 0.9))
+    found = np.exp(found[1] + wide * (found - found[1]))
+    if wide > 1:
+        words = f"few or none of {words}: also of other software or GPUs"
+    return (float(found[0]), float(found[1]), float(found[2]), float(found[3])), words
 
 
 @dataclass(frozen=True)
 class Score:
-    """One data set's score: how many rows were compared and refused, and the errors as shares of the measured seconds.
+    """The errors on some rows, as shares of the measured seconds, each layout counted once.
 
-    `bias` is the median of estimate/measured - 1; `null` the mean error of one share of the peak for the whole set, the
-    best for these very rows; `one_row` that of the estimate if any one of the rows sets its scale for the others.
-    `regrets` are what the layout that the planner would choose among those measured took longer than the best of them,
-    for each model, number of GPUs and batch; empty where nobody measured two.
+    `bias` is the median of estimate/measured - 1; `null` the mean error of "40 % of the peak, always"; `half` and
+    `above` the shares of rows inside the bar for half of them, and above the one for nine of ten.
     """
 
-    name: str
-    title: str
     num_rows: int
-    num_refused: int
+    num_layouts: float
     mean: float
     median: float
     bias: float
     null: float
-    plain: float
-    one_row: float
-    regrets: tuple[float, ...]
-
-    @property
-    def skill(self) -> float:
-        """The share of the null model's error that the estimate avoids; below 0 it is worse."""
-        return 1 - self.mean / self.null
+    half: float
+    above: float
 
 
-def score(data: DataSet, constants: Constants = CONSTANTS) -> Score:
-    """One data set's score, on its rows that are not marked for calibration."""
-    held = [row for row in data.rows if not row.calibrates]
-    rows = Rows(held)
-    ratio = rows.seconds(constants) / rows.measured_s
-    plain = rows.seconds(PLAIN) / rows.measured_s
-    peak = np.array([row.model.step_flops(row.global_batch, row.layout.recompute) / row.layout.num_gpus
-                     / MACHINES[row.machine].bf16_flops_per_s for row in held]) / rows.measured_s
-    off = np.abs(ratio - 1)
-    return Score(data.name, data.title, len(held), sum(number for _, number in data.refused), off.mean(),
-                 float(np.median(off)), float(np.median(ratio) - 1), _null(peak), np.abs(plain - 1).mean(),
-                 _one_row(ratio), tuple(_regrets(data, constants)))
+def score(some: Measured) -> Score:
+    """The score of rows, by their left-out estimates."""
+    off, share = np.abs(some.ratios - 1), some.weights / some.weights.sum()
+    always = np.array([row.model.step_flops(row.global_batch) / (0.4 * row.layout.num_gpus * row.peak_flops_per_s)
+                       / row.step_s for row in some.rows])
+    bars = np.array([bar(row.machine, row.software, bool(row.model.experts))[0] for row in some.rows])
+    took = 1 / some.ratios
+    half = (bars[:, 0] <= took) & (took <= bars[:, 2])
+    return Score(len(some.rows), float(some.weights.sum()), float((off * share).sum()),
+                 float(_quantiles(off, some.weights, [0.5])[0]),
+                 float(_quantiles(some.ratios, some.weights, [0.5])[0] - 1), float((np.abs(always - 1) * share).sum()),
+                 float((half * share).sum()), float(((took > bars[:, 3]) * share).sum()))
 
 
-def _null(share: np.ndarray) -> float:
-    """The smallest mean error of one share of the peak: one of those that were measured is the best."""
-    return float(np.abs(share[None] / share[:, None] - 1).mean(axis=1).min())
+def regrets(data: DataSet, constants: Constants = CONSTANTS) -> Iterator[float]:
+    """What the layout that the planner would choose among those measured took longer than the best of them.
+
+    One for each model, sequence, number of GPUs and batch of which two layouts or more were measured; a layout that was
+    measured again counts with its mean.
+    """
+    groups: dict[Any, dict[Layout, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for row, step_s in zip(data.rows, Rows(data.rows).seconds(constants)):
+        groups[row.name, row.model.num_tokens, row.machine, row.precision, row.layout.num_gpus,
+               row.global_batch, row.model.attention][row.layout].append((step_s, row.step_s))
+    for group in groups.values():
+        if len(group) > 1:
+            estimated, took = np.array([np.mean(times, axis=0) for times in group.values()]).T
+            yield float(took[estimated.argmin()] / took.min() - 1)
 
 
-def _one_row(ratio: np.ndarray) -> float:
-    """The mean error over all pairs of one row that sets the scale and another."""
-    n = len(ratio)
-    return float(np.abs(ratio[None] / ratio[:, None] - 1).sum() / (n * (n - 1)))
-
-
-def _regrets(data: DataSet, constants: Constants) -> Iterator[float]:
-    rows = Rows(data.rows)
-    estimated, groups = rows.seconds(constants), defaultdict(list)
-    for i, row in enumerate(data.rows):
-        groups[row.model, row.layout.num_gpus, row.global_batch].append(i)
-    for choice in map(np.array, groups.values()):
-        if len(choice) > 1:
-            measured = rows.measured_s[choice]
-            yield float(measured[estimated[choice].argmin()] / measured.min() - 1)
-
-
-def leave_one_out(data: dict[str, DataSet] | None = None) -> dict[str, float]:
-    """Each set's mean error when the constants are fitted, from START, without any row of the same source."""
-    data = data or data_sets()
-    found = {}
-    for source in dict.fromkeys(one.source for one in data.values()):
-        others = [one for one in data.values() if one.source != source]
-        constants = calibrated([[row for row in one.rows if row.calibrates] for one in others], START, num_rounds=4)
-        for one in (one for one in data.values() if one.source == source):
-            rows = Rows(one.rows)
-            found[one.name] = float(np.abs(rows.seconds(constants) / rows.measured_s - 1).mean())
-    return found
-
-
-def memory_errors(data: DataSet | None = None) -> np.ndarray:
+def memory_errors(data: Sequence[DataSet] | None = None) -> np.ndarray:
     """Estimated over measured memory of a GPU, less 1, of the rows that say how much they took."""
-    rows = Rows([row for row in (data or data_sets()["nanotron"]).rows if row.memory_bytes])
-    measured = np.array([row.memory_bytes for row in rows.rows])
-    return rows.estimates()["memory_bytes"] / measured - 1
+    rows = Rows([row for one in (data or data_sets().values()) for row in one.rows if row.memory_bytes])
+    return rows.estimates()["memory_bytes"] / np.array([row.memory_bytes for row in rows.rows]) - 1
 
 
-def scoreboard(refit: bool = False) -> str:
-    """All scores as a table; with `refit` also with the constants fitted again without each source (a minute)."""
-    without = leave_one_out() if refit else {}
-    lines = [f"{'':15}{'rows':>4}{'refused':>8}{'mean':>6}{'median':>7}{'bias':>6}{'null':>6}{'skill':>6}{'plain':>6}"
-             f"{'one row':>8}{'regret':>12}" + f"{'left out':>9}" * refit]
+def ran_out() -> tuple[int, float]:
+    """Of reported layouts whose bytes would fit: how many, and which share of them ran out of memory."""
+    found = []
     for data in data_sets().values():
-        one = score(data)
-        numbers = ((one.mean, 6, 1), (one.median, 7, 1), (one.bias, 6, 1), (one.null, 6, 1), (one.skill, 6, 0),
-                   (one.plain, 6, 1), (one.one_row, 8, 1))
-        parts = [f"{one.name:15}{one.num_rows:4}{one.num_refused:8}",
-                 *(f"{100 * value:{width}.{digits}f}" for value, width, digits in numbers)]
-        regret = f"{100 * np.median(one.regrets):.1f}, {100 * np.mean(one.regrets):.1f}" if one.regrets else ""
-        parts += [f"{regret:>12}", f"{100 * without[one.name]:9.1f}" if refit else ""]
-        lines.append("".join(parts).rstrip())
+        if data.refused_rows:
+            rows = Rows([*data.rows, *data.refused_rows])
+            clusters = [cluster_of(row.machine, 1) for row in rows.rows]
+            fits = rows.estimates()["memory_bytes"] <= [cluster.usable_bytes for cluster in clusters]
+            found += list(rows.measured_s[fits] == 0)
+    return len(found), float(np.mean(found))
+
+
+def scoreboard() -> str:
+    """The scores of families and of sets as a table."""
+    some = measured()
+    families = [family(name, row) for name, row in zip(some.names, some.rows)]
+    parts = [(title, some.where([one == key for one in families])) for key, title in FAMILIES.items()]
+    parts += [(name, some.where([one == name for one in some.names])) for name in data_sets()]
+    lines = [f"{'':24}{'rows':>5}{'layouts':>8}{'mean':>6}{'median':>7}{'bias':>7}{'40 %':>6}{'in half':>8}"
+             f"{'above':>6}{'regret':>12}"]
+    for title, part in parts:
+        one = score(part)
+        found = list(regrets(data_sets()[title])) if title in data_sets() else []
+        lost = f"{100 * np.median(found):.1f}, {100 * np.mean(found):.1f}" if found else ""
+        lines.append(f"{title:24}{one.num_rows:5}{one.num_layouts:8.0f}{100 * one.mean:6.1f}{100 * one.median:7.1f}"
+                     f"{100 * one.bias:+7.1f}{100 * one.null:6.1f}{100 * one.half:8.0f}{100 * one.above:6.0f}"
+                     f"{lost:>12}".rstrip())
     off = np.abs(memory_errors())
-    lines += [f"memory of nanotron's {len(off)} rows: mean error {100 * off.mean():.1f}, "
-              f"median {100 * np.median(off):.1f}",
-              "All in per cent; errors on rows that nothing was fitted to; regret: median, mean."]
-    return "\n".join(lines)
+    num, share = ran_out()
+    return "\n".join([*lines, f"memory of {len(off)} rows: mean error {100 * off.mean():.1f}, median "
+                      f"{100 * np.median(off):.1f}; {100 * share:.0f} ran out of {num} that fit by it",
+                      "All in per cent, on rows whose model was left out of the fit; regret: median, mean."])

@@ -10,50 +10,73 @@ from book.cost.terms import Terms
 
 
 def seconds(terms: Terms, sent: dict[str, np.ndarray], state_bytes: np.ndarray, overlap: bool) -> dict[str, np.ndarray]:
-    """Seconds that a rank in the middle spends in a step, by part; `sent` and `state_bytes` are its bytes."""
+    """Seconds that a rank spends in a step, by part; `sent` and `state_bytes` are its bytes."""
     cluster, slowdown = terms.cluster, terms.cluster.overheads.slowdown
+    head_s = 3 * _product(terms, terms.tokens, terms.model.width, terms.model.vocab_size / terms.tp)
     busy = {**_computed(terms), **_waited(terms, sent)}
+    busy["matmul_s"] = busy["matmul_s"] + terms.m * head_s / terms.pp
     busy_s = sum(busy.values())
     share = pipeline_bubble(terms.pp, terms.m, terms.v)
     dp_s = _replicas(terms, sent["dp_bytes"])
     hidden = _hidden(terms, busy_s, overlap)
-    spent = {**busy, "bubble_s": busy_s * share / (1 - share), "dp_s": np.maximum(dp_s - hidden, 0),
+    spent = {**busy, "matmul_s": busy["matmul_s"] + _last(terms, busy_s, head_s),
+             "bubble_s": busy_s * share / (1 - share), "dp_s": np.maximum(dp_s - hidden, 0),
              "update_s": 2 * state_bytes / cluster.memory_bytes_per_s}
     return {part: slowdown * of for part, of in spent.items()}
 
 
 def _computed(terms: Terms) -> dict[str, np.ndarray]:
     """Matrix products, passes over memory, and what launching a layer's kernels takes beyond running them."""
-    cluster, least = terms.cluster, terms.cluster.overheads.launch_s
+    cluster, least, again = terms.cluster, terms.cluster.overheads.launch_s, terms.again
     forward, backward = _products(terms)
     whole = terms.kept(None)  # a third of the passes are in the forward; recomputation repeats them
     rate = cluster.num_passes / cluster.memory_bytes_per_s
-    full, selective = terms.recomputed("full"), terms.recomputed("selective")
-    attention = _attention(terms)[0]
-    products = forward + backward + full * forward + selective * attention
-    passes = (whole + full * whole / 3 + selective * (whole - terms.kept("selective")) / 3) * rate
+    selective = terms.recomputed("selective")
+    products = forward + backward + again * forward + selective * _attention(terms)[0]
+    passes = (whole + again * whole / 3 + selective * (whole - terms.kept("selective")) / 3) * rate
     idle = [np.maximum(often * least - busy, 0) for often, busy in (
         (1, forward + whole / 3 * rate), (2, backward + whole * 2 / 3 * rate))]
-    head = 3 * _product(terms, terms.tokens, terms.model.width, terms.model.vocab_size / terms.tp) / terms.pp
     often = terms.m * terms.layers
-    return {"matmul_s": often * products + terms.m * head, "elementwise_s": often * passes,
-            "launch_s": often * (idle[0] * (1 + full) + idle[1])}
+    return {"matmul_s": often * products, "elementwise_s": often * passes,
+            "launch_s": often * (idle[0] * (1 + again) + idle[1])}
 
 
-def _product(terms: Terms, rows: Any, depth: Any, columns: Any) -> np.ndarray:
-    """A matrix product; the constant added to its depth stands for its start and end, when matrix units idle."""
+def _last(terms: Terms, busy_s: Any, head_s: Any) -> np.ndarray:
+    """What others wait for the last stage, which has all of the logits' products, not its part of them.
+
+    Where the layers don't divide evenly, the last stage has one less.
+    """
+    spare_s = (terms.layers * terms.pp > terms.model.num_layers) * busy_s / (terms.m * terms.layers)
+    return terms.m * np.maximum(terms.cluster.overheads.head_share * head_s * (1 - 1 / terms.pp) - spare_s, 0)
+
+
+def _product(terms: Terms, rows: Any, depth: Any, columns: Any, often: Any = 1.0, speedup: Any = 1.0) -> np.ndarray:
+    """A matrix product; the constant added to its depth stands for its start and end, when matrix units idle.
+
+    A depth cut into `often` products of as many experts has as many starts and ends.
+    """
     rate = terms.cluster.flops_per_s * terms.cluster.efficiency
-    return 2 * rows * columns * (depth + terms.cluster.overheads.product_depth) / rate
+    return 2 * rows * columns * (depth / speedup + often * terms.cluster.overheads.product_depth) / rate
 
 
 def _products(terms: Terms) -> tuple[np.ndarray, np.ndarray]:
-    """A layer's products for one micro-batch: (m, k, n) forward needs (m, n, k) and (k, m, n) backward."""
-    model, m, t = terms.model, terms.tokens, terms.tp
+    """A layer's products for one micro-batch: (m, k, n) forward needs (m, n, k) and (k, m, n) backward.
+
+    Routed experts share the tokens that are sent to a rank: as many, but in a product for each expert.
+    """
+    model, m, t, over = terms.model, terms.tokens, terms.tp, terms.cluster.overheads
+    gates, dense = model.mlp_in / model.mlp_out, model.mlp_out - model.routed * model.expert_width
+    grouped, local = m * model.routed / t / over.grouped_share, model.num_experts / terms.ep
+    parts = [(m, 1.0, model.width, model.attention_in / t), (m, 1.0, model.attention_out / t, model.width),
+             (m, 1.0, model.width, gates * dense / t), (m, 1.0, dense / t, model.width),
+             (grouped, local, model.width, gates * model.expert_width),
+             (grouped, local, model.expert_width, model.width)]
+    fast = over.linear_speedup
     forward, backward = _attention(terms)
-    for depth, columns in ((model.width, model.attention_in / t), (model.attention_out / t, model.width),
-                           (model.width, model.mlp_in / t), (model.mlp_out / t, model.width)):
-        forward = forward + _product(terms, m, depth, columns)
-        backward = backward + _product(terms, m, columns, depth) + _product(terms, depth, m, columns)
+    for rows, often, depth, columns in parts:
+        forward = forward + _product(terms, rows, depth, columns, 1.0, fast)
+        backward = backward + _product(terms, rows, columns, depth, 1.0, fast) + _product(
+            terms, depth, rows, columns, often, fast)
     return forward, backward
 
 
@@ -72,20 +95,29 @@ def _attention(terms: Terms) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _waited(terms: Terms, sent: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Messages of tp, cp, ep and pp; attention on the keys at hand hides part of cp's."""
+    """Messages of tp, cp, ep and pp; attention on the keys at hand hides part of cp's, interleaving part of pp's."""
     cluster, over = terms.cluster, terms.cluster.overheads
     often, node = terms.m * terms.layers, cluster.gpus_per_node
-    num_all_reduces = 4 + 2 * terms.recomputed("full")  # all-gathers of kept pieces hide behind products
+    num_all_reduces = 4 + 2 * terms.again  # all-gathers of kept pieces hide behind products
     tp = num_all_reduces * ring_sent_bytes(terms.tp, terms.between_bytes)
     hops = num_all_reduces * 2 * over.hop_s * np.log2(terms.tp) * (terms.tp > node)
     forward, backward = _attention(terms)
     ring_s = sent["cp_bytes"] / bandwidth(terms, terms.tp * terms.cp, np.maximum(node // terms.tp, 1))
     pp_s = sent["pp_bytes"] / bandwidth(terms, terms.pp * terms.shards * terms.tp)
     sends = 2 * terms.v * terms.m * over.send_node_s * np.maximum(cluster.num_gpus / node - 1, 0)
-    return {"tp_s": often * (tp / bandwidth(terms, terms.tp, np.minimum(terms.tp, node)) + hops),
+    waited = 1 - over.tensor_hidden_share
+    return {"tp_s": waited * often * (tp / bandwidth(terms, terms.tp, np.minimum(terms.tp, node)) + hops),
             "cp_s": np.maximum(ring_s - often * (terms.cp - 1) / terms.cp * (forward + backward), 0),
-            "ep_s": sent["ep_bytes"] / bandwidth(terms, terms.tp * terms.ep),
-            "pp_s": pp_s + sends * (terms.pp > 1)}
+            "ep_s": sent["ep_bytes"] * _dispatched(terms),
+            "pp_s": (pp_s + sends * (terms.pp > 1)) * np.where(terms.v > 1, 1 - over.stage_hidden_share, 1.0)}
+
+
+def _dispatched(terms: Terms) -> np.ndarray:
+    """Seconds of a byte to experts: what goes to another node crosses on the GPU's own card, the rest does not."""
+    cluster, node = terms.cluster, terms.cluster.gpus_per_node
+    across = np.maximum(terms.ep - node, 0) / np.maximum(terms.ep - 1, 1)
+    return np.maximum(across / (cluster.across_bytes_per_s * cluster.overheads.across_share),
+                      (1 - across) / (cluster.inside_bytes_per_s * cluster.overheads.inside_share))
 
 
 def _replicas(terms: Terms, num_bytes: np.ndarray) -> np.ndarray:
@@ -109,6 +141,6 @@ def bandwidth(terms: Terms, span: Any, num_shared: Any = 1.0) -> np.ndarray:
     A ring crosses between two nodes once, so it can use the network cards of all its members on a node.
     """
     cluster, over = terms.cluster, terms.cluster.overheads
-    inside = cluster.inside_bytes_per_s
+    inside = cluster.inside_bytes_per_s * over.inside_share
     across = cluster.across_bytes_per_s * over.across_share * np.maximum(num_shared, 1)
     return np.where(span <= cluster.gpus_per_node, inside, np.minimum(across, inside))

@@ -50,7 +50,7 @@ class Sizes:
     A token's products in a layer are width x attention_in, attention_out x width, width x mlp_in and mlp_out x width;
     `kept_inside` is the numbers between these that its backward needs, `score_width` the widths of a head's key and
     value over all heads. `layer_parameters` leaves the routed experts out, `expert_parameters` are these; a token is
-    `routed` so many times in a layer.
+    `routed` so many times in a layer, each time to an expert of `expert_width`.
     """
 
     num_layers: Any
@@ -69,6 +69,7 @@ class Sizes:
     layer_parameters: Any
     expert_parameters: Any
     num_experts: Any
+    expert_width: Any
     routed: Any
     embedding_parameters: Any
     head_parameters: Any

@@ -1,7 +1,7 @@
 """L1: what a layout costs on a cluster: bytes held, bytes sent, seconds of a step; for one layout or many at once.
 
-Every rank does the same work here: layers, embedding and logits are spread evenly over time, and the first stage's
-rank, which keeps the most activations, stands for memory.
+Every stage has as many layers, the last one the logits too; of memory, the first stage's rank or the last one's
+counts, whichever keeps more.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Estimate:
 
     `gathered_bytes` are temporary: what ZeRO gathers, one layer's activations, workspaces. The seconds from `matmul_s`
     to `update_s` add up to `step_s`; `dp_s` counts only what does not overlap with computing. `mfu` is the model's own
-    FLOPs, without recomputation, as a share of the peak.
+    FLOPs, without recomputation, as a share of the cluster's `flops_per_s`: bf16's, in fp8 too.
     """
 
     state_bytes: float = measure()
@@ -66,7 +66,8 @@ def estimates(model: Transformer, cluster: Cluster, layouts: Sequence[Layout], g
 
     `each` is the state of one parameter. Communication of tp and pp is waited for; so is dp's, unless the cluster's
     overheads give a share that overlaps, or `overlap` allows all of it to: with the last micro-batch's backward
-    (ZeRO 0 and 1) or with all computing (2 and 3). If stages may be `uneven`, the longest one sets the pace.
+    (ZeRO 0 and 1) or with all computing (2 and 3). Up to two layers may be missing from equal stages, any number if
+    they may be `uneven`: the longest one sets the pace.
     Raises ValueError for an empty list, a batch below 1, a layout for another number of GPUs, or one whose degrees
     don't divide layers, heads, experts, tokens or batch.
     """

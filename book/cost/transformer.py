@@ -168,6 +168,7 @@ class Transformer:
             kept_outside_bytes=10 if self.dropout else 8, score_width=heads * (key + head),
             key_value_width=2 * self.kv_heads * head, layer_parameters=whole - routed_parameters,
             expert_parameters=routed_parameters, num_experts=experts.num if experts else 1,
+            expert_width=experts.width if experts else 0,
             routed=share * experts.per_token if experts else 0.0, embedding_parameters=self.embedding_parameters,
             head_parameters=self.head_parameters, is_flash=float(self.attention == "flash"))
 
@@ -196,8 +197,9 @@ class Transformer:
         FLOPs of korthikanti2022 it is + s/(6 h)). Raises ValueError for another word.
         """
         check_recompute(recompute)
-        again = {"full": self.layer_flops, "selective": self.attention_flops}.get(str(recompute), lambda _: 0.0)
-        layers = self.num_layers * (3 * self.layer_flops(num_sequences) + again(num_sequences))
+        layer = self.layer_flops(num_sequences)
+        again = {"full": layer, "half": layer / 2, "selective": self.attention_flops(num_sequences)}
+        layers = self.num_layers * (3 * layer + again.get(str(recompute), 0.0))
         return layers + 3 * self.head_flops(num_sequences)
 
     @property

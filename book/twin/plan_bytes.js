@@ -21,6 +21,10 @@ import { BUS_FACTORS, ring_sent_bytes } from "./links.js";
  */
 function activation_bytes(layer, group_size, sequence_parallel, recompute) {
   const { num_activations, outside_bytes, inside_bytes, score_bytes } = layer;
+  if (recompute === "half") {
+    const part = how => activation_bytes(layer, group_size, sequence_parallel, how);
+    return (part(null) + part("full")) / 2;
+  }
   if (recompute === "full") return (2 * num_activations) / (sequence_parallel ? group_size : 1);
   const whole = sequence_parallel ? 0 : outside_bytes;
   const inside = outside_bytes + inside_bytes - whole + (recompute ? 0 : score_bytes);

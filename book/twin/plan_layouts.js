@@ -1,6 +1,7 @@
 /* The twin of book/cost/layouts.py: all the ways in which a training step can be cut over GPUs. */
 
-const RECOMPUTE = [null, "selective", "full"];
+/** Whether stages are equally long if up to two layers are missing, at the embedding and the head. */
+const divides = (layers, stages) => (stages - (layers % stages)) % stages <= (stages > 1 && stages <= layers + 2 ? 2 : 0);
 
 /**
  * A layout is a plain object.
@@ -14,7 +15,7 @@ const RECOMPUTE = [null, "selective", "full"];
  * @property {number} stages_per_rank
  * @property {number} zero_stage
  * @property {number} sequence_parallel     0 or 1
- * @property {string | null} recompute      one of RECOMPUTE
+ * @property {string | null} recompute      null, selective, half or full
  */
 
 /**
@@ -43,14 +44,14 @@ function* shapes(model, num_gpus, global_batch, { most_tp, most_cp, most_ep }) {
       if ((num_gpus / tp) % cp || (cp > 1 && model.num_tokens % (2 * cp))) continue;
       for (const pp of divisors(num_gpus / tp / cp)) {
         const dp = num_gpus / tp / cp / pp;
-        if (model.num_layers % pp || global_batch % dp) continue;
+        if (!divides(model.num_layers, pp) || global_batch % dp) continue;
         for (const micro_batch_size of cp === 1 ? divisors(global_batch / dp) : [1]) {
-          for (const ep of expertsOver(model, dp * cp, most_ep)) {
+          for (const ep of expertsOver(model, dp * cp * tp, most_ep)) {
             const shape = { pp, dp, tp, cp, ep, micro_batch_size, stages_per_rank: 1 };
             yield shape;
             if (pp === 1 || (global_batch / dp / micro_batch_size) % pp) continue;
-            for (const stages_per_rank of divisors(model.num_layers / pp).slice(1)) {
-              yield { ...shape, stages_per_rank };
+            for (let stages_per_rank = 2; stages_per_rank <= Math.floor(model.num_layers / pp) + 1; stages_per_rank++) {
+              if (divides(model.num_layers, pp * stages_per_rank)) yield { ...shape, stages_per_rank };
             }
           }
         }
@@ -69,12 +70,13 @@ function* shapes(model, num_gpus, global_batch, { most_tp, most_cp, most_ep }) {
  */
 function all_layouts(model, num_gpus, global_batch, { most_tp = num_gpus, most_cp = 1, most_ep = 1 } = {}) {
   const found = [];
+  const between = model.is_flash ? "half" : "selective";
   for (const shape of shapes(model, num_gpus, global_batch, { most_tp, most_cp, most_ep })) {
     const { dp, tp, cp } = shape;
     const pieces = tp > 1 && (model.num_tokens / cp) % tp === 0;
     for (let zero_stage = 0; zero_stage < (dp * cp > 1 ? 4 : 1); zero_stage++) {
       for (let sequence_parallel = 0; sequence_parallel < (pieces ? 2 : 1); sequence_parallel++) {
-        for (const recompute of RECOMPUTE) found.push({ ...shape, zero_stage, sequence_parallel, recompute });
+        for (const recompute of [null, between, "full"]) found.push({ ...shape, zero_stage, sequence_parallel, recompute });
       }
     }
   }

@@ -4,9 +4,9 @@ import { pipeline_bubble, ring_sent_bytes } from "./links.js";
 const { max, min, floor, log2 } = Math;
 
 /** A product takes as long as its depth and a constant say, for its ends are no work for the matrix units. */
-function product({ cluster }, rows, depth, columns) {
+function product({ cluster }, rows, depth, columns, often = 1, speedup = 1) {
   const rate = cluster.flops_per_s * cluster.efficiency;
-  return (2 * rows * columns * (depth + cluster.overheads.product_depth)) / rate;
+  return (2 * rows * columns * (depth / speedup + often * cluster.overheads.product_depth)) / rate;
 }
 
 /** Scores, and their product with the values: forward and backward. A kernel that keeps none leaves out the mask. */
@@ -19,40 +19,55 @@ function attention({ model, cluster, tokens, tp }) {
 
 /** Of a layer's forward and backward, for one micro-batch: an (m, k) by (k, n) goes back as (m, n, k), (k, m, n). */
 function products(terms) {
-  const { model, tokens, tp: t } = terms;
+  const { model, tokens, tp: t, ep, cluster } = terms;
+  const { linear_speedup: fast, grouped_share } = cluster.overheads;
+  const dense = model.mlp_out - model.routed * model.expert_width;
+  const gates = model.mlp_in / model.mlp_out;
   let [forward, backward] = attention(terms);
-  const matrices = [
+  const add = (rows, often, matrices) => {
+    for (const [depth, columns] of matrices) {
+      forward += product(terms, rows, depth, columns, 1, fast);
+      backward += product(terms, rows, columns, depth, 1, fast) + product(terms, depth, rows, columns, often, fast);
+    }
+  };
+  add(tokens, 1, [
     [model.width, model.attention_in / t],
     [model.attention_out / t, model.width],
-    [model.width, model.mlp_in / t],
-    [model.mlp_out / t, model.width],
+    [model.width, (gates * dense) / t],
+    [dense / t, model.width],
+  ]);
+  const experts = [
+    [model.width, gates * model.expert_width],
+    [model.expert_width, model.width],
   ];
-  for (const [depth, columns] of matrices) {
-    forward += product(terms, tokens, depth, columns);
-    backward += product(terms, tokens, columns, depth) + product(terms, depth, tokens, columns);
-  }
+  if (model.routed > 0) add((tokens * model.routed) / t / grouped_share, model.num_experts / ep, experts);
   return [forward, backward];
 }
 
 /** Products, passes over memory, and what a layer's forward or backward takes beyond both to be launched. */
 function computed(terms) {
-  const { cluster, model, full, selective, tp, pp } = terms;
+  const { cluster, again, selective } = terms;
   const least = cluster.overheads.launch_s;
   const [forward, backward] = products(terms);
   const whole = terms.kept(null); // a third of the passes are in the forward, which recomputation repeats
   const rate = cluster.num_passes / cluster.memory_bytes_per_s;
-  const again = full ? forward : selective ? attention(terms)[0] : 0;
-  const repeated = full ? whole / 3 : selective ? (whole - terms.kept("selective")) / 3 : 0;
+  const scores = selective ? attention(terms)[0] : 0;
+  const repeated = (again * whole) / 3 + (selective ? (whole - terms.kept("selective")) / 3 : 0);
   const idle = (often, busy) => max(often * least - busy, 0);
-  const ahead = idle(1, forward + (whole / 3) * rate) * (full ? 2 : 1);
+  const ahead = idle(1, forward + (whole / 3) * rate) * (1 + again);
   const behind = idle(2, backward + ((whole * 2) / 3) * rate);
-  const head = (3 * product(terms, terms.tokens, model.width, model.vocab_size / tp)) / pp;
   const often = terms.m * terms.layers;
   return {
-    matmul_s: often * (forward + backward + again) + terms.m * head,
+    matmul_s: often * (forward + backward + again * forward + scores),
     elementwise_s: often * (whole + repeated) * rate,
     launch_s: often * (ahead + behind),
   };
+}
+
+/** What others wait for the last stage, which has all of the logits' products, but may have one layer less. */
+function last({ model, cluster, pp, m, layers }, busy_s, head_s) {
+  const spare_s = layers * pp > model.num_layers ? busy_s / (m * layers) : 0;
+  return m * max(cluster.overheads.head_share * head_s * (1 - 1 / pp) - spare_s, 0);
 }
 
 /**
@@ -63,28 +78,38 @@ function computed(terms) {
  * @returns {number}
  */
 function bandwidth({ cluster }, span, num_shared = 1) {
-  const inside = cluster.inside_bytes_per_s;
+  const inside = cluster.inside_bytes_per_s * cluster.overheads.inside_share;
   const across = cluster.across_bytes_per_s * cluster.overheads.across_share * max(num_shared, 1);
   return span <= cluster.gpus_per_node ? inside : min(across, inside);
 }
 
 /** Messages of tp, cp, ep and pp. Of cp's, attention on the keys at hand hides what it can. */
 function waited(terms, sent) {
-  const { cluster, tp, cp, ep, pp, v, m } = terms;
+  const { cluster, tp, cp, pp, v, m } = terms;
   const { overheads: over, gpus_per_node: node, num_gpus } = cluster;
   const often = m * terms.layers;
-  const reductions = terms.full ? 6 : 4; // all-gathers of kept pieces hide behind products
+  const reductions = 4 + 2 * terms.again; // all-gathers of kept pieces hide behind products
   const bytes = reductions * ring_sent_bytes(tp, terms.between_bytes);
   const hops = tp > node ? reductions * 2 * over.hop_s * log2(tp) : 0;
   const [forward, backward] = attention(terms);
   const ring_s = sent.cp_bytes / bandwidth(terms, tp * cp, max(floor(node / tp), 1));
   const sends = pp > 1 ? 2 * v * m * over.send_node_s * max(num_gpus / node - 1, 0) : 0;
   return {
-    tp_s: often * (bytes / bandwidth(terms, tp, min(tp, node)) + hops),
+    tp_s: (1 - over.tensor_hidden_share) * often * (bytes / bandwidth(terms, tp, min(tp, node)) + hops),
     cp_s: max(ring_s - ((often * (cp - 1)) / cp) * (forward + backward), 0),
-    ep_s: sent.ep_bytes / bandwidth(terms, tp * ep),
-    pp_s: sent.pp_bytes / bandwidth(terms, pp * terms.shards * tp) + sends,
+    ep_s: sent.ep_bytes * dispatched(terms),
+    pp_s: (sent.pp_bytes / bandwidth(terms, pp * terms.shards * tp) + sends) * (v > 1 ? 1 - over.stage_hidden_share : 1),
   };
+}
+
+/** Seconds of a byte to experts: a part crosses to other nodes on the GPU's own card, the rest does not. */
+function dispatched({ cluster, ep }) {
+  const { gpus_per_node: node, overheads } = cluster;
+  const across = max(ep - node, 0) / max(ep - 1, 1);
+  return max(
+    across / (cluster.across_bytes_per_s * overheads.across_share),
+    (1 - across) / (cluster.inside_bytes_per_s * overheads.inside_share),
+  );
 }
 
 /** Messages of data parallelism, if none hide: bytes, and a wait for each rank that the ring passes. */
@@ -99,7 +124,7 @@ function replicas(terms, num_bytes) {
 const sum = parts => Object.values(parts).reduce((a, b) => a + b, 0);
 
 /**
- * What a rank in the middle spends in a step, by what it is for.
+ * What a rank spends in a step, by what it is for.
  * @param {Terms} terms
  * @param {Object<string, number>} sent   bytes, by axis
  * @param {number} state_bytes
@@ -108,12 +133,15 @@ const sum = parts => Object.values(parts).reduce((a, b) => a + b, 0);
 function seconds(terms, sent, state_bytes) {
   const { cluster, zero_stage } = terms;
   const { slowdown, hidden_share } = cluster.overheads;
+  const head_s = 3 * product(terms, terms.tokens, terms.model.width, terms.model.vocab_size / terms.tp);
   const busy = { ...computed(terms), ...waited(terms, sent) };
+  busy.matmul_s += (terms.m * head_s) / terms.pp;
   const busy_s = sum(busy);
   const share = pipeline_bubble(terms.pp, terms.m, terms.v);
   const hidden = zero_stage >= 2 ? 0 : (hidden_share * ((2 / 3) * busy_s)) / terms.m;
   const spent = {
     ...busy,
+    matmul_s: busy.matmul_s + last(terms, busy_s, head_s),
     bubble_s: (busy_s * share) / (1 - share),
     dp_s: max(replicas(terms, sent.dp_bytes) - hidden, 0),
     update_s: (2 * state_bytes) / cluster.memory_bytes_per_s,

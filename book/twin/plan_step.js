@@ -3,7 +3,7 @@ import { ring_sent_bytes } from "./links.js";
 import { activation_bytes, state_bytes, tensor_parallel_sent_bytes, sharded_sent_bytes } from "./plan_bytes.js";
 import { seconds } from "./plan_seconds.js";
 
-const { min, ceil } = Math;
+const { max, min, ceil } = Math;
 const PARTS = [
   ...["matmul_s", "elementwise_s", "launch_s", "tp_s", "cp_s", "ep_s", "pp_s", "bubble_s", "dp_s", "update_s"],
 ];
@@ -28,10 +28,10 @@ class Terms {
     const { pp, dp, tp, cp, ep } = layout;
     this.v = layout.stages_per_rank;
     this.m = global_batch / (dp * layout.micro_batch_size);
-    this.full = layout.recompute === "full";
+    this.again = { full: 1, half: 0.5 }[layout.recompute] ?? 0; // of a forward
     this.selective = layout.recompute === "selective";
     this.shards = dp * cp;
-    this.layers = ceil(model.num_layers / pp);
+    this.layers = ceil(model.num_layers / pp / this.v) * this.v;
     this.tokens = (layout.micro_batch_size * model.num_tokens) / cp;
     const scores = ((model.kept_outside_bytes / 2) * model.num_heads * model.num_tokens) / model.width;
     this.shape = {
@@ -43,7 +43,8 @@ class Terms {
     this.between_bytes = 2 * this.shape.num_activations; // what goes from layer to layer, in 16 bits
     const ends = model.embedding_parameters + (pp === 1 ? model.head_parameters : 0);
     this.parameters = (this.layers * model.layer_parameters + ends) / tp;
-    this.expert_parameters = (this.layers * model.expert_parameters) / tp / ep;
+    this.expert_parameters = (this.layers * model.expert_parameters) / ep;
+    this.expert_shards = (this.shards * tp) / ep;
   }
 
   /** Bytes that a layer keeps of one micro-batch. */
@@ -57,22 +58,29 @@ class Terms {
     return v > 1 ? min(v * m, 2 * (pp - 1) + (v - 1) * pp + 1) / v : min(pp, m);
   }
 
-  /** By what it is for. Experts are on ep ranks, and their replicas share out as many times less. */
+  /** The same of the last rank, which runs each micro-batch's backward at once. */
+  last_in_flight() {
+    const { pp, m, v } = this;
+    return v > 1 ? min(m, ((v - 1) * pp + 1) / v) : 1;
+  }
+
+  /** By what it is for. Experts are on ep ranks of a stage, and have fewer replicas. */
   held() {
-    const { model, each, tp, pp, m, zero_stage } = this;
-    const { kept_factor: more, fixed_bytes } = this.cluster.overheads;
-    const layer = (model.layer_parameters + model.expert_parameters / this.ep) / tp;
+    const { model, each, tp, pp, m, zero_stage, layers } = this;
+    const { kept_factor: more, logit_bytes, fixed_bytes } = this.cluster.overheads;
+    const layer = model.layer_parameters / tp + model.expert_parameters / this.ep;
     const kept = this.kept(this.recompute);
     const shared = this.sequence_parallel ? tp : 1;
     const n = this.shape.num_activations;
-    // the embedding's dropout mask; without a pipeline, the last norm, and the logits in 32 bits
-    const last = pp === 1 ? (4 * n) / shared + (4 * this.tokens * model.vocab_size) / tp : 0;
-    const ends = (min(pp, m) * n) / shared + last;
+    // the embedding's dropout mask; at the other end the last norm and the logits
+    const first = this.in_flight() * layers * kept + (min(pp, m) * n) / shared;
+    const last = (4 * n) / shared + (logit_bytes * this.tokens * model.vocab_size) / tp / more;
+    const both = pp === 1 ? first + last : max(first, this.last_in_flight() * layers * kept + last);
     // ZeRO-3 holds one gathered layer while it gathers the next; from ZeRO-2 on, one layer's full gradients exist
     const gathered = layer * ((zero_stage === 3 ? 2 * each.parameters : 0) + (zero_stage >= 2 ? each.gradients : 0));
     const found = {
       state_bytes: this.state(),
-      activation_bytes: more * (this.in_flight() * this.layers * kept + ends),
+      activation_bytes: more * both,
       gathered_bytes: gathered + more * (this.kept(null) - kept) + fixed_bytes,
     };
     return { ...found, memory_bytes: found.state_bytes + found.activation_bytes + found.gathered_bytes };
@@ -81,21 +89,21 @@ class Terms {
   /** Bytes of parameters, gradients and optimizer. */
   state() {
     const { zero_stage, shards, each } = this;
-    const experts = state_bytes(this.expert_parameters, zero_stage, shards / this.ep, each);
+    const experts = state_bytes(this.expert_parameters, zero_stage, this.expert_shards, each);
     return state_bytes(this.parameters, zero_stage, shards, each) + experts;
   }
 
   /** By axis, of a rank in the middle. */
   sent() {
-    const { model, tp, cp, ep, full, between_bytes } = this;
-    const again = full ? 2 * ring_sent_bytes(tp, between_bytes) : 0;
+    const { model, tp, cp, ep, again, between_bytes } = this;
+    const repeated = 2 * again * ring_sent_bytes(tp, between_bytes);
     const keys = (2 * this.tokens * model.key_value_width) / tp;
     const tokens = (2 * this.tokens * model.width * model.routed) / tp;
     const often = this.m * this.layers;
     return {
-      tp_bytes: often * (tensor_parallel_sent_bytes(tp, between_bytes, this.sequence_parallel) + again),
-      cp_bytes: often * (full ? 4 : 3) * (cp - 1) * keys,
-      ep_bytes: ((often * (full ? 6 : 4) * (ep - 1)) / ep) * tokens,
+      tp_bytes: often * (tensor_parallel_sent_bytes(tp, between_bytes, this.sequence_parallel) + repeated),
+      cp_bytes: often * (3 + again) * (cp - 1) * keys,
+      ep_bytes: ((often * (4 + 2 * again) * (ep - 1)) / ep) * tokens,
       pp_bytes: this.pp > 1 ? (2 * this.v * this.m * between_bytes) / tp : 0,
       dp_bytes: this.replicas_send(),
     };
@@ -104,8 +112,9 @@ class Terms {
   /** Bytes of gradients and gathered parameters; each micro-batch has its own backward. */
   replicas_send() {
     const { zero_stage, shards, m } = this;
-    const often = [1, 1, (m + 1) / 2, m][zero_stage];
-    const experts = sharded_sent_bytes(zero_stage, shards / this.ep, 2 * this.expert_parameters);
+    const gathers = [0, 1 / 2, 1 / (m + 1), 2 / 3][zero_stage]; // their share, in 16 bits
+    const often = [1, 1, (m + 1) / 2, m][zero_stage] * (1 - gathers * (1 - this.cluster.overheads.gather_bytes / 2));
+    const experts = sharded_sent_bytes(zero_stage, this.expert_shards, 2 * this.expert_parameters);
     return often * (sharded_sent_bytes(zero_stage, shards, 2 * this.parameters) + experts);
   }
 }

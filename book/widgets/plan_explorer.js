@@ -26,22 +26,12 @@ const gb = x => `${(x / 1e9).toFixed(1)}\u00a0GB`;
 const whole = x => round(x).toLocaleString("en");
 
 // # answer
-/** The measured steps, from columns to rows. */
-function rowsOf({ sets, sizes, micro, columns: [size, gpus, tp, pp, tokens, sharded, ratio] }) {
-  const from = sets.flatMap(([name, gpu, software, count]) => Array(count).fill({ name, gpu, software }));
-  return from.map((set, i) => {
-    const step = [sizes[size[i]], gpus[i], tp[i], pp[i], micro[tokens[i]], sharded[i]];
-    return { ...set, features: plan_answer.featuresOf(step), ratio: ratio[i] };
-  });
-}
-
-function answer({ model, gpu, gpus, memory_bytes, across_bytes_per_s, millions, price }, data) {
-  data.rows ??= rowsOf(data);
-  const { key, ...machine } = data.machines[gpu];
+function answer({ model, gpu, software, gpus, memory_bytes, across_bytes_per_s, millions, price }, data) {
+  const { bars, ...machine } = data.kinds[`${gpu} ${software}`];
   const cluster = { ...machine, num_gpus: gpus, memory_bytes, across_bytes_per_s };
   const sizes = data.models[model];
   const batch = plan_answer.default_batch(sizes, gpus, millions * 2 ** 20);
-  const found = plan_answer.plan(sizes, cluster, batch, data.each, { ...data, gpu: key });
+  const found = plan_answer.plan(sizes, cluster, batch, data.each, data.long, bars[sizes.num_experts > 1 ? 1 : 0]);
   const points = found.ranked.map(({ layout, cost }) => ({ layout, step: cost.step_s, memory: cost.memory_bytes }));
   const hours = ((data.tokens / (batch * sizes.num_tokens)) * (found.cost?.step_s ?? 0) * gpus) / 3600;
   const usable = cluster.usable_share * memory_bytes;
@@ -96,11 +86,11 @@ function tell(found, { model, gpu, gpus }) {
     return [["", question], [words, `: the smallest needs ${gb(found.least)}, and ${gb(found.usable)} are usable.`]];
   }
   const { micro_batch_size: b, stages_per_rank: v, zero_stage: zero, sequence_parallel: sp } = layout;
-  const how = { null: -1, selective: 0, full: 1 }[layout.recompute];
+  const how = { null: -1, selective: 0, half: 1, full: 2 }[layout.recompute];
   const bar = `${time(found.low_s)} to ${time(found.high_s)}, one in ten over ${time(found.worst_s)}.`;
   return [
     [nameOf({ ...layout, b, v, zero, sp, how }), `: ${time(cost.step_s)}. `],
-    ["", `Half of the nearest measured steps would take ${bar}`],
+    ["", `By measured steps (${found.basis}) half of such steps take ${bar}`],
   ];
 }
 

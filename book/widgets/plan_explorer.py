@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from book.cost import ADAM_MIXED_GRADIENTS_32, MACHINES, MODELS, Plan, cluster_of, plan
-from book.cost.answer import compared, features
+from book.cost.answer import LONG
+from book.cost.machines import SOFTWARE
+from book.cost.scoreboard import bar
 from book.widgets.explorer import Dial, Explorer
 from book.widgets.page import heading, listed
 from book.widgets.show import show
@@ -19,7 +20,6 @@ MEMORY_BYTES = (24e9, 40e9, 64e9, 80e9, 96e9, 120e9, 141e9, 180e9, 186e9, 240e9,
 NETWORK = (3.125e9, 6.25e9, 12.5e9, 25e9, 50e9, 100e9, 200e9, 400e9)
 MILLIONS = (0.5, 1, 2, 4, 8, 16, 32, 64)
 DOLLARS = (0.5, 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
-SOFTWARE = "megatron"
 
 
 def plan_explorer(model: str = "llama3-70b", gpus: int = 64, gpu: str = "H100", tokens: float = 2e12,
@@ -37,25 +37,30 @@ class PlanExplorer(Explorer):
     widget = "plan_explorer"
 
     def __init__(self, model: str, gpus: int, gpu: str, tokens: float, price: float, title: str):
-        self.answer: Plan = plan(model, gpus, gpu, tokens, price, software=SOFTWARE)
-        machine = cluster_of(gpu, gpus, SOFTWARE)
+        self.answer: Plan = plan(model, gpus, gpu, tokens, price)
+        machine = cluster_of(gpu, gpus, SOFTWARE[0])
         names = sorted((name for name in MODELS if MODELS[name].num_parameters > 1e9),
                        key=lambda name: MODELS[name].num_parameters)
         super().__init__(title, (
             Dial("model", "model", tuple(names), model),
             Dial("gpu", "GPU", tuple(map(str.upper, MACHINES)), gpu.upper()),
+            Dial("software", "software", SOFTWARE, SOFTWARE[0]),
             Dial("gpus", "GPUs", GPUS, gpus), Dial("memory_bytes", "memory", MEMORY_BYTES, machine.memory_bytes, "B"),
             Dial("across_bytes_per_s", "network", NETWORK, machine.across_bytes_per_s, "B/s"),
             Dial("millions", "batch", MILLIONS, 4, "million"), Dial("price", "GPU hour", DOLLARS, price, "$")))
 
     def data(self, live: bool) -> dict[str, Any]:
-        """The dials; models and machines in numbers; the measured steps that an error bar is read off."""
+        """The dials; models and machines in numbers; for each GPU and software its constants and its error bars."""
         models = {name: asdict(MODELS[name].sizes) | {"num_kv_heads": MODELS[name].kv_heads,
                                                       "num_parameters": MODELS[name].num_parameters}
                   for name in self.dials[0].values}
-        machines = {name.upper(): asdict(cluster_of(name, 1, SOFTWARE)) | {"key": name} for name in MACHINES}
-        return {**super().data(live), "models": models, "machines": machines, "each": asdict(ADAM_MIXED_GRADIENTS_32),
-                "software": SOFTWARE, "tokens": self.answer.tokens, **measured()}
+        machines = {name.upper(): {key: getattr(cluster_of(name, 1), key) for key in (
+            "memory_bytes", "across_bytes_per_s")} for name in MACHINES}
+        kinds = {f"{name.upper()} {software}": asdict(cluster_of(name, 1, software)) | {
+            "bars": [bar(name, software, experts) for experts in (False, True)]}
+            for name in MACHINES for software in SOFTWARE}
+        return {**super().data(live), "models": models, "machines": machines, "kinds": kinds, "long": LONG,
+                "each": asdict(ADAM_MIXED_GRADIENTS_32), "tokens": self.answer.tokens}
 
     def text(self) -> str:
         """One line that says what is shown."""
@@ -65,15 +70,3 @@ class PlanExplorer(Explorer):
         """The answer, line by line."""
         return heading(self.title, "modelled") + listed(map(str.strip, str(self.answer).splitlines()), "ul")
 
-
-def measured() -> dict[str, Any]:
-    """The steps that `error_bar` reads: sets with the number of their rows, and columns of what decides nearness."""
-    rows = compared()
-    sets = [[*key, len(list(some))] for key, some in groupby(rows, lambda of: (of[0], of[1].machine, of[1].software))]
-    steps = [features(row.model, row.layout) for _, row, _ in rows]
-    columns: list[list[Any]] = [list(column) for column in zip(*steps)]
-    sizes, tokens = sorted(set(columns[0])), sorted(set(columns[4]))
-    columns[0] = [sizes.index(value) for value in columns[0]]
-    columns[4] = [tokens.index(value) for value in columns[4]]
-    return {"sets": sets, "sizes": sizes, "micro": tokens,
-            "columns": [*columns, [float(f"{ratio:.5g}") for _, _, ratio in rows]]}
