@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import threading
 import time
 from datetime import timedelta
@@ -17,8 +16,6 @@ import torch.distributed as dist
 from faults_that_hang import Program, TwoHeads, start
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
-
-FOLDER = tempfile.gettempdir()
 
 
 class Images(Dataset):  # type: ignore[type-arg]
@@ -133,7 +130,9 @@ def a_file_that_is_not_there_yet() -> None:
     Put a barrier between them.
     """
     rank = start()
-    path = Path(FOLDER, f"best-{os.environ['MASTER_PORT']}.pt")
+    path = Path("/tmp/lockstep-best.pt")
+    path.unlink(missing_ok=True)  # that of an earlier run
+    dist.barrier()
     if rank == 0:
         time.sleep(0.5)  # a large model
         torch.save({"weight": torch.ones(4)}, path)

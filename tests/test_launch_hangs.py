@@ -23,8 +23,9 @@ from book.waiting.message import graph
 from book.widgets.player import run_payload
 from examples import faults
 
+PROGRAMS_ON_PAGE = faults.PAGE.read_text("utf-8").partition("\n## A job that")[0]
 SECTIONS = dict(zip((program.__name__ for program in faults.PROGRAMS),
-                    re.split(r"^#### ", faults.PAGE.read_text("utf-8").partition("\n## A job that")[0], flags=re.M)[1:]))
+                    re.split(r"^#### ", PROGRAMS_ON_PAGE, flags=re.M)[1:]))
 NO_WAIT = ("a_loop_that_never_ends", "a_call_that_keeps_the_interpreter")  # told at the time limit
 REFUSED = ("batches_that_meet_an_all_reduce", "one_evaluates_a_ddp_model",  # before anything hangs, or goes wrong
            "a_column_of_a_matrix", "a_message_of_another_type", "a_part_of_another_size", "a_thread_in_the_same_group")
