@@ -3,7 +3,7 @@
 A cause is a function `look(hang)` that yields a sentence for each thing it finds wrong, and nothing in a run that it
 does not explain. To add one, write it below and name it in `CAUSES`: in a row of its own, or beside those whose
 sentences may stand next to its own. It matches what ranks do by `Kind` and fields, never by words. A program that hangs
-for this cause goes into `examples/faults.py`, which writes the page "When it hangs".
+for this cause goes into `examples/faults_that_hang.py`; `examples/faults.py` writes the page "When it hangs".
 """
 from __future__ import annotations
 
