@@ -47,7 +47,7 @@ def test_layouts_are_sorted_by_speed_and_carry_their_estimates():
         assert (columns["pp"][row], columns["dp"][row], columns["tp"][row]) == (layout.pp, layout.dp, layout.tp)
         assert (columns["b"][row], columns["v"][row], columns["zero"][row], columns["sp"][row]) == (
             layout.micro_batch_size, layout.stages_per_rank, layout.zero_stage, layout.sequence_parallel)
-        assert (None, "selective", "full")[columns["how"][row] + 1] == layout.recompute
+        assert (None, "selective", "half", "full")[columns["how"][row] + 1] == layout.recompute
         held = sum(columns[name][row] for name in ("state", "kept", "moment")) * 1e7
         assert held == pytest.approx(cost.memory_bytes, abs=1.5e7)
         assert columns["step"][row] == pytest.approx(cost.step_s, rel=1e-3)
@@ -99,4 +99,4 @@ def test_invalid_input_raises_a_clear_error():
     with pytest.raises(TypeError, match="takes what search"):
         layout_chart([])
     with pytest.raises(ValueError, match="found no layout"):
-        layout_chart(search(Transformer(6, 48, 4), replace(A100, num_gpus=7), 4))
+        layout_chart(search(Transformer(6, 48, 4), replace(A100, num_gpus=11), 4))

@@ -161,12 +161,15 @@ def _reasons(copies: Copies, names: Sequence[str] = (), since: Parting = ANY) ->
 
 
 def _new(copies: Copies, names: Sequence[str], since: Parting) -> str | None:
+    at_first = _unlike(copies, since.apart) or list(names)
     for copy in copies.values():
         of = set(copy.added) | set(copy.unfrozen)
-        if of and set(names) <= of:
-            how = "are new since DDP wrapped the model" if set(names) <= set(copy.added) else \
+        parted = names if set(names) <= of else at_first  # the others differ because these do
+        if of and set(parted) <= of:
+            who = "they" if parted is names else f"those that parted first, {_some(parted)},"
+            how = "are new since DDP wrapped the model" if set(parted) <= set(copy.added) else \
                 "needed no gradient when DDP wrapped the model"
-            return (f"they {how}, so DDP does not average their gradients: change the model first, and wrap it then")
+            return f"{who} {how}, so DDP does not average their gradients: change the model first, and wrap it then"
     return None
 
 

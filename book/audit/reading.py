@@ -7,7 +7,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, RandomSampler, SequentialSampler, get_worker_info, random_split
+from torch.utils.data import (BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler,
+                              get_worker_info, random_split)
 
 from book.audit import digests
 from book.audit.digests import Digest
@@ -44,6 +45,8 @@ _shardings: dict[int, tuple[Place | None, int, int, int, int]] = {}
 def _reads_all(loader: Any) -> bool:
     """Whether a loader hands out each sample of its data once."""
     sampler = loader.sampler
+    if type(loader.batch_sampler) not in (BatchSampler, type(None)) or type(loader) is not DataLoader:
+        return False  # another library's, which may give each rank its share of the batches
     return isinstance(sampler, SequentialSampler) or (
         isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(loader.dataset))
 
