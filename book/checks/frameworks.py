@@ -15,7 +15,7 @@ from book.checks.attribution import Attribution
 from book.launch import LaunchError
 from book.checks.formula import Formula
 from book.checks.verdict import (
-    CheckFailed, held, likeliest, magnitude, refuse, require, whole, stands_still,
+    CheckFailed, disagree, held, likeliest, magnitude, refuse, require, whole, stands_still,
 )
 from book.trace import Trace
 from book.words import listed
@@ -259,9 +259,9 @@ def uneven_failure(error: LaunchError, sizes: Sequence[int]) -> str:
         return (f"rank {sizes.index(0)} has no rows, and the others wait for its part of the all-reduce: every rank "
                 "must run a backward, even one without a row, and of a loss that comes out of the model, since DDP "
                 f"gets ready in its forward.\n{message}")
-    if 0 in sizes and any("doesn't match expected size" in written for written in error.stderr):  # by gloo
-        return (f"rank {sizes.index(0)} has no rows, and all-reduces different tensors from the others: DDP joins "
-                f"gradients in buckets, so every rank must leave the all-reduce to a backward of its own.\n{message}")
+    if 0 in sizes and disagree(error):
+        return (f"rank {sizes.index(0)} has no rows, and makes other calls than the others: DDP joins gradients in "
+                f"buckets, so every rank must leave the all-reduce to a backward of its own.\n{message}")
     if stands_still(error):
         return ("some ranks run more backwards than others, and wait: each rank must run exactly one, over all of its "
                 f"rows, whatever their number.\n{message}")

@@ -189,16 +189,17 @@ def loaded_state(got: Mapping[str, float], want: Mapping[str, float], case: str)
 def save_failure(error: LaunchError) -> str:
     """The error of a launch that saves or loads, with a hint if it shows a known misconception."""
     message = str(error)
-    if "Weights only load failed" in message or "Can't pickle" in message:
+    raised = message + getattr(error, "traceback", "")  # torch's own words, which launch may have put into plain ones
+    if "Weights only load failed" in raised or "Can't pickle" in raised:
         return ("the state may hold only dicts of tensors and numbers: put in what state_dict() returns, not the "
                 f"module or the optimizer itself\n{message}")
     if isinstance(error, RankError) and error.rank > 0 and "KeyError" in message:
         return ("a rank other than rank 0 lacks a part of the state: every rank saves its own, and has its own random "
                 f"state\n{message}")
-    if "metadata is None" in message:
+    if "metadata is None" in raised:
         return ("load calls dcp.load for a checkpoint that is not there: if latest finds none, load must change "
                 f"nothing and return 0\n{message}")
-    if "Missing key in checkpoint state_dict" in message:
+    if "Missing key in checkpoint state_dict" in raised:
         return ("the names in what you load differ from those that were saved: use get_state_dict for both"
                 f"\n{message}")
     if disagree(error) and "dist.all_reduce(total)" in message:
