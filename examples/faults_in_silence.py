@@ -148,7 +148,8 @@ def splits_that_differ() -> None:
 def masks_that_are_equal() -> None:
     """All ranks draw the same random numbers, and so the same dropout masks.
 
-    Seed each rank differently once the model is made: DDP copies rank 0's parameters to all.
+    Seed each rank differently once the model is made: DDP copies rank 0's parameters to all. (Ranks that share one
+    replica, as in tensor parallelism, need the same masks: seed by the number of the replica.)
     """
     rank = start()
     torch.manual_seed(0)
@@ -245,8 +246,9 @@ def features_that_autograd_does_not_pass() -> None:
 def a_loss_that_is_reduced_first() -> None:
     """The loss is all-reduced before backward, to average the gradients.
 
-    It changes the number, not the gradients: those are still of the rank's own loss. DDP averages gradients; all-reduce
-    a copy of the loss if you want to show its mean.
+    It changes the number, and at best not the gradients: those are still of the rank's own loss. (A loss that ends in
+    `sqrt` needs its value in backward, and gets the sum.) DDP averages gradients; all-reduce a copy of the loss if you
+    want to show its mean.
     """
     start()
     layer = torch.nn.Linear(4, 1)

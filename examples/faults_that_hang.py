@@ -82,7 +82,8 @@ def one_returns_early() -> None:
 def one_leaves_the_loop_early() -> None:
     """One rank runs one iteration fewer: its share of the data is smaller.
 
-    Give all ranks the same number of batches: `drop_last=True`, or a sampler that pads.
+    Give all ranks the same number of batches: a `DistributedSampler` pads, or drops with its `drop_last=True`. (That of
+    the `DataLoader` drops a short batch, and leaves shares unequal.)
     """
     rank = start()
     for _ in range(2 if rank == 1 else 3):

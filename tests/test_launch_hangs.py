@@ -144,7 +144,7 @@ TOLD = {
     "a_buffer_that_is_used_again": ("was changed before its wait() at line 10", "dist.isend(buffer, dst=1)"),
     "a_gradient_that_is_divided_too_early": ("was changed before its wait() at line 6", "async_op=True"),
     "features_that_autograd_does_not_pass": ("no gradient flows back to the peers", "dist.all_gather(features, mine)"),
-    "a_loss_that_is_reduced_first": ("the gradient is that of the rank's own loss", "dist.all_reduce(loss)"),
+    "a_loss_that_is_reduced_first": ("the gradient is at best that of the rank's own loss", "dist.all_reduce(loss)"),
     "a_thread_in_the_same_group": ("rank 0's thread 'saver' calls all_reduce", "dist.all_reduce(torch.ones(2))"),
     "an_error_in_a_thread": ("thread saver of ranks 0, 1, 2 has ended with an error", "os.remove("),
 }

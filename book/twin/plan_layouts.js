@@ -1,7 +1,8 @@
 /* The twin of book/cost/layouts.py: all the ways in which a training step can be cut over GPUs. */
 
 /** Whether stages are equally long if up to two layers are missing, at the embedding and the head. */
-const divides = (layers, stages) => (stages - (layers % stages)) % stages <= (stages > 1 && stages <= layers + 2 ? 2 : 0);
+const divides = (layers, stages) =>
+  (stages - (layers % stages)) % stages <= (stages > 1 && stages <= layers + 2 ? 2 : 0);
 
 /**
  * A layout is a plain object.
@@ -76,7 +77,9 @@ function all_layouts(model, num_gpus, global_batch, { most_tp = num_gpus, most_c
     const pieces = tp > 1 && (model.num_tokens / cp) % tp === 0;
     for (let zero_stage = 0; zero_stage < (dp * cp > 1 ? 4 : 1); zero_stage++) {
       for (let sequence_parallel = 0; sequence_parallel < (pieces ? 2 : 1); sequence_parallel++) {
-        for (const recompute of [null, between, "full"]) found.push({ ...shape, zero_stage, sequence_parallel, recompute });
+        for (const recompute of [null, between, "full"]) {
+          found.push({ ...shape, zero_stage, sequence_parallel, recompute });
+        }
       }
     }
   }

@@ -98,7 +98,8 @@ function waited(terms, sent) {
     tp_s: (1 - over.tensor_hidden_share) * often * (bytes / bandwidth(terms, tp, min(tp, node)) + hops),
     cp_s: max(ring_s - ((often * (cp - 1)) / cp) * (forward + backward), 0),
     ep_s: sent.ep_bytes * dispatched(terms),
-    pp_s: (sent.pp_bytes / bandwidth(terms, pp * terms.shards * tp) + sends) * (v > 1 ? 1 - over.stage_hidden_share : 1),
+    pp_s: (sent.pp_bytes / bandwidth(terms, pp * terms.shards * tp) + sends)
+      * (v > 1 ? 1 - over.stage_hidden_share : 1),
   };
 }
 
