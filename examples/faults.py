@@ -127,8 +127,8 @@ faulthandler.cancel_dump_traceback_later()  # or it ends the rank in its last ev
 With the `timeout`, a gloo call that has waited for a minute raises an error; the default is 30 minutes, or 10 if you \
 name NCCL as the backend.
 If a step takes longer than two minutes, the rank prints the lines that all its threads are at, and ends. So take a \
-time that the slowest step stays below: the first, which compiles, or one that evaluates. On NCCL a call that has waited \
-too long raises nothing: its watchdog ends the process.
+time that the slowest step stays below: the first, which compiles, or one that evaluates. On NCCL a call that has \
+waited too long raises nothing: its watchdog ends the process.
 
 Replicas of a model may also drift apart, and nothing hangs. `launch` compares them at the end of a run, and warns. In a
 program of your own, ask on all ranks; what differs is told with the step and the line that parted them:
