@@ -137,9 +137,8 @@ def launch(
     comes instead. `record` keeps what the ranks communicate, for `run.trace`. `check_calls` makes a collective raise if
     a peer calls a different one or passes a tensor that does not fit. `audit` has the ranks take notes, and prints a
     warning for what they say is wrong with a run although it ended; a number k: of models after each k-th step.
-    `hash_seeds` gives each rank a hash seed of its own, as torchrun does: a set of strings has another order on each,
-    and the ranks take seconds to start. `env` adds environment variables. The random numbers of Python, NumPy and torch
-    are seeded with 1000 + rank.
+    `hash_seeds` gives each rank a hash seed of its own, as torchrun does, and takes seconds. `env` adds environment
+    variables. The random numbers of Python, NumPy and torch are seeded with 1000 + rank.
 
     Raises `RankError` for the first rank that raised or died; `HangError` when all unfinished ranks have waited for
     one another for `hang_s`, or are not done `timeout_s` after the last rank entered `fn`; `LaunchError` if the ranks
@@ -148,21 +147,26 @@ def launch(
     _check_process()
     arguments.check_call(fn, world_size, args, allow_many_ranks)
     arguments.check_options(timeout_s, hang_s, audit, on_line, env)
-    world_size, timeout_s, hang_s = int(world_size), float(timeout_s), float(hang_s)
     require("launch", "torch", "cloudpickle")
+    world_size, timeout_s, hang_s = int(world_size), float(timeout_s), float(hang_s)
     with closing(SharedFile()) as called:
         call = arguments.packed(fn, args, called)
         _begin_to_load()
         backend, reason = _backend(world_size, env or {})
         _announce(f"{counted(world_size, 'rank')} on {reason}")
         ranks = Ranks(world_size, on_line, check_calls)
-        with _shown(ranks, on_line is None), _hosted_store(world_size) as port, \
-                _hosted_store(world_size) as own_port, ranks:
-            environment = _environment(world_size, port, backend, env)
-            _start(ranks, _job(environment, own_port, record, audit, call), called, hash_seeds)
+        store, own = _hosted_store(world_size), _hosted_store(world_size)
+        with _shown(ranks, on_line is None), store as port, own as own_port, ranks:
+            job = _job(_environment(world_size, port, backend, env), own_port, record, audit, call)
+            _start(ranks, job, called, hash_seeds)
             run = _results(ranks, backend, timeout_s, hang_s)
-        print("".join(f"warning: {finding}\n" for finding in run.findings), end="", flush=True)
-        return run
+        return _warned(run)
+
+
+def _warned(run: Run) -> Run:
+    """The same, once its findings are printed."""
+    print("".join(f"warning: {finding}\n" for finding in run.findings), end="", flush=True)
+    return run
 
 
 @contextmanager

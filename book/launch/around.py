@@ -67,7 +67,8 @@ def _conditions(path: Sequence[tuple[ast.AST, str]], number: int) -> Iterator[Co
         if isinstance(node, ast.If) and part in ("body", "orelse"):
             yield Condition("under" if part == "body" else "in the else of", _head(node))
     for node, part in reversed(path):
-        for earlier in getattr(node, part, None) or () if part in ("body", "orelse") else ():
+        block = getattr(node, part, None) if part in ("body", "orelse") else None
+        for earlier in block if isinstance(block, list) else ():  # a lambda's body is no list
             if isinstance(earlier, ast.If) and (earlier.end_lineno or 0) < number and not earlier.orelse and (
                     isinstance(earlier.body[-1], _ENDS)):
                 yield Condition("after", f"{_head(earlier)}: {ast.unparse(earlier.body[-1])}")

@@ -37,8 +37,8 @@ def report(recorded: Callable[[], Any], notes: Callable[[], Notes | None], polle
 def _with_history(seen: Standing) -> Standing:
     try:
         return seen._replace(calls=history.calls(), models=history.models())
-    except RuntimeError:
-        return seen  # a thread that goes on calls has changed what was read
+    except Exception:  # a thread that goes on calls has changed what was read, or its source is not as expected
+        return seen
 
 
 def _dropped() -> list[Dropped]:
