@@ -155,9 +155,8 @@ def launch(
         backend, reason = _backend(world_size, env or {})
         _announce(f"{counted(world_size, 'rank')} on {reason}")
         ranks = Ranks(world_size, on_line, check_calls)
-        store, own = _hosted_store(world_size), _hosted_store(world_size)
-        with _shown(ranks, on_line is None), store as port, own as own_port, ranks:
-            job = _job(_environment(world_size, port, backend, env), own_port, record, audit, call)
+        with _shown(ranks, on_line is None), _hosted_store(world_size) as port, ranks:
+            job = _job(_environment(world_size, port, backend, env), record, audit, call)
             _start(ranks, job, called, hash_seeds)
             run = _results(ranks, backend, timeout_s, hang_s)
         return _warned(run)
@@ -299,10 +298,10 @@ def _environment(world_size: int, port: int, backend: str, extra: Mapping[str, A
     }
 
 
-def _job(environment: dict[str, str], own_port: int, record: bool, audit: bool | int, call: Packed) -> bytes:
+def _job(environment: dict[str, str], record: bool, audit: bool | int, call: Packed) -> bytes:
     """What each rank is to do, and what it has to know of the process that launches it."""
     starts_by = multiprocessing.get_start_method(allow_none=True)
-    return pickle.dumps((environment, own_port, where.cell_sources(), starts_by, time.time(), record, audit, call))
+    return pickle.dumps((environment, where.cell_sources(), starts_by, time.time(), record, audit, call))
 
 
 def _start(ranks: Ranks, job: bytes, called: SharedFile, hash_seeds: bool) -> None:

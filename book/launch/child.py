@@ -111,7 +111,7 @@ def _flush() -> None:
 
 def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results: SharedFile, line: _Line) -> Packed:
     """Call the job's function; returns its packed (result, recording)."""
-    env, own_port, sources, starts_by, began_s, record, audited, call = pickle.loads(job)
+    env, sources, starts_by, began_s, record, audited, call = pickle.loads(job)
     # A child of the fork server would start its own children there, without the classes of the cell or script.
     multiprocessing.set_start_method(starts_by, force=True)
     os.environ.clear()
@@ -119,7 +119,7 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
     where.remember_sources(sources)
     _prepare_torch(rank)
     tap.start()
-    _watch(rank, board, own_port, began_s, audited)
+    _watch(rank, board, began_s, audited)
     function, args = transfer.unpacked(call, called)
     _stand_in_for_main(function)
     if record:
@@ -138,7 +138,7 @@ def _run(rank: int, job: bytes, board: Board | None, called: SharedFile, results
                         "return numbers, strings, lists, dicts or tensors") from None
 
 
-def _watch(rank: int, board: Board | None, own_port: int, began_s: float, audited: bool | int) -> None:
+def _watch(rank: int, board: Board | None, began_s: float, audited: bool | int) -> None:
     """See what this rank calls, refuse what can't be right, and take notes for the audit."""
     world_size, address = int(os.environ["WORLD_SIZE"]), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     messages = Messages(board.mail, world_size) if board is not None else None
@@ -147,7 +147,7 @@ def _watch(rank: int, board: Board | None, own_port: int, began_s: float, audite
     compared = (Agreement(board), messages) if board is not None and messages is not None else ()
     for subscriber in (Peers(), History(), Requests(), Models(), *compared):
         tap.subscribe(subscriber)
-    starts.watch(starts.Launched(rank, world_size, address, own_port, began_s, os.getpid(), bool(audited)))
+    starts.watch(starts.Launched(rank, world_size, address, began_s, os.getpid(), bool(audited)))
     children.watch_loaders(_run.__code__)
     files.watch()
 

@@ -38,7 +38,6 @@ class Launched(NamedTuple):
     rank: int
     world_size: int
     address: tuple[str, int]
-    own_port: int  # of a second store of the launcher's on that address, which the program does not look into
     began_s: float  # by time.time()
     pid: int
     is_audited: bool = True
@@ -262,11 +261,11 @@ def _claimed_twice(start: Start, launched: Launched) -> str | None:
         return None
     store = _launchers_store(launched)
     _starts[start.meeting] += 1
-    key = f"start/{start.meeting}/{_starts[start.meeting]}"
+    key = f"lockstep/start/{start.meeting}/{_starts[start.meeting]}"
     is_own = start.rank == launched.rank and os.getpid() == launched.pid
     mine = f"{launched.rank} {os.getpid()} {start.world_size}"
     first = store.compare_set(f"{key}/{'own' if is_own else 'other'}/{start.rank}", "", mine).decode()
-    store.set(f"came/{launched.rank}", "")
+    store.set(f"lockstep/came/{launched.rank}", "")
     if first == mine:
         first = _late_for(store, key, start) if is_own else _of_owner(store, key, start, launched)
     return _twice(start, launched, int(first.split()[0])) if first else _other_size(store, key, start, launched)
@@ -275,7 +274,7 @@ def _claimed_twice(start: Start, launched: Launched) -> str | None:
 def _of_owner(store: Any, key: str, start: Start, launched: Launched) -> str:
     """What the launch's rank of this number has said, if it calls itself so too: of the two, it goes on."""
     end_s = time.monotonic() + OWNER_S
-    while (start.rank != launched.rank and not store.check([f"came/{start.rank}"])
+    while (start.rank != launched.rank and not store.check([f"lockstep/came/{start.rank}"])
            and time.monotonic() < end_s):
         time.sleep(0.01)
     store.set(f"{key}/past/{start.rank}", "")
@@ -316,7 +315,7 @@ def _other_size(store: Any, key: str, start: Start, launched: Launched) -> str |
 def _launchers_store(launched: Launched) -> Any:
     import torch.distributed as dist
     if not _stores or os.getpid() != launched.pid:
-        _stores[:] = [dist.TCPStore(launched.address[0], launched.own_port, is_master=False, wait_for_workers=False)]
+        _stores[:] = [dist.TCPStore(*launched.address, is_master=False, wait_for_workers=False)]
     return _stores[0]
 
 
