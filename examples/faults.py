@@ -13,6 +13,7 @@ import inspect
 import io
 import re
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,16 +43,17 @@ def message(program: Program) -> str:
     """What `launch` says of a program; line numbers are those of its listing."""
     shown = {number: place for place, (number, _) in enumerate(numbered(program), 1)}
     timeout_s = hang.SHORT_TIMEOUT_S.get(program, TIMEOUT_S)
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()), tempfile.TemporaryDirectory() as folder:
         try:
-            run = launch(program, NUM_RANKS, hang_s=HANG_S, timeout_s=timeout_s)
+            run = launch(program, NUM_RANKS, hang_s=HANG_S, timeout_s=timeout_s, env={"RUN_FOLDER": folder})
         except LaunchError as error:
             said = str(error)
         else:
             said = "\n".join(f"warning: {finding}" for finding in run.findings)
     if not said:
         raise AssertionError(f"nothing is said of {program.__name__}")
-    return re.sub(r"\bfaults_\w+\.py line (\d+)", lambda place: f"line {shown[int(place[1])]}", said)
+    return re.sub(r"\bfaults_\w+\.py line (\d+)", lambda place: f"line {shown[int(place[1])]}",
+                  said.replace(folder, "runs"))
 
 
 def numbered(program: Program) -> list[tuple[int, str]]:

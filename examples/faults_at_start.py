@@ -130,9 +130,7 @@ def a_file_that_is_not_there_yet() -> None:
     Put a barrier between them.
     """
     rank = start()
-    path = Path("/tmp/lockstep-best.pt")
-    path.unlink(missing_ok=True)  # that of an earlier run
-    dist.barrier()
+    path = Path(os.environ["RUN_FOLDER"], "best.pt")
     if rank == 0:
         time.sleep(0.5)  # a large model
         torch.save({"weight": torch.ones(4)}, path)

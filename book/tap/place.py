@@ -38,7 +38,17 @@ _OWNERS = (
 )
 
 _LEARNERS, _API, _UNSEEN, _OTHER, _AUTOGRAD = range(5)  # whose a file is, unless it is that of an owner
-_known: dict[str, int | str] = {}
+
+
+class _Known(dict[str, "int | str"]):
+    """Whose the files are that have been looked at."""
+
+    def __missing__(self, filename: str) -> int | str:
+        whose = self[filename] = _whose(filename)
+        return whose
+
+
+_known = _Known()
 
 
 class Caller(NamedTuple):
@@ -79,9 +89,7 @@ def caller(frame: FrameType | None) -> Caller:
     function, owner, other, in_backward = None, None, None, False
     while frame is not None:
         code = frame.f_code
-        whose = _known.get(code.co_filename, -1)
-        if whose == -1:
-            whose = _known[code.co_filename] = _whose(code.co_filename)
+        whose = _known[code.co_filename]
         if whose == _LEARNERS:
             return Caller(function, (code.co_filename, frame.f_lineno or 0), owner, in_backward)
         if whose == _API:
@@ -103,9 +111,7 @@ def chain(frame: FrameType | None) -> tuple[Place, ...]:
     lines = []
     while frame is not None:
         code = frame.f_code
-        whose = _known.get(code.co_filename, -1)
-        if whose == -1:
-            whose = _known[code.co_filename] = _whose(code.co_filename)
+        whose = _known[code.co_filename]
         if whose == _LEARNERS:
             lines.append((code.co_filename, frame.f_lineno or 0))
         frame = frame.f_back
