@@ -1,5 +1,6 @@
 """The audit of a run: it names what parts replicas and which data ranks share, and is silent where all is right."""
 import copy
+import io
 import random
 import subprocess
 import sys
@@ -677,7 +678,32 @@ def sharded_and_replicated():
     trained(net, optimizer=optimizer)
 
 
+def averaged_by_hand_and_saved():
+    start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def average():
+        for each in model.parameters():
+            dist.all_reduce(each.grad, op=dist.ReduceOp.AVG)
+
+    for _ in range(3):
+        step(model, optimizer, call=model.module, before=average)
+        torch.save(copy.deepcopy(model.module), io.BytesIO())
+
+
+def a_sampler_for_each_epoch():
+    rank, data, kept = start(), list(range(32)), []
+    for epoch in range(6):
+        sampler = DistributedSampler(data)
+        sampler.set_epoch(epoch)
+        list(DataLoader(data, batch_size=4, sampler=sampler))
+        kept += [sampler] if rank == 0 or epoch == 1 else []
+        del sampler
+
+
 RIGHT = {
+    averaged_by_hand_and_saved: 2, a_sampler_for_each_epoch: 2,
     an_ordinary_training: 2, an_average_of_the_weights: 2, accumulated_gradients: 2, averaged_every_third_step: 2,
     averaged_once_more_to_come: 2, rank_0_loads_its_best_in_the_end: 2, rank_0_swaps_its_average_in: 2,
     uneven_under_join: 2, two_models_that_play: 2, two_optimizers: 2, states_of_the_optimizer_are_sharded: 2,

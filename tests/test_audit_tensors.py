@@ -161,6 +161,7 @@ def splits_that_are_right():
     send, receive = [[4, 2], [0, 5]][rank], [[4, 0], [2, 5]][rank]
     dist.all_to_all_single(torch.zeros(sum(receive), 3), torch.zeros(sum(send), 3), receive, send)
     dist.all_to_all_single(torch.zeros(4), torch.zeros(4), [2, 2] if rank else None)
+    dist.all_to_all_single(torch.tensor(1.0), torch.tensor(2.0))  # without dimensions
 
 
 # Changed under way
@@ -527,3 +528,19 @@ def test_nothing_is_said_of_a_right_program(program, size):
 def test_a_received_message_has_its_own_bytes_and_not_those_of_its_tensor():
     trace = launch(shorter_than_its_tensor, 2, record=True).trace
     assert {event.num_bytes for event in trace.events if event.kind in ("send", "recv")} == {12.0}
+
+
+def changed_after_many_futures():
+    start()
+    for _ in range(1100):
+        dist.all_reduce(torch.ones(2), async_op=True).get_future().wait()
+    x = torch.ones(2)
+    work = dist.all_reduce(x, async_op=True)
+    x /= 2
+    work.wait()
+
+
+@pytest.mark.slow
+def test_futures_that_the_program_waits_for_fill_no_list():
+    (finding,) = launch(changed_after_many_futures, 2).findings
+    assert "was changed before its wait()" in finding

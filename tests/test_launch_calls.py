@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 import time
 from collections.abc import Callable
@@ -172,8 +173,26 @@ def in_a_thread() -> None:
     thread.join()
 
 
+def copied_on_one_rank() -> None:
+    rank = start()
+    model = DDP(net())
+    for _ in range(3):
+        model(x()).sum().backward()
+        if rank == 0:
+            copy.deepcopy(model)  # its best so far, kept until there is a better one
+
+
+def a_model_that_one_rank_has_alone() -> None:
+    rank = start()
+    group = dist.new_group([0])
+    own = DDP(net(), process_group=group) if rank == 0 else net()
+    whole = functional.all_gather_tensor_autograd(torch.ones(2, 2, requires_grad=True), 0, dist.group.WORLD)
+    whole.sum().backward()
+    own(x()).sum().backward()
+
+
 RIGHT = (plain_ddp, ddp_with_options, two_models_in_turn, joined, hooked, sharded, piped, other_lines, compiled,
-         in_a_thread)
+         in_a_thread, copied_on_one_rank, a_model_that_one_rank_has_alone)
 
 
 @pytest.mark.slow

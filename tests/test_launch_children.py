@@ -1,6 +1,7 @@
 """Processes that a rank starts, such as a DataLoader's workers: they run, end with it, and say where they are."""
 from __future__ import annotations
 
+import functools
 import os
 import queue
 import signal
@@ -9,7 +10,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -258,3 +261,30 @@ def test_workers_end_with_their_rank() -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < end_s:
         time.sleep(0.05)
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+@dataclass(frozen=True)
+class Unreadable(Exception):
+    """Takes no attributes, as frozen errors do."""
+    index: int
+
+
+class Speechless(Exception):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+
+def stumble(error: Callable[..., Exception], *args: object) -> None:
+    raise error(*args)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error, words", [
+    ((Unreadable, 5), "Unreadable: Caught Unreadable in DataLoader worker process"),
+    ((Speechless,), "Speechless: it has no text: its __str__ raised KeyError")], ids=["frozen", "speechless"])
+def test_an_unusual_error_of_a_worker_reaches_the_reader(error: tuple[Any, ...], words: str) -> None:
+    with pytest.raises(RankError) as caught:
+        launch(load, 2, functools.partial(stumble, *error))
+    assert words in str(caught.value)

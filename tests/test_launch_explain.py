@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import pickle
 import time
 from collections.abc import Callable
@@ -248,6 +249,21 @@ def test_a_file_that_nobody_writes_is_just_not_there(tmp_path: Path) -> None:
     with pytest.raises(RankError) as caught:
         launch(finds_nothing, 2, str(tmp_path / "best.pt"))
     assert "FileNotFoundError" in str(caught.value) and "too early" not in str(caught.value)
+
+
+def works_in_a_folder_that_is_gone() -> None:
+    dist.init_process_group()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+    namespace = {"dist": dist}
+    exec("def meet():\n dist.barrier()", namespace)
+    namespace["meet"]()
+    open("data.txt")
+
+
+def test_an_error_in_a_folder_that_is_gone_is_named() -> None:
+    with pytest.raises(RankError, match=r"(?s)rank 0 failed in .*FileNotFoundError.*data\.txt"):
+        launch(works_in_a_folder_that_is_gone, 2)
 
 
 def order() -> tuple[list[str], list[str]]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -171,8 +172,29 @@ def fake() -> float:
     return 2.0
 
 
-RIGHT = [with_own_store, hosts_the_store_of_a_url, hosts_as_without_an_agent, in_the_other_order,
-         with_the_same_numbers, twice, of_one_each, by_file, fake]
+def child_of_a_world_of_four(number: int, path: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=number, world_size=4)
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    dist.destroy_process_group()
+    os._exit(int(x[0].item() != 4))
+
+
+def forks_a_world_of_its_own() -> float:
+    path = os.path.join(tempfile.mkdtemp(), "meeting")
+    children = [mp.get_context("fork").Process(target=child_of_a_world_of_four, args=(number, path))
+                for number in range(4)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0] * 4
+    dist.init_process_group()
+    return total()
+
+
+RIGHT = [forks_a_world_of_its_own, with_own_store, hosts_the_store_of_a_url, hosts_as_without_an_agent,
+         in_the_other_order, with_the_same_numbers, twice, of_one_each, by_file, fake]
 
 
 @pytest.mark.parametrize("program", RIGHT, ids=[program.__name__ for program in RIGHT])

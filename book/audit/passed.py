@@ -24,6 +24,7 @@ SUMS, MEANS = {"SUM", "AVG"}, {"all_reduce", "reduce"}
 GATHERS = {"all_gather", "all_gather_into_tensor", "all_gather_single"}
 JOINING = {"CatBackward0", "StackBackward0", "CopySlices", "IndexPutBackward0", "SliceScatterBackward0",
            "SelectScatterBackward0"}
+MARK = "gathered"
 MOST_NODES, MOST_BETWEEN, MOST_PENDING, MOST = 5000, 24, 64, 10
 
 
@@ -40,7 +41,6 @@ class Use(NamedTuple):
 class _Gather(NamedTuple):
     """A gather of a tensor with a graph: the node that made it, its rows, and the ranks of the group."""
     op: Op
-    node: Any
     num_rows: int
     ranks: tuple[int, ...]
 
@@ -79,7 +79,7 @@ class Passed(Subscriber):
         self._groups_of_models.add(tuple(ranks))
 
     def issued(self, op: Op, tensors: Sequence[torch.Tensor]) -> None:
-        if op.kind in ("all_reduce", "reduce_scatter") and tensors[0].dim() and self._uses and op.function:
+        if op.kind in ("all_reduce", "reduce_scatter") and tensors and tensors[0].dim() and self._uses and op.function:
             self._has_exchanged = True
         if op.function in MEANS and tensors[0].requires_grad:
             self._reduced(op, tensors[0])
@@ -100,7 +100,8 @@ class Passed(Subscriber):
         if tensor.grad_fn is None or not self._torch.is_grad_enabled() or op.place is None:
             return
         if len(self._gathers) < MOST_PENDING:
-            self._gathers.append(_Gather(op, tensor.grad_fn, tensor.shape[0] if tensor.dim() else 1, op.group.ranks))
+            tensor.grad_fn.metadata[MARK, op.serial] = None  # the node itself would keep its graph
+            self._gathers.append(_Gather(op, tensor.shape[0] if tensor.dim() else 1, op.group.ranks))
 
     def _note(self, use: Use, ranks: tuple[int, ...]) -> None:
         if len(self._uses) < MOST:
@@ -156,7 +157,7 @@ def _is_joined(node: Any, gather: _Gather) -> bool:
             return False
     elif node.name().rpartition(":")[2] not in JOINING:
         return False
-    return any(_comes_from(edge, gather.node) for edge in edges if edge is not None)
+    return any(_comes_from(edge, gather.op.serial) for edge in edges if edge is not None)
 
 
 def _comes_from(node: Any, origin: Any) -> bool:
@@ -164,7 +165,7 @@ def _comes_from(node: Any, origin: Any) -> bool:
     seen, found = {node}, [node]
     while found and len(seen) < MOST_BETWEEN:
         each = found.pop(0)
-        if each is origin:
+        if (MARK, origin) in each.metadata:
             return True
         new = [after for after, _ in each.next_functions if after is not None and after not in seen]
         seen.update(new)

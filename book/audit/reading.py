@@ -4,7 +4,7 @@ from __future__ import annotations
 import sys
 import zlib
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.utils.data import (BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler,
@@ -39,7 +39,8 @@ _loaders: list[Read] = []
 _reading: WeakKeyDictionary[Any, Read] = WeakKeyDictionary()
 _just_read: list[Read] = []
 _splits: list[tuple[Place | None, int, tuple[int, ...], int]] = []
-_shardings: dict[int, tuple[Place | None, int, int, int, int]] = {}
+_shardings: list[tuple[Place | None, int, int, int, int]] = []
+_sharding: WeakSet[Any] = WeakSet()  # samplers that are noted
 
 
 def _reads_all(loader: Any) -> bool:
@@ -110,9 +111,12 @@ def parted(subset: Any) -> None:
 
 def sharded(sampler: Any) -> None:
     """A sampler for several ranks is read."""
+    if sampler in _sharding:
+        return
     if sampler.shuffle and sampler.num_replicas > 1 and len(_shardings) < MOST and get_worker_info() is None:
-        _shardings.setdefault(id(sampler), (caller(sys._getframe())[1], len(sampler.dataset), sampler.num_replicas,
-                                            sampler.rank, sampler.seed + sampler.epoch))
+        _sharding.add(sampler)
+        _shardings.append((caller(sys._getframe())[1], len(sampler.dataset), sampler.num_replicas,
+                           sampler.rank, sampler.seed + sampler.epoch))
 
 
 def likeness(data: Any, depth: int = 3) -> int:
@@ -128,7 +132,9 @@ def likeness(data: Any, depth: int = 3) -> int:
         return zlib.crc32(repr((kind, len(data), some)).encode())
     if isinstance(data, Dataset) and depth:
         return zlib.crc32(repr((kind, likeness(vars(data), depth - 1))).encode())
-    if isinstance(data, (int, float, str, bytes, bool, range, type(None))):
+    if isinstance(data, (str, bytes)):
+        return zlib.crc32(repr((kind, len(data), data[:digests.MOST_BYTES])).encode())
+    if isinstance(data, (int, float, bool, range, type(None))):
         return zlib.crc32(repr(data).encode())
     if hasattr(data, "tobytes") and hasattr(data, "flat"):
         return zlib.crc32(data.flat[:1024].tobytes())
@@ -144,4 +150,4 @@ def notes(place_of: PlaceOf, reached: bool) -> dict[str, Any]:
         "loaders": loaders,
         "epochs": tuple(Epoch(named(read.place, place_of), *read.epoch) for read in _loaders if read.epoch),
         "splits": tuple(Split(named(place, place_of), of, lengths, parts) for place, of, lengths, parts in _splits),
-        "shardings": tuple(Sharding(named(place, place_of), *rest) for place, *rest in _shardings.values())}
+        "shardings": tuple(Sharding(named(place, place_of), *rest) for place, *rest in _shardings)}

@@ -172,7 +172,7 @@ class Copy:
         """Find the line of the next forward that goes past DDP."""
         model = self.model()
         for module in itertools.islice(model.module.modules() if model is not None else (), MOST):
-            self._hooks.append(module.register_forward_pre_hook(self._passes))
+            self._hooks.append(module.register_forward_pre_hook(_Passing(self)))
 
     def _passes(self, module: Any, args: Any) -> None:
         if torch.is_grad_enabled() and DistributedDataParallel._active_ddp_module is None:
@@ -245,6 +245,20 @@ def _line_outside_modules() -> Place | None:
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
     return None
+
+
+class _Passing:
+    """A hook that can be pickled and copied with its module, and does nothing there."""
+
+    def __init__(self, copy: Any = None) -> None:
+        self._copy = copy
+
+    def __reduce__(self) -> Any:
+        return _Passing, ()
+
+    def __call__(self, module: Any, args: Any) -> None:
+        if self._copy is not None:
+            self._copy._passes(module, args)
 
 
 class Stepping:
@@ -347,7 +361,8 @@ class Replicas(Subscriber):
         parameters = {id(each) for each in found}
         for copy in self._living.values():
             if copy.holds(parameters):
-                copy.loaded.append((2 * copy.steps + (1 if groups is None else 2), caller(sys._getframe())[1]))
+                load = 2 * copy.steps + (1 if groups is None else 2), caller(sys._getframe())[1]
+                copy.loaded += [load] if copy.loaded[-1:] != [load] else []
 
     def replica(self, model: Any, place_of: PlaceOf) -> Replica | None:
         """What is known of the copy in `model` now; None if it is not one of those that are noted."""

@@ -95,6 +95,8 @@ class Threads(Subscriber):
             if group is not None:
                 group.inside.pop(op.serial, None)
 
+    left = withdrawn
+
 
 def _name(thread: threading.Thread) -> str:
     """A thread's name without the number that Python has given it; "" of the main one, and of one of torch's own."""

@@ -78,6 +78,8 @@ class Touches(Subscriber):
     def dropped(self, op: Op) -> None:
         self._pending.pop(op.serial, None)
 
+    left = dropped
+
     def waited(self, op: Op, source_rank: Callable[[], int] | None) -> None:
         pending = self._pending.pop(op.serial, None)
         if pending is not None and _is_changed(pending):

@@ -21,6 +21,7 @@ class Uncaught(NamedTuple):
     place: str
 
 
+MOST = 10
 _uncaught: list[tuple[str, BaseException]] = []
 
 
@@ -29,7 +30,7 @@ def start() -> None:
     prints: Callable[[Any], Any] = threading.excepthook
 
     def noted(args: Any) -> None:
-        if args.exc_value is not None and args.exc_type is not SystemExit:
+        if args.exc_value is not None and len(_uncaught) < MOST and args.exc_type is not SystemExit:
             _uncaught.append((args.thread.name if args.thread else "", args.exc_value))
         prints(args)
 

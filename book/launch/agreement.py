@@ -55,7 +55,9 @@ class Agreement(Subscriber):
             return
         self._numbers[group] += 1
         name, owner = op.function or op.kind, op.owner or ""
-        arguments, alike = _described(name, owner, op.tensors, op.has_splits, op.reduces, op.root, op.members)
+        # Whose a call from C++ is hangs on the models that this rank alone has, so only that it is one is compared.
+        compared = "C++" if op.function is None else owner
+        arguments, alike = _described(name, compared, op.tensors, op.has_splits, op.reduces, op.root, op.members)
         by = f"{owner} in backward" if owner and op.in_backward else owner
         call = Call(self._numbers[group], alike, name, arguments, *(op.place or ("", 0)), by)
         self._board.note(rank, group, call)

@@ -147,6 +147,8 @@ def _watch(rank: int, board: Board | None, began_s: float, audited: bool | int) 
     compared = (Agreement(board), messages) if board is not None and messages is not None else ()
     for subscriber in (Peers(), History(), Requests(), Models(), *compared):
         tap.subscribe(subscriber)
+    for subscriber in compared:  # a process that this rank forks is no rank of this launch: it has no part in the board
+        os.register_at_fork(after_in_child=lambda own=subscriber: tap.unsubscribe(own))
     starts.watch(starts.Launched(rank, world_size, address, began_s, os.getpid(), bool(audited)))
     children.watch_loaders(_run.__code__)
     files.watch()

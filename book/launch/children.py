@@ -73,13 +73,15 @@ def watch_loaders(running: CodeType) -> None:
 
     def keep(self: Any, exc_info: Any = None, where: str = "in background") -> None:
         wrap(self, exc_info or sys.exc_info(), where)
-        self.raised = _raised(exc_info or sys.exc_info(), where)
+        with suppress(Exception):  # one that has no text
+            self.raised = _raised(exc_info or sys.exc_info(), where)
 
     def raise_again(self: Any) -> None:
         try:
             reraise(self)
         except Exception as error:
-            error.raised_before = getattr(self, "raised", None)  # type: ignore[attr-defined]
+            with suppress(Exception):  # one that takes no attributes
+                error.raised_before = getattr(self, "raised", None)  # type: ignore[attr-defined]
             raise
 
     replace(Loader, "__init__", __init__)

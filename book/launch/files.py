@@ -12,6 +12,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from book.tap.log import Place
@@ -99,4 +100,6 @@ def _saves(save: Callable[..., None]) -> Callable[..., None]:
 
 
 def _full(path: Any) -> str:
-    return os.path.realpath(os.fsdecode(path))
+    with suppress(OSError):  # the working directory has been deleted
+        return os.path.realpath(os.fsdecode(path))
+    return os.fsdecode(path)

@@ -43,7 +43,7 @@ class Sent(NamedTuple):
     def packed(self) -> bytes:
         """As bytes that fit into a slot; those of two sides begin alike where dtype and shape are the same."""
         filename, line = self.place or ("", 0)
-        texts = [f"{self.dtype} {','.join(map(str, self.shape))}".encode(), filename.encode()]
+        texts = [f"{self.dtype} {','.join(map(str, self.shape))}".encode(), filename.encode(errors="replace")]
         fixed = _FIXED.pack(self.num_elements, self.itemsize, line, *map(len, texts))
         return (fixed + b"".join(texts))[:SLOT_BYTES - _NOTE]
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BYTES = {"uint8", "int8"}  # a tensor of these may stand for one of any dtype
 PAIRS = ({"complex64", "float32"}, {"complex128", "float64"})
-MOST_LINES = 6
+MOST_LINES, MOST_CHANNELS = 6, 4096
 
 
 class _Channel:
@@ -62,7 +62,7 @@ class Messages(Subscriber):
     def issued(self, op: Op, tensors: Sequence[torch.Tensor]) -> None:
         if op.is_message:
             self._message(op)
-        elif op.kind == "all_to_all" and op.group.rank in op.group.ranks and not tensors[0].is_meta:
+        elif op.kind == "all_to_all" and op.group.rank in op.group.ranks and tensors and not tensors[0].is_meta:
             self._exchange(op, tensors)
 
     def _message(self, op: Op) -> None:
@@ -91,7 +91,8 @@ class Messages(Subscriber):
         if peer is None:
             if anyone is None:
                 anyone = self._anyones[id(op.group), tag] = _Anyone()
-                anyone.is_sure = not any(at[0] == id(op.group) and at[2:] == (tag, "recv") for at in self._channels)
+                anyone.is_sure = len(self._channels) < MOST_CHANNELS and not any(
+                    at[0] == id(op.group) and at[2:] == (tag, "recv") for at in self._channels)
             anyone.issued(op)
             return None
         if anyone is not None:
@@ -101,6 +102,8 @@ class Messages(Subscriber):
             at = id(op.group), peer, tag, op.kind
             ends = _ends(op.group.rank, peer, op.kind)
             channel = self._channels.get(at)
+        if channel is None and len(self._channels) >= MOST_CHANNELS:
+            return None
         if channel is None:
             channel = self._channels[at] = _Channel(op.group, *ends, f"tag {tag}")
             # A group of the same name that was there before has left its notes.
@@ -256,7 +259,7 @@ def _parts(op: Op, tensors: Sequence[torch.Tensor], size: int) -> Iterator[list[
         if op.function == "all_to_all" or half > 1:
             yield [Described(tensor.dtype, tensor.shape) for tensor in side]
             continue
-        (tensor,), rows = side, splits or [side[0].shape[0] // size] * size
+        (tensor,), rows = side, splits or [(*side[0].shape, 1)[0] // size] * size
         yield [Described(tensor.dtype, type(tensor.shape)((num, *tensor.shape[1:]))) for num in rows]
 
 

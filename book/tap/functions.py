@@ -25,6 +25,7 @@ def install() -> None:
             replace(module, name, seen)
     replace(distributed_c10d, "get_group_rank", _named(distributed_c10d.get_group_rank))
     replace(DistributedDataParallel, "__init__", _wraps(DistributedDataParallel.__init__))
+    replace(DistributedDataParallel, "__setstate__", _counts(DistributedDataParallel.__setstate__))
     replace(DistributedDataParallel, "__del__", _unwraps)
     replace(DistributedDataParallel, "forward", _runs(DistributedDataParallel.forward))
 
@@ -100,6 +101,16 @@ def _wraps(init: Callable[..., None]) -> Callable[..., None]:
             told(self)
 
     return wrapped
+
+
+def _counts(set_state: Callable[..., None]) -> Callable[..., None]:
+    """A copy of a model, whose __init__ nobody calls."""
+    @functools.wraps(set_state)
+    def copied(self: Any, state: Any) -> None:
+        set_state(self, state)
+        LOG.num_wrapped += 1
+
+    return copied
 
 
 def _runs(forward: Callable[..., Any]) -> Callable[..., Any]:

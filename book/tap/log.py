@@ -121,6 +121,9 @@ class Subscriber:
     def dropped(self, op: Op) -> None:
         """Python has deleted the request of an isend or irecv that nobody had waited for."""
 
+    def left(self, op: Op) -> None:
+        """The program has taken an operation's future, and may wait for that: nothing tells then that it has."""
+
     def follows(self, op: Op) -> bool:
         """Whether `completes` should be told of an operation even if the program never asks for its future."""
         return False
@@ -149,6 +152,7 @@ class Log:
     withdrawn: tuple[Callable[[Op], None], ...]
     waited: tuple[Callable[[Op, Callable[[], int] | None], None], ...]
     dropped: tuple[Callable[[Op], None], ...]
+    left: tuple[Callable[[Op], None], ...]
     follows: tuple[Callable[[Op], bool], ...]
     completes: tuple[Callable[[Op, torch.futures.Future[Any]], None], ...]
     named: tuple[Callable[[int, int], None], ...]

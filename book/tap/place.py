@@ -65,20 +65,28 @@ def is_learners(filename: str) -> bool:
     return not is_library(filename) and not is_book(filename)
 
 
+def _real(filename: str) -> str:
+    """The full path of a file; in a directory that has been deleted, its name."""
+    try:
+        return os.path.realpath(filename)
+    except OSError:
+        return filename
+
+
 def is_library(filename: str) -> bool:
     """Whether a file is a package's or Python's own."""
-    return any(part in filename for part in LIBRARY_FILES) or os.path.realpath(filename).startswith(_STDLIB)
+    return any(part in filename for part in LIBRARY_FILES) or _real(filename).startswith(_STDLIB)
 
 
 def is_book(filename: str) -> bool:
     """Whether a file is this package's."""
-    return os.path.realpath(filename).startswith(BOOK)
+    return _real(filename).startswith(BOOK)
 
 
 @functools.cache
 def is_unseen(filename: str) -> bool:
     """Whether a file is a part of this package that stands between a program and torch, and is never shown."""
-    return os.path.realpath(filename).startswith(_BETWEEN)
+    return _real(filename).startswith(_BETWEEN)
 
 
 def caller(frame: FrameType | None) -> Caller:

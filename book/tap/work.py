@@ -49,6 +49,9 @@ class _Telling:
         """The backend's future; if the program waits on that, only the time of completion is told."""
         future = self._work.get_future()
         self.is_open = False
+        for op in self.ops:
+            for left in LOG.left:
+                left(op)
         _completes(self.ops, future)
         return future
 
