@@ -668,7 +668,9 @@ def a_loop_that_never_ends() -> None:
 def a_call_that_keeps_the_interpreter() -> None:
     """A call into C keeps Python's interpreter lock, so no other thread of the rank runs.
 
-    Release the lock in the extension, as `ctypes.CDLL` does and `ctypes.PyDLL` does not.
+    Release the lock in the extension, as `ctypes.CDLL` does and `ctypes.PyDLL` does not. If a job on gloo stops like
+    this after its last step, with no extension of yours, it may have destroyed its group while a model in DDP was still
+    there: [delete the model first](82_training_with_ddp.ipynb).
     """
     rank = start()
     if rank == 1:

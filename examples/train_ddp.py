@@ -190,6 +190,7 @@ def main(**how: object) -> None:
                 save(asked.checkpoint, model, optimizer, {"epoch": epoch + 1, "step": 0})
             elif (step + 1) % asked.save_every == 0:
                 save(asked.checkpoint, model, optimizer, {"epoch": epoch, "step": step + 1})
+    del model  # freed after its group, DDP frees the group too, and in torch 2.13 the rank can wait for itself
     dist.destroy_process_group()
 
 

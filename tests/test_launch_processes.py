@@ -10,8 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from book.launch import HangError, RankError, launch
+from tests.busy import busy
 
 pytestmark = pytest.mark.slow
 
@@ -240,3 +244,31 @@ def test_cells_of_a_real_kernel(tmp_path):
     # Twice in one cell is once too often, but another cell says it again.
     shown = ["".join(output.text for output in outputs).splitlines() for outputs in again]
     assert [[line.split(" on ")[0] for line in lines] for lines in shown] == [["1 rank", "2 ranks"]] * 2
+
+
+def trained_in(group):
+    """A model in DDP whose group was destroyed right after a collective."""
+    model = DistributedDataParallel(torch.nn.Linear(4, 4), process_group=group)
+    model(torch.ones(2, 4)).sum().backward()
+    losses = [None, None]
+    dist.all_gather_object(losses, [torch.zeros(3)], group=group)
+    total = torch.zeros(100)
+    dist.all_reduce(total, group=group)
+    dist.destroy_process_group(group)
+    return model
+
+
+def train_and_destroy(rounds):
+    """Free a model in DDP after its group, again and again; returns the number of rounds."""
+    dist.init_process_group()
+    for _ in range(rounds):
+        group = dist.new_group([0, 1])
+        model = trained_in(group)
+        del group, model
+    return rounds
+
+
+def test_a_model_freed_after_its_group_was_destroyed_hangs_no_rank():
+    """Without `book.launch.kept` a rank of such a run hangs, in torch 2.13, in most runs of 300 rounds."""
+    with busy(2):
+        assert list(launch(train_and_destroy, 2, 300)) == [300, 300]

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from book import audit, tap
-from book.launch import children, explain, family, files, starts, transfer, where
+from book.launch import children, explain, family, files, kept, starts, transfer, where
 from book.launch.agreement import Agreement
 from book.launch.board import Board
 from book.launch.history import History
@@ -152,6 +152,7 @@ def _watch(rank: int, board: Board | None, began_s: float, audited: bool | int) 
     starts.watch(starts.Launched(rank, world_size, address, began_s, os.getpid(), bool(audited)))
     children.watch_loaders(_run.__code__)
     files.watch()
+    kept.keep_destroyed_groups()
 
 
 def _stand_in_for_main(function: Any) -> None:

@@ -56,7 +56,6 @@ def watch_loaders(running: CodeType) -> None:
     _crashes = new_file(0)
     init, handlers = Loader.__init__, signal_handling._set_worker_signal_handlers
     fail = signal_handling._error_if_any_worker_fails
-    wrap, reraise = torch._utils.ExceptionWrapper.__init__, torch._utils.ExceptionWrapper.reraise
 
     def __init__(self: Any, *args: Any, **options: Any) -> None:
         _loaders.add(self)
@@ -71,6 +70,16 @@ def watch_loaders(running: CodeType) -> None:
         if any(frame.f_code is running for frame in where.stack(sys._getframe())):
             fail()
 
+    replace(Loader, "__init__", __init__)
+    replace(signal_handling, "_set_worker_signal_handlers", set_handlers)
+    replace(signal_handling, "_error_if_any_worker_fails", fail_while_running)
+    _keep_what_workers_raise(torch._utils.ExceptionWrapper)
+
+
+def _keep_what_workers_raise(wrapper: Any) -> None:
+    """Have torch's wrapper of a worker's error carry where it was raised to the process that raises it again."""
+    wrap, reraise = wrapper.__init__, wrapper.reraise
+
     def keep(self: Any, exc_info: Any = None, where: str = "in background") -> None:
         wrap(self, exc_info or sys.exc_info(), where)
         with suppress(Exception):  # one that has no text
@@ -84,11 +93,8 @@ def watch_loaders(running: CodeType) -> None:
                 error.raised_before = getattr(self, "raised", None)  # type: ignore[attr-defined]
             raise
 
-    replace(Loader, "__init__", __init__)
-    replace(signal_handling, "_set_worker_signal_handlers", set_handlers)
-    replace(signal_handling, "_error_if_any_worker_fails", fail_while_running)
-    replace(torch._utils.ExceptionWrapper, "__init__", keep)
-    replace(torch._utils.ExceptionWrapper, "reraise", raise_again)
+    replace(wrapper, "__init__", keep)
+    replace(wrapper, "reraise", raise_again)
 
 
 def _raised(exc_info: Any, where_: str) -> tuple[str, str, str]:
