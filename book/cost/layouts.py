@@ -116,6 +116,19 @@ def _shapes(model: Transformer, num_gpus: int, global_batch: int,
                             yield pp, dp, tp, cp, ep, micro_batch_size, stages_per_rank
 
 
+def known(layouts: Columns, software: str = "") -> np.ndarray:
+    """Mask of the layouts that measured steps test and this software has.
+
+    ZeRO-2 and 3 are in no pipeline. torchtitan's FSDP sends gradients after each micro-batch, which is ZeRO-2 or 3; in
+    a pipeline once in a step, which is ZeRO-1. It shards over cp too, and has experts on a replica's GPUs.
+    """
+    stage, pp, cp, tp, ep = (layouts.array(name) for name in ("zero_stage", "pp", "cp", "tp", "ep"))
+    found = (stage < 2) | (pp == 1)
+    if software == "torchtitan":
+        found &= ((stage == 0) & (cp == 1) & (tp % ep == 0)) | (stage > 1) | (stage == 1) & (pp > 1)
+    return np.asarray(found)
+
+
 def divides(num_layers: int, num_stages: int) -> bool:
     """Whether stages are equally long if up to two layers are missing, at the embedding and the head."""
     return -num_layers % num_stages <= (2 if 1 < num_stages <= num_layers + 2 else 0)
