@@ -12,11 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from book.columns import Columns
 from book.cost import (ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, MACHINES, MODELS, Experts, Latent, Layout, Overheads,
-                       Transformer, activation_bytes, cluster_of, estimate, hybrid_sent_bytes, model_named, plan,
-                       state_bytes)
+                       Transformer, activation_bytes, bytes_by_axis, cluster_of, estimate, flows, hybrid_sent_bytes,
+                       model_named, plan, sharded_sent_bytes, state_bytes)
 from book.cost.__main__ import main
 from book.cost.configs import CHECKPOINTS, TORCHTITAN, megatron_options, read_torchtitan, shrunk, torchtitan_config
 from book.cost.layouts import all_layouts, divisors
@@ -24,8 +29,12 @@ from book.cost.models import SOURCES
 from book.cost.published import A100, FITTED, HELD_OUT, RECOMPUTATION, SHARDED, WEAK_SCALING, fitted, largest_errors
 from book.cost.search import explain, search, usable_bytes
 from book.cost.step import PARTS, estimates
+from book.cost.traffic import replicated_sent_bytes
+from book.launch import launch
+from book.mesh import Mesh
 from book.parallel import GPTConfig
 from book.pipelines import interleaved, one_f_one_b
+from book.record import paused
 from book.simulate import simulate_pipeline
 from tests.once import folder, once
 from tests.test_cost import check
@@ -44,6 +53,57 @@ def cost(cluster=EVERYTHING, batch=BATCH, overlap=False, **other):
 def parameters(layout):
     layers = MODEL.num_layers / layout.pp
     return (layers * MODEL.layer_parameters + MODEL.embedding_parameters) / layout.tp
+
+
+NUMBERS = 8 * 8  # of a layer of the replicated step
+
+
+def replicated_step(zero_stage: int, num_micro_batches: int) -> None:
+    """A step of torch's own: three layers, on each of two replicas of two shards."""
+    dist.init_process_group()
+    with paused():
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        net = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(3)))
+        for part in (*net, net):
+            fully_shard(part, mesh=mesh, reshard_after_forward=zero_stage == 3)
+        net(torch.ones(2, 8)).sum().backward()
+    for _ in range(num_micro_batches):
+        net(torch.ones(2, 8)).sum().backward()
+
+
+@pytest.mark.parametrize("zero_stage, num_micro_batches", [(2, 1), (3, 1), (3, 2)])
+def test_replicas_of_shards_send_what_is_predicted(zero_stage: int, num_micro_batches: int) -> None:
+    run = launch(replicated_step, 4, zero_stage, num_micro_batches, record=True, audit=False)
+    found = bytes_by_axis(flows(run.trace, Mesh.of({"replicate": 2, "shard": 2})), 4)
+    inside = num_micro_batches * sharded_sent_bytes(zero_stage, 2, 4 * 3 * NUMBERS)
+    across = num_micro_batches * replicated_sent_bytes(2, 2, 4 * 3 * NUMBERS)
+    assert (found["shard"] == inside).all() and (found["replicate"] == across).all()
+
+
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_replicas_of_shards_hold_what_their_part_of_dp_shards(zero_stage: int) -> None:
+    wide, narrow = (cost(pp=1, dp=8, zero_stage=zero_stage, replicas=replicas) for replicas in (1, 4))
+    layout = replace(LAYOUT, pp=1, dp=8)
+    numbers, m = parameters(layout) + MODEL.head_parameters / 2, BATCH / 16
+    assert narrow.state_bytes == pytest.approx(state_bytes(numbers, zero_stage, 2).total)
+    often = {2: (m + 1) / 2, 3: m}[zero_stage]
+    assert narrow.dp_bytes == pytest.approx(often * sharded_sent_bytes(zero_stage, 2, 2 * numbers)
+                                            + m * replicated_sent_bytes(4, 2, 2 * numbers))
+    assert narrow.state_bytes > wide.state_bytes
+    card = EVERYTHING.across_bytes_per_s
+    near = often * sharded_sent_bytes(zero_stage, 2, 2 * numbers) / EVERYTHING.inside_bytes_per_s  # two shards of tp 2
+    assert narrow.dp_s == pytest.approx(near + m * replicated_sent_bytes(4, 2, 2 * numbers) / card)
+
+
+def test_replicas_of_shards_fill_nodes():
+    found = all_layouts(MODELS["llama3-8b"], 64, 512, 8, node=8)
+    some = [layout for layout in found if layout.replicas > 1]
+    assert {layout.replicas for layout in some} == {2, 4, 8}
+    assert all(layout.zero_stage >= 2 and layout.pp == 1 and layout.dp % layout.replicas == 0 for layout in some)
+    assert not any(layout.replicas > 1 for layout in all_layouts(MODELS["llama3-8b"], 64, 512, 8))
+    for wrong in (dict(zero_stage=1, replicas=2), dict(zero_stage=3, replicas=3), dict(zero_stage=3, replicas=0)):
+        with pytest.raises(ValueError, match="replicas of shards are equal parts|at least 1"):
+            Layout(1, 8, 1, **wrong)
 
 
 @pytest.mark.parametrize("zero_stage", range(4))
@@ -340,7 +400,7 @@ def option_values(text: str) -> dict[str, Any]:
 
 
 PLANS = (("llama3-70b", 64, ()), ("llama3-8b", 32, (3,)), ("qwen3-8b", 16, (0,)), ("llama3-405b", 1024, ()),
-         ("deepseek-v3", 256, ()))
+         ("deepseek-v3", 256, ()), ("llama3-8b", 1024, (3,)))
 
 
 @pytest.mark.slow
@@ -391,6 +451,8 @@ def test_what_a_file_leaves_out_is_torchtitans_own() -> None:
     read = read_torchtitan(text, 8)
     assert read.layout == Layout(1, 8, 1, 2, zero_stage=3, recompute="half")
     assert (read.global_batch, read.num_tokens) == (16, 4096)
+    hsdp = read_torchtitan(f"{text}[parallelism]\ndata_parallel_replicate_degree = 2", 8).layout
+    assert hsdp == Layout(1, 8, 1, 2, zero_stage=3, recompute="half", replicas=2)
     tp = read_torchtitan(f"{text}[parallelism]\ntensor_parallel_degree = 2\npipeline_parallel_degree = 2", 8).layout
     assert (tp.pp, tp.dp, tp.tp, tp.zero_stage, tp.sequence_parallel) == (2, 2, 2, 1, 1)
 
@@ -403,7 +465,7 @@ def test_what_a_file_leaves_out_is_torchtitans_own() -> None:
     ('[model]\nname = "llama3"\nflavor = "7B"', "no model here is torchtitan's llama3 7B"),
     ('[model]\nname = "llama3"\nflavor = "8B"', "must divide the number of GPUs: give it"),
     ('[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\ndata_parallel_replicate_degree = 2\n'
-     "data_parallel_shard_degree = 2", r"replicas of shards \(2 of 2\) are not known here")])
+     "data_parallel_shard_degree = 2\npipeline_parallel_degree = 2", r"shards \(2 of 2\) are not known in a pipeline")])
 def test_a_file_that_says_too_little_or_too_much_is_refused(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         read_torchtitan(text)

@@ -244,8 +244,8 @@ def test_the_batch_is_about_four_million_tokens():
 def test_torchtitan_reads_the_plan():
     found = plan("llama3-70b", 64)
     assert read_torchtitan(torchtitan_config(found)).layout == found.layout
-    with pytest.raises(ValueError, match="torchtitan has no ZeRO-3 like pp 8"):
-        torchtitan_config(plan("llama3-70b", 64, zero_stages=(3,)))
+    with pytest.raises(ValueError, match="torchtitan has no ZeRO-1 like pp 1"):
+        torchtitan_config(plan("llama3-8b", 64, software="megatron"))
     with pytest.raises(ValueError, match="torchtitan has no gpt3"):
         torchtitan_config(plan("gpt3", 512, "a100"))
 
@@ -311,7 +311,8 @@ def drawn_job(draw: random.Random) -> tuple[Transformer, Cluster, Columns, int]:
         num_gpus = draw.choice((1, 2, 8, 24, 64, 512, 2048))
         model, cluster = drawn_model(draw), drawn_cluster(draw, num_gpus)
         batch = default_batch(model, num_gpus, draw.choice((2**19, TOKENS_A_STEP, 2**24)))
-        every = all_layouts(model, num_gpus, batch, 16, draw.choice((1, 8)), draw.choice((1, 64)))
+        every = all_layouts(model, num_gpus, batch, 16, draw.choice((1, 8)), draw.choice((1, 64)),
+                            cluster.gpus_per_node)
         if len(every):
             rows = sorted(draw.sample(range(len(every)), min(12, len(every))))
             return model, cluster, every.take(rows), batch
@@ -335,8 +336,10 @@ def test_bytes_and_seconds_of_drawn_layouts_are_the_same(twin: Any, seed: int) -
             for f in fields(Estimate):
                 assert theirs[f.name] == pytest.approx(getattr(mine, f.name), rel=REL, abs=1e-12), (
                     f"{f.name} of {layout}, {model}")
-            seen |= {(name, getattr(layout, name) > 1) for name in ("pp", "dp", "tp", "cp", "ep", "stages_per_rank")}
+            seen |= {(name, getattr(layout, name) > 1) for name in (
+                "pp", "dp", "tp", "cp", "ep", "stages_per_rank", "replicas")}
             seen |= {layout.recompute, layout.zero_stage}
+    assert ("replicas", True) in seen
     assert {("cp", True), ("ep", True), ("stages_per_rank", True), "full", "half", "selective", 3} <= seen
 
 

@@ -119,8 +119,8 @@ def plan(model: str | Transformer, gpus: int, gpu: str | Cluster = "H100", token
 
     `model` and `gpu` are names (`models`, `machines`) or a Transformer and a Cluster of your own; `price` is dollars
     for a GPU hour, `batch` sequences of `num_tokens` tokens. A `measured` step of yours sets the scale of all times,
-    and of memory if it includes that. tp stays inside a node, and layouts are those that are `known` of the software;
-    `zero_stages` names the stages to use everywhere instead. Raises
+    and of memory if it includes that. tp stays inside a node, and layouts are those that are `known` of the software,
+    of these `zero_stages`. Raises
     ValueError for unknown names, impossible numbers, and where nothing fits.
     """
     if not isinstance(gpus, int) or isinstance(gpus, bool) or gpus < 1:
@@ -158,10 +158,10 @@ def default_batch(model: Transformer, num_gpus: int, tokens_a_step: float = TOKE
 def searched(model: Transformer, cluster: Cluster, batch: int, software: str = "",
              zero_stages: Sequence[int] = ()) -> Search:
     """All layouts; `fits` marks those that `plan` may choose."""
-    found = search(model, cluster, batch, ADAM_MIXED_GRADIENTS_32, most_tp=cluster.gpus_per_node,
+    found = search(model, cluster, batch, ADAM_MIXED_GRADIENTS_32, most_tp=cluster.gpus_per_node, replicated=True,
                   most_cp=8 if model.num_tokens >= LONG else 1, most_ep=64 if model.experts else 1)
-    stages = np.isin(found.layouts.array("zero_stage"), list(zero_stages))
-    return replace(found, fits=found.fits & (stages if zero_stages else known(found.layouts, software)))
+    wanted = np.isin(found.layouts.array("zero_stage"), list(zero_stages or range(4)))
+    return replace(found, fits=found.fits & wanted & known(found.layouts, software))
 
 
 def _scaled(model: Transformer, cluster: Cluster, batch: int, measured: MeasuredStep | None,

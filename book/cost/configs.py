@@ -91,8 +91,8 @@ def _training(plan: Plan) -> dict[str, object]:
 def _parallelism(layout: Layout, num_layers: int) -> dict[str, object]:
     replicated = layout.zero_stage == 0
     found: dict[str, object] = {
-        "data_parallel_replicate_degree": layout.dp if replicated else 1,
-        "data_parallel_shard_degree": 1 if replicated else layout.dp,
+        "data_parallel_replicate_degree": layout.dp if replicated else layout.replicas,
+        "data_parallel_shard_degree": 1 if replicated else layout.dp // layout.replicas,
         "fsdp_reshard_after_forward": "always" if layout.zero_stage == 3 else "never",
         "tensor_parallel_degree": layout.tp, "enable_sequence_parallel": bool(layout.sequence_parallel),
         "context_parallel_degree": layout.cp, "expert_parallel_degree": layout.ep}
@@ -218,16 +218,16 @@ def _layout(said: dict[str, Any], local: int, num_layers: int, num_gpus: int) ->
         if not shards or rest:
             raise ValueError(f"the degrees make {copies * tp * cp * pp}, which must divide the number of GPUs: "
                              f"{num_gpus or 'give it (--gpus)'}")
-    if copies > 1 and shards > 1:
-        raise ValueError(f"replicas of shards ({copies} of {shards}) are not known here")
     kept = said.get("fsdp_reshard_after_forward", "default")
     whole = kept == "never" or (kept == "default" and pp > 1)
-    stage = (1 if pp > 1 else 2) if whole else 3
+    stage = 0 if shards * cp == 1 else (1 if pp > 1 else 2) if whole else 3
+    if copies > 1 and stage == 1:
+        raise ValueError(f"replicas of shards ({copies} of {shards}) are not known in a pipeline here")
     long = said.get("pipeline_parallel_layers_per_stage") or 0
     stages = max(1, (num_layers + sum(said.get(key, 1) for key in LESS)) // long // pp) if long else 1
     return Layout(pp, copies * shards, tp, said.get("pipeline_parallel_microbatch_size", 1) if pp > 1 else local,
-                  stages if pp > 1 else 1, stage if shards * cp > 1 and copies == 1 else 0,
-                  int(tp > 1 and said.get("enable_sequence_parallel", True)), None, cp, ep)
+                  stages if pp > 1 else 1, stage, int(tp > 1 and said.get("enable_sequence_parallel", True)), None,
+                  cp, ep, copies if stage else 1)
 
 
 def shrunk(layout: Layout, num_ranks: int = 8) -> Layout:
@@ -239,7 +239,7 @@ def shrunk(layout: Layout, num_ranks: int = 8) -> Layout:
         axis = max(("pp", "dp", "tp", "cp"), key=lambda name: getattr(layout, name))
         if getattr(layout, axis) % 2 or getattr(layout, axis) == 2:
             raise ValueError(f"{layout} can't be halved to {num_ranks} ranks")
-        layout = replace(layout, ep=1, **{axis: getattr(layout, axis) // 2})
+        layout = replace(layout, ep=1, replicas=1, **{axis: getattr(layout, axis) // 2})
     return layout
 
 
@@ -281,6 +281,8 @@ def _megatron(plan: Plan) -> Iterator[str]:
     yield f"--micro-batch-size {layout.micro_batch_size} --global-batch-size {plan.search.global_batch} --bf16" + (
         " --fp8-format hybrid" * (plan.search.cluster.overheads.linear_speedup > 1))
     yield from _sharding(layout.zero_stage)
+    if layout.replicas > 1:
+        yield f"--num-distributed-optimizer-instances {layout.replicas}"
     spare = _spare(model.num_layers, layout)
     if spare:
         yield "--account-for-embedding-in-pipeline-split " * (spare > 1) + "--account-for-loss-in-pipeline-split"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,15 @@ def sharded_sent_bytes(zero_stage: int, num_shards: int, num_bytes: float) -> fl
     check_zero_stage(zero_stage)
     num_passes = 3 if zero_stage == 3 else 2
     return num_passes * BUS_FACTORS["all_gather"](num_shards) * num_bytes
+
+
+def replicated_sent_bytes(num_replicas: Any, num_shards: Any, num_bytes: Any) -> Any:
+    """Bytes that each rank sends to add the gradients of its shard over replicas of shards: 2(R-1)/R n/N.
+
+    So much more than `sharded_sent_bytes` do N shards send in R replicas (HSDP), after each backward; n is the bytes of
+    all parameters.
+    """
+    return ring_sent_bytes(num_replicas, num_bytes / num_shards)
 
 
 def hybrid_sent_bytes(mesh: Mesh, rank: int, layer: LayerShape, num_layers: int, num_micro_batches: int,

@@ -42,6 +42,7 @@ function search(model, cluster, global_batch, each, long, software) {
     most_tp: cluster.gpus_per_node,
     most_cp: model.num_tokens >= long ? 8 : 1,
     most_ep: model.num_experts > 1 ? 64 : 1,
+    node: cluster.gpus_per_node,
   };
   const layouts = all_layouts(model, cluster.num_gpus, global_batch, most);
   const usable = cluster.usable_share * cluster.memory_bytes;
