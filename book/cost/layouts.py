@@ -140,10 +140,11 @@ def known(layouts: Columns, software: str = "") -> np.ndarray:
     ZeRO-2 and 3 are in no pipeline. torchtitan's FSDP sends gradients after each micro-batch, which is ZeRO-2 or 3; in
     a pipeline once in a step, which is ZeRO-1. It shards over cp too, and has experts on a replica's GPUs.
     """
-    stage, pp, cp, tp, ep = (layouts.array(name) for name in ("zero_stage", "pp", "cp", "tp", "ep"))
+    stage, pp, dp, cp, tp, ep = (layouts.array(name) for name in ("zero_stage", "pp", "dp", "cp", "tp", "ep"))
     found = (stage < 2) | (pp == 1)
     if software == "torchtitan":
-        found &= ((stage == 0) & (cp == 1) & (tp % ep == 0)) | (stage > 1) | (stage == 1) & (pp > 1)
+        once = (pp > 1) | (stage == 0) & (dp == 1)
+        found &= (stage > 1) | once & ((stage == 1) | (cp == 1) & (tp % ep == 0))
     return np.asarray(found)
 
 

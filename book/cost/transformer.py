@@ -143,8 +143,8 @@ class Transformer:
         if self.experts is None:
             return 0
         num = self.experts.num_shared + (self.experts.num if every else self.experts.per_token)
-        more = num * self.mlp_parameters(self.experts.width) + self.experts.num * self.width - self.mlp_parameters(
-            self.mlp_size)
+        router = self.experts.num * (self.width + self.experts.router_biases)
+        more = num * self.mlp_parameters(self.experts.width) + router - self.mlp_parameters(self.mlp_size)
         return self.num_expert_layers * more
 
     @property

@@ -21,9 +21,10 @@ function default_batch({ num_tokens }, num_gpus, tokens_a_step = TOKENS_A_STEP) 
 }
 
 /** Whether measured steps test a layout and the software has it: see `known` in book/cost/layouts.py. */
-function known({ zero_stage, pp, cp, tp, ep }, software) {
+function known({ zero_stage, pp, dp, cp, tp, ep }, software) {
   if (software !== "torchtitan") return zero_stage < 2 || pp === 1;
-  return zero_stage ? (zero_stage > 1) === (pp === 1) : cp === 1 && tp % ep === 0;
+  if (zero_stage) return (zero_stage > 1) === (pp === 1);
+  return cp === 1 && tp % ep === 0 && (pp > 1 || dp === 1);
 }
 
 /**
