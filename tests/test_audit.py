@@ -4,6 +4,7 @@ import io
 import random
 import subprocess
 import sys
+import threading
 from contextlib import nullcontext
 from itertools import pairwise
 
@@ -12,9 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset, random_split
 
-from book import audit
+from book import audit, tap
 from book.audit import digests
 from book.launch import launch
 
@@ -762,7 +764,7 @@ def test_a_program_compares_its_replicas(starts):
 OF_ITS_OWN = """
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from book import audit
+from book import audit, tap
 audit.start()
 dist.init_process_group("gloo")
 torch.manual_seed(dist.get_rank())
@@ -775,6 +777,22 @@ for k in range(5):
 for sentence in audit.compare(model):
     print(sentence)
 """  # and the process ends while the model is still there
+
+
+def stopped_and_started(starts):
+    tap.stop()
+    if starts:
+        audit.start()
+    past_the_wrapper()
+    return threading.excepthook.__module__, len(_global_optimizer_post_hooks)
+
+
+@pytest.mark.slow
+def test_stopped_it_notes_nothing_and_leaves_nothing_and_started_again_it_notes_all():
+    run = launch(stopped_and_started, 2, False)
+    assert not run.findings and run[0] == ("_thread", 0)
+    run = launch(stopped_and_started, 2, True)
+    assert "since step 1. The forward in " in run.findings[0] and run[0] == ("book.audit.uncaught", 2)
 
 
 @pytest.mark.slow

@@ -239,6 +239,47 @@ def test_a_call_into_c_that_waits_for_another_thread_is_a_hang(program: Callable
     assert re.fullmatch(rf"  rank 0 waits .* at test_launch_hangs.py line \d+: {re.escape(line)}", lines[0])
 
 
+# Calls that one rank does not come to
+
+def matches_its_rank() -> None:
+    rank = not start()
+    for step in range(4):
+        match (step, rank):
+            case (3, True):
+                pass
+            case (late, _) if late > 1:
+                dist.all_reduce(torch.ones(1))
+
+
+def catches_an_error_before_its_call() -> None:
+    rank = not start()
+    for step in range(4):
+        try:
+            if rank and step == 2:
+                raise ValueError("no batch")
+            dist.all_reduce(torch.ones(1))
+        except ValueError:
+            print("skipped")
+
+
+NOT_CALLED = [
+    (matches_its_rank, "rank 0 has come 2 times to {}: dist.all_reduce(torch.ones(1)), under `case [late, _] if "
+     "late > 1`, rank 1 only once"),
+    (catches_an_error_before_its_call, "rank 0 has called all_reduce 4 times, rank 1 only 3 times, at {}: "
+     "dist.all_reduce(torch.ones(1)): did rank 1 catch an error before it? `except ValueError` goes on at {}: "
+     'print("skipped")'),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "cause"), NOT_CALLED, ids=[program.__name__ for program, _ in NOT_CALLED])
+def test_what_kept_a_rank_from_a_call_is_named(program: Callable[[], None], cause: str) -> None:
+    with pytest.raises(HangError) as caught:
+        launch(program, 2, hang_s=1, timeout_s=60)
+    said = re.sub(r"test_launch_hangs.py line \d+", "{}", str(caught.value))
+    assert f"cause: {cause}" in said.splitlines()
+
+
 def waits_for_an_event_for_a_while() -> None:
     if start():
         threading.Event().wait(60)
