@@ -266,9 +266,9 @@ def _claimed_twice(start: Start, launched: Launched) -> str | None:
     mine = f"{launched.rank} {os.getpid()} {start.world_size}"
     first = store.compare_set(f"{key}/{'own' if is_own else 'other'}/{start.rank}", "", mine).decode()
     store.set(f"lockstep/came/{launched.rank}", "")
-    if first == mine:
-        first = _late_for(store, key, start) if is_own else _of_owner(store, key, start, launched)
-    return _twice(start, launched, int(first.split()[0])) if first else _other_size(store, key, start, launched)
+    first = "" if first == mine else first
+    told = first or _late_for(store, key, start) if is_own else _of_owner(store, key, start, launched) or first
+    return _twice(start, launched, int(told.split()[0])) if told else _other_size(store, key, start, launched)
 
 
 def _of_owner(store: Any, key: str, start: Start, launched: Launched) -> str:
