@@ -610,6 +610,20 @@ def each_its_share():
         step(model, optimizer, batch)
 
 
+def one_order_to_evaluate_on():
+    start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    trains, evaluates = (DataLoader(Rows(), batch_size=4, sampler=DistributedSampler(Rows())) for _ in range(2))
+    for epoch in range(2):
+        trains.sampler.set_epoch(epoch)
+        for batch in trains:
+            step(model, optimizer, batch)
+        for batch in evaluates:
+            with torch.no_grad():
+                model(batch)
+
+
 def slices_of_one_global_batch():
     rank = start()
     model = DDP(mlp())
@@ -711,7 +725,7 @@ RIGHT = {
     uneven_under_join: 2, two_models_that_play: 2, two_optimizers: 2, states_of_the_optimizer_are_sharded: 2,
     local_sgd_of_torch: 2, compressed_gradients: 2, heads_that_are_meant_to_differ: 2, told_that_it_is_meant: 2,
     a_static_graph: 2, statistics_of_its_own: 2, averages_in_another_order: 4, lbfgs: 2, loaded_everywhere: 2,
-    wrapped_anew_for_a_new_head: 2, each_its_share: 2, slices_of_one_global_batch: 2,
+    wrapped_anew_for_a_new_head: 2, each_its_share: 2, one_order_to_evaluate_on: 2, slices_of_one_global_batch: 2,
     one_full_batch_and_the_same_evaluation: 2, data_that_all_look_alike: 2, all_of_its_own_data: 2,
     the_same_shards_under_tensor_parallelism: 4, split_with_a_generator: 2, one_seed_and_no_dropout: 2,
     sharded_and_replicated: 4,

@@ -23,9 +23,7 @@ from book.waiting.message import graph
 from book.widgets.player import run_payload
 from examples import faults
 
-PROGRAMS_ON_PAGE = faults.PAGE.read_text("utf-8").partition("\n## A job that")[0]
-SECTIONS = dict(zip((program.__name__ for program in faults.PROGRAMS),
-                    re.split(r"^#### ", PROGRAMS_ON_PAGE, flags=re.M)[1:]))
+SECTIONS = faults.sections()
 NO_WAIT = ("a_loop_that_never_ends", "a_call_that_keeps_the_interpreter")  # told at the time limit
 REFUSED = ("batches_that_meet_an_all_reduce", "one_evaluates_a_ddp_model",  # before anything hangs, or goes wrong
            "a_column_of_a_matrix", "a_message_of_another_type", "a_part_of_another_size", "a_thread_in_the_same_group")
@@ -135,6 +133,7 @@ TOLD = {
     "an_optimizer_made_before_sharding": ("steps in vain on ranks 0, 1, 2: its 2 parameters are in no model",
                                           "torch.optim.SGD(layer.parameters()"),
     "all_ranks_read_the_same": ("ranks 0, 1, 2 train on the same samples", "DataLoader(data"),
+    "epochs_in_the_same_order": ("ranks 0, 1, 2 train on samples in the same order in every epoch", "for x, in loader"),
     "workers_that_read_the_same": ("the 2 workers of the loader of", "DataLoader(Lines()"),
     "splits_that_differ": ("what one holds back, another trains on", "random_split("),
     "masks_that_are_equal": ("dropout zeroes the same elements on ranks 0, 1, 2", "DistributedDataParallel(layers)"),
@@ -157,14 +156,14 @@ def test_a_faulty_program_gets_the_message_on_the_page(program: faults.Program) 
     said = faults.message(program)
     if program is faults.hang.a_loop_that_never_ends:  # at one of two lines
         said = re.sub(r"at line 4: pass", "at line 3: while rank == 1:", said)
-    on_page = "#### " + re.split(r"^##", SECTIONS[program.__name__], flags=re.M)[0]
+    on_page = f"#### {faults.title(program)}\n{SECTIONS[program.__name__]}"
     assert on_page.rstrip() == faults.section(program, said).rstrip(), "run `python examples/faults.py --page`"
 
 
 @pytest.mark.parametrize("name", list(EXPECTED))
 def test_the_message_names_the_cause_and_the_line(name: str) -> None:
     cause, source = EXPECTED[name]
-    message = re.search(r":class: message\n(.*?)```", SECTIONS[name], re.DOTALL)[1]
+    message = faults.said_in(SECTIONS[name])
     first, *rest = message.splitlines()
     assert first == ("not done after 2 s" if name in NO_WAIT else
                      "the ranks disagree in a collective: they call different collectives, and must make the same "
@@ -178,7 +177,7 @@ def test_the_message_names_the_cause_and_the_line(name: str) -> None:
 @pytest.mark.parametrize("name", list(TOLD))
 def test_what_is_told_names_the_fault_and_the_line(name: str) -> None:
     fault, source = TOLD[name]
-    message = re.search(r":class: message\n(.*?)```", SECTIONS[name], re.DOTALL)[1]
+    message = faults.said_in(SECTIONS[name])
     silent = name in [program.__name__ for program in faults.programs_of(faults.silent)]
     assert message.startswith("warning: ") == (silent and name not in REFUSED)
     assert fault in message and re.search(rf"line \d+: .*{re.escape(source)}", message)
@@ -191,7 +190,7 @@ def test_there_is_a_row_for_each_program() -> None:
 
 @pytest.mark.parametrize("name", list(EXPECTED))
 def test_each_rank_is_named_once_with_its_line_unless_it_has_returned(name: str) -> None:
-    message = re.search(r":class: message\n(.*?)```", SECTIONS[name], re.DOTALL)[1]
+    message = faults.said_in(SECTIONS[name])
     rows = re.findall(r"^  ranks? ([\d, ]+) (.*)", message, re.MULTILINE)
     assert sorted(int(rank) for who, _ in rows for rank in who.split(", ")) == list(range(faults.NUM_RANKS))
     assert all(does == "finished" or re.search(r"^(waits?|computes|calls?) .*at line \d+: ", does) for _, does in rows)
