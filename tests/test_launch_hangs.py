@@ -118,6 +118,7 @@ TOLD = {
     "a_rank_by_hand": ("ranks 0 and 1 of this launch both call themselves rank 0", "rank=0, world_size=3"),
     "a_world_size_by_hand": ("this start waits for 4 ranks (world_size=4), and launch has started 3", "world_size=4"),
     "a_backend_without_its_device": ("NCCL needs a GPU for each rank", 'init_process_group("nccl")'),
+    "a_second_start": ("this program has started before, in line 3", 'dist.init_process_group("gloo")'),
     "an_output_that_no_loss_uses": ("gave second.weight, second.bias no gradient", "model(torch.ones(2, 4))"),
     "a_root_by_its_number_in_the_group": ("pass src=1 or group_src=0", "src=0, group=group"),
     "a_time_limit_that_is_too_short": ("It waited for rank 0, which sleeps at line 4", "dist.barrier()"),
