@@ -7,6 +7,7 @@ import numpy as np
 
 from book.cost.links import pipeline_bubble, ring_sent_bytes
 from book.cost.terms import Terms
+from book.cost.traffic import num_passes
 
 
 def seconds(terms: Terms, sent: dict[str, np.ndarray], state_bytes: np.ndarray, overlap: bool) -> dict[str, np.ndarray]:
@@ -123,7 +124,7 @@ def _dispatched(terms: Terms) -> np.ndarray:
 def _replicas(terms: Terms, num_bytes: np.ndarray) -> np.ndarray:
     """Data parallelism's messages before any overlap: the bytes, and a wait for each rank on the ring."""
     node, span = terms.cluster.gpus_per_node, terms.shards * terms.tp
-    often = terms.by("zero_stage", range(4), lambda stage: np.asarray((2, 2, terms.m + 1, 3 * terms.m)[stage]))
+    often = terms.by("zero_stage", range(4), lambda stage: np.asarray(sum(num_passes(stage, terms.m))))
     hops = often * terms.layers * (terms.shards - 1) * terms.cluster.overheads.ring_hop_s * (span > node)
     return num_bytes / bandwidth(terms, span, np.maximum(node // terms.tp, 1)) + hops
 

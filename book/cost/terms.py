@@ -12,7 +12,7 @@ from book.cost.links import ring_sent_bytes
 from book.cost.cluster import Cluster
 from book.cost.sizes import Sizes
 from book.cost.state import StateBytes, state_bytes
-from book.cost.traffic import sharded_sent_bytes, tensor_parallel_sent_bytes
+from book.cost.traffic import num_passes, tensor_parallel_sent_bytes
 from book.cost.transformer import Transformer, layer_shape
 
 
@@ -132,9 +132,8 @@ class Terms:
                 "dp_bytes": self.by("zero_stage", range(4), self.replicas_send)}
 
     def replicas_send(self, zero_stage: int) -> Any:
-        """Bytes of gradients and gathered parameters; each micro-batch has its own backward (see hybrid_sent_bytes)."""
-        often = {2: (self.m + 1) / 2, 3: self.m}.get(zero_stage, 1)
-        gathers = np.asarray({0: 0.0, 2: 1 / (self.m + 1), 3: 2 / 3}.get(zero_stage, 1 / 2))  # their share, in 16 bits
-        often = often * (1 - gathers * (1 - self.cluster.overheads.gather_bytes / 2))
-        return often * (sharded_sent_bytes(zero_stage, self.shards, 2 * self.parameters)
-                        + sharded_sent_bytes(zero_stage, self.expert_shards, 2 * self.expert_parameters))
+        """Bytes of gradients, in 16 bits, and gathered parameters; each micro-batch has its own backward."""
+        gradients, parameters = num_passes(zero_stage, self.m)
+        each = gradients + self.cluster.overheads.gather_bytes / 2 * parameters  # a ring all-reduce is two passes
+        return each * (ring_sent_bytes(self.shards, self.parameters)
+                       + ring_sent_bytes(self.expert_shards, self.expert_parameters))

@@ -1,5 +1,6 @@
 /* The twin of book/cost/seconds.py: the seconds of a step, part by part. `terms` is of plan_step.js. */
 import { pipeline_bubble, ring_sent_bytes } from "./links.js";
+import { num_passes } from "./plan_bytes.js";
 
 const { max, min, floor, log2 } = Math;
 
@@ -117,8 +118,8 @@ function dispatched({ cluster, ep }) {
 function replicas(terms, num_bytes) {
   const { gpus_per_node: node, overheads } = terms.cluster;
   const span = terms.shards * terms.tp;
-  const often = [2, 2, terms.m + 1, 3 * terms.m][terms.zero_stage];
-  const hops = span > node ? often * terms.layers * (terms.shards - 1) * overheads.ring_hop_s : 0;
+  const [gradients, parameters] = num_passes(terms.zero_stage, terms.m);
+  const hops = span > node ? (gradients + parameters) * terms.layers * (terms.shards - 1) * overheads.ring_hop_s : 0;
   return num_bytes / bandwidth(terms, span, max(floor(node / terms.tp), 1)) + hops;
 }
 

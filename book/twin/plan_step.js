@@ -1,6 +1,6 @@
 /* The twin of book/cost/step.py: what a layout costs on a cluster: bytes held, bytes sent, seconds of a step. */
 import { ring_sent_bytes } from "./links.js";
-import { activation_bytes, state_bytes, tensor_parallel_sent_bytes, sharded_sent_bytes } from "./plan_bytes.js";
+import { activation_bytes, state_bytes, tensor_parallel_sent_bytes, num_passes } from "./plan_bytes.js";
 import { seconds } from "./plan_seconds.js";
 
 const { max, min, ceil } = Math;
@@ -90,7 +90,7 @@ class Terms {
   state() {
     const { zero_stage, shards, each } = this;
     const experts = state_bytes(this.expert_parameters, zero_stage, this.expert_shards, each);
-    return state_bytes(this.parameters, zero_stage, shards, each) + experts;
+    return [...state_bytes(this.parameters, zero_stage, shards, each), ...experts].reduce((a, b) => a + b);
   }
 
   /** By axis, of a rank in the middle. */
@@ -109,13 +109,12 @@ class Terms {
     };
   }
 
-  /** Bytes of gradients and gathered parameters; each micro-batch has its own backward. */
+  /** Bytes of gradients, in 16 bits, and gathered parameters; each micro-batch has its own backward. */
   replicas_send() {
-    const { zero_stage, shards, m } = this;
-    const gathers = [0, 1 / 2, 1 / (m + 1), 2 / 3][zero_stage]; // their share, in 16 bits
-    const often = [1, 1, (m + 1) / 2, m][zero_stage] * (1 - gathers * (1 - this.cluster.overheads.gather_bytes / 2));
-    const experts = sharded_sent_bytes(zero_stage, this.expert_shards, 2 * this.expert_parameters);
-    return often * (sharded_sent_bytes(zero_stage, shards, 2 * this.parameters) + experts);
+    const [gradients, parameters] = num_passes(this.zero_stage, this.m);
+    const each = gradients + (this.cluster.overheads.gather_bytes / 2) * parameters; // two passes in a ring all-reduce
+    const experts = ring_sent_bytes(this.expert_shards, this.expert_parameters);
+    return each * (ring_sent_bytes(this.shards, this.parameters) + experts);
   }
 }
 
