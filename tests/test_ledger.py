@@ -3,18 +3,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+import nbformat
 import pytest
 
 from book.cost import MODELS, Layout, cluster_of, estimate, state_bytes
-from book.cost.ledger import MODELS_OF_THE_STORY, SEQUENCES, STORY, entry, story
+from book.cost.ledger import MODELS_OF_THE_STORY, SEQUENCES, STORY, Entry, entry, story
 from book.cost.machines import EACH, SOFTWARE
 from book.widgets import ledger
 from book.widgets.ledger import AGAIN, GPUS, NAMES, SIZES
 from tests.players import PLAYER, assert_readable, axe_finds, caption, click, html_of, state
 from tests.test_explorers import data_of, turn
+from tests.website import ROOT
 
 
 def test_each_chapter_opens_with_what_does_not_fit_and_closes_with_what_does() -> None:
@@ -61,9 +63,9 @@ def test_a_pipeline_that_mostly_waits_is_limited_by_its_bubble() -> None:
 
 
 @pytest.mark.parametrize(("model", "layout", "sequences", "measured"), [
-    # torchtitan's reports, and NeMo AutoModel's: rows of data/reported.csv
+    # torchtitan's reports: rows of data/reported.csv
     ("llama3-8b", Layout(1, 128, 1, micro_batch_size=2, zero_stage=3, recompute="half"), 256, 6514),
-    ("llama3-70b", Layout(1, 32, 1, zero_stage=3, cp=2), 128, 867)])
+    ("llama3-8b", Layout(1, 8, 1, micro_batch_size=2, zero_stage=3, recompute="half"), 16, 6667)])
 def test_published_steps_are_near(model: str, layout: Layout, sequences: int, measured: float) -> None:
     assert entry(model, layout, sequences).tokens_per_s == pytest.approx(measured, rel=0.12)
 
@@ -75,6 +77,64 @@ def test_a_chapter_without_a_line_is_refused(chapter: Any) -> None:
     else:
         with pytest.raises(ValueError, match="the story has chapters 1 to 7, not"):
             ledger(chapter)
+
+
+# In the chapters
+
+def told(chapter: int) -> str:
+    """What a chapter says in words."""
+    [path] = ROOT.glob(f"chapters/{chapter:02}_*.ipynb")
+    return "\n".join(cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "markdown")
+
+
+def speed(line: Entry) -> str:
+    """Tokens per second and GPU as a chapter writes them."""
+    return f"{line.tokens_per_s:,.0f}"
+
+
+def days(line: Entry, num_gpus: int) -> float:
+    """What a trillion tokens take."""
+    return 1e12 / line.tokens_per_s / num_gpus / 86_400
+
+
+def test_chapters_say_what_the_ledger_says() -> None:
+    (one, ddp, many, big, sharded, huge, tensor, staged, hybrid) = (entry(way.model, way.layout) for way in STORY)
+    says = {number: told(number) for number in range(1, 8)}
+    assert f"{speed(one)} tokens a second, and needs {days(one, 1):.0f} days" in says[1]
+    assert f"take it {days(one, 1):.0f} days. Sixteen GPUs would take {days(one, 16):.0f}" in says[2]
+    assert f"trains on {speed(ddp)} tokens a second, where one alone trains on {speed(one)}" in says[2]
+    assert f"a GPU sends {ddp.crossing_bytes / 1e9:.2f} GB" in says[2] and ddp.exposed_s < 0.005 * ddp.step_s
+    mfu = ddp.tokens_per_s * MODELS["llama3.2-1b"].step_flops(1) / 8192 / 989e12
+    assert f"At the {100 * mfu:.0f} % of 989 TFLOP/s" in says[2]
+    assert mfu * 989e12 / 50e9 == pytest.approx(8700, rel=0.01)
+    short = entry(replace(MODELS["llama3.2-1b"], num_tokens=2048), Layout(1, 16, 1), sequences=16)
+    assert f"waits for {100 * short.exposed_s / short.step_s:.0f} % of each step" in says[2]
+    assert f"{many.crossing_bytes / 1e9:.1f} GB in place of {ddp.crossing_bytes / 1e9:.2f}" in says[3]
+    assert f"{speed(many)} tokens a second, {100 * (1 - many.tokens_per_s / ddp.tokens_per_s):.0f} % fewer" in says[3]
+    assert f"a trillion tokens take {days(many, 128):.1f} days" in says[3]
+    state = big.parameter_bytes + big.gradient_bytes + big.optimizer_bytes
+    assert f"{state / 1e9:.0f} GB of state" in says[4] and f"{big.activation_bytes / 1e9:.0f} GB of activ" in says[4]
+    assert f"{state / 16e9:.0f} GB are left on each, and {sharded.memory_bytes / 1e9:.0f} GB in all" in says[4]
+    assert (f"sends {sharded.crossing_bytes / 1e12:.2f} TB in a step, where DDP sends "
+            f"{big.crossing_bytes / 1e9:.0f} GB, and waits for {100 * sharded.exposed_s / sharded.step_s:.0f} %"
+            ) in says[4]
+    reported = entry("llama3-8b", Layout(1, 128, 1, 2, zero_stage=3, recompute="half"), 256)
+    assert f"6,514 tokens a second. The ledger's formulas say {speed(reported)}" in says[4]
+    state = huge.parameter_bytes + huge.gradient_bytes + huge.optimizer_bytes
+    assert f"shrinks to {state / 1e9:.0f} GB" in says[5] and f"{huge.activation_bytes / 1e9:.0f} GB of them" in says[5]
+    assert f"{tensor.activation_bytes / 1e9:.0f} GB, and {tensor.memory_bytes / 1e9:.0f} GB in all" in says[5]
+    assert f"Its {tensor.inside_bytes / 1e12:.0f} TB" in says[5]
+    assert f"{100 * tensor.exposed_s / tensor.step_s:.0f} % of the step: {speed(tensor)} tokens" in says[5]
+    again = entry("llama3-70b", Layout(1, 64, 1, zero_stage=3, recompute="full"))
+    assert f"everything recomputed, would train on {speed(again)}" in says[5] and again.limit != "memory"
+    assert (f"{staged.crossing_bytes / 1e9:.0f} GB in a step instead of {tensor.crossing_bytes / 1e12:.0f} TB, and "
+            f"trains on {speed(staged)} tokens a second instead of {speed(tensor)}") in says[6]
+    assert f"{100 * staged.idle_s / staged.step_s:.1f} % of the step" in says[6]
+    assert f"of the waiting, {100 * staged.exposed_s / staged.step_s:.0f} %," in says[6]
+    assert f"{speed(hybrid)} tokens a second, {100 * (hybrid.tokens_per_s / staged.tokens_per_s - 1):.0f} %" in says[7]
+    for pp, words in ((8, "on {} tokens a second. With"), (4, "replicas it trains on {}"), (2, "two stages on {}")):
+        line = entry("llama3-70b", Layout(pp, 64 // pp, 8, zero_stage=1, sequence_parallel=1))
+        assert words.format(speed(line)) in says[7]
 
 
 # In a page
