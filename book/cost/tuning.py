@@ -9,8 +9,8 @@ from book.cost.state import ADAM_MIXED_GRADIENTS_32, StateBytes
 from book.cost.transformer import Transformer
 
 NF4_BYTES = (4 + 8 / 64 + 32 / (64 * 256)) / 8  # of a weight: 4 bits; a byte for 64, 32 bits for 256 of those bytes
-# What a trained parameter takes. Without copies in 32 bits, weights and gradients have 16; of 8-bit Adam's two bytes
-# every 256 share 32 bits (dettmers2022).
+# What a trained parameter takes. Without copies in 32 bits, weights and gradients have 16; in 8-bit
+# Adam's two bytes every 256 numbers share a scale of 32 bits, 2048 in the paper (dettmers2022).
 OPTIMIZERS = {"adam": ADAM_MIXED_GRADIENTS_32, "adam-bf16": StateBytes(2, 2, 4),
               "adam8bit": StateBytes(2, 2, 2 + 2 * 4 / 256), "sgd": StateBytes(2, 2, 0)}
 TRAIN, OFFLOAD = ("full", "lora", "qlora"), ("", "optimizer")
