@@ -26,7 +26,8 @@ class Estimate:
 
     `gathered_bytes` are temporary: what ZeRO gathers, one layer's activations, workspaces. The seconds from `matmul_s`
     to `update_s` add up to `step_s`; `dp_s` counts only what does not overlap with computing. `mfu` is the model's own
-    FLOPs, without recomputation, as a share of the cluster's `flops_per_s`: bf16's, in fp8 too.
+    FLOPs, without recomputation and gradients of what is frozen, as a share of the cluster's `flops_per_s`: bf16's, in
+    fp8 too.
     """
 
     state_bytes: float = measure()
