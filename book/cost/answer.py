@@ -206,7 +206,8 @@ def reached(model: Transformer, cluster: Cluster, gpu: str, experts: bool) -> tu
 def _tuned(found: Plan) -> Iterator[str]:
     """What is trained and what is not, and that the bar is of other steps."""
     tuning, model = found.tuning, found.model
-    yield "         none of these steps is fine-tuning: all train every parameter, from the start"
+    if tuning.freezes:
+        yield "         none of these steps is fine-tuning: all train every parameter"
     trained, num = tuning.trained_parameters(model), model.num_parameters
     how = {"lora": f"adapters of rank {tuning.rank} beside each matrix of the layers, the rest frozen in 16 bits",
            "qlora": f"adapters of rank {tuning.rank} beside each matrix of the layers, which are frozen in 4 bits",
