@@ -4,6 +4,7 @@
     network      Network: nodes whose ranks share network cards
     activations  LayerShape: what a transformer layer keeps for its backward
     state        StateBytes: parameters, gradients and optimizer state on a rank, sharded or not
+    tuning       Tuning: what of a model is trained: adapters, the last layers; which optimizer, and where its state is
     traffic      bytes sent: by formula, and of a recorded run by axis and link
     transformer  Transformer: parameters and FLOPs of a GPT, or of today's models
     sizes        Experts, Latent: what some models have; Sizes: a model as an estimate needs it
@@ -35,20 +36,21 @@ from book.cost.machines import MACHINES, cluster_of
 from book.cost.models import MODELS, model_named
 from book.cost.network import Network
 from book.cost.sizes import Experts, Latent
-from book.cost.state import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, StateBytes, state_bytes
+from book.cost.state import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, SHARDED_FROM, StateBytes, state_bytes
 from book.cost.step import Estimate, estimate, estimates
 from book.cost.search import Search, explain, search, usable_bytes
 from book.cost.traffic import (Flows, axis_name, bytes_across_nodes, bytes_by_axis, flows, hybrid_sent_bytes,
-                               sent_bytes, sharded_sent_bytes, tensor_parallel_sent_bytes)
+                               num_passes, sent_bytes, sharded_sent_bytes, tensor_parallel_sent_bytes)
 from book.cost.transformer import Transformer
+from book.cost.tuning import OPTIMIZERS, Tuning
 
-__all__ = ["ADAM_32", "ADAM_MIXED", "ADAM_MIXED_GRADIENTS_32", "BUS_FACTORS", "MACHINES", "MODELS", "Cluster",
-           "Estimate", "Experts", "Flows", "Latent", "LayerShape", "Layout", "Link", "MeasuredStep", "Network",
-           "Overheads", "Plan", "Search", "StateBytes", "Transformer", "activation_bytes", "all_layouts",
-           "all_to_all_s", "axis_name", "bandwidth_bound_s", "broadcast_s", "bus_bandwidth_bytes_per_s",
-           "bytes_across_nodes", "bytes_by_axis", "cluster_of", "estimate", "estimates", "explain", "fit_ring_link",
-           "flows", "gather_s", "gpt_activation_bytes", "halving_doubling_all_reduce_s", "hybrid_sent_bytes",
-           "latency_bound_s", "model_named", "parameter_server_all_reduce_s", "pipeline_bubble", "plan", "reduce_s",
-           "ring_all_gather_s", "ring_all_reduce_s", "ring_reduce_scatter_s", "ring_sent_bytes", "root_sent_bytes",
-           "scatter_s", "search", "sent_bytes", "sharded_sent_bytes", "state_bytes", "tensor_parallel_sent_bytes",
-           "tree_all_reduce_s", "usable_bytes"]
+__all__ = ["ADAM_32", "ADAM_MIXED", "ADAM_MIXED_GRADIENTS_32", "BUS_FACTORS", "MACHINES", "MODELS", "OPTIMIZERS",
+           "SHARDED_FROM", "Cluster", "Estimate", "Experts", "Flows", "Latent", "LayerShape", "Layout", "Link",
+           "MeasuredStep", "Network", "Overheads", "Plan", "Search", "StateBytes", "Transformer", "Tuning",
+           "activation_bytes", "all_layouts", "all_to_all_s", "axis_name", "bandwidth_bound_s", "broadcast_s",
+           "bus_bandwidth_bytes_per_s", "bytes_across_nodes", "bytes_by_axis", "cluster_of", "estimate", "estimates",
+           "explain", "fit_ring_link", "flows", "gather_s", "gpt_activation_bytes", "halving_doubling_all_reduce_s",
+           "hybrid_sent_bytes", "latency_bound_s", "model_named", "num_passes", "parameter_server_all_reduce_s",
+           "pipeline_bubble", "plan", "reduce_s", "ring_all_gather_s", "ring_all_reduce_s", "ring_reduce_scatter_s",
+           "ring_sent_bytes", "root_sent_bytes", "scatter_s", "search", "sent_bytes", "sharded_sent_bytes",
+           "state_bytes", "tensor_parallel_sent_bytes", "tree_all_reduce_s", "usable_bytes"]

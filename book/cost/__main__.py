@@ -2,6 +2,7 @@
 
     python -m book.cost plan llama3-70b --gpus 64 --gpu H100 --tokens 2e12 --price 2.5
     python -m book.cost plan llama3-70b --gpus 64 --config torchtitan     the layout as a file for torchtitan 0.3
+    python -m book.cost plan llama3-8b --gpus 1 --train lora --rank 16    adapters alone; --optimizer, --offload
     python -m book.cost read planned.py --gpus 64                        what a file for torchtitan will send, by axis
     python -m book.cost scoreboard                                       how far off it is, set by set
     python -m book.cost calibrate                                        its constants, fitted anew
@@ -19,6 +20,7 @@ from book.cost.layouts import Layout
 from book.cost.machines import FITTED_FILE, MACHINES, SOFTWARE
 from book.cost.models import MODELS
 from book.cost.scoreboard import calibrate, scoreboard
+from book.cost.tuning import FULL, OPTIMIZERS, TRAIN, Tuning
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--software", help=f"{', '.join(SOFTWARE)}; default: that of --config, or {SOFTWARE[0]}")
     one.add_argument("--precision", default="bf16", help="bf16, fp8")
     one.add_argument("--measured", metavar="SECONDS,pp,dp,tp,MICRO,ZERO", help="a step of your own, and its layout")
+    _add_tuning(one)
     one.add_argument("--config", choices=CONFIGS, help="print the layout as that framework's options instead")
     read = kinds.add_parser("read", help="a file for torchtitan: its layout, and what a GPU sends along each axis")
     read.add_argument("file", type=Path)
@@ -62,10 +65,27 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_tuning(one: argparse.ArgumentParser) -> None:
+    """What is trained, and with what."""
+    one.add_argument("--train", default="full", help=f"{', '.join(TRAIN)}: everything, or adapters alone")
+    one.add_argument("--rank", type=int, default=FULL.rank, help="of adapters")
+    one.add_argument("--frozen-layers", type=int, default=0, help="so many of the first layers are not trained")
+    one.add_argument("--optimizer", default=FULL.optimizer, help=", ".join(OPTIMIZERS))
+    one.add_argument("--offload", default="", help="optimizer: its state is in the host's memory")
+
+
+def _tuning(options: argparse.Namespace) -> Tuning:
+    tuning = Tuning(options.train, options.rank, options.frozen_layers, options.optimizer, options.offload)
+    if options.config and tuning != FULL:
+        raise ValueError("--config writes options that train everything with Adam: leave out --train, "
+                         "--frozen-layers, --optimizer and --offload")
+    return tuning
+
+
 def _plan(options: argparse.Namespace) -> str:
     software = options.software or options.config or SOFTWARE[0]
     found = plan(options.model, options.gpus, options.gpu, options.tokens, options.price, options.batch,
-                 options.sequence, software, options.precision, _measured(options.measured))
+                 options.sequence, software, options.precision, _measured(options.measured), tuning=_tuning(options))
     return CONFIGS[options.config](found) if options.config else str(found)
 
 

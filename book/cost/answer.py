@@ -14,11 +14,12 @@ from book.cost.models import model_named
 from book.cost.scoreboard import bar, memory_errors
 from book.cost.scoreboard import measured as measured_rows
 from book.cost.search import WORDS, Search, search
-from book.cost.state import ADAM_MIXED_GRADIENTS_32
 from book.cost.step import PARTS, Estimate, estimate
 from book.cost.transformer import Transformer
+from book.cost.tuning import FULL, Tuning
 
 TOKENS_A_STEP = 4_194_304  # the batch that llama3 starts with; the default here
+TOKENS_A_TUNING_STEP = 131_072  # where a part is frozen: 64 sequences of 2,048, say
 LONG = 8192  # tokens of a sequence from which on cp is tried
 
 
@@ -59,6 +60,7 @@ class Plan:
     scale: float = 1.0
     memory_scale: float = 1.0
     lost: int = 0
+    tuning: Tuning = FULL
 
     @cached_property
     def layout(self) -> Layout:
@@ -114,13 +116,14 @@ class Plan:
 
 def plan(model: str | Transformer, gpus: int, gpu: str | Cluster = "H100", tokens: float = 0.0, price: float = 0.0,
          batch: int = 0, num_tokens: int = 0, software: str = SOFTWARE[0], precision: str = "bf16",
-         measured: MeasuredStep | None = None, zero_stages: Sequence[int] = ()) -> Plan:
+         measured: MeasuredStep | None = None, zero_stages: Sequence[int] = (), tuning: Tuning = FULL) -> Plan:
     """The fastest layout of a model that fits on `gpus` GPUs, with an error bar, hours and cost.
 
     `model` and `gpu` are names (`models`, `machines`) or a Transformer and a Cluster of your own; `price` is dollars
     for a GPU hour, `batch` sequences of `num_tokens` tokens. A `measured` step of yours sets the scale of all times,
     and of memory if it includes that. tp stays inside a node, and layouts are those that are `known` of the software,
-    of these `zero_stages`. Raises
+    of these `zero_stages`. `tuning` says what is trained and with which optimizer; where that is not all, a step has
+    about 131,072 tokens by default. Raises
     ValueError for unknown names, impossible numbers, and where nothing fits.
     """
     if not isinstance(gpus, int) or isinstance(gpus, bool) or gpus < 1:
@@ -131,18 +134,19 @@ def plan(model: str | Transformer, gpus: int, gpu: str | Cluster = "H100", token
     found = model_named(model) if isinstance(model, str) else model
     found = replace(found, num_tokens=num_tokens) if num_tokens else found
     cluster = cluster_of(gpu, gpus, software, precision) if isinstance(gpu, str) else replace(gpu, num_gpus=gpus)
-    batch = batch or default_batch(found, gpus)
-    chosen, scale, memory_scale, lost = _scaled(found, cluster, batch, measured, software, zero_stages)
+    tuning.check(found)
+    batch = batch or default_batch(found, gpus, TOKENS_A_TUNING_STEP if tuning.freezes else TOKENS_A_STEP)
+    chosen, scale, memory_scale, lost = _scaled(found, cluster, batch, measured, software, zero_stages, tuning)
     quartiles, basis = bar(machine_key(gpu) if isinstance(gpu, str) else "", software, bool(found.experts))
     low, middle, high, worst = quartiles
     middle = middle if measured else 1.0  # a known scale leaves only the spread of the rows
     step_s = chosen.estimates[chosen.best].step_s
     halved = searched(found, replace(chosen.cluster, across_bytes_per_s=chosen.cluster.across_bytes_per_s / 2), batch,
-                      software, zero_stages)
+                      software, zero_stages, tuning)
     name = model if isinstance(model, str) else f"{found.num_parameters / 1e9:.1f} billion parameters"
     return Plan(found, name, gpu if isinstance(gpu, str) else "GPU", chosen, tokens, price,
                 step_s * low / middle, step_s * high / middle, step_s * worst / middle, basis, halved, scale,
-                memory_scale, lost)
+                memory_scale, lost, tuning)
 
 
 def default_batch(model: Transformer, num_gpus: int, tokens_a_step: float = TOKENS_A_STEP) -> int:
@@ -155,29 +159,29 @@ def default_batch(model: Transformer, num_gpus: int, tokens_a_step: float = TOKE
     return batch
 
 
-def searched(model: Transformer, cluster: Cluster, batch: int, software: str = "",
-             zero_stages: Sequence[int] = ()) -> Search:
+def searched(model: Transformer, cluster: Cluster, batch: int, software: str = "", zero_stages: Sequence[int] = (),
+             tuning: Tuning = FULL) -> Search:
     """All layouts; `fits` marks those that `plan` may choose."""
-    found = search(model, cluster, batch, ADAM_MIXED_GRADIENTS_32, most_tp=cluster.gpus_per_node, replicated=True,
+    found = search(model, cluster, batch, tuning.each, most_tp=cluster.gpus_per_node, tuning=tuning, replicated=True,
                   most_cp=8 if model.num_tokens >= LONG else 1, most_ep=64 if model.experts else 1)
     wanted = np.isin(found.layouts.array("zero_stage"), list(zero_stages or range(4)))
     return replace(found, fits=found.fits & wanted & known(found.layouts, software))
 
 
 def _scaled(model: Transformer, cluster: Cluster, batch: int, measured: MeasuredStep | None,
-            software: str, zero_stages: Sequence[int]) -> tuple[Search, float, float, int]:
+            software: str, zero_stages: Sequence[int], tuning: Tuning) -> tuple[Search, float, float, int]:
     """All layouts, scaled to a measured step if there is one; the scales; how many layouts no longer fit."""
-    before = searched(model, cluster, batch, software, zero_stages)
+    before = searched(model, cluster, batch, software, zero_stages, tuning)
     if not measured:
         before.best  # noqa: B018  # raises where nothing fits
         return before, 1.0, 1.0, 0
-    told = estimate(model, cluster, measured.layout, batch, ADAM_MIXED_GRADIENTS_32)
+    told = estimate(model, cluster, measured.layout, batch, tuning.each, tuning=tuning)
     scale = measured.step_s / told.step_s
     memory_scale = measured.memory_bytes / told.memory_bytes if measured.memory_bytes else 1.0
     over = cluster.overheads
     slower = replace(cluster, overheads=replace(over, slowdown=over.slowdown * scale),
                      usable_share=min(1.0, cluster.usable_share / memory_scale))
-    after = searched(model, slower, batch, software, zero_stages)
+    after = searched(model, slower, batch, software, zero_stages, tuning)
     after.best  # noqa: B018
     return after, scale, memory_scale, int(before.fits.sum() - after.fits.sum())
 
@@ -197,6 +201,21 @@ def reached(model: Transformer, cluster: Cluster, gpu: str, experts: bool) -> tu
     return best.mfu, f"{best.name} on {best.layout.num_gpus:,} {gpu.upper()} ({best.software}): {best.layout}"
 
 
+def _tuned(found: Plan) -> Iterator[str]:
+    """What is trained and what is not, and that the bar is of other steps."""
+    tuning, model = found.tuning, found.model
+    if tuning.freezes:
+        yield "         none of these steps is fine-tuning: all train every parameter"
+    trained, num = tuning.trained_parameters(model), model.num_parameters
+    how = {"lora": f"adapters of rank {tuning.rank} beside each matrix of the layers, the rest frozen in 16 bits",
+           "qlora": f"adapters of rank {tuning.rank} beside each matrix of the layers, which are frozen in 4 bits",
+           "full": f"the first {tuning.frozen_layers} layers frozen" if tuning.frozen_layers else "all"}[tuning.train]
+    each = tuning.kept
+    yield f"trains   {trained / 1e6:,.1f} of {num / 1e6:,.1f} million parameters: {how}"
+    yield (f"         {tuning.optimizer}: {each.parameters:g} bytes of each, {each.gradients:g} of its gradient, "
+           f"{each.optimizer:.3g} of the optimizer{' in the memory of the host' if tuning.offload else ''}")
+
+
 def _lines(found: Plan) -> Iterator[str]:
     cost, cluster = found.cost, found.search.cluster
     yield (f"{found.model_name} on {cluster.num_gpus:,} {found.gpu_name}, {found.search.global_batch:,} sequences of "
@@ -209,13 +228,16 @@ def _lines(found: Plan) -> Iterator[str]:
     mfu, whose = reached(found.model, cluster, known, bool(found.model.experts))
     if known and not mfu:
         yield f"         no step of a {known} was measured like this: what it reaches is taken from other machines"
-    if cost.mfu < 0.8 * mfu:
+    if found.tuning != FULL:
+        yield from _tuned(found)
+    elif cost.mfu < 0.8 * mfu:
         yield f"         an MFU of {mfu:.0%} was measured, beyond what this search finds here: {whose}"
-    yield (f"memory   {cost.memory_bytes / 1e9:.1f} of {cluster.usable_bytes / 1e9:.1f} GB: state "
+    usable, frozen = (float(of[found.search.best]) for of in (found.search.usable, found.search.frozen))
+    yield (f"memory   {cost.memory_bytes / 1e9:.1f} of {usable / 1e9:.1f} GB: state "
            f"{cost.state_bytes / 1e9:.1f}, activations {cost.activation_bytes / 1e9:.1f}, for a moment "
            f"{cost.gathered_bytes / 1e9:.1f}")
     most = np.percentile(1 / (1 + memory_errors()), 90)
-    if cost.memory_bytes * most > cluster.usable_bytes:
+    if frozen + (cost.memory_bytes - frozen) * most > usable:
         yield f"         tight: one in ten measured steps held over {most - 1:.0%} more than is counted here"
     yield "binds    " + ", ".join(f"{words} {share:.0%}" for words, share in found.binds)
     if found.tokens:

@@ -4,7 +4,6 @@ import { all_layouts } from "./plan_layouts.js";
 import { Terms, costs, estimate } from "./plan_step.js";
 
 const { min } = Math;
-const TOKENS_A_STEP = 4_194_304;
 
 /**
  * Sequences that make about so many tokens, and a power of two times the GPUs or a part of them.
@@ -13,7 +12,7 @@ const TOKENS_A_STEP = 4_194_304;
  * @param {number} tokens_a_step
  * @returns {number}
  */
-function default_batch({ num_tokens }, num_gpus, tokens_a_step = TOKENS_A_STEP) {
+function default_batch({ num_tokens }, num_gpus, tokens_a_step) {
   let batch = num_gpus;
   while (batch * num_tokens < tokens_a_step && batch * 2 * num_tokens <= 2 * tokens_a_step) batch *= 2;
   while (batch * num_tokens >= 2 * tokens_a_step && batch % 2 === 0) batch /= 2;

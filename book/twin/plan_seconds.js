@@ -1,5 +1,6 @@
 /* The twin of book/cost/seconds.py: the seconds of a step, part by part. `terms` is of plan_step.js. */
 import { pipeline_bubble, ring_sent_bytes } from "./links.js";
+import { num_passes } from "./plan_bytes.js";
 
 const { max, min, floor, log2 } = Math;
 
@@ -117,7 +118,7 @@ function dispatched({ cluster, ep }) {
 function replicas(terms, num_bytes) {
   const { gpus_per_node: node, overheads } = terms.cluster;
   const span = terms.shards * terms.tp;
-  const often = [2, 2, terms.m + 1, 3 * terms.m][terms.zero_stage];
+  const often = sum(num_passes(terms.zero_stage, terms.m));
   const hops = (span > node ? often * (terms.shards - 1) : 0) + 2 * terms.m * (terms.replicas - 1);
   const far = terms.between_replicas();
   const near_s = (num_bytes - far) / bandwidth(terms, span, max(floor(node / terms.tp), 1));
