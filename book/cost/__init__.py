@@ -19,7 +19,7 @@
     calibration  these constants, found from measured steps
     scoreboard   how far off the planner is on models that were left out of the fit, and the error bars that follow
     answer       plan: which layout for a model on so many GPUs, what it costs, and how sure that is
-    configs      a plan as a file for torchtitan or options for Megatron-LM; such a file read
+    configs      a plan as a module for torchtitan 0.3 or options for Megatron-LM; a file of torchtitan read
 
 Keys such as thakur2005 in the docstrings are entries of references.bib.
 """

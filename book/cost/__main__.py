@@ -1,9 +1,9 @@
 """Ask the planner from a shell.
 
     python -m book.cost plan llama3-70b --gpus 64 --gpu H100 --tokens 2e12 --price 2.5
-    python -m book.cost plan llama3-70b --gpus 64 --config torchtitan     the layout as a file for torchtitan
+    python -m book.cost plan llama3-70b --gpus 64 --config torchtitan     the layout as a file for torchtitan 0.3
     python -m book.cost plan llama3-8b --gpus 1 --train lora --rank 16    adapters alone; --optimizer, --offload
-    python -m book.cost read run.toml --gpus 64                          what a file for torchtitan will send, by axis
+    python -m book.cost read planned.py --gpus 64                        what a file for torchtitan will send, by axis
     python -m book.cost scoreboard                                       how far off it is, set by set
     python -m book.cost calibrate                                        its constants, fitted anew
     python -m book.cost models                                           names of models and GPUs
@@ -46,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--price", type=float, default=0.0, help="dollars for a GPU hour")
     one.add_argument("--batch", type=int, default=0, help="sequences of a step; default: about 4 million tokens")
     one.add_argument("--sequence", type=int, default=0, help="tokens of a sequence; default: the model's")
-    one.add_argument("--software", default=SOFTWARE[0], help=", ".join(SOFTWARE))
+    one.add_argument("--software", help=f"{', '.join(SOFTWARE)}; default: that of --config, or {SOFTWARE[0]}")
     one.add_argument("--precision", default="bf16", help="bf16, fp8")
     one.add_argument("--measured", metavar="SECONDS,pp,dp,tp,MICRO,ZERO", help="a step of your own, and its layout")
     _add_tuning(one)
@@ -83,9 +83,9 @@ def _tuning(options: argparse.Namespace) -> Tuning:
 
 
 def _plan(options: argparse.Namespace) -> str:
+    software = options.software or options.config or SOFTWARE[0]
     found = plan(options.model, options.gpus, options.gpu, options.tokens, options.price, options.batch,
-                 options.sequence, options.software, options.precision, _measured(options.measured),
-                 (0, 2, 3) if options.config == "torchtitan" else (), _tuning(options))
+                 options.sequence, software, options.precision, _measured(options.measured), tuning=_tuning(options))
     return CONFIGS[options.config](found) if options.config else str(found)
 
 

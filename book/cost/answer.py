@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from book.cost.cluster import Cluster
-from book.cost.layouts import Layout
+from book.cost.layouts import Layout, known
 from book.cost.machines import SOFTWARE, cluster_of, machine_key
 from book.cost.models import model_named
 from book.cost.scoreboard import bar, memory_errors
@@ -121,10 +121,9 @@ def plan(model: str | Transformer, gpus: int, gpu: str | Cluster = "H100", token
 
     `model` and `gpu` are names (`models`, `machines`) or a Transformer and a Cluster of your own; `price` is dollars
     for a GPU hour, `batch` sequences of `num_tokens` tokens. A `measured` step of yours sets the scale of all times,
-    and of memory if it includes that. tp stays inside a node, and ZeRO-2 and 3 are not combined with pipelines,
-    because too few measured steps test these; `zero_stages` names the stages to use everywhere instead.
-    `tuning` says what is trained and with which optimizer; where that is not all, a step has about 131,072 tokens by
-    default. Raises
+    and of memory if it includes that. tp stays inside a node, and layouts are those that are `known` of the software,
+    of these `zero_stages`. `tuning` says what is trained and with which optimizer; where that is not all, a step has
+    about 131,072 tokens by default. Raises
     ValueError for unknown names, impossible numbers, and where nothing fits.
     """
     if not isinstance(gpus, int) or isinstance(gpus, bool) or gpus < 1:
@@ -137,13 +136,13 @@ def plan(model: str | Transformer, gpus: int, gpu: str | Cluster = "H100", token
     cluster = cluster_of(gpu, gpus, software, precision) if isinstance(gpu, str) else replace(gpu, num_gpus=gpus)
     tuning.check(found)
     batch = batch or default_batch(found, gpus, TOKENS_A_TUNING_STEP if tuning.freezes else TOKENS_A_STEP)
-    chosen, scale, memory_scale, lost = _scaled(found, cluster, batch, measured, zero_stages, tuning)
+    chosen, scale, memory_scale, lost = _scaled(found, cluster, batch, measured, software, zero_stages, tuning)
     quartiles, basis = bar(machine_key(gpu) if isinstance(gpu, str) else "", software, bool(found.experts))
     low, middle, high, worst = quartiles
     middle = middle if measured else 1.0  # a known scale leaves only the spread of the rows
     step_s = chosen.estimates[chosen.best].step_s
     halved = searched(found, replace(chosen.cluster, across_bytes_per_s=chosen.cluster.across_bytes_per_s / 2), batch,
-                  zero_stages, tuning)
+                      software, zero_stages, tuning)
     name = model if isinstance(model, str) else f"{found.num_parameters / 1e9:.1f} billion parameters"
     return Plan(found, name, gpu if isinstance(gpu, str) else "GPU", chosen, tokens, price,
                 step_s * low / middle, step_s * high / middle, step_s * worst / middle, basis, halved, scale,
@@ -160,20 +159,19 @@ def default_batch(model: Transformer, num_gpus: int, tokens_a_step: float = TOKE
     return batch
 
 
-def searched(model: Transformer, cluster: Cluster, batch: int, zero_stages: Sequence[int] = (),
+def searched(model: Transformer, cluster: Cluster, batch: int, software: str = "", zero_stages: Sequence[int] = (),
              tuning: Tuning = FULL) -> Search:
     """All layouts; `fits` marks those that `plan` may choose."""
-    found = search(model, cluster, batch, tuning.each, most_tp=cluster.gpus_per_node, tuning=tuning,
+    found = search(model, cluster, batch, tuning.each, most_tp=cluster.gpus_per_node, tuning=tuning, replicated=True,
                   most_cp=8 if model.num_tokens >= LONG else 1, most_ep=64 if model.experts else 1)
-    stage, pp = found.layouts.array("zero_stage"), found.layouts.array("pp")
-    known = np.isin(stage, list(zero_stages)) if zero_stages else (stage < 2) | (pp == 1)
-    return replace(found, fits=found.fits & known)
+    wanted = np.isin(found.layouts.array("zero_stage"), list(zero_stages or range(4)))
+    return replace(found, fits=found.fits & wanted & known(found.layouts, software))
 
 
 def _scaled(model: Transformer, cluster: Cluster, batch: int, measured: MeasuredStep | None,
-              zero_stages: Sequence[int], tuning: Tuning) -> tuple[Search, float, float, int]:
+            software: str, zero_stages: Sequence[int], tuning: Tuning) -> tuple[Search, float, float, int]:
     """All layouts, scaled to a measured step if there is one; the scales; how many layouts no longer fit."""
-    before = searched(model, cluster, batch, zero_stages, tuning)
+    before = searched(model, cluster, batch, software, zero_stages, tuning)
     if not measured:
         before.best  # noqa: B018  # raises where nothing fits
         return before, 1.0, 1.0, 0
@@ -183,7 +181,7 @@ def _scaled(model: Transformer, cluster: Cluster, batch: int, measured: Measured
     over = cluster.overheads
     slower = replace(cluster, overheads=replace(over, slowdown=over.slowdown * scale),
                      usable_share=min(1.0, cluster.usable_share / memory_scale))
-    after = searched(model, slower, batch, zero_stages, tuning)
+    after = searched(model, slower, batch, software, zero_stages, tuning)
     after.best  # noqa: B018
     return after, scale, memory_scale, int(before.fits.sum() - after.fits.sum())
 

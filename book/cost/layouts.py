@@ -22,8 +22,9 @@ class Layout:
     `cp` cuts each sequence; `ep` spreads experts over GPUs of dp and cp, and needs none of its own (lepikhin2020).
 
     `stages_per_rank` above 1 is interleaved 1F1B; `sequence_parallel` is 0 or 1, with inputs kept as pieces and
-    gathered again; `recompute` is None, "selective" or "full" (korthikanti2022). Raises ValueError for a size below
-    1 and for what goes with no other part of the layout.
+    gathered again; `recompute` is None, "selective" or "full" (korthikanti2022). ZeRO-2 and 3 shard over all of dp and
+    cp, or in each of `replicas` equal groups of them (HSDP). Raises ValueError for a size below 1 and for what goes
+    with no other part of the layout.
     """
 
     pp: int = count()
@@ -36,9 +37,11 @@ class Layout:
     recompute: str | None = word(default=None)
     cp: int = count(default=1)
     ep: int = count(default=1)
+    replicas: int = count(default=1)
 
     def __post_init__(self) -> None:
-        sizes = (self.pp, self.dp, self.tp, self.micro_batch_size, self.stages_per_rank, self.cp, self.ep)
+        sizes = (self.pp, self.dp, self.tp, self.micro_batch_size, self.stages_per_rank, self.cp, self.ep,
+                 self.replicas)
         if min(sizes) < 1:
             raise ValueError(f"each size of a layout is at least 1: {self}")
         check_zero_stage(self.zero_stage)
@@ -47,6 +50,8 @@ class Layout:
             raise ValueError(f"sequence_parallel is 0 or 1, not {self.sequence_parallel!r}")
         if self.stages_per_rank > 1 and self.pp == 1:
             raise ValueError("several stages on a rank need a pipeline: pp is 1")
+        if self.replicas > 1 and (self.zero_stage < 2 or self.dp % self.replicas):
+            raise ValueError(f"replicas of shards are equal parts of dp, in ZeRO-2 or 3: {self}")
         if self.num_gpus // self.pp % self.ep:
             raise ValueError(f"experts are on a stage's GPUs: ep {self.ep} does not divide {self.num_gpus // self.pp}")
         object.__setattr__(self, "sequence_parallel", int(self.sequence_parallel))
@@ -71,13 +76,14 @@ class Layout:
         axes = f"pp {self.pp} × dp {self.dp} × tp {self.tp}" + f" × cp {self.cp}" * (self.cp > 1)
         parts = [axes + f", ep {self.ep}" * (self.ep > 1), f"micro-batch {self.micro_batch_size}"]
         parts += [f"{self.stages_per_rank} stages a rank"] if self.stages_per_rank > 1 else []
-        parts += [f"ZeRO-{self.zero_stage}"] if self.zero_stage else []
+        within = f" in {self.replicas} replicas" * (self.replicas > 1)
+        parts += [f"ZeRO-{self.zero_stage}{within}"] if self.zero_stage else []
         parts += ["sequence parallel"] if self.sequence_parallel else []
         return ", ".join([*parts, f"{self.recompute or 'no'} recompute"])
 
 
 def all_layouts(model: Transformer, num_gpus: int, global_batch: int, most_tp: int | None = None, most_cp: int = 1,
-                most_ep: int = 1) -> Columns:
+                most_ep: int = 1, node: int = 0) -> Columns:
     """Every layout of a model on all of these GPUs that divides evenly, as Columns of Layout.
 
     tp divides heads, keys and width, pp times stages_per_rank the layers or up to two more (the embedding and the head
@@ -85,20 +91,32 @@ def all_layouts(model: Transformer, num_gpus: int, global_batch: int, most_tp: i
     for each of its ranks, where a micro-batch is one sequence; ep divides the experts and the GPUs of a stage.
     Recomputation is none, full, and between them "selective" where scores are kept, else "half". Interleaving needs a
     number of micro-batches that pp divides, as Megatron does; sequence parallelism tokens that tp divides; ZeRO two
-    replicas or more. `most_tp`, `most_cp` and `most_ep` bound these.
+    replicas or more. `most_tp`, `most_cp` and `most_ep` bound these. With `node`, the GPUs of a node, ZeRO-2 and 3 that
+    have no pipeline are there in 2, 4, 8 replicas too, as long as each fills nodes.
     """
     shapes = np.array(list(_shapes(model, num_gpus, global_batch, (most_tp or num_gpus, most_cp, most_ep))),
                       dtype=np.int32).reshape(-1, 7)
     between = "selective" if model.attention == "scores" else "half"
     recompute = [-1, *(RECOMPUTE.index(how) - 1 for how in (between, "full"))]
-    choices = np.array(list(product(range(4), (0, 1), recompute)), dtype=np.int32)
+    choices = np.array(list(product(range(4), (0, 1), recompute, [1])), dtype=np.int32)
     rows = np.hstack([np.repeat(shapes, len(choices), axis=0), np.tile(choices, (len(shapes), 1))])
-    _, dp, tp, cp, _, _, _, zero_stage, sequence_parallel, _ = rows.T
+    _, dp, tp, cp, _, _, _, zero_stage, sequence_parallel, *_ = rows.T
     possible = (dp * cp > 1) | (zero_stage == 0)
     possible &= (tp > 1) & (model.num_tokens // cp % tp == 0) | (sequence_parallel == 0)
     names = ("pp", "dp", "tp", "cp", "ep", "micro_batch_size", "stages_per_rank", "zero_stage", "sequence_parallel",
-             "recompute")
-    return Columns(Layout, dict(zip(names, rows[possible].T)), {"recompute": RECOMPUTE[1:]})
+             "recompute", "replicas")
+    rows = np.vstack([rows[possible], *_replicated(rows[possible], num_gpus, node)])
+    return Columns(Layout, dict(zip(names, rows.T)), {"recompute": RECOMPUTE[1:]})
+
+
+def _replicated(rows: np.ndarray, num_gpus: int, node: int) -> Iterator[np.ndarray]:
+    """The rows that can be in 2, 4, 8 replicas of shards."""
+    pp, dp, ep, zero_stage = rows[:, (0, 1, 4, 7)].T
+    replicas = 2
+    while node and num_gpus % (replicas * node) == 0:
+        can = (pp == 1) & (zero_stage >= 2) & (dp % replicas == 0) & (num_gpus // replicas % ep == 0)
+        yield np.hstack([rows[can][:, :-1], np.full((can.sum(), 1), replicas, np.int32)])
+        replicas *= 2
 
 
 def _shapes(model: Transformer, num_gpus: int, global_batch: int,
@@ -120,6 +138,20 @@ def _shapes(model: Transformer, num_gpus: int, global_batch: int,
                     for stages_per_rank in range(2, model.num_layers // pp + 2):
                         if divides(model.num_layers, pp * stages_per_rank):
                             yield pp, dp, tp, cp, ep, micro_batch_size, stages_per_rank
+
+
+def known(layouts: Columns, software: str = "") -> np.ndarray:
+    """Mask of the layouts that measured steps test and this software has.
+
+    ZeRO-2 and 3 are in no pipeline. torchtitan's FSDP sends gradients after each micro-batch, which is ZeRO-2 or 3; in
+    a pipeline once in a step, which is ZeRO-1. It shards over cp too, and has experts on a replica's GPUs.
+    """
+    stage, pp, dp, cp, tp, ep = (layouts.array(name) for name in ("zero_stage", "pp", "dp", "cp", "tp", "ep"))
+    found = (stage < 2) | (pp == 1)
+    if software == "torchtitan":
+        once = (pp > 1) | (stage == 0) & (dp == 1)
+        found &= (stage > 1) | once & ((stage == 1) | (cp == 1) & (tp % ep == 0))
+    return np.asarray(found)
 
 
 def divides(num_layers: int, num_stages: int) -> bool:

@@ -73,7 +73,8 @@ MODELS = {
     "mixtral-8x7b": replace(_llama(32, 4096, 32, 14336), vocab_size=32000, experts=Experts(8, 2, 14336)),
     "deepseek-v3": replace(
         _llama(61, 7168, 128, 18432, 128), head_width=128, vocab_size=129280, num_tokens=4096,
-        experts=Experts(256, 8, 2048, num_shared=1, num_dense_layers=3), latent=Latent(1536, 512, 64)),
+        experts=Experts(256, 8, 2048, num_shared=1, num_dense_layers=3, router_biases=True),
+        latent=Latent(1536, 512, 64)),
 }
 
 

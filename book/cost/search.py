@@ -79,12 +79,14 @@ def usable_bytes(cluster: Cluster) -> float:
 
 def search(model: Transformer, cluster: Cluster, global_batch: int, each: StateBytes = ADAM_MIXED,
            overlap: bool = False, most_tp: int | None = None, most_cp: int = 1, most_ep: int = 1,
-           tuning: Tuning = FULL) -> Search:
+           tuning: Tuning = FULL, replicated: bool = False) -> Search:
     """Estimate all layouts of a model on all GPUs of a cluster, for steps of `global_batch` sequences.
 
-    `each`, `overlap` and `tuning` are as in `estimates`; `most_tp`, `most_cp` and `most_ep` bound these axes.
+    `each`, `overlap` and `tuning` are as in `estimates`; `most_tp`, `most_cp` and `most_ep` bound these axes; with
+    `replicated`, replicas of shards that fill nodes are there too.
     """
-    layouts = all_layouts(model, cluster.num_gpus, global_batch, most_tp, most_cp, most_ep)
+    layouts = all_layouts(model, cluster.num_gpus, global_batch, most_tp, most_cp, most_ep,
+                          cluster.gpus_per_node if replicated else 0)
     found = estimates(model, cluster, layouts, global_batch, each, overlap, tuning=tuning)
     frozen = frozen_bytes(model, cluster, layouts, global_batch, tuning)
     every = Search(model, cluster, global_batch, layouts, found, np.ones(len(layouts), bool), frozen)

@@ -134,7 +134,7 @@ def _waited(terms: Terms, sent: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     hops = num_all_reduces * 2 * over.hop_s * np.log2(terms.tp) * (terms.tp > node)
     forward, backward = _attention(terms)
     ring_s = sent["cp_bytes"] / bandwidth(terms, terms.tp * terms.cp, np.maximum(node // terms.tp, 1))
-    pp_s = sent["pp_bytes"] / bandwidth(terms, terms.pp * terms.shards * terms.tp)
+    pp_s = sent["pp_bytes"] / bandwidth(terms, terms.pp * terms.shards * terms.replicas * terms.tp)
     sends = 2 * terms.v * terms.m * over.send_node_s * np.maximum(cluster.num_gpus / node - 1, 0)
     waited = 1 - over.tensor_hidden_share
     return {"tp_s": waited * (tp / bandwidth(terms, terms.tp, np.minimum(terms.tp, node)) + hops),
@@ -155,8 +155,11 @@ def _replicas(terms: Terms, num_bytes: np.ndarray) -> np.ndarray:
     """Data parallelism's messages before any overlap: the bytes, and a wait for each rank on the ring."""
     node, span = terms.cluster.gpus_per_node, terms.shards * terms.tp
     often = terms.by("zero_stage", range(4), lambda stage: np.asarray(sum(num_passes(stage, terms.m))))
-    hops = often * terms.layers * (terms.shards - 1) * terms.cluster.overheads.ring_hop_s * (span > node)
-    return num_bytes / bandwidth(terms, span, np.maximum(node // terms.tp, 1)) + hops
+    far = terms.between_replicas()
+    hops = often * (terms.shards - 1) * (span > node) + 2 * terms.m * (terms.replicas - 1)
+    return ((num_bytes - far) / bandwidth(terms, span, np.maximum(node // terms.tp, 1))
+            + far / bandwidth(terms, terms.replicas * span, np.maximum(node // span, 1))
+            + hops * terms.layers * terms.cluster.overheads.ring_hop_s)
 
 
 def _hidden(terms: Terms, busy_s: Any, overlap: bool) -> np.ndarray:

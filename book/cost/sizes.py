@@ -12,7 +12,8 @@ import numpy as np
 class Experts:
     """MLPs of which a router picks `per_token` for each token: `num` of `width`, and `num_shared` that all tokens use.
 
-    The first `num_dense_layers` layers have the model's plain MLP instead. Raises ValueError for sizes that can't be.
+    The first `num_dense_layers` layers have the model's plain MLP instead; `router_biases` are numbers, one for each
+    expert, that no gradient changes. Raises ValueError for sizes that can't be.
     """
 
     num: int
@@ -20,6 +21,7 @@ class Experts:
     width: int
     num_shared: int = 0
     num_dense_layers: int = 0
+    router_biases: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.per_token <= self.num or self.width < 1 or min(self.num_shared, self.num_dense_layers) < 0:

@@ -12,7 +12,7 @@ from book.cost.links import ring_sent_bytes
 from book.cost.cluster import Cluster
 from book.cost.sizes import Sizes
 from book.cost.state import StateBytes, state_bytes
-from book.cost.traffic import num_passes, tensor_parallel_sent_bytes
+from book.cost.traffic import num_passes, replicated_sent_bytes, tensor_parallel_sent_bytes
 from book.cost.transformer import Transformer, layer_shape
 from book.cost.tuning import FULL, Tuning, adapter_numbers, adapter_parameters, matrices
 
@@ -30,11 +30,11 @@ class Terms:
         self.model, self.cluster, self.layouts, self.batch, self.each = model, cluster, layouts, global_batch, each
         self.tuning = tuning
         columns: list[Any] = [layouts.array(name).astype(float) for name in (
-            "pp", "dp", "tp", "micro_batch_size", "stages_per_rank", "cp", "ep")]
-        self.pp, self.dp, self.tp, self.b, self.v, self.cp, self.ep = columns
+            "pp", "dp", "tp", "micro_batch_size", "stages_per_rank", "cp", "ep", "replicas")]
+        self.pp, self.dp, self.tp, self.b, self.v, self.cp, self.ep, self.replicas = columns
         self.sequence_parallel = layouts.array("sequence_parallel") == 1
         self.m: Any = global_batch / (self.dp * self.b)
-        self.shards = self.dp * self.cp
+        self.shards = self.dp * self.cp / self.replicas
         self.layers = np.ceil(model.num_layers / self.pp / self.v) * self.v
         self.again = 1.0 * self.recomputed("full") + 0.5 * self.recomputed("half")  # of a forward
         self.tokens = self.b * model.num_tokens / self.cp
@@ -180,7 +180,11 @@ class Terms:
                 "cp_bytes": (often * (3 + self.again) + forward) * (self.cp - 1) * keys,
                 "ep_bytes": (often * (4 + 2 * self.again) + forward * 2) * (self.ep - 1) / self.ep * tokens,
                 "pp_bytes": np.where(self.pp > 1, between, 0.0),
-                "dp_bytes": self.by("zero_stage", range(4), self.replicas_send)}
+                "dp_bytes": self.by("zero_stage", range(4), self.replicas_send) + self.between_replicas()}
+
+    def between_replicas(self) -> Any:
+        """Bytes for the sum of each shard's gradients over the replicas of shards, after each backward."""
+        return self.m * sum(replicated_sent_bytes(self.replicas, shards, 2 * num) for num, shards in self.trained)
 
     def replicas_send(self, zero_stage: int) -> Any:
         """Bytes of gradients, in 16 bits, and gathered parameters; each micro-batch has its own backward.

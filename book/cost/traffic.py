@@ -52,6 +52,15 @@ def sharded_sent_bytes(zero_stage: int, num_shards: int, num_bytes: float, num_m
     return sum(num_passes(zero_stage, num_micro_batches)) * BUS_FACTORS["all_gather"](num_shards) * num_bytes
 
 
+def replicated_sent_bytes(num_replicas: Any, num_shards: Any, num_bytes: Any) -> Any:
+    """Bytes that each rank sends to add the gradients of its shard over replicas of shards: 2(R-1)/R n/N.
+
+    So much more than `sharded_sent_bytes` do N shards send in R replicas (HSDP), after each backward; n is the bytes of
+    all parameters.
+    """
+    return ring_sent_bytes(num_replicas, num_bytes / num_shards)
+
+
 def hybrid_sent_bytes(mesh: Mesh, rank: int, layer: LayerShape, num_layers: int, num_micro_batches: int,
                       parameter_bytes: float, zero_stage: int = 0, bytes_per_number: int = 4) -> dict[str, float]:
     """Bytes that a rank of a mesh (pp, dp, tp) sends along each axis in a step of the book's GPT, with 1F1B or GPipe.

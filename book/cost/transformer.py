@@ -153,7 +153,7 @@ class Transformer:
         if self.experts is None:
             return 0
         num = self.experts.num_shared + (self.experts.num if every else self.experts.per_token)
-        router = self.experts.num * (self.width + (self.biases == "all"))
+        router = self.experts.num * (self.width + (self.experts.router_biases or self.biases == "all"))
         more = num * self.mlp_parameters(self.experts.width) + router - self.mlp_parameters(self.mlp_size)
         return self.num_expert_layers * more
 

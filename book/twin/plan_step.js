@@ -30,7 +30,7 @@ class Terms {
     this.m = global_batch / (dp * layout.micro_batch_size);
     this.again = { full: 1, half: 0.5 }[layout.recompute] ?? 0; // of a forward
     this.selective = layout.recompute === "selective";
-    this.shards = dp * cp;
+    this.shards = (dp * cp) / layout.replicas;
     this.layers = ceil(model.num_layers / pp / this.v) * this.v;
     this.tokens = (layout.micro_batch_size * model.num_tokens) / cp;
     const scores = (model.score_bytes * model.num_heads * model.num_tokens) / model.width;
@@ -105,8 +105,14 @@ class Terms {
       cp_bytes: often * (3 + again) * (cp - 1) * keys,
       ep_bytes: ((often * (4 + 2 * again) * (ep - 1)) / ep) * tokens,
       pp_bytes: this.pp > 1 ? (2 * this.v * this.m * between_bytes) / tp : 0,
-      dp_bytes: this.replicas_send(),
+      dp_bytes: this.replicas_send() + this.between_replicas(),
     };
+  }
+
+  /** Bytes for the sum of each shard's gradients over the replicas of shards, after each backward. */
+  between_replicas() {
+    const of = (numbers, shards) => ring_sent_bytes(this.replicas, (2 * numbers) / shards);
+    return this.m * (of(this.parameters, this.shards) + of(this.expert_parameters, this.expert_shards));
   }
 
   /** Bytes of gradients, in 16 bits, and gathered parameters; each micro-batch has its own backward. */
