@@ -67,12 +67,13 @@ def usable_bytes(cluster: Cluster) -> float:
 
 
 def search(model: Transformer, cluster: Cluster, global_batch: int, each: StateBytes = ADAM_MIXED,
-           overlap: bool = False, most_tp: int | None = None, most_cp: int = 1, most_ep: int = 1) -> Search:
+           overlap: bool = False, most_tp: int | None = None, most_cp: int = 1, most_ep: int = 1,
+           smallest: bool = False) -> Search:
     """Estimate all layouts of a model on all GPUs of a cluster, for steps of `global_batch` sequences.
 
-    `each` and `overlap` are as in `estimates`; `most_tp`, `most_cp` and `most_ep` bound these axes.
+    `each` and `overlap` are as in `estimates`, the rest as in `all_layouts`.
     """
-    layouts = all_layouts(model, cluster.num_gpus, global_batch, most_tp, most_cp, most_ep)
+    layouts = all_layouts(model, cluster.num_gpus, global_batch, most_tp, most_cp, most_ep, smallest)
     found = estimates(model, cluster, layouts, global_batch, each, overlap)
     return Search(model, cluster, global_batch, layouts, found,
                   found.array("memory_bytes") <= usable_bytes(cluster))
