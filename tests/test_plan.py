@@ -407,12 +407,56 @@ def test_all_models_that_torchtitan_has_are_here() -> None:
 
 # The sums over the tensors of the published checkpoints, where there are such.
 PUBLISHED = {"llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496, "llama3-405b": 405_853_388_800,
-             "qwen2.5-7b": 7_615_616_512, "qwen3-8b": 8_190_735_360, "mixtral-8x7b": 46_702_792_704}
+             "qwen2.5-7b": 7_615_616_512, "qwen3-8b": 8_190_735_360, "mixtral-8x7b": 46_702_792_704,
+             "llama3.2-1b": 1_235_814_400, "llama3.2-3b": 3_212_749_824, "qwen3-14b": 14_768_307_200,
+             "qwen3-32b": 32_762_123_264, "qwen3-30b-a3b": 30_532_122_624, "qwen3-235b-a22b": 235_093_634_560,
+             "olmo2-1b": 1_484_916_736, "olmo2-7b": 7_298_617_344, "olmo2-13b": 13_716_198_400,
+             "olmo2-32b": 32_234_279_936, "gemma3-1b": 999_885_952,
+             # those of Qwen3 store the head beside the embedding that it is
+             "qwen3-0.6b": 751_632_384 - 151936 * 1024, "qwen3-1.7b": 2_031_739_904 - 151936 * 2048,
+             "qwen3-4b": 4_022_468_096}
+# With what reads pictures: 416,866,032 in its tower, a norm of 1,152, and a matrix from there to the model's width.
+WITH_PICTURES = {"gemma3-4b": 4_300_079_472, "gemma3-12b": 12_187_325_040, "gemma3-27b": 27_432_406_640}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_the_published_ones(name):
     assert MODELS[name].num_parameters == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", WITH_PICTURES)
+def test_parameters_of_the_text_alone_are_the_published_ones_less_the_rest(name):
+    model = MODELS[name]
+    assert model.num_parameters == WITH_PICTURES[name] - 416_866_032 - 1152 - 1152 * model.width
+
+
+@pytest.mark.parametrize("num_layers, num_experts, published", [(24, 32, 20.91), (36, 128, 116.83)])
+def test_gpt_oss_has_what_its_card_counts(num_layers, num_experts, published):
+    """By hand from config.json: 64 heads of 64, 8 of keys, sinks, biases of all projections, experts and routers.
+
+    The card says 20.91 and 116.83 billion.
+    """
+    h, heads, keys = 2880, 64 * 64, 8 * 64
+    attention = 2 * h * heads + 2 * h * keys + (heads + 2 * keys + h) + 64
+    experts = num_experts * (h * 2 * h + 2 * h + h * h + h) + num_experts * (h + 1)
+    model = MODELS[f"gpt-oss-{20 if num_layers == 24 else 120}b"]
+    assert model.num_parameters == num_layers * (attention + experts + 2 * h) + 2 * 201088 * h + h
+    assert round(model.num_parameters / 1e9, 2) == published
+
+
+def test_a_window_leaves_out_scores_that_it_does_not_see():
+    """Counted one by one: of the pairs that a causal mask leaves, those no further apart than the window."""
+    model = replace(MODELS["gpt-oss-20b"], num_tokens=512)
+    behind = np.arange(512)[:, None] - np.arange(512)
+    seen = ((behind >= 0) & (behind < 128)).sum() / (behind >= 0).sum()
+    share = model.attention_flops(1) / replace(model, num_window_layers=0).attention_flops(1)
+    assert share == pytest.approx((1 + seen) / 2, rel=2e-3)  # of two layers one; the diagonal counts half
+    assert replace(model, num_tokens=100).seen_share == 1
+
+
+def test_four_norms_keep_what_they_normalize():
+    two, four = (activation_bytes(replace(MODELS["gemma3-1b"], num_norms=num).layer(1)) for num in (2, 4))
+    assert four - two == 2 * 2 * MODELS["gemma3-1b"].num_tokens * 1152
 
 
 def test_deepseek_has_671_billion_of_which_a_token_meets_37():
@@ -495,6 +539,7 @@ def test_layouts_with_experts_and_cut_sequences_divide_evenly():
 @pytest.mark.parametrize("fields, words", [
     ({"num_kv_heads": 3}, "8 heads can't share 3"), ({"attention": "ring"}, "attention is one of scores, flash"),
     ({"norm": "batch"}, "norm is one of"), ({"biases": "some"}, "biases is one of"),
+    ({"qk_norm": "all"}, "qk_norm is one of"), ({"num_window_layers": 1}, "can't have a window of 0 tokens"),
     ({"experts": Experts(4, 2, 8, num_dense_layers=2)}, "no expert is left")])
 def test_impossible_models_are_refused(fields, words):
     with pytest.raises(ValueError, match=words):

@@ -165,6 +165,8 @@ def megatron_options(plan: Plan) -> str:
 
 def _megatron(plan: Plan) -> Iterator[str]:
     layout, model = plan.layout, plan.model
+    if model.qk_norm == "whole" or model.num_norms != 2 or model.sinks or model.window:
+        raise ValueError(f"no options are known here for the norms, windows or sinks of {plan.model_name}")
     yield f"--num-layers {model.num_layers} --hidden-size {model.width} --num-attention-heads {model.num_heads}"
     yield f"--ffn-hidden-size {model.mlp_size} --kv-channels {model.head_size}"
     if model.kv_heads != model.num_heads:

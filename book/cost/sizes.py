@@ -49,8 +49,9 @@ class Sizes:
 
     A token's products in a layer are width x attention_in, attention_out x width, width x mlp_in and mlp_out x width;
     `kept_inside` is the numbers between these that its backward needs, `score_width` the widths of a head's key and
-    value over all heads. `layer_parameters` leaves the routed experts out, `expert_parameters` are these; a token is
-    `routed` so many times in a layer, each time to an expert of `expert_width`.
+    value over all heads, less what windows leave out, `score_bytes` what is kept of a stored score. `layer_parameters`
+    leaves the routed experts out, `expert_parameters` are these; a token is `routed` so many times in a layer, each
+    time to an expert of `expert_width`.
     """
 
     num_layers: Any
@@ -65,6 +66,7 @@ class Sizes:
     kept_inside: Any
     kept_outside_bytes: Any
     score_width: Any
+    score_bytes: Any
     key_value_width: Any
     layer_parameters: Any
     expert_parameters: Any

@@ -33,7 +33,7 @@ class Terms {
     this.shards = dp * cp;
     this.layers = ceil(model.num_layers / pp / this.v) * this.v;
     this.tokens = (layout.micro_batch_size * model.num_tokens) / cp;
-    const scores = ((model.kept_outside_bytes / 2) * model.num_heads * model.num_tokens) / model.width;
+    const scores = (model.score_bytes * model.num_heads * model.num_tokens) / model.width;
     this.shape = {
       num_activations: layout.micro_batch_size * (model.num_tokens / cp) * model.width,
       outside_bytes: model.kept_outside_bytes,
