@@ -259,7 +259,8 @@ def _about(found: Plan | Told, cluster: Cluster, batch: int, speed: str = "") ->
     if cost.mfu > 1:
         yield "         an MFU over 100%: check the seconds, batch and layout of your measured step"
     if not reached(found.model, cluster, found.gpu_key, bool(found.model.experts))[0]:
-        whose = f"a {found.gpu_name}" if found.gpu_key else "this GPU"
+        article = "an" if found.gpu_name[0] in "AHLMR" else "a"
+        whose = f"{article} {found.gpu_name}" if found.gpu_key else "this GPU"
         yield f"         no step of {whose} was measured like this: what it reaches is taken from other machines"
     if found.tuning != FULL:
         yield from _tuned(found.tuning, found.model)

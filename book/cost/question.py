@@ -56,7 +56,7 @@ class Question:
         """What the GPU is called."""
         if not isinstance(self.gpu, str) or "=" in self.gpu:
             return "GPU"
-        return Path(self.gpu).stem if self.gpu.endswith((".toml", ".json")) else self.gpu
+        return Path(self.gpu).stem if self.gpu.endswith((".toml", ".json")) else self.gpu_key.upper()
 
     @cached_property
     def machine(self) -> Machine | None:
