@@ -9,6 +9,7 @@ follows is what differs.
 """
 import argparse
 import shutil
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def build(asked: argparse.Namespace, vocabulary: int, device: torch.device) -> M
     policy = mixed if asked.precision == "bf16" else MixedPrecisionPolicy()
     for layer in model.layers:
         fully_shard(layer, mp_policy=policy)
+    if asked.precision == "bf16":  # or the loss is computed in bf16, which has 3 digits
+        policy = replace(policy, output_dtype=torch.float32)
     fully_shard(model, mp_policy=policy)  # what no layer holds: embedding, positions, head
     torch.manual_seed(1 + dist.get_rank())  # from here on each rank has dropout of its own
     return model
@@ -58,6 +61,10 @@ def load(folder: Path, model: Model, optimizer: torch.optim.Optimizer, device: t
     last = finished(folder)
     if last is None:
         return [0, 0]
+    saved = {name.split(".")[1] for name in dcp.FileSystemReader(last).read_metadata().state_dict_metadata
+             if name.startswith("random.")}
+    if len(saved) != dist.get_world_size():  # each has its own random state
+        raise SystemExit(f"{last} is of {len(saved)} ranks: start as many, or name another --checkpoint")
     state = state_of(model, optimizer, [0, 0], device)
     dcp.load(state, checkpoint_id=last)  # into these tensors: every rank reads its own part
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])

@@ -15,22 +15,24 @@ import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import nbformat
 import psutil
 import pytest
+import torch
 
 from book.launch import launch
 from tests.website import ROOT
 
 EXAMPLES = ROOT / "examples"
 NUM_RANKS, SAVE_EVERY = 2, 4
-DDP = EXAMPLES / "train_ddp.py"
+DDP, FSDP = EXAMPLES / "train_ddp.py", EXAMPLES / "train_fsdp.py"
 EPOCHS = {"train_ddp": 2, "train_fsdp": 1}
 
 
-def arguments(folder: Path, epochs: int, workers: int = 0) -> list[str]:
-    return ["--epochs", str(epochs), "--workers", str(workers), "--precision", "float64", "--text", str(DDP),
+def arguments(folder: Path, epochs: int, workers: int = 0, precision: str = "float64") -> list[str]:
+    return ["--epochs", str(epochs), "--workers", str(workers), "--precision", precision, "--text", str(DDP),
             "--save-every", str(SAVE_EVERY), "--checkpoint", str(folder / "checkpoint"), "--losses",
             str(folder / "losses")]
 
@@ -102,9 +104,7 @@ def run_killed(program: str, folder: Path) -> Path:
 
 def trained(program: str, given: list[str]) -> str:
     """In a rank: what this program says when it ends itself. Each checkpoint is kept, under its step."""
-    spec = importlib.util.spec_from_file_location("program", program)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = loaded(program)
     save = module.save
 
     def save_and_keep(path, model, optimizer, place):
@@ -112,12 +112,35 @@ def trained(program: str, given: list[str]) -> str:
         if int(os.environ["RANK"]) == 0:
             shutil.copy(path, f"{path}.{place['step']}")
 
-    module.save, sys.argv = save_and_keep, [program, *given]
+    module.save = save_and_keep
+    return said(module, [program, *given])
+
+
+def loaded(program: str) -> ModuleType:
+    """The program as a module; it finds the other programs beside it."""
+    sys.path.insert(0, str(EXAMPLES))
+    spec = importlib.util.spec_from_file_location("program", program)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def said(module: ModuleType, command_line: list[str]) -> str:
+    """What this program says when it ends itself; "" if it comes to its end."""
+    sys.argv = command_line
     try:
         module.main()
     except SystemExit as ended:
         return str(ended)
     return ""
+
+
+def without_dropout(program: str, given: list[str]) -> str:
+    """In a rank: what this program says, whose dropout zeroes nothing."""
+    module = loaded(program)
+    layer = torch.nn.TransformerEncoderLayer
+    torch.nn.TransformerEncoderLayer = lambda *sizes, **how: layer(*sizes, **how | {"dropout": 0.0})
+    return said(module, [program, *given])
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +212,32 @@ def test_whatever_a_checkpoint_forgets_changes_the_losses(forgotten: str | None,
 @pytest.mark.slow
 def test_a_checkpoint_of_another_world_size_is_refused_in_a_sentence(one_epoch: Path, tmp_path: Path) -> None:
     (told,) = resumed(one_epoch, tmp_path, DDP, num_ranks=1)
+    assert "is of 2 ranks: start as many, or name another --checkpoint" in told
+
+
+@pytest.fixture(scope="module")
+def fsdp_in_bf16(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an epoch of train_fsdp in bf16, without dropout."""
+    return in_bf16(FSDP, tmp_path_factory.mktemp("fsdp"))
+
+
+def in_bf16(program: Path, folder: Path) -> Path:
+    ranks = launch(without_dropout, NUM_RANKS, str(program), arguments(folder, 1, precision="bf16"), timeout_s=120)
+    assert list(ranks) == [""] * NUM_RANKS
+    return folder
+
+
+@pytest.mark.slow
+def test_the_losses_of_both_programs_agree_in_bf16(fsdp_in_bf16: Path, tmp_path: Path) -> None:
+    """Their rounding differs by less than that of a loss in bf16, whose last digit is worth 0.016 here."""
+    ddp, fsdp = ([float(loss) for _, loss in losses(folder)] for folder in (in_bf16(DDP, tmp_path), fsdp_in_bf16))
+    assert len(ddp) == len(fsdp) == len(set(fsdp)) and max(abs(a - b) for a, b in zip(ddp, fsdp)) < 0.005
+
+
+@pytest.mark.slow
+def test_train_fsdp_too_refuses_a_checkpoint_of_another_world_size(fsdp_in_bf16: Path) -> None:
+    given = arguments(fsdp_in_bf16, 2, precision="bf16")
+    (told,) = launch(without_dropout, 1, str(FSDP), given, timeout_s=120)
     assert "is of 2 ranks: start as many, or name another --checkpoint" in told
 
 

@@ -56,6 +56,12 @@ class Layout:
         """How many GPUs it needs."""
         return self.pp * self.dp * self.tp * self.cp
 
+    @property
+    def spans(self) -> dict[str, int]:
+        """For each axis, over how many consecutive GPUs a group of it reaches: within a node if these are one's."""
+        return {"tp": self.tp, "cp": self.tp * self.cp, "ep": self.tp * self.ep, "pp": self.num_gpus,
+                "dp": self.tp * self.cp * self.dp}
+
     def mesh(self, ranks_per_node: int | None = None) -> Mesh:
         """Its mesh, tp innermost; cp counts as dp, whose replicas' gradients are added too."""
         return Mesh.of({"pp": self.pp, "dp": self.dp * self.cp, "tp": self.tp}, ranks_per_node)

@@ -114,9 +114,7 @@ def _about(found: Search, layout: Layout, cost: Estimate) -> Iterator[str]:
            + "; ".join(f"{words} {share:.1%}" for share, words in shares if share >= 0.001) + ".")
     node = found.cluster.gpus_per_node
     sent = {axis: getattr(cost, f"{axis}_bytes") for axis in ("tp", "cp", "ep", "pp", "dp")}
-    span = {"tp": layout.tp, "cp": layout.tp * layout.cp, "ep": layout.tp * layout.ep, "pp": layout.num_gpus,
-            "dp": layout.tp * layout.cp * layout.dp}
-    where = {axis: "inside nodes" if span[axis] <= node else "across nodes" for axis in sent}
+    where = {axis: "inside nodes" if layout.spans[axis] <= node else "across nodes" for axis in sent}
     yield "A GPU sends " + ", ".join(f"{num_bytes / 1e9:.1f} GB along {axis} ({where[axis]})"
                                      for axis, num_bytes in sent.items() if getattr(layout, axis) > 1) + "."
 
