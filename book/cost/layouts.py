@@ -82,8 +82,34 @@ class Layout:
         return ", ".join([*parts, f"{self.recompute or 'no'} recompute"])
 
 
+# What the parts of a layout are called where people type them, and the words for those that are no numbers.
+SPELLED = {"pp": "pp", "dp": "dp", "tp": "tp", "cp": "cp", "ep": "ep", "micro": "micro_batch_size",
+           "stages": "stages_per_rank", "zero": "zero_stage", "replicas": "replicas", "sp": "sequence_parallel",
+            "recompute": "recompute"}
+
+
+def layout_of(text: str, num_gpus: int = 0) -> Layout:
+    """The layout of words such as "pp=4,tp=8,zero=1,recompute=full", by the names of SPELLED.
+
+    What is not said is 1, 0 for zero, no for recompute, 1 for sp where tp is above 1, for dp what `num_gpus` leaves.
+    Raises ValueError, with an example, for other words, and for what is no layout.
+    """
+    said = {name.strip(): value.strip() for name, _, value in (part.partition("=") for part in text.split(","))}
+    strange = [f"{name}={value}" for name, value in said.items()
+               if name not in SPELLED or not (value.isdigit() or name == "recompute")]
+    if strange:
+        raise ValueError(f"a layout is written pp=2,dp=4,tp=8,cp=1,ep=1,micro=1,stages=1,zero=1,sp=1,recompute=full; "
+                         f"{', '.join(strange)} is not part of one")
+    sizes = {name: int(value) for name, value in said.items() if name != "recompute"}
+    rest = sizes.get("pp", 1) * sizes.get("tp", 1) * sizes.get("cp", 1)
+    sizes = {"dp": max(num_gpus // max(rest, 1), 1), "pp": 1, "tp": 1, "sp": int(sizes.get("tp", 1) > 1), **sizes}
+    recompute = said.get("recompute", "no")
+    return Layout(**{SPELLED[name]: size for name, size in sizes.items()},
+                  recompute=None if recompute in ("no", "none") else recompute)
+
+
 def all_layouts(model: Transformer, num_gpus: int, global_batch: int, most_tp: int | None = None, most_cp: int = 1,
-                most_ep: int = 1, node: int = 0) -> Columns:
+                most_ep: int = 1, node: int = 0, smallest: bool = False) -> Columns:
     """Every layout of a model on all of these GPUs that divides evenly, as Columns of Layout.
 
     tp divides heads, keys and width, pp times stages_per_rank the layers or up to two more (the embedding and the head
@@ -92,12 +118,13 @@ def all_layouts(model: Transformer, num_gpus: int, global_batch: int, most_tp: i
     Recomputation is none, full, and between them "selective" where scores are kept, else "half". Interleaving needs a
     number of micro-batches that pp divides, as Megatron does; sequence parallelism tokens that tp divides; ZeRO two
     replicas or more. `most_tp`, `most_cp` and `most_ep` bound these. With `node`, the GPUs of a node, ZeRO-2 and 3 that
-    have no pipeline are there in 2, 4, 8 replicas too, as long as each fills nodes.
+    have no pipeline are there in 2, 4, 8 replicas too, as long as each fills nodes. `smallest` leaves those of which
+    one needs the least memory: micro-batches of one sequence, one stage a rank, full recomputation, no replicas.
     """
-    shapes = np.array(list(_shapes(model, num_gpus, global_batch, (most_tp or num_gpus, most_cp, most_ep))),
+    shapes = np.array(list(_shapes(model, num_gpus, global_batch, (most_tp or num_gpus, most_cp, most_ep), smallest)),
                       dtype=np.int32).reshape(-1, 7)
     between = "selective" if model.attention == "scores" else "half"
-    recompute = [-1, *(RECOMPUTE.index(how) - 1 for how in (between, "full"))]
+    recompute = [-1, *(RECOMPUTE.index(how) - 1 for how in (between, "full"))][-1 if smallest else 0:]
     choices = np.array(list(product(range(4), (0, 1), recompute, [1])), dtype=np.int32)
     rows = np.hstack([np.repeat(shapes, len(choices), axis=0), np.tile(choices, (len(shapes), 1))])
     _, dp, tp, cp, _, _, _, zero_stage, sequence_parallel, *_ = rows.T
@@ -120,7 +147,7 @@ def _replicated(rows: np.ndarray, num_gpus: int, node: int) -> Iterator[np.ndarr
 
 
 def _shapes(model: Transformer, num_gpus: int, global_batch: int,
-            most: tuple[int, int, int]) -> Iterator[tuple[int, ...]]:
+            most: tuple[int, int, int], smallest: bool) -> Iterator[tuple[int, ...]]:
     """pp, dp, tp, cp, ep, micro_batch_size and stages_per_rank of every layout."""
     for tp, cp in product(divisors(num_gpus), divisors(min(most[1], num_gpus))):
         if tp > most[0] or model.num_heads % tp or model.kv_heads % tp:
@@ -131,10 +158,10 @@ def _shapes(model: Transformer, num_gpus: int, global_batch: int,
             dp = num_gpus // tp // cp // pp
             if not divides(model.num_layers, pp) or global_batch % dp:
                 continue
-            sizes = divisors(global_batch // dp) if cp == 1 else [1]
+            sizes = divisors(global_batch // dp) if cp == 1 and not smallest else [1]
             for micro_batch_size, ep in product(sizes, _experts_over(model, dp * cp * tp, most[2])):
                 yield pp, dp, tp, cp, ep, micro_batch_size, 1
-                if pp > 1 and global_batch // dp // micro_batch_size % pp == 0:
+                if pp > 1 and not smallest and global_batch // dp // micro_batch_size % pp == 0:
                     for stages_per_rank in range(2, model.num_layers // pp + 2):
                         if divides(model.num_layers, pp * stages_per_rank):
                             yield pp, dp, tp, cp, ep, micro_batch_size, stages_per_rank

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -40,8 +41,8 @@ class Search:
 
     @property
     def usable(self) -> np.ndarray:
-        """Bytes that each layout may need: the part of the memory that is kept free is of what varies in a step."""
-        return usable_bytes(self.cluster) + (1 - self.cluster.usable_share) * self.frozen
+        """Bytes that each layout may need."""
+        return np.asarray(usable_bytes(self.cluster, self.frozen))
 
     @property
     def ranked(self) -> np.ndarray:
@@ -72,21 +73,21 @@ class Search:
         return order[np.concatenate([[True], least[1:] < least[:-1]])] if len(order) else order
 
 
-def usable_bytes(cluster: Cluster) -> float:
-    """Bytes of a GPU's memory that a layout may need."""
-    return float(cluster.usable_bytes)
+def usable_bytes(cluster: Cluster, frozen: Any = 0.0) -> Any:
+    """Bytes of a GPU's memory that a layout may need, of which `frozen` don't vary: the free part is of the others."""
+    return cluster.usable_bytes + (1 - cluster.usable_share) * np.minimum(frozen, cluster.memory_bytes)
 
 
 def search(model: Transformer, cluster: Cluster, global_batch: int, each: StateBytes = ADAM_MIXED,
            overlap: bool = False, most_tp: int | None = None, most_cp: int = 1, most_ep: int = 1,
-           tuning: Tuning = FULL, replicated: bool = False) -> Search:
+           smallest: bool = False, tuning: Tuning = FULL, replicated: bool = False) -> Search:
     """Estimate all layouts of a model on all GPUs of a cluster, for steps of `global_batch` sequences.
 
-    `each`, `overlap` and `tuning` are as in `estimates`; `most_tp`, `most_cp` and `most_ep` bound these axes; with
-    `replicated`, replicas of shards that fill nodes are there too.
+    `each`, `overlap` and `tuning` are as in `estimates`, the rest as in `all_layouts`; with `replicated`, replicas of
+    shards that fill nodes are there too.
     """
     layouts = all_layouts(model, cluster.num_gpus, global_batch, most_tp, most_cp, most_ep,
-                          cluster.gpus_per_node if replicated else 0)
+                          cluster.gpus_per_node if replicated and not smallest else 0, smallest)
     found = estimates(model, cluster, layouts, global_batch, each, overlap, tuning=tuning)
     frozen = frozen_bytes(model, cluster, layouts, global_batch, tuning)
     every = Search(model, cluster, global_batch, layouts, found, np.ones(len(layouts), bool), frozen)

@@ -85,10 +85,10 @@ def estimates(model: Transformer, cluster: Cluster, layouts: Sequence[Layout], g
     return Columns(Estimate, {**found, "mfu": flops / (peak * found["step_s"])})
 
 
-def frozen_bytes(model: Transformer, cluster: Cluster, layouts: Columns, global_batch: int,
+def frozen_bytes(model: Transformer, cluster: Cluster, layouts: Sequence[Layout], global_batch: int,
                  tuning: Tuning) -> np.ndarray:
     """Bytes of frozen parameters in a GPU's memory, of each layout."""
-    terms = Terms(model.sizes, cluster, layouts, global_batch, tuning.each, tuning)
+    terms = Terms(model.sizes, cluster, Columns.from_rows(Layout, layouts), global_batch, tuning.each, tuning)
     return terms.by("zero_stage", range(4), terms.fixed)
 
 

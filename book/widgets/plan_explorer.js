@@ -27,8 +27,9 @@ const whole = x => round(x).toLocaleString("en");
 
 // # answer
 function answer({ model, gpu, software, gpus, memory_bytes, across_bytes_per_s, millions, price }, data) {
-  const { bars, ...machine } = data.kinds[`${gpu} ${software}`];
-  const cluster = { ...machine, num_gpus: gpus, memory_bytes, across_bytes_per_s };
+  const { kind, ...machine } = data.machines[gpu];
+  const { bars, ...constants } = data.kinds[`${kind} ${software}`];
+  const cluster = { ...machine, ...constants, num_gpus: gpus, memory_bytes, across_bytes_per_s };
   const sizes = data.models[model];
   const batch = plan_answer.default_batch(sizes, gpus, millions * 2 ** 20);
   const bar = bars[sizes.num_experts > 1 ? 1 : 0];
