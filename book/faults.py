@@ -1,8 +1,9 @@
 """L1: what failures cost a training run: how often to save, and a run in which hardware fails.
 
 A job on some nodes trains for `interval_s`, saves for `save_s`, and so on. Nodes fail at any time, each after
-`mtbf_s` on average. A failure throws away what was not yet saved; the job restarts for `restart_s` and goes on from the
-last whole checkpoint. The job's own mean time between failures is that of a node divided by their number.
+`mtbf_s` on average. A failure throws away what was not yet saved. After `restart_s`, which includes the time until it
+is noticed, the job goes on from the last whole checkpoint. The job's own mean time between failures is that of a node
+divided by their number.
 """
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "scontrol", "sinfo")
+NODES = ("127.0.0.1", "127.0.0.2")  # names that every machine finds
 READY_S = 60
 CONF = """ClusterName=lockstep
 SlurmctldHost={host}(127.0.0.1)
@@ -32,9 +33,9 @@ SlurmctldPort={ports[0]}
 ReturnToService=2
 SwitchType=switch/none
 MpiDefault=none
-NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 State=UNKNOWN
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 State=UNKNOWN
-PartitionName=cpu Nodes=n0,n1 Default=YES MaxTime=10 State=UP OverSubscribe=FORCE
+NodeName=127.0.0.1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 State=UNKNOWN
+NodeName=127.0.0.2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 State=UNKNOWN
+PartitionName=cpu Nodes=127.0.0.[1-2] Default=YES MaxTime=10 State=UP OverSubscribe=FORCE
 """
 
 
@@ -44,7 +45,7 @@ class NoSlurm(RuntimeError):
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[dict[str, str]]:
-    """Two nodes, n0 and n1, ready for jobs; gives the environment for sbatch and the like."""
+    """Two nodes, ready for jobs; gives the environment for sbatch and the like."""
     missing = [name for name in PROGRAMS if not shutil.which(name)]
     if missing or os.geteuid() != 0:
         raise NoSlurm(f"a Slurm cluster needs root and {', '.join(missing) or 'nothing else'}: "
@@ -66,7 +67,7 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
 
 def _prepare(folder: Path) -> None:
     """What the daemons need: their folders, a key, the configuration."""
-    for name in ("state", "spool-n0", "spool-n1"):
+    for name in ("state", *(f"spool-{node}" for node in NODES)):
         (folder / name).mkdir(parents=True)
     key = folder / "munge.key"
     key.write_bytes(secrets.token_bytes(1024))
@@ -82,7 +83,7 @@ def _commands(folder: Path) -> list[Sequence[str]]:
              "seed-file": "munge.seed"}
     munge = [f"--{name}={folder / file}" for name, file in files.items()]
     return [["munged", "--force", "--foreground", *munge], ["slurmctld", "-D"],
-            ["slurmd", "-D", "-N", "n0"], ["slurmd", "-D", "-N", "n1"]]
+            *(["slurmd", "-D", "-N", node] for node in NODES)]
 
 
 def _wait_until_ready(environment: dict[str, str], folder: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import io
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from types import ModuleType
@@ -13,6 +14,9 @@ from typing import Any
 
 import nbformat
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -24,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from book.collectives import parameter_server_all_reduce
 from book.cost import Link, root_sent_bytes
+from book.launch import launch
 from book.parallel import data, hybrid, pipeline, sharded, tensor
 from book.simulate import simulate
 from tests.website import ROOT
@@ -154,3 +159,46 @@ def test_threads_send_what_a_star_sends_on_every_link() -> None:
             planned[event.rank, event.peer] += event.num_bytes
         assert counted == pytest.approx(planned)
         assert sum(counted[0, r] for r in range(num_replicas)) == root_sent_bytes(num_replicas, num_bytes)
+
+
+def outside_of(num_groups: int) -> list[str]:
+    """In rank 3, which is in none of the groups: what each call in the first one does."""
+    dist.init_process_group("gloo")
+    first, *_ = [dist.new_group(ranks) for ranks in ([0, 1], [0, 2])[:num_groups]]
+    x, did = torch.ones(1), []
+    for call in (lambda: dist.send(x, 1, group=first), lambda: dist.broadcast(x, 1, group=first),
+                 lambda: dist.reduce(x, 1, group=first), lambda: dist.scatter(x, None, 1, group=first),
+                 lambda: dist.isend(x, 1, group=first), lambda: dist.all_reduce(x, group=first)):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            try:
+                call() if dist.get_rank() == 3 else None
+                did.append("warns" if told else "nothing")
+            except ValueError:
+                did.append("raises")
+    return did
+
+
+@pytest.mark.slow
+def test_outside_a_group_only_send_always_raises() -> None:
+    """What broadcast, reduce, scatter and isend do there depends on whether there is another such group."""
+    assert launch(outside_of, 4, 1, check_calls=False)[3] == ["raises", *["warns"] * 5]
+    assert launch(outside_of, 4, 2, check_calls=False)[3] == [*["raises"] * 5, "warns"]
+
+
+def reshards_as() -> dict[int, str]:
+    """In a rank: what `reshard_after_forward` makes of 1, 2 and 4 ranks."""
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (4,))
+    found = {}
+    for number in (1, 2, 4):
+        module = nn.Linear(8, 8)
+        fully_shard(module, mesh=mesh, reshard_after_forward=number)
+        into = module._get_fsdp_state()._fsdp_param_group.post_forward_mesh_info
+        found[number] = "False" if into is None else f"over {into.shard_mesh_size}"
+    return found
+
+
+@pytest.mark.slow
+def test_fully_shard_takes_1_as_false_and_all_ranks_as_true() -> None:
+    assert launch(reshards_as, 4)[0] == {1: "False", 2: "over 2", 4: "over 4"}

@@ -17,6 +17,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
+from torch.distributed.elastic.rendezvous.api import RendezvousParameters
+from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
 
 from benchmarks import across
 from book.collectives import ring_all_reduce
@@ -25,7 +27,7 @@ from book.execute import execute
 from book.hosts import CARD, Agents, Hosts, NoHosts
 from book.launch import launch, rank_device
 from book.record import lanes
-from tests.slurm import NoSlurm, cluster
+from tests.slurm import NODES, NoSlurm, cluster
 from tests.test_chapters import cells
 from tests.test_launch_processes import LIMIT_S, PROGRAMS, wait_until_gone
 from tests.website import ROOT
@@ -150,7 +152,7 @@ def test_an_interrupted_cell_leaves_no_process(chapter, tmp_path):
 
 SCRIPT, PROGRAM = ROOT / "examples" / "slurm" / "job.sbatch", ROOT / "examples" / "report_ranks.py"
 SLURM_LIMIT_S = 240
-SLURM_LINE = re.compile(r"rank (\d) of 4, local rank (\d), node (n\d), sum 4")
+SLURM_LINE = re.compile(r"rank (\d) of 4, local rank (\d), node ([\d.]+), sum 4")
 
 
 @pytest.fixture(scope="module")
@@ -165,29 +167,77 @@ def slurm():
         shutil.rmtree(folder)
 
 
-def submitted(slurm, folder, program):
-    """What a job printed, and how sbatch ended. The nodes are one machine, so it says where the store is."""
-    environment = {**slurm, "PYTHON": sys.executable, "FIRST": "127.0.0.1", "LOCAL_ADDR": "127.0.0.1",
-                   "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(["sbatch", "--wait", f"--output={folder}/job.out", str(SCRIPT), str(program)],
-                          env=environment, cwd=folder, capture_output=True, text=True, timeout=SLURM_LIMIT_S)
+ON_ONE_MACHINE = {"PYTHON": sys.executable, "LOCAL_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def submitted(slurm, folder, *program, **settings):
+    """What a job printed, and how sbatch ended."""
+    done = subprocess.run(["sbatch", "--wait", f"--output={folder}/job.out", str(SCRIPT), *map(str, program)],
+                          env={**slurm, **ON_ONE_MACHINE, **settings}, cwd=folder, capture_output=True, text=True,
+                          timeout=SLURM_LIMIT_S)
     return (folder / "job.out").read_text(), done.returncode
+
+
+def spans_two_nodes(told):
+    ranks = sorted(SLURM_LINE.findall(told))
+    assert [(rank, local) for rank, local, _ in ranks] == [("0", "0"), ("1", "1"), ("2", "0"), ("3", "1")], told
+    return ranks[0][2] == ranks[1][2] != ranks[2][2] == ranks[3][2]  # which is first is up to the agents
 
 
 @pytest.mark.slow
 def test_a_job_spans_two_nodes(slurm, tmp_path):
     told, status = submitted(slurm, tmp_path, PROGRAM)
-    ranks = sorted(SLURM_LINE.findall(told))
-    assert status == 0, told
-    assert [(rank, local) for rank, local, _ in ranks] == [("0", "0"), ("1", "1"), ("2", "0"), ("3", "1")]
-    assert ranks[0][2] == ranks[1][2] != ranks[2][2] == ranks[3][2]
+    assert status == 0 and spans_two_nodes(told), told
+    shown = subprocess.run(["scontrol", "--oneliner", "show", "jobs"], env=slurm, capture_output=True, text=True)
+    assert "NodeList=127.0.0.[1-2]" in shown.stdout and "Requeue=1" in shown.stdout, "a short form, which scontrol read"
+
+
+FAILS_AT_FIRST = """import os, pathlib, runpy, sys
+print(f"told {sys.argv[1:]}", flush=True)
+if os.environ["RANK"] == "3" and not pathlib.Path(f"{__file__}.failed").exists():
+    pathlib.Path(f"{__file__}.failed").touch()
+    sys.exit(5)
+runpy.run_path(sys.argv[2], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_is_started_again_with_its_arguments(slurm, tmp_path):
+    failing = tmp_path / "fails_at_first.py"
+    failing.write_text(FAILS_AT_FIRST)
+    told, status = submitted(slurm, tmp_path, failing, "two words", PROGRAM)
+    assert status == 0 and spans_two_nodes(told), told
+    assert told.count(f"told ['two words', '{PROGRAM}']") == 8, told
+
+
+STANDS_IN = {  # for Slurm: what it would write, and what it would start on each of two nodes
+    "scontrol": f'[ "$*" = "show hostnames short[1-2]" ] && printf "{NODES[0]}\\n{NODES[1]}\\n"',
+    "srun": """while [ "${1#--}" != "$1" ]; do shift; done
+        SLURM_NODEID=1 SLURMD_NODENAME=127.0.0.2 "$@" & other=$!
+        SLURM_NODEID=0 SLURMD_NODENAME=127.0.0.1 "$@" && wait $other"""}
+
+
+@pytest.mark.slow
+def test_the_script_names_the_first_node_and_passes_arguments_where_slurm_has_stand_ins(tmp_path):
+    for name, text in STANDS_IN.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    failing = tmp_path / "fails_at_first.py"
+    failing.write_text(FAILS_AT_FIRST)
+    slurm = {"SLURM_JOB_NODELIST": "short[1-2]", "SLURM_NNODES": "2", "SLURM_CPUS_PER_TASK": "2",
+             "SLURM_JOB_ID": str(os.getpid()), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", str(SCRIPT), str(failing), "two words", str(PROGRAM)],
+                          env={**os.environ, **ON_ONE_MACHINE, **slurm}, capture_output=True, text=True,
+                          timeout=SLURM_LIMIT_S)
+    assert done.returncode == 0 and spans_two_nodes(done.stdout), done.stderr
+    assert done.stdout.count(f"told ['two words', '{PROGRAM}']") == 8, done.stdout
 
 
 @pytest.mark.slow
 def test_a_rank_that_fails_ends_the_job(slurm, tmp_path):
     failing = tmp_path / "fails.py"
     failing.write_text("import os, sys, time\nif os.environ['RANK'] == '3':\n    sys.exit(5)\ntime.sleep(200)\n")
-    told, status = submitted(slurm, tmp_path, failing)
+    told, status = submitted(slurm, tmp_path, failing, MAX_RESTARTS="0")
     assert status != 0 and "exitcode  : 5" in told, told
 
 
@@ -208,15 +258,46 @@ def objects():
     return {one["kind"]: one for path in FOLDER.glob("*.yaml") for one in yaml.safe_load_all(path.read_text())}
 
 
+def agents_options(container, index):
+    """What a container of `bash -c` passes to torchrun in the pod of this number."""
+    (line,) = container["args"]
+    assert container["command"] == ["bash", "-c"] and line.startswith("exec torchrun ")
+    done = subprocess.run(["bash", "-c", line.replace("exec torchrun", "printf '%s\\n'")], check=True, text=True,
+                          capture_output=True, env={**os.environ, "JOB_COMPLETION_INDEX": str(index)})
+    return dict(word.removeprefix("--").split("=", 1) for word in done.stdout.split() if word.startswith("--"))
+
+
 def test_the_agents_of_a_job_meet_at_its_first_pod(objects):
     job, service = objects["Job"], objects["Service"]
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
-    options = dict(arg.removeprefix("--").split("=") for arg in pod["containers"][0]["args"] if arg.startswith("--"))
+    options = agents_options(pod["containers"][0], 0)
     assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"] == int(options["nnodes"])
     assert pod["subdomain"] == service["metadata"]["name"]
     assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
     assert options["rdzv-endpoint"] == f"{job['metadata']['name']}-0.{pod['subdomain']}:29500"
     assert int(options["nproc-per-node"]) == pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
+
+
+def test_the_first_pod_of_a_job_hosts_the_store_though_no_name_is_known_yet(objects):
+    """From the name alone no pod would: it is unknown here, as it is before DNS has an address for it."""
+    container, hosts = objects["Job"]["spec"]["template"]["spec"]["containers"][0], []
+    for index in (0, 1):
+        options = agents_options(container, index)
+        key, said = options["rdzv-conf"].split("=")
+        asked = RendezvousParameters("c10d", options["rdzv-endpoint"], options["rdzv-id"], 2, 2, **{key: said})
+        hosts.append(asked.get_as_bool("is_host"))
+    assert hosts == [True, False]
+    assert not _matches_machine_hostname(options["rdzv-endpoint"].partition(":")[0])
+
+
+def test_each_container_that_runs_ranks_has_shared_memory(objects):
+    (patch,) = objects["TrainJob"]["spec"]["runtimePatches"]
+    (of_runtime,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    for pod in objects["Job"]["spec"]["template"]["spec"], of_runtime["template"]["spec"]["template"]["spec"]:
+        (container,), (volume,) = pod["containers"], pod["volumes"]
+        assert container["volumeMounts"] == [{"name": volume["name"], "mountPath": "/dev/shm"}]
+        assert volume["emptyDir"]["medium"] == "Memory"
+    assert of_runtime["name"] == of_runtime["template"]["spec"]["template"]["spec"]["containers"][0]["name"] == "node"
 
 
 def test_a_rank_has_a_gpu_in_a_trainjob(objects):

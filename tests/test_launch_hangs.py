@@ -161,6 +161,24 @@ def test_a_faulty_program_gets_the_message_on_the_page(program: faults.Program) 
     assert on_page.rstrip() == faults.section(program, said).rstrip(), "run `python examples/faults.py --page`"
 
 
+def test_what_stands_around_the_programs_is_on_the_page() -> None:
+    page = faults.PAGE.read_text("utf-8")
+    assert page.startswith(faults.HEAD + faults.HANGS) and page.endswith(faults.TAIL)
+    assert faults.FAILS in page and faults.SILENT in page
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_a_clock_that_nobody_stops_ends_a_healthy_program_after_its_loop(cancelled: bool) -> None:
+    """The page's loop, with tenths of a second for its minutes: the last save takes longer than a step may."""
+    (loop,) = re.findall(r"^for batch in loader:\n.*?(?=^```)", faults.TAIL, re.DOTALL | re.MULTILINE)
+    lines = loop.replace("120", "0.3").replace("    ...", "    pass").splitlines()
+    assert lines[-1].startswith("faulthandler.cancel_dump_traceback_later()")
+    program = ["import faulthandler, time", "loader = range(3)", *(lines if cancelled else lines[:-1]),
+               "time.sleep(1)", "print('saved')"]
+    done = subprocess.run([sys.executable, "-c", "\n".join(program)], capture_output=True, text=True, timeout=60)
+    assert (done.stdout == "saved\n") == cancelled and ("Timeout" in done.stderr) != cancelled
+
+
 @pytest.mark.parametrize("name", list(EXPECTED))
 def test_the_message_names_the_cause_and_the_line(name: str) -> None:
     cause, source = EXPECTED[name]

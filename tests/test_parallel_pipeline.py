@@ -326,6 +326,16 @@ def multiplied(run):
     return done, counted.get_total_flops()
 
 
+def test_the_backward_of_stage_0_costs_what_that_of_the_next_stage_does():
+    """Its input, token numbers, gets no gradient; but the gradient has to go down to the embeddings."""
+    gpt, costs = GPT.seeded(CONFIG, seed=0), []
+    between = torch.randn(SIZE, CONFIG.context, CONFIG.width, dtype=CONFIG.dtype, requires_grad=True)
+    for number, x in enumerate((torch.zeros(SIZE, CONFIG.context, dtype=torch.long), between)):
+        y = GPTStage(copy.deepcopy(gpt), number, 3)(x)
+        costs.append(multiplied(lambda: y.backward(torch.ones_like(y)))[1])  # noqa: B023
+    assert costs[0] == costs[1] > 0
+
+
 def test_a_split_backward_costs_the_same_products_and_gives_the_same_result():
     stage, x = a_stage()
     y, forward = multiplied(lambda: stage(x))

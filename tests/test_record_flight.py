@@ -1,5 +1,6 @@
 """Flight Recorder's dumps: written by real ranks that hang, read, merged into a trace, and the guilty rank found."""
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,15 @@ def test_a_call_that_is_done_at_once_but_differs_is_guilty():
     flights = dumped([("all_reduce", False)], [("barrier", True)], [("all_reduce", False)])
     assert flight.guilty(flights) == (1,)
     assert flight.verdict(flights).endswith("rank 1's call 1 was barrier(float [4])")
+
+
+def test_on_nccl_the_rank_whose_call_is_only_queued_is_guilty_though_all_have_made_it():
+    """What watchdogs dump with TORCH_NCCL_ENABLE_TIMING=1: rank 1's GPU is still at what it was given before."""
+    flights = [replace(one, calls=(replace(one.calls[0], started=one.rank != 1),))
+               for one in dumped(*[[("all_reduce", False)]] * 3)]
+    assert flight.guilty(flights) == (1,)
+    queued = [replace(one, calls=(replace(one.calls[0], started=False),)) for one in flights]
+    assert flight.guilty(queued) == (), "without the starts nobody can tell"
 
 
 def test_of_a_chain_of_waiting_ranks_the_one_that_waits_for_nobody_is_guilty():

@@ -197,7 +197,7 @@ def test_formulas_are_mathml_and_show(site_url: str, browser: Browser) -> None:
 def test_a_plot_is_described_by_its_title(site: Site) -> None:
     pages = [path.read_text("utf-8") for path in site.folder.glob("*/[0-9]*.html")]
     described = [alt for page in pages for alt in re.findall(r'<img alt="([^"]*)"', page)]
-    assert "What the busiest of 6 ranks sends" in described and "Two senders behind one card" in described
+    assert "What the busiest of 6 links carries" in described and "Two senders behind one card" in described
     assert len(described) > 30 and not [alt for alt in described if alt.endswith(".png")]
 
 

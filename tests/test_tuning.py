@@ -267,6 +267,32 @@ def test_a_shell_asks_for_fine_tuning(capsys: pytest.CaptureFixture[str]) -> Non
     assert "the first 28 layers frozen" in said and "12 of the optimizer in the memory of the host" in said
 
 
+@pytest.mark.parametrize("options, change, works", [
+    ([], "--train lora: ", ["--train", "lora"]),
+    (["--gpus", "4"], "--optimizer adam8bit: ", ["--gpus", "4", "--optimizer", "adam8bit"]),
+    (["--gpu", "a10g", "--train", "lora", "--sequence", "4096"], "--train qlora: ",
+     ["--gpu", "a10g", "--train", "qlora", "--sequence", "4096"])])
+def test_a_refusal_names_smaller_state_that_works(options: list[str], change: str, works: list[str],
+                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    ask = ["plan", "llama3-8b", "--gpus", "1", "--gpu", "rtx4090", "--sequence", "2048"]
+    assert main([*ask, *options]) == 2
+    assert f"change   {change}" in capsys.readouterr().err
+    assert main([*ask, *works]) == 0
+
+
+def test_a_layout_of_ones_own_is_estimated_for_fine_tuning(capsys: pytest.CaptureFixture[str]) -> None:
+    """It has the same numbers as the plan that chose it, and one that does not fit has others that do."""
+    ask = ["llama3-8b", "--gpus", "1", "--gpu", "rtx4090", "--sequence", "2048", "--train", "lora"]
+    assert main(["plan", *ask]) == 0
+    memory = [line for line in capsys.readouterr().out.splitlines() if line.startswith("memory")]
+    assert main(["estimate", *ask, "--layout", "micro=1,recompute=full"]) == 0
+    said = capsys.readouterr().out
+    assert memory[0] in said and "adapters of rank 16" in said and "does not fit" not in said
+    assert main(["estimate", *ask, "--layout", "micro=1"]) == 0
+    said = capsys.readouterr().out
+    assert "it does not fit" in said and "change   21.9 GB" in said
+
+
 @pytest.mark.parametrize("options, words", [
     (["--train", "dora"], "train is one of full, lora, qlora"), (["--optimizer", "lion"], "optimizer is one of adam"),
     (["--offload", "weights"], "offload is one of optimizer"), (["--train", "lora", "--rank", "0"], "at least 1"),

@@ -248,7 +248,8 @@ def megatron_options(plan: Plan) -> str:
     return " \\\n".join(_megatron(plan))
 
 
-def _megatron(plan: Plan) -> Iterator[str]:
+def _megatron_model(plan: Plan) -> Iterator[str]:
+    """The model's options."""
     layout, model = plan.layout, plan.model
     if model.qk_norm == "whole" or model.num_norms != 2 or model.sinks or model.window:
         raise ValueError(f"no options are known here for the norms, windows or sinks of {plan.model_name}")
@@ -276,6 +277,11 @@ def _megatron(plan: Plan) -> Iterator[str]:
         yield f"--moe-ffn-hidden-size {model.experts.width} --expert-model-parallel-size {layout.ep}"
         yield "--expert-tensor-parallel-size 1 --moe-token-dispatcher-type alltoall --moe-grouped-gemm"
         yield from _deepseek(model)
+
+
+def _megatron(plan: Plan) -> Iterator[str]:
+    layout, model = plan.layout, plan.model
+    yield from _megatron_model(plan)
     yield f"--tensor-model-parallel-size {layout.tp} --pipeline-model-parallel-size {layout.pp}"
     yield f"--context-parallel-size {layout.cp}" + " --sequence-parallel" * layout.sequence_parallel
     if layout.stages_per_rank > 1:

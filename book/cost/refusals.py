@@ -72,16 +72,9 @@ def _parts(cost: Estimate, question: Question) -> str:
 
 def _enough(question: Question) -> Iterator[str]:
     """The fewest GPUs of this kind that are enough, and if there are such, the most that are fewer."""
-    counts = _counts(question.cluster.gpus_per_node)
-    more = next((count for count in counts if count > question.gpus and _roomy(question, count)
-                 and fits(replace(question, gpus=count))), 0)
-    fewer = next((count for count in reversed(counts) if count < question.gpus and _roomy(question, count)
-                  and fits(replace(question, gpus=count))), 0)
-    node, name = question.cluster.gpus_per_node, question.gpu_name
+    node, name, more = question.cluster.gpus_per_node, question.gpu_name, _fewest(question, question.gpus)
+    fewer = next((count for count in reversed(_counts(node)) if count < question.gpus and _works(question, count)), 0)
     if more:
-        before = [count for count in range(more - node, question.gpus, -node) if count > more * 3 // 4]
-        more = min([more, *(count for count in before if _roomy(question, count)
-                            and fits(replace(question, gpus=count)))])
         nodes = f" ({more // node} nodes)" if more > node and not more % node else ""
         yield f"enough   {more:,} {name}{nodes}" + (f"; {fewer:,} are, too" if fewer else " are the fewest that work")
     elif fewer:
@@ -97,10 +90,19 @@ def _counts(node: int) -> list[int]:
     return [*inside, *sorted(nodes)]
 
 
-def _roomy(question: Question, num_gpus: int) -> bool:
-    """Whether the model's state would fit if it were shared out over all GPUs: if not, no layout does."""
+def _fewest(question: Question, above: int) -> int:
+    """The fewest GPUs, more than `above`, on which it fits; 0 if there are none up to MOST_GPUS."""
+    node = question.cluster.gpus_per_node
+    more = next((count for count in _counts(node) if count > above and _works(question, count)), 0)
+    before = [count for count in range(more - node, above, -node) if count > more * 3 // 4]
+    return min([more, *(count for count in before if _works(question, count))])
+
+
+def _works(question: Question, num_gpus: int) -> bool:
+    """Whether it fits on so many GPUs: not if the state, shared out over all, would not."""
     least = question.tuning.state_bytes(question.model) / num_gpus
-    return bool(least < (question.cluster.memory_bytes if question.tuning.freezes else question.cluster.usable_bytes))
+    room = question.cluster.memory_bytes if question.tuning.freezes else question.cluster.usable_bytes
+    return bool(least < room) and fits(replace(question, gpus=num_gpus))
 
 
 def _changes(question: Question) -> Iterator[str]:
@@ -119,12 +121,24 @@ def _changes(question: Question) -> Iterator[str]:
             break
         shorter = replace(shorter, model=replace(shorter.model, num_tokens=shorter.model.num_tokens // 2))
     yield from islice(_smaller(question), 1)
-    memory = question.cluster.memory_bytes
-    for name, machine in sorted(MACHINES.items(), key=lambda pair: pair[1].memory_bytes):
-        if machine.memory_bytes > memory and (question.precision == "bf16" or machine.fp8_flops_per_s):
-            if fits(replace(question, gpu=name)):
-                memory = machine.memory_bytes
-                yield f"--gpu {name}: {question.gpus:,} {name.upper()}, with {memory / 1e9:.0f} GB each"
+    yield from _other_gpus(question)
+
+
+def _other_gpus(question: Question) -> Iterator[str]:
+    """GPUs with more memory: as many, the smallest first, and else the fewest of those that have most."""
+    larger = [name for name, machine in sorted(MACHINES.items(), key=lambda pair: pair[1].memory_bytes)
+              if machine.memory_bytes > question.cluster.memory_bytes
+              and (question.precision == "bf16" or machine.fp8_flops_per_s)]
+    last = 0.0
+    for name in larger:
+        num_bytes = MACHINES[name].memory_bytes
+        if num_bytes > last and fits(replace(question, gpu=name)):
+            last = num_bytes
+            yield f"--gpu {name}: {question.gpus:,} {name.upper()}, with {num_bytes / 1e9:.0f} GB each"
+    fewest = [(_fewest(replace(question, gpu=name), question.gpus), name) for name in larger[-3:]]
+    for count, name in sorted(pair for pair in fewest if pair[0])[:1]:
+        num_bytes = MACHINES[name].memory_bytes
+        yield f"--gpu {name} --gpus {count}: {count:,} {name.upper()}, with {num_bytes / 1e9:.0f} GB each"
 
 
 def _smaller(question: Question) -> Iterator[str]:

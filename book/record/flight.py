@@ -42,7 +42,8 @@ class Call:
     """A collective that a rank called: the `number`-th, counted from 1, of its group, whose global ranks are `ranks`.
 
     `what` says which, with dtype and shape; `line` is the caller's line of source, "" where it is not known. `done`
-    says whether it had completed when the rank dumped, `time_ns` when it was called, on the host's wall clock.
+    says whether it had completed when the rank dumped, `started` whether its kernel was seen to run (with NCCL, and
+    `TORCH_NCCL_ENABLE_TIMING=1`), `time_ns` when it was called, on the host's wall clock.
     """
 
     group: str
@@ -54,6 +55,7 @@ class Call:
     time_ns: int
     done: bool
     line: str
+    started: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,11 +145,12 @@ def _with_holds(called: Trace, rank: int, calls: Sequence[Call]) -> Iterator[Eve
 
 
 def guilty(flights: Sequence[Flight]) -> tuple[int, ...]:
-    """The ranks that others wait for and that wait for nobody, or, if there are none, those that call something else.
+    """The ranks that others wait for and that wait for nobody; if there are none, those that call something else.
 
+    On NCCL a rank whose GPU is stuck has made the call: it is the one whose call has not started where others' has.
     An empty tuple if no rank waits, or if ranks wait in different groups, each for another one.
     """
-    return tuple(sorted(hang_of(flights).awaited or _odd_ones(flights)))
+    return tuple(sorted(hang_of(flights).awaited or _not_started(flights) or _odd_ones(flights)))
 
 
 def hang_of(flights: Sequence[Flight]) -> Hang:
@@ -192,6 +195,15 @@ def _open(flight: Flight) -> list[Call]:
     return [call for call in flight.calls if not call.done]
 
 
+def _not_started(flights: Sequence[Flight]) -> set[int]:
+    """The ranks whose next call is only in the GPU's queue, while another rank's call of that number has started."""
+    first: dict[tuple[str, int], dict[int, bool]] = defaultdict(dict)
+    for flight in flights:
+        for call in _open(flight)[:1]:
+            first[call.group, call.number][flight.rank] = call.started
+    return {rank for ranks in first.values() if any(ranks.values()) for rank, started in ranks.items() if not started}
+
+
 def _odd_ones(flights: Sequence[Flight]) -> set[int]:
     """The ranks whose call with some number in a group, at which a rank waits, differs from that of most others."""
     odd: set[int] = set()
@@ -219,7 +231,7 @@ def _call(entry: Mapping[str, Any], groups: Mapping[str, Sequence[int]]) -> Call
     num_bytes = sum(BYTES.get(dtype, 0) * _product(size) for dtype, size in zip(dtypes, sizes))
     return Call(entry["process_group"][0], tuple(groups[entry["process_group"][0]]), entry["collective_seq_id"], op,
                 f"{op}({what})", num_bytes, entry["time_created_ns"], entry["retired"],
-                _callers_line(entry.get("frames", [])))
+                _callers_line(entry.get("frames", [])), entry["state"] != "scheduled")
 
 
 def _callers_line(frames: Iterable[Mapping[str, Any]]) -> str:
