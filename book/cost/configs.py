@@ -288,9 +288,7 @@ def _megatron(plan: Plan) -> Iterator[str]:
         yield f"--num-virtual-stages-per-pipeline-rank {layout.stages_per_rank}"
     yield f"--micro-batch-size {layout.micro_batch_size} --global-batch-size {plan.search.global_batch} --bf16" + (
         " --fp8-format hybrid" * (plan.search.cluster.overheads.linear_speedup > 1))
-    yield from _sharding(layout.zero_stage)
-    if layout.replicas > 1:
-        yield f"--num-distributed-optimizer-instances {layout.replicas}"
+    yield from _sharding(layout)
     spare = _spare(model.num_layers, layout)
     if spare:
         yield "--account-for-embedding-in-pipeline-split " * (spare > 1) + "--account-for-loss-in-pipeline-split"
@@ -316,7 +314,10 @@ def _deepseek(model: Transformer) -> Iterator[str]:
         yield f"--qk-pos-emb-head-dim {latent.rope_width}"
 
 
-def _sharding(zero_stage: int) -> Iterator[str]:
+def _sharding(layout: Layout) -> Iterator[str]:
+    zero_stage = layout.zero_stage
+    if layout.replicas > 1:
+        yield f"--num-distributed-optimizer-instances {layout.replicas}"
     if zero_stage == 1:
         yield "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
     elif zero_stage:
