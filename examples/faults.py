@@ -3,6 +3,7 @@
     python examples/faults.py            lists them
     python examples/faults.py NAME       runs one, and prints the message
     python examples/faults.py --page     runs all, and writes the page "When it hangs" of the book
+    python examples/faults.py --page NAME    runs one for it, and keeps what the page says of the others
 """
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ import faults_in_silence as silent
 import faults_that_hang as hang
 
 PAGE = Path(__file__).parents[1] / "chapters" / "95_when_it_hangs.md"
+SPACE = "\n\n"  # between a heading and the advice below it
 NUM_RANKS, HANG_S, TIMEOUT_S = 3, 0.5, 20.0
 Program = Callable[[], object]
 HELPERS = {*hang.HELPERS, *silent.HELPERS, *fail.HELPERS}  # shown above the programs that use them
@@ -176,10 +178,26 @@ call `launch(train, 4, hash_seeds=True)`, which starts each rank anew and takes 
 """
 
 
+def title(program: Program) -> str:
+    """The heading of a program's part of the page."""
+    return inspect.cleandoc(program.__doc__ or "").partition(SPACE)[0].rstrip(".")
+
+
+def sections() -> dict[str, str]:
+    """What the page has of each program, below its heading, by the program's name."""
+    programs = PAGE.read_text("utf-8").partition("\n## A job that")[0]
+    parts = dict(re.findall(r"^#### (.*)\n((?:(?!^##).*\n?)*)", programs, flags=re.MULTILINE))
+    return {program.__name__: parts[title(program)] for program in PROGRAMS if title(program) in parts}
+
+
+def said_in(part: str) -> str:
+    """The message that a part of the page shows."""
+    return re.findall(r":class: message\n(.*?)\n```", part, re.DOTALL)[0]
+
+
 def section(program: Program, said: str) -> str:
     """A program's part of the page."""
-    head, _, advice = inspect.cleandoc(program.__doc__ or "").partition("\n\n")
-    return (f"#### {head.rstrip('.')}\n\n{advice}\n\n"
+    return (f"#### {title(program)}\n\n{inspect.cleandoc(program.__doc__ or '').partition(SPACE)[2]}\n\n"
             f"```{{code-block}} python\n:linenos:\n{listing(program)}\n```\n\n"
             f"```{{code-block}} text\n:class: message\n{said}\n```\n")
 
@@ -197,10 +215,12 @@ def main() -> None:
     names = {program.__name__: program for program in PROGRAMS}
     parser = argparse.ArgumentParser(description="Faulty programs, and what book.launch says of them.")
     parser.add_argument("name", nargs="?", choices=names, metavar="NAME", help="run this program")
-    parser.add_argument("--page", action="store_true", help="run all programs, and write the book's page")
+    parser.add_argument("--page", action="store_true", help="run all programs, or this one, and write the book's page")
     options = parser.parse_args()
     if options.page:
-        PAGE.write_text(page({program: message(program) for program in PROGRAMS}), "utf-8")
+        kept = sections() if options.name else {}
+        PAGE.write_text(page({program: said_in(kept[name]) if name in kept and name != options.name
+                              else message(program) for name, program in names.items()}), "utf-8")
     elif options.name:
         print(message(names[options.name]))
     else:

@@ -87,6 +87,19 @@ def a_backend_without_its_device() -> None:
     dist.init_process_group("nccl")
 
 
+def a_second_start() -> None:
+    """The program destroys its groups and starts again.
+
+    Under torchrun such a program fails or hangs, but not every time
+    ([public report 55967](https://github.com/pytorch/pytorch/issues/55967)): both starts use one store and the same
+    keys. If you must start again, on your own servers, use another port each time.
+    """
+    for _ in range(2):
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(4))
+        dist.destroy_process_group()
+
+
 # Errors
 
 def an_output_that_no_loss_uses() -> None:
@@ -171,7 +184,8 @@ def a_loader_s_worker_that_is_killed() -> None:
 
 
 GROUPS: dict[str, list[Program]] = {
-    "Starts": [a_port_in_the_program, a_rank_by_hand, a_world_size_by_hand, a_backend_without_its_device],
+    "Starts": [a_port_in_the_program, a_rank_by_hand, a_world_size_by_hand, a_backend_without_its_device,
+               a_second_start],
     "Errors of torch": [
         an_output_that_no_loss_uses, a_root_by_its_number_in_the_group, a_time_limit_that_is_too_short,
         a_file_that_is_not_there_yet, keys_of_the_wrapper,

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from faults_that_hang import Program, start
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, random_split
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset, random_split
 
 
 class Lines(IterableDataset):  # type: ignore[type-arg]
@@ -122,6 +122,24 @@ def all_ranks_read_the_same() -> None:
         optimizer.zero_grad()
         model(x).pow(2).mean().backward()
         optimizer.step()
+
+
+def epochs_in_the_same_order() -> None:
+    """Every epoch has the same batches, in the same order.
+
+    A `DistributedSampler` shuffles with its seed and the number of the epoch, which it does not count itself: call
+    `sampler.set_epoch(epoch)` before each.
+    """
+    start()
+    data = TensorDataset(torch.randn(24, 4))
+    loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        for x, in loader:
+            optimizer.zero_grad()
+            model(x).pow(2).mean().backward()
+            optimizer.step()
 
 
 def workers_that_read_the_same() -> None:
@@ -295,7 +313,8 @@ GROUPS: dict[str, list[Program]] = {
         a_scheduler_with_each_rank_s_own_loss, an_optimizer_made_before_sharding,
     ],
     "Data and random numbers": [
-        all_ranks_read_the_same, workers_that_read_the_same, splits_that_differ, masks_that_are_equal,
+        all_ranks_read_the_same, epochs_in_the_same_order, workers_that_read_the_same, splits_that_differ,
+        masks_that_are_equal,
     ],
     "Tensors": [
         a_column_of_a_matrix, a_message_of_another_type, a_part_of_another_size, a_buffer_that_is_used_again,

@@ -4,6 +4,7 @@ import io
 import random
 import subprocess
 import sys
+import threading
 from contextlib import nullcontext
 from itertools import pairwise
 
@@ -12,9 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset, random_split
 
-from book import audit
+from book import audit, tap
 from book.audit import digests
 from book.launch import launch
 
@@ -608,6 +610,20 @@ def each_its_share():
         step(model, optimizer, batch)
 
 
+def one_order_to_evaluate_on():
+    start()
+    model = DDP(mlp())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    trains, evaluates = (DataLoader(Rows(), batch_size=4, sampler=DistributedSampler(Rows())) for _ in range(2))
+    for epoch in range(2):
+        trains.sampler.set_epoch(epoch)
+        for batch in trains:
+            step(model, optimizer, batch)
+        for batch in evaluates:
+            with torch.no_grad():
+                model(batch)
+
+
 def slices_of_one_global_batch():
     rank = start()
     model = DDP(mlp())
@@ -709,7 +725,7 @@ RIGHT = {
     uneven_under_join: 2, two_models_that_play: 2, two_optimizers: 2, states_of_the_optimizer_are_sharded: 2,
     local_sgd_of_torch: 2, compressed_gradients: 2, heads_that_are_meant_to_differ: 2, told_that_it_is_meant: 2,
     a_static_graph: 2, statistics_of_its_own: 2, averages_in_another_order: 4, lbfgs: 2, loaded_everywhere: 2,
-    wrapped_anew_for_a_new_head: 2, each_its_share: 2, slices_of_one_global_batch: 2,
+    wrapped_anew_for_a_new_head: 2, each_its_share: 2, one_order_to_evaluate_on: 2, slices_of_one_global_batch: 2,
     one_full_batch_and_the_same_evaluation: 2, data_that_all_look_alike: 2, all_of_its_own_data: 2,
     the_same_shards_under_tensor_parallelism: 4, split_with_a_generator: 2, one_seed_and_no_dropout: 2,
     sharded_and_replicated: 4,
@@ -762,7 +778,7 @@ def test_a_program_compares_its_replicas(starts):
 OF_ITS_OWN = """
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from book import audit
+from book import audit, tap
 audit.start()
 dist.init_process_group("gloo")
 torch.manual_seed(dist.get_rank())
@@ -775,6 +791,22 @@ for k in range(5):
 for sentence in audit.compare(model):
     print(sentence)
 """  # and the process ends while the model is still there
+
+
+def stopped_and_started(starts):
+    tap.stop()
+    if starts:
+        audit.start()
+    past_the_wrapper()
+    return threading.excepthook.__module__, len(_global_optimizer_post_hooks)
+
+
+@pytest.mark.slow
+def test_stopped_it_notes_nothing_and_leaves_nothing_and_started_again_it_notes_all():
+    run = launch(stopped_and_started, 2, False)
+    assert not run.findings and run[0] == ("_thread", 0)
+    run = launch(stopped_and_started, 2, True)
+    assert "since step 1. The forward in " in run.findings[0] and run[0] == ("book.audit.uncaught", 2)
 
 
 @pytest.mark.slow

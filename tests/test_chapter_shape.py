@@ -1,4 +1,4 @@
-"""The shape of a chapter on the built website: how long it is, where its figures stand, how it and its lab link."""
+"""The shape of a chapter on the built website: where its figures stand, how it and its lab link."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -16,12 +16,11 @@ from tests.website import ROOT, Site
 
 CHAPTERS = sorted(path.stem for path in (ROOT / "chapters").glob("[01]*.ipynb"))
 DESK, PHONE = dict(width=1280, height=800), dict(width=390, height=844, has_touch=True)
-MOST_SCREENS, MOST_WORDS, MOST_SCREENS_WITHOUT_FIGURE = 22, 3500, 6
+MOST_SCREENS_WITHOUT_FIGURE = 6
 OPENING_PX, OPENING_END_PX, OPENING_END_PHONE_SCREENS = 560, 800, 1.3
 
 # Chapters that do not keep a rule yet. A chapter that keeps it has to be taken out.
 NOT_YET = {
-    "length": set(),
     "stretch": set(),
     "opening": set(),
     "phone": set(),
@@ -120,19 +119,6 @@ def seen(site: Site, chromium: Browser) -> Iterator[dict[str, Seen]]:
 def test_no_chapter_is_missing_or_unknown() -> None:
     assert [chapter[:2] for chapter in CHAPTERS] == [f"{number:02}" for number in range(1, 13)]
     assert set().union(*NOT_YET.values()) <= {chapter[:2] for chapter in CHAPTERS}
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS)
-def test_a_chapter_has_few_words(chapter: str) -> None:
-    """All that stands between blanks in its markdown cells counts: questions, answers and formulas too."""
-    notebook = nbformat.read(ROOT / "chapters" / f"{chapter}.ipynb", as_version=4)
-    assert sum(len(cell.source.split()) for cell in notebook.cells if cell.cell_type == "markdown") <= MOST_WORDS
-
-
-@pytest.mark.slow
-@rule("length")
-def test_a_chapter_has_few_screens(seen: dict[str, Seen], chapter: str) -> None:
-    assert seen[chapter].desk.page / DESK["height"] <= MOST_SCREENS
 
 
 @pytest.mark.slow

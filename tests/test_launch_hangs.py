@@ -23,9 +23,7 @@ from book.waiting.message import graph
 from book.widgets.player import run_payload
 from examples import faults
 
-PROGRAMS_ON_PAGE = faults.PAGE.read_text("utf-8").partition("\n## A job that")[0]
-SECTIONS = dict(zip((program.__name__ for program in faults.PROGRAMS),
-                    re.split(r"^#### ", PROGRAMS_ON_PAGE, flags=re.M)[1:]))
+SECTIONS = faults.sections()
 NO_WAIT = ("a_loop_that_never_ends", "a_call_that_keeps_the_interpreter")  # told at the time limit
 REFUSED = ("batches_that_meet_an_all_reduce", "one_evaluates_a_ddp_model",  # before anything hangs, or goes wrong
            "a_column_of_a_matrix", "a_message_of_another_type", "a_part_of_another_size", "a_thread_in_the_same_group")
@@ -120,6 +118,7 @@ TOLD = {
     "a_rank_by_hand": ("ranks 0 and 1 of this launch both call themselves rank 0", "rank=0, world_size=3"),
     "a_world_size_by_hand": ("this start waits for 4 ranks (world_size=4), and launch has started 3", "world_size=4"),
     "a_backend_without_its_device": ("NCCL needs a GPU for each rank", 'init_process_group("nccl")'),
+    "a_second_start": ("this program has started before, in line 3", 'dist.init_process_group("gloo")'),
     "an_output_that_no_loss_uses": ("gave second.weight, second.bias no gradient", "model(torch.ones(2, 4))"),
     "a_root_by_its_number_in_the_group": ("pass src=1 or group_src=0", "src=0, group=group"),
     "a_time_limit_that_is_too_short": ("It waited for rank 0, which sleeps at line 4", "dist.barrier()"),
@@ -135,6 +134,7 @@ TOLD = {
     "an_optimizer_made_before_sharding": ("steps in vain on ranks 0, 1, 2: its 2 parameters are in no model",
                                           "torch.optim.SGD(layer.parameters()"),
     "all_ranks_read_the_same": ("ranks 0, 1, 2 train on the same samples", "DataLoader(data"),
+    "epochs_in_the_same_order": ("ranks 0, 1, 2 train on samples in the same order in every epoch", "for x, in loader"),
     "workers_that_read_the_same": ("the 2 workers of the loader of", "DataLoader(Lines()"),
     "splits_that_differ": ("what one holds back, another trains on", "random_split("),
     "masks_that_are_equal": ("dropout zeroes the same elements on ranks 0, 1, 2", "DistributedDataParallel(layers)"),
@@ -157,7 +157,7 @@ def test_a_faulty_program_gets_the_message_on_the_page(program: faults.Program) 
     said = faults.message(program)
     if program is faults.hang.a_loop_that_never_ends:  # at one of two lines
         said = re.sub(r"at line 4: pass", "at line 3: while rank == 1:", said)
-    on_page = "#### " + re.split(r"^##", SECTIONS[program.__name__], flags=re.M)[0]
+    on_page = f"#### {faults.title(program)}\n{SECTIONS[program.__name__]}"
     assert on_page.rstrip() == faults.section(program, said).rstrip(), "run `python examples/faults.py --page`"
 
 
@@ -182,7 +182,7 @@ def test_a_clock_that_nobody_stops_ends_a_healthy_program_after_its_loop(cancell
 @pytest.mark.parametrize("name", list(EXPECTED))
 def test_the_message_names_the_cause_and_the_line(name: str) -> None:
     cause, source = EXPECTED[name]
-    message = re.search(r":class: message\n(.*?)```", SECTIONS[name], re.DOTALL)[1]
+    message = faults.said_in(SECTIONS[name])
     first, *rest = message.splitlines()
     assert first == ("not done after 2 s" if name in NO_WAIT else
                      "the ranks disagree in a collective: they call different collectives, and must make the same "
@@ -196,7 +196,7 @@ def test_the_message_names_the_cause_and_the_line(name: str) -> None:
 @pytest.mark.parametrize("name", list(TOLD))
 def test_what_is_told_names_the_fault_and_the_line(name: str) -> None:
     fault, source = TOLD[name]
-    message = re.search(r":class: message\n(.*?)```", SECTIONS[name], re.DOTALL)[1]
+    message = faults.said_in(SECTIONS[name])
     silent = name in [program.__name__ for program in faults.programs_of(faults.silent)]
     assert message.startswith("warning: ") == (silent and name not in REFUSED)
     assert fault in message and re.search(rf"line \d+: .*{re.escape(source)}", message)
@@ -209,7 +209,7 @@ def test_there_is_a_row_for_each_program() -> None:
 
 @pytest.mark.parametrize("name", list(EXPECTED))
 def test_each_rank_is_named_once_with_its_line_unless_it_has_returned(name: str) -> None:
-    message = re.search(r":class: message\n(.*?)```", SECTIONS[name], re.DOTALL)[1]
+    message = faults.said_in(SECTIONS[name])
     rows = re.findall(r"^  ranks? ([\d, ]+) (.*)", message, re.MULTILINE)
     assert sorted(int(rank) for who, _ in rows for rank in who.split(", ")) == list(range(faults.NUM_RANKS))
     assert all(does == "finished" or re.search(r"^(waits?|computes|calls?) .*at line \d+: ", does) for _, does in rows)
@@ -255,6 +255,47 @@ def test_a_call_into_c_that_waits_for_another_thread_is_a_hang(program: Callable
     assert head == "the ranks wait for one another: nothing has moved for 1 s"
     assert first == f"cause: rank 0 waits in {cause}"
     assert re.fullmatch(rf"  rank 0 waits .* at test_launch_hangs.py line \d+: {re.escape(line)}", lines[0])
+
+
+# Calls that one rank does not come to
+
+def matches_its_rank() -> None:
+    rank = not start()
+    for step in range(4):
+        match (step, rank):
+            case (3, True):
+                pass
+            case (late, _) if late > 1:
+                dist.all_reduce(torch.ones(1))
+
+
+def catches_an_error_before_its_call() -> None:
+    rank = not start()
+    for step in range(4):
+        try:
+            if rank and step == 2:
+                raise ValueError("no batch")
+            dist.all_reduce(torch.ones(1))
+        except ValueError:
+            print("skipped")
+
+
+NOT_CALLED = [
+    (matches_its_rank, "rank 0 has come 2 times to {}: dist.all_reduce(torch.ones(1)), under `case [late, _] if "
+     "late > 1`, rank 1 only once"),
+    (catches_an_error_before_its_call, "rank 0 has called all_reduce 4 times, rank 1 only 3 times, at {}: "
+     "dist.all_reduce(torch.ones(1)): did rank 1 catch an error before it? `except ValueError` goes on at {}: "
+     'print("skipped")'),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "cause"), NOT_CALLED, ids=[program.__name__ for program, _ in NOT_CALLED])
+def test_what_kept_a_rank_from_a_call_is_named(program: Callable[[], None], cause: str) -> None:
+    with pytest.raises(HangError) as caught:
+        launch(program, 2, hang_s=1, timeout_s=60)
+    said = re.sub(r"test_launch_hangs.py line \d+", "{}", str(caught.value))
+    assert f"cause: {cause}" in said.splitlines()
 
 
 def waits_for_an_event_for_a_while() -> None:

@@ -144,12 +144,10 @@ def with_the_same_numbers() -> float:
     return total()
 
 
-def twice() -> float:
+def twice_by_file() -> float:
     for _ in range(2):
-        dist.init_process_group()
-        found = total()
-        dist.barrier()
-        dist.destroy_process_group()
+        found = by_file()
+        os.environ["LOCKSTEP_TEST_FILE"] += "2"
     return found
 
 
@@ -194,7 +192,7 @@ def forks_a_world_of_its_own() -> float:
 
 
 RIGHT = [forks_a_world_of_its_own, with_own_store, hosts_the_store_of_a_url, hosts_as_without_an_agent,
-         in_the_other_order, with_the_same_numbers, twice, of_one_each, by_file, fake]
+         in_the_other_order, with_the_same_numbers, twice_by_file, of_one_each, by_file, fake]
 
 
 @pytest.mark.parametrize("program", RIGHT, ids=[program.__name__ for program in RIGHT])
@@ -204,6 +202,18 @@ def test_a_start_that_can_succeed_does(program: Callable[[], float], tmp_path: P
     (tmp_path / "meeting").touch()  # as tempfile.mkstemp does
     env = {"LOCKSTEP_TEST_PORT": str(port), "LOCKSTEP_TEST_FILE": str(tmp_path / "meeting")}
     assert list(launch(program, 2, hang_s=20, timeout_s=30, env=env)) == [2.0, 2.0]
+
+
+def starts_again() -> float:
+    dist.init_process_group()
+    dist.destroy_process_group()
+    dist.init_process_group()
+    return total()
+
+
+def test_a_second_start_in_the_store_of_the_first_is_refused() -> None:
+    with pytest.raises(RankError, match=r"has started before, in test_launch_starts.py line \d+: dist.init_proc"):
+        launch(starts_again, 2)
 
 
 def at_another_server() -> None:

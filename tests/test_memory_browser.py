@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from tests.players import (assert_readable, axe_finds, caption, captions, contra
 PIECES = """() => [...document.querySelectorAll(
   '.lk-stage > svg:first-child > g:first-of-type > rect[fill^="var(--r"]')].map(
     r => [+r.getAttribute('y'), r.getAttribute('fill')])"""
-SAME = """points => points.map(([n, stage, ranks, each]) => lockstep.memory_bars.stateBytes(n, stage, ranks, each))"""
+SAME = """points => points.map(([n, stage, ranks, each]) => lockstep.plan_bytes.state_bytes(n, stage, ranks, each))"""
 FEWEST = "([n, stage, each, gpu]) => lockstep.memory_bars.fewest(n, stage, each, gpu)"
 EACH = (ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, ADAM_32)
 
@@ -106,15 +107,14 @@ def test_the_script_has_the_formula_of_python(show: Callable) -> None:
               for ranks in (1, 2, 3, 64, 1000, 1024) for each in EACH]
     held = [state_bytes(n, stage, ranks, each) for n, stage, ranks, each in points]
     page = show(memory_bars())
-    found = page.evaluate(SAME, [[n, stage, ranks, [e.parameters, e.gradients, e.optimizer]]
-                                 for n, stage, ranks, e in points])
+    found = page.evaluate(SAME, [[n, stage, ranks, asdict(each)] for n, stage, ranks, each in points])
     assert found == [pytest.approx([h.parameters, h.gradients, h.optimizer], rel=1e-12) for h in held]
 
 
 def test_the_fewest_ranks_are_the_first_that_fit(show: Callable) -> None:
     page, n, gpu = show(memory_bars()), 7.5e9, 40e9
     for stage in range(4):
-        found = page.evaluate(FEWEST, [n, stage, [2, 2, 12], gpu])
+        found = page.evaluate(FEWEST, [n, stage, asdict(ADAM_MIXED), gpu])
         fits = [ranks for ranks in range(1, 1025) if state_bytes(n, stage, ranks).total <= gpu]
         assert found == (fits[0] if fits else float("inf")), stage
 

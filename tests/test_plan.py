@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -11,20 +12,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from book.columns import Columns
 from book.cost import (ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, MACHINES, MODELS, Experts, Latent, Layout, Overheads,
-                       Transformer, activation_bytes, cluster_of, estimate, hybrid_sent_bytes, model_named, plan,
-                       state_bytes)
+                       Transformer, activation_bytes, bytes_by_axis, cluster_of, estimate, flows, hybrid_sent_bytes,
+                       model_named, plan, sharded_sent_bytes, state_bytes)
 from book.cost.__main__ import main
-from book.cost.configs import TORCHTITAN, megatron_options, read_torchtitan, shrunk, torchtitan_toml
+from book.cost.configs import CHECKPOINTS, TORCHTITAN, megatron_options, read_torchtitan, shrunk, torchtitan_config
 from book.cost.layouts import all_layouts, divisors
 from book.cost.models import SOURCES
 from book.cost.published import A100, FITTED, HELD_OUT, RECOMPUTATION, SHARDED, WEAK_SCALING, fitted, largest_errors
 from book.cost.search import explain, search, usable_bytes
 from book.cost.step import PARTS, estimates
+from book.cost.traffic import replicated_sent_bytes
+from book.launch import launch
+from book.mesh import Mesh
 from book.parallel import GPTConfig
 from book.pipelines import interleaved, one_f_one_b
+from book.record import paused
 from book.simulate import simulate_pipeline
 from tests.once import folder, once
 from tests.test_cost import check
@@ -43,6 +53,57 @@ def cost(cluster=EVERYTHING, batch=BATCH, overlap=False, **other):
 def parameters(layout):
     layers = MODEL.num_layers / layout.pp
     return (layers * MODEL.layer_parameters + MODEL.embedding_parameters) / layout.tp
+
+
+NUMBERS = 8 * 8  # of a layer of the replicated step
+
+
+def replicated_step(zero_stage: int, num_micro_batches: int) -> None:
+    """A step of torch's own: three layers, on each of two replicas of two shards."""
+    dist.init_process_group()
+    with paused():
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        net = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(3)))
+        for part in (*net, net):
+            fully_shard(part, mesh=mesh, reshard_after_forward=zero_stage == 3)
+        net(torch.ones(2, 8)).sum().backward()
+    for _ in range(num_micro_batches):
+        net(torch.ones(2, 8)).sum().backward()
+
+
+@pytest.mark.parametrize("zero_stage, num_micro_batches", [(2, 1), (3, 1), (3, 2)])
+def test_replicas_of_shards_send_what_is_predicted(zero_stage: int, num_micro_batches: int) -> None:
+    run = launch(replicated_step, 4, zero_stage, num_micro_batches, record=True, audit=False)
+    found = bytes_by_axis(flows(run.trace, Mesh.of({"replicate": 2, "shard": 2})), 4)
+    inside = num_micro_batches * sharded_sent_bytes(zero_stage, 2, 4 * 3 * NUMBERS)
+    across = num_micro_batches * replicated_sent_bytes(2, 2, 4 * 3 * NUMBERS)
+    assert (found["shard"] == inside).all() and (found["replicate"] == across).all()
+
+
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_replicas_of_shards_hold_what_their_part_of_dp_shards(zero_stage: int) -> None:
+    wide, narrow = (cost(pp=1, dp=8, zero_stage=zero_stage, replicas=replicas) for replicas in (1, 4))
+    layout = replace(LAYOUT, pp=1, dp=8)
+    numbers, m = parameters(layout) + MODEL.head_parameters / 2, BATCH / 16
+    assert narrow.state_bytes == pytest.approx(state_bytes(numbers, zero_stage, 2).total)
+    often = {2: (m + 1) / 2, 3: m}[zero_stage]
+    assert narrow.dp_bytes == pytest.approx(often * sharded_sent_bytes(zero_stage, 2, 2 * numbers)
+                                            + m * replicated_sent_bytes(4, 2, 2 * numbers))
+    assert narrow.state_bytes > wide.state_bytes
+    card = EVERYTHING.across_bytes_per_s
+    near = often * sharded_sent_bytes(zero_stage, 2, 2 * numbers) / EVERYTHING.inside_bytes_per_s  # two shards of tp 2
+    assert narrow.dp_s == pytest.approx(near + m * replicated_sent_bytes(4, 2, 2 * numbers) / card)
+
+
+def test_replicas_of_shards_fill_nodes():
+    found = all_layouts(MODELS["llama3-8b"], 64, 512, 8, node=8)
+    some = [layout for layout in found if layout.replicas > 1]
+    assert {layout.replicas for layout in some} == {2, 4, 8}
+    assert all(layout.zero_stage >= 2 and layout.pp == 1 and layout.dp % layout.replicas == 0 for layout in some)
+    assert not any(layout.replicas > 1 for layout in all_layouts(MODELS["llama3-8b"], 64, 512, 8))
+    for wrong in (dict(zero_stage=1, replicas=2), dict(zero_stage=3, replicas=3), dict(zero_stage=3, replicas=0)):
+        with pytest.raises(ValueError, match="replicas of shards are equal parts|at least 1"):
+            Layout(1, 8, 1, **wrong)
 
 
 @pytest.mark.parametrize("zero_stage", range(4))
@@ -257,38 +318,56 @@ def test_columns_and_a_list_are_the_same():
 
 
 # What reads the configurations, without what these packages need besides torch: it is not asked to train.
-RELEASED = ("torchtitan==0.2.2", "megatron-core==0.16.1", "tyro==1.0.17", "docstring-parser", "typeguard", "shtab",
-            "rich", "typing-extensions")
+RELEASED = ("torchtitan==0.3.0", "megatron-core==0.16.1", "tyro==1.0.17", "docstring-parser", "typeguard", "shtab",
+            "rich", "typing-extensions", "spmd_types==0.2.3", "torchdata", "torch_checkpointing", "einops",
+            "torchao==0.18.0")
 READ = """
-import json, sys, types
+import json, sys
 from dataclasses import asdict, fields
+from unittest.mock import MagicMock
 
 packages, jobs = sys.argv[1], json.load(sys.stdin)
-sys.path.insert(0, packages)
-sys.modules["torchtitan"] = bare = types.ModuleType("torchtitan")  # its own __init__ loads all that it trains with
-bare.__path__ = [f"{packages}/torchtitan"]
+sys.path[:0] = [jobs["folder"], packages]
+for name in ("datasets", "datasets.distributed", "tokenizers", "torch.utils.tensorboard",
+             "torchtitan.distributed.minimal_async_ep.kernels"):  # text, logs and kernels
+    sys.modules[name] = MagicMock(__path__=[], __spec__=None)
 import torch
-from torchtitan.config import ConfigManager
+from torchtitan.components.quantization import float8
+
+float8.has_cuda_capability = lambda *wanted: True
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+from torchtitan.config import ConfigManager
+from torchtitan.distributed import pipeline_parallel
+from torchtitan.distributed.parallel_dims import ParallelDims
 
-kinds = TransformerConfig, DistributedDataParallelConfig, OptimizerConfig
+kinds = MLATransformerConfig, DistributedDataParallelConfig, OptimizerConfig
 read = []
-for path in jobs["files"]:
-    read.append(asdict(ConfigManager().parse_args([f"--job.config_file={path}"])))
+for module, num_gpus in jobs["modules"]:
+    config = ConfigManager().parse_args(["--module", module, "--config", "planned"])
+    said, model = config.parallelism, config.model_spec
+    dims = ParallelDims.from_config(said, num_gpus)
+    model.model.update_from_config(config=config)
+    layers = pipeline_parallel._get_pipeline_metadata(dims, said, model.model)
+    parts = pipeline_parallel._generate_llm_fqn_per_model_part(*layers) if dims.pp > 1 else []
+    again = config.activation_checkpoint
+    read.append({"parallelism": asdict(said), "training": asdict(config.training), "flavor": model.flavor,
+                 "stages": [sum(name.startswith("layers.") for name in part) for part in parts],
+                 "recompute": again and type(again).__qualname__, "float8": "Float8Linear" in str(model.model)})
 made = []
 for values in jobs["options"]:
     known = {f.name for kind in kinds for f in fields(kind)}
-    own = {name: value for name, value in values.items() if name in {f.name for f in fields(TransformerConfig)}}
-    ready = TransformerConfig(**own, pipeline_dtype=torch.bfloat16)  # as the script has it from --bf16
+    kind = MLATransformerConfig if values.get("multi_latent_attention") else TransformerConfig
+    own = {name: value for name, value in values.items() if name in {f.name for f in fields(kind)}}
+    ready = kind(**own, pipeline_dtype=torch.bfloat16)  # as the script has it from --bf16
     made.append({"unknown": sorted(values.keys() - known), "made": bool(ready)})
 print(json.dumps({"read": read, "made": made}, default=str))
 """
 # Megatron-LM's options that set a field of another name in its core, or one of its training script.
 CALLED = {"num_experts": "num_moe_experts", "swiglu": "gated_linear_unit",
           "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
-          "disable_bias_linear": "add_bias_linear"}
+          "disable_bias_linear": "add_bias_linear", "fp8_format": "fp8"}
 OF_THE_SCRIPT = {"group_query_attention", "seq_length", "max_position_embeddings", "position_embedding_type",
                  "untie_embeddings_and_output_weights", "micro_batch_size", "global_batch_size", "attention_backend",
                  "use_megatron_fsdp"}
@@ -310,7 +389,7 @@ def _installed() -> str:
 
 def option_values(text: str) -> dict[str, Any]:
     """Options of Megatron-LM as fields of its core: numbers as numbers, and true where no value follows."""
-    words = text.replace("\\\n", " ").split()
+    words = shlex.split(text.replace("\\\n", " "))
     found: dict[str, Any] = {}
     for word, after in zip(words, [*words[1:], "--"]):
         if word.startswith("--"):
@@ -320,17 +399,24 @@ def option_values(text: str) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name not in OF_THE_SCRIPT}
 
 
+PLANS = (("llama3-70b", 64, ()), ("llama3-8b", 32, (3,)), ("qwen3-8b", 16, (0,)), ("llama3-405b", 1024, ()),
+         ("deepseek-v3", 256, ()), ("llama3-8b", 1024, (3,)))
+
+
 @pytest.mark.slow
 def test_the_released_packages_read_the_plans(tmp_path: Path) -> None:
     """torchtitan's reader gets the degrees of each; Megatron's core makes its configuration of all options but 9."""
     packages = installed()
-    plans = [plan("llama3-70b", 64, zero_stages=(0, 2, 3)), plan("llama3-8b", 32, zero_stages=(3,)),
-             plan("qwen3-8b", 16, zero_stages=(0,))]
+    plans = [plan(name, gpus, zero_stages=stages) for name, gpus, stages in PLANS]
+    plans.append(plan("llama3-8b", 64, precision="fp8"))
     for number, found in enumerate(plans):
-        (tmp_path / f"{number}.toml").write_text(torchtitan_toml(found))
-    megatron = [plan("llama3-70b", 64), plan("mixtral-8x7b", 64), plan("llama3-8b", 64, zero_stages=(3,)),
-                plan("gpt3", 512, "a100")]
-    jobs = {"files": [str(tmp_path / f"{number}.toml") for number in range(len(plans))],
+        (tmp_path / f"planned_{number}.py").write_text(torchtitan_config(found), "utf-8")
+    megatron = [plan(name, gpus, gpu, software="megatron") for name, gpus, gpu in (
+        ("llama3-70b", 64, "h100"), ("mixtral-8x7b", 64, "h100"), ("gpt3", 512, "a100"), ("deepseek-v3", 256, "h100"))]
+    megatron += [plan("llama3-8b", 64, software="megatron", zero_stages=(3,)),
+                 plan("llama3-8b", 64, software="megatron", precision="fp8")]
+    jobs = {"folder": str(tmp_path), "modules": [(f"planned_{number}", found.layout.num_gpus)
+                                                 for number, found in enumerate(plans)],
             "options": [option_values(megatron_options(found)) for found in megatron]}
     assert len(jobs["options"][0]) > 12
     jobs["options"].append({"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "no_such_option": 1})
@@ -340,6 +426,11 @@ def test_the_released_packages_read_the_plans(tmp_path: Path) -> None:
     said = json.loads(run.stdout.splitlines()[-1])
     for found, read in zip(plans, said["read"], strict=True):
         degrees, layout = read["parallelism"], found.layout
+        assert read["flavor"] == TORCHTITAN[found.model_name][1]
+        assert len(read["stages"]) == (layout.pp * layout.stages_per_rank if layout.pp > 1 else 0)
+        assert not read["stages"] or sum(read["stages"]) == found.model.num_layers
+        assert read["float8"] == (found.search.cluster.overheads.linear_speedup > 1)
+        assert read["recompute"] == (f"{CHECKPOINTS[layout.recompute]}.Config" if layout.recompute else None)
         assert (degrees["pipeline_parallel_degree"], degrees["tensor_parallel_degree"]) == (layout.pp, layout.tp)
         assert degrees["data_parallel_replicate_degree"] * degrees["data_parallel_shard_degree"] == layout.dp
         assert read["training"]["global_batch_size"] == found.search.global_batch
@@ -347,11 +438,10 @@ def test_the_released_packages_read_the_plans(tmp_path: Path) -> None:
     assert [one["unknown"] for one in made] == [[]] * len(megatron) and wrong["unknown"] == ["no_such_option"]
 
 
-@pytest.mark.parametrize("name, gpus, stages", [("llama3-70b", 64, (0, 2, 3)), ("llama3-8b", 32, (3,)),
-                                                ("qwen3-8b", 16, (0,)), ("llama3-405b", 1024, (3,))])
+@pytest.mark.parametrize("name, gpus, stages", PLANS)
 def test_a_plan_is_read_back_as_it_was(name: str, gpus: int, stages: tuple[int, ...]) -> None:
     found = plan(name, gpus, zero_stages=stages)
-    read = read_torchtitan(torchtitan_toml(found))
+    read = read_torchtitan(torchtitan_config(found))
     assert (read.model_name, read.layout) == (name, found.layout)
     assert (read.num_tokens, read.global_batch) == (found.model.num_tokens, found.search.global_batch)
 
@@ -359,39 +449,44 @@ def test_a_plan_is_read_back_as_it_was(name: str, gpus: int, stages: tuple[int, 
 def test_what_a_file_leaves_out_is_torchtitans_own() -> None:
     text = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 2\nseq_len = 4096\n'
     read = read_torchtitan(text, 8)
-    assert read.layout == Layout(1, 8, 1, 2, zero_stage=3, recompute="selective")
+    assert read.layout == Layout(1, 8, 1, 2, zero_stage=3, recompute="half")
     assert (read.global_batch, read.num_tokens) == (16, 4096)
+    hsdp = read_torchtitan(f"{text}[parallelism]\ndata_parallel_replicate_degree = 2", 8).layout
+    assert hsdp == Layout(1, 8, 1, 2, zero_stage=3, recompute="half", replicas=2)
     tp = read_torchtitan(f"{text}[parallelism]\ntensor_parallel_degree = 2\npipeline_parallel_degree = 2", 8).layout
-    assert (tp.pp, tp.dp, tp.tp, tp.zero_stage, tp.sequence_parallel) == (2, 2, 2, 2, 1)
+    assert (tp.pp, tp.dp, tp.tp, tp.zero_stage, tp.sequence_parallel) == (2, 2, 2, 1, 1)
 
 
 @pytest.mark.parametrize("text, words", [
-    ("[model", "this is not TOML"),
+    ("[model", "this is neither Python .* nor TOML"), ("planned = 1 + 1", "has a TrainingConfig"),
+    ("a = TrainingConfig(), TrainingConfig()", "several TrainingConfig"),
+    ("TrainingConfig(seq_len=n)", "n stands for a value"),
+    ("f(activation_checkpoint=MyAC.Config())", "MyAC.Config.. is not known here: None, FullAC.Config"),
     ('[model]\nname = "llama3"\nflavor = "7B"', "no model here is torchtitan's llama3 7B"),
     ('[model]\nname = "llama3"\nflavor = "8B"', "must divide the number of GPUs: give it"),
     ('[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\ndata_parallel_replicate_degree = 2\n'
-     "data_parallel_shard_degree = 2", r"replicas of shards \(2 of 2\) are not known here")])
+     "data_parallel_shard_degree = 2\npipeline_parallel_degree = 2", r"shards \(2 of 2\) are not known in a pipeline")])
 def test_a_file_that_says_too_little_or_too_much_is_refused(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         read_torchtitan(text)
 
 
 def test_a_shell_reads_a_file(tmp_path: Path, capsys: Any) -> None:
-    found = plan("llama3-70b", 64, zero_stages=(0, 2, 3))
-    path = tmp_path / "run.toml"
-    path.write_text(torchtitan_toml(found))
+    found = plan("llama3-70b", 64)
+    path = tmp_path / "planned.py"
+    path.write_text(torchtitan_config(found), "utf-8")
     assert main(["read", str(path)]) == 0
     told = capsys.readouterr().out
     cost = estimate(found.model, found.search.cluster, found.layout, found.search.global_batch)
     for axis in ("tp", "pp", "dp"):
         assert f"a GPU sends {getattr(cost, f'{axis}_bytes') / 1e9:.2f} GB along {axis} in a step\n" in told
-    assert main(["read", str(tmp_path / "none.toml")]) == 2 and "error: " in capsys.readouterr().err
+    assert main(["read", str(tmp_path / "none.py")]) == 2 and "error: " in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_a_file_run_small_sends_what_is_predicted_along_each_axis() -> None:
     """The layout that a file for 64 GPUs says, halved to 8 ranks, on the book's GPT: recorded bytes, not estimates."""
-    read = read_torchtitan(torchtitan_toml(plan("llama3-70b", 64, num_tokens=4096, zero_stages=(3,))))
+    read = read_torchtitan(torchtitan_config(plan("llama3-70b", 64, num_tokens=4096)))
     small = shrunk(read.layout)
     assert small.num_gpus == 8 and small.zero_stage == read.layout.zero_stage
     assert [getattr(small, axis) > 1 for axis in ("pp", "dp", "tp")] == [
@@ -407,7 +502,16 @@ def test_all_models_that_torchtitan_has_are_here() -> None:
 
 # The sums over the tensors of the published checkpoints, where there are such.
 PUBLISHED = {"llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496, "llama3-405b": 405_853_388_800,
-             "qwen2.5-7b": 7_615_616_512, "qwen3-8b": 8_190_735_360, "mixtral-8x7b": 46_702_792_704}
+             "qwen2.5-7b": 7_615_616_512, "qwen3-8b": 8_190_735_360, "mixtral-8x7b": 46_702_792_704,
+             "llama3.2-1b": 1_235_814_400, "llama3.2-3b": 3_212_749_824, "qwen3-14b": 14_768_307_200,
+             "qwen3-32b": 32_762_123_264, "qwen3-30b-a3b": 30_532_122_624, "qwen3-235b-a22b": 235_093_634_560,
+             "olmo2-1b": 1_484_916_736, "olmo2-7b": 7_298_617_344, "olmo2-13b": 13_716_198_400,
+             "olmo2-32b": 32_234_279_936, "gemma3-1b": 999_885_952,
+             # those of Qwen3 store the head beside the embedding that it is
+             "qwen3-0.6b": 751_632_384 - 151936 * 1024, "qwen3-1.7b": 2_031_739_904 - 151936 * 2048,
+             "qwen3-4b": 4_022_468_096}
+# With what reads pictures: 416,866,032 in its tower, a norm of 1,152, and a matrix from there to the model's width.
+WITH_PICTURES = {"gemma3-4b": 4_300_079_472, "gemma3-12b": 12_187_325_040, "gemma3-27b": 27_432_406_640}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -415,14 +519,49 @@ def test_parameters_are_the_published_ones(name):
     assert MODELS[name].num_parameters == PUBLISHED[name]
 
 
+@pytest.mark.parametrize("name", WITH_PICTURES)
+def test_parameters_of_the_text_alone_are_the_published_ones_less_the_rest(name):
+    model = MODELS[name]
+    assert model.num_parameters == WITH_PICTURES[name] - 416_866_032 - 1152 - 1152 * model.width
+
+
+@pytest.mark.parametrize("num_layers, num_experts, published", [(24, 32, 20.91), (36, 128, 116.83)])
+def test_gpt_oss_has_what_its_card_counts(num_layers, num_experts, published):
+    """By hand from config.json: 64 heads of 64, 8 of keys, sinks, biases of all projections, experts and routers.
+
+    The card says 20.91 and 116.83 billion.
+    """
+    h, heads, keys = 2880, 64 * 64, 8 * 64
+    attention = 2 * h * heads + 2 * h * keys + (heads + 2 * keys + h) + 64
+    experts = num_experts * (h * 2 * h + 2 * h + h * h + h) + num_experts * (h + 1)
+    model = MODELS[f"gpt-oss-{20 if num_layers == 24 else 120}b"]
+    assert model.num_parameters == num_layers * (attention + experts + 2 * h) + 2 * 201088 * h + h
+    assert round(model.num_parameters / 1e9, 2) == published
+
+
+def test_a_window_leaves_out_scores_that_it_does_not_see():
+    """Counted one by one: of the pairs that a causal mask leaves, those no further apart than the window."""
+    model = replace(MODELS["gpt-oss-20b"], num_tokens=512)
+    behind = np.arange(512)[:, None] - np.arange(512)
+    seen = ((behind >= 0) & (behind < 128)).sum() / (behind >= 0).sum()
+    share = model.attention_flops(1) / replace(model, num_window_layers=0).attention_flops(1)
+    assert share == pytest.approx((1 + seen) / 2, rel=2e-3)  # of two layers one; the diagonal counts half
+    assert replace(model, num_tokens=100).seen_share == 1
+
+
+def test_four_norms_keep_what_they_normalize():
+    two, four = (activation_bytes(replace(MODELS["gemma3-1b"], num_norms=num).layer(1)) for num in (2, 4))
+    assert four - two == 2 * 2 * MODELS["gemma3-1b"].num_tokens * 1152
+
+
 def test_deepseek_has_671_billion_of_which_a_token_meets_37():
-    """By hand from its config.json; the routers' 14,848 biases, which no gradient changes, are not counted."""
+    """By hand from its config.json; of the routers' 14,848 biases, which no gradient changes, too."""
     h, heads = 7168, 128
     attention = (h * 1536 + 1536 + 1536 * heads * 192) + (h * 576 + 512 + 512 * heads * 256) + heads * 128 * h
     dense, expert = 3 * h * 18432, 3 * h * 2048
-    layers = 61 * (attention + 2 * h) + 3 * dense + 58 * (257 * expert + 256 * h)
+    layers = 61 * (attention + 2 * h) + 3 * dense + 58 * (257 * expert + 256 * h + 256)
     model = MODELS["deepseek-v3"]
-    assert model.num_parameters == layers + 2 * 129280 * h + h == 671_026_404_352
+    assert model.num_parameters == layers + 2 * 129280 * h + h == 671_026_419_200
     assert model.num_active_parameters == model.num_parameters - 58 * 248 * expert
     assert round(model.num_active_parameters / 1e9) == 38  # the paper's 37 leave the embedding out
     assert round((model.num_active_parameters - 129280 * h) / 1e9) == 37
@@ -495,6 +634,7 @@ def test_layouts_with_experts_and_cut_sequences_divide_evenly():
 @pytest.mark.parametrize("fields, words", [
     ({"num_kv_heads": 3}, "8 heads can't share 3"), ({"attention": "ring"}, "attention is one of scores, flash"),
     ({"norm": "batch"}, "norm is one of"), ({"biases": "some"}, "biases is one of"),
+    ({"qk_norm": "all"}, "qk_norm is one of"), ({"num_window_layers": 1}, "can't have a window of 0 tokens"),
     ({"experts": Experts(4, 2, 8, num_dense_layers=2)}, "no expert is left")])
 def test_impossible_models_are_refused(fields, words):
     with pytest.raises(ValueError, match=words):

@@ -15,7 +15,7 @@ PATTERNS = ["book/twin/*.js", "book/widgets/*.js", "book/widgets/*.css", "book/a
 FILES = sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern))
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
 MAX_LINE = 120
-ASKED_BY_TESTS = {"refusal", "timed", "scored", "stateBytes", "fewest"}
+ASKED_BY_TESTS = {"refusal", "timed", "scored", "fewest"}
 TEMPLATE = r"`[^`]*`"
 NO_CODE = re.compile(rf"""({TEMPLATE})|/\*.*?\*/|//[^\n]*|"[^"\n]*"|'[^'\n]*'""", re.S)  # a template has code in it
 # Runs nothing: makes a function of the text, or returns what is wrong with it.

@@ -35,6 +35,7 @@ from book.audit.notes import Notes, PlaceOf
 from book.audit.passed import Passed
 from book.audit.threads import Threads
 from book.audit.touched import IsReceived, Touches
+from book.tap.replaced import when_stopped
 
 if TYPE_CHECKING:
     from book.audit.replicas import Replicas
@@ -56,6 +57,7 @@ _following: list[_Following] = []  # once this process takes notes
 def start(every: int | None = None, is_received: IsReceived | None = None) -> None:
     """Have this process take notes from now on: call it before `dist.init_process_group()`. `launch` does so by itself.
 
+    `tap.stop()` ends this, and forgets the notes.
     Those who refuse calls subscribe to the tap afterwards.
     All parameters of a model in DDP are digested after steps 1, 2, 4, 8, ..., or after each step that `every` divides.
     `is_received(op, by)` says whether a program may know at the end of the call `by` that what `op` sends has arrived.
@@ -69,6 +71,13 @@ def start(every: int | None = None, is_received: IsReceived | None = None) -> No
             tap.subscribe(subscriber)
         hooks.install(_following[0].replicas)
         uncaught.start()
+        when_stopped(_stop)
+
+
+def _stop() -> None:
+    """Take no further notes, and forget those taken; `start` may be called again."""
+    for subscriber in _following.pop():
+        tap.unsubscribe(subscriber)
 
 
 def notes(place_of: PlaceOf) -> Notes:

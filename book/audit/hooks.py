@@ -13,16 +13,17 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from book.audit import orphans, reading
 from book.audit.replicas import Replicas, quietly
-from book.tap.replaced import replace
+from book.tap.replaced import replace, when_stopped
 
 
 def install(replicas: Replicas) -> None:
     """See these calls from now on."""
     _before(DistributedDataParallel, "_pre_forward", lambda model, *inputs, **named: replicas.forward(
         model, (inputs, named)))
-    register_optimizer_step_pre_hook(replicas.before_step)
-    register_optimizer_step_post_hook(replicas.after_step)
-    register_optimizer_step_post_hook(orphans.stepped)
+    for hook in (register_optimizer_step_pre_hook(replicas.before_step),
+                 register_optimizer_step_post_hook(replicas.after_step),
+                 register_optimizer_step_post_hook(orphans.stepped)):
+        when_stopped(hook.remove)
     _after(torch.optim.Optimizer, "__init__", lambda optimizer, *_: orphans.made(optimizer))
     for owner in (torch.nn.Module, torch.optim.Optimizer):
         _after(owner, "load_state_dict", lambda into, *_: replicas.loaded(into))

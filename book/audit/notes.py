@@ -112,6 +112,7 @@ class Notes(NamedTuple):
     replicas: tuple[Replica, ...] = ()
     loaders: tuple[Loader, ...] = ()
     epochs: tuple[Epoch, ...] = ()
+    repeated: tuple[str, ...] = ()  # loaders of shuffled shares that gave two epochs the same order
     splits: tuple[Split, ...] = ()
     shardings: tuple[Sharding, ...] = ()
     orphans: tuple[Orphans, ...] = ()

@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import sys
 import zlib
+from collections import defaultdict
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from torch.utils.data import (BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler,
-                              get_worker_info, random_split)
+from torch.utils.data import (BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler,
+                              SequentialSampler, get_worker_info, random_split)
 
 from book.audit import digests
 from book.audit.digests import Digest
@@ -29,6 +30,7 @@ class Read:
         self.repeats = isinstance(iterator._dataset, IterableDataset) and iterator._num_workers > 1
         self.num_workers: int = iterator._num_workers
         self.reads_all = _reads_all(loader)
+        self.is_shuffled_share = isinstance(loader.sampler, DistributedSampler) and loader.sampler.shuffle
         self.batches: list[Digest | None] = []
         self.indices: list[int | None] = []  # that were asked for; None of data that have no indices
         self.handed = self.trained = 0
@@ -40,6 +42,7 @@ _reading: WeakKeyDictionary[Any, Read] = WeakKeyDictionary()
 _just_read: list[Read] = []
 _splits: list[tuple[Place | None, int, tuple[int, ...], int]] = []
 _shardings: list[tuple[Place | None, int, int, int, int]] = []
+_orders: dict[Place | None, list[int]] = defaultdict(list)  # digests of epochs, by the line that began them
 _sharding: WeakSet[Any] = WeakSet()  # samplers that are noted
 
 
@@ -82,8 +85,12 @@ def handed(iterator: Any, batch: Any) -> None:
 def ended(iterator: Any) -> None:
     """A loader has handed out all that its sampler names."""
     read = _reading.get(iterator)
-    if read is not None and read.reads_all and read.handed == read.trained and read.handed > 1:
+    if read is None or read.handed != read.trained or read.handed < 2:
+        return
+    if read.reads_all:
         read.epoch = likeness(iterator._dataset), len(iterator._dataset)
+    if read.is_shuffled_share:
+        _orders[read.place].append(zlib.crc32(repr(read.indices).encode()))
 
 
 def just_read() -> tuple[int | None, Place | None]:
@@ -142,12 +149,14 @@ def likeness(data: Any, depth: int = 3) -> int:
 
 
 def notes(place_of: PlaceOf, reached: bool) -> dict[str, Any]:
-    """What is known of loaders whose workers may repeat each other, of whole epochs, of splits and of samplers."""
+    """What is known of loaders whose workers may repeat each other, of epochs, their orders, splits and samplers."""
     loaders = tuple(Loader(named(read.place, place_of), read.num_workers,
                            tuple(int(batch) for batch in read.batches if batch is not None and reached))
                     for read in _loaders if read.repeats)
     return {
         "loaders": loaders,
         "epochs": tuple(Epoch(named(read.place, place_of), *read.epoch) for read in _loaders if read.epoch),
+        "repeated": tuple(named(place, place_of) for place, orders in _orders.items()
+                          if len(set(orders)) < len(orders)),
         "splits": tuple(Split(named(place, place_of), of, lengths, parts) for place, of, lengths, parts in _splits),
         "shardings": tuple(Sharding(named(place, place_of), *rest) for place, *rest in _shardings)}

@@ -95,6 +95,17 @@ def other_shards(ranks: Ranks) -> Iterator[str]:
                    "give it the same seed, and set_epoch() the same number, on all ranks")
 
 
+def same_orders(ranks: Ranks) -> Iterator[str]:
+    """Samplers that shuffle, and give a second epoch of training the order of the first."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for rank, notes in enumerate(ranks):
+        for place in notes.repeated if notes is not None else ():
+            found[place].append(rank)
+    for place, where in found.items():
+        yield (f"{named(where)} {agree('trains', where)} on samples in the same order in every epoch, from the loader "
+               f"of {place}: call set_epoch(epoch) on its DistributedSampler before each epoch")
+
+
 def same_masks(ranks: Ranks) -> Iterator[str]:
     """Ranks whose random numbers are the same whenever a model with dropout makes a forward."""
     for copies in copies_of(ranks):

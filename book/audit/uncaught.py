@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from book.tap.place import is_learners
+from book.tap.replaced import replace
 from book.words import named
 
 
@@ -34,7 +35,7 @@ def start() -> None:
             _uncaught.append((args.thread.name if args.thread else "", args.exc_value))
         prints(args)
 
-    threading.excepthook = noted
+    replace(threading, "excepthook", noted)
 
 
 def uncaught(place_of: Callable[[str, int], Any]) -> tuple[Uncaught, ...]:

@@ -11,11 +11,10 @@ from typing import Any
 
 from book.checks.formula import Formula, Slips
 from book.checks.verdict import require
-from book.cost import Cluster, Estimate, Layout, StateBytes
+from book.cost import SHARDED_FROM, Cluster, Estimate, Layout, StateBytes
 
 ITEM_BYTES = 4
 HELD = ("parameters", "gradients", "optimizer", "activations")
-SHARDED_FROM = {"parameters": 3, "gradients": 2, "optimizer": 1}
 
 
 # What a rank holds

@@ -14,21 +14,20 @@ import numpy as np
 
 from book.checks.formula import Formula
 from book.checks.verdict import CheckFailed, likeliest, refuse, require, short
-from book.cost import BUS_FACTORS, StateBytes, sent_bytes, sharded_sent_bytes
-from book.trace import STATE, Event, Trace
+from book.cost import BUS_FACTORS, SHARDED_FROM, StateBytes, sent_bytes, sharded_sent_bytes
+from book.trace import Event, Trace
 from book.words import counted
 
 Sizes = Mapping[str, tuple[int, int]]
 FACTORS: Mapping[str, Callable[[int], float]] = BUS_FACTORS
-SHARDED = STATE[:3]  # activations are no state of a model
 DROPPED = "once the shard has its part, set p.grad = None for each parameter. Zeros in its place would keep the memory"
 
 
 def predicted_state(got: Any, measured: StateBytes, zero_stage: int, num_ranks: int, item_bytes: int) -> float:
     """`got` must be the bytes of three kinds of state that a rank holds, as `measured`. Returns their sum."""
-    require(isinstance(got, (tuple, list)) and len(got) == len(SHARDED), "held_bytes must return three numbers, the "
-            f"bytes of parameters, gradients and optimizer state, not {got!r}")
-    for first, name, value in zip((3, 2, 1), SHARDED, got):
+    require(isinstance(got, (tuple, list)) and len(got) == len(SHARDED_FROM), "held_bytes must return three numbers, "
+            f"the bytes of parameters, gradients and optimizer state, not {got!r}")
+    for (name, first), value in zip(SHARDED_FROM.items(), got):
         want = getattr(measured, name)
         words = "optimizer state" if name == "optimizer" else name
         formula = Formula(want, [

@@ -1,8 +1,10 @@
 """Ask the planner from a shell.
 
     python -m book.cost plan llama3-70b --gpus 64 --gpu H100 --tokens 2e12 --price 2.5
-    python -m book.cost plan llama3-70b --gpus 64 --config torchtitan     the layout as a file for torchtitan
-    python -m book.cost read run.toml --gpus 64                          what a file for torchtitan will send, by axis
+    python -m book.cost plan llama3-70b --gpus 64 --config torchtitan     the layout as a file for torchtitan 0.3
+    python -m book.cost estimate llama3-70b --gpus 64 --layout pp=4,dp=2,tp=8,zero=1,recompute=half
+    python -m book.cost plan llama3-8b --gpus 1 --gpu rtx4090 --train lora --sequence 2048    --optimizer, --offload
+    python -m book.cost read planned.py --gpus 64                        what a file for torchtitan will send, by axis
     python -m book.cost scoreboard                                       how far off it is, set by set
     python -m book.cost calibrate                                        its constants, fitted anew
     python -m book.cost models                                           names of models and GPUs
@@ -12,13 +14,17 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
-from book.cost.answer import MeasuredStep, plan
+from book.cost.answer import MeasuredStep, plan, told
 from book.cost.configs import CONFIGS, read_torchtitan
-from book.cost.layouts import Layout
-from book.cost.machines import FITTED_FILE, MACHINES, SOFTWARE
+from book.cost.layouts import layout_of
+from book.cost.machines import FITTED_FILE, MACHINES, SHORT, SOFTWARE
 from book.cost.models import MODELS
 from book.cost.scoreboard import calibrate, scoreboard
+from book.cost.tuning import FULL, OPTIMIZERS, TRAIN, Tuning
+
+LAYOUT = "sizes of pp, dp, tp, cp, ep; micro and stages: of a micro-batch, on a rank; zero 0 to 3; sp 0 or 1; recompute"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -37,17 +43,15 @@ def _parser() -> argparse.ArgumentParser:
     kinds = parser.add_subparsers(required=True)
     one = kinds.add_parser("plan", help="the fastest layout that fits, with an error bar")
     one.set_defaults(answer=_plan)
-    one.add_argument("model", help=", ".join(MODELS))
-    one.add_argument("--gpus", type=int, required=True, help="how many")
-    one.add_argument("--gpu", default="H100", help=", ".join(MACHINES))
+    _ask(one)
     one.add_argument("--tokens", type=float, default=0.0, help="to train on, such as 2e12")
     one.add_argument("--price", type=float, default=0.0, help="dollars for a GPU hour")
-    one.add_argument("--batch", type=int, default=0, help="sequences of a step; default: about 4 million tokens")
-    one.add_argument("--sequence", type=int, default=0, help="tokens of a sequence; default: the model's")
-    one.add_argument("--software", default=SOFTWARE[0], help=", ".join(SOFTWARE))
-    one.add_argument("--precision", default="bf16", help="bf16, fp8")
-    one.add_argument("--measured", metavar="SECONDS,pp,dp,tp,MICRO,ZERO", help="a step of your own, and its layout")
+    one.add_argument("--zero", metavar="STAGES", default="", help="stages of ZeRO allowed in pipelines too: 0,1,2,3")
     one.add_argument("--config", choices=CONFIGS, help="print the layout as that framework's options instead")
+    two = kinds.add_parser("estimate", help="a layout of your own: memory and time, part by part, with an error bar")
+    two.set_defaults(answer=_told)
+    _ask(two)
+    two.add_argument("--layout", required=True, metavar="pp=2,dp=4,tp=8,...", help=LAYOUT)
     read = kinds.add_parser("read", help="a file for torchtitan: its layout, and what a GPU sends along each axis")
     read.add_argument("file", type=Path)
     read.add_argument("--gpus", type=int, default=0, help="how many, if its shard degree is -1")
@@ -62,23 +66,64 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _ask(parser: argparse.ArgumentParser) -> None:
+    """Add what both `plan` and `estimate` are asked."""
+    parser.add_argument("model", help=", ".join(MODELS))
+    parser.add_argument("--gpus", type=int, required=True, help="how many")
+    parser.add_argument("--gpu", default="H100", help=f"{', '.join(MACHINES)}; or numbers of your own as memory=48e9,"
+                        f"flops=..., or in a .toml or .json file: {', '.join(SHORT.values())}")
+    parser.add_argument("--batch", type=int, default=0, help="sequences of a step; default: about 4 million tokens")
+    parser.add_argument("--sequence", type=int, default=0, help="tokens of a sequence; default: the model's")
+    parser.add_argument("--software", help=f"{', '.join(SOFTWARE)}; default: that of --config, or {SOFTWARE[0]}")
+    parser.add_argument("--precision", default="bf16", help="bf16, fp8")
+    parser.add_argument("--measured", metavar="SECONDS,pp=2,dp=4,...", help="a step of your own, and its layout")
+    _ask_tuning(parser)
+
+
+def _asked(options: argparse.Namespace) -> dict[str, Any]:
+    """What both were asked, as `plan` and `told` take it."""
+    return {"model": options.model, "gpus": options.gpus, "gpu": options.gpu, "batch": options.batch,
+            "num_tokens": options.sequence, "precision": options.precision,
+            "software": options.software or getattr(options, "config", None) or SOFTWARE[0],
+            "measured": _measured(options.measured, options.gpus), "tuning": _tuning(options)}
+
+
+def _ask_tuning(parser: argparse.ArgumentParser) -> None:
+    """Add what is asked of fine-tuning."""
+    parser.add_argument("--train", default="full", help=f"{', '.join(TRAIN)}: everything, or adapters alone")
+    parser.add_argument("--rank", type=int, default=FULL.rank, help="of adapters")
+    parser.add_argument("--frozen-layers", type=int, default=0, help="so many of the first layers are not trained")
+    parser.add_argument("--optimizer", default=FULL.optimizer, help=", ".join(OPTIMIZERS))
+    parser.add_argument("--offload", default="", help="optimizer: its state is in the host's memory")
+
+
+def _tuning(options: argparse.Namespace) -> Tuning:
+    return Tuning(options.train, options.rank, options.frozen_layers, options.optimizer, options.offload)
+
+
 def _plan(options: argparse.Namespace) -> str:
-    found = plan(options.model, options.gpus, options.gpu, options.tokens, options.price, options.batch,
-                 options.sequence, options.software, options.precision, _measured(options.measured),
-                 (0, 2, 3) if options.config == "torchtitan" else ())
+    if options.config and _tuning(options) != FULL:
+        raise ValueError("--config writes options that train everything with Adam: leave out --train, "
+                         "--frozen-layers, --optimizer and --offload")
+    if not set(options.zero) <= set("0123,"):
+        raise ValueError(f"--zero is stages such as 0,1,2,3, not {options.zero}")
+    stages = tuple(int(stage) for stage in options.zero.split(",") if stage)
+    found = plan(**_asked(options), tokens=options.tokens, price=options.price, zero_stages=stages)
     return CONFIGS[options.config](found) if options.config else str(found)
 
 
-def _measured(text: str | None) -> MeasuredStep | None:
+def _told(options: argparse.Namespace) -> str:
+    return str(told(**_asked(options), layout=layout_of(options.layout, options.gpus)))
+
+
+def _measured(text: str | None, num_gpus: int) -> MeasuredStep | None:
     if not text:
         return None
+    step_s, _, layout = text.partition(",")
     try:
-        step_s, *sizes = text.split(",")
-        pp, dp, tp, micro_batch_size, zero_stage = map(int, sizes)
-        layout = Layout(pp, dp, tp, micro_batch_size, zero_stage=zero_stage, sequence_parallel=int(tp > 1))
-        return MeasuredStep(layout, float(step_s))
+        return MeasuredStep(layout_of(layout, num_gpus), float(step_s))
     except ValueError as error:
-        raise ValueError(f"--measured is SECONDS,pp,dp,tp,MICRO,ZERO, such as 21.5,4,2,8,1,1: {error}") from None
+        raise ValueError(f"--measured is seconds and a layout, such as 21.5,pp=4,dp=2,tp=8,zero=1: {error}") from None
 
 
 if __name__ == "__main__":

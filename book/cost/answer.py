@@ -9,17 +9,15 @@ import numpy as np
 
 from book.cost.cluster import Cluster
 from book.cost.layouts import Layout
-from book.cost.machines import SOFTWARE, cluster_of, machine_key
-from book.cost.models import model_named
+from book.cost.machines import SHARED, SOFTWARE, Machine
+from book.cost.question import Question, asked, searched
+from book.cost.refusals import other_layouts, refusal
 from book.cost.scoreboard import bar, memory_errors
 from book.cost.scoreboard import measured as measured_rows
-from book.cost.search import WORDS, Search, search
-from book.cost.state import ADAM_MIXED_GRADIENTS_32
-from book.cost.step import PARTS, Estimate, estimate
+from book.cost.search import WORDS, Search, usable_bytes
+from book.cost.step import PARTS, Estimate, estimates, frozen_bytes
 from book.cost.transformer import Transformer
-
-TOKENS_A_STEP = 4_194_304  # the batch that llama3 starts with; the default here
-LONG = 8192  # tokens of a sequence from which on cp is tried
+from book.cost.tuning import FULL, Tuning
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,7 @@ class Plan:
     model: Transformer
     model_name: str
     gpu_name: str
+    gpu_key: str
     search: Search
     tokens: float
     price: float
@@ -59,6 +58,7 @@ class Plan:
     scale: float = 1.0
     memory_scale: float = 1.0
     lost: int = 0
+    tuning: Tuning = FULL
 
     @cached_property
     def layout(self) -> Layout:
@@ -112,74 +112,122 @@ class Plan:
         return "\n".join(_lines(self))
 
 
-def plan(model: str | Transformer, gpus: int, gpu: str | Cluster = "H100", tokens: float = 0.0, price: float = 0.0,
-         batch: int = 0, num_tokens: int = 0, software: str = SOFTWARE[0], precision: str = "bf16",
-         measured: MeasuredStep | None = None, zero_stages: Sequence[int] = ()) -> Plan:
+@dataclass(frozen=True)
+class Told:
+    """What one layout costs on `cluster`, with error bars as a Plan has them; `frozen_bytes` are not trained."""
+
+    model: Transformer
+    model_name: str
+    gpu_name: str
+    gpu_key: str
+    cluster: Cluster
+    global_batch: int
+    layout: Layout
+    cost: Estimate
+    low_s: float
+    high_s: float
+    worst_s: float
+    basis: str
+    tuning: Tuning = FULL
+    frozen_bytes: float = 0.0
+
+    @property
+    def usable_bytes(self) -> float:
+        """Bytes that it may need."""
+        return usable_bytes(self.cluster, self.frozen_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a plan could choose it."""
+        return bool(self.cost.memory_bytes <= self.usable_bytes)
+
+    def __str__(self) -> str:
+        """The estimate, one line per figure."""
+        return "\n".join(_told(self))
+
+
+def plan(model: str | Transformer, gpus: int, gpu: str | Machine | Cluster = "H100", tokens: float = 0.0,
+         price: float = 0.0, batch: int = 0, num_tokens: int = 0, software: str = SOFTWARE[0],
+         precision: str = "bf16", measured: MeasuredStep | None = None, zero_stages: Sequence[int] = (),
+         tuning: Tuning = FULL) -> Plan:
     """The fastest layout of a model that fits on `gpus` GPUs, with an error bar, hours and cost.
 
-    `model` and `gpu` are names (`models`, `machines`) or a Transformer and a Cluster of your own; `price` is dollars
-    for a GPU hour, `batch` sequences of `num_tokens` tokens. A `measured` step of yours sets the scale of all times,
-    and of memory if it includes that. tp stays inside a node, and ZeRO-2 and 3 are not combined with pipelines,
-    because too few measured steps test these; `zero_stages` names the stages to use everywhere instead. Raises
-    ValueError for unknown names, impossible numbers, and where nothing fits.
+    `model` and `gpu` are names (`models`, `machines`), numbers as `machine_of` takes them, or a Transformer, a Machine
+    and a Cluster of your own; `price` is dollars for a GPU hour, `batch` sequences of `num_tokens` tokens. A `measured`
+    step of yours sets the scale of all times, and of memory if it includes that. tp stays inside a node, and layouts
+    are those that are `known` of the software; `zero_stages` names the stages to use everywhere instead. `tuning` says
+    what is trained and with which optimizer; where that is not all, a step has about 131,072 tokens by default. Raises
+    ValueError for unknown names, impossible numbers, and where nothing fits: with the cause, the number of GPUs that is
+    enough, and what else to change.
     """
-    if not isinstance(gpus, int) or isinstance(gpus, bool) or gpus < 1:
-        raise ValueError(f"gpus must be a whole number above 0, not {gpus!r}")
-    for name, value in (("tokens", tokens), ("price", price), ("batch", batch), ("num_tokens", num_tokens)):
+    question = asked(model, gpus, gpu, batch, num_tokens, software, precision, zero_stages, tuning)
+    for name, value in (("tokens", tokens), ("price", price)):
         if not value >= 0 or value == float("inf"):
             raise ValueError(f"{name} must be a finite number of at least 0, not {value!r}")
-    found = model_named(model) if isinstance(model, str) else model
-    found = replace(found, num_tokens=num_tokens) if num_tokens else found
-    cluster = cluster_of(gpu, gpus, software, precision) if isinstance(gpu, str) else replace(gpu, num_gpus=gpus)
-    batch = batch or default_batch(found, gpus)
-    chosen, scale, memory_scale, lost = _scaled(found, cluster, batch, measured, zero_stages)
-    quartiles, basis = bar(machine_key(gpu) if isinstance(gpu, str) else "", software, bool(found.experts))
-    low, middle, high, worst = quartiles
-    middle = middle if measured else 1.0  # a known scale leaves only the spread of the rows
+    question, lost = _scaled(question, measured)
+    chosen = _searched(question)
+    low, high, worst, basis = _bar(question, bool(measured))
     step_s = chosen.estimates[chosen.best].step_s
-    halved = searched(found, replace(chosen.cluster, across_bytes_per_s=chosen.cluster.across_bytes_per_s / 2), batch,
-                  zero_stages)
-    name = model if isinstance(model, str) else f"{found.num_parameters / 1e9:.1f} billion parameters"
-    return Plan(found, name, gpu if isinstance(gpu, str) else "GPU", chosen, tokens, price,
-                step_s * low / middle, step_s * high / middle, step_s * worst / middle, basis, halved, scale,
-                memory_scale, lost)
+    cluster = chosen.cluster
+    halved = searched(question.model, replace(cluster, across_bytes_per_s=cluster.across_bytes_per_s / 2),
+                      chosen.global_batch, software, zero_stages, tuning=tuning)
+    return Plan(question.model, _name(model), question.gpu_name, question.gpu_key, chosen, tokens, price, step_s * low,
+                step_s * high, step_s * worst, basis, halved, question.scale, question.memory_scale, lost,
+                tuning)
 
 
-def default_batch(model: Transformer, num_gpus: int, tokens_a_step: float = TOKENS_A_STEP) -> int:
-    """Sequences of about `tokens_a_step` tokens in all: `num_gpus` times a power of two, which may be negative."""
-    batch = num_gpus
-    while batch * model.num_tokens < tokens_a_step and batch * 2 * model.num_tokens <= 2 * tokens_a_step:
-        batch *= 2
-    while batch * model.num_tokens >= 2 * tokens_a_step and batch % 2 == 0:
-        batch //= 2
-    return batch
+def told(model: str | Transformer, gpus: int, layout: Layout, gpu: str | Machine | Cluster = "H100", batch: int = 0,
+         num_tokens: int = 0, software: str = SOFTWARE[0], precision: str = "bf16",
+         measured: MeasuredStep | None = None, tuning: Tuning = FULL) -> Told:
+    """What a layout of your own costs, with an error bar; stages may be as uneven as they are.
+
+    The other arguments are as in `plan`. Raises ValueError as that does, and for a layout that can't be.
+    """
+    if layout.num_gpus != gpus:
+        raise ValueError(f"this layout is for {layout.num_gpus:,} GPUs, not for {gpus!r}: {layout}")
+    question = asked(model, gpus, gpu, batch, num_tokens, software, precision, tuning=tuning)
+    question, _ = _scaled(question, measured)
+    cost = _estimate(question, layout)
+    low, high, worst, basis = _bar(question, bool(measured))
+    frozen = frozen_bytes(question.model, question.cluster, [layout], question.global_batch, tuning)
+    return Told(question.model, _name(model), question.gpu_name, question.gpu_key, question.cluster,
+                question.global_batch, layout, cost, cost.step_s * low, cost.step_s * high, cost.step_s * worst, basis,
+                tuning, float(frozen[0]))
 
 
-def searched(model: Transformer, cluster: Cluster, batch: int, zero_stages: Sequence[int] = ()) -> Search:
-    """All layouts; `fits` marks those that `plan` may choose."""
-    found = search(model, cluster, batch, ADAM_MIXED_GRADIENTS_32, most_tp=cluster.gpus_per_node,
-                  most_cp=8 if model.num_tokens >= LONG else 1, most_ep=64 if model.experts else 1)
-    stage, pp = found.layouts.array("zero_stage"), found.layouts.array("pp")
-    known = np.isin(stage, list(zero_stages)) if zero_stages else (stage < 2) | (pp == 1)
-    return replace(found, fits=found.fits & known)
+def _name(model: str | Transformer) -> str:
+    return model if isinstance(model, str) else f"{model.num_parameters / 1e9:.1f} billion parameters"
 
 
-def _scaled(model: Transformer, cluster: Cluster, batch: int, measured: MeasuredStep | None,
-              zero_stages: Sequence[int]) -> tuple[Search, float, float, int]:
-    """All layouts, scaled to a measured step if there is one; the scales; how many layouts no longer fit."""
-    before = searched(model, cluster, batch, zero_stages)
+def _estimate(question: Question, layout: Layout) -> Estimate:
+    found: Estimate = estimates(question.model, question.cluster, [layout], question.global_batch,
+                                question.tuning.each, uneven=True, tuning=question.tuning)[0]
+    return found
+
+
+def _searched(question: Question) -> Search:
+    """All layouts; raises ValueError, with ways out, where none may be chosen."""
+    found = question.search()
+    if not found.fits.any():
+        raise ValueError(refusal(question, found))
+    return found
+
+
+def _scaled(question: Question, measured: MeasuredStep | None) -> tuple[Question, int]:
+    """The question with the scales of a measured step, if there is one; how many layouts no longer fit for it."""
     if not measured:
-        before.best  # noqa: B018  # raises where nothing fits
-        return before, 1.0, 1.0, 0
-    told = estimate(model, cluster, measured.layout, batch, ADAM_MIXED_GRADIENTS_32)
-    scale = measured.step_s / told.step_s
-    memory_scale = measured.memory_bytes / told.memory_bytes if measured.memory_bytes else 1.0
-    over = cluster.overheads
-    slower = replace(cluster, overheads=replace(over, slowdown=over.slowdown * scale),
-                     usable_share=min(1.0, cluster.usable_share / memory_scale))
-    after = searched(model, slower, batch, zero_stages)
-    after.best  # noqa: B018
-    return after, scale, memory_scale, int(before.fits.sum() - after.fits.sum())
+        return question, 0
+    found = _estimate(question, measured.layout)
+    after = replace(question, scale=measured.step_s / found.step_s,
+                    memory_scale=measured.memory_bytes / found.memory_bytes if measured.memory_bytes else 1.0)
+    return after, int(question.search().fits.sum() - after.search().fits.sum())
+
+
+def _bar(question: Question, scaled: bool) -> tuple[float, float, float, str]:
+    """Shares of an estimate between which half of such steps are, above which one in ten is; whose steps these are."""
+    (low, middle, high, worst), basis = bar(question.gpu_key, question.software, bool(question.model.experts))
+    middle = middle if scaled else 1.0  # a known scale leaves only the spread of the rows
+    return low / middle, high / middle, worst / middle, basis
 
 
 def reached(model: Transformer, cluster: Cluster, gpu: str, experts: bool) -> tuple[float, str]:
@@ -187,8 +235,8 @@ def reached(model: Transformer, cluster: Cluster, gpu: str, experts: bool) -> tu
 
     0 and no words where no step was measured on it.
     """
-    key, fast = machine_key(gpu) if gpu else "", cluster.overheads.linear_speedup > 1
-    rows = [row for row in measured_rows().rows if row.machine == key and bool(row.model.experts) == experts
+    fast = cluster.overheads.linear_speedup > 1
+    rows = [row for row in measured_rows().rows if row.machine == gpu and bool(row.model.experts) == experts
             and (row.precision == "fp8") == fast]
     same = [row for row in rows if row.model.num_parameters == model.num_parameters]
     if not rows:
@@ -197,26 +245,72 @@ def reached(model: Transformer, cluster: Cluster, gpu: str, experts: bool) -> tu
     return best.mfu, f"{best.name} on {best.layout.num_gpus:,} {gpu.upper()} ({best.software}): {best.layout}"
 
 
-def _lines(found: Plan) -> Iterator[str]:
-    cost, cluster = found.cost, found.search.cluster
-    yield (f"{found.model_name} on {cluster.num_gpus:,} {found.gpu_name}, {found.search.global_batch:,} sequences of "
+def _about(found: Plan | Told, cluster: Cluster, batch: int, speed: str = "") -> Iterator[str]:
+    """What was asked, the layout, the seconds of its step, and how certain these are."""
+    cost = found.cost
+    yield (f"{found.model_name} on {cluster.num_gpus:,} {found.gpu_name}, {batch:,} sequences of "
            f"{found.model.num_tokens:,} tokens a step")
     yield f"layout   {found.layout}"
-    yield f"step     {cost.step_s:.2f} s, MFU {cost.mfu:.0%}"
+    yield f"step     {cost.step_s:.2f} s, MFU {cost.mfu:.0%}{speed}"
     yield (f"         by measured steps ({found.basis}) half of such steps take "
            f"{found.low_s:.1f} to {found.high_s:.1f} s, one in ten over {found.worst_s:.1f} s")
-    known = found.gpu_name if found.gpu_name != "GPU" else ""
-    mfu, whose = reached(found.model, cluster, known, bool(found.model.experts))
-    if known and not mfu:
-        yield f"         no step of a {known} was measured like this: what it reaches is taken from other machines"
-    if cost.mfu < 0.8 * mfu:
-        yield f"         an MFU of {mfu:.0%} was measured, beyond what this search finds here: {whose}"
-    yield (f"memory   {cost.memory_bytes / 1e9:.1f} of {cluster.usable_bytes / 1e9:.1f} GB: state "
+    if cluster.num_gpus > cluster.gpus_per_node and cluster.across_bytes_per_s == SHARED:
+        yield f"         between nodes {SHARED / 1e9:.1f} GB/s for each GPU are assumed: give numbers of your own"
+    if cost.mfu > 1:
+        yield "         an MFU over 100%: check the seconds, batch and layout of your measured step"
+    if not reached(found.model, cluster, found.gpu_key, bool(found.model.experts))[0]:
+        article = "an" if found.gpu_name[0] in "AHLMR" else "a"
+        whose = f"{article} {found.gpu_name}" if found.gpu_key else "this GPU"
+        yield f"         no step of {whose} was measured like this: what it reaches is taken from other machines"
+    if found.tuning != FULL:
+        yield from _tuned(found.tuning, found.model)
+
+
+def _tuned(tuning: Tuning, model: Transformer) -> Iterator[str]:
+    """What is trained and what is not, and that the bar is of other steps."""
+    if tuning.freezes:
+        yield "         none of these steps is fine-tuning: all train every parameter"
+    how = {"lora": f"adapters of rank {tuning.rank} beside each matrix of the layers, the rest frozen in 16 bits",
+           "qlora": f"adapters of rank {tuning.rank} beside each matrix of the layers, which are frozen in 4 bits",
+           "full": f"the first {tuning.frozen_layers} layers frozen" if tuning.frozen_layers else "all"}[tuning.train]
+    each, trained = tuning.kept, tuning.trained_parameters(model)
+    yield f"trains   {trained / 1e6:,.1f} of {model.num_parameters / 1e6:,.1f} million parameters: {how}"
+    yield (f"         {tuning.optimizer}: {each.parameters:g} bytes of each, {each.gradients:g} of its gradient, "
+           f"{each.optimizer:.3g} of the optimizer{' in the memory of the host' if tuning.offload else ''}")
+
+
+def _held(cost: Estimate, usable: float, frozen: float) -> Iterator[str]:
+    """What a GPU holds, and whether that is close to what it has."""
+    yield (f"memory   {cost.memory_bytes / 1e9:.1f} of {usable / 1e9:.1f} GB: state "
            f"{cost.state_bytes / 1e9:.1f}, activations {cost.activation_bytes / 1e9:.1f}, for a moment "
            f"{cost.gathered_bytes / 1e9:.1f}")
     most = np.percentile(1 / (1 + memory_errors()), 90)
-    if cost.memory_bytes * most > cluster.usable_bytes:
+    if cost.memory_bytes <= usable < frozen + (cost.memory_bytes - frozen) * most:
         yield f"         tight: one in ten measured steps held over {most - 1:.0%} more than is counted here"
+
+
+def _told(found: Told) -> Iterator[str]:
+    cost, cluster = found.cost, found.cluster
+    rate = found.global_batch * found.model.num_tokens / cost.step_s / cluster.num_gpus
+    yield from _about(found, cluster, found.global_batch, f", {rate:,.0f} tokens a second on each GPU")
+    for part in PARTS:
+        seconds = getattr(cost, part)
+        if seconds >= 0.0005 * cost.step_s:
+            yield f"{seconds:12.4g} s {seconds / cost.step_s:6.1%}  {WORDS[part]}"
+    yield from _held(cost, found.usable_bytes, found.frozen_bytes)
+    if not found.fits:
+        yield f"         it does not fit: {cost.memory_bytes / found.usable_bytes - 1:.0%} too much"
+        yield from other_layouts(found.model, cluster, found.layout, found.global_batch, found.tuning)
+
+
+def _lines(found: Plan) -> Iterator[str]:
+    cost, cluster = found.cost, found.search.cluster
+    yield from _about(found, cluster, found.search.global_batch)
+    mfu, whose = reached(found.model, cluster, found.gpu_key, bool(found.model.experts))
+    if cost.mfu < 0.8 * mfu and found.tuning == FULL:
+        yield f"         an MFU of {mfu:.0%} was measured, beyond what this search finds here: {whose}"
+    best = found.search.best
+    yield from _held(cost, float(found.search.usable[best]), float(found.search.frozen[best]))
     yield "binds    " + ", ".join(f"{words} {share:.0%}" for words, share in found.binds)
     if found.tokens:
         days = found.gpu_hours / cluster.num_gpus / 24

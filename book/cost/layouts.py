@@ -22,8 +22,9 @@ class Layout:
     `cp` cuts each sequence; `ep` spreads experts over GPUs of dp and cp, and needs none of its own (lepikhin2020).
 
     `stages_per_rank` above 1 is interleaved 1F1B; `sequence_parallel` is 0 or 1, with inputs kept as pieces and
-    gathered again; `recompute` is None, "selective" or "full" (korthikanti2022). Raises ValueError for a size below
-    1 and for what goes with no other part of the layout.
+    gathered again; `recompute` is None, "selective" or "full" (korthikanti2022). ZeRO-2 and 3 shard over all of dp and
+    cp, or in each of `replicas` equal groups of them (HSDP). Raises ValueError for a size below 1 and for what goes
+    with no other part of the layout.
     """
 
     pp: int = count()
@@ -36,9 +37,11 @@ class Layout:
     recompute: str | None = word(default=None)
     cp: int = count(default=1)
     ep: int = count(default=1)
+    replicas: int = count(default=1)
 
     def __post_init__(self) -> None:
-        sizes = (self.pp, self.dp, self.tp, self.micro_batch_size, self.stages_per_rank, self.cp, self.ep)
+        sizes = (self.pp, self.dp, self.tp, self.micro_batch_size, self.stages_per_rank, self.cp, self.ep,
+                 self.replicas)
         if min(sizes) < 1:
             raise ValueError(f"each size of a layout is at least 1: {self}")
         check_zero_stage(self.zero_stage)
@@ -47,6 +50,8 @@ class Layout:
             raise ValueError(f"sequence_parallel is 0 or 1, not {self.sequence_parallel!r}")
         if self.stages_per_rank > 1 and self.pp == 1:
             raise ValueError("several stages on a rank need a pipeline: pp is 1")
+        if self.replicas > 1 and (self.zero_stage < 2 or self.dp % self.replicas):
+            raise ValueError(f"replicas of shards are equal parts of dp, in ZeRO-2 or 3: {self}")
         if self.num_gpus // self.pp % self.ep:
             raise ValueError(f"experts are on a stage's GPUs: ep {self.ep} does not divide {self.num_gpus // self.pp}")
         object.__setattr__(self, "sequence_parallel", int(self.sequence_parallel))
@@ -55,6 +60,12 @@ class Layout:
     def num_gpus(self) -> int:
         """How many GPUs it needs."""
         return self.pp * self.dp * self.tp * self.cp
+
+    @property
+    def spans(self) -> dict[str, int]:
+        """For each axis, over how many consecutive GPUs a group of it reaches: within a node if these are one's."""
+        return {"tp": self.tp, "cp": self.tp * self.cp, "ep": self.tp * self.ep, "pp": self.num_gpus,
+                "dp": self.tp * self.cp * self.dp}
 
     def mesh(self, ranks_per_node: int | None = None) -> Mesh:
         """Its mesh, tp innermost; cp counts as dp, whose replicas' gradients are added too."""
@@ -65,13 +76,40 @@ class Layout:
         axes = f"pp {self.pp} × dp {self.dp} × tp {self.tp}" + f" × cp {self.cp}" * (self.cp > 1)
         parts = [axes + f", ep {self.ep}" * (self.ep > 1), f"micro-batch {self.micro_batch_size}"]
         parts += [f"{self.stages_per_rank} stages a rank"] if self.stages_per_rank > 1 else []
-        parts += [f"ZeRO-{self.zero_stage}"] if self.zero_stage else []
+        within = f" in {self.replicas} replicas" * (self.replicas > 1)
+        parts += [f"ZeRO-{self.zero_stage}{within}"] if self.zero_stage else []
         parts += ["sequence parallel"] if self.sequence_parallel else []
         return ", ".join([*parts, f"{self.recompute or 'no'} recompute"])
 
 
+# What the parts of a layout are called where people type them, and the words for those that are no numbers.
+SPELLED = {"pp": "pp", "dp": "dp", "tp": "tp", "cp": "cp", "ep": "ep", "micro": "micro_batch_size",
+           "stages": "stages_per_rank", "zero": "zero_stage", "replicas": "replicas", "sp": "sequence_parallel",
+            "recompute": "recompute"}
+
+
+def layout_of(text: str, num_gpus: int = 0) -> Layout:
+    """The layout of words such as "pp=4,tp=8,zero=1,recompute=full", by the names of SPELLED.
+
+    What is not said is 1, 0 for zero, no for recompute, 1 for sp where tp is above 1, for dp what `num_gpus` leaves.
+    Raises ValueError, with an example, for other words, and for what is no layout.
+    """
+    said = {name.strip(): value.strip() for name, _, value in (part.partition("=") for part in text.split(","))}
+    strange = [f"{name}={value}" for name, value in said.items()
+               if name not in SPELLED or not (value.isdigit() or name == "recompute")]
+    if strange:
+        raise ValueError(f"a layout is written pp=2,dp=4,tp=8,cp=1,ep=1,micro=1,stages=1,zero=1,sp=1,recompute=full; "
+                         f"{', '.join(strange)} is not part of one")
+    sizes = {name: int(value) for name, value in said.items() if name != "recompute"}
+    rest = sizes.get("pp", 1) * sizes.get("tp", 1) * sizes.get("cp", 1)
+    sizes = {"dp": max(num_gpus // max(rest, 1), 1), "pp": 1, "tp": 1, "sp": int(sizes.get("tp", 1) > 1), **sizes}
+    recompute = said.get("recompute", "no")
+    return Layout(**{SPELLED[name]: size for name, size in sizes.items()},
+                  recompute=None if recompute in ("no", "none") else recompute)
+
+
 def all_layouts(model: Transformer, num_gpus: int, global_batch: int, most_tp: int | None = None, most_cp: int = 1,
-                most_ep: int = 1) -> Columns:
+                most_ep: int = 1, node: int = 0, smallest: bool = False) -> Columns:
     """Every layout of a model on all of these GPUs that divides evenly, as Columns of Layout.
 
     tp divides heads, keys and width, pp times stages_per_rank the layers or up to two more (the embedding and the head
@@ -79,24 +117,37 @@ def all_layouts(model: Transformer, num_gpus: int, global_batch: int, most_tp: i
     for each of its ranks, where a micro-batch is one sequence; ep divides the experts and the GPUs of a stage.
     Recomputation is none, full, and between them "selective" where scores are kept, else "half". Interleaving needs a
     number of micro-batches that pp divides, as Megatron does; sequence parallelism tokens that tp divides; ZeRO two
-    replicas or more. `most_tp`, `most_cp` and `most_ep` bound these.
+    replicas or more. `most_tp`, `most_cp` and `most_ep` bound these. With `node`, the GPUs of a node, ZeRO-2 and 3 that
+    have no pipeline are there in 2, 4, 8 replicas too, as long as each fills nodes. `smallest` leaves those of which
+    one needs the least memory: micro-batches of one sequence, one stage a rank, full recomputation, no replicas.
     """
-    shapes = np.array(list(_shapes(model, num_gpus, global_batch, (most_tp or num_gpus, most_cp, most_ep))),
+    shapes = np.array(list(_shapes(model, num_gpus, global_batch, (most_tp or num_gpus, most_cp, most_ep), smallest)),
                       dtype=np.int32).reshape(-1, 7)
     between = "selective" if model.attention == "scores" else "half"
-    recompute = [-1, *(RECOMPUTE.index(how) - 1 for how in (between, "full"))]
-    choices = np.array(list(product(range(4), (0, 1), recompute)), dtype=np.int32)
+    recompute = [-1, *(RECOMPUTE.index(how) - 1 for how in (between, "full"))][-1 if smallest else 0:]
+    choices = np.array(list(product(range(4), (0, 1), recompute, [1])), dtype=np.int32)
     rows = np.hstack([np.repeat(shapes, len(choices), axis=0), np.tile(choices, (len(shapes), 1))])
-    _, dp, tp, cp, _, _, _, zero_stage, sequence_parallel, _ = rows.T
+    _, dp, tp, cp, _, _, _, zero_stage, sequence_parallel, *_ = rows.T
     possible = (dp * cp > 1) | (zero_stage == 0)
     possible &= (tp > 1) & (model.num_tokens // cp % tp == 0) | (sequence_parallel == 0)
     names = ("pp", "dp", "tp", "cp", "ep", "micro_batch_size", "stages_per_rank", "zero_stage", "sequence_parallel",
-             "recompute")
-    return Columns(Layout, dict(zip(names, rows[possible].T)), {"recompute": RECOMPUTE[1:]})
+             "recompute", "replicas")
+    rows = np.vstack([rows[possible], *_replicated(rows[possible], num_gpus, node)])
+    return Columns(Layout, dict(zip(names, rows.T)), {"recompute": RECOMPUTE[1:]})
+
+
+def _replicated(rows: np.ndarray, num_gpus: int, node: int) -> Iterator[np.ndarray]:
+    """The rows that can be in 2, 4, 8 replicas of shards."""
+    pp, dp, ep, zero_stage = rows[:, (0, 1, 4, 7)].T
+    replicas = 2
+    while node and num_gpus % (replicas * node) == 0:
+        can = (pp == 1) & (zero_stage >= 2) & (dp % replicas == 0) & (num_gpus // replicas % ep == 0)
+        yield np.hstack([rows[can][:, :-1], np.full((can.sum(), 1), replicas, np.int32)])
+        replicas *= 2
 
 
 def _shapes(model: Transformer, num_gpus: int, global_batch: int,
-            most: tuple[int, int, int]) -> Iterator[tuple[int, ...]]:
+            most: tuple[int, int, int], smallest: bool) -> Iterator[tuple[int, ...]]:
     """pp, dp, tp, cp, ep, micro_batch_size and stages_per_rank of every layout."""
     for tp, cp in product(divisors(num_gpus), divisors(min(most[1], num_gpus))):
         if tp > most[0] or model.num_heads % tp or model.kv_heads % tp:
@@ -107,13 +158,27 @@ def _shapes(model: Transformer, num_gpus: int, global_batch: int,
             dp = num_gpus // tp // cp // pp
             if not divides(model.num_layers, pp) or global_batch % dp:
                 continue
-            sizes = divisors(global_batch // dp) if cp == 1 else [1]
+            sizes = divisors(global_batch // dp) if cp == 1 and not smallest else [1]
             for micro_batch_size, ep in product(sizes, _experts_over(model, dp * cp * tp, most[2])):
                 yield pp, dp, tp, cp, ep, micro_batch_size, 1
-                if pp > 1 and global_batch // dp // micro_batch_size % pp == 0:
+                if pp > 1 and not smallest and global_batch // dp // micro_batch_size % pp == 0:
                     for stages_per_rank in range(2, model.num_layers // pp + 2):
                         if divides(model.num_layers, pp * stages_per_rank):
                             yield pp, dp, tp, cp, ep, micro_batch_size, stages_per_rank
+
+
+def known(layouts: Columns, software: str = "") -> np.ndarray:
+    """Mask of the layouts that measured steps test and this software has.
+
+    ZeRO-2 and 3 are in no pipeline. torchtitan's FSDP sends gradients after each micro-batch, which is ZeRO-2 or 3; in
+    a pipeline once in a step, which is ZeRO-1. It shards over cp too, and has experts on a replica's GPUs.
+    """
+    stage, pp, dp, cp, tp, ep = (layouts.array(name) for name in ("zero_stage", "pp", "dp", "cp", "tp", "ep"))
+    found = (stage < 2) | (pp == 1)
+    if software == "torchtitan":
+        once = (pp > 1) | (stage == 0) & (dp == 1)
+        found &= (stage > 1) | once & ((stage == 1) | (cp == 1) & (tp % ep == 0))
+    return np.asarray(found)
 
 
 def divides(num_layers: int, num_stages: int) -> bool:

@@ -3,7 +3,8 @@
 One protocol everywhere: models are left out in turn (`NUM_FOLDS` parts, each with all rows of its models, whoever
 measured them), the constants are fitted to the rest, and these rows are estimated. A layout that a set has at several
 numbers of GPUs counts once. `data/fitted.json` has what came out: the constants fitted to all rows, and the ratio of
-the left-out estimate to each measured step. `python -m book.cost calibrate` writes it anew.
+the left-out estimate to each measured step. For GPUs that nobody measured, the same with all rows of a GPU's family
+left out: so far off is an estimate that knows only a data sheet. `python -m book.cost calibrate` writes all anew.
 """
 from __future__ import annotations
 
@@ -34,30 +35,36 @@ ENOUGH, MOST = 12, 30  # layouts that an error bar needs; for how many a set cou
 
 @dataclass(frozen=True)
 class Measured:
-    """All rows with a step, in the order of the sets, with what each one counts; `ratios` are of left-out estimates."""
+    """All rows with a step, in the order of the sets, with what each one counts; `ratios` are of left-out estimates.
+
+    `new_ratios` are of estimates that knew no step of the row's GPU; NaN where none would have known its software.
+    """
 
     names: tuple[str, ...]
     rows: tuple[Published, ...]
     weights: np.ndarray
     ratios: np.ndarray
+    new_ratios: np.ndarray
 
     def where(self, holds: Sequence[bool] | np.ndarray) -> Measured:
         """The rows that are marked."""
         at = np.flatnonzero(holds)
         return Measured(tuple(self.names[i] for i in at), tuple(self.rows[i] for i in at), self.weights[at],
-                        self.ratios[at])
+                        self.ratios[at], self.new_ratios[at])
 
 
 @cache
 def measured() -> Measured:
-    """All rows that were measured, each with the ratio that `fitted.json` has."""
+    """All rows that were measured, each with the ratios that `fitted.json` has."""
     pairs = [(name, row) for name, data in data_sets().items() for row in data.rows]
     names, rows = zip(*pairs)
     often = Counter(_layout(name, row) for name, row in pairs)
     weights = np.array([1 / often[_layout(name, row)] for name, row in pairs])
-    known = json.loads(files("book.cost").joinpath(*FITTED_FILE).read_text("utf-8")).get("left_out", {})
-    ratios = np.concatenate([known.get(name, [1.0] * len(data.rows)) for name, data in data_sets().items()])
-    return Measured(names, rows, weights, ratios)
+    known = json.loads(files("book.cost").joinpath(*FITTED_FILE).read_text("utf-8"))
+    ratios = [np.concatenate([np.array(known.get(key, {}).get(name, [missing] * len(data.rows)), dtype=float)
+                              for name, data in data_sets().items()])
+              for key, missing in (("left_out", 1.0), ("gpu_left_out", np.nan))]
+    return Measured(names, rows, weights, *ratios)
 
 
 def _layout(name: str, row: Published) -> tuple[object, ...]:
@@ -109,6 +116,21 @@ def left_out(some: Measured, num_folds: int = NUM_FOLDS) -> np.ndarray:
     return found
 
 
+def gpu_left_out(some: Measured) -> np.ndarray:
+    """Estimated over measured seconds of each row, by constants fitted without any row of its GPU's family.
+
+    NaN where the rest has no step of the row's software.
+    """
+    gpus = np.array([like(row.machine) for row in some.rows])
+    found = np.full(len(gpus), np.nan)
+    for gpu in set(gpus):
+        rest = some.where(gpus != gpu)
+        mine = np.logical_and(gpus == gpu, [row.software in {one.software for one in rest.rows} for row in some.rows])
+        rows = Rows(some.where(mine).rows)
+        found[mine] = rows.seconds(fitted(rest)) / rows.measured_s
+    return found
+
+
 def fitted_memory() -> dict[str, dict[str, float]]:
     """The constants of memory that fit best the rows that say how much they held, or that they ran out."""
     held = [(name, row) for name, data in data_sets().items() for row in data.rows
@@ -119,19 +141,25 @@ def fitted_memory() -> dict[str, dict[str, float]]:
 
 
 def calibrate(path: Path) -> str:
-    """Fit all constants, leave models out in turn, and write both to a file."""
+    """Fit all constants, leave models out in turn, then GPUs, and write all to a file."""
     some = measured()
-    ratios = dict(zip(dict.fromkeys(some.names), np.split(left_out(some), np.flatnonzero(
-        [a != b for a, b in zip(some.names, some.names[1:])]) + 1)))
     memory = fitted_memory()
     constants = {group: {**of, **memory.get(group, {})} for group, of in fitted(some).items()}
     said: dict[str, dict[str, Any]] = {
         "constants": {group: {name: float(f"{x:.4g}") for name, x in of.items()} for group, of in constants.items()},
-        "left_out": {name: [float(f"{x:.4g}") for x in of] for name, of in ratios.items()}}
+        "left_out": _by_set(some, left_out(some)), "gpu_left_out": _by_set(some, gpu_left_out(some))}
     parts = [f'"{key}": {{\n' + ",\n".join(f' "{name}": {json.dumps(of)}' for name, of in part.items()) + "}"
              for key, part in said.items()]
     path.write_text("{" + ",\n".join(parts) + "}\n", "utf-8")
     return f"wrote {path}"
+
+
+def _by_set(some: Measured, ratios: np.ndarray) -> dict[str, list[float | None]]:
+    """The ratios of each set that has some."""
+    found: dict[str, list[float | None]] = defaultdict(list)
+    for name, ratio in zip(some.names, ratios):
+        found[name].append(None if np.isnan(ratio) else float(f"{ratio:.4g}"))
+    return {name: of for name, of in found.items() if any(of)}
 
 
 def _quantiles(values: np.ndarray, weights: np.ndarray, shares: Sequence[float]) -> np.ndarray:
@@ -146,25 +174,48 @@ def bar(machine: str, software: str, experts: bool) -> tuple[tuple[float, float,
 
     The steps are of the same software and GPU, or where fewer than ENOUGH layouts were measured, of the same software
     or the same GPU; then, or if nothing is alike, the bar is twice as wide. Machines that share constants are one
-    here.
+    here. For a machine that no step was measured on, "" too, they are those of other GPUs by `new_ratios`.
     """
     some = measured()
     some = some.where([bool(row.model.experts) == experts and name not in OLD
                        for name, row in zip(some.names, some.rows)])
-    gpu = [machine and like(row.machine) == like(machine) for row in some.rows]
+    known = is_measured(machine)
+    some = some if known else some.where(np.isfinite(some.new_ratios))
+    gpu = [like(row.machine) == like(machine) if known else True for row in some.rows]
     same = [row.software == software for row in some.rows]
-    both = np.logical_and(gpu, same)
-    words = f"{software} on {like(machine).upper() if machine else 'any GPU'}" + " with experts" * experts
-    choices = [some.where(holds) for holds in (both, np.logical_or(gpu, same), np.ones(len(same), bool))]
+    choices = [some.where(holds) for holds in (
+        np.logical_and(gpu, same), np.logical_or(gpu, same), np.ones(len(same), bool))]
     near = next(of for of in choices if of.weights.sum() >= ENOUGH)
     wide = 1.0 if near is choices[0] else 2.0
-    total = {name: near.weights[[one == name for one in near.names]].sum() for name in set(near.names)}
-    weights = near.weights * [min(1, MOST / total[name]) for name in near.names]  # no sweep drowns the others
-    found = _quantiles(-np.log(near.ratios), weights, (0.25, 0.5, 0.75, 0.9))
+    ratios = near.ratios if known else near.new_ratios
+    found = _quantiles(-np.log(ratios), _evenly(near), (0.25, 0.5, 0.75, 0.9))
     found = np.exp(found[1] + wide * (found - found[1]))
+    whose = like(machine).upper() if known else "GPUs left out of the fit"
+    words = f"{software} on {whose}" + " with experts" * experts
     if wide > 1:
-        words = f"few or none of {words}: also of other software or GPUs"
+        words = f"few or none of {words}: also of other software" + " or GPUs" * known
     return (float(found[0]), float(found[1]), float(found[2]), float(found[3])), words
+
+
+def _evenly(some: Measured) -> np.ndarray:
+    """What each row counts where no sweep may drown the other sets: of a set at most MOST layouts."""
+    total = {name: some.weights[[one == name for one in some.names]].sum() for name in set(some.names)}
+    return some.weights * [min(1, MOST / total[name]) for name in some.names]
+
+
+def new_gpu_errors() -> dict[str, float]:
+    """Mean errors of dense rows of each GPU, estimated without any step of it; no sweep drowns the other sets."""
+    some = measured()
+    some = some.where([name not in OLD and not row.model.experts and np.isfinite(ratio)
+                       for name, row, ratio in zip(some.names, some.rows, some.new_ratios)])
+    gpus = np.array([like(row.machine) for row in some.rows])
+    weights, off = _evenly(some), np.abs(some.new_ratios - 1)
+    return {gpu: float(np.average(off[gpus == gpu], weights=weights[gpus == gpu])) for gpu in sorted({*gpus})}
+
+
+def is_measured(machine: str) -> bool:
+    """Whether steps were measured on a machine or on one that shares its constants."""
+    return machine != "" and like(machine) in {like(row.machine) for row in measured().rows}
 
 
 @dataclass(frozen=True)
@@ -250,6 +301,8 @@ def scoreboard() -> str:
                      f"{lost:>12}".rstrip())
     off = np.abs(memory_errors())
     num, share = ran_out()
+    new = ", ".join(f"{100 * mean:.0f} on {gpu.upper()}" for gpu, mean in new_gpu_errors().items())
+    lines.append(f"a GPU left out with all its rows: mean error of dense steps {new}")
     return "\n".join([*lines, f"memory of {len(off)} rows: mean error {100 * off.mean():.1f}, median "
                       f"{100 * np.median(off):.1f}; {100 * share:.0f} ran out of {num} that fit by it",
                       "All in per cent, on rows whose model was left out of the fit; regret: median, mean."])

@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -10,8 +11,9 @@ from book.columns import Columns
 from book.cost.cluster import Cluster
 from book.cost.layouts import Layout, all_layouts
 from book.cost.state import ADAM_MIXED, StateBytes
-from book.cost.step import PARTS, Estimate, estimates
+from book.cost.step import PARTS, Estimate, estimates, frozen_bytes
 from book.cost.transformer import Transformer
+from book.cost.tuning import FULL, Tuning
 
 WORDS = dict(zip(PARTS, (
     "matrix products", "norms, softmax and other passes over memory", "launching small layers",
@@ -21,7 +23,10 @@ WORDS = dict(zip(PARTS, (
 
 @dataclass(frozen=True)
 class Search:
-    """Every layout (Columns of Layout) with its estimate (Columns of Estimate), and which fit: a boolean array."""
+    """Every layout (Columns of Layout) with its estimate (Columns of Estimate), and which fit: a boolean array.
+
+    `frozen` are the bytes of each that are frozen parameters.
+    """
 
     model: Transformer
     cluster: Cluster
@@ -29,9 +34,15 @@ class Search:
     layouts: Columns
     estimates: Columns
     fits: np.ndarray
+    frozen: np.ndarray
 
     def __len__(self) -> int:
         return len(self.layouts)
+
+    @property
+    def usable(self) -> np.ndarray:
+        """Bytes that each layout may need."""
+        return np.asarray(usable_bytes(self.cluster, self.frozen))
 
     @property
     def ranked(self) -> np.ndarray:
@@ -48,9 +59,10 @@ class Search:
                 raise ValueError(f"no layout of {self.cluster.num_gpus} GPUs divides the model's "
                                  f"{self.model.num_layers} layers, its {self.model.num_heads} heads and "
                                  f"{self.global_batch} sequences")
-            least = self.estimates.array("memory_bytes").min() / 1e9
-            raise ValueError(f"none of {len(self)} layouts fits: the smallest needs {least:.1f} GB on each GPU, and "
-                             f"{usable_bytes(self.cluster) / 1e9:.1f} GB are usable")
+            memory = self.estimates.array("memory_bytes")
+            least = memory.argmin()
+            raise ValueError(f"none of {len(self)} layouts fits: the smallest needs {memory[least] / 1e9:.1f} GB on "
+                             f"each GPU, and {self.usable[least] / 1e9:.1f} GB are usable")
         return int(ranked[0])
 
     def front(self) -> np.ndarray:
@@ -61,21 +73,25 @@ class Search:
         return order[np.concatenate([[True], least[1:] < least[:-1]])] if len(order) else order
 
 
-def usable_bytes(cluster: Cluster) -> float:
-    """Bytes of a GPU's memory that a layout may need."""
-    return float(cluster.usable_bytes)
+def usable_bytes(cluster: Cluster, frozen: Any = 0.0) -> Any:
+    """Bytes of a GPU's memory that a layout may need, of which `frozen` don't vary: the free part is of the others."""
+    return cluster.usable_bytes + (1 - cluster.usable_share) * np.minimum(frozen, cluster.memory_bytes)
 
 
 def search(model: Transformer, cluster: Cluster, global_batch: int, each: StateBytes = ADAM_MIXED,
-           overlap: bool = False, most_tp: int | None = None, most_cp: int = 1, most_ep: int = 1) -> Search:
+           overlap: bool = False, most_tp: int | None = None, most_cp: int = 1, most_ep: int = 1,
+           smallest: bool = False, tuning: Tuning = FULL, replicated: bool = False) -> Search:
     """Estimate all layouts of a model on all GPUs of a cluster, for steps of `global_batch` sequences.
 
-    `each` and `overlap` are as in `estimates`; `most_tp`, `most_cp` and `most_ep` bound these axes.
+    `each`, `overlap` and `tuning` are as in `estimates`, the rest as in `all_layouts`; with `replicated`, replicas of
+    shards that fill nodes are there too.
     """
-    layouts = all_layouts(model, cluster.num_gpus, global_batch, most_tp, most_cp, most_ep)
-    found = estimates(model, cluster, layouts, global_batch, each, overlap)
-    return Search(model, cluster, global_batch, layouts, found,
-                  found.array("memory_bytes") <= usable_bytes(cluster))
+    layouts = all_layouts(model, cluster.num_gpus, global_batch, most_tp, most_cp, most_ep,
+                          cluster.gpus_per_node if replicated and not smallest else 0, smallest)
+    found = estimates(model, cluster, layouts, global_batch, each, overlap, tuning=tuning)
+    frozen = frozen_bytes(model, cluster, layouts, global_batch, tuning)
+    every = Search(model, cluster, global_batch, layouts, found, np.ones(len(layouts), bool), frozen)
+    return replace(every, fits=found.array("memory_bytes") <= every.usable)
 
 
 def explain(found: Search, position: int | None = None) -> str:
@@ -100,9 +116,7 @@ def _about(found: Search, layout: Layout, cost: Estimate) -> Iterator[str]:
            + "; ".join(f"{words} {share:.1%}" for share, words in shares if share >= 0.001) + ".")
     node = found.cluster.gpus_per_node
     sent = {axis: getattr(cost, f"{axis}_bytes") for axis in ("tp", "cp", "ep", "pp", "dp")}
-    span = {"tp": layout.tp, "cp": layout.tp * layout.cp, "ep": layout.tp * layout.ep, "pp": layout.num_gpus,
-            "dp": layout.tp * layout.cp * layout.dp}
-    where = {axis: "inside nodes" if span[axis] <= node else "across nodes" for axis in sent}
+    where = {axis: "inside nodes" if layout.spans[axis] <= node else "across nodes" for axis in sent}
     yield "A GPU sends " + ", ".join(f"{num_bytes / 1e9:.1f} GB along {axis} ({where[axis]})"
                                      for axis, num_bytes in sent.items() if getattr(layout, axis) > 1) + "."
 

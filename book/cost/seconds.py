@@ -6,13 +6,17 @@ from typing import Any
 import numpy as np
 
 from book.cost.links import pipeline_bubble, ring_sent_bytes
+from book.cost.state import StateBytes
 from book.cost.terms import Terms
+from book.cost.traffic import num_passes
+from book.cost.tuning import HOST_LINK_BYTES_PER_S, HOST_MEMORY_BYTES_PER_S, matrices
 
 
-def seconds(terms: Terms, sent: dict[str, np.ndarray], state_bytes: np.ndarray, overlap: bool) -> dict[str, np.ndarray]:
-    """Seconds that a rank spends in a step, by part; `sent` and `state_bytes` are its bytes."""
-    cluster, slowdown = terms.cluster, terms.cluster.overheads.slowdown
-    head_s = 3 * _product(terms, terms.tokens, terms.model.width, terms.model.vocab_size / terms.tp)
+def seconds(terms: Terms, sent: dict[str, np.ndarray], overlap: bool) -> dict[str, np.ndarray]:
+    """Seconds that a rank spends in a step, by part; `sent` is its bytes."""
+    slowdown = terms.cluster.overheads.slowdown
+    head_s = _product(terms, terms.tokens, terms.model.width, terms.model.vocab_size / terms.tp)
+    head_s = head_s * (2 if terms.tuning.adapts else 3)  # a frozen head's weights need no gradients
     busy = {**_computed(terms), **_waited(terms, sent)}
     busy["matmul_s"] = busy["matmul_s"] + terms.m * head_s / terms.pp
     busy_s = sum(busy.values())
@@ -21,24 +25,45 @@ def seconds(terms: Terms, sent: dict[str, np.ndarray], state_bytes: np.ndarray, 
     hidden = _hidden(terms, busy_s, overlap)
     spent = {**busy, "matmul_s": busy["matmul_s"] + _last(terms, busy_s, head_s),
              "bubble_s": busy_s * share / (1 - share), "dp_s": np.maximum(dp_s - hidden, 0),
-             "update_s": 2 * state_bytes / cluster.memory_bytes_per_s}
+             "update_s": _update(terms)}
     return {part: slowdown * of for part, of in spent.items()}
+
+
+def _update(terms: Terms) -> Any:
+    """The optimizer passes over its state twice; offloaded, gradients go to the host first and parameters come back."""
+    held = terms.by("zero_stage", range(4), lambda stage: terms.updated(stage, terms.each))
+    if not terms.tuning.offload:
+        return 2 * held / terms.cluster.memory_bytes_per_s
+    each, optimizer = terms.each, terms.tuning.kept.optimizer
+    num = terms.by("zero_stage", range(4), lambda stage: terms.updated(stage, StateBytes(0, 0, 1)))
+    node = min(terms.cluster.gpus_per_node, terms.cluster.num_gpus)
+    return num * ((each.gradients + each.parameters) / HOST_LINK_BYTES_PER_S
+                  + 2 * optimizer * node / HOST_MEMORY_BYTES_PER_S)
 
 
 def _computed(terms: Terms) -> dict[str, np.ndarray]:
     """Matrix products, passes over memory, and what launching a layer's kernels takes beyond running them."""
-    cluster, least, again = terms.cluster, terms.cluster.overheads.launch_s, terms.again
+    cluster, least = terms.cluster, terms.cluster.overheads.launch_s
     forward, backward = _products(terms)
     whole = terms.kept(None)  # a third of the passes are in the forward; recomputation repeats them
     rate = cluster.num_passes / cluster.memory_bytes_per_s
     selective = terms.recomputed("selective")
-    products = forward + backward + again * forward + selective * _attention(terms)[0]
-    passes = (whole + again * whole / 3 + selective * (whole - terms.kept("selective")) / 3) * rate
     idle = [np.maximum(often * least - busy, 0) for often, busy in (
         (1, forward + whole / 3 * rate), (2, backward + whole * 2 / 3 * rate))]
-    often = terms.m * terms.layers
-    return {"matmul_s": often * products, "elementwise_s": often * passes,
-            "launch_s": often * (idle[0] * (1 + again) + idle[1])}
+    back = terms.m * terms.trained_layers
+    ahead = terms.m * terms.layers + terms.again * back
+    passes = ahead * whole / 3 + back * (whole * 2 / 3 + selective * (whole - terms.kept("selective")) / 3)
+    return {"matmul_s": ahead * forward + back * (backward + selective * _attention(terms)[0]),
+            "elementwise_s": passes * rate + (ahead + back) * _dequantized(terms),
+            "launch_s": ahead * idle[0] + back * idle[1]}
+
+
+def _dequantized(terms: Terms) -> Any:
+    """Reading a layer's matrices in 4 bits and writing them in 16, before the products of a forward or a backward."""
+    if terms.tuning.train != "qlora":
+        return 0.0
+    num_bytes = terms.model.products_per_token / terms.tp * (terms.tuning.weight_bytes + 2)
+    return num_bytes / terms.cluster.memory_bytes_per_s
 
 
 def _last(terms: Terms, busy_s: Any, head_s: Any) -> np.ndarray:
@@ -75,8 +100,14 @@ def _products(terms: Terms) -> tuple[np.ndarray, np.ndarray]:
     forward, backward = _attention(terms)
     for rows, often, depth, columns in parts:
         forward = forward + _product(terms, rows, depth, columns, 1.0, fast)
-        backward = backward + _product(terms, rows, columns, depth, 1.0, fast) + _product(
-            terms, depth, rows, columns, often, fast)
+        backward = backward + _product(terms, rows, columns, depth, 1.0, fast)
+        if not terms.tuning.adapts:  # frozen weights need no gradients
+            backward = backward + _product(terms, depth, rows, columns, often, fast)
+    adapters, rank = matrices(model) if terms.tuning.adapts else (), terms.tuning.rank
+    for depth, columns, often in ((*sides, often) for wide, often in adapters
+                                  for sides in ((model.width, rank), (rank, wide / t))):
+        forward = forward + often * _product(terms, m, depth, columns)
+        backward = backward + often * (_product(terms, m, columns, depth) + _product(terms, depth, m, columns))
     return forward, backward
 
 
@@ -97,17 +128,17 @@ def _attention(terms: Terms) -> tuple[np.ndarray, np.ndarray]:
 def _waited(terms: Terms, sent: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Messages of tp, cp, ep and pp; attention on the keys at hand hides part of cp's, interleaving part of pp's."""
     cluster, over = terms.cluster, terms.cluster.overheads
-    often, node = terms.m * terms.layers, cluster.gpus_per_node
-    num_all_reduces = 4 + 2 * terms.again  # all-gathers of kept pieces hide behind products
+    node, often, back = cluster.gpus_per_node, terms.m * terms.layers, terms.m * terms.trained_layers
+    num_all_reduces = 2 * often + (2 + 2 * terms.again) * back  # all-gathers of kept pieces hide behind products
     tp = num_all_reduces * ring_sent_bytes(terms.tp, terms.between_bytes)
     hops = num_all_reduces * 2 * over.hop_s * np.log2(terms.tp) * (terms.tp > node)
     forward, backward = _attention(terms)
     ring_s = sent["cp_bytes"] / bandwidth(terms, terms.tp * terms.cp, np.maximum(node // terms.tp, 1))
-    pp_s = sent["pp_bytes"] / bandwidth(terms, terms.pp * terms.shards * terms.tp)
+    pp_s = sent["pp_bytes"] / bandwidth(terms, terms.pp * terms.shards * terms.replicas * terms.tp)
     sends = 2 * terms.v * terms.m * over.send_node_s * np.maximum(cluster.num_gpus / node - 1, 0)
     waited = 1 - over.tensor_hidden_share
-    return {"tp_s": waited * often * (tp / bandwidth(terms, terms.tp, np.minimum(terms.tp, node)) + hops),
-            "cp_s": np.maximum(ring_s - often * (terms.cp - 1) / terms.cp * (forward + backward), 0),
+    return {"tp_s": waited * (tp / bandwidth(terms, terms.tp, np.minimum(terms.tp, node)) + hops),
+            "cp_s": np.maximum(ring_s - (terms.cp - 1) / terms.cp * (often * forward + back * backward), 0),
             "ep_s": sent["ep_bytes"] * _dispatched(terms),
             "pp_s": (pp_s + sends * (terms.pp > 1)) * np.where(terms.v > 1, 1 - over.stage_hidden_share, 1.0)}
 
@@ -123,9 +154,12 @@ def _dispatched(terms: Terms) -> np.ndarray:
 def _replicas(terms: Terms, num_bytes: np.ndarray) -> np.ndarray:
     """Data parallelism's messages before any overlap: the bytes, and a wait for each rank on the ring."""
     node, span = terms.cluster.gpus_per_node, terms.shards * terms.tp
-    often = terms.by("zero_stage", range(4), lambda stage: np.asarray((2, 2, terms.m + 1, 3 * terms.m)[stage]))
-    hops = often * terms.layers * (terms.shards - 1) * terms.cluster.overheads.ring_hop_s * (span > node)
-    return num_bytes / bandwidth(terms, span, np.maximum(node // terms.tp, 1)) + hops
+    often = terms.by("zero_stage", range(4), lambda stage: np.asarray(sum(num_passes(stage, terms.m))))
+    far = terms.between_replicas()
+    hops = often * (terms.shards - 1) * (span > node) + 2 * terms.m * (terms.replicas - 1)
+    return ((num_bytes - far) / bandwidth(terms, span, np.maximum(node // terms.tp, 1))
+            + far / bandwidth(terms, terms.replicas * span, np.maximum(node // span, 1))
+            + hops * terms.layers * terms.cluster.overheads.ring_hop_s)
 
 
 def _hidden(terms: Terms, busy_s: Any, overlap: bool) -> np.ndarray:

@@ -12,7 +12,8 @@ import numpy as np
 class Experts:
     """MLPs of which a router picks `per_token` for each token: `num` of `width`, and `num_shared` that all tokens use.
 
-    The first `num_dense_layers` layers have the model's plain MLP instead. Raises ValueError for sizes that can't be.
+    The first `num_dense_layers` layers have the model's plain MLP instead; `router_biases` are numbers, one for each
+    expert, that no gradient changes. Raises ValueError for sizes that can't be.
     """
 
     num: int
@@ -20,6 +21,7 @@ class Experts:
     width: int
     num_shared: int = 0
     num_dense_layers: int = 0
+    router_biases: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.per_token <= self.num or self.width < 1 or min(self.num_shared, self.num_dense_layers) < 0:
@@ -49,8 +51,9 @@ class Sizes:
 
     A token's products in a layer are width x attention_in, attention_out x width, width x mlp_in and mlp_out x width;
     `kept_inside` is the numbers between these that its backward needs, `score_width` the widths of a head's key and
-    value over all heads. `layer_parameters` leaves the routed experts out, `expert_parameters` are these; a token is
-    `routed` so many times in a layer, each time to an expert of `expert_width`.
+    value over all heads, less what windows leave out, `score_bytes` what is kept of a stored score. `layer_parameters`
+    leaves the routed experts out, `expert_parameters` are these; a token is `routed` so many times in a layer, each
+    time to an expert of `expert_width`.
     """
 
     num_layers: Any
@@ -65,6 +68,7 @@ class Sizes:
     kept_inside: Any
     kept_outside_bytes: Any
     score_width: Any
+    score_bytes: Any
     key_value_width: Any
     layer_parameters: Any
     expert_parameters: Any

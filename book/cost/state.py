@@ -25,6 +25,9 @@ ADAM_MIXED_GRADIENTS_32 = StateBytes(2, 4, 12)  # bf16, gradients added up in 32
 ADAM_32 = StateBytes(4, 4, 8)
 
 
+SHARDED_FROM = {"parameters": 3, "gradients": 2, "optimizer": 1}  # the first ZeRO stage that cuts each
+
+
 def check_zero_stage(zero_stage: int) -> None:
     """Raises ValueError for what is not a ZeRO stage, 0 to 3."""
     if zero_stage not in range(4):
@@ -42,6 +45,5 @@ def state_bytes(num_parameters: float, zero_stage: int = 0, num_shards: int = 1,
     check_zero_stage(zero_stage)
     if np.any(np.less(num_shards, 1)):  # one, or several at once in an array
         raise ValueError(f"num_shards is {num_shards}, but there is at least one")
-    parameters, gradients, optimizer = (num_shards if zero_stage >= first else 1 for first in (3, 2, 1))
-    return StateBytes(num_parameters * each.parameters / parameters, num_parameters * each.gradients / gradients,
-                      num_parameters * each.optimizer / optimizer)
+    return StateBytes(*(num_parameters * getattr(each, what) / (num_shards if zero_stage >= first else 1)
+                        for what, first in SHARDED_FROM.items()))

@@ -17,6 +17,7 @@ from book.cost.seconds import seconds
 from book.cost.state import ADAM_MIXED, StateBytes
 from book.cost.terms import Terms
 from book.cost.transformer import Transformer
+from book.cost.tuning import FULL, Tuning
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Estimate:
 
     `gathered_bytes` are temporary: what ZeRO gathers, one layer's activations, workspaces. The seconds from `matmul_s`
     to `update_s` add up to `step_s`; `dp_s` counts only what does not overlap with computing. `mfu` is the model's own
-    FLOPs, without recomputation, as a share of the cluster's `flops_per_s`: bf16's, in fp8 too.
+    FLOPs, without recomputation and gradients of what is frozen, as a share of the cluster's `flops_per_s`: bf16's, in
+    fp8 too.
     """
 
     state_bytes: float = measure()
@@ -55,34 +57,44 @@ PARTS = ("matmul_s", "elementwise_s", "launch_s", "tp_s", "cp_s", "ep_s", "pp_s"
 
 
 def estimate(model: Transformer, cluster: Cluster, layout: Layout, global_batch: int, each: StateBytes = ADAM_MIXED,
-             overlap: bool = False) -> Estimate:
+             overlap: bool = False, tuning: Tuning = FULL) -> Estimate:
     """One layout's estimate; everything else is as in `estimates`."""
-    return estimates(model, cluster, [layout], global_batch, each, overlap)[0]
+    return estimates(model, cluster, [layout], global_batch, each, overlap, tuning=tuning)[0]
 
 
 def estimates(model: Transformer, cluster: Cluster, layouts: Sequence[Layout], global_batch: int,
-              each: StateBytes = ADAM_MIXED, overlap: bool = False, uneven: bool = False) -> Columns:
+              each: StateBytes = ADAM_MIXED, overlap: bool = False, uneven: bool = False,
+              tuning: Tuning = FULL) -> Columns:
     """Estimates of layouts, as Columns in their order, for a step of `global_batch` sequences with (interleaved) 1F1B.
 
-    `each` is the state of one parameter. Communication of tp and pp is waited for; so is dp's, unless the cluster's
-    overheads give a share that overlaps, or `overlap` allows all of it to: with the last micro-batch's backward
-    (ZeRO 0 and 1) or with all computing (2 and 3). Up to two layers may be missing from equal stages, any number if
-    they may be `uneven`: the longest one sets the pace.
+    `each` is the state of one parameter that is trained, and `tuning` says which are. Communication of tp and pp is
+    waited for; so is dp's, unless the cluster's overheads give a share that overlaps, or `overlap` allows all of it to:
+    with the last micro-batch's backward (ZeRO 0 and 1) or with all computing (2 and 3). Up to two layers may be
+    missing from equal stages, any number if they may be `uneven`: the longest one sets the pace.
     Raises ValueError for an empty list, a batch below 1, a layout for another number of GPUs, or one whose degrees
     don't divide layers, heads, experts, tokens or batch.
     """
     if not len(layouts) and not isinstance(layouts, Columns):
         raise ValueError("there is nothing to estimate: the list has no layouts")
-    terms = Terms(model.sizes, cluster, Columns.from_rows(Layout, layouts), global_batch, each)
+    terms = Terms(model.sizes, cluster, Columns.from_rows(Layout, layouts), global_batch, each, tuning)
+    tuning.check(model)
     terms.check(model, uneven)
     found = costs(terms, overlap)
     peak = cluster.num_gpus * cluster.flops_per_s
-    return Columns(Estimate, {**found, "mfu": model.step_flops(global_batch) / (peak * found["step_s"])})
+    flops = model.step_flops(global_batch) - tuning.spared_flops(model, global_batch)
+    return Columns(Estimate, {**found, "mfu": flops / (peak * found["step_s"])})
+
+
+def frozen_bytes(model: Transformer, cluster: Cluster, layouts: Sequence[Layout], global_batch: int,
+                 tuning: Tuning) -> np.ndarray:
+    """Bytes of frozen parameters in a GPU's memory, of each layout."""
+    terms = Terms(model.sizes, cluster, Columns.from_rows(Layout, layouts), global_batch, tuning.each, tuning)
+    return terms.by("zero_stage", range(4), terms.fixed)
 
 
 def costs(terms: Terms, overlap: bool = False) -> dict[str, np.ndarray]:
     """The columns of an Estimate, all but the MFU."""
     held, sent = terms.held(), terms.sent()
-    spent = seconds(terms, sent, held["state_bytes"], overlap)
+    spent = seconds(terms, sent, overlap)
     held["memory_bytes"] = held["state_bytes"] + held["activation_bytes"] + held["gathered_bytes"]
     return {**held, **sent, **spent, "step_s": np.sum([spent[part] for part in PARTS], axis=0)}

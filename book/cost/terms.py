@@ -12,8 +12,9 @@ from book.cost.links import ring_sent_bytes
 from book.cost.cluster import Cluster
 from book.cost.sizes import Sizes
 from book.cost.state import StateBytes, state_bytes
-from book.cost.traffic import sharded_sent_bytes, tensor_parallel_sent_bytes
+from book.cost.traffic import num_passes, replicated_sent_bytes, tensor_parallel_sent_bytes
 from book.cost.transformer import Transformer, layer_shape
+from book.cost.tuning import FULL, Tuning, adapter_numbers, adapter_parameters, matrices
 
 
 class Terms:
@@ -24,14 +25,16 @@ class Terms:
     micro-batch. Model, cluster and batch may be arrays too, with an entry for each layout.
     """
 
-    def __init__(self, model: Sizes, cluster: Cluster, layouts: Columns, global_batch: Any, each: StateBytes):
+    def __init__(self, model: Sizes, cluster: Cluster, layouts: Columns, global_batch: Any, each: StateBytes,
+                 tuning: Tuning = FULL):
         self.model, self.cluster, self.layouts, self.batch, self.each = model, cluster, layouts, global_batch, each
+        self.tuning = tuning
         columns: list[Any] = [layouts.array(name).astype(float) for name in (
-            "pp", "dp", "tp", "micro_batch_size", "stages_per_rank", "cp", "ep")]
-        self.pp, self.dp, self.tp, self.b, self.v, self.cp, self.ep = columns
+            "pp", "dp", "tp", "micro_batch_size", "stages_per_rank", "cp", "ep", "replicas")]
+        self.pp, self.dp, self.tp, self.b, self.v, self.cp, self.ep, self.replicas = columns
         self.sequence_parallel = layouts.array("sequence_parallel") == 1
         self.m: Any = global_batch / (self.dp * self.b)
-        self.shards = self.dp * self.cp
+        self.shards = self.dp * self.cp / self.replicas
         self.layers = np.ceil(model.num_layers / self.pp / self.v) * self.v
         self.again = 1.0 * self.recomputed("full") + 0.5 * self.recomputed("half")  # of a forward
         self.tokens = self.b * model.num_tokens / self.cp
@@ -41,6 +44,30 @@ class Terms:
         self.parameters = (self.layers * model.layer_parameters + ends) / self.tp
         self.expert_parameters = self.layers * model.expert_parameters / self.ep
         self.expert_shards = self.shards * self.tp / self.ep
+        # of a stage's layers, those with a backward: where only the last ones have one, the last stage sets the pace
+        self.trained_layers = self.layers
+        if tuning.frozen_layers:
+            self.trained_layers = np.minimum(self.layers, model.num_layers - tuning.frozen_layers)
+        self.trained, self.frozen = self._adapted() if tuning.adapts else self._whole()
+
+    def _whole(self) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any, float]]]:
+        """Trained parameters, with the ranks that ZeRO shards them over; frozen ones, with the bytes of each too."""
+        model, without = self.model, self.layers - self.trained_layers
+        trained = [(self.parameters, self.shards), (self.expert_parameters, self.expert_shards)]
+        if not self.tuning.frozen_layers:
+            return trained, []
+        tied = model.head_parameters < model.vocab_size * model.width
+        layers = (without * model.layer_parameters + (not tied) * model.embedding_parameters) / self.tp
+        frozen = [(layers, self.shards, 2.0), (without * model.expert_parameters / self.ep, self.expert_shards, 2.0)]
+        return [(num - part, shards) for (num, shards), (part, _, _) in zip(trained, frozen)], frozen
+
+    def _adapted(self) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any, float]]]:
+        """The same with adapters: of the rest, the matrices of the layers may have fewer bytes."""
+        model, tuning = self.model, self.tuning
+        linear = self.layers * model.products_per_token / self.tp
+        adapters = self.layers * adapter_parameters(model, tuning.rank, self.tp)
+        return [(adapters, self.shards)], [(linear, self.shards, tuning.weight_bytes),
+                                           (self.parameters - linear, self.shards, 2.0)]
 
     def check(self, model: Transformer, uneven: bool) -> None:
         """Raise ValueError for the first layout whose degrees don't divide what they cut."""
@@ -72,8 +99,12 @@ class Terms:
 
     def kept(self, recompute: str | None) -> Any:
         """Bytes that a layer keeps of one micro-batch."""
-        return np.where(self.sequence_parallel, activation_bytes(self.shape, self.tp, True, True, recompute),
-                        activation_bytes(self.shape, self.tp, recompute=recompute))
+        between: Any = 0.0  # the two matrices of each adapter
+        if self.tuning.adapts:
+            between = {"full": 0, "half": 1}.get(recompute or "", 2) * self.tokens * adapter_numbers(
+                self.model, self.tuning.rank)
+        return between + np.where(self.sequence_parallel, activation_bytes(self.shape, self.tp, True, True, recompute),
+                                  activation_bytes(self.shape, self.tp, recompute=recompute))
 
     def in_flight(self) -> np.ndarray:
         """How often the first rank keeps a micro-batch of all its layers: p, or p and a part if interleaved."""
@@ -86,29 +117,49 @@ class Terms:
 
     def held(self) -> dict[str, np.ndarray]:
         """Bytes held, by purpose. Experts are spread over ep ranks of dp, cp and tp, and have fewer replicas."""
-        model, each = self.model, self.each
+        model, layers = self.model, self.trained_layers
         more = self.cluster.overheads.kept_factor
-        layer = model.layer_parameters / self.tp + model.expert_parameters / self.ep
         kept = self.by("recompute", RECOMPUTE, self.kept)
         shared = np.where(self.sequence_parallel, self.tp, 1)
         n = self.shape.num_activations
         # the embedding's dropout mask; at the other end the last norm, and the logits in 32 bits (korthikanti2022)
-        first = self.in_flight() * self.layers * kept + np.minimum(self.pp, self.m) * n / shared
+        first = self.in_flight() * layers * kept + np.minimum(self.pp, self.m) * n / shared
         logits = self.cluster.overheads.logit_bytes * self.tokens * model.vocab_size / self.tp
-        last = 4 * n / shared + logits / more
+        last = (2 if self.tuning.adapts else 4) * n / shared + logits / more  # a frozen head needs no input
         kept_bytes = np.where(self.pp == 1, first + last,
-                              np.maximum(first, self.last_in_flight() * self.layers * kept + last))
-        # ZeRO-3 holds one gathered layer while it gathers the next; from ZeRO-2 on, one layer's full gradients exist
-        gathered = self.by("zero_stage", range(4), lambda stage: layer * (
-            2 * each.parameters * (stage == 3) + each.gradients * (stage >= 2)))
+                              np.maximum(first, self.last_in_flight() * layers * kept + last))
+        gathered = self.by("zero_stage", range(4), self.gathered)
         return {"state_bytes": self.by("zero_stage", range(4), self.state),
                 "activation_bytes": more * kept_bytes,
                 "gathered_bytes": gathered + more * (self.kept(None) - kept) + self.cluster.overheads.fixed_bytes}
 
     def state(self, zero_stage: int) -> Any:
         """Bytes of parameters, gradients and optimizer."""
-        experts = state_bytes(self.expert_parameters, zero_stage, self.expert_shards, self.each).total
-        return state_bytes(self.parameters, zero_stage, self.shards, self.each).total + experts
+        return self.updated(zero_stage, self.each) + self.fixed(zero_stage)
+
+    def fixed(self, zero_stage: int) -> Any:
+        """Bytes of frozen parameters."""
+        return sum(state_bytes(num, zero_stage, shards, StateBytes(each, 0, 0)).total
+                   for num, shards, each in self.frozen)
+
+    def updated(self, zero_stage: int, each: StateBytes) -> Any:
+        """Those of trained parameters, which take `each`."""
+        return sum(state_bytes(num, zero_stage, shards, each).total for num, shards in self.trained)
+
+    def gathered(self, zero_stage: int) -> Any:
+        """Bytes of whole layers: ZeRO-3 holds one while it gathers the next, from ZeRO-2 on one's gradients are whole.
+
+        A frozen matrix in 4 bits is made one of 16 before each product.
+        """
+        model, tuning, each = self.model, self.tuning, self.each
+        layer = model.layer_parameters / self.tp + model.expert_parameters / self.ep
+        if not tuning.adapts:
+            return layer * (2 * each.parameters * (zero_stage == 3) + each.gradients * (zero_stage >= 2))
+        linear, adapters = model.products_per_token / self.tp, adapter_parameters(model, tuning.rank, self.tp)
+        weights = linear * tuning.weight_bytes + 2 * (layer - linear) + adapters * each.parameters
+        widest = max(wide for wide, _ in matrices(model))
+        return (2 * weights * (zero_stage == 3) + adapters * each.gradients * (zero_stage >= 2)
+                + (tuning.train == "qlora") * 2 * model.width * widest / self.tp)
 
     def sent(self) -> dict[str, np.ndarray]:
         """Bytes that a rank in the middle sends, by axis. Full recomputation repeats a forward's two all-reduces.
@@ -124,17 +175,24 @@ class Terms:
         between = 2 * self.v * self.m * self.between_bytes / self.tp
         keys = 2 * self.tokens * model.key_value_width / self.tp
         tokens = 2 * self.tokens * model.width * model.routed / self.tp
-        often = self.m * self.layers
-        return {"tp_bytes": often * (with_gathers + again),
-                "cp_bytes": often * (3 + self.again) * (self.cp - 1) * keys,
-                "ep_bytes": often * (4 + 2 * self.again) * (self.ep - 1) / self.ep * tokens,
+        often, forward = self.m * self.trained_layers, self.m * (self.layers - self.trained_layers)
+        return {"tp_bytes": often * (with_gathers + again) + forward * 2 * ring_sent_bytes(self.tp, self.between_bytes),
+                "cp_bytes": (often * (3 + self.again) + forward) * (self.cp - 1) * keys,
+                "ep_bytes": (often * (4 + 2 * self.again) + forward * 2) * (self.ep - 1) / self.ep * tokens,
                 "pp_bytes": np.where(self.pp > 1, between, 0.0),
-                "dp_bytes": self.by("zero_stage", range(4), self.replicas_send)}
+                "dp_bytes": self.by("zero_stage", range(4), self.replicas_send) + self.between_replicas()}
+
+    def between_replicas(self) -> Any:
+        """Bytes for the sum of each shard's gradients over the replicas of shards, after each backward."""
+        return self.m * sum(replicated_sent_bytes(self.replicas, shards, 2 * num) for num, shards in self.trained)
 
     def replicas_send(self, zero_stage: int) -> Any:
-        """Bytes of gradients and gathered parameters; each micro-batch has its own backward (see hybrid_sent_bytes)."""
-        often = {2: (self.m + 1) / 2, 3: self.m}.get(zero_stage, 1)
-        gathers = np.asarray({0: 0.0, 2: 1 / (self.m + 1), 3: 2 / 3}.get(zero_stage, 1 / 2))  # their share, in 16 bits
-        often = often * (1 - gathers * (1 - self.cluster.overheads.gather_bytes / 2))
-        return often * (sharded_sent_bytes(zero_stage, self.shards, 2 * self.parameters)
-                        + sharded_sent_bytes(zero_stage, self.expert_shards, 2 * self.expert_parameters))
+        """Bytes of gradients, in 16 bits, and gathered parameters; each micro-batch has its own backward.
+
+        Frozen parameters have no gradients and are not updated: ZeRO-3 alone gathers them.
+        """
+        gradients, parameters = num_passes(zero_stage, self.m)
+        trained = gradients + self.cluster.overheads.gather_bytes / 2 * parameters  # a ring all-reduce is two passes
+        frozen = parameters / 2 * (zero_stage == 3)
+        return (sum(trained * ring_sent_bytes(shards, num) for num, shards in self.trained)
+                + sum(frozen * ring_sent_bytes(shards, num * each) for num, shards, each in self.frozen))

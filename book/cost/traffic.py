@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -30,16 +31,34 @@ def tensor_parallel_sent_bytes(group_size: int, activation_bytes: float, regathe
     return 4 * ring_sent_bytes(group_size, activation_bytes) + all_gathers
 
 
-def sharded_sent_bytes(zero_stage: int, num_shards: int, num_bytes: float) -> float:
-    """Bytes that each rank sends in a training step with sharded state: 2(N-1)/N n in stages 0 to 2, 3(N-1)/N n in 3.
+def num_passes(zero_stage: int, num_micro_batches: Any = 1) -> tuple[Any, Any]:
+    """How often a step sends (N-1)/N of all gradients, and of all parameters: 2 and 0, 1 and 1, m and 1, m and 2m.
 
-    n is the bytes of all parameters, and of their gradients too. Stage 0 all-reduces the gradients; 1 and 2
-    reduce-scatter them and all-gather the parameters; 3 gathers twice, for forward and for backward
-    (rajbhandari2020, section 7, which writes N/(N-1) as 1). Raises ValueError for another stage.
+    Stage 0 all-reduces the gradients; 1 and 2 reduce-scatter them and all-gather the parameters, 2 the gradients of
+    each of m micro-batches; 3 gathers twice in each, for forward and for backward (rajbhandari2020, section 7).
+    Raises ValueError for another stage.
     """
     check_zero_stage(zero_stage)
-    num_passes = 3 if zero_stage == 3 else 2
-    return num_passes * BUS_FACTORS["all_gather"](num_shards) * num_bytes
+    m = num_micro_batches
+    return ((2, 0), (1, 1), (m, 1), (m, 2 * m))[zero_stage]
+
+
+def sharded_sent_bytes(zero_stage: int, num_shards: int, num_bytes: float, num_micro_batches: int = 1) -> float:
+    """Bytes that each rank sends in a training step with sharded state: 2(N-1)/N n in stages 0 to 2, 3(N-1)/N n in 3.
+
+    n is the bytes of all parameters, and of their gradients too; with m micro-batches it is (m+1)(N-1)/N n in stage 2,
+    3m(N-1)/N n in 3 (`num_passes`). Raises ValueError for another stage.
+    """
+    return sum(num_passes(zero_stage, num_micro_batches)) * BUS_FACTORS["all_gather"](num_shards) * num_bytes
+
+
+def replicated_sent_bytes(num_replicas: Any, num_shards: Any, num_bytes: Any) -> Any:
+    """Bytes that each rank sends to add the gradients of its shard over replicas of shards: 2(R-1)/R n/N.
+
+    So much more than `sharded_sent_bytes` do N shards send in R replicas (HSDP), after each backward; n is the bytes of
+    all parameters.
+    """
+    return ring_sent_bytes(num_replicas, num_bytes / num_shards)
 
 
 def hybrid_sent_bytes(mesh: Mesh, rank: int, layer: LayerShape, num_layers: int, num_micro_batches: int,
@@ -53,7 +72,6 @@ def hybrid_sent_bytes(mesh: Mesh, rank: int, layer: LayerShape, num_layers: int,
     backward of its own (all derived). Raises ValueError for another stage of ZeRO, MeshError for an axis that is not
     there.
     """
-    check_zero_stage(zero_stage)
     num_stages, group_size = mesh.size("pp"), mesh.size("tp")
     stage = mesh.coordinates(rank)["pp"]
     is_first, is_last, m = stage == 0, stage == num_stages - 1, num_micro_batches
@@ -61,9 +79,8 @@ def hybrid_sent_bytes(mesh: Mesh, rank: int, layer: LayerShape, num_layers: int,
     n = layer.num_activations * bytes_per_number
     tokens = layer.num_sequences * layer.num_tokens * max(4, bytes_per_number)
     ends = (is_first + is_last) * ring_sent_bytes(group_size, n) + is_last * 3 * ring_sent_bytes(group_size, tokens)
-    num_passes = (2, 2, m + 1, 3 * m)[zero_stage]
     return {"pp": m * n * (2 - is_first - is_last),
-            "dp": num_passes * BUS_FACTORS["all_gather"](mesh.size("dp")) * parameter_bytes,
+            "dp": sharded_sent_bytes(zero_stage, mesh.size("dp"), parameter_bytes, m),
             "tp": m * (here * tensor_parallel_sent_bytes(group_size, n) + ends)}
 
 

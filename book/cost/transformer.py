@@ -13,6 +13,7 @@ from book.cost.activations import LayerShape, check_recompute
 from book.cost.sizes import Experts, Latent, Sizes
 
 ATTENTION, BIASES, NORMS = ("scores", "flash"), ("all", "qkv", "none"), ("layer", "rms")
+QK_NORMS = ("", "head", "whole")
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,12 @@ class Transformer:
 
     0 stands for what follows from the rest: as many keys and values as heads, a head of h/a, an MLP of 4 h. `gated` is
     an MLP of three matrices (SwiGLU), `tied` a head that is the embedding; `attention` keeps its scores or, as "flash",
-    does not (dao2022). `last_norm` counts the norm before the head, which the papers' formula leaves out.
+    does not (dao2022). `last_norm` counts the norm before the head, which the papers' formula leaves out. `num_norms`
+    are a layer's; `qk_norm` adds one for queries and one for keys, of each "head" or of the "whole" of them. In
+    `num_window_layers` a token attends to the last `window` tokens only; `sinks` adds a number to each head's scores.
 
-    Raises ValueError for a size below 1, heads that don't divide the width, keys that don't divide the heads, and words
-    that are not in ATTENTION, BIASES and NORMS.
+    Raises ValueError for a size below 1, heads that don't divide the width, keys that don't divide the heads, more
+    layers with a window than layers, and words that are not in ATTENTION, BIASES, NORMS and QK_NORMS.
     """
 
     num_layers: int
@@ -40,7 +43,11 @@ class Transformer:
     attention: str = "scores"
     biases: str = "all"
     norm: str = "layer"
-    qk_norm: bool = False
+    qk_norm: str = ""
+    num_norms: int = 2
+    sinks: bool = False
+    window: int = 0
+    num_window_layers: int = 0
     learned_positions: bool = True
     last_norm: bool = False
     dropout: bool = True
@@ -54,9 +61,12 @@ class Transformer:
             raise ValueError(f"a width of {self.width} can't be shared out over {self.num_heads} heads")
         if self.num_heads % self.kv_heads:
             raise ValueError(f"{self.num_heads} heads can't share {self.num_kv_heads} keys and values evenly")
-        for name, words in (("attention", ATTENTION), ("biases", BIASES), ("norm", NORMS)):
+        for name, words in (("attention", ATTENTION), ("biases", BIASES), ("norm", NORMS), ("qk_norm", QK_NORMS)):
             if getattr(self, name) not in words:
                 raise ValueError(f"{name} is one of {', '.join(words)}, not {getattr(self, name)!r}")
+        if not 0 <= self.num_window_layers <= self.num_layers * (self.window > 0):
+            raise ValueError(f"{self.num_window_layers} of {self.num_layers} layers can't have a window of "
+                             f"{self.window} tokens")
         if self.experts and self.experts.num_dense_layers >= self.num_layers:
             raise ValueError(f"{self.experts.num_dense_layers} of {self.num_layers} layers are dense: no expert "
                              "is left")
@@ -89,10 +99,10 @@ class Transformer:
 
     @property
     def attention_vectors(self) -> int:
-        """Numbers in attention's biases and in the norms inside it."""
+        """Numbers in attention's biases, in its sinks and in the norms inside it."""
         inner = self.head_size * (self.num_heads + 2 * self.kv_heads)
-        found = {"all": inner + self.width, "qkv": inner, "none": 0}[self.biases]
-        found += 2 * self.head_size * self.qk_norm
+        found = {"all": inner + self.width, "qkv": inner, "none": 0}[self.biases] + self.sinks * self.num_heads
+        found += self.head_size * {"": 0, "head": 2, "whole": self.num_heads + self.kv_heads}[self.qk_norm]
         return found + (self.latent.query_rank + self.latent.value_rank if self.latent else 0)
 
     def mlp_parameters(self, width: int) -> int:
@@ -108,8 +118,8 @@ class Transformer:
     @property
     def layer_parameters(self) -> int:
         """Parameters of a layer with the plain MLP: 12 h^2 + 13 h in a GPT (narayanan2021)."""
-        return self.attention_matrices + self.attention_vectors + self.norm_parameters * 2 + self.mlp_parameters(
-            self.mlp_size)
+        return self.attention_matrices + self.attention_vectors + self.mlp_parameters(
+            self.mlp_size) + self.num_norms * self.norm_parameters
 
     @property
     def norm_parameters(self) -> int:
@@ -143,9 +153,15 @@ class Transformer:
         if self.experts is None:
             return 0
         num = self.experts.num_shared + (self.experts.num if every else self.experts.per_token)
-        more = num * self.mlp_parameters(self.experts.width) + self.experts.num * self.width - self.mlp_parameters(
-            self.mlp_size)
+        router = self.experts.num * (self.width + (self.experts.router_biases or self.biases == "all"))
+        more = num * self.mlp_parameters(self.experts.width) + router - self.mlp_parameters(self.mlp_size)
         return self.num_expert_layers * more
+
+    @property
+    def seen_share(self) -> float:
+        """Which share of scores is not left out by windows, on average over layers."""
+        short = min(self.window, self.num_tokens) / self.num_tokens
+        return 1 - self.num_window_layers / self.num_layers * (1 - short) ** 2
 
     @property
     def sizes(self) -> Sizes:
@@ -165,7 +181,8 @@ class Transformer:
             num_layers=self.num_layers, width=h, num_heads=heads, num_tokens=self.num_tokens,
             vocab_size=self.vocab_size, attention_in=self.attention_matrices / h - heads * head,
             attention_out=heads * head, mlp_in=gates * active, mlp_out=active, kept_inside=kept,
-            kept_outside_bytes=10 if self.dropout else 8, score_width=heads * (key + head),
+            kept_outside_bytes=(10 if self.dropout else 8) + 2 * (self.num_norms - 2),  # a norm of outputs keeps these
+            score_width=heads * (key + head) * self.seen_share, score_bytes=5 if self.dropout else 4,
             key_value_width=2 * self.kv_heads * head, layer_parameters=whole - routed_parameters,
             expert_parameters=routed_parameters, num_experts=experts.num if experts else 1,
             expert_width=experts.width if experts else 0,
@@ -210,6 +227,6 @@ class Transformer:
 
 def layer_shape(sizes: Sizes, num_sequences: Any, num_ranks: Any = 1) -> LayerShape:
     """The shape of a layer that gets so many sequences, each cut over `num_ranks`: sizes may be arrays."""
-    scores = (sizes.kept_outside_bytes / 2 * sizes.num_heads * sizes.num_tokens / sizes.width) * (1 - sizes.is_flash)
+    scores = sizes.score_bytes * sizes.num_heads * sizes.num_tokens / sizes.width * (1 - sizes.is_flash)
     return LayerShape(num_sequences, sizes.num_tokens / num_ranks, sizes.width, sizes.num_heads,
                       sizes.kept_outside_bytes, 2 * sizes.kept_inside / sizes.width, scores)

@@ -15,6 +15,7 @@ from book.waiting.history import Condition, Handler, Line
 # A condition that names what differs between ranks is the likeliest of several.
 _OF_RANKS = re.compile(r"rank|main|master|leader|is_first|is_last", re.IGNORECASE)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_TRIES: tuple[Any, ...] = (ast.Try, *([ast.TryStar] if hasattr(ast, "TryStar") else []))  # `except*` is of Python 3.11
 _ENDS = (ast.Return, ast.Continue, ast.Break)
 
 
@@ -56,9 +57,17 @@ def _inner(node: ast.AST, number: int) -> tuple[str, Any]:
     """The part of a node that has a line, and its node there; None if the line is the node's own."""
     for part, value in ast.iter_fields(node):
         for inner in value if isinstance(value, list) else [value]:
-            if getattr(inner, "lineno", number + 1) <= number <= (getattr(inner, "end_lineno", 0) or 0):
+            first, last = _lines(inner)
+            if first <= number <= last:
                 return part, inner
     return "", None
+
+
+def _lines(node: Any) -> tuple[int, int]:
+    """The first and the last line of a node; (1, 0) of what has none. A `case` has those of its pattern and body."""
+    if isinstance(node, ast.match_case):
+        return node.pattern.lineno, node.body[-1].end_lineno or 0
+    return getattr(node, "lineno", 1), getattr(node, "end_lineno", 0) or 0
 
 
 def _conditions(path: Sequence[tuple[ast.AST, str]], number: int) -> Iterator[Condition]:
@@ -66,6 +75,8 @@ def _conditions(path: Sequence[tuple[ast.AST, str]], number: int) -> Iterator[Co
     for node, part in reversed(path):
         if isinstance(node, ast.If) and part in ("body", "orelse"):
             yield Condition("under" if part == "body" else "in the else of", _head(node))
+        if isinstance(node, ast.match_case) and part == "body":
+            yield Condition("under", _head(node))
     for node, part in reversed(path):
         block = getattr(node, part, None) if part in ("body", "orelse") else None
         for earlier in block if isinstance(block, list) else ():  # a lambda's body is no list
@@ -81,10 +92,11 @@ def _head(node: ast.AST) -> str:
 def _handlers(filename: str, path: Sequence[tuple[ast.AST, str]]) -> Iterator[tuple[Handler, int]]:
     """What catches an error at a line and goes on, innermost first, and the line of its `try`."""
     for node, part in reversed(path):
-        if isinstance(node, ast.Try) and part == "body":
+        if isinstance(node, _TRIES) and part == "body":
+            star = "" if isinstance(node, ast.Try) else "*"
             for handler in node.handlers:
                 if not any(isinstance(inner, (ast.Raise, ast.Return)) for inner in ast.walk(handler)):
-                    yield Handler(f"except {ast.unparse(handler.type)}" if handler.type else "except",
+                    yield Handler(f"except{star} {ast.unparse(handler.type)}" if handler.type else "except",
                                   str(place_of(filename, handler.body[0].lineno))), node.lineno
         if isinstance(node, ast.With) and part == "body":
             for item in node.items:

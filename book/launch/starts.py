@@ -66,6 +66,7 @@ class Start(NamedTuple):
 
 _written: dict[str, Place] = {}  # variables of NAMES that the program has set, and its line
 _starts: Counter[str] = Counter()  # by meeting
+_met: dict[str, Place] = {}  # where this process has met others, and the line
 _sizes: list[tuple[int, Place]] = []  # of the worlds that this process has started, and the lines
 _stores: list[Any] = []  # the launcher's, once it is open
 
@@ -114,22 +115,25 @@ def _checked(init: Callable[..., None], launched: Launched) -> Callable[..., Non
 
     @functools.wraps(init)
     def init_process_group(*args: Any, **options: Any) -> None:
+        wrong = start = None
         try:
             given = signature.bind(*args, **options).arguments
-            wrong = _wrong(given, launched, caller(sys._getframe(1))[1] or ("", 0))
+            start = _start(given, caller(sys._getframe(1))[1] or ("", 0))
+            wrong = _wrong(str(given.get("backend") or "").lower(), start, launched)
         except Exception:
-            wrong = None  # torch says why
+            pass  # torch says why
         if wrong:
             raise ValueError(wrong)
         init(*args, **options)
+        if start is not None and start.world_size > 1:
+            _met[start.meeting] = start.place
 
     return init_process_group
 
 
-def _wrong(given: Mapping[str, Any], launched: Launched, place: Place) -> str | None:
+def _wrong(backend: str, start: Start | None, launched: Launched) -> str | None:
     """Why this start can't succeed; None if it can, or if that is not known."""
     import torch.distributed as dist
-    backend = str(given.get("backend") or "").lower()
     if dist.is_initialized() and os.getpid() != launched.pid:
         return (f"rank {launched.rank} has started this process: launch has started the ranks, so start no more "
                 "processes that call init_process_group")
@@ -137,11 +141,10 @@ def _wrong(given: Mapping[str, Any], launched: Launched, place: Place) -> str | 
         return None
     if wrong := _no_gpu(backend) or ("nccl" not in backend and _no_interface()) or None:
         return wrong
-    start = None if given.get("store") is not None else _start(given, place)
     if start is None:
         return None
-    return (_numbers(start, launched) or _nobody_listens(start, launched) or _left_over(start, launched)
-            or _claimed_twice(start, launched))
+    return (_met_before(start, launched) or _numbers(start, launched) or _nobody_listens(start, launched)
+            or _left_over(start, launched) or _claimed_twice(start, launched))
 
 
 def _no_gpu(backend: str) -> str | None:
@@ -162,7 +165,9 @@ def _no_interface() -> str | None:
 
 
 def _start(given: Mapping[str, Any], place: Place) -> Start | None:
-    """What a call asks for; None where torch will say what is missing."""
+    """What a call asks for; None with a store of its own, and where torch will say what is missing."""
+    if given.get("store") is not None:
+        return None
     url = urlparse(given.get("init_method") or "env://")
     asked = {name: int(values[0]) for name, values in parse_qs(url.query).items() if name in ("rank", "world_size")}
     asked |= {name: int(given[name]) for name in ("rank", "world_size") if given.get(name, -1) != -1}
@@ -177,6 +182,15 @@ def _start(given: Mapping[str, Any], place: Place) -> Start | None:
     host = address and ("127.0.0.1" if address[0] == "localhost" else address[0])
     meeting = f"{host}:{address[1]}" if address else os.path.realpath(url.path)
     return Start(asked["rank"], asked["world_size"], meeting, address, place, by_hand)
+
+
+def _met_before(start: Start, launched: Launched) -> str | None:
+    """Whether this process has met others in the launcher's store, which still has the addresses of then."""
+    if start.meeting not in _met or start.address != launched.address:
+        return None
+    return (f"this program has started before, in {where.place_of(*_met[start.meeting])}, and the store in which ranks "
+            "meet still has the addresses of that start: a rank that reads one of these waits for ever, under torchrun "
+            "too. Start once, and make further groups with dist.new_group()")
 
 
 def _numbers(start: Start, launched: Launched) -> str | None:
@@ -266,9 +280,9 @@ def _claimed_twice(start: Start, launched: Launched) -> str | None:
     mine = f"{launched.rank} {os.getpid()} {start.world_size}"
     first = store.compare_set(f"{key}/{'own' if is_own else 'other'}/{start.rank}", "", mine).decode()
     store.set(f"lockstep/came/{launched.rank}", "")
-    if first == mine:
-        first = _late_for(store, key, start) if is_own else _of_owner(store, key, start, launched)
-    return _twice(start, launched, int(first.split()[0])) if first else _other_size(store, key, start, launched)
+    first = "" if first == mine else first
+    told = first or _late_for(store, key, start) if is_own else _of_owner(store, key, start, launched) or first
+    return _twice(start, launched, int(told.split()[0])) if told else _other_size(store, key, start, launched)
 
 
 def _of_owner(store: Any, key: str, start: Start, launched: Launched) -> str:

@@ -1,16 +1,22 @@
-"""L2: what the tap has put in the place of torch's own, so that it can be put back."""
+"""L2: what the tap, and what stands on it, has put in the place of torch's own, so that it can be put back."""
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-_undone: list[tuple[Any, str, Any]] = []
+_undone: list[Callable[[], Any]] = []
 
 
 def replace(owner: Any, name: str, new: Any) -> None:
     """Put `new` in the place of an attribute of a module or class."""
-    _undone.append((owner, name, vars(owner).get(name)))
+    old = vars(owner).get(name)
+    when_stopped((lambda: delattr(owner, name)) if old is None else lambda: setattr(owner, name, old))
     setattr(owner, name, new)
+
+
+def when_stopped(undo: Callable[[], Any]) -> None:
+    """Have `undo` called once, by `tap.stop()`, before what was called for earlier."""
+    _undone.append(undo)
 
 
 def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -26,8 +32,4 @@ def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
 def undo() -> None:
     """Put all of it back, the last first."""
     while _undone:
-        owner, name, old = _undone.pop()
-        if old is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, old)
+        _undone.pop()()

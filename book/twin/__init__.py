@@ -16,6 +16,7 @@ The planner's rooms are for one layout at a time, where Python has columns of th
 
     plan_layouts.js  book.cost.layouts
     plan_bytes.js    book.cost.activations, state and traffic
+    plan_ledger.js   book.cost.ledger
     plan_seconds.js  book.cost.seconds
     plan_step.js     book.cost.step
     plan_answer.js   book.cost.search and answer

@@ -32,16 +32,16 @@ function activation_bytes(layer, group_size, sequence_parallel, recompute) {
 }
 
 /**
- * Bytes of state on each of N ranks, all together: what a stage of ZeRO shards is over N.
+ * Bytes of parameters, gradients and optimizer on each of N ranks: what a stage of ZeRO shards is over N.
  * @param {number} num_parameters
  * @param {number} zero_stage
  * @param {number} num_shards
  * @param {{parameters: number, gradients: number, optimizer: number}} each   bytes of one parameter
- * @returns {number}
+ * @returns {[number, number, number]}
  */
 function state_bytes(num_parameters, zero_stage, num_shards, each) {
   const part = (bytes, first) => (num_parameters * bytes) / (zero_stage >= first ? num_shards : 1);
-  return part(each.parameters, 3) + part(each.gradients, 2) + part(each.optimizer, 1);
+  return [part(each.parameters, 3), part(each.gradients, 2), part(each.optimizer, 1)];
 }
 
 /**
@@ -51,9 +51,26 @@ function state_bytes(num_parameters, zero_stage, num_shards, each) {
  * @param {boolean | number} regather
  * @returns {number}
  */
-function tensor_parallel_sent_bytes(group_size, num_bytes, regather) {
+function tensor_parallel_sent_bytes(group_size, num_bytes, regather = false) {
   const all_gathers = regather ? 2 * BUS_FACTORS.all_gather(group_size) * num_bytes : 0;
   return 4 * ring_sent_bytes(group_size, num_bytes) + all_gathers;
+}
+
+/**
+ * How often a step sends (N-1)/N of all gradients, and of all parameters.
+ * @param {number} zero_stage
+ * @param {number} num_micro_batches
+ * @returns {number[]}
+ */
+function num_passes(zero_stage, num_micro_batches = 1) {
+  const m = num_micro_batches;
+  const passes = [
+    [2, 0],
+    [1, 1],
+    [m, 1],
+    [m, 2 * m],
+  ];
+  return passes[zero_stage];
 }
 
 /**
@@ -64,7 +81,8 @@ function tensor_parallel_sent_bytes(group_size, num_bytes, regather) {
  * @returns {number}
  */
 function sharded_sent_bytes(zero_stage, num_shards, num_bytes) {
-  return (zero_stage === 3 ? 3 : 2) * BUS_FACTORS.all_gather(num_shards) * num_bytes;
+  const [gradients, parameters] = num_passes(zero_stage);
+  return (gradients + parameters) * BUS_FACTORS.all_gather(num_shards) * num_bytes;
 }
 
-export { activation_bytes, state_bytes, tensor_parallel_sent_bytes, sharded_sent_bytes };
+export { activation_bytes, state_bytes, tensor_parallel_sent_bytes, num_passes, sharded_sent_bytes };

@@ -17,6 +17,7 @@ const divides = (layers, stages) =>
  * @property {number} zero_stage
  * @property {number} sequence_parallel     0 or 1
  * @property {string | null} recompute      null, selective, half or full
+ * @property {number} replicas              of shards, in ZeRO-2 and 3
  */
 
 /**
@@ -66,10 +67,10 @@ function* shapes(model, num_gpus, global_batch, { most_tp, most_cp, most_ep }) {
  * @param {Sizes} model          with num_kv_heads
  * @param {number} num_gpus
  * @param {number} global_batch  sequences of a step
- * @param {{most_tp?: number, most_cp?: number, most_ep?: number}} most
+ * @param {{most_tp?: number, most_cp?: number, most_ep?: number, node?: number}} most
  * @returns {Layout[]}
  */
-function all_layouts(model, num_gpus, global_batch, { most_tp = num_gpus, most_cp = 1, most_ep = 1 } = {}) {
+function all_layouts(model, num_gpus, global_batch, { most_tp = num_gpus, most_cp = 1, most_ep = 1, node = 0 } = {}) {
   const found = [];
   const between = model.is_flash ? "half" : "selective";
   for (const shape of shapes(model, num_gpus, global_batch, { most_tp, most_cp, most_ep })) {
@@ -78,10 +79,15 @@ function all_layouts(model, num_gpus, global_batch, { most_tp = num_gpus, most_c
     for (let zero_stage = 0; zero_stage < (dp * cp > 1 ? 4 : 1); zero_stage++) {
       for (let sequence_parallel = 0; sequence_parallel < (pieces ? 2 : 1); sequence_parallel++) {
         for (const recompute of [null, between, "full"]) {
-          found.push({ ...shape, zero_stage, sequence_parallel, recompute });
+          found.push({ ...shape, zero_stage, sequence_parallel, recompute, replicas: 1 });
         }
       }
     }
+  }
+  const sharded = found.filter(({ pp, zero_stage }) => pp === 1 && zero_stage >= 2);
+  for (let replicas = 2; node && num_gpus % (replicas * node) === 0; replicas *= 2) {
+    const can = ({ dp, ep }) => dp % replicas === 0 && (num_gpus / replicas) % ep === 0;
+    found.push(...sharded.filter(can).map(layout => ({ ...layout, replicas })));
   }
   return found;
 }

@@ -1,5 +1,6 @@
 /* The twin of book/cost/seconds.py: the seconds of a step, part by part. `terms` is of plan_step.js. */
 import { pipeline_bubble, ring_sent_bytes } from "./links.js";
+import { num_passes } from "./plan_bytes.js";
 
 const { max, min, floor, log2 } = Math;
 
@@ -98,7 +99,7 @@ function waited(terms, sent) {
     tp_s: (1 - over.tensor_hidden_share) * often * (bytes / bandwidth(terms, tp, min(tp, node)) + hops),
     cp_s: max(ring_s - ((often * (cp - 1)) / cp) * (forward + backward), 0),
     ep_s: sent.ep_bytes * dispatched(terms),
-    pp_s: (sent.pp_bytes / bandwidth(terms, pp * terms.shards * tp) + sends)
+    pp_s: (sent.pp_bytes / bandwidth(terms, pp * terms.shards * terms.replicas * tp) + sends)
       * (v > 1 ? 1 - over.stage_hidden_share : 1),
   };
 }
@@ -117,9 +118,12 @@ function dispatched({ cluster, ep }) {
 function replicas(terms, num_bytes) {
   const { gpus_per_node: node, overheads } = terms.cluster;
   const span = terms.shards * terms.tp;
-  const often = [2, 2, terms.m + 1, 3 * terms.m][terms.zero_stage];
-  const hops = span > node ? often * terms.layers * (terms.shards - 1) * overheads.ring_hop_s : 0;
-  return num_bytes / bandwidth(terms, span, max(floor(node / terms.tp), 1)) + hops;
+  const often = sum(num_passes(terms.zero_stage, terms.m));
+  const hops = (span > node ? often * (terms.shards - 1) : 0) + 2 * terms.m * (terms.replicas - 1);
+  const far = terms.between_replicas();
+  const near_s = (num_bytes - far) / bandwidth(terms, span, max(floor(node / terms.tp), 1));
+  const far_s = far / bandwidth(terms, terms.replicas * span, max(floor(node / span), 1));
+  return near_s + far_s + hops * terms.layers * overheads.ring_hop_s;
 }
 
 const sum = parts => Object.values(parts).reduce((a, b) => a + b, 0);

@@ -1,6 +1,6 @@
 /* The twin of book/cost/step.py: what a layout costs on a cluster: bytes held, bytes sent, seconds of a step. */
 import { ring_sent_bytes } from "./links.js";
-import { activation_bytes, state_bytes, tensor_parallel_sent_bytes, sharded_sent_bytes } from "./plan_bytes.js";
+import { activation_bytes, state_bytes, tensor_parallel_sent_bytes, num_passes } from "./plan_bytes.js";
 import { seconds } from "./plan_seconds.js";
 
 const { max, min, ceil } = Math;
@@ -30,10 +30,10 @@ class Terms {
     this.m = global_batch / (dp * layout.micro_batch_size);
     this.again = { full: 1, half: 0.5 }[layout.recompute] ?? 0; // of a forward
     this.selective = layout.recompute === "selective";
-    this.shards = dp * cp;
+    this.shards = (dp * cp) / layout.replicas;
     this.layers = ceil(model.num_layers / pp / this.v) * this.v;
     this.tokens = (layout.micro_batch_size * model.num_tokens) / cp;
-    const scores = ((model.kept_outside_bytes / 2) * model.num_heads * model.num_tokens) / model.width;
+    const scores = (model.score_bytes * model.num_heads * model.num_tokens) / model.width;
     this.shape = {
       num_activations: layout.micro_batch_size * (model.num_tokens / cp) * model.width,
       outside_bytes: model.kept_outside_bytes,
@@ -90,7 +90,7 @@ class Terms {
   state() {
     const { zero_stage, shards, each } = this;
     const experts = state_bytes(this.expert_parameters, zero_stage, this.expert_shards, each);
-    return state_bytes(this.parameters, zero_stage, shards, each) + experts;
+    return [...state_bytes(this.parameters, zero_stage, shards, each), ...experts].reduce((a, b) => a + b);
   }
 
   /** By axis, of a rank in the middle. */
@@ -105,17 +105,22 @@ class Terms {
       cp_bytes: often * (3 + again) * (cp - 1) * keys,
       ep_bytes: ((often * (4 + 2 * again) * (ep - 1)) / ep) * tokens,
       pp_bytes: this.pp > 1 ? (2 * this.v * this.m * between_bytes) / tp : 0,
-      dp_bytes: this.replicas_send(),
+      dp_bytes: this.replicas_send() + this.between_replicas(),
     };
   }
 
-  /** Bytes of gradients and gathered parameters; each micro-batch has its own backward. */
+  /** Bytes for the sum of each shard's gradients over the replicas of shards, after each backward. */
+  between_replicas() {
+    const of = (numbers, shards) => ring_sent_bytes(this.replicas, (2 * numbers) / shards);
+    return this.m * (of(this.parameters, this.shards) + of(this.expert_parameters, this.expert_shards));
+  }
+
+  /** Bytes of gradients, in 16 bits, and gathered parameters; each micro-batch has its own backward. */
   replicas_send() {
-    const { zero_stage, shards, m } = this;
-    const gathers = [0, 1 / 2, 1 / (m + 1), 2 / 3][zero_stage]; // their share, in 16 bits
-    const often = [1, 1, (m + 1) / 2, m][zero_stage] * (1 - gathers * (1 - this.cluster.overheads.gather_bytes / 2));
-    const experts = sharded_sent_bytes(zero_stage, this.expert_shards, 2 * this.expert_parameters);
-    return often * (sharded_sent_bytes(zero_stage, shards, 2 * this.parameters) + experts);
+    const [gradients, parameters] = num_passes(this.zero_stage, this.m);
+    const each = gradients + (this.cluster.overheads.gather_bytes / 2) * parameters; // two passes in a ring all-reduce
+    const experts = ring_sent_bytes(this.expert_shards, this.expert_parameters);
+    return each * (ring_sent_bytes(this.shards, this.parameters) + experts);
   }
 }
 

@@ -172,10 +172,17 @@ def _counts(hang: Hang, histories: Mapping[int, History]) -> Iterator[str]:
         if len(who) > 1 and min(who) > 0 and not made.owner:
             (most, first), *others = sorted(who.items(), reverse=True)
             rest = "".join(f", {named(ranks)} only {times(count)}" for count, ranks in others)
-            loop = f": compare what `{made.line.loop}` goes over on each rank" if made.line.loop else ""
             yield (f"{named(first)} {agree('has', first)} called {made.call} {times(most)}{rest}, at "
-                   f"{made.line.place}{loop}")
+                   f"{made.line.place}{_why_fewer(made.line, [rank for _, ranks in others for rank in ranks])}")
             return
+
+
+def _why_fewer(line: Line, fewer: Sequence[int]) -> str:
+    """What may have kept ranks from a line that others came to."""
+    if line.handler:
+        return (f": did {named(sorted(fewer))} catch an error before it? `{line.handler.text}` goes "
+                f"on{_at(line.handler.goes_on)}")
+    return f": compare what `{line.loop}` goes over on each rank" if line.loop else ""
 
 
 # Messages

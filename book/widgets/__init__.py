@@ -20,6 +20,7 @@
     plan_explorer()                              the planner's answer for what the reader chooses, computed in the page
     bucket_explorer(gradient_bytes)              a backward pass and its buckets, simulated in the page
     sharding_explorer()                          a step with sharded state, its time and memory, simulated in the page
+    ledger(chapter)                              the story so far: held, sent and waited for, and a line of one's own
     layout_chart(search(...))                    all layouts of a model on a cluster, memory against time
 
 Each returns an object that displays itself: in a live notebook as a widget with the traits `step`, `playing`, `payload`
@@ -47,6 +48,7 @@ from __future__ import annotations
 
 from book.widgets.game import pipeline_game
 from book.widgets.layouts import layout_chart
+from book.widgets.ledger import ledger
 from book.widgets.memory import memory_player
 from book.widgets.memory_bars import memory_bars
 from book.widgets.mesh import mesh_explorer
@@ -58,6 +60,7 @@ from book.widgets.step_explorers import bucket_explorer, pipeline_explorer, shar
 from book.widgets.timeline import bucket_timeline
 from book.widgets.traffic_explorers import axes_explorer, race_explorer, server_explorer
 
-__all__ = ["axes_explorer", "bucket_explorer", "bucket_timeline", "layout_chart", "memory_bars", "memory_player",
-           "mesh_explorer", "panel", "pipeline_explorer", "pipeline_game", "pipeline_player", "pipeline_race",
-           "plan_explorer", "play", "race", "race_explorer", "server_explorer", "sharded_product", "sharding_explorer"]
+__all__ = ["axes_explorer", "bucket_explorer", "bucket_timeline", "layout_chart", "ledger", "memory_bars",
+           "memory_player", "mesh_explorer", "panel", "pipeline_explorer", "pipeline_game", "pipeline_player",
+           "pipeline_race", "plan_explorer", "play", "race", "race_explorer", "server_explorer", "sharded_product",
+           "sharding_explorer"]

@@ -40,7 +40,8 @@ function time(s) {
 }
 
 function nameOf(d) {
-  const options = [d.v > 1 && `${d.v} stages a rank`, d.zero && `ZeRO-${d.zero}`, d.sp && "sequence parallel"];
+  const within = d.replicas > 1 ? ` in ${d.replicas} replicas` : "";
+  const options = [d.v > 1 && `${d.v} stages a rank`, d.zero && `ZeRO-${d.zero}${within}`, d.sp && "sequence parallel"];
   const rare = (d.cp > 1 ? ` × cp ${d.cp}` : "") + (d.ep > 1 ? `, ep ${d.ep}` : "");
   const parts = [`pp ${d.pp} × dp ${d.dp} × tp ${d.tp}${rare}`, `micro-batch ${d.b}`, ...options];
   return [...parts, `${HOW[d.how]} recompute`].filter(Boolean).join(", ");

@@ -76,7 +76,7 @@ class LayoutChart(Page):
 
 SIZES = {"pp": "pp", "dp": "dp", "tp": "tp", "b": "micro_batch_size", "v": "stages_per_rank", "zero": "zero_stage",
          "sp": "sequence_parallel", "how": "recompute"}
-RARE = {"cp": "cp", "ep": "ep"}  # columns only where a layout has more than one
+RARE = {"cp": "cp", "ep": "ep", "replicas": "replicas"}  # columns only where a layout has more than one
 HELD = {"state": "state_bytes", "kept": "activation_bytes", "moment": "gathered_bytes"}
 UNIT_BYTES = 1e7  # a hundredth of a GB
 MOST_GROUPS = 420

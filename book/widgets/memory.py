@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from book.cost import sharded_sent_bytes
+from book.cost import num_passes, sharded_sent_bytes
 from book.trace import STATE, Trace
 from book.widgets.memory_run import HINT, REDUCES, Action, Held, Place, read_held
 from book.widgets.page import Data, Page, arranged, check_choice, heading, listed, mapping, names_of
@@ -244,7 +244,7 @@ def _rule(held: Held, sent: float, whole: float) -> str:
     if stage is None or abs(sharded_sent_bytes(stage, held.world_size, whole) - per_step) > 1e-6 * whole:
         return ""
     several = f", {held.num_steps} steps" if held.num_steps > 1 else ""
-    return f" = {3 if stage == 3 else 2}(N−1)/N·n{several}"
+    return f" = {sum(num_passes(stage))}(N−1)/N·n{several}"
 
 
 def _kept(held: Held) -> str:

@@ -1,19 +1,14 @@
 /* Lockstep's bars of state by formula: what each rank holds in each ZeRO stage, as the reader chooses. */
 import { range, clamp, sum, make, canvas, bytes, choice, footer, frame, watchWidth, write, define } from "./scene.js";
+import { num_passes, sharded_sent_bytes, state_bytes } from "../twin/plan_bytes.js";
 
 const { min, max, ceil, round, log2 } = Math;
 const NAMES = ["parameters", "gradients", "optimizer state"];
 
-// # the formula, as book.cost.state_bytes has it
-const sharded = stage => [3, 2, 1].map(first => stage >= first);
-function stateBytes(parameters, stage, ranks, each) {
-  return sharded(stage).map((cut, i) => (parameters * each[i]) / (cut ? ranks : 1));
-}
-
 /** Ranks with which a stage fits; Infinity where none do. */
 function fewest(parameters, stage, each, gpu) {
-  const cuts = sharded(stage);
-  const [fixed, cut] = [false, true].map(is => sum(each.filter((_, i) => cuts[i] === is)) * parameters);
+  const [all, fixed] = [1, Infinity].map(ranks => sum(state_bytes(parameters, stage, ranks, each)));
+  const cut = all - fixed;
   return fixed + cut <= gpu ? 1 : cut && fixed < gpu ? ceil(cut / (gpu - fixed)) : Infinity;
 }
 
@@ -23,7 +18,7 @@ const [LEFT, RIGHT, TOP, HIGH, ROW] = [72, 66, 24, 24, 38];
 function chart(parent, chosen, W, choose) {
   const { parameters, ranks, each, gpu } = chosen;
   const H = TOP + 4 * ROW;
-  const all = range(4, stage => stateBytes(parameters, stage, ranks, each));
+  const all = range(4, stage => state_bytes(parameters, stage, ranks, each));
   const scale = (W - LEFT - RIGHT) / max(gpu, ...all.map(list => sum(list)));
   const { rest } = canvas(parent, W, H, { role: "group", "aria-label": NAMES.join(", ") });
   const edge = LEFT + gpu * scale;
@@ -109,7 +104,7 @@ function pickers(bar, data, set) {
     set({ ranks: 2 ** slide.value });
   };
   const stage = pick("ZeRO stage", range(4), data.stage, s => set({ stage: s }));
-  const precisions = data.precisions.map(([name, each]) => `${each.join("+")} B: ${name}`);
+  const precisions = data.precisions.map(([name, each]) => `${Object.values(each).join("+")} B: ${name}`);
   pick("precision", precisions, data.precision, i => set({ each: data.precisions[i][1] }));
   const gpus = data.gpus.map(gpu => bytes(gpu).replace(/\.0+ /, " "));
   pick("GPU", gpus, data.gpu, i => set({ gpu: data.gpus[i] }));
@@ -118,7 +113,7 @@ function pickers(bar, data, set) {
 
 // # words
 function tell({ parameters, stage, ranks, each, gpu }) {
-  const list = stateBytes(parameters, stage, ranks, each);
+  const list = state_bytes(parameters, stage, ranks, each);
   const [all, room] = [sum(list), bytes(gpu).replace(/\.0+ /, " ")];
   const fits = all <= gpu;
   const free = `, which leaves ${bytes(gpu - all)} of ${room} for activations and what is gathered: `;
@@ -128,19 +123,20 @@ function tell({ parameters, stage, ranks, each, gpu }) {
 }
 
 function figures({ parameters, stage, ranks, each, gpu }) {
-  const all = sum(stateBytes(parameters, stage, ranks, each));
+  const all = sum(state_bytes(parameters, stage, ranks, each));
   const least = fewest(parameters, stage, each, gpu);
-  const cut = sharded(stage);
-  const parts = each.map((b, i) => b + (cut[i] && ranks > 1 ? "/" + ranks : ""));
-  const share = ranks > 1 && stage ? `1/${+((sum(each) * parameters) / all).toPrecision(3)}` : "all";
-  const sent = stage === 3 ? 3 : 2;
+  const whole = Object.values(each);
+  const cut = state_bytes(1, stage, ranks, each);
+  const parts = whole.map((b, i) => b + (cut[i] < b ? "/" + ranks : ""));
+  const share = ranks > 1 && stage ? `1/${+((sum(whole) * parameters) / all).toPrecision(3)}` : "all";
+  const sent = sum(num_passes(stage));
   const never = ["never", "fits: what is not sharded is too much"];
   return [
     [bytes(all), `on each rank: ${parts.join(" + ")} B a parameter`],
     [share, "of what stage 0 holds"],
     least === Infinity ? never : [String(least), `rank${least > 1 ? "s" : ""} or more for stage ${stage} to fit`],
     [
-      `${+((sent * (ranks - 1)) / ranks).toPrecision(3)} n`,
+      `${+sharded_sent_bytes(stage, ranks, 1).toPrecision(3)} n`,
       `sent by each rank in a step: ${sent}(N−1)/N·n, n: all parameters`,
     ],
   ];
@@ -177,7 +173,7 @@ function mountBars(el, data, opts) {
     if (focused) field.querySelector(`[data-stage="${chosen.stage}"]`).focus();
     write(caption, tell(chosen));
     foot(figures(chosen));
-    const all = sum(stateBytes(chosen.parameters, chosen.stage, chosen.ranks, chosen.each));
+    const all = sum(state_bytes(chosen.parameters, chosen.stage, chosen.ranks, chosen.each));
     const now = { step: 0, steps: 0, playing: false };
     Object.assign(root.dataset, { ...now, stage: chosen.stage, ranks: chosen.ranks, bytes: all });
   }
@@ -194,4 +190,4 @@ function mountBars(el, data, opts) {
 
 define("memory_bars", () => mountBars);
 
-export { stateBytes, fewest };
+export { fewest };

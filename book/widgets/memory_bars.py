@@ -1,10 +1,11 @@
 """L3: bytes of sharded state by formula: the reader chooses model, ranks, stage, precision and GPU.
 
-The data have the choices and what is chosen at first. JavaScript computes the bytes by the formula of
-book.cost.state_bytes; a test compares the two.
+The data have the choices and what is chosen at first. The page computes the bytes by the twin of
+book.cost.state_bytes.
 """
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from book.cost import ADAM_32, ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, StateBytes, state_bytes
@@ -65,8 +66,7 @@ class MemoryBars(Page):
     def data(self, live: bool) -> dict[str, Any]:
         """The choices, and what is chosen."""
         return {"title": self.title, "models": list(MODELS.items()), "gpus": list(GPUS), **self._chosen,
-                "most": MOST_RANKS, "precisions": [[name, [each.parameters, each.gradients, each.optimizer]]
-                                                   for name, each in PRECISIONS.items()]}
+                "most": MOST_RANKS, "precisions": [[name, asdict(each)] for name, each in PRECISIONS.items()]}
 
     def text(self) -> str:
         """One line that says what is shown."""

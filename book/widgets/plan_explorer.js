@@ -27,11 +27,13 @@ const whole = x => round(x).toLocaleString("en");
 
 // # answer
 function answer({ model, gpu, software, gpus, memory_bytes, across_bytes_per_s, millions, price }, data) {
-  const { bars, ...machine } = data.kinds[`${gpu} ${software}`];
-  const cluster = { ...machine, num_gpus: gpus, memory_bytes, across_bytes_per_s };
+  const { kind, ...machine } = data.machines[gpu];
+  const { bars, ...constants } = data.kinds[`${kind} ${software}`];
+  const cluster = { ...machine, ...constants, num_gpus: gpus, memory_bytes, across_bytes_per_s };
   const sizes = data.models[model];
   const batch = plan_answer.default_batch(sizes, gpus, millions * 2 ** 20);
-  const found = plan_answer.plan(sizes, cluster, batch, data.each, data.long, bars[sizes.num_experts > 1 ? 1 : 0]);
+  const bar = bars[sizes.num_experts > 1 ? 1 : 0];
+  const found = plan_answer.plan(sizes, cluster, batch, data.each, data.long, bar, software);
   const points = found.ranked.map(({ layout, cost }) => ({ layout, step: cost.step_s, memory: cost.memory_bytes }));
   const hours = ((data.tokens / (batch * sizes.num_tokens)) * (found.cost?.step_s ?? 0) * gpus) / 3600;
   const usable = cluster.usable_share * memory_bytes;

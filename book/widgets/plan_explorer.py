@@ -5,8 +5,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from book.cost import ADAM_MIXED_GRADIENTS_32, MACHINES, MODELS, Plan, cluster_of, plan
-from book.cost.answer import LONG
-from book.cost.machines import SOFTWARE
+from book.cost.question import LONG
+from book.cost.machines import CONSTANTS, SOFTWARE, like
 from book.cost.scoreboard import bar
 from book.widgets.explorer import Dial, Explorer
 from book.widgets.page import heading, listed
@@ -16,8 +16,12 @@ if TYPE_CHECKING:
     from book.widgets.live import Live
 
 GPUS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192, 16384)
-MEMORY_BYTES = (24e9, 40e9, 64e9, 80e9, 96e9, 120e9, 141e9, 180e9, 186e9, 240e9, 288e9)
-NETWORK = (3.125e9, 6.25e9, 12.5e9, 25e9, 50e9, 100e9, 200e9, 400e9)
+HARDWARE = ("memory_bytes", "flops_per_s", "memory_bytes_per_s", "inside_bytes_per_s", "across_bytes_per_s",
+            "gpus_per_node")
+CONSTANT = ("efficiency", "num_passes", "usable_share", "overheads")
+MEMORY_BYTES = tuple(sorted({64e9, 120e9, 240e9, 288e9, *(machine.memory_bytes for machine in MACHINES.values())}))
+NETWORK = tuple(sorted({3.125e9, 6.25e9, 12.5e9, 200e9, 400e9,
+                        *(machine.across_bytes_per_s for machine in MACHINES.values())}))
 MILLIONS = (0.5, 1, 2, 4, 8, 16, 32, 64)
 DOLLARS = (0.5, 1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 
@@ -50,13 +54,14 @@ class PlanExplorer(Explorer):
             Dial("millions", "batch", MILLIONS, 4, "million"), Dial("price", "GPU hour", DOLLARS, price, "$")))
 
     def data(self, live: bool) -> dict[str, Any]:
-        """The dials; models and machines in numbers; for each GPU and software its constants and its error bars."""
+        """The dials; models and machines in numbers; for kinds of GPUs and each software constants and error bars."""
         models = {name: asdict(MODELS[name].sizes) | {"num_kv_heads": MODELS[name].kv_heads,
                                                       "num_parameters": MODELS[name].num_parameters}
                   for name in self.dials[0].values}
-        machines = {name.upper(): {key: getattr(cluster_of(name, 1), key) for key in (
-            "memory_bytes", "across_bytes_per_s")} for name in MACHINES}
-        kinds = {f"{name.upper()} {software}": asdict(cluster_of(name, 1, software)) | {
+        machines = {name.upper(): {key: getattr(cluster_of(name, 1), key) for key in HARDWARE} | {"kind": kind_of(name)}
+                    for name in MACHINES}
+        kinds = {f"{kind_of(name)} {software}": {
+            key: value for key, value in asdict(cluster_of(name, 1, software)).items() if key in CONSTANT} | {
             "bars": [bar(name, software, experts) for experts in (False, True)]}
             for name in MACHINES for software in SOFTWARE}
         return {**super().data(live), "models": models, "machines": machines, "kinds": kinds, "long": LONG,
@@ -70,3 +75,7 @@ class PlanExplorer(Explorer):
         """The answer, line by line."""
         return heading(self.title, "modelled") + listed(map(str.strip, str(self.answer).splitlines()), "ul")
 
+
+def kind_of(name: str) -> str:
+    """The machine whose constants and error bars a GPU has here; "new" where no step was measured on such a one."""
+    return next((key for key in (name, like(name)) if key in CONSTANTS), "new")

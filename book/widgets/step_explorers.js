@@ -4,6 +4,7 @@ import { make, range, sum, num, bytes, short } from "./scene.js";
 import { explorer, chart, dot, bars, timeline, lasting, drawBoth, trim, percent } from "./explorer.js";
 import { Link, pipeline_bubble, ring_all_reduce_s } from "../twin/links.js";
 import * as pipelines from "../twin/pipelines.js";
+import * as plan_bytes from "../twin/plan_bytes.js";
 import * as streams from "../twin/streams.js";
 
 const { min, max, abs, floor, round } = Math;
@@ -254,15 +255,13 @@ explorer("bucket_explorer", {
 });
 
 // # sharded state
-const KEPT = [2, 2, 12]; // bytes of each parameter: itself, its gradient, the optimizer's state, in mixed precision
-
-function sharded({ stage, ranks, prefetch, latency_s, bandwidth_bytes_per_s }, { unit, num_units, forward_s }) {
+function sharded({ stage, ranks, prefetch, latency_s, bandwidth_bytes_per_s }, { unit, num_units, forward_s, each }) {
   const link = new Link(latency_s, bandwidth_bytes_per_s);
   const run = zero => {
-    const size = KEPT[0] * unit;
+    const size = each.parameters * unit;
     const tasks = streams.sharded_step(zero, ranks, num_units, size, forward_s, link, prefetch === "on");
     const step = timed(tasks);
-    const kept = sum(KEPT.map((each, i) => (each * unit * num_units) / (zero >= 3 - i ? ranks : 1)));
+    const kept = sum(plan_bytes.state_bytes(unit * num_units, zero, ranks, each));
     return { zero, ...step, kept, extra: streams.gathered_bytes(tasks, step.times, zero, ranks, size) };
   };
   const all = range(4, run);

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from book import pipelines
@@ -164,9 +165,9 @@ class ShardingExplorer(Explorer):
         self.num_parameters, self.num_ranks, self.link, self.forward_s = num_parameters, num_ranks, link, forward_s
 
     def data(self, live: bool) -> dict[str, Any]:
-        """The dials, the parameters of a unit, how many there are, and what a forward takes."""
+        """The dials, the parameters of a unit and bytes of each, how many units there are, what a forward takes."""
         return {**super().data(live), "unit": self.num_parameters / NUM_UNITS, "num_units": NUM_UNITS,
-                "forward_s": self.forward_s}
+                "forward_s": self.forward_s, "each": asdict(ADAM_MIXED)}
 
     def step(self, zero_stage: int, prefetch: bool = True) -> tuple[float, float, float]:
         """Seconds of a step, bytes that a rank keeps, and the most that it holds for a while beside them."""

@@ -3,7 +3,8 @@
 import { range, make, bytes, short, sum, and, num } from "./scene.js";
 import { explorer, chart, dot, logAxis, pieces, valueAt, zero, bars, trim, lasting, drawBoth } from "./explorer.js";
 import * as collectives from "../twin/collectives.js";
-import { BUS_FACTORS, Link } from "../twin/links.js";
+import { Link } from "../twin/links.js";
+import * as plan_bytes from "../twin/plan_bytes.js";
 import { Moves, Schedule } from "../twin/schedule.js";
 import { durationOf, moveTimes } from "../twin/simulate.js";
 
@@ -202,12 +203,11 @@ const AXIS_HUES = { pp: "var(--x0)", dp: "var(--x1)", tp: "var(--x3)" };
 
 /** What a rank of a middle stage sends along each axis: as hybrid_sent_bytes has it, without embedding and loss. */
 function sentAlong({ pp, dp, tp }, { layers, width, tokens, batches }) {
-  const ring = (n, num_bytes) => BUS_FACTORS.all_reduce(n) * num_bytes;
   const activations = 2 * tokens * width;
   return {
     pp: pp > 1 ? 2 * batches * activations : 0,
-    dp: ring(dp, (2 * layers * 12 * width ** 2) / (pp * tp)),
-    tp: (batches * layers * 4 * ring(tp, activations)) / pp,
+    dp: plan_bytes.sharded_sent_bytes(0, dp, (2 * layers * 12 * width ** 2) / (pp * tp)),
+    tp: (batches * layers * plan_bytes.tensor_parallel_sent_bytes(tp, activations)) / pp,
   };
 }
 

@@ -6,7 +6,7 @@ from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 from book.collectives import COLLECTIVES, ring_all_reduce
-from book.cost import Link, ring_sent_bytes
+from book.cost import Link, sharded_sent_bytes, tensor_parallel_sent_bytes
 from book.mesh import Mesh
 from book.schedule import Move, Schedule
 from book.simulate import simulate
@@ -151,8 +151,8 @@ def sent_along(sizes: Mapping[str, int]) -> dict[str, float]:
     pp, dp, tp = (sizes[axis] for axis in AXES)
     activations, per_layer = 2 * MODEL["tokens"] * MODEL["width"], 12 * MODEL["width"] ** 2
     return {"pp": 2 * MODEL["batches"] * activations if pp > 1 else 0.0,
-            "dp": ring_sent_bytes(dp, 2 * MODEL["layers"] * per_layer / (pp * tp)),
-            "tp": MODEL["batches"] * MODEL["layers"] * 4 * ring_sent_bytes(tp, activations) / pp}
+            "dp": sharded_sent_bytes(0, dp, 2 * MODEL["layers"] * per_layer / (pp * tp)),
+            "tp": MODEL["batches"] * MODEL["layers"] * tensor_parallel_sent_bytes(tp, activations) / pp}
 
 
 def across(sizes: Mapping[str, int], order: str, ranks_per_node: int) -> dict[str, float]:

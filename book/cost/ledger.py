@@ -1,0 +1,123 @@
+"""L1: the ledger: what a GPU holds, sends and waits for in a training step, and what limits, for each way of training.
+
+The book's story has three models of one family, on H100s in nodes of eight, and the same batch throughout. A chapter
+opens with the way that no longer works and closes with its own.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from book.cost.cluster import Cluster
+from book.cost.layouts import Layout
+from book.cost.machines import EACH, SOFTWARE, cluster_of
+from book.cost.models import model_named
+from book.cost.state import StateBytes
+from book.cost.step import Estimate, estimate
+from book.cost.transformer import Transformer
+
+MODELS_OF_THE_STORY = ("llama3.2-1b", "llama3-8b", "llama3-70b")
+GPU, SEQUENCES = "h100", 512  # of 8,192 tokens: four million tokens a step
+AXES = ("tp", "cp", "ep", "pp", "dp")
+LARGE_SHARE = 0.1  # of a step, from which on communication or waiting for other stages is what limits
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to train a model: the chapter that it belongs to, its name there, and its layout.
+
+    `opens` is whether the chapter opens with it: the way that no longer works.
+    """
+
+    chapter: int
+    name: str
+    model: str
+    layout: Layout
+    opens: bool = False
+
+
+STORY = (
+    Way(1, "one GPU", "llama3.2-1b", Layout(1, 1, 1)),
+    Way(2, "DDP on 16 GPUs", "llama3.2-1b", Layout(1, 16, 1)),
+    Way(3, "DDP on 128 GPUs", "llama3.2-1b", Layout(1, 128, 1)),
+    Way(4, "DDP on 16 GPUs", "llama3-8b", Layout(1, 16, 1), opens=True),
+    Way(4, "ZeRO-3 on 16 GPUs", "llama3-8b", Layout(1, 16, 1, zero_stage=3)),
+    Way(5, "ZeRO-3 on 64 GPUs", "llama3-70b", Layout(1, 64, 1, zero_stage=3), opens=True),
+    Way(5, "ZeRO-3 over 8 nodes, tensor parallel inside", "llama3-70b",
+        Layout(1, 8, 8, zero_stage=3, sequence_parallel=1)),
+    Way(6, "8 stages, tensor parallel inside", "llama3-70b", Layout(8, 1, 8, sequence_parallel=1)),
+    Way(7, "4 stages, 2 replicas, tensor parallel inside", "llama3-70b",
+        Layout(4, 2, 8, zero_stage=1, sequence_parallel=1)),
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the ledger: bytes that a GPU holds and sends, seconds of a step, and what limits.
+
+    `moment_bytes` are what is gathered or recomputed for a moment, and the buffers of libraries; `crossing_bytes` what
+    it sends in groups that reach over nodes, `inside_bytes` in the others. In `exposed_s` of a step it computes nothing
+    because it communicates, in `idle_s` because other stages of a pipeline have not finished. `limit` is "memory" where
+    `memory_bytes` are over `room_bytes`, a GPU's memory; else "communication" or "pipeline" if that takes a tenth of
+    the step or more; else "computing".
+    """
+
+    parameter_bytes: float
+    gradient_bytes: float
+    optimizer_bytes: float
+    activation_bytes: float
+    moment_bytes: float
+    room_bytes: float
+    inside_bytes: float
+    crossing_bytes: float
+    step_s: float
+    exposed_s: float
+    idle_s: float
+    tokens_per_s: float  # of each GPU
+    limit: str
+
+    @property
+    def memory_bytes(self) -> float:
+        """All that a GPU holds."""
+        return (self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
+                + self.moment_bytes)
+
+
+def entry(model: str | Transformer, layout: Layout, sequences: int = SEQUENCES, gpu: str | Cluster = GPU) -> Entry:
+    """The line of a model, by name or as a Transformer, trained in a layout with steps of so many `sequences`.
+
+    Estimated as by the planner, with torchtitan's constants (`book.cost.estimate`), 16 bytes of state a parameter.
+    Raises ValueError for an unknown name and for sequences that dp × micro_batch_size does not divide.
+    """
+    model = model_named(model) if isinstance(model, str) else model
+    known = cluster_of(gpu, layout.num_gpus, SOFTWARE[0]) if isinstance(gpu, str) else gpu
+    cluster = replace(known, num_gpus=layout.num_gpus)
+    each = EACH[SOFTWARE[0]]
+    found = estimate(model, cluster, layout, sequences, each)
+
+    def state(part: StateBytes) -> float:
+        return float(estimate(model, cluster, layout, sequences, part).state_bytes)
+
+    sent = {axis: float(getattr(found, f"{axis}_bytes")) for axis in AXES}
+    inside = sum(sent[axis] for axis in AXES if layout.spans[axis] <= cluster.gpus_per_node)
+    exposed_s = sum(getattr(found, f"{axis}_s") for axis in AXES)
+    return Entry(
+        state(StateBytes(each.parameters, 0, 0)), state(StateBytes(0, each.gradients, 0)),
+        state(StateBytes(0, 0, each.optimizer)), found.activation_bytes, found.gathered_bytes, cluster.memory_bytes,
+        inside, sum(sent.values()) - inside, found.step_s, exposed_s, found.bubble_s,
+        sequences * model.num_tokens / found.step_s / layout.num_gpus, _limit(found, exposed_s, cluster))
+
+
+def _limit(found: Estimate, exposed_s: float, cluster: Cluster) -> str:
+    if found.memory_bytes > cluster.memory_bytes:
+        return "memory"
+    seconds, name = max((exposed_s, "communication"), (found.bubble_s, "pipeline"))
+    return name if seconds >= LARGE_SHARE * found.step_s else "computing"
+
+
+def story(chapter: int) -> Sequence[Way]:
+    """The ways up to the end of a chapter; raises ValueError for a chapter that the story does not reach."""
+    last = max(way.chapter for way in STORY)
+    if not 1 <= chapter <= last:
+        raise ValueError(f"the story has chapters 1 to {last}, not {chapter!r}")
+    return [way for way in STORY if way.chapter <= chapter]

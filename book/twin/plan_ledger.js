@@ -1,0 +1,52 @@
+/* The twin of book/cost/ledger.py: what a GPU holds, sends and waits for in a training step, and what limits. */
+import { estimate } from "./plan_step.js";
+
+const AXES = ["tp", "cp", "ep", "pp", "dp"];
+
+/** For each axis, over how many consecutive GPUs a group of it reaches. */
+function spans({ pp, dp, tp, cp, ep }) {
+  return { tp, cp: tp * cp, ep: tp * ep, pp: pp * dp * tp * cp, dp: tp * cp * dp };
+}
+
+/**
+ * A line of the ledger, by the names of book.cost.ledger.Entry.
+ * @param {Sizes} model
+ * @param {Cluster} machine   with GPUs of any number
+ * @param {Layout} layout
+ * @param {number} sequences   of a step
+ * @param {{parameters: number, gradients: number, optimizer: number}} each   bytes of state of one parameter
+ * @param {number} large_share   of a step, from which on what is waited for is what limits
+ * @returns {Object<string, any>}
+ */
+function entry(model, machine, layout, sequences, each, large_share) {
+  const num_gpus = layout.pp * layout.dp * layout.tp * layout.cp;
+  const cluster = { ...machine, num_gpus };
+  const found = estimate(model, cluster, layout, sequences, each);
+  const none = { parameters: 0, gradients: 0, optimizer: 0 };
+  const part = name => estimate(model, cluster, layout, sequences, { ...none, [name]: each[name] }).state_bytes;
+  const reach = spans(layout);
+  const sent = axes => axes.reduce((all, axis) => all + found[`${axis}_bytes`], 0);
+  const exposed_s = AXES.reduce((all, axis) => all + found[`${axis}_s`], 0);
+  return {
+    parameter_bytes: part("parameters"),
+    gradient_bytes: part("gradients"),
+    optimizer_bytes: part("optimizer"),
+    activation_bytes: found.activation_bytes,
+    moment_bytes: found.gathered_bytes,
+    memory_bytes: found.memory_bytes,
+    room_bytes: cluster.memory_bytes,
+    inside_bytes: sent(AXES.filter(axis => reach[axis] <= cluster.gpus_per_node)),
+    crossing_bytes: sent(AXES.filter(axis => reach[axis] > cluster.gpus_per_node)),
+    ...{ step_s: found.step_s, exposed_s, idle_s: found.bubble_s },
+    tokens_per_s: (sequences * model.num_tokens) / found.step_s / num_gpus,
+    limit: limitOf(found, exposed_s, cluster, large_share),
+  };
+}
+
+function limitOf({ memory_bytes, bubble_s, step_s }, exposed_s, cluster, large_share) {
+  if (memory_bytes > cluster.memory_bytes) return "memory";
+  const [seconds, name] = bubble_s > exposed_s ? [bubble_s, "pipeline"] : [exposed_s, "communication"];
+  return seconds >= large_share * step_s ? name : "computing";
+}
+
+export { entry };

@@ -1,0 +1,140 @@
+/* Lockstep's ledger: what a GPU holds, sends and waits for in each way of training, line by line, and in the reader's
+   own. ledger.py says what the data mean. */
+import { make, bytes, short, num, pill, sum } from "./scene.js";
+import { explorer, trim } from "./explorer.js";
+import { entry } from "../twin/plan_ledger.js";
+
+const { max, min, round } = Math;
+// What a GPU holds, and the hues.
+const HELD = [
+  ["parameter_bytes", "parameters", "var(--m0)"],
+  ["gradient_bytes", "gradients", "var(--m1)"],
+  ["optimizer_bytes", "optimizer", "var(--m2)"],
+  ["activation_bytes", "activations", "var(--kW)"],
+  ["moment_bytes", "for a moment", "var(--m3)"],
+];
+const NUMBERS = ["sends in its node", "across nodes", "waits", "tokens/s per GPU", "limited by"];
+const HEAD = ["way to train", "a GPU holds", ...NUMBERS];
+const SEQUENCES = 512; // of a step
+const NEAR = 2; // chapters whose lines a narrow picture shows at once
+const LIMITS = { pipeline: "the pipeline's bubble" };
+const whole = x => round(x).toLocaleString("en");
+const amount = x => (x ? trim(bytes(x)) : "–");
+const percent = share => (share < 0.005 ? "–" : `${round(100 * share)}\u00a0%`);
+
+// # answer
+function answer(chosen, data) {
+  const { machine, sequences, each, large } = data;
+  const line = (model, layout) => entry(data.models[model], machine, layout, sequences, each, large);
+  const lines = data.ways.map(way => ({ ...way, ...line(way.model, way.layout) }));
+  const { model, gpus, tp, pp, zero, micro, again } = chosen;
+  const dp = gpus / (tp * pp);
+  const layout = { ...data.plain, pp, dp, tp, zero_stage: zero, micro_batch_size: micro };
+  Object.assign(layout, { sequence_parallel: +(tp > 1), recompute: data.again[again] });
+  const name = [gpus === 1 ? "one GPU" : `${gpus} GPUs`, ...said(layout)].join(", ");
+  return { lines, own: { chapter: "you", name, model, layout, ...line(model, layout) } };
+}
+
+function said({ pp, dp, tp, zero_stage, recompute }) {
+  const parts = [["pp", pp], ["dp", dp], ["tp", tp]].filter(([, n]) => n > 1).map(([axis, n]) => `${axis} ${n}`);
+  if (zero_stage) parts.push(`ZeRO-${zero_stage}`);
+  if (recompute) parts.push(recompute === "half" ? "half recomputed" : "recomputed");
+  return parts;
+}
+
+/** GPUs hold whole groups, a step has sequences for each replica, and ZeRO needs several. */
+function refine(at, dials) {
+  const of = key => dials.findIndex(dial => dial.key === key);
+  const value = key => dials[of(key)].values[at[of(key)]];
+  while (value("tp") * value("pp") > value("gpus")) at[of(value("pp") > 1 ? "pp" : "tp")]--;
+  if (value("gpus") === value("tp") * value("pp")) at[of("zero")] = 0;
+  const most = () => (value("gpus") / value("tp") / value("pp")) * value("micro");
+  while (most() > SEQUENCES) at[of(at[of("micro")] ? "micro" : "gpus")]--;
+}
+
+// # picture
+function draw(field, W, { lines, own }, chosen, data) {
+  const narrow = W < 620;
+  const early = narrow && !data.whole ? lines.filter(line => line.chapter <= data.chapter - NEAR) : [];
+  const all = [...lines, own];
+  if (early.length) {
+    const words = `Show ${num(early.length, "earlier line")}`;
+    const again = () => {
+      data.whole = true;
+      field.replaceChildren();
+      draw(field, W, { lines, own }, chosen, data);
+    };
+    pill(field, words, words, again);
+  }
+  const room = own.room_bytes;
+  const most = min(max(...all.map(line => line.memory_bytes)), 4 * room);
+  const table = make("table", field, { class: `lk-ledger${narrow ? " lk-narrow" : ""}` });
+  const head = narrow ? null : make("tr", make("thead", table)); // a narrow line has these words beside its numbers
+  for (const words of narrow ? [] : HEAD) make("th", head, { scope: "col" }, words);
+  const body = make("tbody", table);
+  const look = line => ({ most, room, narrow, now: line.chapter === data.chapter, mine: line === own });
+  for (const line of all.slice(early.length)) row(body, line, look(line));
+  const key = make("div.lk-key lk-small", field);
+  for (const [, words, hue] of HELD) {
+    const one = make("span", key);
+    make("i", one, { style: `--c:${hue}` }, "\u00a0");
+    one.append(words);
+  }
+  make("span", key, {}, `the line: ${trim(bytes(room))}`);
+}
+
+function row(body, line, { most, room, narrow, now, mine }) {
+  const tr = make("tr", body, { class: mine ? "lk-mine" : now ? "lk-here" : "" });
+  const name = make("th", tr, { scope: "row" });
+  make("b", name, {}, mine ? `Yours: ${line.model}` : `${line.chapter} · ${line.model}`);
+  name.append(` ${line.name}`);
+  const held = make("td", tr);
+  if (narrow) held.dataset.head = HEAD[1];
+  bar(held, line, most, room);
+  const over = line.memory_bytes > room;
+  make("span", held, over ? { class: "lk-wrong" } : {}, trim(bytes(line.memory_bytes)) + (over ? ": too much" : ""));
+  const cells = [
+    amount(line.inside_bytes), amount(line.crossing_bytes), percent((line.exposed_s + line.idle_s) / line.step_s),
+    whole(line.tokens_per_s), LIMITS[line.limit] ?? line.limit,
+  ];
+  cells.forEach((text, i) => {
+    const shown = over && i > 1 && i < 4 ? "–" : text; // what does not fit does not run
+    make("td", tr, narrow ? { "data-head": NUMBERS[i] } : {}, shown);
+  });
+}
+
+/** What a GPU holds, part by part, and a line at its memory. */
+function bar(parent, line, most, room) {
+  const [W, H] = [150, 14];
+  const shape = { viewBox: `0 0 ${W} ${H}`, preserveAspectRatio: "none" };
+  const g = make("svg.lk-holds", parent, { ...shape, "aria-hidden": true });
+  let x = 0;
+  for (const [key, , hue] of HELD) {
+    const w = min((line[key] / most) * W, W - x);
+    make("rect", g, { x, y: 1, width: max(0, w), height: H - 2, style: `fill:${hue}` });
+    x += w;
+  }
+  make("path.lk-nowline", g, { d: `M${min(W - 1, (room / most) * W)} 0V${H}` });
+}
+
+// # words
+function tell({ own }) {
+  const state = sum(HELD.slice(0, 3), ([key]) => own[key]);
+  const parts = `${trim(bytes(state))} of state, ${trim(bytes(own.activation_bytes))} of activations`;
+  const who = `${own.model} on ${own.name}: `;
+  if (own.limit === "memory") {
+    const [all, room] = [own.memory_bytes, own.room_bytes].map(x => trim(bytes(x)));
+    return [["", who], [`${all} do not fit`, ` into ${room}: ${parts}.`, true]];
+  }
+  const waits = own.exposed_s + own.idle_s;
+  const why = waits < 0.005 * own.step_s ? "and never waits" : `of which ${short(waits)} wait for others`;
+  return [
+    ["", who],
+    [`${whole(own.tokens_per_s)} tokens/s per GPU`, `. A GPU holds ${trim(bytes(own.memory_bytes))}: ${parts}. `],
+    ["", `A step takes ${short(own.step_s)}, ${why}.`],
+  ];
+}
+
+const told = ({ own }) => ({ ...own.layout, memory: own.memory_bytes, step_s: own.step_s, limit: own.limit });
+
+explorer("ledger", { answer, draw, tell, refine, told, source: "modelled in this page" });

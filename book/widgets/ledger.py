@@ -1,0 +1,76 @@
+"""L3: the ledger of the story: a line for each way to train, up to a chapter, and one that the reader chooses."""
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from book.cost import Layout, cluster_of, model_named
+from book.cost.activations import RECOMPUTE
+from book.cost.ledger import GPU, LARGE_SHARE, MODELS_OF_THE_STORY, SEQUENCES, Entry, Way, entry, story
+from book.cost.machines import EACH, SOFTWARE
+from book.widgets.explorer import Dial, Explorer
+from book.widgets.page import heading, table
+from book.widgets.show import show
+from book.widgets.terms import in_bytes, in_seconds
+
+if TYPE_CHECKING:
+    from book.widgets.live import Live
+
+NAMES = {"llama3.2-1b": "1B", "llama3-8b": "8B", "llama3-70b": "70B"}
+GPUS = tuple(2**power for power in range(11))
+SIZES = (1, 2, 4, 8, 16)
+AGAIN = ("nothing", "half", "all")  # what is recomputed, in the order of RECOMPUTE without "selective"
+HEAD = ("chapter", "model", "way", "a GPU holds", "sends in its node", "across nodes", "waits for the network",
+        "tokens per second and GPU", "limited by")
+
+
+def ledger(chapter: int, *, title: str = "The ledger") -> Ledger | Live:
+    """A line for each way to train of `book.cost.ledger.STORY` up to a chapter, and one of the reader's own choice.
+
+    The reader's line opens with the way that the chapter closes with. Raises ValueError for a chapter without one.
+    """
+    return show(Ledger(chapter, title))
+
+
+class Ledger(Explorer):
+    """What the ledger starts from; raises ValueError for a chapter that the story does not reach."""
+
+    widget = "ledger"
+
+    def __init__(self, chapter: int, title: str):
+        self.ways = story(chapter)
+        self.chapter, last = chapter, self.ways[-1]
+        super().__init__(title, (
+            Dial("model", "model", tuple(NAMES.values()), NAMES[last.model], "word"),
+            Dial("gpus", "GPUs", GPUS, last.layout.num_gpus),
+            Dial("tp", "tensor parallel", SIZES[:4], last.layout.tp), Dial("pp", "stages", SIZES, last.layout.pp),
+            Dial("zero", "ZeRO stage", tuple(range(4)), last.layout.zero_stage),
+            Dial("micro", "micro-batch", SIZES[:4], last.layout.micro_batch_size),
+            Dial("again", "recomputed", AGAIN, AGAIN[0], "word")))
+
+    def data(self, live: bool) -> dict[str, Any]:
+        """The dials; models, the machine and the lines in numbers."""
+        models = {NAMES[name]: asdict(model_named(name).sizes) | {"num_kv_heads": model_named(name).kv_heads}
+                  for name in MODELS_OF_THE_STORY}
+        ways = [{"chapter": way.chapter, "name": way.name, "model": NAMES[way.model], "opens": way.opens,
+                 "layout": asdict(way.layout)} for way in self.ways]
+        return {**super().data(live), "chapter": self.chapter, "ways": ways, "models": models, "large": LARGE_SHARE,
+                "machine": asdict(cluster_of(GPU, 1, SOFTWARE[0])), "sequences": SEQUENCES,
+                "each": asdict(EACH[SOFTWARE[0]]), "plain": asdict(Layout(1, 1, 1)),
+                "again": dict(zip(AGAIN, (None, *RECOMPUTE[2:])))}
+
+    def text(self) -> str:
+        """One line that says what is shown."""
+        return f"{self.title} to chapter {self.chapter}: {len(self.ways)} ways to train on H100s, modelled"
+
+    def words(self) -> str:
+        """The lines as a table."""
+        return heading(self.title, "modelled") + table([_row(way, entry(way.model, way.layout)) for way in self.ways],
+                                                       HEAD)
+
+
+def _row(way: Way, line: Entry) -> tuple[str, ...]:
+    over = " of 80 GB" if line.limit == "memory" else ""
+    return (str(way.chapter), NAMES[way.model], way.name, in_bytes(line.memory_bytes) + over,
+            in_bytes(line.inside_bytes, zeros=True), in_bytes(line.crossing_bytes, zeros=True),
+            f"{in_seconds(line.exposed_s)} of {in_seconds(line.step_s)}", f"{line.tokens_per_s:,.0f}", line.limit)

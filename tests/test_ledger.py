@@ -1,0 +1,211 @@
+"""The ledger: its lines beside the planner's estimates and published steps, and the page's beside Python's."""
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+import nbformat
+import pytest
+
+from book.cost import MODELS, Layout, cluster_of, estimate, state_bytes
+from book.cost.ledger import MODELS_OF_THE_STORY, SEQUENCES, STORY, Entry, entry, story
+from book.cost.machines import EACH, SOFTWARE
+from book.widgets import ledger
+from book.widgets.ledger import AGAIN, GPUS, NAMES, SIZES
+from tests.players import PLAYER, assert_readable, axe_finds, caption, click, html_of, state
+from tests.test_explorers import data_of, turn
+from tests.website import ROOT
+
+
+def test_each_chapter_opens_with_what_does_not_fit_and_closes_with_what_does() -> None:
+    for way in STORY:
+        line = entry(way.model, way.layout)
+        assert (line.limit == "memory") == (line.memory_bytes > line.room_bytes) == way.opens, way
+    closing = [way.chapter for way in STORY if not way.opens]
+    assert closing == list(range(1, 8))
+
+
+def test_a_line_is_the_planners_estimate() -> None:
+    for way in STORY:
+        line, model = entry(way.model, way.layout), MODELS[way.model]
+        cluster = cluster_of("h100", way.layout.num_gpus, SOFTWARE[0])
+        told = estimate(model, cluster, way.layout, SEQUENCES, EACH[SOFTWARE[0]])
+        assert line.memory_bytes == pytest.approx(told.memory_bytes)
+        sent = told.tp_bytes + told.cp_bytes + told.ep_bytes + told.pp_bytes + told.dp_bytes
+        assert line.inside_bytes + line.crossing_bytes == pytest.approx(sent)
+        computing_s = told.matmul_s + told.elementwise_s + told.launch_s + told.update_s
+        assert line.exposed_s + line.idle_s == pytest.approx(told.step_s - computing_s)
+        assert told.mfu == pytest.approx(
+            line.tokens_per_s * model.step_flops(SEQUENCES) / (SEQUENCES * model.num_tokens * cluster.flops_per_s))
+
+
+@pytest.mark.parametrize("zero_stage", range(4))
+def test_state_is_told_part_by_part(zero_stage: int) -> None:
+    line = entry("llama3-8b", Layout(1, 16, 1, zero_stage=zero_stage))
+    held = state_bytes(MODELS["llama3-8b"].num_parameters, zero_stage, 16)
+    assert (line.parameter_bytes, line.gradient_bytes, line.optimizer_bytes) == pytest.approx(
+        (held.parameters, held.gradients, held.optimizer))
+
+
+def test_bytes_are_those_that_cross_nodes_or_do_not() -> None:
+    for tp, dp, inside in ((8, 1, True), (1, 8, True), (1, 16, False)):
+        line = entry("llama3.2-1b", Layout(1, dp, tp))
+        assert (line.inside_bytes > 0) == inside == (line.crossing_bytes == 0)
+    line = entry("llama3-8b", Layout(1, 16, 1))
+    assert line.crossing_bytes == pytest.approx(2 * 15 / 16 * 2 * MODELS["llama3-8b"].num_parameters)
+
+
+def test_a_pipeline_that_mostly_waits_is_limited_by_its_bubble() -> None:
+    line = entry("llama3-70b", Layout(8, 1, 8, sequence_parallel=1), sequences=4)
+    assert line.limit == "pipeline" and line.idle_s > line.exposed_s
+
+
+@pytest.mark.parametrize(("model", "layout", "sequences", "measured"), [
+    # torchtitan's reports: rows of data/reported.csv
+    ("llama3-8b", Layout(1, 128, 1, micro_batch_size=2, zero_stage=3, recompute="half"), 256, 6514),
+    ("llama3-8b", Layout(1, 8, 1, micro_batch_size=2, zero_stage=3, recompute="half"), 16, 6667)])
+def test_published_steps_are_near(model: str, layout: Layout, sequences: int, measured: float) -> None:
+    assert entry(model, layout, sequences).tokens_per_s == pytest.approx(measured, rel=0.12)
+
+
+@pytest.mark.parametrize("chapter", [0, 8, 1.5])
+def test_a_chapter_without_a_line_is_refused(chapter: Any) -> None:
+    if chapter == 1.5:
+        assert len(story(chapter)) == 1
+    else:
+        with pytest.raises(ValueError, match="the story has chapters 1 to 7, not"):
+            ledger(chapter)
+
+
+# In the chapters
+
+def told(chapter: int) -> str:
+    """What a chapter says in words."""
+    [path] = ROOT.glob(f"chapters/{chapter:02}_*.ipynb")
+    return "\n".join(cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "markdown")
+
+
+def speed(line: Entry) -> str:
+    """Tokens per second and GPU as a chapter writes them."""
+    return f"{line.tokens_per_s:,.0f}"
+
+
+def days(line: Entry, num_gpus: int) -> float:
+    """What a trillion tokens take."""
+    return 1e12 / line.tokens_per_s / num_gpus / 86_400
+
+
+def test_chapters_say_what_the_ledger_says() -> None:
+    (one, ddp, many, big, sharded, huge, tensor, staged, hybrid) = (entry(way.model, way.layout) for way in STORY)
+    says = {number: told(number) for number in range(1, 8)}
+    assert f"{speed(one)} tokens a second, and needs {days(one, 1):.0f} days" in says[1]
+    assert f"take it {days(one, 1):.0f} days. Sixteen GPUs would take {days(one, 16):.0f}" in says[2]
+    assert f"trains on {speed(ddp)} tokens a second, where one alone trains on {speed(one)}" in says[2]
+    assert f"a GPU sends {ddp.crossing_bytes / 1e9:.2f} GB" in says[2] and ddp.exposed_s < 0.005 * ddp.step_s
+    mfu = ddp.tokens_per_s * MODELS["llama3.2-1b"].step_flops(1) / 8192 / 989e12
+    assert f"At the {100 * mfu:.0f} % of 989 TFLOP/s" in says[2]
+    assert mfu * 989e12 / 50e9 == pytest.approx(8700, rel=0.01)
+    short = entry(replace(MODELS["llama3.2-1b"], num_tokens=2048), Layout(1, 16, 1), sequences=16)
+    assert f"waits for {100 * short.exposed_s / short.step_s:.0f} % of each step" in says[2]
+    assert f"{many.crossing_bytes / 1e9:.1f} GB in place of {ddp.crossing_bytes / 1e9:.2f}" in says[3]
+    assert f"{speed(many)} tokens a second, {100 * (1 - many.tokens_per_s / ddp.tokens_per_s):.0f} % fewer" in says[3]
+    assert f"a trillion tokens take {days(many, 128):.1f} days" in says[3]
+    state = big.parameter_bytes + big.gradient_bytes + big.optimizer_bytes
+    assert f"{state / 1e9:.0f} GB of state" in says[4] and f"{big.activation_bytes / 1e9:.0f} GB of activ" in says[4]
+    assert f"{state / 16e9:.0f} GB are left on each, and {sharded.memory_bytes / 1e9:.0f} GB in all" in says[4]
+    assert (f"sends {sharded.crossing_bytes / 1e12:.2f} TB in a step, where DDP sends "
+            f"{big.crossing_bytes / 1e9:.0f} GB, and waits for {100 * sharded.exposed_s / sharded.step_s:.0f} %"
+            ) in says[4]
+    reported = entry("llama3-8b", Layout(1, 128, 1, 2, zero_stage=3, recompute="half"), 256)
+    assert f"6,514 tokens a second. The ledger's formulas say {speed(reported)}" in says[4]
+    state = huge.parameter_bytes + huge.gradient_bytes + huge.optimizer_bytes
+    assert f"shrinks to {state / 1e9:.0f} GB" in says[5] and f"{huge.activation_bytes / 1e9:.0f} GB of them" in says[5]
+    assert f"{tensor.activation_bytes / 1e9:.0f} GB, and {tensor.memory_bytes / 1e9:.0f} GB in all" in says[5]
+    assert f"Its {tensor.inside_bytes / 1e12:.0f} TB" in says[5]
+    assert f"{100 * tensor.exposed_s / tensor.step_s:.0f} % of the step: {speed(tensor)} tokens" in says[5]
+    again = entry("llama3-70b", Layout(1, 64, 1, zero_stage=3, recompute="full"))
+    assert f"everything recomputed, would train on {speed(again)}" in says[5] and again.limit != "memory"
+    assert (f"{staged.crossing_bytes / 1e9:.0f} GB in a step instead of {tensor.crossing_bytes / 1e12:.0f} TB, and "
+            f"trains on {speed(staged)} tokens a second instead of {speed(tensor)}") in says[6]
+    assert f"{100 * staged.idle_s / staged.step_s:.1f} % of the step" in says[6]
+    assert f"of the waiting, {100 * staged.exposed_s / staged.step_s:.0f} %," in says[6]
+    assert f"{speed(hybrid)} tokens a second, {100 * (hybrid.tokens_per_s / staged.tokens_per_s - 1):.0f} %" in says[7]
+    for pp, words in ((8, "on {} tokens a second. With"), (4, "replicas it trains on {}"), (2, "two stages on {}")):
+        line = entry("llama3-70b", Layout(pp, 64 // pp, 8, zero_stage=1, sequence_parallel=1))
+        assert words.format(speed(line)) in says[7]
+
+
+# In a page
+
+LINES = """(chosen) => {
+  const data = JSON.parse(JSON.stringify(globalThis.ledgerData));
+  return globalThis.lockstepLedger.answer(chosen, data);
+}"""
+
+
+def drawn(seed: int) -> dict[str, Any]:
+    """What a reader may choose."""
+    some = random.Random(seed)
+    chosen = {"model": some.choice(list(NAMES.values())), "tp": some.choice(SIZES[:4]), "pp": some.choice(SIZES),
+              "micro": some.choice(SIZES[:4]), "again": some.choice(AGAIN)}
+    least = chosen["tp"] * chosen["pp"]
+    chosen["gpus"] = some.choice([n for n in GPUS if least <= n <= least * 512 // chosen["micro"]])
+    return chosen | {"zero": some.randrange(4) if chosen["gpus"] > least else 0}
+
+
+def layout_of(chosen: dict[str, Any]) -> Layout:
+    """The layout that a reader's choice stands for."""
+    tp, pp = chosen["tp"], chosen["pp"]
+    return Layout(pp, chosen["gpus"] // tp // pp, tp, chosen["micro"], zero_stage=chosen["zero"],
+                  sequence_parallel=int(tp > 1), recompute={"half": "half", "all": "full"}.get(chosen["again"]))
+
+
+def test_page_and_notebook_have_the_same_lines(show: Callable[..., Any]) -> None:
+    page = show(ledger(7))
+    page.evaluate("data => { globalThis.ledgerData = data }", data_of(ledger(7)))
+    models = {short: name for name, short in NAMES.items()}
+    for seed in range(40):
+        chosen = drawn(seed)
+        found = page.evaluate(LINES, chosen)
+        assert_equal(found["own"], entry(models[chosen["model"]], layout_of(chosen)))
+    for line, way in zip(found["lines"], STORY, strict=True):
+        assert_equal(line, entry(way.model, way.layout))
+
+
+def assert_equal(found: dict[str, Any], line: Any) -> None:
+    """A line of the page and one of Python have the same numbers and words."""
+    for name, value in asdict(line).items():
+        assert found[name] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-9, abs=1e-9)), name
+
+
+def test_what_does_not_go_together_can_not_be_chosen(show: Callable[..., Any]) -> None:
+    page = show(ledger(1))
+    turn(page, "tensor parallel", 3)
+    assert state(page)["tp"] == "1", "one GPU has no group of eight"
+    turn(page, "GPUs", 4)
+    turn(page, "tensor parallel", 3)
+    turn(page, "ZeRO stage", 3)
+    assert (state(page)["tp"], state(page)["dp"], state(page)["zero_stage"]) == ("8", "2", "3")
+    turn(page, "stages", 1)
+    assert (state(page)["pp"], state(page)["dp"], state(page)["zero_stage"]) == ("2", "1", "0")
+    click(page, "Reset")
+    assert state(page)["pp"] == "1"
+
+
+def test_lines_are_readable_wide_and_narrow_and_in_words(show: Callable[..., Any]) -> None:
+    for width in (760, 390):
+        page = show(ledger(5), width=width)
+        assert not axe_finds(page)
+        assert_readable(page, f"at {width} px")
+        text = page.inner_text(PLAYER).replace("\u00a0", " ")
+        assert "216 GB: too much" in text and "43 GB" in text and "465" in text
+        assert ("1 · 1B" in text) == (width == 760)
+        if width == 390:
+            click(page, "Show 3 earlier lines")
+            assert "1 · 1B" in page.inner_text(PLAYER)
+    assert caption(page).startswith("70B on 64 GPUs, dp 8, tp 8, ZeRO-3: 465 tokens/s per GPU. A GPU holds 43 GB")
+    words = html_of(ledger(5))
+    assert "<td>ZeRO-3 on 64 GPUs</td><td>216 GB of 80 GB</td>" in words and "<td>465</td>" in words
+    assert MODELS_OF_THE_STORY == tuple(NAMES)

@@ -1,0 +1,309 @@
+"""What people ask the planner: a layout of their own, GPUs that nobody measured, and questions that nothing answers."""
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from book.cost import MACHINES, MODELS, Layout, MeasuredStep, cluster_of, layout_of, machine_of, plan, told
+from book.cost.__main__ import main
+from book.cost.calibration import Rows
+from book.cost.machines import SOFTWARE, like
+from book.cost.question import Question, asked
+from book.cost.refusals import fits
+from book.cost.scoreboard import bar, fitted, is_measured, measured
+from book.cost.search import WORDS
+from book.cost.step import PARTS
+
+SENTENCE = r"^(none of \d+ layouts (fits|may be chosen): |no layout of \d+ GPUs divides ).*"
+# Questions that nothing answers, the cause, and what of the GPUs is short.
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"model": "llama3-70b", "gpus": 16}, "memory: 79.4 GB of state"),
+    ({"model": "llama3-8b", "gpus": 4, "gpu": "RTX 4090"}, "memory: 36.1 GB of state"),
+    ({"model": "llama3-405b", "gpus": 8}, "memory: 913.2 GB of state"),
+    ({"model": "qwen3-8b", "gpus": 8, "num_tokens": 2**20, "batch": 8}, "memory: 318.2 GB of activations"),
+    ({"model": "gpt-oss-120b", "gpus": 16, "gpu": "l40s"}, "memory: 131.4 GB of state"),
+    ({"model": "qwen3-0.6b", "gpus": 64, "batch": 1}, "a rule: dp divides the sequences"),
+    ({"model": "qwen3-0.6b", "gpus": 1, "gpu": "l4", "num_tokens": 65536, "batch": 1}, "memory: ")]
+OPTIONS = {"gpus": "--gpus", "gpu": "--gpu", "num_tokens": "--sequence", "batch": "--batch"}
+
+
+def in_a_shell(question: dict[str, Any], *more: str) -> list[str]:
+    """The command that asks the same."""
+    words = [word for name, option in OPTIONS.items() if name in question for word in (option, str(question[name]))]
+    return ["plan", question["model"], *words, *more]
+
+
+def refused(**question: Any) -> str:
+    """What the planner says instead of an answer."""
+    with pytest.raises(ValueError, match=SENTENCE) as caught:
+        plan(**question)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("question, cause", REFUSED, ids=lambda of: of["model"] if isinstance(of, dict) else "")
+def test_a_refusal_says_the_cause_and_what_it_advises_works(question: dict[str, Any], cause: str, capsys: Any) -> None:
+    lines = refused(**question).splitlines()
+    assert lines[1].startswith(f"cause    {cause}")
+    changes = [line.partition(":")[0].removeprefix("change   ") for line in lines if line.startswith("change")]
+    assert 1 <= len(changes) <= 2
+    for change in changes:
+        if change.startswith("--"):
+            assert main(in_a_shell(question, *change.split())) == 0, change
+            assert "layout   " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("question", [question for question, _ in REFUSED[:5]], ids=lambda of: of["model"])
+def test_the_number_of_gpus_that_is_enough_is_the_smallest(question: dict[str, Any]) -> None:
+    """Of powers of two inside a node, and of whole nodes: each that is fewer is refused."""
+    said = re.search(r"enough   ([\d,]+) .* are the fewest that work", refused(**question))
+    assert said
+    enough, node = int(said[1].replace(",", "")), MACHINES[asked(**{"gpu": "H100", **question}).gpu_key].gpus_per_node
+    assert plan(**{**question, "gpus": enough}).cost.memory_bytes > 0
+    for fewer in {*(2**k for k in range(4) if 2**k < node), *range(node, enough, node)} - {question["gpus"]}:
+        if fewer < enough:
+            refused(**{**question, "gpus": fewer})
+
+
+def test_where_only_a_rule_is_in_the_way_the_rule_is_named(capsys: Any) -> None:
+    """Sharded parameters in a pipeline would fit, and are what the option allows."""
+    question: dict[str, Any] = {"model": "llama3-405b", "gpus": 128, "num_tokens": 32768}
+    text = refused(**question)
+    assert "cause    a rule: too few measured steps test ZeRO-2 and 3 in pipelines" in text
+    assert "change   --zero 0,1,2,3" in text and "enough   " in text
+    found = plan(**question, zero_stages=(0, 1, 2, 3))
+    assert found.layout.zero_stage >= 2 and found.layout.pp > 1
+    assert main(in_a_shell(question, "--zero", "0,1,2,3")) == 0 and capsys.readouterr().out == f"{found}\n"
+    assert main(in_a_shell(question, "--zero", "0,5")) == 2 and "--zero is stages" in capsys.readouterr().err
+
+
+def test_a_search_of_the_smallest_layouts_finds_whether_any_fits() -> None:
+    """The quick check against the whole search, on drawn questions near the edge; and the smallest of both is one."""
+    draw, seen = random.Random(3), []
+    for _ in range(60):
+        model = replace(MODELS[draw.choice(list(MODELS))], num_tokens=draw.choice((2048, 8192, 65536)))
+        gpu = draw.choice(list(MACHINES))
+        least = 18 * model.num_parameters / MACHINES[gpu].memory_bytes
+        gpus = max(1, int(2 ** draw.uniform(0, 3) * least))
+        question = Question(model, gpus if gpus < 8 else gpus // 8 * 8, gpu)
+        whole, small = question.search(), question.search(smallest=True)
+        assert fits(question) == whole.fits.any(), question
+        if len(whole):
+            memory = [found.estimates.array("memory_bytes").min() for found in (whole, small)]
+            assert memory[0] == pytest.approx(memory[1]), question
+        seen.append(bool(whole.fits.any()))
+    assert 10 < sum(seen) < 50
+
+
+@pytest.mark.parametrize("question", [
+    *(question for question, _ in REFUSED), {"model": "llama3-70b", "gpus": 64},
+    {"model": "llama3-405b", "gpus": 1024}, {"model": "gemma3-12b", "gpus": 8, "gpu": "mi300x"}],
+    ids=lambda of: f"{of['model']} {of['gpus']}")
+def test_an_answer_takes_less_than_half_a_second(question: dict[str, Any]) -> None:
+    """Of this process's own time, once the measured steps are read."""
+    plan("small-gpt", 1)
+    begin = time.process_time()
+    try:
+        str(plan(**question))
+    except ValueError:
+        pass
+    assert time.process_time() - begin < 0.5
+
+
+@pytest.mark.parametrize("question", [{"model": "llama3-70b", "gpus": 64}, {"model": "mixtral-8x7b", "gpus": 64},
+                                      {"model": "llama3-8b", "gpus": 8, "gpu": "L40S"},
+                                      {"model": "llama3-405b", "gpus": 1024, "software": "megatron"}])
+def test_an_estimate_is_the_plans_own(question: dict[str, Any]) -> None:
+    """Of its choice, with its error bar, and of the alternatives that it lists."""
+    found = plan(**question)
+    own = told(**question, layout=found.layout)
+    assert astuple(own.cost) == pytest.approx(astuple(found.cost))
+    assert (own.low_s, own.high_s, own.worst_s, own.basis) == pytest.approx(
+        (found.low_s, found.high_s, found.worst_s, found.basis)) and own.fits
+    for layout, more in found.next_best:
+        assert told(**question, layout=layout).cost.step_s == pytest.approx((1 + more) * found.cost.step_s)
+
+
+def test_a_shell_tells_of_a_layout_part_by_part(capsys: Any) -> None:
+    assert main(["estimate", "llama3-70b", "--gpus", "64", "--layout", "pp=4,tp=4,cp=2,zero=1"]) == 0
+    text = capsys.readouterr().out
+    own = told("llama3-70b", 64, Layout(4, 2, 4, cp=2, zero_stage=1, sequence_parallel=1))
+    assert text == f"{own}\n"
+    for words in (f"layout   {own.layout}", f"{own.cost.step_s:.2f} s, MFU {own.cost.mfu:.0%}", "half of such steps",
+                  f"state {own.cost.state_bytes / 1e9:.1f}", "tight"):
+        assert words in text
+    rate = 512 * 8192 / own.cost.step_s / 64
+    assert f"{rate:,.0f} tokens a second on each GPU" in text
+    seconds = {words: float(number) for number, words in re.findall(r"^ +([\d.e-]+) s +[\d.]+%  (.*)$", text, re.M)}
+    for part in PARTS:
+        if getattr(own.cost, part) > 0.001 * own.cost.step_s:
+            assert seconds[WORDS[part]] == pytest.approx(getattr(own.cost, part), rel=1e-3)
+
+
+def test_a_layout_that_does_not_fit_is_told_with_others_that_do() -> None:
+    own = told("llama3-70b", 64, Layout(4, 2, 8, 4, zero_stage=1, sequence_parallel=1))
+    text = str(own)
+    assert not own.fits and "it does not fit: " in text and "tight" not in text
+    changes = re.findall(r"change   ([\d.]+) GB, ([\d.]+) s: (.*)", text)
+    assert len(changes) == 2
+    for gigabytes, seconds, words in changes:
+        micro, how = re.search(r"micro-batch (\d+)", words), re.search(r"(\w+) recompute", words)
+        assert micro and how
+        other = replace(own.layout, micro_batch_size=int(micro[1]), recompute=None if how[1] == "no" else how[1])
+        assert str(other) == words
+        found = told("llama3-70b", 64, other)
+        assert found.fits and (f"{found.cost.memory_bytes / 1e9:.1f}", f"{found.cost.step_s:.2f}") == (
+            gigabytes, seconds)
+
+
+def test_stages_may_be_uneven_in_a_layout_of_your_own() -> None:
+    """126 layers in 12 stages: the longest has 11."""
+    own = told("llama3-405b", 768, Layout(12, 8, 8, zero_stage=1, sequence_parallel=1, recompute="full"), batch=768)
+    assert own.cost.matmul_s > 0
+    with pytest.raises(ValueError, match="heads can't be cut so"):
+        told("llama3-8b", 24, Layout(1, 8, 3), batch=24)
+
+
+@pytest.mark.parametrize("text, layout", [
+    ("pp=2,dp=4,tp=8,cp=2,ep=4,micro=3,stages=2,zero=1,sp=0,recompute=half",
+     Layout(2, 4, 8, 3, 2, 1, 0, "half", 2, 4)),
+    ("tp=4", Layout(1, 16, 4, sequence_parallel=1)), ("zero=3", Layout(1, 64, 1, zero_stage=3)),
+    ("dp=64,recompute=no", Layout(1, 64, 1)), ("pp=4, tp=8, recompute=full", Layout(4, 2, 8, 1, 1, 0, 1, "full"))])
+def test_layouts_as_people_write_them(text: str, layout: Layout) -> None:
+    assert layout_of(text, 64) == layout
+
+
+@pytest.mark.parametrize("text, words", [
+    ("4,2,8", "4=, 2=, 8= is not part of one"), ("pp=4,tq=2", "tq=2 is not part"), ("tp=two", "tp=two is not part"),
+    ("recompute=some", "recompute can't be 'some'"), ("zero=4", "no ZeRO stage 4"), ("pp=0", "at least 1"),
+    ("stages=2", "need a pipeline"), ("", "a layout is written pp=2,dp=4")])
+def test_what_is_no_layout_is_refused_with_an_example(text: str, words: str, capsys: Any) -> None:
+    with pytest.raises(ValueError, match=words):
+        layout_of(text, 64)
+    assert main(["estimate", "llama3-8b", "--gpus", "64", "--layout", text]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_layout_for_other_gpus_is_refused(capsys: Any) -> None:
+    assert main(["estimate", "llama3-8b", "--gpus", "64", "--layout", "pp=4,tp=8,dp=4"]) == 2
+    assert capsys.readouterr().err.startswith("error: this layout is for 128 GPUs, not for 64: pp 4")
+
+
+def test_a_measured_step_has_all_axes_of_a_layout(capsys: Any) -> None:
+    """Every part that a layout has changes the scale; the command and the function agree."""
+    question: dict[str, Any] = {"model": "mixtral-8x7b", "gpus": 64, "num_tokens": 16384, "batch": 64}
+    for words in ("pp=2,dp=4,tp=4,cp=2,ep=4,stages=2,zero=1,recompute=half", "dp=8,tp=8,sp=0,ep=8,recompute=full"):
+        found = plan(**question, measured=MeasuredStep(layout_of(words, 64), 30.0))
+        assert main(in_a_shell(question, "--measured", f"30,{words}")) == 0
+        assert capsys.readouterr().out == f"{found}\n"
+        own = told(**question, layout=layout_of(words, 64), measured=MeasuredStep(layout_of(words, 64), 30.0))
+        assert own.cost.step_s == pytest.approx(30)
+
+
+def test_a_step_that_can_not_be_is_doubted() -> None:
+    layout = Layout(4, 2, 8, zero_stage=1, sequence_parallel=1)
+    assert "an MFU over 100%: check" in str(told("llama3-70b", 64, layout, measured=MeasuredStep(layout, 5.0)))
+
+
+@pytest.mark.parametrize("name, key", [("RTX 4090", "rtx4090"), ("4090", "rtx4090"), ("H100-80", "h100"),
+                                       ("H100 80GB", "h100"), ("GB200-NVL72", "gb200"), ("A100-40", "a100-40"),
+                                       ("NVIDIA L40S", "l40s"), ("AMD MI300X", "mi300x"), ("rtx_a6000", "a6000")])
+def test_gpus_are_known_by_what_people_call_them(name: str, key: str) -> None:
+    assert machine_of(name) == MACHINES[key]
+    assert plan("llama3.2-1b", 8, name).cost == plan("llama3.2-1b", 8, key).cost
+
+
+OWN = {"memory": 80e9, "flops": 989e12, "fp8": 1979e12, "bandwidth": 3.35e12, "inside": 450e9, "across": 50e9,
+       "node": 8, "like": "h100"}
+
+
+def test_a_network_that_no_data_sheet_has_is_said_to_be_assumed() -> None:
+    words = "between nodes 1.6 GB/s for each GPU are assumed"
+    assert words in str(plan("llama3-8b", 16, "RTX 4090")) and words not in str(plan("llama3.2-1b", 8, "RTX 4090"))
+    assert words not in str(plan("llama3-8b", 16, "MI300X"))
+
+
+def test_numbers_of_your_own_answer_as_the_machine_that_has_them(tmp_path: Path) -> None:
+    """As a list, a TOML and a JSON file; without `like` they have what all GPUs have, and a wider bar."""
+    listed = ",".join(f"{name}={value}" for name, value in OWN.items())
+    (tmp_path / "ours.json").write_text(json.dumps(OWN))
+    (tmp_path / "ours.toml").write_text("\n".join(f"{name} = {value!r}" for name, value in OWN.items()))
+    known = plan("llama3-8b", 8, "H100")
+    for text in (listed, str(tmp_path / "ours.json"), str(tmp_path / "ours.toml")):
+        found = plan("llama3-8b", 8, text)
+        assert (found.cost, found.low_s, found.basis) == (known.cost, known.low_s, known.basis)
+        assert found.gpu_name == ("GPU" if text == listed else "ours")
+    alone = plan("llama3-8b", 8, listed.replace(",like=h100", ""))
+    assert alone.worst_s / alone.cost.step_s > known.worst_s / known.cost.step_s
+    assert "no step of this GPU was measured like this" in str(alone)
+
+
+@pytest.mark.parametrize("text, words", [
+    ("memory=48,flops=1e14,bandwidth=1e12,inside=1e10,across=1e9,node=8", "a GPU's memory is in bytes, and at least"),
+    ("memory=48e9,flops=100,bandwidth=1e12,inside=1e10,across=1e9,node=8", "a GPU's flops is in FLOP/s"),
+    ("memory=48e9,flops=1e14", "missing: bandwidth, inside, across, node"),
+    ("memory=48e9,flops=1e14,bandwidth=1e12,inside=1e10,across=1e9,node=8,nvlink=1", "unknown: nvlink"),
+    ("memory=lots,flops=1e14,bandwidth=1e12,inside=1e10,across=1e9,node=8", "has a number for each word"),
+    ("memory=48e9,flops=1e14,bandwidth=1e12,inside=1e10,across=1e9,node=0", "a whole number of GPUs, not 0"),
+    ("memory=48e9,flops=1e14,bandwidth=1e12,inside=1e10,across=1e9,node=8,like=h99", "no GPU is called 'h99'"),
+    ("none.toml", "none.toml")])
+def test_numbers_that_can_not_be_are_refused_in_one_sentence(text: str, words: str, capsys: Any) -> None:
+    assert main(["plan", "llama3-8b", "--gpus", "8", "--gpu", text]) == 2
+    said = capsys.readouterr().err
+    assert words in said and len(said.splitlines()) == 1
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    for name, text, words in (("a.json", "{", "can't be read"), ("a.toml", "memory", "can't be read"),
+                              ("b.json", "[1]", "is not a table")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ValueError, match=words):
+            machine_of(str(tmp_path / name))
+
+
+def test_data_sheets_hang_together() -> None:
+    """fp8 is twice bf16 but for rounding, memory is faster than links, and links inside nodes than those across."""
+    for name, machine in MACHINES.items():
+        assert machine.fp8_flops_per_s == 0 or machine.fp8_flops_per_s / machine.bf16_flops_per_s == pytest.approx(
+            2, rel=0.02), name
+        assert machine.memory_bytes_per_s > machine.inside_bytes_per_s > machine.across_bytes_per_s, name
+
+
+@pytest.mark.parametrize("software", SOFTWARE)
+def test_a_gpu_that_nobody_measured_has_a_bar_of_gpus_that_were_left_out(software: str) -> None:
+    assert not is_measured("rtx4090") and not is_measured("") and is_measured("h800") and is_measured("gb300")
+    of, words = bar("rtx4090", software, False)
+    assert "GPUs left out of the fit" in words and list(of) == sorted(of)
+    assert bar("mi300x", software, False) == bar("", software, False) == (of, words)
+    found = cluster_of("rtx4090", 8, software).efficiency
+    assert 0.5 < found <= 1
+
+
+def test_estimates_that_knew_no_step_of_the_gpu_are_worse_but_no_guess() -> None:
+    """Dense rows of each GPU that had to be estimated from its data sheet: what the bar above is made of."""
+    some = measured()
+    known = some.where(np.isfinite(some.new_ratios) & [not row.model.experts for row in some.rows])
+    gpus = np.array([like(row.machine) for row in known.rows])
+    assert {*gpus} == {"a100", "h100", "gb200"}
+    for gpu in {*gpus}:
+        mine = known.where(gpus == gpu)
+        off = [float(np.median(np.abs(ratios - 1))) for ratios in (mine.new_ratios, mine.ratios)]
+        assert off[1] < off[0] < 0.3, gpu
+
+
+@pytest.mark.slow
+def test_estimates_without_a_gpu_are_those_that_are_stored() -> None:
+    """Those of the H100, by constants fitted anew to all other GPUs."""
+    some = measured()
+    mine = np.array([like(row.machine) == "h100" for row in some.rows]) & np.isfinite(some.new_ratios)
+    rows = some.where(mine)
+    constants = fitted(some.where([like(row.machine) != "h100" for row in some.rows]))
+    assert Rows(rows.rows).seconds(constants) / [row.step_s for row in rows.rows] == pytest.approx(
+        rows.new_ratios, rel=0.02)
