@@ -282,7 +282,7 @@ def _tuned(tuning: Tuning, model: Transformer) -> Iterator[str]:
 def _held(cost: Estimate, usable: float, frozen: float) -> Iterator[str]:
     """What a GPU holds, and whether that is close to what it has."""
     yield (f"memory   {cost.memory_bytes / 1e9:.1f} of {usable / 1e9:.1f} GB: state "
-           f"{cost.state_bytes / 1e9:.1f}, activations {cost.activation_bytes / 1e9:.1f}, for a moment "
+           f"{cost.state_bytes / 1e9:.1f}, activations {cost.activation_bytes / 1e9:.1f}, temporary buffers "
            f"{cost.gathered_bytes / 1e9:.1f}")
     most = np.percentile(1 / (1 + memory_errors()), 90)
     if cost.memory_bytes <= usable < frozen + (cost.memory_bytes - frozen) * most:

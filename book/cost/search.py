@@ -110,7 +110,7 @@ def _about(found: Search, layout: Layout, cost: Estimate) -> Iterator[str]:
     usable = usable_bytes(found.cluster)
     yield f"{layout}."
     yield (f"Memory: {cost.memory_bytes / 1e9:.1f} of {usable / 1e9:.1f} GB: {cost.state_bytes / 1e9:.1f} of state, "
-           f"{cost.activation_bytes / 1e9:.1f} of activations, {cost.gathered_bytes / 1e9:.1f} for a moment.")
+           f"{cost.activation_bytes / 1e9:.1f} of activations, {cost.gathered_bytes / 1e9:.1f} of temporary buffers.")
     shares = sorted(((getattr(cost, part) / cost.step_s, WORDS[part]) for part in PARTS), reverse=True)
     yield (f"Step: {cost.step_s:.2f} s, {cost.mfu:.1%} of the peak. "
            + "; ".join(f"{words} {share:.1%}" for share, words in shares if share >= 0.001) + ".")
