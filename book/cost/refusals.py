@@ -66,7 +66,7 @@ def _parts(cost: Estimate, question: Question) -> str:
         each = f"{tuning.each.total:.3g} bytes for each of {trained:.3g} billion trained parameters, of {billions:.3g}"
     state = f"of state (in all {each})"
     held = ((cost.state_bytes, state), (cost.activation_bytes, "of activations"),
-            (cost.gathered_bytes, "for a moment (what ZeRO gathers, one layer at work, workspaces)"))
+            (cost.gathered_bytes, "temporary buffers (what ZeRO gathers, one layer at work, workspaces)"))
     return ", ".join(f"{num_bytes / 1e9:.1f} GB {words}" for num_bytes, words in sorted(held, reverse=True))
 
 

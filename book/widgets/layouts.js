@@ -7,7 +7,7 @@ import {
 const { min, max, abs, ceil, floor, log, hypot } = Math;
 const HOW = { "-1": "no", 0: "selective", 1: "half", 2: "full" };
 const NEAR = 26; // px from a point
-const HELD = { state: ["state", 0], kept: ["activations", 1], moment: ["for a moment", 3] };
+const HELD = { state: ["state", 0], kept: ["activations", 1], moment: ["temporary buffers", 3] };
 // In the order of `PARTS` in book/cost/step.py.
 const SPENT = {
   products: 0,

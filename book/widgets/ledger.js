@@ -11,7 +11,7 @@ const HELD = [
   ["gradient_bytes", "gradients", "var(--m1)"],
   ["optimizer_bytes", "optimizer", "var(--m2)"],
   ["activation_bytes", "activations", "var(--kW)"],
-  ["moment_bytes", "for a moment", "var(--m3)"],
+  ["moment_bytes", "temporary buffers", "var(--m3)"],
 ];
 const NUMBERS = ["sends in its node", "across nodes", "waits", "tokens/s per GPU", "limited by"];
 const HEAD = ["way to train", "a GPU holds", ...NUMBERS];
@@ -67,7 +67,7 @@ function draw(field, W, { lines, own }, chosen, data) {
     pill(field, words, words, again);
   }
   const room = own.room_bytes;
-  const most = min(max(...all.map(line => line.memory_bytes)), 4 * room);
+  const most = min(max(...all.slice(early.length).map(line => line.memory_bytes), 1.1 * room), 4 * room);
   const table = make("table", field, { class: `lk-ledger${narrow ? " lk-narrow" : ""}` });
   const head = narrow ? null : make("tr", make("thead", table)); // a narrow line has these words beside its numbers
   for (const words of narrow ? [] : HEAD) make("th", head, { scope: "col" }, words);

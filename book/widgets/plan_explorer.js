@@ -8,7 +8,11 @@ import * as plan_answer from "../twin/plan_answer.js";
 const { min, max, round } = Math;
 const MOST_DOTS = 300;
 // The parts of an estimate, their words and hues.
-const HELD = { state_bytes: ["state", 0], activation_bytes: ["activations", 1], gathered_bytes: ["for a moment", 3] };
+const HELD = {
+  state_bytes: ["state", 0],
+  activation_bytes: ["activations", 1],
+  gathered_bytes: ["temporary buffers", 3],
+};
 const SPENT = {
   matmul_s: ["products", 0],
   elementwise_s: ["passes over memory", 2],
