@@ -55,11 +55,11 @@ STORY = (
 class Entry:
     """A line of the ledger: bytes that a GPU holds and sends, seconds of a step, and what limits.
 
-    `moment_bytes` are what is gathered or recomputed for a moment, and the buffers of libraries; `crossing_bytes` what
-    it sends in groups that reach over nodes, `inside_bytes` in the others. In `exposed_s` of a step it computes nothing
-    because it communicates, in `idle_s` because other stages of a pipeline have not finished. `limit` is "memory" where
-    `memory_bytes` are over `room_bytes`, a GPU's memory; else "communication" or "pipeline" if that takes a tenth of
-    the step or more; else "computing".
+    `moment_bytes` are what is gathered or recomputed for a moment, and the buffers of libraries. Of what it sends, the
+    mean over GPUs, `crossing_bytes` go to other nodes: of a ring with k members on each node, one hop in k. In
+    `exposed_s` of a step it computes nothing because it communicates, in `idle_s` because other stages of a pipeline
+    have not finished. `limit` is "memory" where `memory_bytes` are over `room_bytes`, a GPU's memory; else
+    "communication" or "pipeline" if that takes a tenth of the step or more; else "computing".
     """
 
     parameter_bytes: float
@@ -99,13 +99,22 @@ def entry(model: str | Transformer, layout: Layout, sequences: int = SEQUENCES, 
         return float(estimate(model, cluster, layout, sequences, part).state_bytes)
 
     sent = {axis: float(getattr(found, f"{axis}_bytes")) for axis in AXES}
-    inside = sum(sent[axis] for axis in AXES if layout.spans[axis] <= cluster.gpus_per_node)
+    crossing = sum(sent[axis] * _crossing(layout, axis, cluster.gpus_per_node) for axis in AXES)
     exposed_s = sum(getattr(found, f"{axis}_s") for axis in AXES)
     return Entry(
         state(StateBytes(each.parameters, 0, 0)), state(StateBytes(0, each.gradients, 0)),
         state(StateBytes(0, 0, each.optimizer)), found.activation_bytes, found.gathered_bytes, cluster.memory_bytes,
-        inside, sum(sent.values()) - inside, found.step_s, exposed_s, found.bubble_s,
+        sum(sent.values()) - crossing, crossing, found.step_s, exposed_s, found.bubble_s,
         sequences * model.num_tokens / found.step_s / layout.num_gpus, _limit(found, exposed_s, cluster))
+
+
+def _crossing(layout: Layout, axis: str, node: int) -> float:
+    """The share of an axis's bytes that leaves a node."""
+    span, size = layout.spans[axis], getattr(layout, axis)
+    if span <= node:
+        return 0.0
+    near = max(node // (span // size), 1)  # members of a group on one node
+    return (size - near) / (size - 1) if axis == "ep" else 1 / near  # experts send to all, others around a ring
 
 
 def _limit(found: Estimate, exposed_s: float, cluster: Cluster) -> str:

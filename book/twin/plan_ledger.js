@@ -8,6 +8,14 @@ function spans({ pp, dp, tp, cp, ep }) {
   return { tp, cp: tp * cp, ep: tp * ep, pp: pp * dp * tp * cp, dp: tp * cp * dp };
 }
 
+/** The share of an axis's bytes that leaves a node: of a ring with k members on each node, one hop in k. */
+function crossing(layout, axis, node) {
+  const [span, size] = [spans(layout)[axis], layout[axis]];
+  if (span <= node) return 0;
+  const near = Math.max(Math.floor(node / Math.floor(span / size)), 1);
+  return axis === "ep" ? (size - near) / (size - 1) : 1 / near;
+}
+
 /**
  * A line of the ledger, by the names of book.cost.ledger.Entry.
  * @param {Sizes} model
@@ -24,8 +32,8 @@ function entry(model, machine, layout, sequences, each, large_share) {
   const found = estimate(model, cluster, layout, sequences, each);
   const none = { parameters: 0, gradients: 0, optimizer: 0 };
   const part = name => estimate(model, cluster, layout, sequences, { ...none, [name]: each[name] }).state_bytes;
-  const reach = spans(layout);
-  const sent = axes => axes.reduce((all, axis) => all + found[`${axis}_bytes`], 0);
+  const sent = share => AXES.reduce((all, axis) => all + found[`${axis}_bytes`] * share(axis), 0);
+  const far = sent(axis => crossing(layout, axis, cluster.gpus_per_node));
   const exposed_s = AXES.reduce((all, axis) => all + found[`${axis}_s`], 0);
   return {
     parameter_bytes: part("parameters"),
@@ -35,8 +43,7 @@ function entry(model, machine, layout, sequences, each, large_share) {
     moment_bytes: found.gathered_bytes,
     memory_bytes: found.memory_bytes,
     room_bytes: cluster.memory_bytes,
-    inside_bytes: sent(AXES.filter(axis => reach[axis] <= cluster.gpus_per_node)),
-    crossing_bytes: sent(AXES.filter(axis => reach[axis] > cluster.gpus_per_node)),
+    ...{ inside_bytes: sent(() => 1) - far, crossing_bytes: far },
     ...{ step_s: found.step_s, exposed_s, idle_s: found.bubble_s },
     tokens_per_s: (sequences * model.num_tokens) / found.step_s / num_gpus,
     limit: limitOf(found, exposed_s, cluster, large_share),

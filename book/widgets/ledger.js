@@ -56,7 +56,7 @@ function refine(at, dials) {
 function draw(field, W, { lines, own }, chosen, data) {
   const narrow = W < 620;
   const early = narrow && !data.whole ? lines.filter(line => line.chapter <= data.chapter - NEAR) : [];
-  const all = [...lines, own];
+  const all = narrow ? [...lines.slice(0, early.length), own, ...lines.slice(early.length)] : [...lines, own];
   if (early.length) {
     const words = `Show ${num(early.length, "earlier line")}`;
     const again = () => {

@@ -11,7 +11,7 @@ from book.cost.machines import EACH, SOFTWARE
 from book.widgets.explorer import Dial, Explorer
 from book.widgets.page import heading, table
 from book.widgets.show import show
-from book.widgets.terms import in_bytes, in_seconds
+from book.widgets.terms import in_bytes
 
 if TYPE_CHECKING:
     from book.widgets.live import Live
@@ -20,7 +20,7 @@ NAMES = {"llama3.2-1b": "1B", "llama3-8b": "8B", "llama3-70b": "70B"}
 GPUS = tuple(2**power for power in range(11))
 SIZES = (1, 2, 4, 8, 16)
 AGAIN = ("nothing", "half", "all")  # what is recomputed, in the order of RECOMPUTE without "selective"
-HEAD = ("chapter", "model", "way", "a GPU holds", "sends in its node", "across nodes", "waits for the network",
+HEAD = ("chapter", "model", "way", "a GPU holds", "sends in its node", "across nodes", "waits",
         "tokens per second and GPU", "limited by")
 
 
@@ -70,7 +70,9 @@ class Ledger(Explorer):
 
 
 def _row(way: Way, line: Entry) -> tuple[str, ...]:
-    over = " of 80 GB" if line.limit == "memory" else ""
-    return (str(way.chapter), NAMES[way.model], way.name, in_bytes(line.memory_bytes) + over,
-            in_bytes(line.inside_bytes, zeros=True), in_bytes(line.crossing_bytes, zeros=True),
-            f"{in_seconds(line.exposed_s)} of {in_seconds(line.step_s)}", f"{line.tokens_per_s:,.0f}", line.limit)
+    sent = [in_bytes(num_bytes, zeros=True) for num_bytes in (line.inside_bytes, line.crossing_bytes)]
+    first = str(way.chapter), NAMES[way.model], way.name
+    if line.limit == "memory":  # what does not fit does not run
+        return (*first, f"{in_bytes(line.memory_bytes)} of 80 GB", *sent, "–", "–", line.limit)
+    waits = 100 * (line.exposed_s + line.idle_s) / line.step_s
+    return *first, in_bytes(line.memory_bytes), *sent, f"{waits:.0f} %", f"{line.tokens_per_s:,.0f}", line.limit
