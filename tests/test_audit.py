@@ -624,6 +624,32 @@ def one_order_to_evaluate_on():
                 model(batch)
 
 
+def equal_orders_on_purpose():
+    """Folds with samplers of their own, two models on equal orders, an epoch that is trained again."""
+    start()
+    data = Rows()
+    for _ in range(2):
+        model, sampler = DDP(mlp()), DistributedSampler(data)
+        epochs(model, sampler, 0, 1)
+    sampler = DistributedSampler(data)
+    epochs(DDP(mlp()), sampler, 0, 1, 1)
+    epochs(DDP(mlp()), sampler, 0, 1)
+
+
+def epochs(model, sampler, *numbers, **options):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(Rows(), batch_size=4, sampler=sampler, **options)
+    for number in numbers:
+        sampler.set_epoch(number)
+        for batch in loader:
+            step(model, optimizer, batch)
+
+
+def workers_that_persist():
+    start()
+    epochs(DDP(mlp()), DistributedSampler(Rows()), 0, 1, num_workers=1, persistent_workers=True)
+
+
 def slices_of_one_global_batch():
     rank = start()
     model = DDP(mlp())
@@ -725,7 +751,8 @@ RIGHT = {
     uneven_under_join: 2, two_models_that_play: 2, two_optimizers: 2, states_of_the_optimizer_are_sharded: 2,
     local_sgd_of_torch: 2, compressed_gradients: 2, heads_that_are_meant_to_differ: 2, told_that_it_is_meant: 2,
     a_static_graph: 2, statistics_of_its_own: 2, averages_in_another_order: 4, lbfgs: 2, loaded_everywhere: 2,
-    wrapped_anew_for_a_new_head: 2, each_its_share: 2, one_order_to_evaluate_on: 2, slices_of_one_global_batch: 2,
+    wrapped_anew_for_a_new_head: 2, each_its_share: 2, one_order_to_evaluate_on: 2,
+    equal_orders_on_purpose: 2, workers_that_persist: 2, slices_of_one_global_batch: 2,
     one_full_batch_and_the_same_evaluation: 2, data_that_all_look_alike: 2, all_of_its_own_data: 2,
     the_same_shards_under_tensor_parallelism: 4, split_with_a_generator: 2, one_seed_and_no_dropout: 2,
     sharded_and_replicated: 4,

@@ -151,6 +151,14 @@ def twice_by_file() -> float:
     return found
 
 
+def alone_afterwards() -> float:
+    dist.init_process_group()
+    found = total()
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", rank=0, world_size=1)
+    return found
+
+
 def of_one_each() -> float:
     dist.init_process_group("gloo", rank=0, world_size=1)
     return 1 + total()
@@ -192,7 +200,7 @@ def forks_a_world_of_its_own() -> float:
 
 
 RIGHT = [forks_a_world_of_its_own, with_own_store, hosts_the_store_of_a_url, hosts_as_without_an_agent,
-         in_the_other_order, with_the_same_numbers, twice_by_file, of_one_each, by_file, fake]
+         in_the_other_order, with_the_same_numbers, twice_by_file, alone_afterwards, of_one_each, by_file, fake]
 
 
 @pytest.mark.parametrize("program", RIGHT, ids=[program.__name__ for program in RIGHT])

@@ -134,7 +134,7 @@ def test_chapters_say_what_the_ledger_says() -> None:
             f"{50 * over.across_share:.0f}") in says[1]
     assert f"each sends {sent(many) / 1e9:.1f} GB in a step, where it sends {sent(ddp) / 1e9:.2f} among 16" in says[3]
     assert f"{speed(many)} tokens a second, {100 * (1 - many.tokens_per_s / ddp.tokens_per_s):.0f} % fewer" in says[3]
-    assert f"a trillion tokens take {days(many, 128):.1f} days" in says[3]
+    assert f"A trillion tokens take {days(many, 128):.1f} days" in says[3]
     state = big.parameter_bytes + big.gradient_bytes + big.optimizer_bytes
     assert f"{state / 1e9:.0f} GB of state" in says[4] and f"{big.activation_bytes / 1e9:.0f} GB of activ" in says[4]
     assert f"keeps {state / 16e9:.0f} GB of them, and holds {sharded.memory_bytes / 1e9:.0f} GB with" in says[4]
@@ -149,7 +149,7 @@ def test_chapters_say_what_the_ledger_says() -> None:
     assert f"Its {tensor.inside_bytes / 1e12:.0f} TB" in says[5]
     assert f"{100 * (tensor.exposed_s + tensor.idle_s) / tensor.step_s:.0f} % of the step, five sixths" in says[5]
     gathers = (tensor.exposed_s - staged.exposed_s) / tensor.exposed_s  # the rest is alike in both
-    assert gathers == pytest.approx(5 / 6, abs=0.01) and f"their gradients: {speed(tensor)} tokens" in says[5]
+    assert gathers == pytest.approx(5 / 6, abs=0.01) and f"if nothing of it hides: {speed(tensor)} tokens" in says[5]
     assert gathers * tensor.exposed_s / tensor.step_s == pytest.approx(0.5, abs=0.01)
     again = entry("llama3-70b", Layout(1, 64, 1, zero_stage=3, recompute="full"))
     assert f"everything recomputed, would train on {speed(again)}" in says[5] and again.limit != "memory"
@@ -158,9 +158,26 @@ def test_chapters_say_what_the_ledger_says() -> None:
     assert f"still waits for {100 * (staged.exposed_s + staged.idle_s) / staged.step_s:.0f} % of the step" in says[6]
     assert f"The bubble is {100 * staged.idle_s / staged.step_s:.1f} %" in says[6]
     assert f"{speed(hybrid)} tokens a second, {100 * (hybrid.tokens_per_s / staged.tokens_per_s - 1):.0f} %" in says[7]
-    for pp, words in ((8, "on {} tokens a second. With"), (4, "replicas it trains on {}"), (2, "two stages on {}")):
+    held = []
+    for pp, words in ((8, "trains on {} tokens a second. With four"), (4, "replicas it trains on {}"),
+                      (2, "two stages on {}"), (1, "one node each, on {}")):
         line = entry("llama3-70b", Layout(pp, 64 // pp, 8, zero_stage=1, sequence_parallel=1))
         assert words.format(speed(line)) in says[7]
+        held.append(f"{line.memory_bytes / 1e9:.0f}")
+    assert f"holds more: {', '.join(held[:-1])} and {held[-1]} GB" in says[7]
+
+
+def test_chapters_say_what_other_ways_would_do() -> None:
+    """Those that the story does not take."""
+    tensor, staged = (entry(way.model, way.layout) for way in STORY if way.chapter in (5, 6) and not way.opens)
+    gathers_s = tensor.exposed_s - staged.exposed_s
+    hidden = tensor.tokens_per_s * tensor.step_s / (tensor.step_s - gathers_s)
+    assert f"If all of that hid, it would be {hidden:,.0f}" in told(5)
+    maxtext = entry("llama3-70b", Layout(1, 128, 1, 2, zero_stage=3, recompute="full"), 256)
+    assert f"everything recomputed say {speed(maxtext)};" in told(5)
+    once = entry("llama3-70b", Layout(1, 8, 8, zero_stage=1, sequence_parallel=1))
+    assert f"train on {speed(once)} tokens a second, and hold {once.memory_bytes / 1e9:.0f} GB" in told(6)
+    assert f"The pipeline holds {staged.memory_bytes / 1e9:.0f} GB" in told(6)
 
 
 # In a page

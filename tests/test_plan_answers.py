@@ -307,3 +307,8 @@ def test_estimates_without_a_gpu_are_those_that_are_stored() -> None:
     constants = fitted(some.where([like(row.machine) != "h100" for row in some.rows]))
     assert Rows(rows.rows).seconds(constants) / [row.step_s for row in rows.rows] == pytest.approx(
         rows.new_ratios, rel=0.02)
+
+
+def test_a_layout_with_replicas_that_does_not_fit_is_told_so() -> None:
+    text = str(told("llama3-70b", 32, Layout(1, 32, 1, zero_stage=3, replicas=4), batch=64))
+    assert "does not fit" in text or "change" in text

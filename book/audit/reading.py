@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections import defaultdict
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -30,11 +29,20 @@ class Read:
         self.repeats = isinstance(iterator._dataset, IterableDataset) and iterator._num_workers > 1
         self.num_workers: int = iterator._num_workers
         self.reads_all = _reads_all(loader)
-        self.is_shuffled_share = isinstance(loader.sampler, DistributedSampler) and loader.sampler.shuffle
+        self.order = _order_of(loader.sampler, place)
+        self.sampler_epoch: int = getattr(loader.sampler, "epoch", 0)
         self.batches: list[Digest | None] = []
         self.indices: list[int | None] = []  # that were asked for; None of data that have no indices
         self.handed = self.trained = 0
         self.epoch: tuple[int, int] | None = None  # what the data are like and how many, once all have been handed out
+
+
+class Order:
+    """The epochs that a model was trained on in the order of one sampler: the sampler's number, and a digest."""
+
+    def __init__(self, place: Place | None) -> None:
+        self.place = place
+        self.epochs: list[tuple[int, int]] = []
 
 
 _loaders: list[Read] = []
@@ -42,7 +50,8 @@ _reading: WeakKeyDictionary[Any, Read] = WeakKeyDictionary()
 _just_read: list[Read] = []
 _splits: list[tuple[Place | None, int, tuple[int, ...], int]] = []
 _shardings: list[tuple[Place | None, int, int, int, int]] = []
-_orders: dict[Place | None, list[int]] = defaultdict(list)  # digests of epochs, by the line that began them
+_orders: list[Order] = []
+_ordered: WeakKeyDictionary[Any, Order] = WeakKeyDictionary()  # by sampler
 _sharding: WeakSet[Any] = WeakSet()  # samplers that are noted
 
 
@@ -53,6 +62,16 @@ def _reads_all(loader: Any) -> bool:
         return False  # another library's, which may give each rank its share of the batches
     return isinstance(sampler, SequentialSampler) or (
         isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(loader.dataset))
+
+
+def _order_of(sampler: Any, place: Place | None) -> Order | None:
+    """What is noted of a sampler that shuffles shares; None of any other."""
+    if not (isinstance(sampler, DistributedSampler) and sampler.shuffle):
+        return None
+    if sampler not in _ordered:
+        _ordered[sampler] = Order(place)
+        _orders.append(_ordered[sampler])
+    return _ordered[sampler]
 
 
 def opened(iterator: Any, loader: Any) -> None:
@@ -89,15 +108,19 @@ def ended(iterator: Any) -> None:
         return
     if read.reads_all:
         read.epoch = likeness(iterator._dataset), len(iterator._dataset)
-    if read.is_shuffled_share:
-        _orders[read.place].append(zlib.crc32(repr(read.indices).encode()))
+    if read.order is not None:
+        read.order.epochs.append((read.sampler_epoch, zlib.crc32(repr(read.indices).encode())))
+        read.order = None  # workers that persist go on with the same iterator
 
 
-def just_read() -> tuple[int | None, Place | None]:
-    """A digest of the indices of what loaders have handed out since this was last asked, and a loader's line."""
+def just_read(trains: bool) -> tuple[int | None, Place | None]:
+    """A digest of the indices of what loaders have handed out since this was last asked, and a loader's line.
+
+    `trains` says whether a model is trained on it.
+    """
     read = [(each, each.indices[each.handed - 1]) for each in _just_read if 0 < each.handed <= len(each.indices)]
     for each in _just_read:
-        each.trained += 1
+        each.trained += trains
     _just_read.clear()
     indices = [index for _, index in read]
     return (zlib.crc32(repr(indices).encode()) if any(index is not None for index in indices) else None,
@@ -156,7 +179,7 @@ def notes(place_of: PlaceOf, reached: bool) -> dict[str, Any]:
     return {
         "loaders": loaders,
         "epochs": tuple(Epoch(named(read.place, place_of), *read.epoch) for read in _loaders if read.epoch),
-        "repeated": tuple(named(place, place_of) for place, orders in _orders.items()
-                          if len(set(orders)) < len(orders)),
+        "repeated": tuple(dict.fromkeys(named(order.place, place_of) for order in _orders
+                                        if len(set(order.epochs)) == 1 < len(order.epochs))),
         "splits": tuple(Split(named(place, place_of), of, lengths, parts) for place, of, lengths, parts in _splits),
         "shardings": tuple(Sharding(named(place, place_of), *rest) for place, *rest in _shardings)}

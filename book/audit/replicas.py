@@ -188,7 +188,7 @@ class Copy:
         """Note that DDP makes a forward whose loss may go backward."""
         self.forwards += 1
         self.synced = model.require_backward_grad_sync
-        read = reading.just_read()
+        read = reading.just_read(model.training)
         if self.forwards > FIRST or not model.training:
             return
         self.fed.append((digests.of_batch(inputs), *read))

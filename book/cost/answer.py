@@ -29,7 +29,7 @@ class MeasuredStep:
     memory_bytes: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.step_s > 0 or not self.memory_bytes >= 0:
+        if not 0 < self.step_s < float("inf") or not self.memory_bytes >= 0:
             raise ValueError(f"step_s must be above 0 and memory_bytes at least 0, not {self.step_s} and "
                              f"{self.memory_bytes}")
 

@@ -13,6 +13,7 @@ from book.cost.layouts import known
 from book.cost.machines import MACHINES, SOFTWARE, Machine, cluster_of, key_of, machine_of
 from book.cost.models import model_named
 from book.cost.search import Search, search
+from book.cost.state import check_zero_stage
 from book.cost.transformer import Transformer
 from book.cost.tuning import FULL, Tuning
 
@@ -20,6 +21,7 @@ TOKENS_A_STEP = 4_194_304  # the batch that llama3 starts with; the default here
 TOKENS_A_TUNING_STEP = 131_072  # where a part is frozen: 64 sequences of 2,048, say
 LONG = 8192  # tokens of a sequence from which on cp is tried
 MOST_CP, MOST_EP = 8, 64
+MOST = 100_000_000  # GPUs, sequences of a step, tokens of a sequence
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,11 @@ def asked(model: str | Transformer, gpus: int, gpu: str | Machine | Cluster, bat
           software: str = SOFTWARE[0], precision: str = "bf16", zero_stages: Sequence[int] = (),
           tuning: Tuning = FULL) -> Question:
     """The question for a model by name, with sequences of another length if `num_tokens` is not 0."""
-    for name, value in (("batch", batch), ("num_tokens", num_tokens)):
-        if not value >= 0 or value == float("inf"):
-            raise ValueError(f"{name} must be a finite number of at least 0, not {value!r}")
+    for name, value in (("batch", batch), ("num_tokens", num_tokens), ("gpus", gpus)):
+        if not 0 <= value <= MOST:
+            raise ValueError(f"{name} must be a number of at least 0, and at most {MOST:,}, not {value!r}")
+    for stage in zero_stages:
+        check_zero_stage(stage)
     found = model_named(model) if isinstance(model, str) else model
     return Question(replace(found, num_tokens=num_tokens) if num_tokens else found, gpus, gpu, batch, software,
                     precision, tuple(zero_stages), tuning=tuning)

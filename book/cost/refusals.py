@@ -158,7 +158,8 @@ def other_layouts(model: Transformer, cluster: Cluster, layout: Layout, batch: i
     """The two fastest layouts that fit where one does not, and differ in what they recompute, shard or batch."""
     known = (1, 2, 3) if layout.pp == 1 else (1,)
     stages = {layout.zero_stage, *known} if layout.dp * layout.cp > 1 else {layout.zero_stage}
-    others = [replace(layout, recompute=how, zero_stage=stage, micro_batch_size=size)
+    others = [replace(layout, recompute=how, zero_stage=stage, micro_batch_size=size,
+                      replicas=layout.replicas if stage > 1 else 1)
               for how in dict.fromkeys((layout.recompute, "half", "full"))
               for size in {layout.micro_batch_size, 1} for stage in stages]
     found = estimates(model, cluster, others, batch, tuning.each, uneven=True, tuning=tuning)

@@ -77,6 +77,7 @@ class Terms:
         wrong = {f"this cluster has {self.cluster.num_gpus} GPUs": used != self.cluster.num_gpus,
                  f"{model.num_layers} layers can't be cut so":
                      self.layers * self.pp - model.num_layers > (self.pp * self.v - 1 if uneven else 2 * (self.pp > 1)),
+                 f"{model.num_layers} layers are fewer than these stages": self.pp * self.v > model.num_layers + 2,
                  f"{model.num_heads} heads can't be cut so": model.num_heads / self.tp % 1 != 0,
                  f"{model.num_tokens} tokens can't be cut so": model.num_tokens / self.cp % 1 != 0,
                  f"{experts} experts can't be cut so": (experts / self.ep % 1 != 0) | (self.expert_shards % 1 != 0),

@@ -26,8 +26,17 @@ def keep_destroyed_groups() -> None:
     @functools.wraps(destroy)
     def destroy_process_group(group: Any = None) -> None:
         groups = distributed_c10d._world.pg_map
-        _destroyed.extend([group] if group in groups else [*groups] if group is None else [])
+        gone = [group] if group in groups else [*groups] if group is None else []
+        _destroyed.extend([each for each in gone if not _meets_in_a_file(groups[each][1])])
         destroy(group)
 
     for module in (distributed_c10d, dist):
         replace(module, "destroy_process_group", destroy_process_group)
+
+
+def _meets_in_a_file(store: Any) -> bool:
+    """Whether ranks meet in a file, which the next group of that name must not find: the last store deletes it."""
+    import torch.distributed as dist
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return isinstance(store, dist.FileStore)

@@ -115,17 +115,18 @@ def _checked(init: Callable[..., None], launched: Launched) -> Callable[..., Non
 
     @functools.wraps(init)
     def init_process_group(*args: Any, **options: Any) -> None:
-        wrong = start = None
+        wrong, start, backend = None, None, ""
         try:
             given = signature.bind(*args, **options).arguments
+            backend = str(given.get("backend") or "").lower()
             start = _start(given, caller(sys._getframe(1))[1] or ("", 0))
-            wrong = _wrong(str(given.get("backend") or "").lower(), start, launched)
+            wrong = _wrong(backend, start, launched)
         except Exception:
             pass  # torch says why
         if wrong:
             raise ValueError(wrong)
         init(*args, **options)
-        if start is not None and start.world_size > 1:
+        if start is not None and start.world_size > 1 and backend not in WITHOUT_PEERS:
             _met[start.meeting] = start.place
 
     return init_process_group
@@ -179,14 +180,17 @@ def _start(given: Mapping[str, Any], place: Place) -> Start | None:
         address = (str(url.hostname), int(url.port or 0)) if url.scheme == "tcp" else None
     if not asked.keys() >= {"rank", "world_size"} or url.scheme not in ("env", "tcp", "file"):
         return None
-    host = address and ("127.0.0.1" if address[0] == "localhost" else address[0])
-    meeting = f"{host}:{address[1]}" if address else os.path.realpath(url.path)
+    meeting = _meeting(*address) if address else os.path.realpath(url.path)
     return Start(asked["rank"], asked["world_size"], meeting, address, place, by_hand)
+
+
+def _meeting(host: str, port: int) -> str:
+    return f"{'127.0.0.1' if host == 'localhost' else host}:{port}"
 
 
 def _met_before(start: Start, launched: Launched) -> str | None:
     """Whether this process has met others in the launcher's store, which still has the addresses of then."""
-    if start.meeting not in _met or start.address != launched.address:
+    if start.world_size == 1 or start.meeting not in _met or start.meeting != _meeting(*launched.address):
         return None
     return (f"this program has started before, in {where.place_of(*_met[start.meeting])}, and the store in which ranks "
             "meet still has the addresses of that start: a rank that reads one of these waits for ever, under torchrun "
