@@ -12,6 +12,7 @@
     child      the rank's side: environment, output, result, exit when the launcher dies
     peers      refuses a peer that does not exist, which gloo fails to do
     starts     refuses a start that can never succeed, and names the line that is to go
+    kept       keeps groups that a program destroys for a while: freed at once, one can hang its rank
     agreement  raises when ranks call different collectives, before any bytes move
     board      memory that all ranks share, where each notes its calls for the others
     messages   raises when a message is received as something else than it was sent as
