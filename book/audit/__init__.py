@@ -57,7 +57,7 @@ _following: list[_Following] = []  # once this process takes notes
 def start(every: int | None = None, is_received: IsReceived | None = None) -> None:
     """Have this process take notes from now on: call it before `dist.init_process_group()`. `launch` does so by itself.
 
-    `tap.stop()` ends this, and forgets the notes.
+    `tap.stop()` ends this, and `start` may be called again.
     Those who refuse calls subscribe to the tap afterwards.
     All parameters of a model in DDP are digested after steps 1, 2, 4, 8, ..., or after each step that `every` divides.
     `is_received(op, by)` says whether a program may know at the end of the call `by` that what `op` sends has arrived.
@@ -75,7 +75,7 @@ def start(every: int | None = None, is_received: IsReceived | None = None) -> No
 
 
 def _stop() -> None:
-    """Take no further notes, and forget those taken; `start` may be called again."""
+    """Take no further notes."""
     for subscriber in _following.pop():
         tap.unsubscribe(subscriber)
 
