@@ -14,6 +14,7 @@ const HELD = [
   ["moment_bytes", "temporary buffers", "var(--m3)"],
 ];
 const NUMBERS = ["sends in its node", "across nodes", "waits", "tokens/s per GPU", "limited by"];
+const SHORT = NUMBERS.map(words => words.replace(" per GPU", "")); // beside the numbers of a narrow line
 const HEAD = ["way to train", "a GPU holds", ...NUMBERS];
 const SEQUENCES = 512; // of a step
 const NEAR = 2; // chapters whose lines a narrow picture shows at once
@@ -99,7 +100,7 @@ function row(body, line, { most, room, narrow, now, mine }) {
   ];
   cells.forEach((text, i) => {
     const shown = over && i > 1 && i < 4 ? "–" : text; // what does not fit does not run
-    make("td", tr, narrow ? { "data-head": NUMBERS[i] } : {}, shown);
+    make("td", tr, narrow ? { "data-head": SHORT[i] } : {}, shown);
   });
 }
 
