@@ -311,4 +311,27 @@ def test_estimates_without_a_gpu_are_those_that_are_stored() -> None:
 
 def test_a_layout_with_replicas_that_does_not_fit_is_told_so() -> None:
     text = str(told("llama3-70b", 32, Layout(1, 32, 1, zero_stage=3, replicas=4), batch=64))
-    assert "does not fit" in text or "change" in text
+    assert "does not fit" in text and "change   " in text
+
+
+@pytest.mark.parametrize("text", ['model = "x"', '[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\n'
+                                  'data_parallel_shard_degree = "8"'])
+def test_a_file_with_values_of_another_kind_is_refused_in_a_sentence(text: str, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    assert main(["read", str(tmp_path / "run.toml"), "--gpus", "8"]) == 2
+    assert "of another kind than torchtitan's" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [["--gpus", "2147483648"], ["--gpus", "8", "--sequence", "9999999999"],
+                                  ["--gpus", "8", "--batch", "99999999999999999999"], ["--gpus", "8", "--zero", "12"],
+                                  ["--gpus", "64", "--measured", "inf,tp=8,pp=8"]])
+def test_numbers_that_can_not_be_are_refused_at_once(more: list[str], capsys: Any) -> None:
+    assert main(["plan", "llama3-8b", *more]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ") and "Traceback" not in told and len(told.splitlines()) == 1
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    for layout in (Layout(64, 1, 1), Layout(2, 1, 1, stages_per_rank=1000)):
+        with pytest.raises(ValueError, match="layers are fewer than these stages"):
+            told("llama3.2-1b", layout.num_gpus, layout)

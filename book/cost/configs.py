@@ -147,7 +147,13 @@ def read_torchtitan(text: str, num_gpus: int = 0) -> Configured:
     for a file that is neither or has several configurations, for unknown models and parallelisms, and for a number of
     GPUs that its degrees do not divide.
     """
-    found = _sections(text)
+    try:
+        return _configured(_sections(text), num_gpus)
+    except (TypeError, AttributeError) as error:  # a text for a number, a number for a section
+        raise ValueError(f"a value in this file is of another kind than torchtitan's: {error}") from None
+
+
+def _configured(found: dict[str, dict[str, Any]], num_gpus: int) -> Configured:
     said = found.get("model", {})
     names = [name for name, known in TORCHTITAN.items() if known[:2] == (said.get("name"), said.get("flavor"))]
     if not names:
