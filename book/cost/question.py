@@ -102,7 +102,7 @@ def asked(model: str | Transformer, gpus: int, gpu: str | Machine | Cluster, bat
     """The question for a model by name, with sequences of another length if `num_tokens` is not 0."""
     for name, value in (("batch", batch), ("num_tokens", num_tokens), ("gpus", gpus)):
         if not 0 <= value <= MOST:
-            raise ValueError(f"{name} must be a number of at least 0, and at most {MOST:,}, not {value!r}")
+            raise ValueError(f"{name} must be a finite number of at least 0, and at most {MOST:,}, not {value!r}")
     for stage in zero_stages:
         check_zero_stage(stage)
     found = model_named(model) if isinstance(model, str) else model
