@@ -114,6 +114,11 @@ def _may_wait_forever(main: int, lines: Mapping[int, Sequence[Line]]) -> bool:
             and not any(map(blocked.with_limit, lines.values())))
 
 
+# A rank that joins looks up the name of the store's address, to show it in errors. A name server that does not answer
+# is given up after 5 s, and the other ranks wait for this one meanwhile.
+LOOK_UP_S = 6.0
+
+
 class Stillness:
     """How long this rank has waited in the same call.
 
@@ -127,6 +132,7 @@ class Stillness:
         self._used: dict[int, threads.Use] = {}
         self._queue: dict[int, tuple[bool, int]] = {}
         self._family = children.Stillness()
+        self._joins = False  # whether the main thread is in init_process_group
 
     def measure_s(self) -> float:
         """Seconds since this rank last made progress, if it waits in communication; 0.0 if it makes progress."""
@@ -137,12 +143,13 @@ class Stillness:
         self.polled = threads.polled(self._used, used, now_s - self._since_s)
         if mark is not None and mark[-1] and not self._family.lasts(mark, now_s - self._since_s):
             return 0.0
-        return now_s - self._since_s
+        return max(0.0, now_s - self._since_s - (LOOK_UP_S if self._joins else 0.0))
 
     def _current_mark(self) -> tuple[Any, ...] | None:
         if not hasattr(time, "pthread_getcpuclockid"):
             return None  # macOS: a hang is then reported at the time limit
         main, lines = threading.main_thread().ident, stacks.of_threads()
+        self._joins = any(line.function == "init_process_group" for line in lines.get(main or 0, ()))
         if main not in lines or not _may_wait_forever(main, lines):
             return None
         # Another thread may be asleep in a remote call for a peer. It will wake up and continue.
