@@ -5,14 +5,17 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch.distributed import distributed_c10d
 
-from book.launch import RankError, launch
+from book.launch import RankError, kept, launch
 
 pytestmark = pytest.mark.slow
 
@@ -217,6 +220,40 @@ def starts_again() -> float:
     dist.destroy_process_group()
     dist.init_process_group()
     return total()
+
+
+def joins_slowly() -> float:
+    """Rank 0 waits for 3 s inside init_process_group, as for a name server that does not answer."""
+    if os.environ["RANK"] == "0":
+        meet, (near, far) = distributed_c10d.rendezvous, socket.socketpair()
+
+        def rendezvous(*args: Any, **options: Any) -> Any:
+            near.settimeout(3)
+            with suppress(TimeoutError):
+                near.recv(1)
+            far.close()
+            return meet(*args, **options)
+
+        distributed_c10d.rendezvous = rendezvous
+    dist.init_process_group()
+    return total()
+
+
+def test_a_name_server_that_does_not_answer_is_no_hang() -> None:
+    assert list(launch(joins_slowly, 2, hang_s=1)) == [2.0, 2.0]
+
+
+def num_kept(by: str) -> int:
+    """How many groups are kept once the program has destroyed its own."""
+    dist.init_process_group("gloo", by, rank=int(os.environ["RANK"]), world_size=2)
+    total()
+    dist.destroy_process_group()
+    return len(kept._destroyed)
+
+
+def test_a_group_that_met_in_a_file_is_not_kept_and_lets_go_of_the_file(tmp_path: Path) -> None:
+    assert list(launch(num_kept, 2, f"file://{tmp_path / 'meeting'}")) == [0, 0]
+    assert list(launch(num_kept, 2, "env://")) == [1, 1]
 
 
 def test_a_second_start_in_the_store_of_the_first_is_refused() -> None:

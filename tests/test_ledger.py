@@ -77,6 +77,11 @@ def test_a_pipeline_that_mostly_waits_is_limited_by_its_bubble() -> None:
     assert line.limit == "pipeline" and line.idle_s > line.exposed_s
 
 
+def test_a_wait_below_a_tenth_of_the_step_is_not_what_limits() -> None:
+    line = entry("llama3-70b", Layout(1, 64, 1, 2, zero_stage=3, recompute="full"))
+    assert 0.05 < line.exposed_s / line.step_s < 0.1 and line.limit == "computing"
+
+
 @pytest.mark.parametrize(("model", "layout", "sequences", "measured"), [
     # torchtitan's reports: rows of data/reported.csv
     ("llama3-8b", Layout(1, 128, 1, micro_batch_size=2, zero_stage=3, recompute="half"), 256, 6514),
@@ -184,7 +189,7 @@ def test_chapters_say_what_other_ways_would_do() -> None:
 
 LINES = """(chosen) => {
   const data = JSON.parse(JSON.stringify(globalThis.ledgerData));
-  return globalThis.lockstepLedger.answer(chosen, data);
+  return globalThis.lockstepLedger.answer(data).answer(chosen, data);
 }"""
 
 
@@ -235,6 +240,8 @@ def test_what_does_not_go_together_can_not_be_chosen(show: Callable[..., Any]) -
     assert (state(page)["pp"], state(page)["dp"], state(page)["zero_stage"]) == ("2", "1", "0")
     click(page, "Reset")
     assert state(page)["pp"] == "1"
+    turn(page, "GPUs", GPUS.index(1024))
+    assert state(page)["dp"] == str(SEQUENCES), "a replica has one sequence at least"
 
 
 def test_lines_are_readable_wide_and_narrow_and_in_words(show: Callable[..., Any]) -> None:

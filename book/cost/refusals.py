@@ -35,8 +35,7 @@ def _cause(question: Question, found: Search) -> Iterator[str]:
     """The message of the search itself, and what it comes from: a rule, the search's bounds, memory, or division."""
     cluster, memory = found.cluster, found.estimates.array("memory_bytes")
     if not len(found):
-        yield (f"no layout of {cluster.num_gpus} GPUs divides the model's {question.model.num_layers} layers, its "
-               f"{question.model.num_heads} heads and {found.global_batch} sequences")
+        yield found.nothing_fits()
         yield "cause    a rule: dp divides the sequences of a step, tp the heads, and pp the layers, but for two"
         return
     least = int(memory.argmin())
@@ -45,8 +44,7 @@ def _cause(question: Question, found: Search) -> Iterator[str]:
                "all with ZeRO-2 or 3 in a pipeline")
         yield "cause    a rule: too few measured steps test ZeRO-2 and 3 in pipelines"
         return
-    yield (f"none of {len(found)} layouts fits: the smallest needs {memory[least] / 1e9:.1f} GB on each GPU, and "
-           f"{found.usable[least] / 1e9:.1f} GB are usable")
+    yield found.nothing_fits()
     yield "cause    memory: " + _parts(found.estimates[least], question)
     yield f"         in the smallest layout, {found.layouts[least]}"
     wide = search(question.model, cluster, found.global_batch, question.tuning.each, most_ep=question.gpus,

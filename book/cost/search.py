@@ -55,15 +55,18 @@ class Search:
         """The position of the fastest layout that fits; raises ValueError where none does."""
         ranked = self.ranked
         if not len(ranked):
-            if not len(self):
-                raise ValueError(f"no layout of {self.cluster.num_gpus} GPUs divides the model's "
-                                 f"{self.model.num_layers} layers, its {self.model.num_heads} heads and "
-                                 f"{self.global_batch} sequences")
-            memory = self.estimates.array("memory_bytes")
-            least = memory.argmin()
-            raise ValueError(f"none of {len(self)} layouts fits: the smallest needs {memory[least] / 1e9:.1f} GB on "
-                             f"each GPU, and {self.usable[least] / 1e9:.1f} GB are usable")
+            raise ValueError(self.nothing_fits())
         return int(ranked[0])
+
+    def nothing_fits(self) -> str:
+        """Why no layout fits: none divides what it cuts, or the smallest needs more memory than there is."""
+        if not len(self):
+            return (f"no layout of {self.cluster.num_gpus} GPUs divides the model's {self.model.num_layers} layers, "
+                    f"its {self.model.num_heads} heads and {self.global_batch} sequences")
+        memory = self.estimates.array("memory_bytes")
+        least = memory.argmin()
+        return (f"none of {len(self)} layouts fits: the smallest needs {memory[least] / 1e9:.1f} GB on each GPU, and "
+                f"{self.usable[least] / 1e9:.1f} GB are usable")
 
     def front(self) -> np.ndarray:
         """Positions of the layouts that no other beats in memory and in time at once, fastest first."""

@@ -16,7 +16,6 @@ const HELD = [
 const NUMBERS = ["sends in its node", "across nodes", "waits", "tokens/s per GPU", "limited by"];
 const SHORT = NUMBERS.map(words => words.replace(" per GPU", "")); // beside the numbers of a narrow line
 const HEAD = ["way to train", "a GPU holds", ...NUMBERS];
-const SEQUENCES = 512; // of a step
 const NEAR = 2; // chapters whose lines a narrow picture shows at once
 const LIMITS = { pipeline: "the pipeline's bubble" };
 const whole = x => round(x).toLocaleString("en");
@@ -44,13 +43,13 @@ function said({ pp, dp, tp, zero_stage, recompute }) {
 }
 
 /** GPUs hold whole groups, a step has sequences for each replica, and ZeRO needs several. */
-function refine(at, dials) {
+function refined({ sequences }, at, dials) {
   const of = key => dials.findIndex(dial => dial.key === key);
   const value = key => dials[of(key)].values[at[of(key)]];
   while (value("tp") * value("pp") > value("gpus")) at[of(value("pp") > 1 ? "pp" : "tp")]--;
   if (value("gpus") === value("tp") * value("pp")) at[of("zero")] = 0;
   const most = () => (value("gpus") / value("tp") / value("pp")) * value("micro");
-  while (most() > SEQUENCES) at[of(at[of("micro")] ? "micro" : "gpus")]--;
+  while (most() > sequences) at[of(at[of("micro")] ? "micro" : "gpus")]--;
 }
 
 // # picture
@@ -138,4 +137,9 @@ function tell({ own }) {
 
 const told = ({ own }) => ({ ...own.layout, memory: own.memory_bytes, step_s: own.step_s, limit: own.limit });
 
-explorer("ledger", { answer, draw, tell, refine, told, source: "modelled in this page" });
+const kindOf = data => {
+  const refine = (at, dials) => refined(data, at, dials);
+  return { answer, draw, tell, refine, told, source: "modelled in this page" };
+};
+
+explorer("ledger", kindOf);
