@@ -1,6 +1,7 @@
 """Programs that hang: what `launch` says of each, those of the page "When it hangs" and others."""
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
-from book.launch import HangError, LaunchError, launch
+from book.launch import HangError, LaunchError, launch, threads
 from book.record import lanes, watch
 from book.trace import Trace
 from book.waiting.message import graph
@@ -461,3 +462,34 @@ def test_the_recording_of_a_hung_run_is_played_up_to_its_last_step(hangs_in: str
 def test_a_trace_has_no_hangs_if_the_run_did_not_hang() -> None:
     trace = launch(dist.init_process_group, 2, record=True).trace
     assert trace.hangs is None and "hangs" not in trace.to_json()
+
+
+@pytest.fixture
+def crowded_core() -> Iterator[int]:
+    """A core on which another process computes."""
+    core = min(os.sched_getaffinity(0))
+    code = f"import os\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\nwhile True: pass"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout and process.stdout.readline()
+    yield core
+    process.kill()
+    process.wait()
+
+
+def test_a_thread_that_computes_and_gets_no_core_does_not_stand_still(crowded_core):
+    begun, done = threading.Event(), threading.Event()
+
+    def compute():
+        me, data = threading.get_native_id(), bytes(10 ** 6)
+        os.sched_setaffinity(me, {crowded_core})
+        os.sched_setscheduler(me, os.SCHED_IDLE, os.sched_param(0))
+        begun.set()
+        while not done.is_set():
+            hashlib.sha256(data)  # lets others have the interpreter
+
+    with ThreadPoolExecutor(2) as pool:  # `stand_still` leaves out its own thread, and the main one waits here
+        pool.submit(compute)
+        begun.wait()
+        looks = [pool.submit(threads.stand_still).result() for _ in range(6)]
+        done.set()
+    assert (True, False) in looks and (True, True) not in looks

@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 # The kernel encodes a thread's CPU clock as its inverted id, shifted left by three bits that say "per thread, precise".
@@ -82,11 +82,21 @@ def stand_still() -> tuple[bool, bool]:
     if not are_known():
         return True, True
     start_s, before, main = time.monotonic(), used(), os.getpid()
-    time.sleep(_WATCH_S)
+    looks = [_wanting_core()]
+    for _ in range(2):
+        time.sleep(_WATCH_S / 2)
+        looks.append(_wanting_core())
     after, elapsed_s = used(), time.monotonic() - start_s
-    wants_core, _ = queue()[main]
-    main_stands = before[main] == after[main] and not wants_core
-    return main_stands, main_stands and not worked(before, after, elapsed_s)
+    main_stands = before[main] == after[main] and main not in looks[-1]
+    # On a loaded machine a thread that computes may get no core all the while. One that wakes up for a moment is not
+    # in the queue at every look.
+    queued = set.intersection(*looks) - {threading.get_native_id()}
+    return main_stands, main_stands and not queued and not worked(before, after, elapsed_s)
+
+
+def _wanting_core() -> set[int]:
+    """The runnable threads, except those that poll."""
+    return {thread for thread, fields in _statuses() if _is_runnable(fields) and not _polls(fields)}
 
 
 def _clock_ns(thread: int) -> int:
@@ -110,13 +120,28 @@ def _written(thread: int) -> int | None:
 def queue() -> dict[int, tuple[bool, int]]:
     """By thread id: whether the thread is runnable, and a number that grows whenever the thread runs."""
     found = {}
+    for thread, fields in _statuses():
+        num_turns = int(fields["voluntary_ctxt_switches"]) + int(fields["nonvoluntary_ctxt_switches"])
+        try:
+            found[thread] = _is_runnable(fields), _clock_ns(thread) if _polls(fields) else num_turns
+        except OSError:
+            continue  # it has just ended
+    return found
+
+
+def _statuses() -> Iterator[tuple[int, dict[str, str]]]:
+    """What the kernel says of each thread: its name, its state, how often it has left its core."""
     for thread in map(int, os.listdir(_TASKS)):
         try:
             with open(f"{_TASKS}/{thread}/status") as file:
-                fields = dict(line.split(":", 1) for line in file)
-            num_turns = int(fields["voluntary_ctxt_switches"]) + int(fields["nonvoluntary_ctxt_switches"])
-            had_core = _clock_ns(thread) if fields["Name"].strip() in (_POLLER, _TRANSPORT) else num_turns
+                yield thread, dict(line.split(":", 1) for line in file)
         except OSError:
             continue  # it has just ended
-        found[thread] = fields["State"].strip().startswith("R"), had_core
-    return found
+
+
+def _is_runnable(fields: Mapping[str, str]) -> bool:
+    return fields["State"].strip().startswith("R")
+
+
+def _polls(fields: Mapping[str, str]) -> bool:
+    return fields["Name"].strip() in (_POLLER, _TRANSPORT)
