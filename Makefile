@@ -30,8 +30,9 @@ AS_ROOT      := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 POINTS ?= 2
 # tests/suite.py has the longest modules begin first; xdist would go by the number of tests.
-PYTEST    := $(BIN)/python -m pytest -rfEs --dist loadscope --no-loadscope-reorder
-NOTEBOOKS := chapters labs --nbval
+PYTEST    := $(BIN)/python -m pytest --nbval -rfEs --dist loadscope --no-loadscope-reorder
+NOTEBOOKS := chapters labs
+TESTS     ?= tests $(NOTEBOOKS)
 
 .PHONY: help book site lab check quick test test-all new-lab new-exercise bench gpu clean
 .DEFAULT_GOAL := help
@@ -71,7 +72,7 @@ test: $(MORE_STAMP)
 
 test-all: $(MORE_STAMP)
 	@echo "== Testing everything (40 minutes on two cores)"
-	@$(PYTEST) tests $(NOTEBOOKS) -n $(JOBS)
+	@$(PYTEST) $(TESTS) -n $(JOBS)
 
 gpu: $(MORE_STAMP)
 	@$(BIN)/python -m benchmarks.gpu
