@@ -11,10 +11,10 @@ import pytest
 
 from book.columns import Columns
 from book.cost import (ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, MACHINES, MODELS, Cluster, Layout, MeasuredStep, Search,
-                       Transformer, all_layouts, cluster_of, estimates, plan)
+                       Transformer, Tuning, all_layouts, cluster_of, estimates, plan)
 from book.cost.__main__ import main
 from book.cost.configs import megatron_options, read_torchtitan, torchtitan_config
-from book.cost.machines import SOFTWARE
+from book.cost.machines import EACH, SOFTWARE
 from book.cost.question import LONG, TOKENS_A_STEP, default_batch, searched
 from book.cost.scoreboard import bar
 from book.cost.step import Estimate
@@ -23,7 +23,6 @@ from book.widgets.registry import closure, plain
 from tests.browser import page_with
 from tests.players import PLAYER, assert_readable, axe_finds, caption, click, figures, first, html_of, paint, state
 from tests.test_explorers import PICTURE, data_of, turn
-
 
 
 CHOSEN = ("pp", "dp", "tp", "cp", "ep", "micro_batch_size", "stages_per_rank", "zero_stage", "sequence_parallel")
@@ -60,7 +59,7 @@ def test_page_command_and_notebook_give_the_same_answer(show: Callable, capsys: 
     assert told == f"{found}\n" and f"layout   {found.layout}\n" in told
     texts = page.inner_text(PLAYER).replace("\u00a0", " ")
     for words in (f"${found.dollars:,.0f}", f"{found.gpu_hours:,.0f}", f"MFU {100 * found.cost.mfu:.0f} %",
-                  f"{found.search.fits.sum()} of {len(found.search):,} layouts fit"):
+                  f"{found.search.fits.sum():,} of {len(found.search):,} layouts fit"):
         assert words in texts
     for line in told.splitlines():
         assert line.strip().replace("&", "&amp;").replace("'", "&#x27;") in html_of(plan_explorer())
@@ -346,8 +345,8 @@ def test_bytes_and_seconds_of_drawn_layouts_are_the_same(twin: Any, seed: int) -
 
 def compare(twin: Any, model: Transformer, cluster: Cluster, batch: int, gpu: str, software: str) -> None:
     """What both choose on a cluster, and how many fit."""
-    each = ADAM_MIXED_GRADIENTS_32
-    python: Search = searched(model, cluster, batch, software)
+    each = EACH[software]
+    python: Search = searched(model, cluster, batch, software, tuning=Tuning(adam=each))
     script = twin.evaluate(SEARCH, {
         "model": in_numbers(model), "cluster": asdict(cluster), "batch": batch, "each": asdict(each), "long": LONG,
         "bar": bar(gpu, software, bool(model.experts)), "software": software})

@@ -170,10 +170,10 @@ def plan(model: str | Transformer, gpus: int, gpu: str | Machine | Cluster = "H1
     step_s = chosen.estimates[chosen.best].step_s
     cluster = chosen.cluster
     halved = searched(question.model, replace(cluster, across_bytes_per_s=cluster.across_bytes_per_s / 2),
-                      chosen.global_batch, software, zero_stages, tuning=tuning)
+                      chosen.global_batch, software, zero_stages, tuning=question.tuning)
     return Plan(question.model, _name(model), question.gpu_name, question.gpu_key, chosen, tokens, price, step_s * low,
                 step_s * high, step_s * worst, basis, halved, question.scale, question.memory_scale, lost,
-                tuning)
+                question.tuning)
 
 
 def told(model: str | Transformer, gpus: int, layout: Layout, gpu: str | Machine | Cluster = "H100", batch: int = 0,
@@ -189,10 +189,10 @@ def told(model: str | Transformer, gpus: int, layout: Layout, gpu: str | Machine
     question, _ = _scaled(question, measured)
     cost = _estimate(question, layout)
     low, high, worst, basis = _bar(question, bool(measured))
-    frozen = frozen_bytes(question.model, question.cluster, [layout], question.global_batch, tuning)
+    frozen = frozen_bytes(question.model, question.cluster, [layout], question.global_batch, question.tuning)
     return Told(question.model, _name(model), question.gpu_name, question.gpu_key, question.cluster,
                 question.global_batch, layout, cost, cost.step_s * low, cost.step_s * high, cost.step_s * worst, basis,
-                tuning, float(frozen[0]))
+                question.tuning, float(frozen[0]))
 
 
 def _name(model: str | Transformer) -> str:

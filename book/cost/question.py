@@ -10,7 +10,7 @@ import numpy as np
 
 from book.cost.cluster import Cluster
 from book.cost.layouts import known
-from book.cost.machines import MACHINES, SOFTWARE, Machine, cluster_of, key_of, machine_of
+from book.cost.machines import EACH, MACHINES, SOFTWARE, Machine, cluster_of, key_of, machine_of
 from book.cost.models import model_named
 from book.cost.search import Search, search
 from book.cost.state import check_zero_stage
@@ -107,7 +107,7 @@ def asked(model: str | Transformer, gpus: int, gpu: str | Machine | Cluster, bat
         check_zero_stage(stage)
     found = model_named(model) if isinstance(model, str) else model
     return Question(replace(found, num_tokens=num_tokens) if num_tokens else found, gpus, gpu, batch, software,
-                    precision, tuple(zero_stages), tuning=tuning)
+                    precision, tuple(zero_stages), tuning=replace(tuning, adam=EACH.get(software, tuning.adam)))
 
 
 def default_batch(model: Transformer, num_gpus: int, tokens_a_step: float = TOKENS_A_STEP) -> int:

@@ -1,17 +1,18 @@
 """L1: what of a model is trained and with what: adapters beside frozen matrices, frozen layers, smaller optimizers."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from book.cost.sizes import Sizes
-from book.cost.state import ADAM_MIXED_GRADIENTS_32, StateBytes
+from book.cost.state import ADAM_MIXED, StateBytes
 from book.cost.transformer import Transformer
 
 NF4_BYTES = (4 + 8 / 64 + 32 / (64 * 256)) / 8  # of a weight: 4 bits; a byte for 64, 32 bits for 256 of those bytes
-# What a trained parameter takes. Without copies in 32 bits, weights and gradients have 16; in 8-bit
-# Adam's two bytes every 256 numbers share a scale of 32 bits, 2048 in the paper (dettmers2022).
-OPTIMIZERS = {"adam": ADAM_MIXED_GRADIENTS_32, "adam-bf16": StateBytes(2, 2, 4),
+# What a trained parameter takes, with "adam" where no software is named. Without copies in 32 bits, weights and
+# gradients have 16; in 8-bit Adam's two bytes every 256 numbers share a scale of 32 bits, 2048 in the paper
+# (dettmers2022).
+OPTIMIZERS = {"adam": ADAM_MIXED, "adam-bf16": StateBytes(2, 2, 4),
               "adam8bit": StateBytes(2, 2, 2 + 2 * 4 / 256), "sgd": StateBytes(2, 2, 0)}
 TRAIN, OFFLOAD = ("full", "lora", "qlora"), ("", "optimizer")
 # Assumed, not measured: what a GPU's link to its host reaches, and the memory of a host, which its GPUs share.
@@ -26,7 +27,8 @@ class Tuning:
     values, output and MLP (hu2021); embedding, head and norms have none. "qlora" has these matrices in NF4, their
     scales quantized too (dettmers2023), the rest in 16 bits. "full" may leave out the first `frozen_layers` and with
     them the embedding, unless it is the head. `optimizer` is in OPTIMIZERS; with the offload "optimizer" its state is
-    in the host's memory (ren2021). Raises ValueError for other words, a rank below 1, layers below 0 or with adapters.
+    in the host's memory (ren2021). `adam` is what that optimizer takes, which differs by software (`machines.EACH`).
+    Raises ValueError for other words, a rank below 1, layers below 0 or with adapters.
     """
 
     train: str = "full"
@@ -34,6 +36,7 @@ class Tuning:
     frozen_layers: int = 0
     optimizer: str = "adam"
     offload: str = ""
+    adam: StateBytes = field(default=ADAM_MIXED, compare=False)
 
     def __post_init__(self) -> None:
         for name, words in (("train", TRAIN), ("optimizer", tuple(OPTIMIZERS)), ("offload", OFFLOAD)):
@@ -58,7 +61,7 @@ class Tuning:
     @property
     def kept(self) -> StateBytes:
         """What a trained parameter takes, wherever it is."""
-        return OPTIMIZERS[self.optimizer]
+        return self.adam if self.optimizer == "adam" else OPTIMIZERS[self.optimizer]
 
     @property
     def each(self) -> StateBytes:

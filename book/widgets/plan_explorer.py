@@ -4,9 +4,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from book.cost import ADAM_MIXED_GRADIENTS_32, MACHINES, MODELS, Plan, cluster_of, plan
+from book.cost import MACHINES, MODELS, Plan, cluster_of, plan
 from book.cost.question import LONG
-from book.cost.machines import CONSTANTS, SOFTWARE, like
+from book.cost.machines import CONSTANTS, EACH, SOFTWARE, like
 from book.cost.scoreboard import bar
 from book.widgets.explorer import Dial, Explorer
 from book.widgets.page import heading, listed
@@ -65,7 +65,7 @@ class PlanExplorer(Explorer):
             "bars": [bar(name, software, experts) for experts in (False, True)]}
             for name in MACHINES for software in SOFTWARE}
         return {**super().data(live), "models": models, "machines": machines, "kinds": kinds, "long": LONG,
-                "each": asdict(ADAM_MIXED_GRADIENTS_32), "tokens": self.answer.tokens}
+                "each": {name: asdict(EACH[name]) for name in SOFTWARE}, "tokens": self.answer.tokens}
 
     def text(self) -> str:
         """One line that says what is shown."""
