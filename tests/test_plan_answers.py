@@ -183,7 +183,7 @@ def test_layouts_as_people_write_them(text: str, layout: Layout) -> None:
 @pytest.mark.parametrize("text, words", [
     ("4,2,8", "4=, 2=, 8= is not part of one"), ("pp=4,tq=2", "tq=2 is not part"), ("tp=two", "tp=two is not part"),
     ("recompute=some", "recompute can't be 'some'"), ("zero=4", "no ZeRO stage 4"), ("pp=0", "at least 1"),
-    ("stages=2", "need a pipeline"), ("", "a layout is written pp=2,dp=4")])
+    ("pp=2,pp=4", "pp is said twice in 'pp=2,pp=4'"), ("stages=2", "need a pipeline"), ("", "a layout is written pp=2,dp=4")])
 def test_what_is_no_layout_is_refused_with_an_example(text: str, words: str, capsys: Any) -> None:
     with pytest.raises(ValueError, match=words):
         layout_of(text, 64)
@@ -241,6 +241,7 @@ def test_numbers_of_your_own_answer_as_the_machine_that_has_them(tmp_path: Path)
         assert (found.cost, found.low_s, found.basis) == (known.cost, known.low_s, known.basis)
         assert found.gpu_name == ("GPU" if text == listed else "ours")
     alone = plan("llama3-8b", 8, listed.replace(",like=h100", ""))
+    assert plan("llama3-8b", 8, listed.replace(",like=h100", ",like=")).cost == alone.cost
     assert alone.worst_s / alone.cost.step_s > known.worst_s / known.cost.step_s
     assert "no step of this GPU was measured like this" in str(alone)
 
@@ -251,7 +252,9 @@ def test_numbers_of_your_own_answer_as_the_machine_that_has_them(tmp_path: Path)
     ("memory=48e9,flops=1e14", "missing: bandwidth, inside, across, node"),
     ("memory=48e9,flops=1e14,bandwidth=1e12,inside=1e10,across=1e9,node=8,nvlink=1", "unknown: nvlink"),
     ("memory=lots,flops=1e14,bandwidth=1e12,inside=1e10,across=1e9,node=8", "has a number for each word"),
-    ("memory=48e9,flops=1e14,bandwidth=1e12,inside=1e10,across=1e9,node=0", "a whole number of GPUs, not 0"),
+    ("memory=48e9,flops=1e14,bandwidth=1e12,inside=1e10,across=1e9,node=0", "GPUs in a node is an integer, not 0"),
+    ("memory=48e9,flops=1e14,bandwidth=1e12,inside=1e10,across=1e9,node=8.7", "GPUs in a node is an integer, not 8.7"),
+    ("memory=48e9,flops=1e14,memory=1e9", "memory is said twice"),
     ("memory=48e9,flops=1e14,bandwidth=1e12,inside=1e10,across=1e9,node=8,like=h99", "no GPU is called 'h99'"),
     ("none.toml", "none.toml")])
 def test_numbers_that_can_not_be_are_refused_in_one_sentence(text: str, words: str, capsys: Any) -> None:

@@ -88,13 +88,23 @@ SPELLED = {"pp": "pp", "dp": "dp", "tp": "tp", "cp": "cp", "ep": "ep", "micro": 
             "recompute": "recompute"}
 
 
+def said_by_name(text: str) -> dict[str, str]:
+    """The values of "a=1,b=2" by name; raises ValueError for a name that is said twice."""
+    said = [(name.strip(), value.strip()) for name, _, value in (part.partition("=") for part in text.split(","))]
+    names = [name for name, _ in said]
+    twice = sorted({name for name in names if name and names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{', '.join(twice)} is said twice in {text!r}: say it once")
+    return dict(said)
+
+
 def layout_of(text: str, num_gpus: int = 0) -> Layout:
     """The layout of words such as "pp=4,tp=8,zero=1,recompute=full", by the names of SPELLED.
 
     What is not said is 1, 0 for zero, no for recompute, 1 for sp where tp is above 1, for dp what `num_gpus` leaves.
     Raises ValueError, with an example, for other words, and for what is no layout.
     """
-    said = {name.strip(): value.strip() for name, _, value in (part.partition("=") for part in text.split(","))}
+    said = said_by_name(text)
     strange = [f"{name}={value}" for name, value in said.items()
                if name not in SPELLED or not (value.isdigit() or name == "recompute")]
     if strange:

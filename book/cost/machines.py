@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from book.cost.cluster import Cluster, Overheads
+from book.cost.layouts import said_by_name
 from book.cost.state import ADAM_MIXED, ADAM_MIXED_GRADIENTS_32, StateBytes
 
 
@@ -43,7 +44,7 @@ class Machine:
             if not (least <= value < float("inf") or (value == 0 and name == "fp8_flops_per_s")):
                 raise ValueError(f"a GPU's {SHORT[name]} is in {unit}, and at least {least:.0e}: {value:g} is not")
         if not isinstance(self.gpus_per_node, int) or self.gpus_per_node < 1:
-            raise ValueError(f"a node has a whole number of GPUs, not {self.gpus_per_node!r}")
+            raise ValueError(f"the number of GPUs in a node is an integer, not {self.gpus_per_node!r}")
 
 
 # What the fields are called where people type them; their units, and what is smaller was given in other units.
@@ -109,10 +110,11 @@ def machine_of(text: str) -> Machine:
     if missing or strange:
         raise ValueError(f"a GPU of your own has {', '.join(SHORT.values())}: " + "; ".join(
             [f"{words} {', '.join(of)}" for words, of in (("missing:", missing), ("unknown:", strange)) if of]))
-    kin = machine_key(str(said["like"])) if "like" in said else ""
+    kin = machine_key(str(said["like"])) if said.get("like") else ""
     try:
         found: dict[str, Any] = {name: float(said.get(word, 0)) for name, word in SHORT.items() if name in UNITS}
-        found["gpus_per_node"] = int(said["node"])
+        node = float(said["node"])
+        found["gpus_per_node"] = int(node) if node.is_integer() else node
     except (TypeError, ValueError):
         raise ValueError(f"a GPU of your own has a number for each word, such as memory=48e9: {said}") from None
     return Machine(**found, like=kin)
@@ -121,7 +123,7 @@ def machine_of(text: str) -> Machine:
 def _numbers(text: str) -> dict[str, Any]:
     """What a file or a list says, by word."""
     if not text.endswith((".toml", ".json")):
-        return {word.strip(): value.strip() for word, _, value in (part.partition("=") for part in text.split(","))}
+        return said_by_name(text)
     words = Path(text).read_text("utf-8")
     try:
         found = json.loads(words) if text.endswith(".json") else tomllib.loads(words)
