@@ -183,7 +183,8 @@ def test_layouts_as_people_write_them(text: str, layout: Layout) -> None:
 @pytest.mark.parametrize("text, words", [
     ("4,2,8", "4=, 2=, 8= is not part of one"), ("pp=4,tq=2", "tq=2 is not part"), ("tp=two", "tp=two is not part"),
     ("recompute=some", "recompute can't be 'some'"), ("zero=4", "no ZeRO stage 4"), ("pp=0", "at least 1"),
-    ("pp=2,pp=4", "pp is said twice in 'pp=2,pp=4'"), ("stages=2", "need a pipeline"), ("", "a layout is written pp=2,dp=4")])
+    ("pp=2,pp=4", "pp is said twice in 'pp=2,pp=4'"),
+    ("stages=2", "need a pipeline"), ("", "a layout is written pp=2,dp=4")])
 def test_what_is_no_layout_is_refused_with_an_example(text: str, words: str, capsys: Any) -> None:
     with pytest.raises(ValueError, match=words):
         layout_of(text, 64)
