@@ -39,6 +39,7 @@ without circles.
         legacy        old calls beside today's: both run, and what they said
     L4  grading       labs as assignments: student copies, and submissions graded in a sandbox
         authoring     notebook normaliser and lint, the Sphinx extension, the opening page, terms and search
+        __main__      `lockstep`, the one command: each of its words belongs to a part above
 
 Only device, tap, audit, launch, record, execute, shards, wire and parallel import torch: everything else imports
 without it.
