@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from book.launch import HangError, RankError, launch
+from book.look.dumps import FORMAT
 from book.record import flight
 from book.trace import TraceError
 from book.widgets import play
@@ -61,8 +62,9 @@ def dumped(*ranks):
 def test_the_rank_that_never_called_is_found(tmp_path):
     flights = flights_of(tmp_path, "absent")
     assert flight.guilty(flights) == (1,)
-    assert flight.verdict(flights) == ("ranks 0, 2 wait in call 3, all_reduce(float [2]); rank 1's last is call 2, "
-                                       "all_reduce(float [4]): dist.all_reduce(x)")
+    assert flight.verdict(flights) == ("ranks 0, 2 wait in call 3, all_reduce(float [2]): "
+                                       "dist.all_reduce(x[:2].clone()); "
+                                       "rank 1's last is call 2, all_reduce(float [4]): dist.all_reduce(x)")
     trace = flight.trace(flights)
     calls = [(event.rank, event.step, event.op, event.num_bytes) for event in trace.of_kind("collective")]
     assert calls == [(rank, step, "all_reduce", 16) for step in (0, 1) for rank in range(3)] + [
@@ -85,7 +87,8 @@ def test_a_rank_that_waits_in_another_group_is_not_the_guilty_one(tmp_path):
     flights = flights_of(tmp_path, "pair")
     assert {call.ranks for call in flights[0].calls} == {(0, 1, 2), (0, 1)}
     assert flight.guilty(flights) == (), "each waits for another one"
-    assert flight.verdict(flights).startswith("rank 0 waits in call 1, all_reduce(float [4]); ranks 1, 2 wait in")
+    assert flight.verdict(flights).startswith(
+        "rank 0 waits in call 1 of group 1, all_reduce(float [4]); ranks 1, 2 wait in call 3 of group 0")
 
 
 @pytest.mark.slow
@@ -159,7 +162,7 @@ def test_a_rank_without_any_call_is_named():
 
 def test_files_that_are_no_dumps_or_not_of_all_ranks_are_refused(tmp_path):
     path = tmp_path / "0.json"
-    path.write_text(json.dumps({"format": flight.FORMAT, "rank": 0, "world_size": 2, "backend": "gloo", "calls": []}))
+    path.write_text(json.dumps({"format": FORMAT, "rank": 0, "world_size": 2, "backend": "gloo", "calls": []}))
     with pytest.raises(TraceError, match="no dump of rank 1"):
         flight.read([path])
     with pytest.raises(TraceError, match="from rank 0, and so is another file"):

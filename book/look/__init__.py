@@ -1,0 +1,5 @@
+"""L1: what a job of one's own leaves behind, read without torch and without running any of it.
+
+    flights   what Flight Recorders noted, and which rank the others wait for
+    dumps     the files that hold it: torch's, of some or all ranks, and this book's
+"""

@@ -1,0 +1,179 @@
+"""`lockstep show`: Flight Recorder dumps as torch writes them, of real ranks that hang and of states set by hand."""
+from __future__ import annotations
+
+import json
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from book.__main__ import main
+from book.launch import HangError, launch
+from book.look.dumps import DumpError, plain, ranks_of, read_dumps
+from book.look.flights import Due, guilty, waits
+
+FAULTS = ("late", "other", "groups")
+
+
+def dumping(folder: str, fault: str) -> None:
+    """Four ranks that hang, and write what torch's recorder holds as its watchdog does on NCCL."""
+    import threading
+    from pathlib import Path
+
+    import torch
+    import torch._inductor.codecache  # or the first dump with frames takes seconds
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import _dump_fr_trace
+
+    dist.init_process_group("gloo")
+    rank, x = dist.get_rank(), torch.ones(4)
+    group = dist.new_group([2, 3])
+    dist.all_reduce(x)
+    path = Path(folder, f"job7_{rank}")
+    watchdog = threading.Timer(0.7, lambda: path.write_bytes(_dump_fr_trace(True, True, False)))
+    watchdog.daemon = True
+    watchdog.start()
+    if rank == 2 and fault == "late":
+        return watchdog.join()
+    if rank == 2 and fault == "other":
+        dist.broadcast(x, 0)
+    if rank == 3 and fault == "groups":
+        dist.all_reduce(x, group=group)
+    dist.all_reduce(x)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Dumps of each fault."""
+    found = {fault: tmp_path_factory.mktemp(fault) for fault in FAULTS}
+    for fault, folder in found.items():
+        with pytest.raises(HangError):
+            launch(dumping, 4, str(folder), fault, hang_s=2, timeout_s=60, check_calls=False)
+    return found
+
+
+def shown(capsys: pytest.CaptureFixture[str], *paths: Path) -> list[str]:
+    assert main(["show", *map(str, paths)]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.slow
+def test_the_guilty_rank_of_real_dumps_is_named_with_its_line(folders: dict[str, Path],
+                                                              capsys: pytest.CaptureFixture[str]) -> None:
+    head, verdict, waiting, instead = shown(capsys, folders["late"])
+    assert head == "4 Flight Recorder dumps of 4 ranks, on gloo" and verdict == "the others wait for rank 2"
+    assert waiting.startswith("  ranks 0, 1, 3 wait in call 2, all_reduce(float [4]): test_look.py:")
+    assert instead.startswith("  rank 2's last is call 1, all_reduce(float [4]): test_look.py:")
+    assert shown(capsys, folders["other"])[1] == shown(capsys, folders["groups"])[1].replace("3", "2") == verdict
+    assert "  rank 2 waits in call 2, broadcast(float [4])" in "\n".join(shown(capsys, folders["other"]))
+
+
+@pytest.mark.slow
+def test_what_some_dumps_say_is_used(folders: dict[str, Path], tmp_path: Path,
+                                     capsys: pytest.CaptureFixture[str]) -> None:
+    late = [folders["late"] / f"job7_{rank}" for rank in range(4)]
+    without = shown(capsys, late[0], late[1], late[3])
+    assert "no dump of rank 2" in without and "the others wait for rank 2" in without
+    assert "the others wait for ranks 2, 3" in shown(capsys, late[0], late[1])
+    for rank, path in enumerate(late):
+        data = path.read_bytes()
+        (tmp_path / f"dump_{rank}").write_bytes(data if rank != 1 else data[:len(data) // 2])
+    told = shown(capsys, tmp_path)
+    assert "the others wait for rank 2" in told and told[-1].startswith(f"not read: {tmp_path / 'dump_1'} is cut off")
+
+
+def dump(*states: str, members: bool = True, **last: Any) -> dict[str, Any]:
+    """As a rank of four on NCCL dumps it: a call for each of these states."""
+    return {"version": "2.10", "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"}}
+            if members else {}, "pg_status": {"0": {"last_enqueued_collective": len(states), **last}}, "entries": [
+        {"process_group": ("0", "default_pg"), "collective_seq_id": number, "profiling_name": "nccl:all_reduce",
+         "time_created_ns": number, "input_sizes": [[8]], "input_dtypes": ["BFloat16"], "state": state,
+         "retired": state != "scheduled", "is_p2p": False, "frames": []} for number, state in enumerate(states, 1)]}
+
+
+def written(folder: Path, *dumps: dict[str, Any] | None) -> list[Path]:
+    """Pickles, of which None is not written; those of even ranks as JSON."""
+    for rank, one in enumerate(dumps):
+        if one is not None:
+            path = folder / f"host{7 + rank // 2}_{rank}"
+            path.write_bytes(json.dumps(one).encode() if rank % 2 == 0 else pickle.dumps(one, 2))
+    return sorted(folder.iterdir())
+
+
+DONE, OPEN, QUEUED = "completed", "started", "scheduled"
+BEHIND, NEXT, AHEAD = dump(DONE), dump(DONE, OPEN), dump(DONE, OPEN, QUEUED, QUEUED)
+
+
+@pytest.mark.parametrize("dumps, blamed, due", [
+    ((AHEAD, AHEAD, BEHIND, NEXT), (2,), Due.NOT_CALLED),
+    ((AHEAD, NEXT, dump(DONE, QUEUED), AHEAD), (2,), Due.NOT_STARTED),
+    ((AHEAD, NEXT, None, AHEAD), (2,), Due.NO_DUMP),
+    ((NEXT, NEXT, NEXT, NEXT), (), Due.NOBODY),
+    ((NEXT, NEXT, dump(DONE, DONE), dump(DONE, DONE)), (), Due.NOBODY),
+    ((NEXT, NEXT, {**NEXT, "entries": []}, {**BEHIND, "entries": []}), (3,), Due.NOT_CALLED)],
+    ids=["host stuck", "GPU stuck", "dump missing", "all started", "done on two", "entries empty"])
+def test_states_of_nccl_are_judged(tmp_path: Path, dumps: tuple[Any, ...], blamed: tuple[int, ...], due: Due) -> None:
+    flights, problems = read_dumps(written(tmp_path, *dumps))
+    assert not problems and guilty(flights) == blamed
+    assert [wait.due for wait in waits(flights)] == [due]
+
+
+def test_of_ranks_that_no_dump_names_nothing_is_concluded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = written(tmp_path, *[dump(DONE, OPEN, members=False)] * 2)
+    assert shown(capsys, *paths)[1:] == [
+        "no single rank is to blame", "  ranks 0, 1 wait in call 2, all_reduce(bfloat16 [8])",
+        "  all of these ranks have made this call; the dumps do not say which others are in the group"]
+
+
+def test_a_call_that_timed_out_is_not_done_though_it_was_retired(tmp_path: Path) -> None:
+    flights, _ = read_dumps(written(tmp_path, NEXT, NEXT, BEHIND, NEXT))
+    assert NEXT["entries"][1]["retired"] and flights[0].stuck("0").number == 2
+
+
+def test_ranks_come_from_the_number_that_tells_names_apart() -> None:
+    for names in (["dump_0", "dump_1"], ["node3_rank0.pickle", "node3_rank1.pickle"], ["r0_v2", "r1_v2"], ["0", "1"]):
+        assert list(ranks_of([Path(name) for name in names]).values()) == [0, 1]
+    with pytest.raises(DumpError, match="do not tell ranks apart: let each end in its rank"):
+        ranks_of([Path("a"), Path("b")])
+
+
+class Planted:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return exec, ("open('planted', 'w')",)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_nothing_in_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("dump_0").write_bytes(pickle.dumps({**NEXT, "more": Planted()}, protocol))
+    with pytest.raises(DumpError, match="dump_0 is cut off or no dump"):
+        plain(Path("dump_0"))
+    assert not Path("planted").exists()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_files_are_refused_in_a_sentence(tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bytes flipped, taken out and put in."""
+    draw, path = random.Random(seed), tmp_path / "dump_0"
+    whole = json.dumps(AHEAD).encode() if seed % 2 else pickle.dumps(AHEAD, 2)
+    for _ in range(125):
+        data = bytearray(whole)
+        for _ in range(draw.choice((1, 3, 30))):
+            place = draw.randrange(len(data))
+            data[place:place + draw.randrange(3)] = draw.randbytes(draw.randrange(3))
+        path.write_bytes(bytes(data[:draw.choice((len(data), draw.randrange(len(data))))]))
+        status = main(["show", str(path)])
+        told = capsys.readouterr()
+        assert (status, told.err) == (0, "") or (status == 2 and len(told.err.splitlines()) == 1)
+
+
+@pytest.mark.parametrize("data, words", [
+    (b"", "is empty: its rank may have died"), (b"[1]", "cut off or no dump"), (b"{}", "it has no entries"),
+    (b"{\"traceEvents\": []}", "it has no entries"), (b"\x80\x04r\xff\xff\xff\x7f", "cut off or no dump"),
+    (json.dumps({"entries": [1]}).encode(), "no Flight Recorder dump"), (b"{\"entries\": " + b"[" * 99999, "cut off")])
+def test_other_files_are_refused(tmp_path: Path, data: bytes, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x").write_bytes(data)
+    assert main(["show", str(tmp_path)]) == 2 and words in capsys.readouterr().err
+    assert main(["show", str(tmp_path / "y")]) == 2 and "No such file" in capsys.readouterr().err
