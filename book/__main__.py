@@ -1,6 +1,6 @@
 """One command for all that is asked from a shell: `lockstep`, or `python -m book`.
 
-    lockstep show DUMPS...           Flight Recorder dumps of a job that hangs: which rank it waits for
+    lockstep show FILES...           Flight Recorder dumps of a job that hangs, profiler traces of one that is slow
     lockstep plan llama3-70b --gpus 64
     lockstep release labs -o student
 
@@ -13,7 +13,7 @@ from importlib import import_module
 
 # What each word does, and the module that does it.
 COMMANDS = {
-    "show": ("book.look", "what a job's files say: Flight Recorder dumps, and which rank they blame"),
+    "show": ("book.look", "what a job's files say: Flight Recorder dumps, profiler traces"),
     "plan": ("book.cost", "the fastest layout of a model that fits on so many GPUs"),
     "estimate": ("book.cost", "what a layout of your own costs: memory and time, part by part"),
     "read": ("book.cost", "a configuration of torchtitan: what a GPU sends along each axis"),

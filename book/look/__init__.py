@@ -2,4 +2,7 @@
 
     flights   what Flight Recorders noted, and which rank the others wait for
     dumps     the files that hold it: torch's, of some or all ranks, and this book's
+    profiles  PyTorch profiler traces: computing, communication and how much of it nothing hides
+    arrivals  which rank comes last to the collectives, on clocks that these align
+    told      all that in words; `python -m book.look show` is the command line of it
 """

@@ -1,0 +1,199 @@
+"""L1: PyTorch profiler traces: when a rank computed, when it communicated, and how much of that nothing hid.
+
+On a GPU its kernels and copies count, whatever the host did meanwhile. A trace without kernels is of a CPU: gloo's
+operations are its communication, and what autograd and the operators cover is its computing.
+"""
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+MOST_BYTES = 4 << 30  # of an unpacked trace
+GZIP = b"\x1f\x8b"
+COPIES = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
+MESSAGES = re.compile(r"^(nccl|rccl)(Dev)?Kernel|^gloo:", re.IGNORECASE)  # NCCL has named its kernels so since 2.19
+HOST_CALL = re.compile(r"^c10d::(?!send|recv|.*barrier)")
+COMPUTING = ("aten::", "autograd::")
+
+
+class TraceFileError(ValueError):
+    """A file that is no profiler trace, or can't be read."""
+
+
+class Span(NamedTuple):
+    """What ran from when to when, in seconds on the rank's own clock."""
+
+    start_s: float
+    end_s: float
+    name: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One rank's trace; `rank` is None where it does not say which, `calls` are the host's calls of collectives."""
+
+    rank: int | None
+    world_size: int
+    on_gpu: bool
+    computing: tuple[Span, ...]
+    messages: tuple[Span, ...]
+    copies: tuple[Span, ...]
+    calls: tuple[Span, ...]
+    num_steps: int
+
+    @property
+    def arrivals(self) -> list[Span]:
+        """For each collective when this rank came to it and when it ended, in order.
+
+        A kernel of NCCL begins when its stream comes to it, and ends with the others. On gloo the host's call is the
+        arrival, and the operation that begins next is the one that it asked for.
+        """
+        if self.on_gpu:
+            exchanges = any("alltoall" in call.name for call in self.calls)  # of which NCCL makes sends and receives
+            return [one for one in self.messages if exchanges or "SendRecv" not in one.name]
+        found, left = [], [one for one in self.messages if not one.name.startswith(("gloo:send", "gloo:recv"))]
+        for call in self.calls:
+            done = next((one for one in left if one.start_s >= call.start_s - 1e-5), None)
+            if done:
+                left.remove(done)
+                found.append(Span(call.start_s, done.end_s, call.name))
+        return found
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a trace from its first to its last piece of work; `exposed_s` is communication beside no computing."""
+
+    span_s: float
+    computing_s: float
+    messages_s: float
+    exposed_s: float
+    copies_s: float
+    idle_s: float
+
+
+def is_profile(path: Path) -> bool:
+    """Whether a file looks like a profiler trace: packed, or with the key that all traces have."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(2)
+            return head == GZIP or (head[:1] in b"{ \n" and b'"traceEvents"' in head + file.read())
+    except OSError:
+        return False
+
+
+def read_profile(path: Path) -> Profile:
+    """A profiler trace, .json or .json.gz; raises TraceFileError for another file."""
+    try:
+        data = path.read_bytes()
+        found = json.loads(_unpacked(data) if data[:2] == GZIP else data)
+        events = [event for event in found["traceEvents"] if _is_span(event)]
+    except OSError as error:
+        raise TraceFileError(f"{path} can't be read: {error.strerror or error}") from None
+    except (EOFError, KeyError, RecursionError, TypeError, ValueError, MemoryError, zlib.error) as error:
+        raise TraceFileError(f"{path} is cut off or no profiler trace: {type(error).__name__} {error}") from None
+    if not events:
+        raise TraceFileError(f"{path} is a profiler trace without any work in it")
+    return _profile(events, found.get("distributedInfo"))
+
+
+def _unpacked(data: bytes) -> bytes:
+    unpacker = zlib.decompressobj(wbits=31)
+    found = unpacker.decompress(data, MOST_BYTES)
+    if unpacker.unconsumed_tail:
+        raise ValueError(f"it unpacks to over {MOST_BYTES >> 30} GiB")
+    if not unpacker.eof:
+        raise EOFError("the end is missing")
+    return found
+
+
+def _is_span(event: Any) -> bool:
+    return (isinstance(event, dict) and event.get("ph") == "X" and isinstance(event.get("name"), str)
+            and all(isinstance(event.get(key), int | float) for key in ("ts", "dur")))
+
+
+def _profile(events: Sequence[Mapping[str, Any]], info: Any) -> Profile:
+    spans = defaultdict[str, list[Span]](list)
+    first_us = min(event["ts"] for event in events)  # as a small number it keeps its nanoseconds
+    for event in events:
+        start_s = (event["ts"] - first_us) / 1e6
+        spans[_kind(event["name"], str(event.get("cat", "")).lower())].append(
+            Span(start_s, start_s + event["dur"] / 1e6, event["name"]))
+    found = {kind: tuple(sorted(some)) for kind, some in spans.items()}
+    info = info if isinstance(info, dict) else {}
+    on_gpu = bool(found.get("kernel") or found.get("message"))
+    return Profile(info.get("rank") if isinstance(info.get("rank"), int) else None,
+                   info["world_size"] if isinstance(info.get("world_size"), int) else 0, on_gpu,
+                   found.get("kernel" if on_gpu else "operator", ()),
+                   found.get("message" if on_gpu else "gloo", ()), found.get("copy", ()), found.get("call", ()),
+                   len(found.get("step", ())))
+
+
+def _kind(name: str, category: str) -> str:
+    """What a span counts as; "" for nothing."""
+    if category == "kernel":
+        return "message" if MESSAGES.match(name) else "kernel"
+    if category in COPIES:
+        return "copy"
+    if name.startswith("gloo:"):
+        return "gloo"
+    if HOST_CALL.match(name):
+        return "call"
+    if name.startswith(COMPUTING):
+        return "operator"
+    return "step" if name.startswith("ProfilerStep") and not category.startswith("gpu") else ""
+
+
+def times(profile: Profile) -> Times:
+    """Where the time of a trace went; all 0 if it has no work."""
+    computing, messages, copies = (union(some) for some in (profile.computing, profile.messages, profile.copies))
+    busy = union([*profile.computing, *profile.messages, *profile.copies])
+    span_s = float(busy[-1, 1] - busy[0, 0]) if len(busy) else 0.0
+    messages_s = length(messages)
+    return Times(span_s, length(computing), messages_s, messages_s - common(messages, computing), length(copies),
+                 span_s - length(busy))
+
+
+def union(spans: Iterable[Span]) -> np.ndarray:
+    """The time that spans cover: rows (start, end) in seconds, ascending, which do not touch."""
+    rows = np.array(sorted((span.start_s, span.end_s) for span in spans)).reshape(-1, 2)
+    if not len(rows):
+        return rows
+    ends = np.maximum.accumulate(rows[:, 1])
+    begins = np.concatenate([[True], rows[1:, 0] > ends[:-1]])
+    return np.column_stack([rows[begins, 0], ends[np.append(np.flatnonzero(begins)[1:] - 1, len(rows) - 1)]])
+
+
+def length(rows: np.ndarray) -> float:
+    """Seconds that such rows cover."""
+    return float((rows[:, 1] - rows[:, 0]).sum())
+
+
+def common(one: np.ndarray, other: np.ndarray) -> float:
+    """Seconds that both cover."""
+    both = np.concatenate([one, other])
+    if not len(one) or not len(other):
+        return 0.0
+    return length(one) + length(other) - length(union(Span(start, end, "") for start, end in both))
+
+
+def by_name(spans: Iterable[Span]) -> list[tuple[str, int, float]]:
+    """Of each kind of message its name, how many there are, and their seconds; most seconds first."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for span in spans:
+        found[_short(span.name)].append(span.end_s - span.start_s)
+    return sorted(((name, len(some), sum(some)) for name, some in found.items()), key=lambda one: -one[2])
+
+
+def _short(name: str) -> str:
+    """The operation that a kernel of NCCL, or an operation of gloo, stands for: "AllReduce", "all_reduce"."""
+    kernel = re.match(r"^[nr]ccl(?:Dev)?Kernel_(\w+?)(?:_[A-Z0-9]+_|_Sum|\(|$)", name, re.IGNORECASE)
+    return kernel[1] if kernel else name.removeprefix("gloo:").partition("(")[0]

@@ -1,0 +1,71 @@
+"""L1: what was read from a job's files, in words: a line for what they are, then what they say."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from book.look.arrivals import Arrivals, arrivals
+from book.look.flights import Flight, guilty, sentences
+from book.look.profiles import Profile, by_name, times
+from book.words import counted, named
+
+MOST_NAMES = 3
+
+
+def dumps_told(flights: Sequence[Flight]) -> Iterator[str]:
+    """Whose dumps these are, which rank is to blame, and why."""
+    world_size = max(flight.world_size for flight in flights)
+    backends = sorted({flight.backend for flight in flights} - {""})
+    yield (f"{counted(len(flights), 'Flight Recorder dump')} of {counted(world_size, 'rank')}"
+           + (f", on {', '.join(backends)}" if backends else ""))
+    missing = sorted(set(range(world_size)) - {flight.rank for flight in flights})
+    if missing:
+        yield f"no dump of {named(missing)}"
+    said, blamed = list(sentences(flights)), guilty(flights)
+    if not said:
+        yield "no rank waits: every call in these dumps is done"
+    else:
+        yield f"the others wait for {named(blamed)}" if blamed else "no single rank is to blame"
+    yield from (f"  {sentence}" for sentence in said)
+
+
+def profiles_told(profiles: Sequence[Profile]) -> Iterator[str]:
+    """Where the time of each rank went, and which rank the others waited for."""
+    devices = {"GPU" if profile.on_gpu else "CPU" for profile in profiles}
+    yield f"{counted(len(profiles), 'profiler trace')}" + (f", {devices.pop()}" if len(devices) == 1 else "")
+    for position, profile in enumerate(profiles):
+        yield from _times_told(_name(profile, position), profile)
+    if len(profiles) > 1:
+        found = arrivals(profiles)
+        yield from _arrivals_told(found) if found else [
+            "who comes last: these traces do not have the same collectives, or fewer than five"]
+
+
+def _name(profile: Profile, position: int) -> str:
+    return f"trace {position + 1}" if profile.rank is None else f"rank {profile.rank}"
+
+
+def _times_told(name: str, profile: Profile) -> Iterator[str]:
+    found = times(profile)
+    if not found.span_s:
+        yield f"{name}: no work in it"
+        return
+    parts = {"computing": found.computing_s, "communication that nothing hides": found.exposed_s, "idle": found.idle_s}
+    shares = ", ".join(f"{part} {seconds / found.span_s:.1%}" for part, seconds in parts.items())
+    yield f"{name}: {found.span_s:.3g} s, {shares}"
+    if found.messages_s:
+        hidden = 1 - found.exposed_s / found.messages_s
+        most = ", ".join(f"{count} {kind} in {seconds:.3g} s" for kind, count, seconds in
+                         by_name(profile.messages)[:MOST_NAMES])
+        yield f"  of {found.messages_s:.3g} s of communication {hidden:.1%} are hidden; most are {most}"
+
+
+def _arrivals_told(found: Arrivals) -> Iterator[str]:
+    """Which rank the others waited for, or that there is none."""
+    num, position, lost = len(found.starts_s), found.late_position, found.lost_s
+    if position is None:
+        yield (f"who comes last: no rank stands out in {num} collectives; {named(found.ranks)} kept the others waiting "
+               f"for {', '.join(f'{seconds / found.wall_s:.1%}' for seconds in lost)} of {found.wall_s:.3g} s")
+        return
+    often = counted(int((found.last == position).sum()), "time")
+    yield (f"who comes last: rank {found.ranks[position]}, {often} in {num} collectives. "
+           f"For {lost[position] / found.wall_s:.1%} of {found.wall_s:.3g} s all others waited for it")
