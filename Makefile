@@ -45,8 +45,8 @@ help:
 	@echo "make test      these, the website in a browser, and every notebook run again with nbval (8 minutes)"
 	@echo "make test-all  everything: also ranks of all kinds, answers to the labs, grading, attacks (40 minutes)"
 	@echo "make site      only build the website, into $(HTML) (SOLUTIONS=0: without the labs' solutions)"
-	@echo "make new-lab NAME=11_name                      write a lab without exercises, in labs/"
-	@echo "make new-exercise LAB=11_name NAME=function    add an exercise to it (POINTS=2, DEPENDS='1 2')"
+	@echo "make new-lab NAME=16_name                      write a lab without exercises, in labs/"
+	@echo "make new-exercise LAB=16_name NAME=function    add an exercise to it (POINTS=2, DEPENDS='1 2')"
 	@echo "make bench     measure launching, the ring, the simulator, the pages and grading here, and write the page of measurements"
 	@echo "make gpu       on a machine with GPUs: labs, chapters and measurements on NCCL, and a report"
 	@echo "make clean     remove what was built (the environment and your lab answers stay)"
@@ -113,7 +113,7 @@ $(ALL_STAMP): requirements.txt requirements-book.txt constraints.txt pyproject.t
 	@touch $(BOOK_STAMP) $@
 
 $(MORE_STAMP): requirements-frameworks.txt $(ALL_STAMP)
-	@echo "== Installing the frameworks that chapter 10 runs"
+	@echo "== Installing the frameworks that chapter 14 runs"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-frameworks.txt
 	@touch $@
 

@@ -1,4 +1,4 @@
-"""Kill ranks and agents of lab 11's training in each phase of a step, and check what is lost and what is left.
+"""Kill ranks and agents of lab 12's training in each phase of a step, and check what is lost and what is left.
 
     python -m tests.kills [TIMES] [SEED]     at least TIMES kills (50); prints a line for each, and a table
 
@@ -40,7 +40,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from book.grading.lab import code_cells, marks, shown
 from book.launch import RankError, launch
 
-LAB = Path(__file__).parents[1] / "labs" / "11_when_a_rank_dies.ipynb"
+LAB = Path(__file__).parents[1] / "labs" / "12_when_a_rank_dies.ipynb"
 NUM_STEPS, EVERY, EXACT = 15, 3, 1e-12
 PHASES = ("between steps", "forward", "backward", "optimizer", "writing files", "ending a save", "loading")
 NUM_AGENTS, LIMIT_S, GONE_S = 3, 240, 20

@@ -210,7 +210,7 @@ def test_servers_take_what_the_package_simulates(show: Callable) -> None:
         assert count == min(job["servers"], job["ranks"])
         assert [time_s, most] == pytest.approx([trace.duration_s, trace.sent_bytes().max()], rel=1e-12)
     assert [max(simulate(servers(k, 4), 400e6, Link(0.0, 1.0), contributions=False).sent_bytes()) for k in (1, 2, 4)
-            ] == [(4 + k - 2) / k * 400e6 for k in (1, 2, 4)], "as chapter 8 derives it"
+            ] == [(4 + k - 2) / k * 400e6 for k in (1, 2, 4)], "as chapter 15 derives it"
 
 
 def test_axes_cross_as_the_package_counts(show: Callable) -> None:

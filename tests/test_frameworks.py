@@ -1,4 +1,4 @@
-"""Chapter 10: the names it gives to Accelerate's and Lightning's settings are theirs, and its sums are right."""
+"""Chapter 14: the names it gives to Accelerate's and Lightning's settings are theirs, and its sums are right."""
 from __future__ import annotations
 
 import inspect
@@ -13,7 +13,7 @@ from tests.website import ROOT
 
 MISSING = "is not installed: python -m pip install -r requirements-frameworks.txt (make test does)"
 PAGE = "\n".join(cell.source for cell in nbformat.read(
-    ROOT / "chapters" / "10_frameworks.ipynb", as_version=4).cells if cell.cell_type == "markdown")
+    ROOT / "chapters" / "14_frameworks.ipynb", as_version=4).cells if cell.cell_type == "markdown")
 
 
 def column(framework: str) -> dict[str, str]:

@@ -153,20 +153,20 @@ def test_without_a_gpu_it_says_so_in_a_line_and_runs_nothing(monkeypatch: pytest
 def test_a_launch_that_took_the_wrong_backend_is_a_failure() -> None:
     """The stored outputs cannot say so: the comparison lets the backend differ."""
     notes = [*noted(0, "passed", [(4, "nccl"), (8, "gloo")]), *noted(1, "passed", [(2, "gloo")])]
-    [failure] = notebooks.judged("chapters/09_planner.ipynb", notes, DONE, num_gpus=4, limit_s=1).failures
+    [failure] = notebooks.judged("chapters/10_planner.ipynb", notes, DONE, num_gpus=4, limit_s=1).failures
     assert failure == notebooks.Failure(1, ["2 ranks on gloo, with 4 GPUs"])
 
 
 def test_cells_that_did_not_run_are_not_passed() -> None:
-    verdict = notebooks.judged("chapters/09_planner.ipynb", noted(0, "passed"), Ended(2, "ran out", 1.0), 0, 1)
-    cells = sum(cell.cell_type == "code" for cell in nbformat.read(ROOT / "chapters/09_planner.ipynb", 4).cells)
+    verdict = notebooks.judged("chapters/10_planner.ipynb", noted(0, "passed"), Ended(2, "ran out", 1.0), 0, 1)
+    cells = sum(cell.cell_type == "code" for cell in nbformat.read(ROOT / "chapters/10_planner.ipynb", 4).cells)
     assert verdict.failures == [notebooks.Failure(None, [f"only 1 of {cells} cells passed", "ran out"])]
 
 
 def test_the_cell_that_ended_the_notebook_is_named() -> None:
     notes = [*noted(0, "passed"), *noted(1, "failed")[:1]]
     for status, how in ((None, "ended after 9 s, the notebook's limit"), (-11, "pytest ended in this cell")):
-        [failure] = notebooks.judged("chapters/09_planner.ipynb", notes, Ended(status, "", 9.0), 0, 9).failures
+        [failure] = notebooks.judged("chapters/10_planner.ipynb", notes, Ended(status, "", 9.0), 0, 9).failures
         assert failure == notebooks.Failure(1, [how, "it begins: launch(f, 2)"])
 
 
@@ -186,7 +186,7 @@ def test_the_report_fails_with_a_notebook_and_quotes_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("arguments", "chosen", "parts"), [
     (["--only", "labs/03", "ring"], ["labs/03_ring_all_reduce.ipynb"], ["ring"]),
     (["--measure"], [], ["launching", "ring", "overlap", "recording"]),
-    (["--notebooks", "--only", "chapters/0", "labs/07"], 10, []),
+    (["--notebooks", "--only", "chapters/0", "labs/07"], 8, []),
 ])
 def test_options_choose_what_runs(arguments: list[str], chosen: list[str] | int, parts: list[str]) -> None:
     options = command.parse(arguments)

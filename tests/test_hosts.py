@@ -244,7 +244,7 @@ def test_a_rank_that_fails_ends_the_job(slurm, tmp_path):
 @pytest.mark.slow
 def test_the_chapter_shows_the_script_as_it_is():
     """But for the comments of its options."""
-    shown = "\n".join(cells("12_beyond_one_machine", "markdown"))
+    shown = "\n".join(cells("11_beyond_one_machine", "markdown"))
     lines = [line for line in SCRIPT.read_text().splitlines() if line]
     bare = {re.sub(r"\s+# .*", "", line) for line in shown.splitlines()}
     assert [line for line in lines if line not in bare] == []

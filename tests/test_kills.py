@@ -1,4 +1,4 @@
-"""Lab 11's training survives kills in each phase of a step: no checkpoint is lost, and no process is left."""
+"""Lab 12's training survives kills in each phase of a step: no checkpoint is lost, and no process is left."""
 import subprocess
 from dataclasses import replace
 

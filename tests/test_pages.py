@@ -168,6 +168,22 @@ def test_the_plan_adds_up_and_names_every_chapter() -> None:
     assert read == [path.stem for path in sorted((ROOT / "chapters").glob("*.ipynb")) if path.stem < "80"]
 
 
+def test_numbers_agree_in_file_names_headings_and_contents() -> None:
+    """Chapters and labs are quoted by number, and stand in its order. Each chapter's lab has the chapter's name."""
+    contents = dict(re.findall(r'- file: (\S+)\n +title: "?([^"\n]+)', (ROOT / "_toc.yml").read_text("utf-8")))
+    names = {}
+    for folder, begins in (("chapters", "{}. "), ("labs", "Lab {}: ")):
+        paths = [path for path in sorted((ROOT / folder).glob("*.ipynb")) if path.stem < "80"]
+        for path in paths:
+            numbered = begins.format(int(path.stem[:2]))
+            assert nbformat.read(path, 4).cells[0].source.startswith(f"# {numbered}"), path
+            assert contents[f"{folder}/{path.stem}"].startswith(numbered), path
+        names[folder] = [path.stem for path in paths]
+        assert [page for page in contents if page.startswith(f"{folder}/") and page.split("/")[1] < "80"] == [
+            f"{folder}/{name}" for name in names[folder]]
+    assert names["chapters"] == names["labs"]
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_command_can_be_read_by_the_parser(name: str) -> None:
     text = DOCUMENTS[name].replace("\\\n", "")  # a shell joins these lines too

@@ -213,7 +213,7 @@ def test_missing_gradients_are_reported():
         launch(half_a_loss, 2)
 
 
-PAGE, ARGUMENTS = "08_parameter_server", "88_rpc_in_pytorch"
+PAGE, ARGUMENTS = "15_parameter_server", "88_rpc_in_pytorch"
 CALLS = {"init_rpc": [rpc.init_rpc], "TensorPipeRpcBackendOptions": [rpc.TensorPipeRpcBackendOptions.__init__],
          "rpc_sync": [rpc.rpc_sync, rpc.rpc_async, rpc.remote], "shutdown": [rpc.shutdown]}
 

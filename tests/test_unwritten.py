@@ -18,7 +18,7 @@ from tests.kernels import FOR_NBCLIENT
 from tests.website import ROOT
 
 LABS = sorted(path.stem for path in (ROOT / "labs").glob("*.ipynb"))
-FASTEST = "10_frameworks"  # 4 s, others 13 to 20
+FASTEST = "14_frameworks"  # 4 s, others 13 to 20
 NEEDS_NO_ANSWER = ("play-simulated-", "measure-3")  # nbval runs these cells, which take the longest
 LINE = re.compile(r"Not written yet\. This cell needs exercise \d+: write its function, then run this cell again\.")
 WRITTEN = 'raise NotImplementedError("exercise 3: write this function, then run the cell")'

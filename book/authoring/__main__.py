@@ -44,9 +44,9 @@ def parser() -> argparse.ArgumentParser:
         if name == "run":
             command.add_argument("--cell-timeout", type=int, default=120, metavar="S", help="seconds a cell may take")
     lab = commands.add_parser("new-lab", help="write a lab that has no exercises yet")
-    lab.add_argument("name", help="such as 11_name")
+    lab.add_argument("name", help="such as 16_name")
     exercise = commands.add_parser("new-exercise", help="add an exercise to a lab, with an example to write over")
-    exercise.add_argument("lab", help="the lab's name, such as 11_name")
+    exercise.add_argument("lab", help="the lab's name, such as 16_name")
     exercise.add_argument("name", help="the function that learners write")
     exercise.add_argument("--points", default="2", help="what its check is worth (default 2)")
     exercise.add_argument("--depends", nargs="*", default=[], metavar="N", help="exercises whose answers it calls")

@@ -116,7 +116,7 @@ def _line(start: Station, end: Station, columns: int, rows: int) -> str:
 
 def _card(app: Sphinx, page: str, station: Station, columns: int, rows: int) -> str:
     name = Path(station.page).name
-    number, title = int(name.split("_")[0]), app.env.titles[station.page].astext()
+    number, title = app.env.titles[station.page].astext().split(". ", 1)
     to = app.builder.get_relative_uri
     left, top = station.column * 100 / columns, station.row * 100 / rows
     return (f'<li style="left:{left:.2f}%;top:{top:.2f}%"><b>{number}</b>'

@@ -19,7 +19,7 @@ from book.grading.lint import marked_wrongly
 from book.grading.reference import outputs_of
 from book.grading.release import FOLDED, HIDDEN
 
-TITLE = """# Lab: {words}
+TITLE = """# Lab {number}: {words}
 
 Say here what the learner will build, and which chapter explains it.
 
@@ -70,14 +70,14 @@ CLOSING = re.compile(r"## |```\{bibliography\}")  # how a cell begins that comes
 def new_lab(name: str, folder: Path) -> Path:
     """Write the lab `folder`/`name`.ipynb without exercises, and return its path.
 
-    Raises NotebookError for a name that is not of the form 11_name, or is taken.
+    Raises NotebookError for a name that is not of the form 16_name, or is taken.
     """
     if not re.fullmatch(r"\d\d_[a-z][a-z0-9_]*", name):
-        raise NotebookError(f"a lab's name is two digits, _ and small letters, such as 11_name: not {name!r}.")
+        raise NotebookError(f"a lab's name is two digits, _ and small letters, such as 16_name: not {name!r}.")
     path = folder / f"{name}.ipynb"
     if path.exists():
         raise NotebookError(f"{path} exists already.")
-    lab = new_notebook(cells=[new_markdown_cell(TITLE.format(words=name[3:].replace("_", " "))),
+    lab = new_notebook(cells=[new_markdown_cell(TITLE.format(number=int(name[:2]), words=name[3:].replace("_", " "))),
                               _code(SETUP, {"id": "setup", "kind": "setup"}),
                               new_markdown_cell(SEED), _code("SEED = 3", {"id": "seed", "kind": "parameters"})],
                        metadata={KEY: {"points": 0}})

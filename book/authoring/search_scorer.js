@@ -12,7 +12,7 @@ var Scorer = {
   partialTerm: 2,
   score: ([docname, , , , score]) => {
     const inTitle = score >= 15;
-    const chapter = /^chapters\/(0\d|10)_/.test(docname);
+    const chapter = /^chapters\/[01]\d_/.test(docname);
     return score + 100 * inTitle + (chapter ? (inTitle ? 250 : 1) : 0);
   },
 };

@@ -14,7 +14,7 @@ and where the recordings of two runs part, `book.trace.parting`. The others have
     global_batch         lab 2: the first step and the losses of a batch that ranks share out
     gradient_buckets     lab 2: what is in a bucket, and when it was sent
     thread_replicas      lab 2: what threads computed, and what came back to the module
-    rings                labs 3, 12: buffers after a ring all-reduce, what it sends and costs
+    rings                labs 3, 11: buffers after a ring all-reduce, what it sends and costs
     sharded_steps        lab 4: steps with sharded state: who updates what, with which gradient; checkpoints of it
     sharded_state        lab 4: what ranks hold of sharded state and when, what they send, how they clip
     tensor_parallel      labs 5, 7: a linear map that is cut, the operators between the cuts, modules made of these
@@ -23,14 +23,14 @@ and where the recordings of two runs part, `book.trace.parting`. The others have
     pipeline_orders      lab 6: in which order ranks ran, what they kept, how much they were idle
     meshes               labs 6, 7: coordinates on a mesh, the groups of its axes, what crosses nodes
     hybrid               lab 7: a training step on a mesh: who holds which part, whose gradients
-    hybrid_steps         labs 7, 9: what a step was built from, its losses and updates, what it sent; torch's own parts
-    parameter_server     lab 8: what a server answers and when, and which pushes its steps are made of
-    interleaved          lab 8: two calls at once, interleaved at every possible place
-    planner              lab 9: what a rank of a layout holds and sends, the seconds of a step
-    best_layout          lab 9: the layout to choose
-    frameworks           lab 10: what frameworks hide: accumulation, which rank sees which rows, uneven batches
-    recovery             lab 11: the guilty rank, what a checkpoint holds and when it is whole, a run that goes on
-    multi_host           lab 12: variables of ranks on several hosts, a measured link, what crosses, who shares a card
+    hybrid_steps         labs 7, 10: what a step was built from, its losses and updates, what it sent; torch's own parts
+    planner              lab 10: what a rank of a layout holds and sends, the seconds of a step
+    best_layout          lab 10: the layout to choose
+    multi_host           lab 11: variables of ranks on several hosts, a measured link, what crosses, who shares a card
+    recovery             lab 12: the guilty rank, what a checkpoint holds and when it is whole, a run that goes on
+    frameworks           lab 14: what frameworks hide: accumulation, which rank sees which rows, uneven batches
+    parameter_server     lab 15: what a server answers and when, and which pushes its steps are made of
+    interleaved          lab 15: two calls at once, interleaved at every possible place
     unwritten            every lab: answers that are not written yet, each reported in a line by the cells that need it
 
 A check compares what ranks hold with what they should hold. Where these differ, `attribution` finds the coefficients of

@@ -1,4 +1,4 @@
-"""L3, lab 9: which layout is best: those that are allowed, those that fit, and how a worse one was chosen."""
+"""L3, lab 10: which layout is best: those that are allowed, those that fit, and how a worse one was chosen."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

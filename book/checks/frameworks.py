@@ -1,4 +1,4 @@
-"""L3, lab 10: what frameworks hide: how gradients accumulate, which rank sees which rows, uneven batches.
+"""L3, lab 14: what frameworks hide: how gradients accumulate, which rank sees which rows, uneven batches.
 
 Gradients are flat, (n,). A window is the passes that lead to one step of the optimizer. R ranks; steps count from 1 in
 messages. Rows are the numbers of examples.

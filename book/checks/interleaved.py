@@ -1,4 +1,4 @@
-"""L3, lab 8: two calls at the same time, interleaved at every possible place.
+"""L3, lab 15: two calls at the same time, interleaved at every possible place.
 
 The first call runs up to one of its steps, the second one up to the beginning of one of its lines, then the first runs
 on to its end, then the second. All pairs of places are tried, so interference between two threads that happens once in

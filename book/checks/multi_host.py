@@ -1,4 +1,4 @@
-"""L3, lab 12: variables of ranks on several hosts, a measured link, what crosses between hosts, who shares a card."""
+"""L3, lab 11: variables of ranks on several hosts, a measured link, what crosses between hosts, who shares a card."""
 from __future__ import annotations
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""L3, lab 8: a parameter server over RPC: what it answers and when, which pushes its steps are made of.
+"""L3, lab 15: a parameter server over RPC: what it answers and when, which pushes its steps are made of.
 
 Gradients and parameters are flat, (n,). W workers push; pushes of a round are numbered from 1 in the order of arrival.
 """

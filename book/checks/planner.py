@@ -1,4 +1,4 @@
-"""L3, lab 9: a layout planned by hand: what a rank holds, what it sends, how long a step takes.
+"""L3, lab 10: a layout planned by hand: what a rank holds, what it sends, how long a step takes.
 
 Every answer is one number or a dict of numbers; the tables hold what mistakes lead to, each with its sentence.
 `config` has the sizes of the book's GPT, h its width, V its vocabulary, T its context; t is the size of tp. Numbers

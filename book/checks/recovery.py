@@ -1,4 +1,4 @@
-"""L3: lab 11: the guilty rank of a hang, what a checkpoint holds and when it is whole, a run that goes on."""
+"""L3: lab 12: the guilty rank of a hang, what a checkpoint holds and when it is whole, a run that goes on."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence

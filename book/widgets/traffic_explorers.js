@@ -145,7 +145,7 @@ explorer("race_explorer", {
 });
 
 // # parameter servers
-/** As chapter 8 has it: chunk c is kept by server c % servers; gradients in, sums out. */
+/** As chapter 15 has it: chunk c is kept by server c % servers; gradients in, sums out. */
 function servers(count, world_size) {
   const moves = new Moves();
   for (let chunk = 0; chunk < world_size; chunk++) {
