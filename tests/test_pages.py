@@ -16,6 +16,7 @@ import pytest
 from docutils import nodes
 from nbformat import NotebookNode
 
+from book.authoring.symbols import FORMULA, PAGE, ROW, first_uses, symbols_in
 from book.authoring.wayfinding import PLAIN_WORDS, linked, pattern_of, with_words
 from book.grading import reference
 from book.grading.__main__ import parser
@@ -134,6 +135,30 @@ def test_search_finds_a_term_in_either_language(site: Site, browser: Browser, qu
     page, log = browser.open((site.folder / "search.html").as_uri() + f"?q={query}")
     page.wait_for_selector(f"#search-results li a[href*='{GLOSSARY}']")  # they are listed one by one
     log.assert_clean()
+
+
+# Letters that one cell uses and says in the same sentence what they are.
+SAID_THERE = {"u", "H", "l", "q"}
+
+
+def test_every_letter_of_a_formula_has_one_meaning_in_the_table() -> None:
+    rows = [row for row in ROW.findall((ROOT / f"{PAGE}.md").read_text("utf-8")) if row]
+    listed = [re.findall(r"\\?([A-Za-z]+)", latex)[0] for row in rows for _, latex in FORMULA.findall(row)]
+    assert len(listed) == len(set(listed)) > 40, "a letter stands twice"
+    used = {symbol: path.name for symbol, path in first_uses(ROOT).items()}
+    assert not {symbol: page for symbol, page in used.items() if symbol not in {*listed, *SAID_THERE}}
+
+
+def test_letters_are_told_from_words_and_code() -> None:
+    assert symbols_in(r"2\frac{t-1}{t}n_\text{ring} + \log_2 N \, \Psi") == {"t", "n", "N", "Psi"}
+    assert [inline for _, inline in FORMULA.findall(r"costs \$3 and $(N-1)n$, or $n$ in $HOME")] == ["(N-1)n", "n"]
+
+
+def test_the_page_of_symbols_leads_to_where_each_is_first_used(site: Site) -> None:
+    built = (site.folder / f"{PAGE}.html").read_text("utf-8")
+    rows = re.findall(r"<tr[^>]*>.*?</tr>", built, re.S)
+    assert len(rows) > 45 and [row for row in rows if "<td" in row and "chapter 1</" in row]
+    assert not [row for row in rows if "<td" in row and "href=" not in row]
 
 
 LABS = sorted((ROOT / "labs").glob("*.ipynb"))
