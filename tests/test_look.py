@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import random
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from book.__main__ import main
 from book.launch import HangError, launch
 from book.look.dumps import DumpError, plain, ranks_of, read_dumps
 from book.look.flights import Due, guilty, waits
+from tests.damaged import damaged
 
 FAULTS = ("late", "other", "groups")
 
@@ -155,15 +155,10 @@ def test_nothing_in_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("seed", range(4))
 def test_damaged_files_are_refused_in_a_sentence(tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Bytes flipped, taken out and put in."""
-    draw, path = random.Random(seed), tmp_path / "dump_0"
+    path = tmp_path / "dump_0"
     whole = json.dumps(AHEAD).encode() if seed % 2 else pickle.dumps(AHEAD, 2)
-    for _ in range(125):
-        data = bytearray(whole)
-        for _ in range(draw.choice((1, 3, 30))):
-            place = draw.randrange(len(data))
-            data[place:place + draw.randrange(3)] = draw.randbytes(draw.randrange(3))
-        path.write_bytes(bytes(data[:draw.choice((len(data), draw.randrange(len(data))))]))
+    for data in damaged(whole, seed):
+        path.write_bytes(data)
         status = main(["show", str(path)])
         told = capsys.readouterr()
         assert (status, told.err) == (0, "") or (status == 2 and len(told.err.splitlines()) == 1)

@@ -14,6 +14,7 @@ from book.__main__ import main
 from book.launch import launch
 from book.look.arrivals import arrivals
 from book.look.profiles import TraceFileError, read_profile, times
+from tests.damaged import damaged
 
 SAMPLES = Path(__file__).parents[2] / "shared/data/traces"
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -144,15 +145,11 @@ def test_other_calls_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize("seed", range(4))
 def test_damaged_traces_are_refused_in_a_sentence(tmp_path: Path, seed: int,
                                                   capsys: pytest.CaptureFixture[str]) -> None:
-    draw, path = random.Random(seed), tmp_path / ("0.json.gz" if seed % 2 else "0.json")
+    path = tmp_path / ("0.json.gz" if seed % 2 else "0.json")
     events = [event("kernel", name, 20 * k, 10) for k, name in enumerate((NCCL, "gemm") * 8)]
     whole = written(path, events).read_bytes()
-    for _ in range(125):
-        data = bytearray(whole)
-        for _ in range(draw.choice((1, 3, 30))):
-            place = draw.randrange(len(data))
-            data[place:place + draw.randrange(3)] = draw.randbytes(draw.randrange(3))
-        path.write_bytes(bytes(data[:draw.choice((len(data), draw.randrange(len(data))))]))
+    for data in damaged(whole, seed):
+        path.write_bytes(data)
         status = main(["show", str(path)])
         told = capsys.readouterr()
         assert (status, told.err) == (0, "") or (status == 2 and len(told.err.splitlines()) == 1)
