@@ -60,9 +60,9 @@ SHOWN += [("04_sharded_data_parallel", sharded, name) for name in (
 SHOWN += [("84_sharded_in_pytorch", sharded, "units_of")]
 SHOWN += [("05_tensor_parallel", tensor, name) for name in (
     "mine", "by_columns", "by_rows", "IdentityThenAllReduce", "AllReduceThenIdentity", "identity_then_all_reduce",
-    "all_reduce_then_identity", "shard", "ColumnParallelLinear", "RowParallelLinear")]
+    "all_reduce_then_identity", "shard", "ColumnParallelLinear", "RowParallelLinear", "first_of_shard",
+    "VocabParallelEmbedding", "vocab_parallel_cross_entropy")]
 SHOWN += [("85_tensor_in_pytorch", tensor, name) for name in (
-    "first_of_shard", "VocabParallelEmbedding", "vocab_parallel_cross_entropy",
     "AllGatherThenReduceScatter", "ReduceScatterThenAllGather")]
 
 SHOWN += [("06_pipeline_parallel", pipeline, name) for name in (

@@ -10,7 +10,7 @@ import nbformat
 import numpy as np
 import pytest
 
-from book.cost import MODELS, Layout, cluster_of, estimate, state_bytes
+from book.cost import MODELS, LayerShape, Layout, activation_bytes, cluster_of, estimate, pipeline_bubble, state_bytes
 from book.cost.ledger import MODELS_OF_THE_STORY, SEQUENCES, STORY, Entry, entry, story
 from book.cost.machines import EACH, SOFTWARE
 from book.widgets import ledger
@@ -183,6 +183,60 @@ def test_chapters_say_what_other_ways_would_do() -> None:
     once = entry("llama3-70b", Layout(1, 8, 8, zero_stage=1, sequence_parallel=1))
     assert f"train on {speed(once)} tokens a second, and hold {once.memory_bytes / 1e9:.0f} GB" in told(6)
     assert f"The pipeline holds {staged.memory_bytes / 1e9:.0f} GB" in told(6)
+
+
+def reached(line: Entry, model: str, num_gpus: int) -> float:
+    """FLOP/s while a GPU computes, 6 for each parameter and token."""
+    return 6 * MODELS[model].num_parameters * SEQUENCES * 8192 / num_gpus / (
+        line.step_s - line.exposed_s - line.idle_s)
+
+
+def test_chapters_derive_what_is_kept_for_backward() -> None:
+    says, sequence = {number: told(number) for number in (4, 5)}, 8192
+    gpt = LayerShape(1, sequence, 4096, 32)
+    assert activation_bytes(gpt) == (34 + 5 * 32 * sequence / 4096) * gpt.num_activations
+    assert 5 * 32 * sequence / 4096 == 320 and "the second is $320h$" in says[4]
+    layer, model = MODELS["llama3-8b"].layer(1), MODELS["llama3-8b"]
+    assert activation_bytes(layer) == 34 * 4096 * sequence
+    assert f"{activation_bytes(layer) / 1e9:.2f} GB, and 32" in says[4]
+    layers, logits = 32 * activation_bytes(layer), 14 * model.vocab_size * sequence
+    assert f"keep {layers / 1e9:.1f} GB" in says[4] and f"makes {logits / 1e9:.1f} GB for a sequence" in says[4]
+    assert layers + logits == pytest.approx(entry("llama3-8b", Layout(1, 16, 1)).activation_bytes, rel=0.01)
+    assert cluster_of("h100", 8, SOFTWARE[0]).overheads.logit_bytes == pytest.approx(14, rel=0.01)
+    assert round(logits / activation_bytes(layer)) == 13 and "as much as thirteen layers" in says[4]
+    large = MODELS["llama3-70b"].layer(1)
+    kept = [activation_bytes(large, 8, *way) / 1e9 for way in ((), (True,), (True, True))]
+    assert (f"keeps {activation_bytes(large) / 1e9:.2f} GB on one GPU. On eight it keeps {kept[0]:.2f} GB with tensor "
+            f"parallelism alone, {kept[1]:.2f} GB with sequence parallelism, and {kept[2]:.2f} GB if") in says[5]
+    unit = large.num_activations
+    assert [1e9 * of / unit for of in kept] == pytest.approx([8 + 25.5 / 8, 4 + 29.5 / 8, 33.5 / 8])
+    assert f"these are {12 * sequence / 1e3:.0f} kB" in says[5] and f"{logits / 8e9:.1f} GB." in says[5]
+
+
+def test_chapters_say_from_how_many_tokens_on_communication_hides() -> None:
+    says = {number: told(number) for number in (4, 5, 6)}
+    over = cluster_of("h100", 64, SOFTWARE[0]).overheads
+    inside, across = 450e9 * over.inside_share, 50e9 * over.across_share
+    sharded, tensor, staged = [entry(way.model, way.layout) for way in STORY
+                               if way.chapter in (4, 5, 6) and not way.opens]
+    small, large = reached(sharded, "llama3-8b", 16), reached(tensor, "llama3-70b", 64)
+    assert small == pytest.approx(421e12, rel=0.005) and "is 421 TFLOP/s, 43 % of the peak" in says[4]
+    assert (small / 400e9, small / inside, small / 50e9) == pytest.approx((1050, 1460, 8400), rel=0.005)
+    assert "1,050 tokens" in says[4] and "1,460" in says[4] and "it is 8,400" in says[4]
+    assert f"$F = {large / 1e12:.0f}$ TFLOP/s, {100 * large / 989e12:.0f} % of the peak" in says[5]
+    model = MODELS["llama3-70b"]
+    each = 3 / 8 * model.sizes.layer_parameters / model.width / 7  # FLOPs a byte, for t = 8
+    assert (each, large / inside, large / across) == pytest.approx((5600, 1730, 11900), rel=0.005)
+    assert "5,600 FLOPs a byte" in says[5] and "1,730 FLOPs" in says[5] and "$F/B$ is 11,900" in says[5]
+    assert f"sending takes {100 * large / inside / each:.0f} % of the time" in says[5]
+    assert large / across / each == pytest.approx(2.1, abs=0.05) and "is 11,900 ([chapter 5]" in says[6]
+    stage = 10 * model.sizes.layer_parameters / model.width
+    assert f"a message takes {100 * large / across / stage:.1f} % of the forward" in says[6]
+    assert f"it would take {1000 * large / across / stage:.0f} %" in says[6]
+    num = next(m for m in range(1, 1000) if pipeline_bubble(8, m) <= 0.05)
+    assert f"$m = {num}$" in says[6] and num * 8192 / 64 == pytest.approx(17_000, rel=0.01)
+    assert SEQUENCES * 8192 // 64 == 65_536 and round(pipeline_bubble(8, 64), 2) == 0.1
+    assert f"{staged.activation_bytes / 1e9:.0f} GB" in says[6]
 
 
 # In a page
