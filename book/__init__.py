@@ -20,12 +20,13 @@ without circles.
         cost          latency-bandwidth links and the closed forms they lead to; bytes sent and bytes held; the planner
         faults        how often to save, and runs in which nodes fail: where their time goes
         waiting       ranks that wait for one another: what each does, why, and the message that says so
-        look          files that a job of one's own leaves: Flight Recorder dumps, profiler traces, and what they say
+        look          files that a job leaves, Flight Recorder dumps and profiler traces, and what they say
     L2  tap           every call of a process to torch.distributed, seen once and noted in one log
         audit         what ranks note of a run beside its result, and what that says is wrong although the run ended
         simulate      schedule + link -> trace, without starting a process
         device        which device a rank computes on, and from which its messages come
         launch        launch(fn, world_size): real processes from a notebook cell
+        doctor        what a machine's ranks will stumble on: limits, names, networks; the speed of all-reduces
         hosts         hosts on one machine, as network namespaces, for torchrun to span
         record        any torch.distributed program -> trace, with whose data is in which chunk
         execute       a schedule moved by real ranks -> trace
@@ -42,6 +43,6 @@ without circles.
         authoring     notebook normaliser and lint, the Sphinx extension, the opening page, terms and search
         __main__      `lockstep`, the one command: each of its words belongs to a part above
 
-Only device, tap, audit, launch, record, execute, shards, wire and parallel import torch: everything else imports
-without it.
+Only device, tap, audit, launch, doctor, record, execute, shards, wire and parallel import torch: everything else
+imports without it.
 """

@@ -14,6 +14,7 @@ from importlib import import_module
 # What each word does, and the module that does it.
 COMMANDS = {
     "show": ("book.look", "what a job's files say: Flight Recorder dumps, profiler traces"),
+    "doctor": ("book.doctor", "what this machine's ranks will stumble on, each with a remedy"),
     "plan": ("book.cost", "the fastest layout of a model that fits on so many GPUs"),
     "estimate": ("book.cost", "what a layout of your own costs: memory and time, part by part"),
     "read": ("book.cost", "a configuration of torchtitan: what a GPU sends along each axis"),

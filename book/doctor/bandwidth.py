@@ -1,0 +1,52 @@
+"""L2: all-reduces between ranks of this machine: how fast, in the units of nccl-tests."""
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from book.cost import bus_bandwidth_bytes_per_s
+from book.launch import launch
+
+SIZES = (1 << 10, 1 << 20, 1 << 26)  # bytes: what latency decides, what both do, what bandwidth does
+REPEATS, WARM_UP = 10, 3
+
+
+class Measured(NamedTuple):
+    """An all-reduce of so many bytes: seconds, the fastest of REPEATS, and bus bandwidth in bytes per second."""
+
+    num_bytes: int
+    seconds: float
+    bus_bytes_per_s: float
+
+
+def measure(num_ranks: int) -> tuple[str, list[Measured]]:
+    """The backend, and an all-reduce of each of SIZES, each as slow as on the slowest rank."""
+    run = launch(_all_reduces, num_ranks, timeout_s=300)
+    slowest = [max(times) for times in zip(*run)]
+    return run.backend, [Measured(size, seconds, bus_bandwidth_bytes_per_s("all_reduce", num_ranks, size, seconds))
+                         for size, seconds in zip(SIZES, slowest)]
+
+
+def _all_reduces() -> list[float]:
+    """What a rank does: the seconds of each size."""
+    import torch
+    import torch.distributed as dist
+
+    from book.launch import rank_device
+
+    device = rank_device()
+    dist.init_process_group()
+    found = []
+    for size in SIZES:
+        x = torch.ones(size // 4, device=device)
+        times = []
+        for repeat in range(WARM_UP + REPEATS):
+            dist.barrier()
+            start_s = time.perf_counter()
+            dist.all_reduce(x)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            if repeat >= WARM_UP:
+                times.append(time.perf_counter() - start_s)
+        found.append(min(times))
+    return found
