@@ -68,8 +68,7 @@ SHOWN += [("85_tensor_in_pytorch", tensor, name) for name in (
 SHOWN += [("06_pipeline_parallel", pipeline, name) for name in (
     "Stage", "run_one_f_one_b")]
 SHOWN += [("86_pipelines_in_pytorch", pipeline, name) for name in ("SplitStage", "run_pipeline")]
-SHOWN += [("07_hybrid_3d", hybrid, name) for name in ("axis_groups", "average_gradients", "Hybrid")]
-SHOWN += [("87_hybrid_pytorch", hybrid, "clip_gradients")]
+SHOWN += [("07_hybrid_3d", hybrid, name) for name in ("axis_groups", "average_gradients", "Hybrid", "clip_gradients")]
 
 
 @pytest.mark.parametrize("chapter, package, name", SHOWN, ids=[name for *_, name in SHOWN])

@@ -237,6 +237,16 @@ def test_chapters_say_from_how_many_tokens_on_communication_hides() -> None:
     assert f"$m = {num}$" in says[6] and num * 8192 / 64 == pytest.approx(17_000, rel=0.01)
     assert SEQUENCES * 8192 // 64 == 65_536 and round(pipeline_bubble(8, 64), 2) == 0.1
     assert f"{staged.activation_bytes / 1e9:.0f} GB" in says[6]
+    [way] = [way for way in STORY if way.chapter == 7]
+    hybrid, together = entry(way.model, way.layout), told(7)
+    assert 2 * stage == pytest.approx(2.1e6, rel=0.01) and "2.1 million against 11,900" in together
+    assert SEQUENCES // way.layout.dp == 256 > 19 * (way.layout.pp - 1) == 57
+    found = estimate(model, cluster_of("h100", 64, SOFTWARE[0]), way.layout, SEQUENCES)
+    assert (f"of the {hybrid.exposed_s + hybrid.idle_s:.0f} seconds in {hybrid.step_s:.0f} that a GPU waits in the "
+            f"[ledger](#in-the-ledger), {found.tp_s:.0f} are tp's") in together
+    share = 2 / 3 * large / across  # of computing, times the tokens of a replica
+    assert share / 0.05 == pytest.approx(160_000, rel=0.01) and "needs 160,000 tokens" in together
+    assert f"65,536, and pay {100 * share / (SEQUENCES * 8192 / 64):.0f} %" in together
 
 
 # In a page
