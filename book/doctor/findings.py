@@ -37,8 +37,8 @@ def _gpus(machine: Machine) -> Iterator[Finding]:
         yield Finding(f"torch {machine.torch} is a build without CUDA, and this machine has an NVIDIA driver",
                       "install the build that https://pytorch.org/get-started/locally names for your driver")
     elif machine.cuda and machine.driver and not machine.gpus:
-        yield Finding(f"torch {machine.torch} is built for CUDA {machine.cuda} and sees no GPU: the driver is "
-                      "older, or CUDA_VISIBLE_DEVICES hides the GPUs", "compare with the version that nvidia-smi prints")
+        yield Finding(f"torch {machine.torch} is built for CUDA {machine.cuda} and sees no GPU: the driver is older, "
+                      "or CUDA_VISIBLE_DEVICES hides the GPUs", "compare with the version that nvidia-smi prints")
     if machine.peers is not None and machine.peers < 1:
         yield Finding(f"{1 - machine.peers:.0%} of the pairs of GPUs can't read each other's memory: their messages go "
                       "through the host's", "nvidia-smi topo -m shows which; keep tensor parallelism among the others")
