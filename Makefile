@@ -25,7 +25,7 @@ SITE_STAMP  := $(SITE)_build/.site
 
 SITE_SOURCES := _config.yml _toc.yml $(wildcard *.md *.bib chapters/*.md chapters/*.ipynb labs/*.ipynb) \
                 book/widgets/registry.py book/grading/lab.py book/grading/lab_schema.py book/grading/release.py \
-                $(wildcard book/authoring/*.py book/authoring/*.css book/twin/*.js book/widgets/*.js book/widgets/*.css)
+                $(wildcard book/authoring/*.* book/twin/*.js book/widgets/*.js book/widgets/*.css)
 AS_ROOT      := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 POINTS ?= 2

@@ -9,15 +9,18 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import nbformat
 import pytest
 from docutils import nodes
 from nbformat import NotebookNode
 
-from book.authoring.symbols import FORMULA, PAGE, ROW, first_uses, symbols_in
-from book.authoring.wayfinding import PLAIN_WORDS, linked, pattern_of, with_words
+from book.authoring import wayfinding
+from book.authoring.symbols import FORMULA, PAGE, ROW, chapters, first_uses, symbols_in
+from book.authoring.wayfinding import PLAIN_WORDS, found_first, linked, pattern_of, with_words
 from book.grading import reference
 from book.grading.__main__ import parser
 from book.grading.handed_in import MAX_DEPTH
@@ -32,6 +35,7 @@ from tests.website import ROOT, Site
 
 CALLS = "chapters/90_legacy_map"
 GLOSSARY = "chapters/91_glossary"
+WORDS_OF_SEARCH = Path(wayfinding.__file__).with_name("search_words.txt")
 CHINESE = re.compile("[\u4e00-\u9fff]")
 LINK = re.compile(r" \[([^]]+)\]\(((?:\.\./labs/)?\w+\.ipynb)(#[\w-]+)?\)$")
 OTHER_SPELLINGS = re.compile(
@@ -135,6 +139,71 @@ def test_search_finds_a_term_in_either_language(site: Site, browser: Browser, qu
     page, log = browser.open((site.folder / "search.html").as_uri() + f"?q={query}")
     page.wait_for_selector(f"#search-results li a[href*='{GLOSSARY}']")  # they are listed one by one
     log.assert_clean()
+
+
+# What readers look for, by a part of the name of the page that has to come first.
+LOOKED_FOR = {
+    "when_it_hangs": "NCCL timeout, deadlock, cannot pickle",
+    "81_starting_ranks": "torchrun",
+    "when_a_rank_dies": "flight recorder, elastic, checkpoint, goodput",
+    "ring_all_reduce": "chapter 3, all-reduce, allreduce, ring all-reduce",
+    "pipeline_parallel": "chapter 6, pipeline, bubble, 1F1B",
+    "data_parallel": "DDP, DistributedDataParallel, buckets, gradient accumulation, no_sync",
+    "legacy_map": "DataParallel, torch.distributed.launch",
+    "ddp_in_pytorch": "find_unused_parameters",
+    "sharded_data_parallel": "FSDP, fully_shard, ZeRO",
+    "hybrid_pytorch": "HSDP",
+    "tensor_parallel": "tensor parallel",
+    "tensor_in_pytorch": "sequence parallelism, DTensor",
+    "hybrid_3d": "3d parallelism, DeviceMesh",
+    "parameter_server": "parameter server, RPC, staleness",
+    "planner": "planner, MFU",
+    "frameworks": "accelerate, lightning",
+    "beyond_one_machine": "slurm",
+    "job_managers": "kubernetes, busbw",
+    "starting_ranks": "init_process_group",
+    "training_with_ddp": "DistributedSampler",
+    "01_ranks": "broadcast",
+    "glossary": "glossary",
+    "symbols": "symbols",
+    "cheat_sheet": "cheat sheet",
+    "all_reduce_in_libraries": "NCCL_ALGO",
+}
+
+
+@pytest.mark.slow
+def test_the_search_finds_the_right_page_first(site: Site, browser: Browser) -> None:
+    first = {}
+    for query in [query for queries in LOOKED_FOR.values() for query in queries.split(", ")]:
+        page, log = browser.open((site.folder / "search.html").as_uri() + f"?q={quote(query)}")
+        page.wait_for_selector("#search-results li a")
+        first[query] = page.locator("#search-results li a").first.get_attribute("href")
+        browser.take_back()
+    wanted = {query: name for name, queries in LOOKED_FOR.items() for query in queries.split(", ")}
+    assert len(wanted) >= 40
+    assert not {query: href for query, href in first.items() if wanted[query] not in href}
+
+
+def test_what_is_found_is_quoted(site: Site, browser: Browser) -> None:
+    page, log = browser.open((site.folder / "search.html").as_uri() + "?q=flight+recorder")
+    quoted = page.locator("#search-results li", has=page.locator("a[href*=when_a_rank_dies]")).first.locator(".context")
+    assert "flight recorder" in quoted.inner_text().lower() and quoted.locator("mark").count()
+    sign, typed = (page.locator(f".bd-search-container .bd-search {part}").bounding_box() for part in ("i", "input"))
+    padding = page.locator(".bd-search-container input").evaluate("it => parseFloat(getComputedStyle(it).paddingLeft)")
+    assert sign["x"] + sign["width"] < typed["x"] + padding
+    log.assert_clean()
+
+
+def test_words_of_the_search_lead_to_pages_and_sections_that_are_there(site: Site) -> None:
+    names = [path.with_suffix("").relative_to(ROOT).as_posix() for path in chapters(ROOT)]
+    leads = found_first(ROOT, [*names, PAGE])
+    assert {"chapter 3", "torchrun", "flight recorder", "nccl timeout"} <= set(leads)
+    for line in WORDS_OF_SEARCH.read_text("utf-8").splitlines():
+        assert line.startswith("#") or any(re.sub(r"\w+/\d+_", "", page) == line.partition(": ")[0]
+                                           for page, _ in leads.values()), line
+    for words, (page, anchor) in leads.items():
+        built = (site.folder / f"{page}.html").read_text("utf-8")
+        assert not anchor or f'id="{anchor}"' in built, words
 
 
 # Letters that one cell uses and says in the same sentence what they are.

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import html
+import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -216,10 +218,15 @@ def tags(cell: Any) -> list[str]:
 
 
 def publish_sources(app: Sphinx, error: Exception | None) -> None:
-    """Replace the notebooks for download, which Sphinx copies from the repository, with those that the pages show."""
-    for path in Path(app.outdir, "_sources", LABS).glob("*.ipynb"):
-        answers = None if app.config.lab_solutions else stubs(app, LABS + path.stem)
-        path.write_text(published(path.read_text("utf-8"), answers), encoding="utf-8")
+    """Replace the notebooks for download, which Sphinx copies from the repository, with those that the pages show.
+
+    All are written without indentation, which is 0.2 MB.
+    """
+    for path in Path(app.outdir, "_sources").glob("*/*.ipynb"):
+        text = path.read_text("utf-8")
+        if path.parent.name == LABS.rstrip("/"):
+            text = published(text, None if app.config.lab_solutions else stubs(app, LABS + path.stem))
+        path.write_text(json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
 
 
 def offer_student_copy(app: Sphinx, doctree: nodes.document, page: str) -> None:
@@ -306,11 +313,12 @@ def drop_icon_script(app: Sphinx, error: Exception | None) -> None:
 
 
 def drop_spare_files(app: Sphinx, error: Exception | None) -> None:
-    """Delete the theme's source maps, 3.5 MB for whoever debugs its scripts, and the icons' older form of font.
+    """Delete what no page loads: source maps, 3.5 MB, translations of the theme, and the icons' older form of font.
 
     The style sheet names that one second, for browsers without WOFF2, which all have had since 2018.
     """
     static = Path(app.outdir, "_static")
+    shutil.rmtree(static / "locales", ignore_errors=True)
     fonts = [path for path in static.rglob("*.ttf") if path.with_suffix(".woff2").exists()]
     for path in [*static.rglob("*.map"), *fonts]:
         path.unlink()

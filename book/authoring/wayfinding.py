@@ -1,15 +1,17 @@
 """L4: how readers find their way on the website: terms that lead to the glossary, and what the search finds first.
 
 Sphinx's search finds a title only if the query is at least half as long. So the words of pages' titles, and parts of
-Chinese terms, are put into its index as titles of their own.
+Chinese terms, are put into its index as titles of their own. What `search_words.txt` lists, and terms of the glossary
+that link to a section, are put there as entries of a printed index, which it finds first.
 """
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -22,7 +24,9 @@ NO_PLACE = (nodes.reference, nodes.literal, nodes.title, nodes.raw, nodes.term, 
 PLAIN_WORDS = {"gather": {"01", "02", "81"}, "reduce": {"01", "81"}, "root": {"01", "02", "81", "83"},
                "scatter": {"01", "02"}, "stage": {"06", "86"}, "step": {"02", "03", "06"},
                "store": {"01", "11", "12", "80", "81", "88", "95"}, "work": set()}
+LAB_QUOTED = 400  # characters: the tasks say what the chapters say
 INDEX = ("Search.setIndex(", ")")
+TAUGHT = re.compile(r"^(\S[^\n]*)\n(\S[^\n]*)\n  .*\[[^]]+\]\(([\w/.]+?)\.ipynb(#[\w-]+)?\)$", re.MULTILINE)
 Anchors = dict[str, str]  # of terms, by the term
 Titles = dict[str, list[list[int | str | None]]]  # of the search's index: pages, by number, and anchors in them
 
@@ -78,7 +82,7 @@ def pattern_of(terms: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def name_titles(app: Sphinx, error: Exception | None) -> None:
-    """Let the search find a page by a word of its title, and a Chinese term by a part of it."""
+    """Let the search find a page by a word of its title or one listed for it, and a Chinese term by a part of it."""
     path = Path(app.outdir, "searchindex.js")
     if error is not None or not path.is_file():
         return
@@ -86,7 +90,49 @@ def name_titles(app: Sphinx, error: Exception | None) -> None:
     index = json.loads(path.read_text("utf-8").removeprefix(begin).removesuffix(end))
     numbers = {name: number for number, name in enumerate(index["docnames"])}
     index["alltitles"] = with_words(index["alltitles"], titles_of(app), anchors(app), numbers)
+    index["indexentries"] = {words: [[numbers[page], anchor, True]] for words, (page, anchor)
+                             in found_first(Path(app.srcdir), list(numbers)).items()}
     path.write_text(begin + json.dumps(index, separators=(",", ":"), ensure_ascii=False) + end, "utf-8")
+
+
+def write_texts(app: Sphinx, error: Exception | None) -> None:
+    """Write the paragraphs of all pages, and how labs begin, to the script from which the search's page quotes."""
+    if error is not None or app.builder.format != "html":
+        return
+    texts = {page: " ".join(paragraphs_of(app.env.get_doctree(page))) for page in sorted(app.env.found_docs)}
+    texts.update({page: text[:LAB_QUOTED] for page, text in texts.items() if page.startswith("labs/")})
+    written = json.dumps(texts, ensure_ascii=False, separators=(",", ":"))
+    Path(app.outdir, "_static", "search_texts.js").write_text(f"const SEARCH_TEXTS = {written};\n", "utf-8")
+
+
+def paragraphs_of(doctree: nodes.document) -> Iterator[str]:
+    """A page's paragraphs as plain text, formulas in their letters."""
+    for paragraph in doctree.findall(nodes.paragraph):
+        parts = (text.astext() for text in paragraph.findall(nodes.Text) if not isinstance(text.parent, nodes.raw))
+        yield " ".join("".join(parts).split())
+
+
+def load_excerpts(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Make the search's page quote what it finds."""
+    if page == "search":
+        for name in ("search_texts.js", "search_excerpts.js"):
+            app.add_js_file(name, defer="defer")
+
+
+def found_first(root: Path, pages: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """The page, and the id of a section in it, that each of these words lead to; a list's words go before a term's."""
+    glossary = (root / f"{GLOSSARY}.md").read_text("utf-8")
+    found = {term.lower(): (f"chapters/{page}", (section or "")[1:]) for term, _, page, section
+             in TAUGHT.findall(glossary) if not page.startswith("../")}
+    numbered = {page: CHAPTERS.match(page) for page in pages}
+    found.update({f"chapter {int(chapter[1])}": (page, "") for page, chapter in numbered.items()
+                  if chapter and chapter[1] < "80"})
+    by_name = {CHAPTERS.sub("", page): page for page, chapter in numbered.items() if chapter}
+    for line in Path(__file__).with_name("search_words.txt").read_text("utf-8").splitlines():
+        name, _, words = line.partition(": ")
+        if not line.startswith("#") and name in by_name:
+            found.update({word.lower(): (by_name[name], "") for word in words.split(", ")})
+    return found
 
 
 def titles_of(app: Sphinx) -> dict[str, str]:
@@ -121,4 +167,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Register the hooks with Sphinx."""
     app.connect("doctree-resolved", link_terms, priority=800)
     app.connect("build-finished", name_titles)
+    app.connect("build-finished", write_texts)
+    app.connect("html-page-context", load_excerpts, priority=800)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
