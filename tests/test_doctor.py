@@ -78,4 +78,5 @@ def test_the_command_looks_at_this_machine_and_times_all_reduces(capsys: pytest.
     numbered = [line for line in said if line[:2].rstrip(".").isdigit()]
     assert status == bool(numbered) and said[0].startswith("torch ")
     assert [line.split()[1] for line in said[-3:]] == ["bytes"] * 3
+    assert main(["doctor", "--ranks", "1"]) == 2 and "at least 2 ranks" in capsys.readouterr().err
     assert main(["doctor", "--quick"]) == status and "all-reduce" not in capsys.readouterr().out

@@ -81,7 +81,7 @@ def test_what_some_dumps_say_is_used(folders: dict[str, Path], tmp_path: Path,
         data = path.read_bytes()
         (tmp_path / f"dump_{rank}").write_bytes(data if rank != 1 else data[:len(data) // 2])
     told = shown(capsys, tmp_path)
-    assert "the others wait for rank 2" in told and told[-1].startswith(f"not read: {tmp_path / 'dump_1'} is cut off")
+    assert "the others wait for rank 2" in told and told[-1].startswith(f"not read: {tmp_path / 'dump_1'} is neither")
 
 
 def dump(*states: str, members: bool = True, **last: Any) -> dict[str, Any]:
@@ -120,6 +120,29 @@ def test_states_of_nccl_are_judged(tmp_path: Path, dumps: tuple[Any, ...], blame
     assert [wait.due for wait in waits(flights)] == [due]
 
 
+def message(verb: str, rank: int, peer: int, state: str = QUEUED) -> dict[str, Any]:
+    arrow = "->" if verb == "send" else "<-"
+    return {"process_group": ("0", "default_pg"), "collective_seq_id": 1, "p2p_seq_id": 4, "input_sizes": [[8]],
+            "profiling_name": f"nccl:{verb} {rank}{arrow}{peer}", "input_dtypes": ["Float"], "state": state,
+            "retired": False, "is_p2p": True, "frames": [{"filename": "/job/pipe.py", "line": 9, "name": "step"}]}
+
+
+@pytest.mark.parametrize("messages, blamed", [
+    (([], [("recv", 0)], [("recv", 1)], [("recv", 2)]), (0,)),  # a pipeline whose first rank has stopped
+    (([("send", 1)], [("recv", 0)], [], []), ()),  # under way on both sides: not the order of calls
+    (([("recv", 1)], [("recv", 0)], [], []), ()),  # each waits for the other
+    (([("send", 1, DONE)], [("recv", 2)], None, []), (2,))], ids=["chain", "met", "circle", "no dump"])
+def test_ranks_that_wait_for_messages_lead_to_the_one_that_sends_none(
+        tmp_path: Path, messages: Any, blamed: tuple[int, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    dumps = [None if own is None else {**dump(DONE), "entries": [
+        *dump(DONE)["entries"], *(message(verb, rank, *more) for verb, *more in own)]}
+        for rank, own in enumerate(messages)]
+    flights, problems = read_dumps(written(tmp_path, *dumps))
+    assert not problems and guilty(flights) == blamed
+    said = "\n".join(shown(capsys, tmp_path))
+    assert blamed != (0,) or "rank 1 waits in call 4, recv from rank 0: pipe.py:9" in said.replace(" of group 0", "")
+
+
 def test_of_ranks_that_no_dump_names_nothing_is_concluded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = written(tmp_path, *[dump(DONE, OPEN, members=False)] * 2)
     assert shown(capsys, *paths)[1:] == [
@@ -148,7 +171,7 @@ class Planted:
 def test_nothing_in_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int) -> None:
     monkeypatch.chdir(tmp_path)
     Path("dump_0").write_bytes(pickle.dumps({**NEXT, "more": Planted()}, protocol))
-    with pytest.raises(DumpError, match="dump_0 is cut off or no dump"):
+    with pytest.raises(DumpError, match="dump_0 is neither a Flight"):
         plain(Path("dump_0"))
     assert not Path("planted").exists()
 
@@ -165,9 +188,9 @@ def test_damaged_files_are_refused_in_a_sentence(tmp_path: Path, seed: int, caps
 
 
 @pytest.mark.parametrize("data, words", [
-    (b"", "is empty: its rank may have died"), (b"[1]", "cut off or no dump"), (b"{}", "it has no entries"),
-    (b"{\"traceEvents\": []}", "without any work in it"), (b"\x80\x04r\xff\xff\xff\x7f", "cut off or no dump"),
-    (json.dumps({"entries": [1]}).encode(), "no Flight Recorder dump"), (b"{\"entries\": " + b"[" * 99999, "cut off")])
+    (b"", "is empty: its rank may have died"), (b"[1]", "is neither a Flight"), (b"{}", "it has no entries"),
+    (b"{\"traceEvents\": []}", "without any work in it"), (b"\x80\x04r\xff\xff\xff\x7f", "its end is missing"),
+    (json.dumps({"entries": [1]}).encode(), "no Flight Recorder dump"), (b"{\"entries\": " + b"[" * 99999, "end is missing")])
 def test_other_files_are_refused(tmp_path: Path, data: bytes, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x").write_bytes(data)
     assert main(["show", str(tmp_path)]) == 2 and words in capsys.readouterr().err

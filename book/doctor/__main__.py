@@ -14,6 +14,9 @@ from book.words import counted
 def main(arguments: list[str] | None = None) -> int:
     """Say what this machine has and what will hurt; the exit status is 1 if something will."""
     options = _parser().parse_args(arguments)
+    if options.ranks < 0 or options.ranks == 1:
+        print(f"error: all-reduces take at least 2 ranks, not {options.ranks}", file=sys.stderr)
+        return 2
     machine = this_machine()
     print("\n".join(told(machine)))
     found = list(findings(machine))

@@ -19,7 +19,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (DumpError, OSError) as error:
         lines, problems = [], [str(error)]
     if not lines:
-        print(f"error: {problems[0] if problems else 'there is no file here'}", file=sys.stderr)
+        more = f"; nor can the {len(problems) - 1} others here be read" if len(problems) > 1 else ""
+        print(f"error: {problems[0] if problems else 'there is no file here'}{more}", file=sys.stderr)
         return 2
     print("\n".join([*lines, *(f"not read: {problem}" for problem in problems)]))
     return 0

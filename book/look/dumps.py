@@ -11,7 +11,8 @@ import json
 import os
 import pickle
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from book.look.flights import Call, Flight
 
 FORMAT = "lockstep flight 1"  # what book.record.flight.dump writes
 BYTES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Int": 4, "Long": 8, "Byte": 1, "Char": 1, "Bool": 1}
+MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)$")  # between ranks of the group
 LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "/book/tap/", "<")
 MOST_NUMBERS = 100_000  # of one call's sizes: a planted dump may repeat one list without end
 
@@ -52,7 +54,7 @@ def read_dumps(paths: Iterable[str | Path]) -> tuple[list[Flight], list[str]]:
         try:
             flights.append(flight_of(dump, rank, world_size))
         except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
-            problems.append(f"{path} is no Flight Recorder dump: {type(error).__name__} {error}")
+            problems.append(f"{path} is no Flight Recorder dump as torch writes it: {type(error).__name__} {error}")
     return flights, problems
 
 
@@ -82,15 +84,16 @@ def plain(path: Path) -> dict[str, Any]:
         raise DumpError(f"{path} is empty: its rank may have died while it wrote")
     try:
         found = json.loads(data) if data.lstrip()[:1] == b"{" else _Plain(io.BytesIO(data)).load()
-    except (Exception, RecursionError, MemoryError) as error:
-        raise DumpError(f"{path} is cut off or no dump: {type(error).__name__} {error}".rstrip(": ")) from None
+    except Exception:  # a pickle may fail in any way
+        raise DumpError(f"{path} is neither a Flight Recorder dump nor a profiler trace, or its end is "
+                        "missing") from None
     if not isinstance(found, dict) or not {"entries", "pg_status", "calls"} & found.keys():
         raise DumpError(f"{path} is no Flight Recorder dump: it has no entries")
     return found
 
 
 def flight_of(dump: Mapping[str, Any], rank: int, world_size: int) -> Flight:
-    """A dump of torch's, or of this book's, as a Flight; sends and receives are left out."""
+    """A dump of torch's, or of this book's, as a Flight."""
     if dump.get("format") == FORMAT:
         return own_flight(dump)
     members = _members(dump)
@@ -99,7 +102,8 @@ def flight_of(dump: Mapping[str, Any], rank: int, world_size: int) -> Flight:
     reached = {str(name): int(status["last_enqueued_collective"])
                for name, status in (dump.get("pg_status") or {}).items()}
     backend = str(entries[0]["profiling_name"]).partition(":")[0] if entries else ""
-    return Flight(rank, world_size, backend, calls, {name: number for name, number in reached.items() if number > 0})
+    return Flight(rank, world_size, backend, calls, {name: number for name, number in reached.items() if number > 0},
+                  tuple(_open_messages(dump, members)))
 
 
 def own_flight(dump: Mapping[str, Any]) -> Flight:
@@ -120,6 +124,18 @@ def call_of(entry: Mapping[str, Any], members: Mapping[str, tuple[int, ...]], li
     return Call(group, members.get(group, ()), int(entry["collective_seq_id"]), op, f"{op}({what})", num_bytes,
                 int(entry.get("time_created_ns") or 0), done, _place(entry) if line is None else line,
                 entry.get("state", "scheduled") != "scheduled")
+
+
+def _open_messages(dump: Mapping[str, Any], members: Mapping[str, tuple[int, ...]]) -> Iterator[Call]:
+    """The sends and receives that are not done; those of a batch have one entry together, which names no peer."""
+    for entry in dump.get("entries") or ():
+        found = MESSAGE.search(str(entry["profiling_name"])) if entry["is_p2p"] else None
+        if not found or entry.get("state") == "completed":
+            continue
+        call, peer = call_of(entry, members), int(found[3])
+        peer = call.ranks[peer] if peer < len(call.ranks) else peer
+        what = f"{found[1]} {'to' if found[1] == 'send' else 'from'} rank {peer}"
+        yield replace(call, number=int(entry["p2p_seq_id"]), op=found[1], what=what, peer=peer)
 
 
 def _members(dump: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

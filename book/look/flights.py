@@ -37,6 +37,7 @@ class Call:
     done: bool
     line: str
     started: bool = False
+    peer: int | None = None  # of a send or receive, in the world
 
     @property
     def kind(self) -> str:
@@ -48,7 +49,8 @@ class Call:
 class Flight:
     """One rank's dump: its last calls, oldest first; of each group the number of the last call that it had `reached`.
 
-    The buffer forgets old calls, and some dumps have none at all, but the number stays.
+    The buffer forgets old calls, and some dumps have none at all, but the number stays. `messages` are the sends and
+    receives that are not done: on NCCL the recorder notes them, on gloo it does not.
     """
 
     rank: int
@@ -56,6 +58,7 @@ class Flight:
     backend: str
     calls: tuple[Call, ...]
     reached: Mapping[str, int] = field(default_factory=dict)
+    messages: tuple[Call, ...] = ()
 
     def last(self, group: str) -> Call | None:
         """The rank's last call in a group; None if it has made none that is still in the buffer."""
@@ -99,7 +102,7 @@ class Wait:
 def waits(flights: Sequence[Flight]) -> list[Wait]:
     """Where ranks wait, a group each, by the lowest rank that waits there."""
     groups = dict.fromkeys(call.group for flight in flights for call in flight.calls)
-    found = [_wait(name, flights) for name in groups]
+    found = [_wait(name, flights) for name in groups] + [_message(flight, flights) for flight in flights]
     return sorted((wait for wait in found if wait), key=lambda wait: (min(wait.calls), wait.group))
 
 
@@ -114,6 +117,16 @@ def _wait(group: str, flights: Sequence[Flight]) -> Wait | None:
             return Wait(group, number, calls, due, tuple(sorted(late)))
     known = any(call.ranks for call in calls.values())
     return Wait(group, number, calls, Due.NOBODY if known else Due.UNKNOWN_MEMBERS, ())
+
+
+def _message(flight: Flight, flights: Sequence[Flight]) -> Wait | None:
+    """The first send or receive in which a rank waits and that its peer does not take part in."""
+    for call in flight.messages[:1]:
+        peer = next((other for other in flights if other.rank == call.peer), None)
+        met = peer and any(other.peer == flight.rank and other.op != call.op for other in peer.messages)
+        due = Due.NOBODY if met else Due.NOT_CALLED if peer else Due.NO_DUMP
+        return Wait(call.group, call.number, {flight.rank: call}, due, () if met or call.peer is None else (call.peer,))
+    return None
 
 
 def _reasons(group: str, number: int, calls: Mapping[int, Call],
@@ -190,6 +203,8 @@ def _instead(rank: int, flight: Flight | None, wait: Wait) -> str:
                 "the interpreter lock")
     if wait.due is Due.NOT_STARTED:
         return f"rank {rank} has made the call, and its GPU has not begun it: it is still at what it was given before"
+    if any(call.peer is not None for call in wait.calls.values()):
+        return f"rank {rank} has no send or receive under way that meets it"
     there = flight.at(wait.group, wait.number)
     last = there or flight.last(wait.group)
     if last is None:
@@ -206,7 +221,7 @@ def _at(call: Call) -> str:
 def _nobody(found: Sequence[Wait]) -> str:
     """Why none of the ranks is to blame."""
     if any(wait.late for wait in found):
-        return "each group waits for a rank that waits in another one: the ranks make their calls in different orders"
+        return "each of these ranks waits for another one of them: they make their calls in different orders"
     if any(wait.due is Due.UNKNOWN_MEMBERS for wait in found):
         return "all of these ranks have made this call; the dumps do not say which others are in the group"
     return ("all of its ranks have made this call, alike: look at the network, at the GPUs, and at sizes that may "

@@ -99,7 +99,8 @@ def read_profile(path: Path) -> Profile:
     except OSError as error:
         raise TraceFileError(f"{path} can't be read: {error.strerror or error}") from None
     except (EOFError, KeyError, RecursionError, TypeError, ValueError, MemoryError, zlib.error) as error:
-        raise TraceFileError(f"{path} is cut off or no profiler trace: {type(error).__name__} {error}") from None
+        raise TraceFileError(f"{path} is no profiler trace, or its end is missing: {type(error).__name__} "
+                             f"{error}") from None
     if not events:
         raise TraceFileError(f"{path} is a profiler trace without any work in it")
     return _profile(events, found.get("distributedInfo"))
