@@ -190,7 +190,8 @@ def test_damaged_files_are_refused_in_a_sentence(tmp_path: Path, seed: int, caps
 @pytest.mark.parametrize("data, words", [
     (b"", "is empty: its rank may have died"), (b"[1]", "is neither a Flight"), (b"{}", "it has no entries"),
     (b"{\"traceEvents\": []}", "without any work in it"), (b"\x80\x04r\xff\xff\xff\x7f", "its end is missing"),
-    (json.dumps({"entries": [1]}).encode(), "no Flight Recorder dump"), (b"{\"entries\": " + b"[" * 99999, "end is missing")])
+    (json.dumps({"entries": [1]}).encode(), "no Flight Recorder dump"),
+    (b"{\"entries\": " + b"[" * 99999, "end is missing")])
 def test_other_files_are_refused(tmp_path: Path, data: bytes, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x").write_bytes(data)
     assert main(["show", str(tmp_path)]) == 2 and words in capsys.readouterr().err

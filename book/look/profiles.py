@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,17 +55,20 @@ class Profile:
         """For each collective when this rank came to it and when it ended, in order.
 
         A kernel of NCCL begins when its stream comes to it, and ends with the others. On gloo the host's call is the
-        arrival, and the operation that begins next is the one that it asked for.
+        arrival. Its threads run several operations at once, in an order of their own, so a call counts as ended with
+        all that overlap its operation.
         """
         if self.on_gpu:
             exchanges = any("alltoall" in call.name for call in self.calls)  # of which NCCL makes sends and receives
             return [one for one in self.messages if exchanges or "SendRecv" not in one.name]
-        found, left = [], [one for one in self.messages if not one.name.startswith(("gloo:send", "gloo:recv"))]
-        for call in self.calls:
-            done = next((one for one in left if one.start_s >= call.start_s - 1e-5), None)
-            if done:
-                left.remove(done)
-                found.append(Span(call.start_s, done.end_s, call.name))
+        done = [one for one in self.messages if not one.name.startswith(("gloo:send", "gloo:recv"))]
+        begins, busy = [one.start_s for one in done], union(done)
+        found = []
+        for number, call in enumerate(self.calls):
+            at = number if len(done) == len(self.calls) else bisect_left(begins, call.start_s)
+            if at < len(done):
+                end_s = busy[np.searchsorted(busy[:, 1], begins[at], "right"), 1]
+                found.append(Span(call.start_s, float(end_s), call.name))
         return found
 
 
