@@ -133,6 +133,11 @@ def default(value: Any) -> str:
     return f"{type(value).__name__}()" if "Policy" in type(value).__name__ and value == type(value)() else str(value)
 
 
+def test_an_optimizer_of_whole_matrices_refuses_a_flat_shard() -> None:
+    with pytest.raises(ValueError, match="2D"):
+        torch.optim.Muon([nn.Parameter(torch.zeros(8))])
+
+
 def data_parallel_by_threads() -> dict[str, Any]:
     """What the chapter's cells define up to the one that counts the threads' traffic."""
     namespace: dict[str, Any] = {}

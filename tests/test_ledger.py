@@ -227,8 +227,11 @@ def test_chapters_say_from_how_many_tokens_on_communication_hides() -> None:
     model = MODELS["llama3-70b"]
     each = 3 / 8 * model.sizes.layer_parameters / model.width / 7  # FLOPs a byte, for t = 8
     assert (each, large / inside, large / across) == pytest.approx((5600, 1730, 11900), rel=0.005)
-    assert "5,600 FLOPs a byte" in says[5] and "1,730 FLOPs" in says[5] and "$F/B$ is 11,900" in says[5]
+    assert "5,600 FLOPs a byte" in says[5] and "1,730 FLOPs" in says[5] and "$F\\beta$ is 11,900" in says[5]
     assert f"sending takes {100 * large / inside / each:.0f} % of the time" in says[5]
+    narrow = MODELS["llama3-8b"]
+    share = small / inside / (3 / 8 * narrow.sizes.layer_parameters / narrow.width / 7)
+    assert f"half as wide, it would be {100 * share:.0f} %" in says[5]
     assert large / across / each == pytest.approx(2.1, abs=0.05) and "is 11,900 ([chapter 5]" in says[6]
     stage = 10 * model.sizes.layer_parameters / model.width
     assert f"a message takes {100 * large / across / stage:.1f} % of the forward" in says[6]
