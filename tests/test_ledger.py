@@ -132,6 +132,9 @@ def test_chapters_say_what_the_ledger_says() -> None:
     mfu = ddp.tokens_per_s * MODELS["llama3.2-1b"].step_flops(1) / 8192 / 989e12
     assert f"$F$ is {100 * mfu:.0f} % of 989 TFLOP/s" in says[2]
     assert (mfu * 989e12 / 400e9, mfu * 989e12 / 50e9) == pytest.approx((1100, 8700), rel=0.02)
+    flops_per_s = round(mfu, 2) * 989e12
+    assert (f"it takes {flops_per_s / 50e9:,.0f} tokens, with eight cards {flops_per_s / 400e9:,.0f}" in says[2]
+            and f"H100s that reach {100 * mfu:.0f} % of their peak" in says[2])
     short = entry(replace(MODELS["llama3.2-1b"], num_tokens=2048), Layout(1, 16, 1), sequences=16)
     assert f"a GPU waits for {100 * short.exposed_s / short.step_s:.0f} % of it" in says[2]
     over = cluster_of("h100", 8, SOFTWARE[0]).overheads
