@@ -85,7 +85,8 @@ def test_a_gpu_brings_its_memory_and_network_along(show: Callable) -> None:
     click(page, "Reset")
     assert (float(state(page)["memory_bytes"]), float(state(page)["across_bytes_per_s"])) == (80e9, 50e9)
     assert "This sets" not in caption(page)
-    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "model", "the focus stays in the figure"
+    focused = page.evaluate("document.activeElement.getAttribute('aria-label')")
+    assert focused == "model", "the focus stays in the figure"
 
 
 def test_a_click_on_the_chart_names_a_layout(show: Callable) -> None:
