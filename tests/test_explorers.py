@@ -39,7 +39,8 @@ each = pytest.mark.parametrize("name", MAKERS)
 some_explorers = pytest.mark.parametrize("name", first(*MAKERS, num=2))
 # Turns the dial of this label to a place, as dragging does: an input event for each place on the way.
 TURN = """([label, to]) => {
-  const dial = [...document.querySelectorAll('.lk-dial input')].find(e => e.getAttribute('aria-label') === label);
+  const all = [...document.querySelectorAll('.lk-dial :is(input, select)')];
+  const dial = all.find(e => e.getAttribute('aria-label') === label);
   const by = Math.sign(to - dial.value);
   for (let at = +dial.value; at !== to; at += by) {
     dial.value = at + by;

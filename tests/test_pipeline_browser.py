@@ -168,14 +168,15 @@ def test_another_run_keeps_the_clock(show: Callable) -> None:
 
 def test_a_race_runs_on_one_clock(show: Callable) -> None:
     page = show(pipeline_race(PIPELINES), reduced_motion="reduce")
+    assert page.locator(".lk-run span").all_inner_texts() == ["…"] * len(PIPELINES), "a reader guesses first"
+    ends = re.findall(r"(\S+) is done after ([\d.]+) ms", " ".join(captions(page)))
+    assert ends == [("ZB-V", "25.5"), ("interleaved", "28.5")]
     names = page.eval_on_selector_all(".lk-run", "all => all.map(e => [...e.children].map(x => x.textContent))")
     assert [name for name, _ in names] == list(PIPELINES)
     assert dict(names)["GPipe"] == "33 ms · bubble 27.3 % · at most 8 in flight"
     widths = page.eval_on_selector_all(".lk-stage svg:first-child > rect:first-of-type",
                                        "all => all.map(e => e.getBBox().width)")
     assert widths[0] == widths[1] > widths[2] > widths[3], "each is as wide as it is long"
-    ends = re.findall(r"(\S+) is done after ([\d.]+) ms", " ".join(captions(page)))
-    assert ends == [("ZB-V", "25.5"), ("interleaved", "28.5")]
     assert caption(page) == "GPipe and 1F1B are done after 33 ms."
     tallies = page.eval_on_selector_all(".lk-stage text", "all => all.map(e => e.textContent)")
     assert [text for text in tallies if text.startswith("0/")] == [

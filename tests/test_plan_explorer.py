@@ -80,8 +80,22 @@ def test_a_gpu_brings_its_memory_and_network_along(show: Callable) -> None:
     turn(page, "memory", places("memory").index(120e9))
     turn(page, "GPU", places("GPU").index("A100-40"))
     assert (float(state(page)["memory_bytes"]), float(state(page)["across_bytes_per_s"])) == (40e9, 25e9)
+    assert caption(page).startswith("This sets memory to 40 GB and network to 25 GB/s. ")
+    page.get_by_role("button", name="Reset").focus()
     click(page, "Reset")
     assert (float(state(page)["memory_bytes"]), float(state(page)["across_bytes_per_s"])) == (80e9, 50e9)
+    assert "This sets" not in caption(page)
+    focused = page.evaluate("document.activeElement.getAttribute('aria-label')")
+    assert focused == "model", "the focus stays in the figure"
+
+
+def test_a_click_on_the_chart_names_a_layout(show: Callable) -> None:
+    page = show(plan_explorer())
+    page.get_by_label("GPU", exact=True).select_option(label="H200")
+    box = page.locator(".lk-field svg").bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    line = page.locator(".lk-field > p").inner_text().replace("\u00a0", " ")
+    assert re.fullmatch(r"pp \d+ × .*: [\d.]+ s, [\d.]+ GB", line)
 
 
 def test_each_dial_changes_the_answer(show: Callable) -> None:

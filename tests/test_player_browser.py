@@ -208,6 +208,7 @@ def test_the_race_has_one_clock(show: Callable) -> None:
              "tree": collectives.tree_all_reduce}
     page = show(race({name: simulated(make, 4) for name, make in makes.items()}))
     assert page.inner_text(".lk-head span").endswith("· 0 s")
+    assert page.locator(".lk-lane p").all_inner_texts() == ["under way"] * 3, "a reader guesses first"
     page.focus(PLAYER)
     page.keyboard.press("End")
     texts = page.locator(".lk-lane p").all_inner_texts()

@@ -12,7 +12,7 @@
      source, numFigures               words at the top; how many pairs there are: 5 */
 import { Trace } from "../twin/trace.js";
 import {
-  range, make, bytes, short, num, footer, frame, watchWidth, pill, write, reserve, rect, sum, define, upper,
+  and, range, make, bytes, short, num, footer, frame, watchWidth, pill, write, reserve, rect, sum, define, upper,
 } from "./scene.js";
 
 const { min, max, ceil, floor, log, log10, abs } = Math;
@@ -29,6 +29,8 @@ const UNITS = {
   x: x => (x === 1 ? "no" : `${x} times`),
 };
 
+const inWords = ({ unit, values }, i) => UNITS[unit]?.(values[i]) ?? `${values[i]} ${unit}`;
+
 // # dials
 /** A slider for the values of a dial, and the chosen one in words. */
 function slider(parent, { label, unit, values }, at, act) {
@@ -38,10 +40,22 @@ function slider(parent, { label, unit, values }, at, act) {
   const words = make("output", box);
   const set = i => {
     input.value = i;
-    words.textContent = UNITS[unit]?.(values[i]) ?? `${values[i]} ${unit}`;
+    words.textContent = inWords({ unit, values }, i);
     input.setAttribute("aria-valuetext", words.textContent);
   };
   input.oninput = () => act(+input.value);
+  set(at);
+  return set;
+}
+
+/** A list of names to choose from. */
+function menu(parent, { label, values }, at, act) {
+  const box = make("label.lk-dial", parent);
+  make("span", box, {}, label);
+  const input = make("select", box, { "aria-label": label });
+  values.forEach((name, i) => make("option", input, { value: i }, name));
+  input.oninput = () => act(+input.value);
+  const set = i => (input.value = i);
   set(at);
   return set;
 }
@@ -159,7 +173,8 @@ function mountExplorer(el, data, opts, kind) {
   const first = data.dials.map(dial => dial.at);
   const at = [...first];
   const sets = data.dials.map((dial, i) => {
-    return (dial.unit === "word" ? buttons : slider)(bar, dial, at[i], place => turn(i, place));
+    const kind = dial.unit === "word" ? buttons : typeof dial.values[0] === "string" ? menu : slider;
+    return kind(bar, dial, at[i], place => turn(i, place));
   });
   const reset = pill(turns, "Reset", "Back to the values in the text", () => {
     at.splice(0, at.length, ...first);
@@ -181,8 +196,16 @@ function mountExplorer(el, data, opts, kind) {
     at[i] = place;
     draw();
   }
-  function draw() {
+  /** Let dials follow others; returns a sentence that names those that did. */
+  function follow() {
+    const before = [...at];
     kind.refine?.(at, data.dials);
+    const moved = data.dials.filter((_, i) => at[i] !== before[i]);
+    const names = moved.map(dial => `${dial.label} to ${inWords(dial, at[data.dials.indexOf(dial)])}`);
+    return names.length ? [["", `This sets ${and(names)}. `]] : [];
+  }
+  function draw() {
+    const followed = follow();
     at.forEach((place, i) => sets[i](place));
     const chosen = valuesAt(at);
     const answer = kind.answer(chosen, data);
@@ -191,9 +214,11 @@ function mountExplorer(el, data, opts, kind) {
     kind.draw(field, field.clientWidth || 320, answer, chosen, data);
     own.replaceChildren();
     const more = recording ? besideIt(recording, chosen) : [];
-    write(caption, [...told, ...more]);
+    write(caption, [...followed, ...told, ...more]);
     foot(kind.figures?.(answer, chosen, data) ?? []);
-    reset.disabled = at.every((place, i) => place === first[i]);
+    const isFirst = at.every((place, i) => place === first[i]);
+    if (isFirst && document.activeElement === reset) bar.querySelector("input, select, button").focus();
+    reset.disabled = isFirst;
     Object.assign(root.dataset, { step: 0, steps: 0, playing: false, ...chosen, ...kind.told?.(answer) });
   }
   /** The reader's recording below the picture; returns the sentences about it. */
@@ -235,7 +260,8 @@ const place = (x, { low, high, tens }) => (tens ? log(x / low) / log(high / low)
  * curves: { points, hue, dash }; now: a value of x to mark. Returns the layer, and where points are.
  */
 function chart(parent, { W, H, axes: { x, y }, curves, now, name }) {
-  const [left, right, top, bottom] = [46, W - 10, 18, H - 34];
+  const widest = max(...y.ticks.map(tick => String(y.text(tick)).length));
+  const [left, right, top, bottom] = [max(46, widest * 6.8 + 10), W - 10, 18, H - 34];
   const X = v => left + place(v, x) * (right - left);
   const Y = v => bottom - place(v, y) * (bottom - top - 6);
   const g = make("svg", make("div.lk-stage", parent, { style: `width:${W}px;height:${H}px` }), {

@@ -63,6 +63,9 @@ function draw(field, W, { lines, own }, chosen, data) {
       data.whole = true;
       field.replaceChildren();
       draw(field, W, { lines, own }, chosen, data);
+      const shown = field.querySelector("table"); // the button that had the focus is gone
+      shown.tabIndex = -1;
+      shown.focus();
     };
     pill(field, words, words, again);
   }

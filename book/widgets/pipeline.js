@@ -354,12 +354,19 @@ const player = {
       const head = race && make("div.lk-head lk-run", field);
       if (race) {
         make("b", head, {}, data.axes[0].values[i]);
-        make("span", head, {}, one.brief);
       }
-      return stageOf(field, one, W, run.total_s, data.title, race);
+      const brief = race && make("span", head);
+      const stage = stageOf(field, one, W, run.total_s, data.title, race);
+      return { ...stage, sayAtEnd: over => race && (brief.textContent = over ? one.brief : "…") };
     });
     show(view, view.picked);
-    return t => view.stages.forEach(({ paint }, i) => paint(own(run.runs[i], t, run.total_s)));
+    return t => {
+      view.stages.forEach(({ paint, sayAtEnd }, i) => {
+        const now = own(run.runs[i], t, run.total_s);
+        paint(now);
+        sayAtEnd(now >= TICKS - NEAR); // a reader guesses first
+      });
+    };
   },
   tell: (view, k) => say(view, view.run.times[k]),
   captions: view =>

@@ -1,6 +1,6 @@
 /* Lockstep's planner in the page: the fastest layout of what the reader chooses, memory against time of those that fit,
    where bytes and seconds go. plan_explorer.py says what the data mean. */
-import { make } from "./scene.js";
+import { byTouch, make } from "./scene.js";
 import { explorer, chart, dot } from "./explorer.js";
 import { band, frontOf, nameOf, time } from "./layouts.js";
 import * as plan_answer from "../twin/plan_answer.js";
@@ -58,7 +58,7 @@ function draw(field, W, found, chosen, data) {
   const ticks = steps.filter(x => x >= low && x <= high).sort((a, b) => a - b);
   const every = Math.ceil(ticks.length / (W / 80));
   const many = `${whole(found.ranked.length)} of ${whole(found.total)} layouts fit`;
-  const gigabytes = `GB of a GPU; ${many}`;
+  const gigabytes = `GB of a GPU; ${many}${W < 340 ? "" : byTouch() ? ": tap one" : ": click one"}`;
   const axes = {
     x: { low, high, tens: true, ticks: ticks.filter((_, i) => i % every === 0), text: time, label: "time of a step" },
     y: { low: 0, high: usable, ticks: [0, usable / 2, usable], text: x => round(x / 1e9), label: gigabytes },
@@ -67,11 +67,12 @@ function draw(field, W, found, chosen, data) {
   const curves = [{ points: inside(front), hue: "var(--x0)" }];
   if (data.first !== front) curves.push({ points: inside(data.first), hue: "var(--soft)", dash: "4 4" });
   const name = `memory against time: ${many}`;
-  const set = chart(field, { W, H: W < 480 ? 96 : 116, axes, curves, now: cost.step_s, name });
+  const set = chart(field, { W, H: W < 480 ? 104 : 140, axes, curves, now: cost.step_s, name });
   for (const d of shown.filter(d => d.step <= high)) {
     make("circle.lk-point", set.g, { cx: set.X(d.step).toFixed(1), cy: set.Y(d.memory).toFixed(1), r: 1.5 });
   }
-  dot(set, [cost.step_s, cost.memory_bytes], time(cost.step_s), W, 16);
+  dot(set, [cost.step_s, cost.memory_bytes], "", W);
+  tapped(field, set, shown.filter(d => d.step <= high), [cost.step_s, cost.memory_bytes]);
   const parts = (keys, of, text) => keys.map(key => text(of[key]));
   const pair = make("div.lk-pair", field, { style: "margin:4px 0 8px" });
   const fill = (title, rows, all, text, words) => {
@@ -82,7 +83,27 @@ function draw(field, W, found, chosen, data) {
   fill("A step", SPENT, cost.step_s, s => percent(s / cost.step_s), `${time(cost.step_s)}, MFU ${percent(cost.mfu)}`);
 }
 
+/** A tap or click on the chart says what the nearest layout is. */
+function tapped(field, { g, X, Y }, shown, fastest) {
+  const line = make("p.lk-small", field, { style: "margin:0", "aria-live": "polite" });
+  const ring = make("circle.lk-nowline", g, { r: 6, fill: "none", cx: X(fastest[0]), cy: Y(fastest[1]), opacity: 0 });
+  g.onclick = e => {
+    const box = g.getBoundingClientRect();
+    const far = d => Math.hypot(X(d.step) - (e.clientX - box.left), Y(d.memory) - (e.clientY - box.top));
+    const near = shown.reduce((a, b) => (far(b) < far(a) ? b : a));
+    const at = { cx: X(near.step), cy: Y(near.memory), opacity: 1 };
+    for (const [name, value] of Object.entries(at)) ring.setAttribute(name, value);
+    line.textContent = `${named(near.layout)}: ${time(near.step)}, ${gb(near.memory)}`;
+  };
+}
+
 // # words
+const named = layout => {
+  const { micro_batch_size: b, stages_per_rank: v, zero_stage: zero, sequence_parallel: sp } = layout;
+  const how = { null: -1, selective: 0, half: 1, full: 2 }[layout.recompute];
+  return nameOf({ ...layout, b, v, zero, sp, how });
+};
+
 function tell(found, { model, gpu, gpus }) {
   const { cost, layout } = found;
   const question = `${model} on ${whole(gpus)} ${gpu}: `;
@@ -91,11 +112,9 @@ function tell(found, { model, gpu, gpus }) {
     const words = `none of ${whole(found.total)} layouts fits`;
     return [["", question], [words, `: the smallest needs ${gb(found.least)}, and ${gb(found.usable)} are usable.`]];
   }
-  const { micro_batch_size: b, stages_per_rank: v, zero_stage: zero, sequence_parallel: sp } = layout;
-  const how = { null: -1, selective: 0, half: 1, full: 2 }[layout.recompute];
   const bar = `${time(found.low_s)} to ${time(found.high_s)}, one in ten over ${time(found.worst_s)}.`;
   return [
-    [nameOf({ ...layout, b, v, zero, sp, how }), `: ${time(cost.step_s)}. `],
+    [named(layout), `: ${time(cost.step_s)}. `],
     ["", `By measured steps (${found.basis}) half of such steps take ${bar}`],
   ];
 }

@@ -324,8 +324,8 @@ function mountRace(el, data, opts) {
     drawStage(stage, run, t, "time", -1);
     line.style.setProperty("--done", t / total);
     line.classList.toggle("won", over);
-    const when = over ? "done after " + seconds(run.end) : "under way";
-    text.textContent = `${when} · busiest link, ${link}: ${inN(most)}`;
+    // A reader guesses before the end what the busiest link carries.
+    text.textContent = over ? `done after ${seconds(run.end)} · busiest link, ${link}: ${inN(most)}` : "under way";
   }
   ui.rebuild();
   return { ...ui, state };
