@@ -25,6 +25,7 @@ without circles.
         simulate      schedule + link -> trace, without starting a process
         device        which device a rank computes on, and from which its messages come
         launch        launch(fn, world_size): real processes from a notebook cell
+        job           a script of your own under torchrun: what its ranks do, seen from outside
         hosts         hosts on one machine, as network namespaces, for torchrun to span
         record        any torch.distributed program -> trace, with whose data is in which chunk
         execute       a schedule moved by real ranks -> trace
@@ -41,6 +42,6 @@ without circles.
         authoring     notebook normaliser and lint, the Sphinx extension, the opening page, terms and search
         __main__      `lockstep`, the one command: each of its words belongs to a part above
 
-Only device, tap, audit, launch, record, execute, shards, wire and parallel import torch: everything else imports
+Only device, tap, audit, launch, job, record, execute, shards, wire and parallel import torch: everything else imports
 without it.
 """

@@ -13,6 +13,7 @@ from importlib import import_module
 
 # What each word does, and the module that does it.
 COMMANDS = {
+    "run": ("book.job", "run your own script by torchrun, and say why it hangs or fails"),
     "plan": ("book.cost", "the fastest layout of a model that fits on so many GPUs"),
     "estimate": ("book.cost", "what a layout of your own costs: memory and time, part by part"),
     "read": ("book.cost", "a configuration of torchtitan: what a GPU sends along each axis"),
