@@ -26,6 +26,7 @@ without circles.
         simulate      schedule + link -> trace, without starting a process
         device        which device a rank computes on, and from which its messages come
         launch        launch(fn, world_size): real processes from a notebook cell
+        job           a script of your own under torchrun: what its ranks do, seen from outside
         doctor        what a machine's ranks will stumble on: limits, names, networks; the speed of all-reduces
         hosts         hosts on one machine, as network namespaces, for torchrun to span
         record        any torch.distributed program -> trace, with whose data is in which chunk
@@ -43,6 +44,6 @@ without circles.
         authoring     notebook normaliser and lint, the Sphinx extension, the opening page, terms and search
         __main__      `lockstep`, the one command: each of its words belongs to a part above
 
-Only device, tap, audit, launch, doctor, record, execute, shards, wire and parallel import torch: everything else
+Only device, tap, audit, launch, job, doctor, record, execute, shards, wire and parallel import torch: everything else
 imports without it.
 """

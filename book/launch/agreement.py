@@ -18,7 +18,7 @@ from typing import Any
 from book.launch import where
 from book.launch.board import NUM_ALIKE, Board, Call
 from book.tap import Op, Subscriber
-from book.waiting.hang import Group
+from book.waiting.hang import Collective, Group
 from book.words import agree, named
 
 WAIT_S = 2.0  # for ranks that are on their way to the same call, so that the message can name them all
@@ -137,3 +137,10 @@ def with_place(call: Call) -> str:
 def in_words(call: Call) -> str:
     """A call and who made it: "all_reduce(float32 [4], SUM) of DDP, in backward"."""
     return f"{call.name}({call.arguments})" + (f" of {call.by}" if call.by else "")
+
+
+def last_calls(board: Board) -> dict[Group, dict[int, Collective]]:
+    """The last collective on the board that each rank has called in each group."""
+    return {group: {rank: Collective(call.number, in_words(call),
+                                     str(where.place_of(call.filename, call.line)) if call.filename else "")
+                    for rank, call in calls.items()} for group, calls in board.last_calls().items()}

@@ -52,6 +52,13 @@ class Board:
         self._memory = mmap.mmap(self._file, size)
         self.mail = mail.Mail(self._file, size, world_size)
 
+    @classmethod
+    def at(cls, path: str | os.PathLike[str], world_size: int) -> Board:
+        """The board in a file, which whoever comes first makes."""
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.ftruncate(file, world_size * (_PART_BYTES + mail.PART_BYTES))
+        return cls(world_size, file)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _shared, (self._world_size, DupFd(self._file))
 

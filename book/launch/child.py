@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
@@ -218,16 +218,22 @@ def _alone() -> str | None:
 
 
 def _failure(error: BaseException) -> Failure:
-    name, message = type(error).__name__, _text(error)
-    if isinstance(error, SystemExit):
-        name, message = "SystemExit", f"a rank must return, not call sys.exit({error.code!r})"
+    found = failure(error, "a rank must return, not call sys.exit({!r})")
     try:
         exception = transfer.pickled(error, _on_cpu)
     except Exception:
         exception = None
-    places = tuple(where.places_of_traceback(error.__traceback__))
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return Failure(name, message, places, text, exception, time.monotonic(), explain.explained(error),
+    return replace(found, traceback=text, exception=exception)
+
+
+def failure(error: BaseException, exits: str) -> Failure:
+    """An error in words, without the traceback; `exits` is what to say of a SystemExit with this code."""
+    name, message = type(error).__name__, _text(error)
+    if isinstance(error, SystemExit):
+        name, message = "SystemExit", exits.format(error.code)
+    places = tuple(where.places_of_traceback(error.__traceback__))
+    return Failure(name, message, places, "", None, time.monotonic(), explain.explained(error),
                    explain.waited(error, message), files.not_read(error))
 
 

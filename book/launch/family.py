@@ -67,6 +67,11 @@ def descendants(pid: int) -> dict[int, str]:
     return {each: _state_and_parent(each)[0] for each in _with_descendants([pid]) - {pid}}
 
 
+def is_gone(pid: int) -> bool:
+    """Whether this process has ended; True where /proc does not say."""
+    return _state_and_parent(pid)[0] in "XZ"
+
+
 def is_stopped(pid: int) -> bool:
     """Whether a signal (SIGSTOP) has stopped this process; False where /proc does not say."""
     return _state_and_parent(pid)[0] == "T"

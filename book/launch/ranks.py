@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from book.audit import Notes
-from book.launch import child, family, transfer, where
-from book.launch.agreement import in_words
+from book.launch import child, family, transfer
+from book.launch.agreement import last_calls
 from book.launch.board import Board
 from book.launch.output import Lines
 from book.launch.report import Report
@@ -239,10 +239,7 @@ class Ranks:
 
     def last_calls(self) -> dict[Group, dict[int, Collective]]:
         """The last collective that each rank has called in each group; {} if the ranks do not compare their calls."""
-        found = self._board.last_calls() if self._board is not None else {}
-        return {group: {rank: Collective(call.number, in_words(call),
-                                         str(where.place_of(call.filename, call.line)) if call.filename else "")
-                        for rank, call in calls.items()} for group, calls in found.items()}
+        return last_calls(self._board) if self._board is not None else {}
 
     def dismiss(self, limit_s: float) -> None:
         """Let finished ranks exit, and read the rest of their output."""

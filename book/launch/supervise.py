@@ -4,7 +4,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from book.launch import family, where
@@ -87,13 +87,19 @@ def ask_for_reports(ranks: Ranks) -> Hang:
         ranks.listen(0.05)
     standings = list(map(_standing, ranks))
     # Read the calls first: the signal that asks for stacks may interrupt a call into C, and the run would go on.
-    calls = {group: {rank: call._replace(done=_is_done(standings[rank], group, call)) for rank, call in last.items()}
-             for group, last in ranks.last_calls().items()}
+    calls = ranks.last_calls()
     for rank, stack in ranks.dump(0.3).items():
         places = where.places(of_crash(stack))
         if places and standings[rank].main.kind in (Kind.DEAF, Kind.IN_C):
             standings[rank] = standings[rank]._replace(place=str(places[-1]))
-    return Hang(standings, calls)
+    return hang_of(standings, calls)
+
+
+def hang_of(standings: Sequence[Standing], calls: Mapping[Group, Mapping[int, Collective]]) -> Hang:
+    """The ranks and their last calls, which are done where the rank knows that they are."""
+    return Hang(standings, {
+        group: {rank: call._replace(done=_is_done(standings[rank], group, call)) for rank, call in last.items()}
+        for group, last in calls.items()})
 
 
 def _is_done(standing: Standing, group: Group, call: Collective) -> bool | None:
@@ -131,7 +137,12 @@ def first_failure(ranks: Ranks) -> RankProcess:
 
 
 def _is_victim(member: RankProcess) -> bool:
-    return member.failure is not None and bool(VICTIM.search(member.failure.message))
+    return member.failure is not None and is_victim(member.failure)
+
+
+def is_victim(failure: Failure) -> bool:
+    """Whether an error is one of those that the death of a peer causes."""
+    return bool(VICTIM.search(failure.message))
 
 
 def _how(member: RankProcess) -> tuple[object, ...]:
@@ -143,7 +154,7 @@ def describe_failure(ranks: Ranks, first: RankProcess) -> str:
     """The root cause with the learner's own line, and the ranks that failed in the same way."""
     if first.failure and is_mismatch(first):
         return first.failure.message  # which names all ranks and their lines
-    lines = _raised(first, first.failure) if first.failure else _died(first)
+    lines = raised(first.rank, first.failure, first.entered) if first.failure else _died(first)
     alike = [member.rank for member in ranks if member.failed and member is not first and _how(member) == _how(first)]
     if alike:
         lines.append(f"the same on {named(alike)}")
@@ -155,10 +166,11 @@ def is_mismatch(member: RankProcess) -> bool:
     return member.failure is not None and member.failure.name == MISMATCH
 
 
-def _raised(member: RankProcess, failure: Failure) -> list[str]:
-    places = failure.places if member.entered else ()
-    place = f" in {places[-1]}" if places else "" if member.entered else " before its function started"
-    head = f"rank {member.rank} failed{place}"
+def raised(rank: int, failure: Failure, entered: bool = True) -> list[str]:
+    """A rank's error with the learner's lines; one that has not `entered` its function has none."""
+    places = failure.places if entered else ()
+    place = f" in {places[-1]}" if places else "" if entered else " before its function started"
+    head = f"rank {rank} failed{place}"
     error = f"{failure.name}: {steady(failure.message)}" if failure.message else failure.name
     said = [] if failure.waited else [failure.explained] if failure.explained else [error]
     return [head, *(_remote(failure.message) or said), *_callers(places[:-1])]

@@ -15,7 +15,7 @@ from book.tap.log import Place
 LIBRARY_FILES = ("/site-packages/", "/dist-packages/", "<frozen ")
 _STDLIB = tuple({os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")})
 BOOK = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
-_BETWEEN = tuple(os.path.join(BOOK, part) + os.sep for part in ("tap", "audit", "launch"))
+_BETWEEN = tuple(os.path.join(BOOK, part) + os.sep for part in ("tap", "audit", "launch", "job"))
 API_FILES = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/c10d_logger.py")
 
 # The functions of torch.distributed that calls are named after; they call each other.

@@ -13,14 +13,15 @@ NEW_GROUP = "every rank must call it for every group, in the same order, members
 
 
 def message(hang: Hang, verdict: str, limit_s: float) -> str:
-    """What each rank is doing in a run that has stood still ("hang"), is "late" or "not started"."""
+    """What each rank is doing in a run that has stood still ("hang"), is "late", "not started", or "quiet"."""
     waiting = "the ranks wait for one another" if len(hang.ranks) > 1 else "the rank waits"
     first = {
         "hang": f"{waiting}: nothing has moved for {limit_s:g} s",
         "late": f"not done after {limit_s:g} s",
+        "quiet": f"no rank has called another for {limit_s:g} s",
         "not started": f"the ranks could not start within {limit_s:g} s",
     }[verdict]
-    word = "possible cause" if verdict == "late" else "cause"  # a slow run may be caught anywhere
+    word = "possible cause" if verdict in ("late", "quiet") else "cause"  # a slow run may be caught anywhere
     lines = [first, *(f"{word}: {cause}" for cause in causes(hang)), *_lines(hang.ranks)]
     if any(standing.main.kind is Kind.CALL and standing.main.operation == "new_group" for standing in hang.ranks):
         lines.append(f"new_group: {NEW_GROUP}")

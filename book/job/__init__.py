@@ -1,0 +1,19 @@
+"""L2: a job of your own, started by torchrun: what its ranks do is seen from outside, and said when it goes wrong.
+
+    lockstep run --ranks 4 train.py --epochs 3
+    torchrun --nproc-per-node 4 -m book.job train.py --epochs 3
+
+Each rank runs the script, which is not changed, and reports to a file of its own in the run's folder. A judge, one
+process for each host, reads these files and what the system knows of the ranks: a rank need not answer, it may be dead,
+stopped, or hold the interpreter lock.
+
+    attach     what runs in a rank before its script: the tap starts before the first init_process_group
+    watch      the thread of a rank that reports, and what is noted of its calls
+    told       Told: what a rank says of itself, and the folder where it says so
+    judge      the process that reads it, and prints what is wrong
+    members    a rank as its judge sees it
+    ending     the sentences on a job that has ended: who failed first, what was sent, whether replicas are equal
+
+Nothing is imported before the script imports it, no signal handler is set, and nothing is left for the end of the
+process: all three change what a program does.
+"""

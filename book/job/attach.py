@@ -1,0 +1,151 @@
+"""L2: what runs in a rank before its script: the tap starts before the first init_process_group, whoever calls that."""
+from __future__ import annotations
+
+import builtins
+import faulthandler
+import functools
+import importlib.abc
+import importlib.util
+import io
+import os
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+from book.job import told
+from book.job.told import Told
+
+SILENT_S = 3.0  # after so long without a report, a rank's stacks are written without the interpreter lock
+_C10D = "torch.distributed.distributed_c10d"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run a script with its arguments, as Python would, and report on it."""
+    if not arguments or arguments[0].startswith("-"):
+        sys.exit("usage: torchrun ... -m book.job train.py ARGS")
+    if "RANK" not in os.environ:
+        sys.exit("this is no rank of torchrun's: use lockstep run --ranks 4 train.py ARGS")
+    rank = Rank()
+    sys.meta_path.insert(0, AfterImport(_C10D, lambda module: rank.enter_at(module)))
+    script = Script(arguments)
+    try:
+        script.run()
+    except BaseException as error:
+        rank.end(error)
+        raise
+    rank.end(None)
+
+
+class Rank:
+    """This process as a rank of a job: its folder, and the thread that reports once it has entered a group."""
+
+    def __init__(self) -> None:
+        number, size = int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", 1))
+        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+        folder = os.environ.get(told.FOLDER) or _folder_of_agent()
+        self.folder = told.attempt_folder(folder, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.told = Told(number, size, local_size, os.getpid(), time.monotonic())
+        self.stacks = io.FileIO(told.stacks_file(self.folder, number), "w")
+        faulthandler.dump_traceback_later(SILENT_S, repeat=True, file=self.stacks)
+        told.write(self.folder, self.told)
+        self._watch: Any = None
+        if os.environ.get("LOCAL_RANK", "0") == "0" and told.JUDGED not in os.environ:
+            start_judge(folder, os.getppid())
+
+    def enter_at(self, module: types.ModuleType) -> None:
+        """Begin to watch when this process first calls init_process_group."""
+        begin: Callable[..., Any] = module.__dict__["init_process_group"]
+
+        @functools.wraps(begin)
+        def init_process_group(*args: Any, **options: Any) -> Any:
+            if self._watch is None and os.getpid() == self.told.pid:
+                from book.job.watch import Watch
+                self._watch = Watch(self.folder, self.told, self.stacks)
+            return begin(*args, **options)
+
+        module.__dict__["init_process_group"] = init_process_group
+
+    def end(self, error: BaseException | None) -> None:
+        """Say how the script has ended."""
+        if os.getpid() != self.told.pid:
+            return  # a process that the script has forked
+        faulthandler.cancel_dump_traceback_later()
+        failed = None
+        if error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)):
+            from book.launch.child import failure
+            failed = failure(error, "the script called sys.exit({!r})")
+        if self._watch is not None:
+            self._watch.end(failed)
+        else:
+            told.write(self.folder, self.told._replace(ended=True, failure=failed, time_s=time.monotonic()))
+
+
+class Script:
+    """A script that runs as `__main__`, and whose names outlive its last line, as Python has it."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self.path, sys.argv = arguments[0], list(arguments)
+        sys.path[0] = os.path.dirname(os.path.abspath(self.path))
+        self.module = types.ModuleType("__main__")
+        self.module.__dict__.update(__file__=self.path, __spec__=None, __builtins__=builtins, __cached__=None)
+        sys.modules["__main__"] = self.module  # and no runpy: it clears the names after the last line
+
+    def run(self) -> None:
+        """Run it; raises what it raises."""
+        with io.open_code(os.path.abspath(self.path)) as file:
+            code = compile(file.read(), self.path, "exec", dont_inherit=True)
+        exec(code, self.module.__dict__)
+
+
+class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Has `seen` called with a module once it has been loaded, whoever imports it."""
+
+    def __init__(self, name: str, seen: Callable[[types.ModuleType], None]) -> None:
+        self._name, self._seen = name, seen
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Find the module as the others would, and be its loader."""
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None:
+            self._loader: Any = spec.loader
+            spec.loader = self
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
+        """As its own loader does."""
+        made: types.ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Load it, and tell."""
+        if module.__spec__ is not None:
+            module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._seen(module)
+
+
+def _folder_of_agent() -> str:
+    """A folder that the ranks of one agent share, and that no other job of this machine uses."""
+    base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(os.environ.get("TMPDIR", "/tmp"))
+    return str(base / f"lockstep-{os.environ.get('TORCHELASTIC_RUN_ID', 'job')}-{os.getppid()}")
+
+
+def start_judge(folder: str, agent: int) -> subprocess.Popen[bytes]:
+    """Start the judge of this host, in a session of its own: torchrun ends the groups of its ranks."""
+    return subprocess.Popen([sys.executable, "-m", "book.job.judge", folder, str(agent)], start_new_session=True,
+                            stdin=subprocess.DEVNULL, env=os.environ | package_path())
+
+
+def package_path() -> dict[str, str]:
+    """The variable with which a process of its own finds this package."""
+    home = str(Path(__file__).parents[2])
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))}

@@ -1,0 +1,88 @@
+"""L2: the command `lockstep run`: torchrun on this machine, and a judge beside it."""
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from book.job import told
+from book.job.attach import package_path, start_judge
+
+JUDGE_LIMIT_S = 60.0
+
+
+def main(arguments: list[str]) -> int:
+    """Run a script on so many ranks; returns torchrun's exit status, 2 for a script that is not there."""
+    asked = _asked(arguments)
+    if not Path(asked.script).is_file():
+        print(f"there is no script {asked.script}", file=sys.stderr)
+        return 2
+    kept = asked.out is not None
+    folder = os.path.abspath(asked.out) if kept else tempfile.mkdtemp(prefix="lockstep-")
+    if kept:
+        _clear(folder)
+    try:
+        return _run(asked, folder)
+    finally:
+        if not kept:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _asked(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="lockstep run", description="Run your own script on several ranks of this "
+                                     "machine by torchrun, and say why it hangs or fails.")
+    parser.add_argument("--ranks", type=int, default=2, help="processes to start (2)")
+    parser.add_argument("--hang-s", type=float, default=told.DEFAULT_HANG_S,
+                        help="seconds without progress after which a hang is told (10)")
+    parser.add_argument("--end-hung", action="store_true", help="kill the ranks of a hang once it is told")
+    parser.add_argument("--out", help="keep what ranks report in this folder")
+    parser.add_argument("script", help="a Python script that torchrun can start")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
+    # `run` is the word that has led here.
+    return parser.parse_args(arguments[1:] if arguments[:1] == ["run"] else arguments)
+
+
+def _clear(folder: str) -> None:
+    """Delete what an earlier run has reported."""
+    for old in Path(folder).glob("attempt*"):
+        shutil.rmtree(old)
+
+
+def _run(asked: argparse.Namespace, folder: str) -> int:
+    """torchrun's exit status, once the judge has said all."""
+    os.environ.update({told.FOLDER: folder, told.HANG_S: str(asked.hang_s), told.JUDGED: "1", **package_path()})
+    if asked.end_hung:
+        os.environ[told.END_HUNG] = "1"
+    torchrun = subprocess.Popen([
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(asked.ranks),
+        "-m", "book.job", asked.script, *asked.args])
+    judge = start_judge(folder, torchrun.pid)
+    with _passed_on(torchrun, judge):
+        status = torchrun.wait()
+        with suppress(subprocess.TimeoutExpired):
+            judge.wait(JUDGE_LIMIT_S)
+        judge.kill()
+    return status if status >= 0 else 128 - status
+
+
+@contextmanager
+def _passed_on(torchrun: subprocess.Popen[bytes], judge: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass on what asks this command to end; the judge then has nothing to say of ranks that die of it."""
+    def end(number: int, frame: object) -> None:
+        judge.terminate()
+        if number == signal.SIGTERM:  # a terminal sends SIGINT to torchrun as well
+            torchrun.terminate()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,106 @@
+"""L2: the sentences on a job that has ended: who failed first and how, or what the ranks have called in all."""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from book.audit.findings import findings
+from book.job.members import Member
+from book.job.told import Told
+from book.launch.supervise import hang_of, raised
+from book.waiting.causes import causes
+from book.waiting.doing import Doing, Kind
+from book.waiting.hang import Collective, Group, Standing
+from book.words import counted, named
+
+AT_ONCE_S = 0.5  # torchrun ends all ranks when one has ended: who was first can't be seen then
+UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def failure(members: Sequence[Member], calls: Mapping[Group, Mapping[int, Collective]]) -> str:
+    """The rank that failed first, its error with the line, and the last call of each other rank."""
+    made = {member.rank: sum(last[member.rank].number for last in calls.values() if member.rank in last)
+            for member in members}
+    first = _first([member for member in members if member.failed], made)
+    if first.is_victim and (left := _left(members, calls)):
+        return left
+    said = first.told.failure
+    lines = raised(first.rank, said) if said else [
+        f"rank {first.rank} died without an error: something has killed it, as the system does when memory runs out, "
+        "or it called os._exit"]
+    shown = [first] if said is None else []
+    others = [member for member in members if member is not first]
+    return "\n".join([*lines, *_where(shown, calls), *_where(others, calls)])
+
+
+def _left(members: Sequence[Member], calls: Mapping[Group, Mapping[int, Collective]]) -> str:
+    """Why ranks have lost a peer whose script had ended well: it has left them in a call; "" if that is not so."""
+    standings = [Standing(Doing(Kind.UNKNOWN))] * max(member.told.world_size for member in members)
+    for member in members:
+        said = member.told.standing or Standing(Doing(Kind.FINISHED))
+        last = _last(member.rank, calls)
+        standings[member.rank] = said._replace(main=Doing(Kind.CALL, last.name)) if member.is_victim and last else said
+    victims = [member for member in members if member.is_victim]
+    ended = [member.rank for member in members if member.told.ended and not member.failed]
+    found = causes(hang_of(standings, calls)) if ended and victims else []
+    if not found:
+        return ""
+    head = f"{named([member.rank for member in victims])} lost the connection to a peer: {named(ended)} had ended"
+    return "\n".join([head, *(f"cause: {cause}" for cause in found), *_where(victims, calls)])
+
+
+def _last(rank: int, calls: Mapping[Group, Mapping[int, Collective]]) -> Collective | None:
+    """A rank's last call, in the newest of its groups."""
+    own = [last[rank] for last in calls.values() if rank in last]
+    return own[-1] if own else None
+
+
+def _first(failed: Sequence[Member], made: Mapping[int, int]) -> Member:
+    """The one whose failure is no effect of another's; of those that died at once, the one that was least far."""
+    causes = [member for member in failed if not member.is_victim] or failed
+    begin_s = min(member.failed_s() for member in causes)
+    soon = [member for member in causes if member.failed_s() < begin_s + AT_ONCE_S]
+    told_why = [member for member in soon if member.told.failure]
+    if told_why and min(member.failed_s() for member in told_why) <= begin_s + AT_ONCE_S / 2:
+        soon = told_why
+        return min(soon, key=lambda member: (member.failed_s(), member.rank))
+    return min(soon, key=lambda member: (made[member.rank], member.rank))
+
+
+def _where(members: Sequence[Member], calls: Mapping[Group, Mapping[int, Collective]]) -> list[str]:
+    """The last calls of ranks, a line for those that are at the same one."""
+    alike: dict[str, list[int]] = {}
+    for member in members:
+        call = _last(member.rank, calls)
+        words = call.what + (f" at {call.place}" if call.place else "") if call else ""
+        alike.setdefault(words, []).append(member.rank)
+    return [f"  the last call of {named(ranks)}: {words}" if words else f"  {named(ranks)} had called nothing"
+            for words, ranks in alike.items()]
+
+
+def summary(ranks: Sequence[Told]) -> str:
+    """What the ranks of this host have called in each group, and what the audit finds."""
+    lines = [f"{counted(len(ranks), 'rank')} ended"]
+    groups: dict[Group, Counter[str]] = {}
+    sizes: Counter[Group] = Counter()
+    for said in ranks:
+        for (group, name), (calls, _) in said.totals.items():
+            counts = groups.setdefault(group, Counter())
+            counts[name] = max(counts[name], calls)
+            sizes[group] = max(sizes[group], size_of(said, group))
+    for group, counts in groups.items():
+        calls_made = ", ".join(f"{name} {count}" for name, count in counts.most_common())
+        lines.append(f"  group of {named(list(group.ranks))}: {calls_made}; {_bytes(sizes[group])} in a rank's tensors")
+    everyone = len(ranks) == max(said.world_size for said in ranks)
+    found = findings([said.notes for said in sorted(ranks)]) if everyone else []
+    return "\n".join([*lines, *(f"warning: {finding}" for finding in found)])
+
+
+def size_of(said: Told, group: Group) -> int:
+    """Bytes of the tensors that a rank has passed in a group."""
+    return sum(size for (of, _), (_, size) in said.totals.items() if of == group)
+
+
+def _bytes(number: int) -> str:
+    unit, name = next(((unit, name) for unit, name in UNITS if number >= unit), (1, "bytes"))
+    return f"{number / unit:.3g} {name}"

@@ -1,0 +1,151 @@
+"""L2: the judge of a job on one host: it reads what the ranks say, and prints what is wrong.
+
+    python -m book.job.judge FOLDER PID_OF_TORCHRUN
+
+It ends when torchrun's agent has. It imports no torch, and the ranks need not answer.
+"""
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from book.job import ending, told
+from book.job.members import Member
+from book.launch import family
+from book.launch.agreement import last_calls
+from book.launch.board import Board
+from book.launch.supervise import hang_of
+from book.waiting.doing import Doing, Kind
+from book.waiting.hang import Collective, Group, Hang, Standing
+from book.waiting.message import message
+
+LOOK_S = 0.2
+SETTLE_S = 1.0  # for the other ranks to fail too, after the first
+QUIET = 6.0  # times the limit of a hang: so long may ranks compute and call nothing
+
+
+class Judge:
+    """What is known of a job's last start, and what has been said of it."""
+
+    def __init__(self, folder: str, agent: int, hang_s: float, ends_hung: bool) -> None:
+        self._folder, self._agent, self._hang_s, self._ends_hung = folder, agent, hang_s, ends_hung
+        self._attempt: Path | None = None
+        self._members: dict[int, Member] = {}
+        self._told_hang = ""  # the verdict on the hang that has been told
+        self._told_failure = self._told_mismatch = False
+
+    def watch(self) -> None:
+        """Judge until torchrun is gone, then sum up."""
+        while not family.is_gone(self._agent):
+            self._look()
+            self._say_what_is_wrong()
+            time.sleep(LOOK_S)
+        self._look()
+        self._say_what_has_failed(settled=True)
+        if self._members and not self._told_failure:
+            say(ending.summary([self._members[rank].told for rank in sorted(self._members)]))
+
+    def _look(self) -> None:
+        latest = told.latest(self._folder)
+        if latest is None:
+            return
+        if latest != self._attempt:
+            self._attempt, self._members = latest, {}
+            self._told_hang, self._told_failure, self._told_mismatch = "", False, False
+        now_s = time.monotonic()
+        for rank, said in told.read(latest).items():
+            self._members.setdefault(rank, Member(said, now_s)).look(said, now_s)
+
+    def _say_what_is_wrong(self) -> None:
+        self._say_what_differs()
+        self._say_what_has_failed(settled=False)
+        if self._told_failure:
+            return
+        verdict = self._verdict()
+        if not verdict and self._told_hang:
+            say("the ranks go on")
+        if verdict and not self._told_hang:
+            limit_s = self._hang_s * (QUIET if verdict == "quiet" else 1)
+            say(message(self._hang(), verdict, limit_s))
+            if self._ends_hung:
+                self._end()
+        self._told_hang = verdict
+
+    def _verdict(self) -> str:
+        """How the ranks stand: "hang", "quiet" if nothing has been called for long, "" if they move."""
+        members, now_s = list(self._members.values()), time.monotonic()
+        working = [member for member in members if member.works]
+        if not working or len(members) < working[0].told.local_size:
+            return ""
+        calm_s = now_s - max(member.moved_s for member in members)
+        still = [member.still_s(now_s) for member in working]
+        if min(calm_s, *still) >= self._hang_s:
+            return "hang"
+        return "quiet" if calm_s >= QUIET * self._hang_s <= max(still) else ""
+
+    def _hang(self) -> Hang:
+        now_s, size = time.monotonic(), max(member.told.world_size for member in self._members.values())
+        assert self._attempt is not None  # ranks have said something
+        standings = [self._members[rank].standing(self._attempt, now_s) if rank in self._members
+                     else Standing(Doing(Kind.UNKNOWN), "another host") for rank in range(size)]
+        return hang_of(standings, self._calls(size))
+
+    def _calls(self, size: int) -> dict[Group, dict[int, Collective]]:
+        """The last calls of ranks, which their board keeps though they are dead."""
+        if self._attempt is None or not (self._attempt / told.BOARD).exists():
+            return {}
+        board = Board.at(self._attempt / told.BOARD, size)
+        try:
+            return last_calls(board)
+        finally:
+            board.close()
+
+    def _end(self) -> None:
+        """Kill the ranks; torchrun says how they ended, or starts them again."""
+        say("ended, as --end-hung asks")
+        for member in self._members.values():
+            if member.works:
+                with suppress(ProcessLookupError):
+                    os.kill(member.told.pid, signal.SIGKILL)
+        self._told_failure = True  # their deaths are no news
+
+    def _say_what_differs(self) -> None:
+        found = sorted({member.told.mismatch for member in self._members.values() if member.told.mismatch})
+        if found and not self._told_mismatch:
+            self._told_mismatch = True
+            say(max(found, key=len))
+
+    def _say_what_has_failed(self, settled: bool) -> None:
+        failed = [member for member in self._members.values() if member.failed]
+        if not failed or self._told_failure:
+            return
+        if settled or time.monotonic() - min(member.failed_s() for member in failed) > SETTLE_S:
+            self._told_failure = True
+            size = max(member.told.world_size for member in failed)
+            say(ending.failure(list(self._members.values()), self._calls(size)))
+
+
+def say(text: str) -> None:
+    """Print each line, marked as the judge's."""
+    print("".join(f"[lockstep] {line}\n" for line in text.splitlines()), end="", file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Judge the job in a folder, whose agent has this process id; delete the folder unless its name was asked for."""
+    folder, agent = arguments
+    hang_s = float(os.environ.get(told.HANG_S, told.DEFAULT_HANG_S))
+    try:
+        Judge(folder, int(agent), hang_s, told.END_HUNG in os.environ).watch()
+    finally:
+        if told.FOLDER not in os.environ:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,64 @@
+"""L2: what a rank of a job says of itself, in a file of its own that is replaced as a whole."""
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:  # a rank writes its first file before its script has imported anything
+    from book.audit import Notes
+    from book.launch.child import Failure
+    from book.waiting.hang import Group, Standing
+
+FOLDER, HANG_S, END_HUNG, JUDGED = "LOCKSTEP_FOLDER", "LOCKSTEP_HANG_S", "LOCKSTEP_END_HUNG", "LOCKSTEP_JUDGED"
+DEFAULT_HANG_S = 10.0
+BOARD = "board"
+
+
+class Told(NamedTuple):
+    """What a rank said at `time_s`, by time.monotonic(), which is one clock for all processes of a host."""
+    rank: int
+    world_size: int
+    local_size: int  # ranks of this host
+    pid: int
+    time_s: float
+    entered: bool = False  # whether it has come to init_process_group
+    ended: bool = False  # whether its script has
+    serial: int = 0  # of its last call
+    still_s: float = 0.0
+    standing: Standing | None = None  # None while it moves
+    failure: Failure | None = None
+    mismatch: str = ""  # a call that differs from its peers'
+    totals: Mapping[tuple[Group, str], tuple[int, int]] = {}  # by group and operation: calls, bytes
+    notes: Notes | None = None
+
+
+def attempt_folder(folder: str, attempt: int) -> Path:
+    """Where the ranks of one start report: torchrun may start them again."""
+    return Path(folder, f"attempt{attempt}")
+
+
+def latest(folder: str) -> Path | None:
+    """The folder of the last start; None before the first."""
+    found = sorted(Path(folder).glob("attempt*"), key=lambda path: int(path.name.removeprefix("attempt")))
+    return found[-1] if found else None
+
+
+def stacks_file(folder: Path, rank: int) -> Path:
+    """Where a rank's threads are written if it can't say so itself."""
+    return folder / f"rank{rank}.stacks"
+
+
+def write(folder: Path, told: Told) -> None:
+    """Replace a rank's file."""
+    new = folder / f"rank{told.rank}.new"
+    new.write_bytes(pickle.dumps(told))
+    os.replace(new, folder / f"rank{told.rank}.told")
+
+
+def read(folder: Path) -> dict[int, Told]:
+    """What each rank of this host has said last."""
+    found = [pickle.loads(path.read_bytes()) for path in sorted(folder.glob("rank*.told"))]
+    return {told.rank: told for told in found}
