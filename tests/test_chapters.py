@@ -139,14 +139,14 @@ def test_an_optimizer_of_whole_matrices_refuses_a_flat_shard() -> None:
 
 
 def data_parallel_by_threads() -> dict[str, Any]:
-    """What the chapter's cells define up to the one that counts the threads' traffic."""
+    """What the page's cells define up to the one that counts the threads' traffic."""
     namespace: dict[str, Any] = {}
-    for source in cells("02_data_parallel", "code"):
+    for source in cells("96_old_data_parallel", "code"):
         with contextlib.redirect_stdout(io.StringIO()):
             exec(source, namespace)
         if "def traffic(" in source:
             return namespace
-    raise AssertionError("no cell of the chapter counts the traffic of the threads")
+    raise AssertionError("no cell of the page counts the traffic of the threads")
 
 
 def test_threads_send_what_a_star_sends_on_every_link() -> None:

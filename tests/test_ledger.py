@@ -217,7 +217,7 @@ def test_chapters_derive_what_is_kept_for_backward() -> None:
 
 
 def test_chapters_say_from_how_many_tokens_on_communication_hides() -> None:
-    says = {number: told(number) for number in (4, 5, 6)}
+    says = {number: told(number) for number in (2, 4, 5, 6)}
     over = cluster_of("h100", 64, SOFTWARE[0]).overheads
     inside, across = 450e9 * over.inside_share, 50e9 * over.across_share
     sharded, tensor, staged = [entry(way.model, way.layout) for way in STORY
@@ -227,6 +227,12 @@ def test_chapters_say_from_how_many_tokens_on_communication_hides() -> None:
     assert (small / 400e9, small / inside, small / 50e9) == pytest.approx((1050, 1460, 8400), rel=0.005)
     assert "1,050 tokens" in says[4] and "1,460" in says[4] and "it is 8,400" in says[4]
     assert f"$F = {large / 1e12:.0f}$ TFLOP/s, {100 * large / 989e12:.0f} % of the peak" in says[5]
+    [tiny] = [reached(entry(way.model, way.layout), way.model, 16) for way in STORY if way.chapter == 2]
+    assert (tiny / across, tiny / inside) == pytest.approx((7200, 1050), rel=0.005)
+    assert (f"{across / 1e9:.1f} GB/s of a card and {inside / 1e9:.0f} GB/s inside" in says[2]
+            and f"$F = {tiny / 1e12:.0f}$ TFLOP/s, and $F\\beta$ is 7,200 FLOPs a byte between" in says[2]
+            and "nodes and 1,050 inside" in says[2]
+            and f"has {large / 1e12:.0f} TFLOP/s, 11,900 and 1,730" in says[2])
     model = MODELS["llama3-70b"]
     each = 3 / 8 * model.sizes.layer_parameters / model.width / 7  # FLOPs a byte, for t = 8
     assert (each, large / inside, large / across) == pytest.approx((5600, 1730, 11900), rel=0.005)
