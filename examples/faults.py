@@ -91,6 +91,9 @@ like yours. There are three kinds:
 - [It ends, and is wrong](#it-ends-and-is-wrong): nothing fails, and the result is not what you want. `launch` prints a
   `warning:` where the run has ended, and refuses a call that can't be right.
 
+To look into a script of your own, start it with `lockstep run --ranks 4 train.py ARGS`. It starts the script, unchanged, by
+torchrun, and prints the same sentences, each line marked `[lockstep]`, once no rank has moved for `--hang-s` seconds (10).
+
 The programs are in `examples/`: `python examples/faults.py one_returns_early` runs one of them, on three ranks. There
 `start` joins the group and returns the rank, and `start_rpc` makes the ranks workers of RPC as well. `LOCK` is a
 `threading.Lock`, and `ALL_CALLS` a `threading.Barrier` for three threads.
