@@ -27,6 +27,7 @@ from book.waiting.message import message
 
 LOOK_S = 0.2
 SETTLE_S = 1.0  # for the other ranks to fail too, after the first
+FOR_OTHERS = (Kind.CALL, Kind.POLLS, Kind.REQUEST, Kind.KEYS)  # waits for other ranks
 QUIET = 6.0  # times the limit of a hang: so long may ranks compute and call nothing
 
 
@@ -88,7 +89,7 @@ class Judge:
         if min(calm_s, *still) >= self._hang_s:
             return "hang"
         # One that waits may seem to move beside one that takes all cores: what it says it does decides.
-        waits = any(member.told.standing and member.told.standing.main.waits for member in working)
+        waits = any(member.told.standing and member.told.standing.main.kind in FOR_OTHERS for member in working)
         return "quiet" if waits and calm_s >= QUIET * self._hang_s else ""
 
     def _hang(self) -> Hang:

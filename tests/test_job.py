@@ -1,0 +1,220 @@
+"""`lockstep run`: real jobs of torchrun, unchanged scripts, and what is said of those that hang or fail."""
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from book.job import command, ending, told
+from book.job.members import Member
+from book.job.told import Told
+from book.launch import family
+from tests.website import ROOT
+
+pytestmark = pytest.mark.slow
+LIMIT_S = 240.0
+EXAMPLES = ROOT / "examples"
+
+SCRIPT = '''
+import ctypes, os, signal, sys, time
+assert "torch" not in sys.modules  # nothing is imported before the script does
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank, kind = dist.get_rank(), sys.argv[1]
+dist.all_reduce(torch.ones(4))
+if rank == 1:
+    if kind == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if kind == "interpreter":
+        ctypes.PyDLL(None).sleep(1000)
+    if kind == "loop":
+        while True:
+            pass
+    if kind == "mismatch":
+        dist.broadcast(torch.ones(4), src=0)
+    if kind == "crash":
+        raise ValueError("bad batch")
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "exit":
+        sys.exit(3)
+if kind == "early" and rank == 1:
+    sys.exit(0)
+dist.all_reduce(torch.ones(4))
+print(f"rank {rank} of {__name__} has {sys.argv[1:]}", flush=True)
+dist.destroy_process_group()
+'''
+FAULT = '''
+import sys
+sys.path.insert(0, EXAMPLES)
+import faults_that_hang
+getattr(faults_that_hang, sys.argv[1])()
+'''
+LOADER = '''
+import sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+
+class Data(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return torch.full((4,), float(i) + dist.is_initialized())
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in DataLoader(Data(), 2, num_workers=2, multiprocessing_context=sys.argv[1]):
+        model(batch).sum().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(dist.get_rank())
+        optimizer.step()
+    dist.destroy_process_group()
+'''
+
+
+def job(folder: Path, text: str, *args: str, ranks: int = 3, options: tuple[str, ...] = ("--hang-s", "3", "--end-hung"),
+        ) -> tuple[int, str, str]:
+    """Run a script as a job in a folder of its own: the exit status, what the judge said, and all that was printed."""
+    script = folder / "train.py"
+    script.write_text(text)
+    return run([str(script), *args], folder, ranks, options)
+
+
+def run(line: list[str], folder: Path, ranks: int, options: tuple[str, ...] = ()) -> tuple[int, str, str]:
+    with tempfile.TemporaryDirectory(prefix="job") as temporary:  # a short name: sockets of workers are made there
+        env = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": temporary}
+        with subprocess.Popen([sys.executable, "-m", "book", "run", "--ranks", str(ranks), *options, *line], text=True,
+                              cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+            try:
+                printed, _ = process.communicate(timeout=LIMIT_S)
+            finally:
+                process.terminate()
+        assert not list(Path(temporary).glob("lockstep*")), "a folder is left"
+    assert not left(folder), "a process is left"
+    said = "\n".join(row.removeprefix("[lockstep] ") for row in printed.splitlines() if row.startswith("[lockstep] "))
+    return process.returncode, said, printed
+
+
+def left(folder: Path) -> list[str]:
+    """The processes that still have something to do with a folder, once they have had time to end."""
+    end_s = time.monotonic() + 20
+    while True:
+        lines = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                text = path.read_bytes().decode(errors="replace").replace("\0", " ")
+            except OSError:
+                continue
+            if str(folder) in text and int(path.parent.name) != os.getpid():
+                lines.append(text)
+        if not lines or time.monotonic() > end_s:
+            return lines
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("kind, words", [
+    ("stop", "rank 1 is stopped by a signal (SIGSTOP)"),
+    ("interpreter", "rank 1 waits in C code that holds the interpreter lock at train.py line 13: ctypes.PyDLL(None)"),
+    ("loop", "rank 1 computes at train.py line 15: while True:|rank 1 computes at train.py line 16: pass"),
+    ("mismatch", "rank 1 calls broadcast(float32 [4], src=0) at train.py line 18: dist.broadcast"),
+])
+def test_a_hang_is_told_once_and_ended_if_that_is_asked(kind: str, words: str, tmp_path: Path) -> None:
+    status, said, _ = job(tmp_path, SCRIPT, kind)
+    assert status == 1 and any(each in said for each in words.split("|")), said
+    assert said.count("nothing has moved for 3 s") + said.count("no rank has called another for 18 s") == 1
+    assert "ranks 0, 2 wait in all_reduce at train.py line 27: dist.all_reduce(torch.ones(4))" in said
+
+
+@pytest.mark.parametrize("name, words", [
+    ("one_receives_instead", r"cause: ranks? .* waits? in .*; rank \d waits in recv from rank \d instead"),
+    ("all_send_first", r"all send first, and nobody receives"),
+    ("two_groups_in_two_orders", r"each for the other: call the groups' collectives in the same order"),
+    ("an_empty_queue", r"cause: rank \d waits in Queue.get\(\)"),
+    ("a_key_that_nobody_sets", r"cause: .* waits? for the key '"),
+])
+def test_a_hang_has_the_cause_that_launch_tells(name: str, words: str, tmp_path: Path) -> None:
+    status, said, _ = job(tmp_path, FAULT.replace("EXAMPLES", repr(str(EXAMPLES))), name)
+    assert status == 1 and re.search(words, said), said
+    assert re.search(r"at faults_that_hang.py line \d+", said)
+
+
+@pytest.mark.parametrize("kind, words", [
+    ("crash", 'rank 1 failed in train.py line 20: raise ValueError("bad batch")\nValueError: bad batch\n'),
+    ("exit", "rank 1 failed in train.py line 24: sys.exit(3)\nSystemExit: the script called sys.exit(3)\n"),
+    ("kill", "rank 1 died without an error: something has killed it"),
+    ("early", "rank 1 had ended\ncause: ranks 0, 2 wait in all_reduce(float32 [4], SUM); rank 1 returned without it"),
+])
+def test_the_first_rank_to_fail_is_named(kind: str, words: str, tmp_path: Path) -> None:
+    status, said, _ = job(tmp_path, SCRIPT, kind)
+    assert status == 1 and words in said, said
+    assert "all_reduce(float32 [4], SUM) at train.py line" in said
+
+
+def test_a_healthy_job_gets_its_arguments_and_a_summary(tmp_path: Path) -> None:
+    status, said, printed = job(tmp_path, SCRIPT, "none", "--out", "x", ranks=2, options=("--out", "kept"))
+    assert status == 0 and "rank 1 of __main__ has ['none', '--out', 'x']" in printed
+    assert said == "2 ranks ended\n  group of ranks 0, 1: all_reduce 2; 32 bytes in a rank's tensors"
+    assert set(told.read(tmp_path / "kept" / "attempt0")) == {0, 1}
+
+
+def test_an_error_before_any_group_is_told(tmp_path: Path) -> None:
+    status, said, _ = job(tmp_path, "x = 1\nraise OSError('no data')\n", ranks=2)
+    assert status == 1 and "failed in train.py line 2: raise OSError('no data')\nOSError: no data" in said
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_workers_of_a_loader_are_no_ranks_and_replicas_are_compared(method: str, tmp_path: Path) -> None:
+    status, said, printed = job(tmp_path, LOADER, method, ranks=2, options=())
+    assert status == 0, printed
+    assert "broadcast" in said and "differ between ranks 0, 1" in said
+
+
+def test_under_torchrun_each_host_has_a_judge(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "book.job",
+            str(tmp_path / "train.py"), "crash"]
+    ended = subprocess.run(line, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True, timeout=LIMIT_S,
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # until the judge has ended too
+    assert ended.returncode == 1 and "[lockstep] ValueError: bad batch" in ended.stdout, ended.stdout
+    assert not left(tmp_path)
+
+
+def test_an_interrupt_ends_all_and_blames_nobody(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(1000)\n")
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-m", "book", "run", "--ranks", "1", str(tmp_path / "train.py")], text=True,
+                          env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        while process.stdout.readline() not in ("begun\n", ""):
+            pass
+        process.send_signal(signal.SIGTERM)
+        rest = process.stdout.read()
+    assert process.returncode not in (0, None) and "[lockstep]" not in rest
+    assert not left(tmp_path)
+
+
+def test_a_missing_script_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["run", str(tmp_path / "nothing.py")]) == 2
+    assert "there is no script" in capsys.readouterr().err
+
+
+def test_ranks_that_torchrun_ends_are_not_the_first() -> None:
+    members = [Member(Told(rank, 2, 2, os.getpid(), 0.0), 0.0, gone_s=gone_s) for rank, gone_s in ((0, 9.0), (1, 5.0))]
+    assert ending.failure(members, {}).startswith("rank 1 died without an error")
+    assert not family.is_gone(os.getpid())
