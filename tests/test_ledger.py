@@ -136,7 +136,7 @@ def test_chapters_say_what_the_ledger_says() -> None:
     assert (f"it takes {flops_per_s / 50e9:,.0f} tokens, with eight cards {flops_per_s / 400e9:,.0f}" in says[2]
             and f"H100s that reach {100 * mfu:.0f} % of their peak" in says[2])
     short = entry(replace(MODELS["llama3.2-1b"], num_tokens=2048), Layout(1, 16, 1), sequences=16)
-    assert f"a GPU waits for {100 * short.exposed_s / short.step_s:.0f} % of it" in says[2]
+    assert f"a GPU waits for {100 * short.exposed_s / short.step_s:.0f} % of the step" in says[2]
     over = cluster_of("h100", 8, SOFTWARE[0]).overheads
     assert (f"of 450 GB/s inside a node {450 * over.inside_share:.0f} are reached, and of 50 GB/s between nodes "
             f"{50 * over.across_share:.0f}") in says[1]

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import builtins
-import faulthandler
 import functools
 import importlib.abc
 import importlib.util
@@ -20,7 +19,9 @@ from typing import Any
 from book.job import told
 from book.job.told import Told
 
-SILENT_S = 3.0  # after so long without a report, a rank's stacks are written without the interpreter lock
+# After so long without a report, a rank's stacks are written without the interpreter lock. That is safe where C code
+# holds the lock, and may crash a process that runs Python: so not before the thread that reports has begun.
+SILENT_S = 3.0
 _C10D = "torch.distributed.distributed_c10d"
 
 
@@ -52,7 +53,6 @@ class Rank:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.told = Told(number, size, local_size, os.getpid(), time.monotonic())
         self.stacks = io.FileIO(told.stacks_file(self.folder, number), "w")
-        faulthandler.dump_traceback_later(SILENT_S, repeat=True, file=self.stacks)
         told.write(self.folder, self.told)
         self._watch: Any = None
         if os.environ.get("LOCAL_RANK", "0") == "0" and told.JUDGED not in os.environ:
@@ -75,7 +75,6 @@ class Rank:
         """Say how the script has ended."""
         if os.getpid() != self.told.pid:
             return  # a process that the script has forked
-        faulthandler.cancel_dump_traceback_later()
         failed = None
         if error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)):
             from book.launch.child import failure

@@ -83,8 +83,6 @@ class Member:
         places = where.places(lines)
         asleep = said.entered and family.is_asleep(said.pid)
         kind = Kind.IN_C if asleep else Kind.DEAF
-        if not said.entered and lines:
-            return Standing(where.doing_at(lines), str(places[-1]) if places else "")
         return self._last(kind)._replace(place=str(places[-1]) if places else "")
 
     def _last(self, kind: Kind) -> Standing:

@@ -82,18 +82,23 @@ class Watch:
         # A process that the script forks is no rank: it writes nothing on the board.
         os.register_at_fork(after_in_child=lambda: tap.unsubscribe(self._compared))
         told.write(folder, self._told)
+        self._arm()  # the lock may be gone before the thread has had it once
         self._thread = threading.Thread(target=self._report, daemon=True, name="lockstep")
         self._thread.start()
 
     def _report(self) -> None:
         while not self._over.wait(LOOK_S):
-            faulthandler.dump_traceback_later(SILENT_S, repeat=True, file=self._stacks)
+            self._arm()
             try:
                 told.write(self._folder, self._now())
             except Exception:
                 if not self._folder.exists():
                     return  # the judge has gone, and with it the folder
                 traceback.print_exc()
+
+    def _arm(self) -> None:
+        """Have the stacks written if this is not called again in time."""
+        faulthandler.dump_traceback_later(SILENT_S, repeat=True, file=self._stacks)
 
     def _now(self) -> Told:
         """What this rank does; only the time while it moves."""
