@@ -76,9 +76,10 @@ def test_formulas_and_example_of_a_way_are_the_planners(name: str) -> None:
 def test_the_recipes_thresholds_follow_from_the_machine() -> None:
     reached, words = 0.44 * 989e12, " ".join(TEXT.split())
     assert 80e9 / 2 / 16 == 2.5e9 and "2.5 billion parameters on 80 GB" in words
+    assert f"up to {80e9 / 2 / (4 + 12 / 64) / 1e9:.1f} billion fit there" in words
     assert f"{round(reached / 50e9, -2):,.0f} tokens at 50 GB/s" in words
     assert f"{round(reached / 400e9, -2):,.0f} where a node's eight cards" in words
-    shares = [round(100 * 7 * reached / 450e9 / (4.5 * width)) for width in (8192, 4096)]
+    shares = [round(100 * 7 * reached / 450e9 / (3.6 * width)) for width in (8192, 4096)]
     assert f"{shares[0]} % for $h$ of 8,192 and {shares[1]} % for 4,096" in words
     assert all(pipeline_bubble(p, 4 * p) < 1 / 5 for p in range(2, 33)) and "a fifth of the step is idle" in words
 
