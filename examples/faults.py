@@ -91,11 +91,12 @@ like yours. There are three kinds:
 - [It ends, and is wrong](#it-ends-and-is-wrong): nothing fails, and the result is not what you want. `launch` prints a
   `warning:` where the run has ended, and refuses a call that can't be right.
 
-To look into a script of your own, start it with `lockstep run --ranks 4 train.py ARGS`. It starts the script, unchanged, by
-torchrun, and prints the same sentences, each line marked `[lockstep]`, once no rank has moved for `--hang-s` seconds (10).
-If the job has already ended, `lockstep show` reads what it has left: Flight Recorder dumps of a hang, profiler traces of a
-job that is slow ([how](12_when_a_rank_dies.ipynb#find-the-guilty-rank)). `lockstep doctor` says what this machine's ranks
-will stumble on: too little shared memory, a name that leads to 127.0.0.1, a variable that is left from another job.
+To look into a script of your own, start it with `lockstep run --ranks 4 train.py ARGS`. It starts the script,
+unchanged, by torchrun, and prints the same sentences, each line marked `[lockstep]`, once no rank has moved for
+`--hang-s` seconds (10). If the job has already ended, `lockstep show` reads what it has left: Flight Recorder dumps
+of a hang, profiler traces of a job that is slow ([how](12_when_a_rank_dies.ipynb#find-the-guilty-rank)). `lockstep
+doctor` says what this machine's ranks will stumble on: too little shared memory, a name that leads to 127.0.0.1, a
+variable that is left from another job.
 
 The programs are in `examples/`: `python examples/faults.py one_returns_early` runs one of them, on three ranks. There
 `start` joins the group and returns the rank, and `start_rpc` makes the ranks workers of RPC as well. `LOCK` is a
