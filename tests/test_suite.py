@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,6 +128,38 @@ def test_the_scripts_of_ci_are_there_and_can_be_started() -> None:
     called = {line for line in runs() if line.startswith(".ci/")}
     assert called == {".ci/run", ".ci/install"}
     assert all(os.access(ROOT / name, os.X_OK) for name in called)
+
+
+FAKE_MAKE = """#!/bin/sh
+echo "make $*" >> calls
+case "$*" in
+  check) exit 0;;
+  test-all) printf 'FAILED tests/test_a.py::test_x[a b] - Assert\nERROR chapters/02.ipynb::Cell 3\n%s' "$MORE"
+    echo '= 2 failed, 9 passed in 2.0s ='; echo "make: *** [Makefile:75: test-all] Error ${ENDED:-1}"; exit 2;;
+  *) echo '= 3 passed in 2.0s ='; exit ${LATER:-0};;
+esac
+"""
+MANY = "".join(f"FAILED tests/test_{letter}.py::test_x - Assert\n" for letter in "bc")
+
+
+@pytest.mark.parametrize("env, status, num_calls", [
+    ({}, 0, 4), ({"LATER": "1"}, 1, 3), ({"ENDED": "2"}, 1, 2), ({"MORE": MANY}, 1, 2)],
+    ids=["pass alone", "fail alone", "interrupted", "many modules"])
+def test_what_fails_beside_others_is_run_again_alone_and_twice(tmp_path: Path, env: dict[str, str], status: int,
+                                                               num_calls: int) -> None:
+    (tmp_path / ".ci").mkdir()
+    for name in ("run", "present.sh"):
+        shutil.copy(ROOT / ".ci" / name, tmp_path / ".ci" / name)
+    for path, text in ((".ci/install", "#!/bin/sh\n"), ("bin/make", FAKE_MAKE)):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+        (tmp_path / path).chmod(0o755)
+    ended = subprocess.run([".ci/run"], cwd=tmp_path, capture_output=True, text=True, env={
+        **os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", **env})
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert (ended.returncode, len(calls)) == (status, num_calls), ended.stdout
+    assert calls[2:] == ["make test-all JOBS=0 TESTS=chapters/02.ipynb tests/test_a.py"] * (num_calls - 2)
+    assert num_calls == 2 or "== Run again, alone and twice: chapters/02.ipynb tests/test_a.py" in ended.stdout
 
 
 def test_publishing_waits_for_the_website_alone() -> None:
