@@ -38,7 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
     if word not in COMMANDS:
         print(f"lockstep has no command {word!r}: use {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    status: int = import_module(f"{COMMANDS[word][0]}.__main__").main(arguments)
+    part, _ = COMMANDS[word]
+    has_several = [of for of, _ in COMMANDS.values()].count(part) > 1  # then it has to know which one was said
+    status: int = import_module(f"{part}.__main__").main(arguments if has_several else arguments[1:])
     return status
 
 

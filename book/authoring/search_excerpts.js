@@ -4,7 +4,8 @@
 const BEFORE = 60;
 const LENGTH = 200;
 
-const words = (new URLSearchParams(window.location.search).get("q") || "").toLowerCase().split(/[\s"]+/).filter(Boolean);
+const query = new URLSearchParams(window.location.search).get("q") || "";
+const words = query.toLowerCase().split(/[\s"]+/).filter(Boolean);
 
 /** Where a text is quoted: at the whole query, else at the longest of its words that is there; null if none is. */
 function placeIn(text) {
@@ -25,7 +26,8 @@ function excerpt(text) {
   const paragraph = document.createElement("p");
   paragraph.className = "context";
   const escaped = words.map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
-  for (const part of (from ? "… " : "").concat(cut.slice(0, to), " …").split(new RegExp(`(${escaped.join("|")})`, "i"))) {
+  const shown = `${from ? "… " : ""}${cut.slice(0, to)} …`;
+  for (const part of shown.split(new RegExp(`(${escaped.join("|")})`, "i"))) {
     const node = words.includes(part.toLowerCase()) ? document.createElement("mark") : document.createElement("span");
     node.textContent = part;
     paragraph.append(node);

@@ -1,6 +1,6 @@
 /* How the website's search orders what it finds (Sphinx's html_search_scorer): first the page that wayfinding.py lists
-   for these words, which Sphinx gives 100 points; then what is in a title before what is in a text, a chapter before the
-   glossary, and both before other pages.
+   for these words, which Sphinx gives 100 points; then what is in a title before what is in a text, a chapter before
+   the glossary, and both before other pages.
 */
 var Scorer = {
   objNameMatch: 11,

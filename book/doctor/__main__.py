@@ -30,14 +30,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("lockstep")
-    doctor = parser.add_subparsers(required=True).add_parser(
-        "doctor", help="what this machine's ranks will stumble on",
-        description="Looks at GPUs, shared memory, limits, names, networks and variables of this machine, as this "
-                    "shell sees them, and times all-reduces between its ranks. Run it on each host, in the job's "
-                    "container.")
-    doctor.add_argument("--quick", action="store_true", help="leave out the all-reduces")
-    doctor.add_argument("--ranks", type=int, default=0, help="of the all-reduces; default: one for each GPU, else 2")
+    parser = argparse.ArgumentParser(
+        "lockstep doctor", description="Looks at GPUs, shared memory, limits, names, networks and variables of this "
+                                       "machine, as this shell sees them, and times all-reduces between its ranks. Run "
+                                       "it on each host, in the job's container.")
+    parser.add_argument("--quick", action="store_true", help="leave out the all-reduces")
+    parser.add_argument("--ranks", type=int, default=0, help="of the all-reduces; default: one for each GPU, else 2")
     return parser
 
 

@@ -6,7 +6,7 @@ import resource
 import shutil
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TooLate
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ def this_machine() -> Machine:
         {name: os.environ[name] for name in VARIABLES if name in os.environ})
 
 
-def _timed(look_up) -> tuple[str, float | None]:  # type: ignore[no-untyped-def]
+def _timed(look_up: Callable[[], object]) -> tuple[str, float | None]:
     """What a lookup says, "" if nothing, and its seconds; None if it had not ended after WAIT_S."""
     pool, start_s = ThreadPoolExecutor(1), time.monotonic()
     future = pool.submit(look_up)

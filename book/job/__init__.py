@@ -7,6 +7,7 @@ Each rank runs the script, which is not changed, and reports to a file of its ow
 process for each host, reads these files and what the system knows of the ranks: a rank need not answer, it may be dead,
 stopped, or hold the interpreter lock.
 
+    command    `lockstep run`: torchrun on this machine, and the judge beside it
     attach     what runs in a rank before its script: the tap starts before the first init_process_group
     watch      the thread of a rank that reports, and what is noted of its calls
     told       Told: what a rank says of itself, and the folder where it says so

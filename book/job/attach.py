@@ -19,9 +19,6 @@ from typing import Any
 from book.job import told
 from book.job.told import Told
 
-# After so long without a report, a rank's stacks are written without the interpreter lock. That is safe where C code
-# holds the lock, and may crash a process that runs Python: so not before the thread that reports has begun.
-SILENT_S = 3.0
 _C10D = "torch.distributed.distributed_c10d"
 
 

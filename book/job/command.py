@@ -45,8 +45,7 @@ def _asked(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", help="keep what ranks report in this folder")
     parser.add_argument("script", help="a Python script that torchrun can start")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
-    # `run` is the word that has led here.
-    return parser.parse_args(arguments[1:] if arguments[:1] == ["run"] else arguments)
+    return parser.parse_args(arguments)
 
 
 def _clear(folder: str) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 from book import audit, tap
 from book.audit import Notes
 from book.job import told
-from book.job.attach import SILENT_S
 from book.job.told import Told
 from book.launch import history, where
 from book.launch.agreement import Agreement, CallMismatch
@@ -28,6 +27,9 @@ from book.tap import Op, Subscriber
 from book.waiting.doing import Doing, Kind
 from book.waiting.hang import Group, Standing
 
+# After so long without a report, a rank's stacks are written without the interpreter lock. That is safe where C code
+# holds the lock, and may crash a process that runs Python: so not while torch is imported, before this thread reports.
+SILENT_S = 3.0
 LOOK_S = 0.5
 STILL_S = 1.0  # a rank that has stood still for less says only that it is there
 

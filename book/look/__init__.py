@@ -4,5 +4,5 @@
     dumps     the files that hold it: torch's, of some or all ranks, and this book's
     profiles  PyTorch profiler traces: computing, communication and how much of it nothing hides
     arrivals  which rank comes last to the collectives, on clocks that these align
-    told      all that in words; `python -m book.look show` is the command line of it
+    told      all that in words; `lockstep show` is the command line of it
 """

@@ -27,14 +27,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("lockstep")
-    show = parser.add_subparsers(required=True).add_parser(
-        "show", help="what files of a job say",
-        description="Flight Recorder dumps, pickles or JSON: which rank the others wait for, and what it did instead. "
-                    "PyTorch profiler traces, .json or .json.gz: how much communication nothing hides, and which rank "
-                    "comes last to the collectives. Of some or all ranks; for dumps, the last number in a file's name "
-                    "is its rank. Nothing in a file is run.")
-    show.add_argument("files", nargs="+", type=Path, help="the files, or folders of them")
+    parser = argparse.ArgumentParser(
+        "lockstep show", description="Flight Recorder dumps, pickles or JSON: which rank the others wait for, and what "
+                                     "it did instead. PyTorch profiler traces, .json or .json.gz: how much "
+                                     "communication nothing hides, and which rank comes last to the collectives. Of "
+                                     "some or all ranks; for dumps, the last number in a file's name is its rank. "
+                                     "Nothing in a file is run.")
+    parser.add_argument("files", nargs="+", type=Path, help="the files, or folders of them")
     return parser
 
 

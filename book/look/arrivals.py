@@ -13,7 +13,7 @@ import numpy as np
 
 from book.look.profiles import Profile, Span, length, union
 
-SHARE, FOCUS = 0.05, 0.7  # chosen on 32 jobs with one slow rank, a slow link, jitter or nothing, and tried on 40 others
+SHARE, FOCUS = 0.05, 0.7  # chosen on 32 jobs with one slow rank, a slow link, jitter, or nothing of these
 FEWEST = 5  # collectives
 
 
