@@ -9,18 +9,19 @@ from typing import Any
 from book import collectives
 from book.cost import Link
 from book.pipelines import gpipe, interleaved, one_f_one_b, zero_bubble
-from book.replay import Replay
+from book.replay import Replay, StepReplay
 from book.schedule import PipelineSchedule, Schedule
 from book.simulate import simulate, simulate_pipeline
 from book.trace import Trace
 from book.widgets import (bucket_timeline, layout_chart, memory_player, pipeline_game, pipeline_player, pipeline_race,
-                          play, race, sharded_product)
+                          play, race, sharded_product, step_timeline)
 from book.widgets.registry import ASSETS
 from tests.backward import layers, recorded
 from tests.memory import recorded as recorded_step
 from tests.layouts import few, many
 from tests.meshes import explorer
 from tests.shards import recorded as recorded_product
+from tests.steps import PHASES, recorded as recorded_steps
 from tests.test_pipeline_widget import WRONG
 
 TRANSPORT = ("Back to the start", "One step back", "Play", "One step forward", "Step", "1×")
@@ -105,6 +106,16 @@ def _timelines() -> tuple[Any, ...]:
     return bucket_timeline(runs, LATE), bucket_timeline(gpt(8), REPLAY)
 
 
+# the step timeline
+def _step_timelines() -> tuple[Any, ...]:
+    runs = {"2 is late": _late(4), "eight": _late(8, 6), "two": _late(2, 1), "measured": recorded_steps()}
+    return step_timeline(runs), step_timeline(_late(8, 6))
+
+
+def _late(world_size: int, num_steps: int = 2) -> Trace:
+    return StepReplay(PHASES, LINK, {(1, "backward"): 0.03})(recorded_steps(world_size, num_steps))
+
+
 # the pipeline player and the game
 KINDS = ["kF", "kB", "kI"]
 PIPELINES = {"GPipe": gpipe(4, 8), "1F1B": one_f_one_b(4, 8), "interleaved": interleaved(8, 8),
@@ -154,6 +165,12 @@ WIDGETS = (
            contrasts=(([*(f"b{i}" for i in range(4)), "soft"], ["bg"], 4.5),
                       ([*(f"b{i}" for i in range(4)), "soft"], ["hollow"], 3)),
            heaviest=lambda: bucket_timeline(gpt(8), LATE)),
+    Widget("steps", lambda: step_timeline(_late(2)), 3, _step_timelines,
+           themed=".lk-block rect", moving=CLIP, tabs=("Training steps, rank by rank", *TRANSPORT),
+           told=("table", 2, "comes last over and over"),
+           contrasts=((["soft", "ink"], ["bg"], 4.5), (["bg"], [f"b{i}" for i in range(4)], 4.5),
+                      (["p0", "p1"], ["bg", "hollow"], 3)),
+           heaviest=lambda: step_timeline(_late(8, 6))),
     Widget("pipeline", lambda: pipeline_player(one_f_one_b(2, 3)), 10, _pipelines,
            themed=".lk-move .lk-block rect", moving=CLIP,
            tabs=("Pipeline: 1F1B, 2 stages, 3 micro-batches", *TRANSPORT),

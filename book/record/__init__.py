@@ -3,6 +3,7 @@
     recording       what one rank's recorder keeps, as plain data
     recorder        start, watch, lanes, emit, collect: what runs in a rank
     backward        follow_backward: which gradient was ready when, and which bucket took it
+    phases          phase: which phase of a training step a rank was in
     stages          stage_action, follow_stages: which forward or backward of which micro-batch a rank ran
     memory          held_state, follow_units: how much of each part of a model a rank holds, and which part it works on
     buckets         whose gradients an all-reduce carries in a reader's own wrapper
@@ -23,11 +24,12 @@ with needed_by("book.record", "torch"):
     from book.record.backward import follow_backward
     from book.record.happens_before import assemble, from_zero
     from book.record.memory import follow_units, held_state, holds, storage_bytes, unit_action, unit_done
+    from book.record.phases import phase
     from book.record.recorder import collect, emit, lanes, paused, start, watch
     from book.record.saved import merge, save
     from book.record.snapshots import WatchError
     from book.record.stages import action_done, follow_stages, stage_action
 
 __all__ = ["WatchError", "action_done", "assemble", "collect", "emit", "follow_backward", "follow_stages",
-           "follow_units", "from_zero", "held_state", "holds", "lanes", "merge", "paused", "save", "stage_action",
-           "start", "storage_bytes", "unit_action", "unit_done", "watch"]
+           "follow_units", "from_zero", "held_state", "holds", "lanes", "merge", "paused", "phase", "save",
+           "stage_action", "start", "storage_bytes", "unit_action", "unit_done", "watch"]

@@ -2,8 +2,11 @@
 
     backward    Replay, overlap: a backward pass and its all-reduces
     pipeline    pipeline_order, replay_pipeline, bubble: forwards and backwards of stages
+    steps       StepReplay, steps_of: the phases and all-reduces of training steps, on ranks of which some are late
 """
 from book.replay.backward import Overlap, Replay, followed, overlap
 from book.replay.pipeline import Bubble, bubble, pipeline_order, replay_pipeline
+from book.replay.steps import StepReplay, steps_of
 
-__all__ = ["Bubble", "Overlap", "Replay", "bubble", "followed", "overlap", "pipeline_order", "replay_pipeline"]
+__all__ = ["Bubble", "Overlap", "Replay", "StepReplay", "bubble", "followed", "overlap", "pipeline_order",
+           "replay_pipeline", "steps_of"]

@@ -6,6 +6,7 @@
     race({"ring": trace, "tree": trace})         modelled traces side by side
     panel(run, num_ranks=(2, 4, 8))              controls, a button, and the player of what run(...) returns
     bucket_timeline(trace, replay)               a backward pass: gradients, buckets and their all-reduces on one clock
+    step_timeline(trace)                         training steps: phases, all-reduces, and who waits for whom
     pipeline_player(schedule_or_trace)           a pipeline: forwards, backwards, what is kept, what is idle
     pipeline_race({"GPipe": a, "1F1B": b})       several pipelines on one clock
     pipeline_game(num_stages=4)                  the reader places forwards and backwards by hand
@@ -36,7 +37,7 @@ writes it, with its scripts and styles, as one file, which any browser shows wit
 Beside the mesh explorer they are of three families:
 
     holdings        who holds what, stop by stop: the player, the ring and the race by hand (chunks.js); shards, memory
-    lanes           blocks over time (lanes.js): timeline, pipeline, game
+    lanes           blocks over time (lanes.js): timeline, steps, pipeline, game
     dials           numbers that follow what the reader chooses: explorers (explorer.js), memory_bars, layouts
 
 The data of a page are JSON, which its script only reads.
@@ -57,10 +58,11 @@ from book.widgets.plan_explorer import plan_explorer
 from book.widgets.player import panel, play, race
 from book.widgets.shards import sharded_product
 from book.widgets.step_explorers import bucket_explorer, pipeline_explorer, sharding_explorer
+from book.widgets.steps import step_timeline
 from book.widgets.timeline import bucket_timeline
 from book.widgets.traffic_explorers import axes_explorer, race_explorer, server_explorer
 
 __all__ = ["axes_explorer", "bucket_explorer", "bucket_timeline", "layout_chart", "ledger", "memory_bars",
            "memory_player", "mesh_explorer", "panel", "pipeline_explorer", "pipeline_game", "pipeline_player",
            "pipeline_race", "plan_explorer", "play", "race", "race_explorer", "server_explorer", "sharded_product",
-           "sharding_explorer"]
+           "sharding_explorer", "step_timeline"]

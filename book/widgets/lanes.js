@@ -5,6 +5,7 @@
    @property {string} c            its colour
    @property {number} key          what it belongs to, its data-b
    @property {string[][]} lines    of each line of text what may stand there, long ones first
+   @property {number} [played]     to which tick once it is played, if not b
    @property {string} [kind]       a class of one that is not drawn before its time
    @property {string} [look]       a class of any other
    @property {number} [marks]      so many lines along its top
@@ -33,7 +34,8 @@ function lanes(parent, { W, H, left, perTick, rows, name }) {
     make("i", now, { style: `top:${y - 5}px;height:${h + 10}px` });
     make("rect", rest, { x: left, y, width: TICKS * perTick, height: h, rx: 4, fill: `url(#${id})` });
     for (const block of blocks) {
-      for (const layer of block.kind ? [move] : [rest, move]) drawBlock(layer, block, x, y, h);
+      if (!block.kind) drawBlock(rest, block, x, y, h);
+      drawBlock(move, { ...block, b: block.played ?? block.b }, x, y, h);
     }
   }
   const set = t => {
