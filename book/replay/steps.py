@@ -104,7 +104,7 @@ def steps_of(trace: Trace) -> list[list[Block]]:
 def _blocks(events: Sequence[Event]) -> list[Block]:
     phases = [event for event in events if is_phase(event)]
     calls = [event for event in events if event.op == "all_reduce" and event.start_s is not None]
-    inside = [[call for call in calls if phase.times_s[0] <= (call.start_s or 0.0) <= phase.times_s[1]]
+    inside = [[call for call in calls if phase.times_s[0] <= (call.start_s or 0.0) < phase.times_s[1]]
               for phase in phases]
     taken = {id(call) for some in inside for call in some}
     blocks = [Block(phase, tuple(some)) for phase, some in zip(phases, inside)]
