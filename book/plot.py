@@ -160,6 +160,18 @@ def _mark(axes: Axes, marks: Mapping[str, float]) -> None:
                       color=INK, fontsize=TEXT)
 
 
+def spans(lanes: Mapping[str, Sequence[tuple[float, float]]], title: str = "") -> Figure:
+    """A lane for each name with a bar for each (start, end), in seconds; the axis begins at 0 and has milliseconds."""
+    figure, axes = blank(0.6 + 0.3 * len(lanes), title, "ms")
+    for place, bars in enumerate(lanes.values()):
+        axes.broken_barh([(1000 * start_s, 1000 * (end_s - start_s)) for start_s, end_s in bars], (place - 0.4, 0.8),
+                         color=SERIES[place % len(SERIES)])
+    axes.set_yticks(range(len(lanes)), list(lanes))
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    return _closed(figure)
+
+
 def timeline(trace: Trace, title: str = "") -> Figure:
     """A lane per rank with a bar for each send, receive, collective and computation, on the trace's clock in seconds.
 

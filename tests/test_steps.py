@@ -11,10 +11,10 @@ import torch.distributed as dist
 from book.cost import Link, ring_all_reduce_s
 from book.launch import launch
 from book.record import phase
-from book.replay import StepReplay, steps_of
+from book.replay import StepReplay, read_job, steps_of
 from book.trace import Event, Trace
 from book.widgets import step_timeline
-from book.widgets.steps import figures, read_job
+from book.widgets.steps import figures
 from tests.steps import PHASES, recorded
 
 LINK = Link(1e-5, 1e8)
@@ -37,7 +37,7 @@ def test_a_step_takes_its_phases_and_the_last_all_reduce() -> None:
     job = read_job(replayed(num_steps=3))
     assert job.num_steps == 3 and job.end_s == pytest.approx(3 * (STEP_S + RING_S))
     assert job.own_s(1) == pytest.approx({name: 3 * seconds for name, seconds in PHASES.items()})
-    assert job.wall_s(1)["backward"] == pytest.approx(3 * (PHASES["backward"] + RING_S))
+    assert job.timed_s(1)["backward"] == pytest.approx(3 * (PHASES["backward"] + RING_S))
 
 
 @pytest.mark.parametrize("rank", range(4))
@@ -48,7 +48,7 @@ def test_a_late_rank_is_named_with_its_phase_although_all_backwards_take_as_long
     assert (found[OFTEN], found[WHERE]) == (f"rank {rank}", name)
     job = read_job(trace)
     if name == "backward":
-        assert len({round(job.wall_s(one)["backward"], 9) for one in range(4)}) == 1, "this is all that a monitor sees"
+        assert len({round(job.timed_s(one)["backward"], 9) for one in range(4)}) == 1, "this is all that a monitor sees"
 
 
 def test_nobody_is_accused_of_a_slow_network_of_jitter_or_of_nothing() -> None:

@@ -9,6 +9,7 @@
     pipeline        run_pipeline, Stage, Mail: any pipeline schedule over messages; 1F1B written out
     split_backward  a backward in two halves, with the weight gradients deferred: I and W
     remote          RemotePipeline: stages on other workers, called over RPC; replicas of such pipelines (DP+PP)
+    paced           PacedLinear: a layer that takes as long as it is told
     hybrid          Hybrid: tensor, pipeline and data parallelism on one mesh
     checked         argument checks, kept apart from the code that chapters show
 """
@@ -17,6 +18,7 @@ from book.extras import needed_by
 with needed_by("book.parallel", "torch"):
     from book.parallel.data import BucketedDDP, broadcast_state
     from book.parallel.model import GPT, GPTConfig
+    from book.parallel.paced import PacedLinear
     from book.parallel.text import Characters, Windows, load_text
 
-__all__ = ["GPT", "BucketedDDP", "Characters", "GPTConfig", "Windows", "broadcast_state", "load_text"]
+__all__ = ["GPT", "BucketedDDP", "Characters", "GPTConfig", "PacedLinear", "Windows", "broadcast_state", "load_text"]

@@ -25,6 +25,21 @@ class Block:
         """When it begins."""
         return (self.phase or self.calls[0]).times_s[0]
 
+    @property
+    def called_s(self) -> float:
+        """When the last of its all-reduces is called; only where it has calls."""
+        return max(call.start_s or 0.0 for call in self.calls)
+
+    @property
+    def end_s(self) -> float:
+        """When it ends."""
+        return self.phase.times_s[1] if self.phase else max(call.times_s[1] for call in self.calls)
+
+    @property
+    def wait_s(self) -> tuple[float, float] | None:
+        """From when to when its rank waits in it: after the last call, to the end; None without calls."""
+        return (self.called_s, self.end_s) if self.calls else None
+
 
 @dataclass(frozen=True)
 class StepReplay:

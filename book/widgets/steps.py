@@ -11,15 +11,11 @@
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from book.look.arrivals import Arrivals
-from book.replay.steps import Block, steps_of
+from book.replay.jobs import Job, read_job
 from book.trace import Trace
 from book.widgets.page import Data, Page, arranged, check_choice, each_once, heading, mapping, names_of, table
 from book.widgets.show import show
@@ -49,105 +45,10 @@ def step_timeline(runs: Trace | Mapping[Any, Trace], *, title: str | None = None
     return show(StepTimeline(traces, title, labels, select))
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """Where all ranks meet: for each rank when it comes to the last all-reduce of a block, when that ends, and when the
-    block does; and what the block is called."""
-
-    name: str
-    come_s: np.ndarray
-    done_s: np.ndarray
-    end_s: float
-
-    @property
-    def last(self) -> int:
-        """The rank that comes last."""
-        return int(self.come_s.argmax())
-
-    @property
-    def late_s(self) -> float:
-        """By how much the last rank comes after the one before it."""
-        return float(np.diff(np.sort(self.come_s)[-2:])[0])
-
-
-@dataclass(frozen=True)
-class Job:
-    """The blocks of each rank, and where the ranks meet."""
-
-    programs: list[list[Block]]
-    meetings: list[Meeting]
-
-    @property
-    def start_s(self) -> float:
-        """When the first phase begins."""
-        return min(program[0].first_s for program in self.programs if program)
-
-    @property
-    def end_s(self) -> float:
-        """When the last one ends."""
-        return max(_end_s(program[-1]) for program in self.programs if program)
-
-    @property
-    def num_steps(self) -> int:
-        """How often its first phase comes."""
-        names = [block.phase.op for block in self.programs[0] if block.phase]
-        return names.count(names[0])
-
-    @property
-    def arrivals(self) -> Arrivals:
-        """Who comes when to where the ranks meet."""
-        return Arrivals(tuple(range(len(self.programs))), np.array([one.come_s for one in self.meetings]),
-                        np.array([one.done_s for one in self.meetings]))
-
-    def wall_s(self, rank: int) -> dict[str, float]:
-        """Of each phase its seconds in all."""
-        return self._sums(rank, lambda block, start_s, end_s: end_s - start_s)
-
-    def own_s(self, rank: int) -> dict[str, float]:
-        """Of each phase the seconds in all that the rank did not wait in it."""
-        return self._sums(rank, lambda block, start_s, end_s: (_called_s(block) if block.calls else end_s) - start_s)
-
-    def _sums(self, rank: int, seconds: Callable[[Block, float, float], float]) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for block in self.programs[rank]:
-            if block.phase:
-                name = str(block.phase.op)
-                found[name] = found.get(name, 0.0) + seconds(block, *block.phase.times_s)
-        return found
-
-
-def waits_of(block: Block) -> list[tuple[float, float]]:
-    """When a rank waits in a block: after the last all-reduce that it calls there, until the block ends."""
-    return [(_called_s(block), _end_s(block))] if block.calls else []
-
-
-def _called_s(block: Block) -> float:
-    return max(call.start_s or 0.0 for call in block.calls)
-
-
-def _end_s(block: Block) -> float:
-    return block.phase.times_s[1] if block.phase else max(call.times_s[1] for call in block.calls)
-
-
-def read_job(trace: Trace) -> Job:
-    """The job that a trace with phases shows; raises ValueError where ranks differ in what they do, or never meet."""
-    programs = steps_of(trace)
-    blocks = list(zip(*programs))
-    if any(len({block.phase and block.phase.op for block in same}) > 1 for same in blocks):
-        raise ValueError("the ranks of this trace do not have the same phases in the same order")
-    meetings = [Meeting(str(same[0].phase.op) if same[0].phase else "all-reduce",
-                        np.array([_called_s(block) for block in same]),
-                        np.array([_end_s(block) for block in same]), max(map(_end_s, same)))
-                for same in blocks if all(block.calls for block in same)]
-    if not meetings:
-        raise ValueError("in this trace no all-reduce is called by all ranks, so none can be late")
-    return Job(programs, meetings)
-
-
 def run_payload(trace: Trace, source: str, names: list[str]) -> Data:
     """What is drawn of a run; new names of phases are added to `names`."""
     job = read_job(trace)
-    per_s = TICKS / (job.end_s - job.start_s)
+    per_s = TICKS / job.wall_s
 
     def ticks(*times_s: float) -> list[int]:
         return [round((time_s - job.start_s) * per_s) for time_s in times_s]
@@ -156,16 +57,16 @@ def run_payload(trace: Trace, source: str, names: list[str]) -> Data:
     for program in job.programs:
         names += {str(block.phase.op): 0 for block in program if block.phase and block.phase.op not in names}
         phases = [[names.index(str(block.phase.op)), *ticks(*block.phase.times_s)] for block in program if block.phase]
-        calls = [ticks(call.start_s or 0.0, call.end_s or _end_s(block)) for block in program for call in block.calls]
+        calls = [ticks(call.start_s or 0.0, call.end_s or block.end_s) for block in program for call in block.calls]
         ranks.append({"phases": phases, "calls": calls,
-                      "waits": [ticks(*wait) for block in program for wait in waits_of(block)]})
+                      "waits": [ticks(*wait) for block in program if (wait := block.wait_s)]})
     stops = [{"t": 0, "say": [["", HINT]]}, *_stops(job, ticks)]
-    return {"n": trace.world_size, "source": source, "duration_s": float(f"{job.end_s - job.start_s:.6g}"),
+    return {"n": trace.world_size, "source": source, "duration_s": float(f"{job.wall_s:.6g}"),
             "ranks": ranks, "stops": stops, "figures": [list(pair) for pair in figures(job)]}
 
 
 def _stops(job: Job, ticks: Any) -> Iterator[Data]:
-    step_s = (job.end_s - job.start_s) / job.num_steps
+    step_s = job.wall_s / job.num_steps
     for number, meeting in enumerate(job.meetings, start=1):
         waited = float(meeting.end_s - meeting.come_s.max())
         if meeting.late_s > TOGETHER * step_s:
@@ -180,24 +81,14 @@ def _stops(job: Job, ticks: Any) -> Iterator[Data]:
 
 def figures(job: Job) -> list[tuple[str, str]]:
     """Values and what they mean: a step, who is late, what the others lose by it, what messages take, and where."""
-    found = job.arrivals
-    wall_s, late = job.end_s - job.start_s, found.late_position
-    lost_s = found.lost_s
-    moving_s = sum(one.end_s - float(one.come_s.max()) for one in job.meetings)
+    wall_s, late, lost_s = job.wall_s, job.late_rank, job.lost_s
     often = "comes last over and over"
     who = [("nobody", often), (percent(sum(lost_s) / wall_s), "of the time all wait for a single rank")]
     if late is not None:
         who = [(f"rank {late}", often), (percent(lost_s[late] / wall_s), "of the time all wait for a single rank")]
     return [(in_seconds(wall_s / job.num_steps), "a step"), *who,
-            (percent(moving_s / wall_s), "of the time messages travel, and all wait"),
-            ("–" if late is None else _slower(job, late), "is where the late rank is slower")]
-
-
-def _slower(job: Job, rank: int) -> str:
-    """The phase in which a rank computes longer than the others do, most of all."""
-    own = [job.own_s(one) for one in range(len(job.programs))]
-    return max(own[rank], key=lambda name: own[rank][name] - float(np.median(
-        [other[name] for one, other in enumerate(own) if one != rank])))
+            (percent(job.moving_s / wall_s), "of the time messages travel, and all wait"),
+            ("–" if late is None else job.late_phase or "", "is where the late rank is slower")]
 
 
 TITLE = "Training steps, rank by rank"
@@ -250,7 +141,7 @@ class StepTimeline(Page):
         key = next(iter(jobs)) if self._select is None else self._select
         job = jobs[key]
         names = list(job.own_s(0))
-        rows = [[f"rank {rank}", *(in_seconds(job.wall_s(rank)[name] / job.num_steps) for name in names)]
+        rows = [[f"rank {rank}", *(in_seconds(job.timed_s(rank)[name] / job.num_steps) for name in names)]
                 for rank in range(len(job.programs))]
         of = f" of {escape(names_of([key])[0])}" if len(jobs) > 1 else ""
         return f"<p>A step{of} by phase, mean of {counted(job.num_steps, 'step')}, waiting included:</p>" + table(
