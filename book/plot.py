@@ -161,11 +161,12 @@ def _mark(axes: Axes, marks: Mapping[str, float]) -> None:
 
 
 def spans(lanes: Mapping[str, Sequence[tuple[float, float]]], title: str = "") -> Figure:
-    """A lane for each name with a bar for each (start, end), in seconds; the axis begins at 0 and has milliseconds."""
+    """A lane for each name with a bar for each (start, end), in seconds, two colours in turn; the axis has milliseconds
+    and begins at 0."""
     figure, axes = blank(0.6 + 0.3 * len(lanes), title, "ms")
     for place, bars in enumerate(lanes.values()):
         axes.broken_barh([(1000 * start_s, 1000 * (end_s - start_s)) for start_s, end_s in bars], (place - 0.4, 0.8),
-                         color=SERIES[place % len(SERIES)])
+                         color=SERIES[place % 2])
     axes.set_yticks(range(len(lanes)), list(lanes))
     axes.invert_yaxis()
     axes.set_xlim(left=0)

@@ -1,0 +1,239 @@
+"""L3: lab 13: who is late, which communication nothing hides, what a step should take, what is wrong with a job."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from book.checks.formula import Formula
+from book.checks.verdict import CheckFailed, refuse, require, short
+from book.look.profiles import Span as Named, common, length, union
+
+Arrivals = Sequence[Sequence[float]]  # of each collective when each rank came, in seconds
+Span = tuple[float, float]
+TOLERANCE = 1e-6
+
+
+def lost_seconds(got: Any, arrivals: Arrivals, case: str) -> list[float]:
+    """`got` must hold, for each rank, how long all others had come and waited for it alone; returns it."""
+    num_ranks = len(arrivals[0])
+    require(isinstance(got, (list, tuple)), f"{case}: return a list of seconds, one for each rank, not "
+            f"{type(got).__name__}")
+    require(len(got) == num_ranks, f"{case}: there are {num_ranks} ranks, and you return {len(got)} numbers")
+    found = [float(value) for value in got]
+    formula = Formula(_lost(arrivals, lambda row: row[-1] - row[-2]), [
+        (_lost(arrivals, lambda row: row[-1] - row[0]),
+         "you take how long the *first* rank waits. Until the last but one has come, the last is not alone to "
+         "blame: if it had been faster, all would still have waited for that one"),
+        (_lost(arrivals, lambda row: row[-1] - sum(row) / len(row)),
+         "you take how far the last rank is behind the mean. What all would gain is its distance from the last but "
+         "one"),
+        (_lost(arrivals, lambda row: 1.0), "these are numbers of times. A rank that is last by a hair each time costs "
+         "nothing: add up seconds"),
+        (_waits(arrivals), "this is how long each rank itself *waits*. Who waits longest is a victim: the late rank "
+         "waits least"),
+        (_lost(arrivals, lambda row: row[-1] - row[-2], last=0), "you charge the rank that came first. Nobody waits "
+         "for that one: all wait for the last"),
+        (_lost(arrivals, lambda row: row[1] - row[0], last=0), "you look at who came first. Nobody waits for that one: "
+         "all wait for the last"),
+        ([one / len(arrivals) for one in _lost(arrivals, lambda row: row[-1] - row[-2])],
+         "this is the mean over the collectives: add up the seconds of the whole job"),
+    ], near=_near_all)
+    if formula.is_right(found):
+        return found
+    raise CheckFailed(f"{case}: " + formula.explain(found, f"rank {_first_difference(found, formula.want)} is charged "
+                      f"with {short(found[_first_difference(found, formula.want)])} s, but the others waited for it "
+                      f"alone for {short(formula.want[_first_difference(found, formula.want)])} s"))
+
+
+def _lost(arrivals: Arrivals, seconds: Callable[[Sequence[float]], float], last: int = -1) -> list[float]:
+    """Of each rank the sum of seconds(sorted arrivals) over the collectives to which it came last (or first)."""
+    lost = [0.0] * len(arrivals[0])
+    for row in arrivals:
+        order = sorted(range(len(row)), key=lambda rank: row[rank])
+        lost[order[last]] += seconds(sorted(row))
+    return lost
+
+
+def _waits(arrivals: Arrivals) -> list[float]:
+    rows = np.asarray(arrivals, float)
+    return [float(seconds) for seconds in (rows.max(axis=1, keepdims=True) - rows).sum(axis=0)]
+
+
+def _near_all(got: Sequence[float], want: Sequence[float]) -> bool:
+    return bool(np.allclose(got, want, rtol=1e-6, atol=1e-9))
+
+
+def _first_difference(got: Sequence[float], want: Sequence[float]) -> int:
+    return next((place for place, (a, b) in enumerate(zip(got, want)) if not np.isclose(a, b, rtol=1e-6, atol=1e-9)), 0)
+
+
+def late_rank(got: Any, arrivals: Arrivals, wall_s: float, case: str, share: float = 0.05,
+              focus: float = 0.7) -> int | None:
+    """`got` must be the rank that costs over `share` of `wall_s` and over `focus` of all that is lost, or None."""
+    lost = _lost(arrivals, lambda row: row[-1] - row[-2])
+    most = max(range(len(lost)), key=lost.__getitem__)
+    much, alone = lost[most] > share * wall_s, lost[most] > focus * sum(lost)
+    want = most if much and alone else None
+    if got == want and type(got) is type(want):
+        return want
+    require(got is None or type(got) is int, f"{case}: return a rank as an int, or None, not {got!r}")
+    refuse(got is None, f"{case}: the others wait for rank {want} alone for {lost[most] / wall_s:.0%} of the job, "
+           f"which is {lost[most] / (sum(lost) or 1):.0%} of all that is lost so. It has to be named")
+    where = f"{case}: you name rank {got}"
+    refuse(want is None and not much, f"{where}, but the others wait for rank {most}, the latest, for "
+           f"{lost[most] / wall_s:.1%} of the job alone. Under {share:.0%} it is not worth a search")
+    refuse(want is None, f"{where}, which costs {lost[got] / (sum(lost) or 1):.0%} of what is lost to late ranks: they "
+           f"are late in turn. To replace one would save little. Ask for over {focus:.0%}")
+    waits = _waits(arrivals)
+    refuse(waits[got] == max(waits), f"{where}, which waits longest of all. It is a victim: rank {want} comes last")
+    often = [0] * len(lost)
+    for row in arrivals:
+        often[max(range(len(row)), key=lambda rank: row[rank])] += 1
+    refuse(often[got] == max(often), f"{where}, which comes last most often, but by so little that it costs "
+           f"{lost[got] / wall_s:.1%} of the job. Rank {want} costs {lost[most] / wall_s:.0%}")
+    raise CheckFailed(f"{where}, for which the others wait alone for {lost[got] / wall_s:.1%} of the job. For rank "
+                      f"{want} it is {lost[most] / wall_s:.0%}")
+
+
+def exposed_seconds(got: Any, computing: Sequence[Span], messages: Sequence[Span], case: str) -> float:
+    """`got` must be for how long messages are under way while nothing is computed; returns it."""
+    return _covered(computing, messages).require_right(f"{case}: the exposed time", got)
+
+
+def hidden_share(got: Any, computing: Sequence[Span], messages: Sequence[Span], case: str) -> float:
+    """`got` must be the share of the time of messages that computing covers; returns it."""
+    seconds = _covered(computing, messages)
+    both, all_s = common(_union(messages), _union(computing)), length(_union(messages))
+    if isinstance(got, float) and seconds.is_right(got) and abs(got - both / all_s) > TOLERANCE:
+        raise CheckFailed(f"{case}: this is for how many seconds nothing hides the messages: here the *share* of their "
+                          "time is asked that computing hides")
+    return Formula(both / all_s, [
+        (1 - both / all_s, "this is the share that nothing hides: it is 1 minus that"),
+        (both, "these are the seconds that are hidden: divide by the time in which messages are under way"),
+        (both / sum(end - start for start, end in messages), "messages that overlap are counted twice in what you "
+         "divide by: time counts once"),
+    ]).require_right(f"{case}: the hidden share", got)
+
+
+def _covered(computing: Sequence[Span], messages: Sequence[Span]) -> Formula:
+    covered, moving = _union(computing), _union(messages)
+    both = common(moving, covered)
+    pairs = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in messages for b in computing)
+    sums = sum(end - start for start, end in messages)
+    works = sum(end - start for start, end in computing)
+    return Formula(length(moving) - both, [
+        (length(moving), "this is all the time of messages. What runs beside computing costs nothing: leave it out"),
+        (sums, "these are the lengths of all messages, added up. What runs beside computing costs nothing, and time in "
+         "which two messages are under way counts once"),
+        (both, "this is the time that is hidden: messages beside computing. Asked is the rest"),
+        (sums - pairs, "time is counted more than once: two messages may be under way at the same time, and two "
+         "threads may compute. First join spans that overlap"),
+        (length(moving) - pairs, "two spans of computing overlap, and you take their common time off twice: join them "
+         "first"),
+        (sums - both, "two messages overlap, and their common time counts twice: join them first"),
+        (length(moving) - length(covered), "this takes the lengths from one another. Computing hides messages only "
+         "while they are under way"),
+        (max(0.0, sums - works), "this takes the lengths from one another. Computing hides messages only while they "
+         "are under way"),
+        (length(covered) - both, "this is the time of computing without messages: the other way round"),
+    ])
+
+
+def _union(spans: Iterable[Span]) -> np.ndarray:
+    return union(Named(start_s, end_s, "") for start_s, end_s in spans)
+
+
+def utilization(got: Any, sizes: Mapping[str, float], case: str) -> float:
+    """`got` must be the MFU of a job with these sizes, as a share: the keys are the arguments of the exercise."""
+    weights = 6 * sizes["num_parameters"]
+    attention = 12 * sizes["num_layers"] * sizes["width"] * sizes["context"]
+    per_gpu = sizes["tokens_per_s"] / sizes["num_gpus"] / sizes["peak_flops_per_s"]
+    want = per_gpu * (weights + attention)
+    return Formula(want, [
+        (100 * want, "return a share, 0.4 for 40 %"),
+        (want * sizes["num_gpus"], "this is as if one GPU had done it all: divide by the peak of all GPUs together"),
+        (per_gpu * weights, "attention's products are missing: each token meets every token of its sequence in each "
+         "layer"),
+        (per_gpu * (weights + attention) / 3, "this is forward alone. Backward costs twice as much: 2 FLOPs become 6 "
+         "for each parameter, and 4 become 12 in attention"),
+        (per_gpu * (weights / 3 + attention), "each parameter costs 2 FLOPs in forward and 4 in backward"),
+        (per_gpu * (weights + attention / 3), "attention is counted for forward alone: backward costs twice as much"),
+        (per_gpu * 4 / 3 * (weights + attention), "this counts forward twice, as a step with full recomputation does "
+         "it. MFU counts what the model needs, and not what is done again"),
+        (1 / want, "this is the other way round: what the job does, divided by what the GPUs could do"),
+    ]).require_right(f"{case}: MFU", got)
+
+
+def diagnosis(got: Any, want: tuple[str, int | None, str | None], timed: Sequence[Mapping[str, float]],
+              waits: Sequence[float], case: str) -> str:
+    """`got` must be what is wrong with a job, and is returned in words.
+
+    That is ("rank", which, phase), ("jitter", None, None) or ("messages", None, None).
+
+    `timed[rank]` are the seconds of each phase as a clock around it shows them, `waits[rank]` those of its waiting.
+    """
+    kinds = ("rank", "jitter", "messages")
+    require(isinstance(got, tuple) and len(got) == 3 and got[0] in kinds, f"{case}: return (kind, rank, phase) with a "
+            f"kind of {', '.join(map(repr, kinds))}, not {got!r}")
+    if got == want:
+        return " ".join(str(part) for part in got if part is not None)
+    kind, rank, phase = got
+    if kind != want[0]:
+        _explain_kind(kind, rank, want, waits, case)
+    require(rank == want[1], f"{case}: you blame rank {rank}, " + (
+        f"which waits longest: it is a victim of rank {want[1]}" if waits[rank] == max(waits) else
+        f"but the others wait for rank {want[1]}"))
+    longest = max(timed[rank], key=timed[rank].__getitem__)
+    raise CheckFailed(f"{case}: rank {rank} is late, but not in {phase}. " + (
+        "That is its longest phase, as it is on every rank. " if phase == longest else "") +
+        "Compare each phase with the same phase of the other ranks, without the time that they wait in it")
+
+
+def _explain_kind(kind: str, rank: Any, want: tuple[str, int | None, str | None], waits: Sequence[float],
+                  case: str) -> None:
+    """Raise CheckFailed for an answer of another kind."""
+    if want[0] == "rank":
+        refuse(kind == "messages", f"{case}: you blame the messages, but ranks that wait for rank {want[1]} are in "
+               "communication for as long. Messages count from when the last rank has come")
+        raise CheckFailed(f"{case}: you say that the ranks are late in turn, but almost all is lost to rank {want[1]}")
+    if want[0] == "jitter":
+        refuse(kind == "rank", f"{case}: you blame rank {rank}, but the ranks are late in turn, for about as long")
+        raise CheckFailed(f"{case}: you blame the messages. They are short once the last rank has come: the time is "
+                          "lost before that, to another rank in each step")
+    refuse(kind == "rank", f"{case}: you blame rank {rank}, but nobody is late: all ranks come together, and then the "
+           "messages take long")
+    raise CheckFailed(f"{case}: you say that ranks are late in turn, but all come together, and then the messages take "
+                      "long")
+
+
+def loaded_ahead(events: Sequence[tuple[str, int]], num_batches: int, case: str) -> int:
+    """`events` of a loader and a trainer, ("load" | "loaded" | "train" | "trained", batch), in order: each load must
+    begin before the batch before it has been trained on, and no earlier than one batch ahead. Returns their number."""
+    trained = [batch for what, batch in events if what == "train"]
+    require(trained == list(range(num_batches)), f"{case}: the batches that were trained on are {trained}, not "
+            f"{list(range(num_batches))}: every one of them, once, in order")
+    at = {event: place for place, event in enumerate(events)}
+    for batch in range(1, num_batches):
+        require(("load", batch) in at and at["load", batch] < at["trained", batch - 1],
+                f"{case}: batch {batch} is loaded only after batch {batch - 1} has been trained on, so the two add up. "
+                "Have another thread load it in the meantime")
+    for batch in range(2, num_batches):
+        require(at["load", batch] > at["trained", batch - 2],
+                f"{case}: batch {batch} is loaded before batch {batch - 2} has been trained on, so two are held that "
+                "the caller has not asked for. With a queue, the thread holds one beside those that are in the queue")
+    return len(events)
+
+
+def before_error(got: Sequence[int], after: int) -> int:
+    """The batches that came before an error of the loader must be all that it had given; returns how many."""
+    require(list(got) == list(range(after)), f"the loader gives {after} batches and then raises an error, and you "
+            f"yield {list(got)} before you raise it")
+    return len(got)
+
+
+def error_lost(got: Sequence[Any], after: int) -> None:
+    """Raise CheckFailed for a loader's error that did not come out."""
+    raise CheckFailed(f"the loader raises OSError after {after} batches, and your generator ends after {len(got)} as "
+                      "if all were well: keep what the thread catches, and raise it in the generator")
