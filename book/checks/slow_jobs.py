@@ -125,14 +125,10 @@ def _covered(computing: Sequence[Span], messages: Sequence[Span]) -> Formula:
     works = sum(end - start for start, end in computing)
     return Formula(length(moving) - both, [
         (length(moving), "this is all the time of messages. What runs beside computing costs nothing: leave it out"),
-        (sums, "these are the lengths of all messages, added up. What runs beside computing costs nothing, and time in "
-         "which two messages are under way counts once"),
         (both, "this is the time that is hidden: messages beside computing. Asked is the rest"),
-        (sums - pairs, "time is counted more than once: two messages may be under way at the same time, and two "
-         "threads may compute. First join spans that overlap"),
+        (sums - both, "two messages overlap, and their common time counts twice: join them first"),
         (length(moving) - pairs, "two spans of computing overlap, and you take their common time off twice: join them "
          "first"),
-        (sums - both, "two messages overlap, and their common time counts twice: join them first"),
         (length(moving) - length(covered), "this takes the lengths from one another. Computing hides messages only "
          "while they are under way"),
         (max(0.0, sums - works), "this takes the lengths from one another. Computing hides messages only while they "
