@@ -73,7 +73,7 @@ def _run(asked: argparse.Namespace, folder: str) -> int:
 
 @contextmanager
 def _passed_on(torchrun: subprocess.Popen[bytes], judge: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass on what asks this command to end; the judge then has nothing to say of ranks that die of it."""
+    """Pass on what asks this command to end; the judge then blames no rank that dies of it."""
     def end(number: int, frame: object) -> None:
         judge.terminate()
         if number == signal.SIGTERM:  # a terminal sends SIGINT to torchrun as well

@@ -2,12 +2,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from book.audit import Notes
+from book.audit.drift import copies_of, differing
 from book.audit.findings import findings
 from book.job.members import Member
 from book.job.told import Told
 from book.launch.supervise import hang_of, raised
+from book.look.timelines import Timeline
+from book.look.told import timelines_told
 from book.waiting.causes import causes
 from book.waiting.doing import Doing, Kind
 from book.waiting.hang import Collective, Group, Standing
@@ -78,9 +82,9 @@ def _where(members: Sequence[Member], calls: Mapping[Group, Mapping[int, Collect
             for words, ranks in alike.items()]
 
 
-def summary(ranks: Sequence[Told]) -> str:
-    """What the ranks of this host have called in each group, and what the audit finds."""
-    lines = [f"{counted(len(ranks), 'rank')} ended"]
+def summary(ranks: Sequence[Told], timelines: Sequence[Timeline]) -> str:
+    """How this host's ranks spent their time, who was late, what they called, and what the audit finds."""
+    lines = [f"{counted(len(ranks), 'rank')} ended", *(f"  {line}" for line in _late(ranks, timelines))]
     groups: dict[Group, Counter[str]] = {}
     sizes: Counter[Group] = Counter()
     for said in ranks:
@@ -92,8 +96,22 @@ def summary(ranks: Sequence[Told]) -> str:
         calls_made = ", ".join(f"{name} {count}" for name, count in counts.most_common())
         lines.append(f"  group of {named(list(group.ranks))}: {calls_made}; {_bytes(sizes[group])} in a rank's tensors")
     everyone = len(ranks) == max(said.world_size for said in ranks)
-    found = findings([said.notes for said in sorted(ranks)]) if everyone else []
-    return "\n".join([*lines, *(f"warning: {finding}" for finding in found)])
+    notes = [said.notes for said in ranks] if everyone else []
+    return "\n".join([*lines, *_equal(notes), *(f"warning: {finding}" for finding in findings(notes))])
+
+
+def _equal(notes: Sequence[Notes | None]) -> Iterator[str]:
+    """The models whose copies are alike, as DDP leaves them."""
+    for copies in copies_of(notes):
+        if all(copy.steps and copy.end is not None for copy in copies.values()) and not differing(copies):
+            model = f"model {copies[min(copies)].number} in DDP" if len(copies_of(notes)) > 1 else "the model in DDP"
+            yield f"  {model} is the same on {named(sorted(copies))} after the last step"
+
+
+def _late(ranks: Sequence[Told], timelines: Sequence[Timeline]) -> Iterator[str]:
+    yield from timelines_told(timelines) if timelines else ()
+    if timelines and len(ranks) < max(said.world_size for said in ranks):
+        yield "  all this is of the ranks of this host; one of another host may be later still"
 
 
 def size_of(said: Told, group: Group) -> int:

@@ -11,16 +11,19 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from book.job import ending, told
 from book.job.members import Member
+from book.job.noted import timeline_of
 from book.launch import family
 from book.launch.agreement import last_calls
 from book.launch.board import Board
 from book.launch.supervise import hang_of
+from book.look.timelines import Timeline
+from book.look.told import timelines_told
 from book.waiting.doing import Doing, Kind
 from book.waiting.hang import Collective, Group, Hang, Standing
 from book.waiting.message import message
@@ -39,18 +42,35 @@ class Judge:
         self._attempt: Path | None = None
         self._members: dict[int, Member] = {}
         self._told_hang = ""  # the verdict on the hang that has been told
-        self._told_failure = self._told_mismatch = False
+        self._told_failure = self._told_mismatch = self._interrupted = False
+
+    def interrupt(self, *_: object) -> None:
+        """Blame nobody from now on: the ranks are ended from outside."""
+        self._interrupted = True
 
     def watch(self) -> None:
         """Judge until torchrun is gone, then sum up."""
         while not family.is_gone(self._agent):
             self._look()
-            self._say_what_is_wrong()
+            if not self._interrupted:
+                self._say_what_is_wrong()
             time.sleep(LOOK_S)
         self._look()
+        if self._interrupted:
+            say("\n".join(timelines_told([*self._timelines()])))
+            return
         self._say_what_has_failed(settled=True)
         if self._members and not self._told_failure:
-            say(ending.summary([self._members[rank].told for rank in sorted(self._members)]))
+            ranks = [self._members[rank].told for rank in sorted(self._members)]
+            say(ending.summary(ranks, [*self._timelines()]))
+
+    def _timelines(self) -> Iterator[Timeline]:
+        """What the ranks have noted of their time."""
+        for rank, member in sorted(self._members.items()):
+            assert self._attempt is not None  # ranks have said something
+            file = told.ring_file(self._attempt, rank)
+            if member.told.noted and file.exists():
+                yield timeline_of(rank, file.read_bytes(), *member.told.noted)
 
     def _look(self) -> None:
         latest = told.latest(self._folder)
@@ -144,7 +164,9 @@ def main(arguments: Sequence[str]) -> None:
     folder, agent = arguments
     hang_s = float(os.environ.get(told.HANG_S, told.DEFAULT_HANG_S))
     try:
-        Judge(folder, int(agent), hang_s, told.END_HUNG in os.environ).watch()
+        judge = Judge(folder, int(agent), hang_s, told.END_HUNG in os.environ)
+        signal.signal(signal.SIGTERM, judge.interrupt)
+        judge.watch()
     finally:
         if told.FOLDER not in os.environ:
             shutil.rmtree(folder, ignore_errors=True)
