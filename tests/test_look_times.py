@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from book.__main__ import main
-from book.job.noted import NUM_BYTES, NUM_ROWS, Noted
+from book.job.noted import Noted
 from book.launch import launch
 from book.look.arrivals import JITTER, LINK, NOBODY, RANK, arrivals
 from book.look.profiles import TraceFileError, read_profile, times
 from book.look.spans import common, covered_s, length, less, union
-from book.look.timelines import PHASES, ROW, Timeline, arrivals_of, steps, waiting_shares
+from book.look.timelines import NUM_BYTES, NUM_ROWS, PHASES, ROW, Timeline, arrivals_of, steps, waiting_shares
 from book.look.told import timelines_told
 from book.waiting.hang import Group
 from tests.damaged import damaged

@@ -1,7 +1,6 @@
 """L2: the sentences on a job that has ended: who failed first and how, or what the ranks have called in all."""
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from book.audit import Notes
@@ -85,16 +84,13 @@ def _where(members: Sequence[Member], calls: Mapping[Group, Mapping[int, Collect
 def summary(ranks: Sequence[Told], timelines: Sequence[Timeline]) -> str:
     """How this host's ranks spent their time, who was late, what they called, and what the audit finds."""
     lines = [f"{counted(len(ranks), 'rank')} ended", *(f"  {line}" for line in _late(ranks, timelines))]
-    groups: dict[Group, Counter[str]] = {}
-    sizes: Counter[Group] = Counter()
-    for said in ranks:
-        for (group, name), (calls, _) in said.totals.items():
-            counts = groups.setdefault(group, Counter())
-            counts[name] = max(counts[name], calls)
-            sizes[group] = max(sizes[group], size_of(said, group))
-    for group, counts in groups.items():
-        calls_made = ", ".join(f"{name} {count}" for name, count in counts.most_common())
-        lines.append(f"  group of {named(list(group.ranks))}: {calls_made}; {_bytes(sizes[group])} in a rank's tensors")
+    groups: dict[Group, dict[str, tuple[int, int]]] = {}
+    for (group, name), sums in totals(ranks).items():
+        groups.setdefault(group, {})[name] = sums
+    for group, each in groups.items():
+        made = ", ".join(f"{name} {calls}" for name, (calls, _) in sorted(each.items(), key=lambda one: -one[1][0]))
+        size = sum(size for _, size in each.values())
+        lines.append(f"  group of {named(list(group.ranks))}: {made}; {_bytes(size)} in a rank's tensors")
     everyone = len(ranks) == max(said.world_size for said in ranks)
     notes = [said.notes for said in ranks] if everyone else []
     return "\n".join([*lines, *_equal(notes), *(f"warning: {finding}" for finding in findings(notes))])
@@ -114,9 +110,14 @@ def _late(ranks: Sequence[Told], timelines: Sequence[Timeline]) -> Iterator[str]
         yield "  all this is of the ranks of this host; one of another host may be later still"
 
 
-def size_of(said: Told, group: Group) -> int:
-    """Bytes of the tensors that a rank has passed in a group."""
-    return sum(size for (of, _), (_, size) in said.totals.items() if of == group)
+def totals(ranks: Sequence[Told]) -> dict[tuple[Group, str], tuple[int, int]]:
+    """How often a rank has called what in each group, and the bytes of its tensors: of the ranks the most."""
+    found: dict[tuple[Group, str], tuple[int, int]] = {}
+    for said in ranks:
+        for key, (calls, size) in said.totals.items():
+            most_calls, most_bytes = found.get(key, (0, 0))
+            found[key] = max(calls, most_calls), max(size, most_bytes)
+    return found
 
 
 def _bytes(number: int) -> str:

@@ -18,12 +18,9 @@ from typing import Any
 import numpy as np
 
 from book import tap
-from book.look.timelines import ROW, Timeline
+from book.look.timelines import NUM_BYTES, NUM_ROWS, ROW, Timeline, timeline_of
 from book.tap import Op, Subscriber
 from book.waiting.hang import Group
-
-NUM_ROWS = 1 << 14  # of calls, and as many of phases: 1.8 MB a rank
-NUM_BYTES = 2 * NUM_ROWS * ROW.itemsize
 
 
 class Noted(Subscriber):
@@ -97,18 +94,6 @@ class Noted(Subscriber):
     def timeline(self) -> Timeline:
         """What has been noted so far."""
         return timeline_of(self.rank, self._memory, *self.told())
-
-
-def timeline_of(rank: int, memory: Any, names: tuple[str, ...], groups: tuple[Group, ...], on_gpu: bool) -> Timeline:
-    """What a ring holds, with what its numbers stand for."""
-    rows = np.frombuffer(memory, ROW)
-    return Timeline(rank, names, groups, _in_order(rows[:NUM_ROWS]), _in_order(rows[NUM_ROWS:]), on_gpu)
-
-
-def _in_order(ring: np.ndarray) -> np.ndarray:
-    """The rows of a ring, oldest first, without those that the others have gone round."""
-    rows = np.sort(ring[ring["number"] > 0], order="number")
-    return rows[rows["number"] + len(ring) > rows["number"][-1]] if len(rows) else rows
 
 
 def mapped(path: str | os.PathLike[str]) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,8 @@ INPUT, FORWARD, BACKWARD, OPTIMIZER, COLLECTOR, OTHER = PHASES = (
 INNER_FIRST = (COLLECTOR, INPUT, FORWARD, BACKWARD, OPTIMIZER)
 ROW = np.dtype([("number", "<u8"), ("start_s", "<f8"), ("waits_s", "<f8"), ("end_s", "<f8"), ("name", "<u4"),
                 ("group", "<u4"), ("in_group", "<u8"), ("num_bytes", "<u8")])
+NUM_ROWS = 1 << 14  # of calls that a rank remembers, and as many of phases: 1.8 MB
+NUM_BYTES = 2 * NUM_ROWS * ROW.itemsize
 FEWEST = 5  # exchanges that a verdict needs
 WARM_UP = 3  # exchanges that are left out where there are no steps
 
@@ -100,6 +103,27 @@ class Timeline:
             found[name] = covered_s(rows, arrivals_s) - covered_s(rows, begins_s)
             rest = rest - found[name]
         return {name: found.get(name, rest) for name in PHASES}
+
+
+def timeline_of(rank: int, memory: Any, names: tuple[str, ...], groups: tuple[Group, ...], on_gpu: bool) -> Timeline:
+    """What a ring holds, with what its numbers stand for."""
+    rows = np.frombuffer(memory, ROW)
+    return Timeline(rank, names, groups, _ring_rows(rows[:NUM_ROWS]), _ring_rows(rows[NUM_ROWS:]), on_gpu)
+
+
+def _ring_rows(ring: np.ndarray) -> np.ndarray:
+    """The rows of a ring, oldest first, without those that the others have gone round."""
+    rows = np.sort(ring[ring["number"] > 0], order="number")
+    return rows[rows["number"] + len(ring) > rows["number"][-1]] if len(rows) else rows
+
+
+def timeline(rank: int, calls: Sequence[tuple[str, Group, int, float, float, float]]) -> Timeline:
+    """Calls known from elsewhere: name, group, number in it, start and end in seconds, bytes; all of it was a wait."""
+    names, groups = tuple(dict.fromkeys(call[0] for call in calls)), tuple(dict.fromkeys(call[1] for call in calls))
+    rows = np.zeros(len(calls), ROW)
+    for row, (name, group, number, start_s, end_s, num_bytes) in enumerate(calls):
+        rows[row] = (row + 1, start_s, start_s, end_s, names.index(name), groups.index(group), number, num_bytes)
+    return Timeline(rank, names, groups, rows, rows[:0])
 
 
 CUT = np.dtype([("begin_s", "<f8"), ("arrival_s", "<f8"), ("release_s", "<f8"), ("in_backward", "?"), ("group", "<u4"),
