@@ -11,27 +11,35 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+import struct
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import numpy as np
 
 from book import tap
 from book.look.timelines import NUM_BYTES, NUM_ROWS, ROW, Timeline, timeline_of
 from book.tap import Op, Subscriber
 from book.waiting.hang import Group
 
+_ROW, _NUMBER, _TIME = struct.Struct("<QdddIIQQ"), struct.Struct("<Q"), struct.Struct("<d")  # as in ROW
+WAITS, END = (ROW.fields[name][1] for name in ("waits_s", "end_s")) if ROW.fields else (0, 0)
+
+
+def _call(serial: int) -> int:
+    """Where a call's row lies."""
+    return serial % NUM_ROWS * _ROW.size
+
+
+def _phase(number: int) -> int:
+    """Where a phase's row lies: behind all calls."""
+    return (NUM_ROWS + number % NUM_ROWS) * _ROW.size
+
 
 class Noted(Subscriber):
     """Notes calls and phases in a memory that others may map; the last `NUM_ROWS` of each."""
 
     def __init__(self, rank: int, memory: Any) -> None:
-        self.rank = rank
-        self._memory = memory
-        rows = np.frombuffer(memory, ROW)
-        self._calls, self._phases = rows[:NUM_ROWS], rows[NUM_ROWS:]
-        self._columns = {name: self._calls[name] for name in ("waits_s", "end_s")}
+        self.rank, self._memory = rank, memory
         self._names: dict[str, int] = {}
         self._groups: dict[Any, int] = {}
         self._count = itertools.count(1)
@@ -43,44 +51,42 @@ class Noted(Subscriber):
         self._is_rank = False
 
     def issued(self, op: Op, tensors: Sequence[Any]) -> None:
-        if not self._is_rank:
-            return
         group = self._groups.get(op.group)
         if group is None:
             group = self._groups.setdefault(op.group, len(self._groups))
         self.on_gpu = self.on_gpu or bool(tensors and tensors[0].is_cuda)
-        self._calls[op.serial % NUM_ROWS] = (op.serial, time.monotonic(), 0.0, 0.0, self._name(op.function or op.kind),
-                                             group, op.number, op.num_bytes)
+        if self._is_rank:
+            _ROW.pack_into(self._memory, _call(op.serial), op.serial, time.monotonic(), 0.0, 0.0,
+                           self._name(op.function or op.kind), group, op.number, op.num_bytes)
 
     def withdrawn(self, op: Op) -> None:
-        row = op.serial % NUM_ROWS
-        if self._is_rank and self._calls["number"][row] == op.serial:
-            self._calls["number"][row] = 0
+        if self._is_rank and self._is_there(_call(op.serial), op.serial):
+            _NUMBER.pack_into(self._memory, _call(op.serial), 0)
 
     def waits(self, op: Op) -> None:
-        self._mark(op, "waits_s")
+        self._mark(_call(op.serial), op.serial, WAITS)
 
     def waited(self, op: Op, source_rank: Callable[[], int] | None) -> None:
-        self._mark(op, "end_s")
-
-    def _mark(self, op: Op, field: str) -> None:
-        """Fill in a time, unless it is there or the ring has gone round since."""
-        row, column = op.serial % NUM_ROWS, self._columns[field]
-        if self._is_rank and self._calls["number"][row] == op.serial and not column[row]:
-            column[row] = time.monotonic()
+        self._mark(_call(op.serial), op.serial, END)
 
     def begin(self, phase: str) -> int:
         """Note that a phase begins; returns its number, for `end`."""
         number = next(self._count)
         if self._is_rank:
-            self._phases[number % NUM_ROWS] = (number, time.monotonic(), 0.0, 0.0, self._name(phase), 0, 0, 0)
+            _ROW.pack_into(self._memory, _phase(number), number, time.monotonic(), 0.0, 0.0, self._name(phase), 0, 0, 0)
         return number
 
     def end(self, number: int) -> None:
         """Note that a phase has ended."""
-        row = number % NUM_ROWS
-        if self._is_rank and self._phases["number"][row] == number:
-            self._phases["end_s"][row] = time.monotonic()
+        self._mark(_phase(number), number, END)
+
+    def _mark(self, row: int, number: int, field: int) -> None:
+        """Fill in a time, unless it is there or the ring has gone round since."""
+        if self._is_rank and self._is_there(row, number) and not _TIME.unpack_from(self._memory, row + field)[0]:
+            _TIME.pack_into(self._memory, row + field, time.monotonic())
+
+    def _is_there(self, row: int, number: int) -> bool:
+        return bool(_NUMBER.unpack_from(self._memory, row)[0] == number)
 
     def _name(self, text: str) -> int:
         number = self._names.get(text)
