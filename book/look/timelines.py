@@ -24,6 +24,7 @@ ROW = np.dtype([("number", "<u8"), ("start_s", "<f8"), ("waits_s", "<f8"), ("end
                 ("group", "<u4"), ("in_group", "<u8"), ("num_bytes", "<u8")])
 NUM_ROWS = 1 << 14  # of calls that a rank remembers, and as many of phases: 1.8 MB
 NUM_BYTES = 2 * NUM_ROWS * ROW.itemsize
+ORIGIN_S = 1.0  # where clocks from elsewhere begin: here 0 stands for a time that is not known
 FEWEST = 5  # exchanges that a verdict needs
 WARM_UP = 3  # exchanges that are left out where there are no steps
 
@@ -122,6 +123,7 @@ def timeline(rank: int, calls: Sequence[tuple[str, Group, int, float, float, flo
     names, groups = tuple(dict.fromkeys(call[0] for call in calls)), tuple(dict.fromkeys(call[1] for call in calls))
     rows = np.zeros(len(calls), ROW)
     for row, (name, group, number, start_s, end_s, num_bytes) in enumerate(calls):
+        start_s, end_s = start_s + ORIGIN_S, end_s + ORIGIN_S
         rows[row] = (row + 1, start_s, start_s, end_s, names.index(name), groups.index(group), number, num_bytes)
     return Timeline(rank, names, groups, rows, rows[:0])
 

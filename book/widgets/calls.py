@@ -109,13 +109,12 @@ def tick(time_s: float, window: tuple[float, float]) -> int:
 
 def _window(timelines: Sequence[Timeline], found: Arrivals | None, hangs: bool) -> tuple[float, float]:
     """From when to when is shown: few enough exchanges that the picture stays light."""
-    times = [np.concatenate([each.calls[name][each.calls[name] > 0] for name in ("start_s", "end_s")]
-                            + [each.phases["end_s"]]) for each in timelines]
-    times = [some for some in times if len(some)]
-    if not times:
+    times = np.concatenate([rows[name] for each in timelines for rows in (each.calls, each.phases)
+                            for name in ("start_s", "end_s")])
+    times = times[times > 0]
+    if not len(times):
         return 0.0, 1.0
-    end_s = max(float(some.max()) for some in times)
-    start_s = min(float(some[some > 0].min()) for some in times)
+    start_s, end_s = float(times.min()), float(times.max())
     if found is not None:
         num = max(3, min(MOST_EXCHANGES, MOST_BLOCKS // BLOCKS // len(timelines)))
         start_s = float(np.nanmin(found.starts_s[-num:])) if num < len(found.starts_s) else found.since_s
