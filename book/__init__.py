@@ -38,6 +38,7 @@ without circles.
     L3  plot          trace -> matplotlib figure
         twin          schedules, simulate and links once more, in JavaScript, for pages without a kernel
         widgets       trace -> animated player
+        report        `lockstep run` and `lockstep show`: what a job says of itself, in lines and as a page
         checks        verdicts on a learner's run that name the misconception
         legacy        old calls beside today's: both run, and what they said
     L4  grading       labs as assignments: student copies, and submissions graded in a sandbox

@@ -1,6 +1,6 @@
 """One command for all that is asked from a shell: `lockstep`, or `python -m book`.
 
-    lockstep run --ranks 4 train.py  your own script by torchrun: why it hangs or fails
+    lockstep run --ranks 4 train.py  your own script by torchrun: why it hangs or fails, who is late
     lockstep show FILES...           Flight Recorder dumps of a job that hangs, profiler traces of one that is slow
     lockstep plan llama3-70b --gpus 64
     lockstep release labs -o student
@@ -14,8 +14,8 @@ from importlib import import_module
 
 # What each word does, and the module that does it.
 COMMANDS = {
-    "run": ("book.job", "run your own script by torchrun, and say why it hangs or fails"),
-    "show": ("book.look", "what a job's files say: Flight Recorder dumps, profiler traces"),
+    "run": ("book.report", "run your own script by torchrun: why it hangs or fails, who is late"),
+    "show": ("book.report", "what a job's files say: Flight Recorder dumps, profiler traces, runs"),
     "doctor": ("book.doctor", "what this machine's ranks will stumble on, each with a remedy"),
     "plan": ("book.cost", "the fastest layout of a model that fits on so many GPUs"),
     "estimate": ("book.cost", "what a layout of your own costs: memory and time, part by part"),

@@ -87,6 +87,77 @@ if __name__ == "__main__":
     dist.destroy_process_group()
 '''
 
+SLOW = '''
+import sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+kind = sys.argv[1]
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+
+def slow(where):
+    if (kind, rank) == (where, 1):
+        time.sleep(0.15)
+
+
+class Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        slow("forward")
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        slow("backward")
+        return gradient
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.second(Slow.apply(self.first(x)))
+
+
+class SGD(torch.optim.SGD):
+    def step(self):
+        slow("optimizer")
+        return super().step()
+
+
+def collate(samples):
+    slow("input")
+    return torch.stack(samples)
+
+
+net = Net()
+if kind == "sharded":
+    from torch.distributed.fsdp import fully_shard
+    fully_shard(net.first)
+    fully_shard(net)
+else:
+    net = DistributedDataParallel(net, bucket_cap_mb=0.0001)
+optimizer = SGD(net.parameters(), 0.01)
+data = torch.randn(40, 8, generator=torch.Generator().manual_seed(rank))
+for batch in DataLoader(data, 4, collate_fn=collate):
+    slow("other code")
+    if kind == "sharded":
+        slow("sharded")
+    net(batch).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+if kind == "interrupted":
+    print(end="trained\\n" * (rank == 0), flush=True)
+    time.sleep(1000)
+dist.destroy_process_group()
+'''
+
 
 def job(folder: Path, text: str, *args: str, ranks: int = 3, options: tuple[str, ...] = ("--hang-s", "3", "--end-hung"),
         ) -> tuple[int, str, str]:
@@ -169,8 +240,22 @@ def test_the_first_rank_to_fail_is_named(kind: str, words: str, tmp_path: Path) 
 def test_a_healthy_job_gets_its_arguments_and_a_summary(tmp_path: Path) -> None:
     status, said, printed = job(tmp_path, SCRIPT, "none", "--out", "x", ranks=2, options=("--out", "kept"))
     assert status == 0 and "rank 1 of __main__ has ['none', '--out', 'x']" in printed
-    assert said == "2 ranks ended\n  group of ranks 0, 1: all_reduce 2; 32 bytes in a rank's tensors"
+    assert said == ("2 ranks ended\n  who is late: too few exchanges to say\n"
+                    "  group of ranks 0, 1: all_reduce 2; 32 bytes in a rank's tensors")
     assert set(told.read(tmp_path / "kept" / "attempt0")) == {0, 1}
+
+
+@pytest.mark.parametrize("kind, phase", [
+    *((phase, phase) for phase in ("input", "forward", "backward", "optimizer", "other code")),
+    ("sharded", "other code")])
+def test_the_late_rank_is_named_with_the_phase_that_makes_it_late(kind: str, phase: str, tmp_path: Path) -> None:
+    status, said, printed = job(tmp_path, SLOW, kind, ranks=2, options=())
+    lines = said.splitlines()
+    assert status == 0 and re.match("  9 steps after the first: 1[5-9][0-9] ms in the median", lines[1]), printed
+    waiting = [int(share) for share in re.findall(r"rank \d (\d+)%", lines[2])]
+    assert len(waiting) == 2 and waiting[0] > 60 > 40 > waiting[1]
+    assert lines[3].startswith("  rank 1 is late: it came last to ")
+    assert lines[4].startswith(f"    what takes it longer than the others: {phase}, ")
 
 
 def test_an_error_before_any_group_is_told(tmp_path: Path) -> None:
@@ -195,17 +280,23 @@ def test_under_torchrun_each_host_has_a_judge(tmp_path: Path) -> None:
     assert not left(tmp_path)
 
 
-def test_an_interrupt_ends_all_and_blames_nobody(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(1000)\n")
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, "-m", "book", "run", "--ranks", "1", str(tmp_path / "train.py")], text=True,
-                          env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+@pytest.mark.parametrize("text, begun", [
+    ("import time\nprint('begun', flush=True)\ntime.sleep(1000)\n", "begun\n"), (SLOW, "trained\n")])
+def test_an_interrupt_ends_all_and_blames_nobody_but_says_who_was_late(text: str, begun: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(text)
+    env, ranks = os.environ | {"PYTHONPATH": str(ROOT)}, "2" if text is SLOW else "1"
+    with subprocess.Popen([sys.executable, "-m", "book", "run", "--ranks", ranks, str(tmp_path / "train.py"),
+                           "interrupted"], text=True, env=env, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
-        while process.stdout.readline() not in ("begun\n", ""):
+        while process.stdout.readline() not in (begun, ""):
             pass
+        time.sleep(1.0)  # a rank reports twice a second
         process.send_signal(signal.SIGTERM)
         rest = process.stdout.read()
-    assert process.returncode not in (0, None) and "[lockstep]" not in rest
+    said = [line for line in rest.splitlines() if line.startswith("[lockstep]")]
+    assert process.returncode not in (0, None) and bool(said) == (text is SLOW), rest
+    assert "cause" not in rest and all(line.startswith("[lockstep] 9 steps after the first") for line in said[:1])
     assert not left(tmp_path)
 
 

@@ -1,18 +1,31 @@
-"""`lockstep show`: Flight Recorder dumps as torch writes them, of real ranks that hang and of states set by hand."""
+"""`lockstep show`: Flight Recorder dumps as torch writes them, of real ranks that hang and of states set by hand; runs,
+traces and recordings of this book's own; pages."""
 from __future__ import annotations
 
 import json
 import pickle
+import re
+import time
+from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from book.__main__ import main
 from book.launch import HangError, launch
 from book.look.dumps import DumpError, plain, ranks_of, read_dumps
 from book.look.flights import Due, guilty, waits
+from book.look.runs import write_run
+from book.look.timelines import NUM_ROWS, ROW, timeline
+from book.look.told import timelines_told
+from book.trace import Event, Trace
+from book.waiting.hang import Group
+from book.widgets.calls import KINDS, TICKS, Calls
 from tests.damaged import damaged
+from tests.test_look_times import made_up
 
 FAULTS = ("late", "other", "groups")
 
@@ -196,3 +209,90 @@ def test_other_files_are_refused(tmp_path: Path, data: bytes, words: str, capsys
     (tmp_path / "x").write_bytes(data)
     assert main(["show", str(tmp_path)]) == 2 and words in capsys.readouterr().err
     assert main(["show", str(tmp_path / "y")]) == 2 and "No such file" in capsys.readouterr().err
+
+
+# What this book leaves
+
+def run_in(folder: Path, num_ranks: int = 4, num_steps: int = 20, state: str = "ended") -> Path:
+    """The folder of a run that never was, whose rank 2 is late."""
+    folder.mkdir(exist_ok=True)
+    timelines = made_up(num_ranks, 2, "backward", num_steps=num_steps)
+    for one in timelines:
+        rings = np.zeros((2, NUM_ROWS), ROW)
+        for ring, rows in zip(rings, (one.calls, one.phases)):
+            ring[rows["number"] % NUM_ROWS] = rows
+        (folder / f"{one.rank}.ring").write_bytes(rings.tobytes())
+    totals = {(timelines[0].groups[0], "all_reduce"): (2 * num_steps, 4096)}
+    write_run(folder, state, [*timelines_told(timelines), "cause: <b>"], {f"{one.rank}.ring": one for one in timelines},
+              totals)
+    return folder
+
+
+def test_a_run_is_shown_again_with_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, page = run_in(tmp_path / "run"), tmp_path / "page.html"
+    assert main(["show", str(folder), "--out", str(page)]) == 0
+    said, html = capsys.readouterr().out, page.read_text("utf-8")
+    assert "rank 2 is late: it came last to 19 of 19 exchanges" in said
+    assert "rank 2 is late: it came last" in html and "cause: &lt;b&gt;" in html and "<td>4,096</td>" in html
+    data = json.loads(unescape(re.search(r"data-lockstep-calls='([^']*)'", html)[1]))
+    lanes, (start, *stops) = data["runs"][0]["lanes"], data["runs"][0]["stops"]
+    assert len(lanes) == 4 and start["t"] == 0 and stops[-1]["t"] == TICKS == 100_000
+    assert stops[0]["say"] == [["Rank 2 comes last", ", 20 ms after the one before it and 20 ms after the first."]]
+    lengths = [sum(lane[place + 2] for place in range(0, len(lane), 3) if lane[place] == KINDS.index("backward"))
+               for lane in lanes]
+    assert lengths[2] == pytest.approx(2 * lengths[0], rel=0.15) and lengths[0] == lengths[1] == lengths[3]
+    assert all(sum(lane[1::3]) + sum(lane[2::3]) <= TICKS for lane in lanes)
+    assert not re.search(r"(src|href)=[\"']?(http|//)", html)
+
+
+def test_a_page_of_many_ranks_is_light_and_made_at_once(tmp_path: Path) -> None:
+    folder, page = run_in(tmp_path / "run", 64, 5000), tmp_path / "page.html"
+    begin_s = time.process_time()
+    assert main(["show", str(folder), "--out", str(page)]) == 0
+    assert time.process_time() - begin_s < 5 and page.stat().st_size < 2e6
+
+
+def test_a_hang_ends_with_ranks_that_wait(tmp_path: Path) -> None:
+    """Rank 1 works on, and the others wait for it to the end of the picture."""
+    calls = [("all_reduce", Group("", (0, 1, 2)), number, float(number), number + 0.5, 8.0) for number in range(1, 9)]
+    timelines = [timeline(rank, calls) for rank in range(3)]
+    for one in timelines:
+        one.calls["end_s"][-1] = 0 if one.rank != 1 else one.calls["end_s"][-1]
+    timelines[1] = replace(timelines[1], calls=timelines[1].calls[:-1])
+    data = Calls(timelines, end="rank 1 is missing", hangs=True).data(live=False)["runs"][0]
+    ends = [sum(lane[1::3]) + sum(lane[2::3]) for lane in data["lanes"]]
+    assert ends[1] == TICKS and ends[0] == ends[2] < 0.95 * TICKS
+    assert data["stops"][-1] == {"t": TICKS, "say": [["", "rank 1 is missing"]]}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_runs_are_refused_in_a_sentence(tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run_in(tmp_path / "run", 3)
+    path = folder / ("run.json" if seed % 2 else "1.ring")
+    for data in damaged(path.read_bytes(), seed):
+        path.write_bytes(data)
+        status = main(["show", str(folder), "--out", str(tmp_path / "page.html")])
+        told = capsys.readouterr()
+        assert (status, told.err) == (0, "") or (status == 2 and len(told.err.splitlines()) == 1)
+
+
+def test_a_run_that_names_a_file_elsewhere_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = run_in(tmp_path / "run")
+    told = json.loads((folder / "run.json").read_text())
+    told["ranks"][0]["ring"] = "../../etc/passwd"
+    (folder / "run.json").write_text(json.dumps(told))
+    assert main(["show", str(folder)]) == 2 and "lies elsewhere" in capsys.readouterr().err
+
+
+def test_a_trace_of_this_book_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = [Event(rank, "collective", "all_reduce", group=(0, 1), num_bytes=8.0, start_s=step + 0.3 * rank,
+                    end_s=step + 0.5) for step in range(9) for rank in (0, 1)]
+    path = tmp_path / "trace.json"
+    path.write_text(Trace(events, 2, "measured", "recorded", backend="gloo").to_json())
+    assert main(["show", str(path), "--out", str(tmp_path / "page.html")]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == ["a trace of 2 ranks, recorded on gloo, measured times", "  all ranks together: all_reduce 18"]
+    assert said[3].startswith("  rank 1 is late: it came last to 5 of 5 exchanges")
+    assert "data-lockstep-calls" in (tmp_path / "page.html").read_text("utf-8")
+    path.write_text(path.read_text()[:-9])
+    assert main(["show", str(path)]) == 2 and "this is not a trace's JSON" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 from book import record
 from book.cost import StateBytes, state_bytes
 from book.hosts import Hosts, NoHosts
-from book.launch import HangError, launch, rank_device
+from book.launch import HangError, RankError, launch, rank_device
 from book.parallel.model import GPT, GPTConfig
 from book.parallel.sharded import Replicated, Zero1, Zero2, Zero3
 from book.pipelines import gpipe, interleaved, one_f_one_b, zero_bubble
@@ -204,6 +204,29 @@ def test_a_merged_trace_is_that_of_the_launch(saved):
     assert merged.logical() == trace.logical() and merged.backend == "gloo"
     assert 0 < merged.clock_error_s < 0.1 and Trace.from_json(merged.to_json()).clock_error_s == merged.clock_error_s
     assert trace.clock_error_s is None
+
+
+def fails_while_the_other_waits(folder):
+    import torch
+    import torch.distributed as dist
+
+    record.start()
+    dist.init_process_group()
+    try:
+        dist.all_reduce(torch.ones(4))
+        if dist.get_rank() == 1:
+            raise ValueError("bad batch")
+        dist.all_reduce(torch.ones(4))
+    finally:
+        record.save(f"{folder}/{dist.get_rank()}.json")
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_saves_without_the_others(tmp_path):
+    """It would ask rank 0 for its time, which waits for it in an all-reduce: the crash would become a hang."""
+    with pytest.raises(RankError, match="bad batch"):
+        launch(fails_while_the_other_waits, 2, str(tmp_path), timeout_s=60)
+    assert json.loads((tmp_path / "1.json").read_text())["offset_ns"] == 0
 
 
 @pytest.mark.slow

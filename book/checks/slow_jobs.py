@@ -8,7 +8,7 @@ import numpy as np
 
 from book.checks.formula import Formula
 from book.checks.verdict import CheckFailed, refuse, require, short
-from book.look.profiles import Span as Named, common, length, union
+from book.look.spans import common, length, union
 
 Arrivals = Sequence[Sequence[float]]  # of each collective when each rank came, in seconds
 Span = tuple[float, float]
@@ -105,7 +105,7 @@ def exposed_seconds(got: Any, computing: Sequence[Span], messages: Sequence[Span
 def hidden_share(got: Any, computing: Sequence[Span], messages: Sequence[Span], case: str) -> float:
     """`got` must be the share of the time of messages that computing covers; returns it."""
     seconds = _covered(computing, messages)
-    both, all_s = common(_union(messages), _union(computing)), length(_union(messages))
+    both, all_s = length(common(_union(messages), _union(computing))), length(_union(messages))
     if isinstance(got, float) and seconds.is_right(got) and abs(got - both / all_s) > TOLERANCE:
         raise CheckFailed(f"{case}: this is for how many seconds nothing hides the messages: here the *share* of their "
                           "time is asked that computing hides")
@@ -119,7 +119,7 @@ def hidden_share(got: Any, computing: Sequence[Span], messages: Sequence[Span], 
 
 def _covered(computing: Sequence[Span], messages: Sequence[Span]) -> Formula:
     covered, moving = _union(computing), _union(messages)
-    both = common(moving, covered)
+    both = length(common(moving, covered))
     pairs = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in messages for b in computing)
     sums = sum(end - start for start, end in messages)
     works = sum(end - start for start, end in computing)
@@ -138,7 +138,7 @@ def _covered(computing: Sequence[Span], messages: Sequence[Span]) -> Formula:
 
 
 def _union(spans: Iterable[Span]) -> np.ndarray:
-    return union(Named(start_s, end_s, "") for start_s, end_s in spans)
+    return union(np.array(list(spans)))
 
 
 def utilization(got: Any, sizes: Mapping[str, float], case: str) -> float:

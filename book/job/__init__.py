@@ -10,10 +10,13 @@ stopped, or hold the interpreter lock.
     command    `lockstep run`: torchrun on this machine, and the judge beside it
     attach     what runs in a rank before its script: the tap starts before the first init_process_group
     watch      the thread of a rank that reports, and what is noted of its calls
+    noted      note: calls and phases of a rank in a ring; what ranks have noted says who is late (`look.timelines`)
+    phases     when a program reads data, runs forward and backward, steps its optimizer, and collects garbage
     told       Told: what a rank says of itself, and the folder where it says so
     judge      the process that reads it, and prints what is wrong
     members    a rank as its judge sees it
-    ending     the sentences on a job that has ended: who failed first, what was sent, whether replicas are equal
+    ending     the sentences on a job that has ended: who failed first, or who was late, what was sent, which replicas
+               are equal
 
 Nothing is imported before the script imports it, no signal handler is set, and nothing is left for the end of the
 process: all three change what a program does.

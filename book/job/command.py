@@ -14,13 +14,19 @@ from pathlib import Path
 
 from book.job import told
 from book.job.attach import package_path, start_judge
+from book.look import runs
 
 JUDGE_LIMIT_S = 60.0
+REPORT = "report.html"
 
 
 def main(arguments: list[str]) -> int:
     """Run a script on so many ranks; returns torchrun's exit status, 2 for a script that is not there."""
-    asked = _asked(arguments)
+    return run(asked_for(arguments))
+
+
+def run(asked: argparse.Namespace) -> int:
+    """Run what a command line asks for; returns the same."""
     if not Path(asked.script).is_file():
         print(f"there is no script {asked.script}", file=sys.stderr)
         return 2
@@ -35,14 +41,15 @@ def main(arguments: list[str]) -> int:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _asked(arguments: list[str]) -> argparse.Namespace:
+def asked_for(arguments: list[str]) -> argparse.Namespace:
+    """What a command line asks for."""
     parser = argparse.ArgumentParser(prog="lockstep run", description="Run your own script on several ranks of this "
                                      "machine by torchrun, and say why it hangs or fails.")
     parser.add_argument("--ranks", type=int, default=2, help="processes to start (2)")
     parser.add_argument("--hang-s", type=float, default=told.DEFAULT_HANG_S,
                         help="seconds without progress after which a hang is told (10)")
     parser.add_argument("--end-hung", action="store_true", help="kill the ranks of a hang once it is told")
-    parser.add_argument("--out", help="keep what ranks report in this folder")
+    parser.add_argument("--out", help="keep what ranks report in this folder, and a page on it, report.html")
     parser.add_argument("script", help="a Python script that torchrun can start")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="its own arguments")
     return parser.parse_args(arguments)
@@ -50,6 +57,8 @@ def _asked(arguments: list[str]) -> argparse.Namespace:
 
 def _clear(folder: str) -> None:
     """Delete what an earlier run has reported."""
+    for file in (runs.FILE, REPORT):
+        Path(folder, file).unlink(missing_ok=True)
     for old in Path(folder).glob("attempt*"):
         shutil.rmtree(old)
 
@@ -73,7 +82,7 @@ def _run(asked: argparse.Namespace, folder: str) -> int:
 
 @contextmanager
 def _passed_on(torchrun: subprocess.Popen[bytes], judge: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass on what asks this command to end; the judge then has nothing to say of ranks that die of it."""
+    """Pass on what asks this command to end; the judge then blames no rank that dies of it."""
     def end(number: int, frame: object) -> None:
         judge.terminate()
         if number == signal.SIGTERM:  # a terminal sends SIGINT to torchrun as well

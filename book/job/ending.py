@@ -1,13 +1,16 @@
 """L2: the sentences on a job that has ended: who failed first and how, or what the ranks have called in all."""
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from book.audit import Notes
+from book.audit.drift import copies_of, differing
 from book.audit.findings import findings
 from book.job.members import Member
 from book.job.told import Told
 from book.launch.supervise import hang_of, raised
+from book.look.timelines import Timeline
+from book.look.told import timelines_told
 from book.waiting.causes import causes
 from book.waiting.doing import Doing, Kind
 from book.waiting.hang import Collective, Group, Standing
@@ -78,27 +81,43 @@ def _where(members: Sequence[Member], calls: Mapping[Group, Mapping[int, Collect
             for words, ranks in alike.items()]
 
 
-def summary(ranks: Sequence[Told]) -> str:
-    """What the ranks of this host have called in each group, and what the audit finds."""
-    lines = [f"{counted(len(ranks), 'rank')} ended"]
-    groups: dict[Group, Counter[str]] = {}
-    sizes: Counter[Group] = Counter()
-    for said in ranks:
-        for (group, name), (calls, _) in said.totals.items():
-            counts = groups.setdefault(group, Counter())
-            counts[name] = max(counts[name], calls)
-            sizes[group] = max(sizes[group], size_of(said, group))
-    for group, counts in groups.items():
-        calls_made = ", ".join(f"{name} {count}" for name, count in counts.most_common())
-        lines.append(f"  group of {named(list(group.ranks))}: {calls_made}; {_bytes(sizes[group])} in a rank's tensors")
+def summary(ranks: Sequence[Told], timelines: Sequence[Timeline]) -> str:
+    """How this host's ranks spent their time, who was late, what they called, and what the audit finds."""
+    lines = [f"{counted(len(ranks), 'rank')} ended", *(f"  {line}" for line in _late(ranks, timelines))]
+    groups: dict[Group, dict[str, tuple[int, int]]] = {}
+    for (group, name), sums in totals(ranks).items():
+        groups.setdefault(group, {})[name] = sums
+    for group, each in groups.items():
+        made = ", ".join(f"{name} {calls}" for name, (calls, _) in sorted(each.items(), key=lambda one: -one[1][0]))
+        size = sum(size for _, size in each.values())
+        lines.append(f"  group of {named(list(group.ranks))}: {made}; {_bytes(size)} in a rank's tensors")
     everyone = len(ranks) == max(said.world_size for said in ranks)
-    found = findings([said.notes for said in sorted(ranks)]) if everyone else []
-    return "\n".join([*lines, *(f"warning: {finding}" for finding in found)])
+    notes = [said.notes for said in ranks] if everyone else []
+    return "\n".join([*lines, *_equal(notes), *(f"warning: {finding}" for finding in findings(notes))])
 
 
-def size_of(said: Told, group: Group) -> int:
-    """Bytes of the tensors that a rank has passed in a group."""
-    return sum(size for (of, _), (_, size) in said.totals.items() if of == group)
+def _equal(notes: Sequence[Notes | None]) -> Iterator[str]:
+    """The models whose copies are alike, as DDP leaves them."""
+    for copies in copies_of(notes):
+        if all(copy.steps and copy.end is not None for copy in copies.values()) and not differing(copies):
+            model = f"model {copies[min(copies)].number} in DDP" if len(copies_of(notes)) > 1 else "the model in DDP"
+            yield f"  {model} is the same on {named(sorted(copies))} after the last step"
+
+
+def _late(ranks: Sequence[Told], timelines: Sequence[Timeline]) -> Iterator[str]:
+    yield from timelines_told(timelines) if timelines else ()
+    if timelines and len(ranks) < max(said.world_size for said in ranks):
+        yield "  all this is of the ranks of this host; one of another host may be later still"
+
+
+def totals(ranks: Sequence[Told]) -> dict[tuple[Group, str], tuple[int, int]]:
+    """How often a rank has called what in each group, and the bytes of its tensors: of the ranks the most."""
+    found: dict[tuple[Group, str], tuple[int, int]] = {}
+    for said in ranks:
+        for key, (calls, size) in said.totals.items():
+            most_calls, most_bytes = found.get(key, (0, 0))
+            found[key] = max(calls, most_calls), max(size, most_bytes)
+    return found
 
 
 def _bytes(number: int) -> str:

@@ -21,6 +21,9 @@ from book.launch import family
 from book.launch.agreement import last_calls
 from book.launch.board import Board
 from book.launch.supervise import hang_of
+from book.look import runs
+from book.look.timelines import Timeline, timeline_of
+from book.look.told import timelines_told
 from book.waiting.doing import Doing, Kind
 from book.waiting.hang import Collective, Group, Hang, Standing
 from book.waiting.message import message
@@ -38,19 +41,51 @@ class Judge:
         self._folder, self._agent, self._hang_s, self._ends_hung = folder, agent, hang_s, ends_hung
         self._attempt: Path | None = None
         self._members: dict[int, Member] = {}
+        self._said: list[str] = []
         self._told_hang = ""  # the verdict on the hang that has been told
-        self._told_failure = self._told_mismatch = False
+        self._told_failure = self._told_mismatch = self._interrupted = False
+
+    def interrupt(self, *_: object) -> None:
+        """Blame nobody from now on: the ranks are ended from outside."""
+        self._interrupted = True
 
     def watch(self) -> None:
         """Judge until torchrun is gone, then sum up."""
         while not family.is_gone(self._agent):
             self._look()
-            self._say_what_is_wrong()
+            if not self._interrupted:
+                self._say_what_is_wrong()
             time.sleep(LOOK_S)
         self._look()
+        if self._interrupted:
+            self._say("\n".join(timelines_told([*self._rings().values()])))
+            self._keep(runs.HUNG if self._told_hang else runs.INTERRUPTED)
+            return
         self._say_what_has_failed(settled=True)
         if self._members and not self._told_failure:
-            say(ending.summary([self._members[rank].told for rank in sorted(self._members)]))
+            ranks = [self._members[rank].told for rank in sorted(self._members)]
+            self._say(ending.summary(ranks, [*self._rings().values()]))
+            self._keep(runs.ENDED)
+
+    def _say(self, text: str) -> None:
+        self._said += text.splitlines()
+        say(text)
+
+    def _rings(self) -> dict[str, Timeline]:
+        """What the ranks have noted of their time, by the files that hold it."""
+        found = {}
+        for rank, member in sorted(self._members.items()):
+            assert self._attempt is not None  # ranks have said something
+            file = told.ring_file(self._attempt, rank)
+            if member.told.noted and file.exists():
+                found[str(file.relative_to(self._folder))] = timeline_of(rank, file.read_bytes(), *member.told.noted)
+        return found
+
+    def _keep(self, state: str) -> None:
+        """Leave in the folder what is known of the run, for its page."""
+        totals = ending.totals([member.told for member in self._members.values()])
+        with suppress(OSError):
+            runs.write_run(Path(self._folder), state, self._said, self._rings(), totals)
 
     def _look(self) -> None:
         latest = told.latest(self._folder)
@@ -70,10 +105,11 @@ class Judge:
             return
         verdict = self._verdict()
         if not verdict and self._told_hang:
-            say("the ranks go on")
+            self._say("the ranks go on")
         if verdict and not self._told_hang:
             limit_s = self._hang_s * (QUIET if verdict == "quiet" else 1)
-            say(message(self._hang(), verdict, limit_s))
+            self._say(message(self._hang(), verdict, limit_s))
+            self._keep(runs.HUNG)
             if self._ends_hung:
                 self._end()
         self._told_hang = verdict
@@ -111,7 +147,7 @@ class Judge:
 
     def _end(self) -> None:
         """Kill the ranks; torchrun says how they ended, or starts them again."""
-        say("ended, as --end-hung asks")
+        self._say("ended, as --end-hung asks")
         for member in self._members.values():
             if member.works:
                 with suppress(ProcessLookupError):
@@ -122,7 +158,7 @@ class Judge:
         found = sorted({member.told.mismatch for member in self._members.values() if member.told.mismatch})
         if found and not self._told_mismatch:
             self._told_mismatch = True
-            say(max(found, key=len))
+            self._say(max(found, key=len))
 
     def _say_what_has_failed(self, settled: bool) -> None:
         failed = [member for member in self._members.values() if member.failed]
@@ -131,7 +167,8 @@ class Judge:
         if settled or time.monotonic() - min(member.failed_s() for member in failed) > SETTLE_S:
             self._told_failure = True
             size = max(member.told.world_size for member in failed)
-            say(ending.failure(list(self._members.values()), self._calls(size)))
+            self._say(ending.failure(list(self._members.values()), self._calls(size)))
+            self._keep(runs.FAILED)
 
 
 def say(text: str) -> None:
@@ -144,7 +181,9 @@ def main(arguments: Sequence[str]) -> None:
     folder, agent = arguments
     hang_s = float(os.environ.get(told.HANG_S, told.DEFAULT_HANG_S))
     try:
-        Judge(folder, int(agent), hang_s, told.END_HUNG in os.environ).watch()
+        judge = Judge(folder, int(agent), hang_s, told.END_HUNG in os.environ)
+        signal.signal(signal.SIGTERM, judge.interrupt)
+        judge.watch()
     finally:
         if told.FOLDER not in os.environ:
             shutil.rmtree(folder, ignore_errors=True)

@@ -33,6 +33,7 @@ class Told(NamedTuple):
     mismatch: str = ""  # a call that differs from its peers'
     totals: Mapping[tuple[Group, str], tuple[int, int]] = {}  # by group and operation: calls, bytes
     notes: Notes | None = None
+    noted: tuple[tuple[str, ...], tuple[Group, ...], bool] | None = None  # what the numbers in its ring stand for
 
 
 def attempt_folder(folder: str, attempt: int) -> Path:
@@ -49,6 +50,11 @@ def latest(folder: str) -> Path | None:
 def stacks_file(folder: Path, rank: int) -> Path:
     """Where a rank's threads are written if it can't say so itself."""
     return folder / f"rank{rank}.stacks"
+
+
+def ring_file(folder: Path, rank: int) -> Path:
+    """Where a rank notes its calls and phases."""
+    return folder / f"rank{rank}.ring"
 
 
 def write(folder: Path, told: Told) -> None:

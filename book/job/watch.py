@@ -13,6 +13,7 @@ from typing import Any
 from book import audit, tap
 from book.audit import Notes
 from book.job import told
+from book.job.noted import mapped, note
 from book.job.told import Told
 from book.launch import history, where
 from book.launch.agreement import Agreement, CallMismatch
@@ -78,6 +79,7 @@ class Watch:
         board = Board.at(folder / told.BOARD, first.world_size)
         self._totals, self._compared = Totals(), Compared(board)
         audit.start()
+        self._noted = note(first.rank, mapped(told.ring_file(folder, first.rank)))
         own: tuple[Subscriber, ...] = (Peers(), History(), Requests(), Models(), self._totals, self._compared)
         for subscriber in own:
             tap.subscribe(subscriber)
@@ -109,7 +111,7 @@ class Watch:
         moves = serial != self._told.serial
         self._told = self._told._replace(
             time_s=time.monotonic(), serial=serial, mismatch=self._compared.mismatch,
-            still_s=0.0 if moves else still_s, totals=self._totals.told(),
+            still_s=0.0 if moves else still_s, totals=self._totals.told(), noted=self._noted.told(),
             standing=None if moves else report(_nothing, _nothing, self._stillness.polled).standing)
         return self._told
 
@@ -120,7 +122,7 @@ class Watch:
         faulthandler.cancel_dump_traceback_later()
         self._told = self._told._replace(
             time_s=time.monotonic(), ended=True, standing=_left(), mismatch=self._compared.mismatch,
-            totals=self._totals.told(), failure=error, notes=_notes())
+            totals=self._totals.told(), noted=self._noted.told(), failure=error, notes=_notes())
         try:
             told.write(self._folder, self._told)
         except OSError:

@@ -6,6 +6,7 @@ takes a half-written slot for a complete one. The launcher reads them too, even 
 """
 from __future__ import annotations
 
+import functools
 import itertools
 import mmap
 import os
@@ -76,12 +77,9 @@ class Board:
         self._put(self._slot(rank, place, call.number), call)
 
     def _put(self, at: int, call: Call) -> None:
-        fixed = [text.encode() for text in (call.name, call.by, call.filename)]
-        arguments = call.arguments.encode()[:max(0, SLOT_BYTES - _CALL.size - sum(map(len, fixed)))]
-        texts = [*fixed, arguments]
+        slot = _slot_of(call._replace(number=0))
         _NUMBER.pack_into(self._memory, at, 0)
-        self._write(at + _CALL.size, b"".join(texts)[:SLOT_BYTES - _CALL.size])
-        _CALL.pack_into(self._memory, at, 0, *call.alike, call.line, *map(len, texts))
+        self._write(at, slot)
         _NUMBER.pack_into(self._memory, at, call.number)
 
     def refuse(self, rank: int, group: Group, number: int) -> None:
@@ -101,6 +99,16 @@ class Board:
         place = self._place(rank, group)
         call = None if place is None else self._call(self._slot(rank, place, number))
         return call if call is not None and call.number == number else None
+
+    def alike(self, rank: int, group: Group, number: int) -> tuple[int, ...] | None:
+        """The checksums of the call that `read` returns, at a tenth of its cost."""
+        place = self._place(rank, group)
+        if place is None:
+            return None
+        at = self._slot(rank, place, number)
+        fields = _CALL.unpack_from(self._memory, at)
+        whole = fields[0] == number == _NUMBER.unpack_from(self._memory, at)[0]
+        return fields[1:1 + NUM_ALIKE] if whole else None
 
     def last_calls(self) -> dict[Group, dict[int, Call]]:
         """For each group: the last call in it of each rank that has made one."""
@@ -163,6 +171,15 @@ class Board:
 
     def _write(self, at: int, data: bytes) -> None:
         self._memory[at:at + len(data)] = data
+
+
+@functools.lru_cache(1024)
+def _slot_of(call: Call) -> bytes:
+    """A call as its slot holds it, without its number: a line makes many alike."""
+    fixed = [text.encode() for text in (call.name, call.by, call.filename)]
+    arguments = call.arguments.encode()[:max(0, SLOT_BYTES - _CALL.size - sum(map(len, fixed)))]
+    texts = [*fixed, arguments]
+    return (_CALL.pack(0, *call.alike, call.line, *map(len, texts)) + b"".join(texts))[:SLOT_BYTES]
 
 
 def _shared(world_size: int, file: Any) -> Board:

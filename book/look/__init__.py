@@ -3,6 +3,9 @@
     flights   what Flight Recorders noted, and which rank the others wait for
     dumps     the files that hold it: torch's, of some or all ranks, and this book's
     profiles  PyTorch profiler traces: computing, communication and how much of it nothing hides
-    arrivals  which rank comes last to the collectives, on clocks that these align
-    told      all that in words; `lockstep show` is the command line of it
+    arrivals  Arrivals: which rank comes last to the collectives, by one rule; traces' clocks, which these align
+    timelines what ranks have noted of their calls and phases, cut where they are released; steps, waiting
+    spans     stretches of time: what they cover, alone and together
+    runs      what `lockstep run --out DIR` leaves: how the run ended, what was said, the notes of its ranks
+    told      all that in words; `lockstep show`, in `report`, is the command line of it
 """

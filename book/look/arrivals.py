@@ -1,4 +1,4 @@
-"""L1: who comes last to the collectives of a job, from the profiler traces of its ranks.
+"""L1: who comes last to the collectives of a job, from what its ranks have noted or from their profiler traces.
 
 Wall times of forward and backward can't show a slow rank: in each collective all wait for the last, so all take equally
 long. The one that comes last waits least. Clocks of hosts differ, and the collectives align them: none ends on any rank
@@ -6,37 +6,49 @@ before the last rank has come, and all end at about the same time.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from book.look.profiles import Profile, Span, length, union
+from book.look.profiles import Profile
+from book.look.spans import length, union
 
-SHARE, FOCUS = 0.05, 0.7  # chosen on 32 jobs with one slow rank, a slow link, jitter, or nothing of these
+# Chosen on 32 jobs with one slow rank, a slow link, jitter, or nothing of these; no job that tests them is among those.
+SHARE, FOCUS, TRANSFER, SPREAD = 0.05, 0.7, 0.3, 0.14
 FEWEST = 5  # collectives
+RANK, LINK, JITTER, NOBODY = "rank", "link", "jitter", "nobody"
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """When each rank came to each collective, and when that ended there, in seconds on the first one's clock.
+    """When each rank came to each collective, and when that ended there, in seconds on one clock.
 
-    A row is a collective, a column one of `ranks`.
+    A row is a collective, a column one of `ranks`; NaN where a rank is not in the group. `own_s` has such an array for
+    each phase of the program: how long the rank was in it since it was released from the collective before. Nothing
+    is known before `since_s`.
     """
 
     ranks: tuple[int, ...]
     starts_s: np.ndarray
     ends_s: np.ndarray
+    since_s: float
+    own_s: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def until_s(self) -> float:
+        """The last end."""
+        return float(np.nanmax(self.ends_s))
 
     @property
     def wall_s(self) -> float:
-        """From the first arrival to the last end."""
-        return float(self.ends_s.max() - self.starts_s.min())
+        """How much time is known."""
+        return self.until_s - self.since_s
 
     @property
     def last(self) -> np.ndarray:
         """Of each collective the position of the rank that came last."""
-        return np.asarray(self.starts_s.argmax(axis=1))
+        return np.asarray(np.nanargmax(self.starts_s, axis=1))
 
     @property
     def lost_s(self) -> list[float]:
@@ -44,9 +56,14 @@ class Arrivals:
 
         Collectives may be under way at once, as those of DDP's buckets are: time counts once.
         """
-        second, last = np.sort(self.starts_s, axis=1)[:, -2:].T
-        return [length(union(Span(begin, end, "") for begin, end in zip(second[own], last[own])))
-                for own in (self.last == position for position in range(len(self.ranks)))]
+        rows, last = np.sort(np.nan_to_num(self.starts_s, nan=-np.inf), axis=1)[:, -2:], self.last
+        return [length(union(rows[last == position])) for position in range(len(self.ranks))]
+
+    @property
+    def transfer_share(self) -> float:
+        """The share of the time in which all had come and none was released."""
+        rows = np.column_stack([np.nanmax(self.starts_s, axis=1), np.nanmin(self.ends_s, axis=1)])
+        return length(union(rows[rows[:, 1] > rows[:, 0]])) / self.wall_s
 
     @property
     def late_position(self) -> int | None:
@@ -54,6 +71,24 @@ class Arrivals:
         lost = self.lost_s
         most = max(lost)
         return lost.index(most) if most > SHARE * self.wall_s and most > FOCUS * sum(lost) else None
+
+    @property
+    def cause(self) -> str:
+        """What others wait for: one rank, a link, each rank in turn (jitter), or nobody."""
+        if self.late_position is not None:
+            return RANK
+        if self.transfer_share > TRANSFER:
+            return LINK
+        return JITTER if sum(self.lost_s) > SPREAD * self.wall_s else NOBODY
+
+    def excess_s(self, position: int) -> dict[str, float]:
+        """By phase, how much longer a rank took than the others' median in all that it came last to."""
+        rows = self.last == position
+        found = {}
+        for name, seconds in self.own_s.items():
+            own, others = seconds[rows, position], np.delete(seconds[rows], position, axis=1)
+            found[name] = float((own - np.nanmedian(others, axis=1)).sum())
+        return found
 
 
 def arrivals(profiles: Sequence[Profile]) -> Arrivals | None:
@@ -67,7 +102,7 @@ def arrivals(profiles: Sequence[Profile]) -> Arrivals | None:
     if None in offsets:
         return None
     ranks = tuple(position if profile.rank is None else profile.rank for position, profile in enumerate(profiles))
-    return Arrivals(ranks, starts + offsets, ends + offsets)
+    return Arrivals(ranks, starts + offsets, ends + offsets, float((starts + offsets).min()))
 
 
 def _offset_s(starts: np.ndarray, ends: np.ndarray, position: int) -> float | None:

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from book.look.spans import length, less, union
+
 MOST_BYTES = 4 << 30  # of an unpacked trace
 GZIP = b"\x1f\x8b"
 COPIES = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
@@ -62,7 +64,7 @@ class Profile:
             exchanges = any("alltoall" in call.name for call in self.calls)  # of which NCCL makes sends and receives
             return [one for one in self.messages if exchanges or "SendRecv" not in one.name]
         done = [one for one in self.messages if not one.name.startswith(("gloo:send", "gloo:recv"))]
-        begins, busy = [one.start_s for one in done], union(done)
+        begins, busy = [one.start_s for one in done], union(rows_of(done))
         found = []
         for number, call in enumerate(self.calls):
             at = number if len(done) == len(self.calls) else bisect_left(begins, call.start_s)
@@ -159,35 +161,18 @@ def _kind(name: str, category: str) -> str:
 
 def times(profile: Profile) -> Times:
     """Where the time of a trace went; all 0 if it has no work."""
-    computing, messages, copies = (union(some) for some in (profile.computing, profile.messages, profile.copies))
-    busy = union([*profile.computing, *profile.messages, *profile.copies])
+    computing, messages, copies = (union(rows_of(some)) for some in (profile.computing, profile.messages,
+                                                                     profile.copies))
+    busy = union(np.concatenate([computing, messages, copies]))
     span_s = float(busy[-1, 1] - busy[0, 0]) if len(busy) else 0.0
     messages_s = length(messages)
-    return Times(span_s, length(computing), messages_s, messages_s - common(messages, computing), length(copies),
+    return Times(span_s, length(computing), messages_s, length(less(messages, computing)), length(copies),
                  span_s - length(busy))
 
 
-def union(spans: Iterable[Span]) -> np.ndarray:
-    """The time that spans cover: rows (start, end) in seconds, ascending, which do not touch."""
-    rows = np.array(sorted((span.start_s, span.end_s) for span in spans)).reshape(-1, 2)
-    if not len(rows):
-        return rows
-    ends = np.maximum.accumulate(rows[:, 1])
-    begins = np.concatenate([[True], rows[1:, 0] > ends[:-1]])
-    return np.column_stack([rows[begins, 0], ends[np.append(np.flatnonzero(begins)[1:] - 1, len(rows) - 1)]])
-
-
-def length(rows: np.ndarray) -> float:
-    """Seconds that such rows cover."""
-    return float((rows[:, 1] - rows[:, 0]).sum())
-
-
-def common(one: np.ndarray, other: np.ndarray) -> float:
-    """Seconds that both cover."""
-    both = np.concatenate([one, other])
-    if not len(one) or not len(other):
-        return 0.0
-    return length(one) + length(other) - length(union(Span(start, end, "") for start, end in both))
+def rows_of(spans: Iterable[Span]) -> np.ndarray:
+    """When spans began and ended: a row for each."""
+    return np.array([span[:2] for span in spans]).reshape(-1, 2)
 
 
 def by_name(spans: Iterable[Span]) -> list[tuple[str, int, float]]:

@@ -3,12 +3,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from book.look.arrivals import Arrivals, arrivals
+from book.look.arrivals import JITTER, LINK, NOBODY, Arrivals, arrivals
 from book.look.flights import Flight, guilty, sentences
 from book.look.profiles import Profile, by_name, times
+from book.look.timelines import Steps, Timeline, arrivals_of, steps, waiting_shares
 from book.words import counted, named
 
 MOST_NAMES = 3
+MOST_RANKS = 8  # whose shares are told one by one
 
 
 def dumps_told(flights: Sequence[Flight]) -> Iterator[str]:
@@ -69,3 +71,49 @@ def _arrivals_told(found: Arrivals) -> Iterator[str]:
     often = counted(int((found.last == position).sum()), "time")
     yield (f"who comes last: rank {found.ranks[position]}, {often} in {num} collectives. "
            f"For {lost[position] / found.wall_s:.1%} of {found.wall_s:.3g} s all others waited for it")
+
+
+def timelines_told(timelines: Sequence[Timeline]) -> Iterator[str]:
+    """How long steps took, how long ranks waited, and who was late, by how much and in which phase."""
+    if not any(len(timeline.calls) for timeline in timelines):
+        return
+    made = steps(timelines)
+    if made:
+        which = f"{counted(made.num, 'step')} after the first" if made.whole else f"the last {made.num} steps"
+        yield f"{which}: {1e3 * made.median_s:.3g} ms in the median"
+    if any(timeline.on_gpu for timeline in timelines):
+        yield "who is late: a GPU's collectives run after the calls seen here; give profiler traces to lockstep show"
+        return
+    found = arrivals_of(timelines) if len(timelines) > 1 else None
+    if not found:
+        yield f"who is late: too few {'exchanges' if len(timelines) > 1 else 'ranks'} to say"
+        return
+    shares = waiting_shares(timelines, found)
+    yield f"waiting in communication: {_shares_told(found.ranks, shares)} of {found.wall_s:.3g} s"
+    yield from _late_told(found, made)
+
+
+def _shares_told(ranks: Sequence[int], shares: Sequence[float]) -> str:
+    if len(ranks) <= MOST_RANKS:
+        return ", ".join(f"rank {rank} {share:.0%}" for rank, share in zip(ranks, shares))
+    least, most = ranks[shares.index(min(shares))], ranks[shares.index(max(shares))]
+    return f"from {min(shares):.0%} (rank {least}) to {max(shares):.0%} (rank {most})"
+
+
+def _late_told(found: Arrivals, made: Steps | None) -> Iterator[str]:
+    """Which rank or what else the others waited for."""
+    lost, position, wall_s = found.lost_s, found.late_position, found.wall_s
+    if position is None:
+        kept = f"for {sum(lost) / wall_s:.0%} of the time all others waited for one of them"
+        yield {LINK: f"no rank is late: the exchanges themselves take {found.transfer_share:.0%} of the time, when all "
+                     "ranks have come. The link, or what serves it, is slow for these bytes",
+               JITTER: "late is now one rank, now another: "
+                       f"{kept} ({_shares_told(found.ranks, [each / wall_s for each in lost])})",
+               NOBODY: f"no rank is late: {kept}"}[found.cause]
+        return
+    num, each = (made.num, "a step") if made else (len(found.last), "in each exchange")
+    times = f"{int((found.last == position).sum())} of {counted(len(found.last), 'exchange')}"
+    yield (f"rank {found.ranks[position]} is late: it came last to {times}, and all others waited "
+           f"{1e3 * lost[position] / num:.3g} ms {each} for it, {lost[position] / wall_s:.0%} of the time")
+    phase, seconds = max(found.excess_s(position).items(), key=lambda one: one[1])
+    yield f"  what takes it longer than the others: {phase}, {1e3 * seconds / num:.3g} ms {each}"

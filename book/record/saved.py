@@ -7,6 +7,7 @@ half of it (cristian1989). This needs a process group and nothing else, so it wo
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -42,11 +43,16 @@ class Saved:
 def save(path: str | Path) -> None:
     """Write what this rank has done so far to a file. All ranks call it, each with a path of its own.
 
+    In a `finally` through which an error passes, a rank asks no other for its time, since that one may wait in a
+    collective for ever: its clock then counts as rank 0's, as it is on one host.
+
     Call it before `dist.destroy_process_group()`; `merge` makes the trace of all files. Raises RuntimeError where
     nothing was recorded: `record.start()` comes before `dist.init_process_group()`.
     """
-    with paused():
-        offset_ns, bound_ns = _offset_from_rank_0()
+    offset_ns = bound_ns = 0
+    if sys.exc_info()[0] is None:
+        with paused():
+            offset_ns, bound_ns = _offset_from_rank_0()
     recording = collect()
     if recording is None:
         raise RuntimeError("nothing was recorded: call record.start() before dist.init_process_group()")

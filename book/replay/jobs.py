@@ -73,7 +73,7 @@ class Job:
     @cached_property
     def _arrivals(self) -> Arrivals:
         return Arrivals(tuple(range(len(self.programs))), np.array([one.come_s for one in self.meetings]),
-                        np.array([one.left_s for one in self.meetings]))
+                        np.array([one.left_s for one in self.meetings]), self.start_s)
 
     @property
     def lost_s(self) -> list[float]:

@@ -114,6 +114,9 @@ class Subscriber:
     def withdrawn(self, op: Op) -> None:
         """Torch has refused a call: it counts as never made."""
 
+    def waits(self, op: Op) -> None:
+        """The program begins to wait for an operation."""
+
     def waited(self, op: Op, source_rank: Callable[[], int] | None) -> None:
         """The program has waited for an operation; `source_rank()` gives a receive's sender, by its rank in the group.
         """
@@ -150,6 +153,7 @@ class Log:
     before: tuple[Callable[[Op], None], ...]
     issued: tuple[Callable[[Op, Sequence[torch.Tensor]], None], ...]
     withdrawn: tuple[Callable[[Op], None], ...]
+    waits: tuple[Callable[[Op], None], ...]
     waited: tuple[Callable[[Op, Callable[[], int] | None], None], ...]
     dropped: tuple[Callable[[Op], None], ...]
     left: tuple[Callable[[Op], None], ...]

@@ -21,6 +21,9 @@ class _Telling:
     is_open: Any
 
     def wait(self, *args: Any, **options: Any) -> bool:
+        for op in self.ops:
+            for waits in LOG.waits:
+                waits(op)
         try:
             done = self._work.wait(*args, **options)  # a waiting rank is recognized by the name `wait` on its line
         except Exception:

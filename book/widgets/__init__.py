@@ -22,6 +22,7 @@
     bucket_explorer(gradient_bytes)              a backward pass and its buckets, simulated in the page
     sharding_explorer()                          a step with sharded state, its time and memory, simulated in the page
     ledger(chapter)                              the story so far: held, sent and waited for, and a line of one's own
+    Calls(timelines)                             a job's last exchanges: phases of each rank, waiting, exchanges
     layout_chart(search(...))                    all layouts of a model on a cluster, memory against time
 
 Each returns an object that displays itself: in a live notebook as a widget with the traits `step`, `playing`, `payload`
@@ -37,7 +38,7 @@ writes it, with its scripts and styles, as one file, which any browser shows wit
 Beside the mesh explorer they are of three families:
 
     holdings        who holds what, stop by stop: the player, the ring and the race by hand (chunks.js); shards, memory
-    lanes           blocks over time (lanes.js): timeline, steps, pipeline, game
+    lanes           blocks over time (lanes.js): timeline, steps, calls, pipeline, game
     dials           numbers that follow what the reader chooses: explorers (explorer.js), memory_bars, layouts
 
 The data of a page are JSON, which its script only reads.

@@ -1,19 +1,28 @@
-"""`lockstep show` of profiler traces: times against counting by hand, late ranks of real jobs, damaged files."""
+"""Where time goes: profiler traces, counted by hand, of real jobs, and damaged; what ranks have noted, of made-up runs.
+"""
 from __future__ import annotations
 
 import gzip
 import json
 import random
+import time
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from book.__main__ import main
+from book.job.noted import Noted
 from book.launch import launch
-from book.look.arrivals import arrivals
+from book.look.arrivals import JITTER, LINK, NOBODY, RANK, arrivals
 from book.look.profiles import TraceFileError, read_profile, times
+from book.look.spans import common, covered_s, length, less, union
+from book.look.timelines import NUM_BYTES, NUM_ROWS, PHASES, ROW, Timeline, arrivals_of, steps, waiting_shares
+from book.look.told import timelines_told
+from book.waiting.hang import Group
 from tests.damaged import damaged
 
 SAMPLES = Path(__file__).parents[2] / "shared/data/traces"
@@ -66,8 +75,6 @@ def test_samples_of_others_have_the_shares_that_others_found(rank: int, exposed:
 
 def profiled(folder: str, where: str) -> None:
     """Three ranks of DDP under PyTorch's profiler; rank 1 is slow in backward, or rank 2 at its data, or nobody."""
-    import time
-
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -162,3 +169,137 @@ def test_an_empty_trace_and_one_that_unpacks_without_end_are_refused(tmp_path: P
     monkeypatch.setattr("book.look.profiles.MOST_BYTES", 1000)
     with pytest.raises(TraceFileError, match="it unpacks to over"):
         read_profile(written(tmp_path / "b.json.gz", [event("kernel", "gemm", k, 1) for k in range(50)]))
+
+
+# What ranks have noted
+
+NAMES = ("all_reduce", "send", *PHASES)
+LENGTHS_S = {"input": 0.002, "forward": 0.01, "backward": 0.02, "optimizer": 0.005, "other code": 0.003}
+
+
+def made_up(num_ranks: int, late: int | None = None, phase: str = "", by_s: float = 0.02, transfer_s: float = 0.001,
+            jitter_s: float = 0.0, num_steps: int = 20, groups: tuple[tuple[int, ...], ...] = ()) -> list[Timeline]:
+    """A run of DDP: its two buckets end with backward, in each group in turn; a rank is slow in a phase."""
+    draw, clocks = random.Random(1), [100.0] * num_ranks
+    each_group = groups or (tuple(range(num_ranks)),)
+    known = tuple(Group(str(number), ranks) for number, ranks in enumerate(each_group))
+    calls: list[list[tuple[Any, ...]]] = [[] for _ in clocks]
+    phases: list[list[tuple[Any, ...]]] = [[] for _ in clocks]
+    for step in range(num_steps):
+        begun = {}
+        for rank in range(num_ranks):
+            for name in ("input", "other code", "forward", "backward"):
+                start_s = clocks[rank]
+                own_s = LENGTHS_S[name] + by_s * ((rank, name) == (late, phase)) + jitter_s * draw.random() ** 8
+                clocks[rank] += own_s
+                if (rank, phase, name) == (late, "garbage collector", "forward"):
+                    phases[rank].append((start_s + 0.001, start_s + 0.001 + by_s, NAMES.index("garbage collector")))
+                    clocks[rank] += by_s
+                if name == "backward":
+                    begun[rank] = start_s
+                elif name != "other code":
+                    phases[rank].append((start_s, clocks[rank], NAMES.index(name)))
+        for number, members in enumerate(each_group):
+            end_s = max(clocks[rank] for rank in members) + transfer_s
+            for rank in members:
+                for bucket in (0, 1):
+                    calls[rank].append((clocks[rank] - 0.01 * (1 - bucket), 0, number, 2 * step + bucket + 1))
+                phases[rank].append((begun[rank], end_s, NAMES.index("backward")))
+                clocks[rank] = end_s
+                step_s = LENGTHS_S["optimizer"] + by_s * ((rank, phase) == (late, "optimizer"))
+                phases[rank].append((clocks[rank], clocks[rank] + step_s, NAMES.index("optimizer")))
+                clocks[rank] += step_s
+    return [Timeline(rank, NAMES, known, rows(calls[rank], 4), rows(phases[rank], 3)) for rank in range(num_ranks)]
+
+
+def rows(noted: list[tuple[Any, ...]], width: int) -> np.ndarray:
+    """Calls of start, name, group and number in it, or phases of start, end and name."""
+    found = np.zeros(len(noted), ROW)
+    found["number"] = np.arange(1, len(noted) + 1)
+    for place, name in enumerate(("start_s", "name", "group", "in_group") if width == 4 else ("start_s", "end_s",
+                                                                                             "name")):
+        found[name] = [each[place] for each in noted]
+    return found
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("num_ranks, late", [(2, 1), (4, 0), (9, 5)])
+def test_the_late_rank_and_its_phase(phase: str, num_ranks: int, late: int) -> None:
+    timelines = made_up(num_ranks, late, phase)
+    found = arrivals_of(timelines)
+    assert found is not None and (found.cause, found.late_position) == (RANK, late)
+    excess = found.excess_s(late)
+    assert max(excess, key=excess.__getitem__) == phase
+    assert found.lost_s[late] == pytest.approx(19 * 0.02, rel=1e-3) and excess[phase] == pytest.approx(19 * 0.02)
+    made = steps(timelines)
+    assert made is not None and (made.num, made.whole) == (19, True)
+    assert made.median_s == pytest.approx(sum(LENGTHS_S.values()) + 0.02 + 0.001)
+    shares = waiting_shares(timelines, found)
+    assert shares.index(min(shares)) == late and max(shares) == pytest.approx(0.021 / made.median_s, rel=0.02)
+    said = [*timelines_told(timelines)]
+    assert said[2].startswith(f"rank {late} is late: it came last to 19 of 19 exchanges, and all others waited 20 ms")
+    assert said[3] == f"  what takes it longer than the others: {phase}, 20 ms a step"
+
+
+@pytest.mark.parametrize("options, cause, words", [
+    ({}, NOBODY, "no rank is late: for 0% of the time"),
+    ({"transfer_s": 0.04}, LINK, "the exchanges themselves take 50%"),
+    ({"jitter_s": 0.06}, JITTER, "late is now one rank, now another"),
+    ({"late": 1, "phase": "input", "by_s": 0.001}, NOBODY, "no rank is late: for 2% of the time"),
+])
+def test_a_run_without_a_late_rank(options: dict[str, Any], cause: str, words: str) -> None:
+    timelines = made_up(4, **options)
+    found = arrivals_of(timelines)
+    assert found is not None and found.cause == cause and words in "\n".join(timelines_told(timelines))
+
+
+def test_ranks_of_several_groups_are_compared_within_each() -> None:
+    timelines = made_up(4, 2, "forward", groups=((0, 1), (2, 3)))
+    found = arrivals_of(timelines)
+    assert found is not None and found.late_position == 2 and len(found.starts_s) == 38
+    assert found.lost_s[:2] == pytest.approx([0, 0], abs=1e-6) and found.lost_s[2] == pytest.approx(0.38)
+
+
+def test_too_little_is_no_ground_for_a_verdict() -> None:
+    assert arrivals_of(made_up(2, num_steps=5)) is None and arrivals_of(made_up(1)) is None
+    assert [*timelines_told(made_up(1))][-1] == "who is late: too few ranks to say"
+    assert not [*timelines_told([Timeline(0, (), (), rows([], 4), rows([], 3))])]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_stretches_of_time_against_counting(seed: int) -> None:
+    draw = random.Random(seed)
+    drawn = [np.array(sorted((start, start + draw.randrange(1, 9)) for start in (draw.randrange(90) for _ in range(9))),
+                      float) for _ in range(2)]
+    sets = [{moment for start, end in each for moment in range(int(start), int(end))} for each in drawn]
+    one, other = map(union, drawn)
+    assert [length(one), length(common(one, other)), length(less(one, other))] == [
+        len(sets[0]), len(sets[0] & sets[1]), len(sets[0] - sets[1])]
+    times_s = np.arange(100.0)
+    assert covered_s(one, times_s).tolist() == [len([each for each in sets[0] if each < moment]) for moment in times_s]
+
+
+def test_a_ring_keeps_the_last_rows_and_marks_none_that_has_gone() -> None:
+    noted = Noted(3, bytearray(NUM_BYTES))
+    group = Group("0", (1, 0))
+
+    def call(serial: int) -> Any:
+        op = SimpleNamespace(serial=serial, group=group, function=None, kind="all_reduce", number=serial, num_bytes=8)
+        noted.issued(op, ())
+        return op
+
+    first, *_, refused, last = [call(serial) for serial in range(1, NUM_ROWS + 12)]
+    before_s = time.monotonic()
+    for op in (first, last):
+        noted.waits(op)
+        noted.waited(op, None)
+    marked_s = noted.timeline().calls["end_s"][-1]
+    noted.waited(last, None)
+    noted.withdrawn(refused)
+    for _ in range(NUM_ROWS + 3):
+        noted.end(noted.begin("forward"))
+    found = noted.timeline()
+    assert (found.rank, found.names, found.groups) == (3, ("all_reduce", "forward"), (Group("0", (0, 1)),))
+    assert found.calls["number"].tolist() == [*range(12, NUM_ROWS + 10), NUM_ROWS + 11]
+    assert found.calls["end_s"][-1] == marked_s >= before_s and found.calls["end_s"][0] == 0
+    assert found.phases["number"].tolist() == [*range(4, NUM_ROWS + 4)] and (found.phases["end_s"] > 0).all()

@@ -1,0 +1,87 @@
+"""L1: what `lockstep run --out DIR` leaves: run.json says what was said, and which rings hold the notes of ranks."""
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from book.look.timelines import NUM_BYTES, Timeline, timeline_of
+from book.waiting.hang import Group
+
+FILE, FORMAT = "run.json", "lockstep run 1"
+ENDED, HUNG, FAILED, INTERRUPTED = STATES = ("ended", "hung", "failed", "interrupted")
+Totals = Mapping[tuple[Group, str], tuple[int, int]]  # by group and operation: calls, bytes
+
+
+class RunFileError(ValueError):
+    """A file that tells of no run, or can't be read."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A job: how it ended, what was said of it, the notes of its ranks, and what they called."""
+
+    state: str
+    said: tuple[str, ...]
+    timelines: tuple[Timeline, ...]
+    totals: Totals
+
+
+def is_run(path: Path) -> bool:
+    """Whether a file has the name that such a file has."""
+    return path.name == FILE
+
+
+def write_run(folder: Path, state: str, said: Sequence[str], rings: Mapping[str, Timeline], totals: Totals) -> None:
+    """Tell of a run in its folder; `rings` are the files with the ranks' notes, by their paths there."""
+    ranks = [{"ring": path, "rank": each.rank, "names": each.names, "on_gpu": each.on_gpu,
+              "groups": [list(group) for group in each.groups]} for path, each in rings.items()]
+    sums = [{"group": list(group), "name": name, "calls": calls, "bytes": size}
+            for (group, name), (calls, size) in totals.items()]
+    new = folder / f"{FILE}.new"
+    told = {"format": FORMAT, "state": state, "said": said, "ranks": ranks, "totals": sums}
+    new.write_text(json.dumps(told), "utf-8")
+    new.replace(folder / FILE)
+
+
+def read_run(path: Path) -> Run:
+    """The run that a run.json tells of; raises RunFileError, which names the file, where that can't be."""
+    try:
+        found = json.loads(path.read_bytes())
+        if found["format"] != FORMAT or found["state"] not in STATES:
+            raise ValueError("another format")
+        timelines = [_timeline(path.parent, rank) for rank in found["ranks"]]
+        totals = {(_group(one["group"]), str(one["name"])): (int(one["calls"]), int(one["bytes"]))
+                  for one in found["totals"]}
+        return Run(found["state"], tuple(map(str, found["said"])), tuple(timelines), totals)
+    except OSError as error:
+        raise RunFileError(f"{error.filename or path} can't be read: {error.strerror}") from None
+    except (KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise RunFileError(f"{path} tells of no run, or is damaged: {type(error).__name__} {error}") from None
+
+
+def _timeline(folder: Path, rank: Mapping[str, Any]) -> Timeline:
+    file = folder / rank["ring"]
+    if not file.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{rank['ring']} lies elsewhere")
+    memory = file.read_bytes()
+    if len(memory) != NUM_BYTES:
+        raise ValueError(f"{rank['ring']} has {len(memory)} bytes and not {NUM_BYTES}")
+    found = timeline_of(int(rank["rank"]), memory, tuple(map(str, rank["names"])), tuple(map(_group, rank["groups"])),
+                        bool(rank["on_gpu"]))
+    for rows in (found.calls, found.phases):
+        times = np.concatenate([rows[name] for name in ("start_s", "waits_s", "end_s")])
+        if not np.isfinite(times).all() or (times < 0).any() or (rows["name"] >= len(found.names)).any():
+            raise ValueError(f"{rank['ring']} has rows that no rank has noted")
+    if (found.calls["group"] >= len(found.groups)).any():
+        raise ValueError(f"{rank['ring']} has calls in no group")
+    return found
+
+
+def _group(told: Any) -> Group:
+    name, ranks = told
+    return Group(str(name), tuple(int(rank) for rank in ranks))

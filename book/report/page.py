@@ -1,0 +1,46 @@
+"""L3: a job as one HTML file that loads nothing: what was said, a picture of its last exchanges, groups and bytes."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from book.look.runs import HUNG, Run, Totals
+from book.look.timelines import Timeline
+from book.widgets.calls import Calls, totals_table
+from book.widgets.registry import standalone
+
+STYLE = """<style>
+body { max-width: 780px; margin: 20px auto; padding: 0 14px; font: 15px/1.5 system-ui, sans-serif }
+h1 { font-size: 20px } h2 { font-size: 16px; margin: 24px 0 8px }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.5 ui-monospace, monospace; padding: 10px 14px;
+  border: 1px solid #8888; border-radius: 10px }
+.wide { overflow-x: auto } table { border-collapse: collapse; font-size: 13px }
+th, td { text-align: left; padding: 3px 14px 3px 0; border-bottom: 1px solid #8884 }
+:root { color-scheme: light dark }
+</style>"""
+
+
+def page(title: str, said: Sequence[str], timelines: Sequence[Timeline] = (), totals: Totals | None = None,
+         hangs: bool = False) -> str:
+    """The HTML; without timelines there is no picture, without totals no table."""
+    parts = [STYLE, f"<h1>{escape(title)}</h1>", f"<pre>{escape(chr(10).join(said))}</pre>"]
+    if any(len(each.calls) for each in timelines):
+        parts.append(Calls(timelines, end=_end(said, hangs), hangs=hangs).html())
+    if totals:
+        parts += ["<h2>What was called</h2><div class=wide>",
+                  totals_table({(group.ranks, name): sums for (group, name), sums in totals.items()}), "</div>"]
+    return standalone("calls", title, "\n".join(parts))
+
+
+def write_run_page(path: Path, run: Run) -> None:
+    """Write the page of a run to a file."""
+    title = f"A run of {len(run.timelines)} ranks that {'hangs' if run.state == HUNG else f'has {run.state}'}"
+    title = title.replace("has interrupted", "was interrupted")
+    path.write_text(page(title, run.said, run.timelines, run.totals, run.state == HUNG), "utf-8")
+
+
+def _end(said: Sequence[str], hangs: bool) -> str:
+    """The sentence that belongs below the end of the picture."""
+    words = ("cause: ",) if hangs else ("is late: ", "no rank is late", "late is now")
+    return next((line.strip() for line in said if any(word in line for word in words)), "")

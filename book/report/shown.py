@@ -1,0 +1,108 @@
+"""L3: what a job's files say, whatever they are: dumps, profiler traces, this book's runs, traces and recordings."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from book.look.arrivals import arrivals
+from book.look.dumps import read_dumps
+from book.look.profiles import TraceFileError, is_profile, read_profile
+from book.look.runs import HUNG, RunFileError, Totals, is_run, read_run
+from book.look.timelines import Timeline
+from book.look.told import dumps_told, profiles_told, timelines_told
+from book.report.traces import timelines_in, timelines_of, trace_told
+from book.trace import Trace, TraceError
+
+HEAD = 64  # bytes of a file in which this book's forms show
+TRACE, RECORDING = b'{"format": "lockstep trace', b'{"format": "lockstep recording'
+
+
+@dataclass
+class Shown:
+    """What files say: lines, and why others can't be read; what there is for a picture."""
+
+    lines: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    timelines: Sequence[Timeline] = ()
+    totals: Totals = field(default_factory=dict)
+    hangs: bool = False
+
+
+def files_in(paths: Sequence[Path]) -> list[Path]:
+    """These files, and those in these folders; of a folder of `lockstep run` the file that tells of the run."""
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(one for one in path.iterdir() if one.is_file()) if path.is_dir() else [path]
+        found += [one for one in inside if is_run(one)] or inside
+    return found
+
+
+def shown(paths: Sequence[Path]) -> Shown:
+    """What files say. Raises DumpError where the names of dumps do not tell their ranks."""
+    found, heads = Shown(), {path: _head(path).replace(b'":"', b'": "') for path in paths}
+    for path in filter(is_run, paths):
+        _tell(found, [path], _add_run)
+    for path in [path for path in paths if heads[path].startswith(TRACE)]:
+        _tell(found, [path], _add_trace)
+    _tell(found, [path for path in paths if heads[path].startswith(RECORDING)], _add_recordings)
+    left = [path for path in paths if not is_run(path) and not heads[path].startswith((TRACE, RECORDING))]
+    traces = [path for path in left if is_profile(path)]
+    _add_profiles(found, traces)
+    flights, unread = read_dumps(path for path in left if path not in traces)
+    found.problems += unread
+    found.lines += dumps_told(flights) if flights else ()
+    return found
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(HEAD)
+    except OSError:
+        return b""  # whoever reads it says why
+
+
+def _tell(found: Shown, paths: Sequence[Path], add: Callable[[Shown, Sequence[Path]], None]) -> None:
+    """Add what files say, or why they can't be read."""
+    if not paths:
+        return
+    try:
+        add(found, paths)
+    except (RunFileError, TraceError) as error:
+        found.problems.append(str(error) if str(paths[0].parent) in str(error) else f"{paths[0]}: {error}")
+    except (ImportError, OSError, RecursionError, UnicodeDecodeError) as error:
+        found.problems.append(f"{paths[0]} can't be read: {error}")
+
+
+def _add_run(found: Shown, paths: Sequence[Path]) -> None:
+    run = read_run(paths[0])
+    found.lines += run.said or [*timelines_told(run.timelines)]
+    found.timelines, found.totals, found.hangs = run.timelines, run.totals, run.state == HUNG
+
+
+def _add_trace(found: Shown, paths: Sequence[Path]) -> None:
+    _add(found, Trace.from_json(paths[0].read_text("utf-8")))
+
+
+def _add_recordings(found: Shown, paths: Sequence[Path]) -> None:
+    from book.record.saved import merge  # it needs torch
+    _add(found, merge(paths))
+
+
+def _add(found: Shown, trace: Trace) -> None:
+    found.lines += trace_told(trace)
+    found.timelines = timelines_in(trace)
+
+
+def _add_profiles(found: Shown, paths: Sequence[Path]) -> None:
+    profiles = []
+    for path in paths:
+        try:
+            profiles.append(read_profile(path))
+        except TraceFileError as error:
+            found.problems.append(str(error))
+    if profiles:
+        found.lines += profiles_told(profiles)
+        aligned = arrivals(profiles)
+        found.timelines = timelines_of(aligned) if aligned else ()
