@@ -118,6 +118,7 @@ class Watch:
     def end(self, error: Failure | None) -> None:
         """Report for the last time, from the main thread, how the script has ended."""
         self._over.set()
+        self._noted.close()  # Python collects garbage at its end
         self._thread.join(LOOK_S)
         faulthandler.cancel_dump_traceback_later()
         self._told = self._told._replace(
