@@ -92,13 +92,13 @@ class Watch:
 
     def _report(self) -> None:
         while not self._over.wait(LOOK_S):
-            self._arm()
             try:
                 told.write(self._folder, self._now())
             except Exception:
                 if not self._folder.exists():
                     return  # the judge has gone, and with it the folder
                 traceback.print_exc()
+            self._arm()  # after the report: it starts a thread, which on a loaded machine waits for a core like work
 
     def _arm(self) -> None:
         """Have the stacks written if this is not called again in time."""
