@@ -238,11 +238,24 @@ def test_the_first_rank_to_fail_is_named(kind: str, words: str, tmp_path: Path) 
 
 
 def test_a_healthy_job_gets_its_arguments_and_a_summary(tmp_path: Path) -> None:
-    status, said, printed = job(tmp_path, SCRIPT, "none", "--out", "x", ranks=2, options=("--out", "kept"))
+    kept = ("--out", str(tmp_path / "kept"))
+    status, said, printed = job(tmp_path, SCRIPT, "none", "--out", "x", ranks=2, options=kept)
     assert status == 0 and "rank 1 of __main__ has ['none', '--out', 'x']" in printed
     assert said == ("2 ranks ended\n  who is late: too few exchanges to say\n"
-                    "  group of ranks 0, 1: all_reduce 2; 32 bytes in a rank's tensors")
+                    "  group of ranks 0, 1: all_reduce 2; 32 bytes in a rank's tensors\n"
+                    f"a page on this run: {tmp_path / 'kept' / 'report.html'}")
     assert set(told.read(tmp_path / "kept" / "attempt0")) == {0, 1}
+
+
+@pytest.mark.parametrize("name, calls", [("train_ddp.py", "all_reduce"), ("train_fsdp.py", "reduce_scatter")])
+def test_the_examples_run_unchanged_and_leave_a_page(name: str, calls: str, tmp_path: Path) -> None:
+    options = ("--out", str(tmp_path / "kept"))
+    status, said, printed = run([str(EXAMPLES / name)], tmp_path, 2, options)
+    assert status == 0 and said.startswith("2 ranks ended\n"), printed
+    assert re.search(r"  \d+ steps after the first: \S+ ms in the median\n  waiting in communication: rank 0 ", said)
+    assert re.search(r"  (no rank is late|rank \d is late|late is now)", said) and calls in said
+    assert said.endswith(f"a page on this run: {tmp_path / 'kept' / 'report.html'}")
+    assert "data-lockstep-calls" in (tmp_path / "kept" / "report.html").read_text("utf-8")
 
 
 @pytest.mark.parametrize("kind, phase", [

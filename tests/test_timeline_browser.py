@@ -1,12 +1,17 @@
-"""The bucket timeline in a real Chromium, on static pages of its own HTML and assets, with the network blocked."""
+"""The bucket timeline and the picture of calls in a real Chromium, on static pages of their own HTML and assets, with
+the network blocked."""
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from book.widgets import bucket_timeline
+from book.widgets.calls import Calls
 from tests.backward import layers, recorded
 from tests.players import caption, captions, figures, press, scrub, state, until
+from tests.test_look_times import made_up
 from tests.widget_rows import LATE, REPLAY, SMALL, caps
 
 CONTAINER = ".lk-bucket[data-rank='{}'][data-b='{}']"
@@ -150,3 +155,16 @@ def test_the_clock_continues_in_another_run(show: Callable) -> None:
         select.select_option(label=label)
         widths[label] = page.evaluate("document.querySelector('.lk-stage svg > rect').getBBox().width")
     assert widths["0.5"] < widths["25"], "all runs are drawn on one clock"
+
+
+@pytest.mark.parametrize("options", [{"color_scheme": "dark", "width": 390}, {}])
+def test_calls_open_at_their_end_and_are_told_one_by_one(show: Callable, options: dict[str, Any]) -> None:
+    page = show(Calls(made_up(4, 2, "backward", num_steps=9), end="rank 2 is late"), reduced_motion="reduce", **options)
+    assert caption(page) == "rank 2 is late" and state(page)["step"] == state(page)["steps"] == "9"
+    assert captions(page)[1:9] == [
+        "Rank 2 comes last, 20 ms after the one before it and 20 ms after the first."] * 8
+    assert page.locator(".lk-key span").all_inner_texts() == [
+        "\u00a0input", "\u00a0forward", "\u00a0backward", "\u00a0optimizer", "\u00a0other code", "\u00a0exchange",
+        "\u00a0waits for others"]
+    assert page.locator(".lk-rank").all_text_contents() == [f"rank {rank}" for rank in range(4)]
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

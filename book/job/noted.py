@@ -45,9 +45,10 @@ class Noted(Subscriber):
         self._count = itertools.count(1)
         self._is_rank, self.on_gpu = True, False
         # A process that the script forks, such as a loader's worker, shares the memory and is no rank.
-        os.register_at_fork(after_in_child=self._forked)
+        os.register_at_fork(after_in_child=self.close)
 
-    def _forked(self) -> None:
+    def close(self) -> None:
+        """Note nothing from now on."""
         self._is_rank = False
 
     def issued(self, op: Op, tensors: Sequence[Any]) -> None:

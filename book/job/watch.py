@@ -92,13 +92,13 @@ class Watch:
 
     def _report(self) -> None:
         while not self._over.wait(LOOK_S):
-            self._arm()
             try:
                 told.write(self._folder, self._now())
             except Exception:
                 if not self._folder.exists():
                     return  # the judge has gone, and with it the folder
                 traceback.print_exc()
+            self._arm()  # after the report: it starts a thread, which on a loaded machine waits for a core like work
 
     def _arm(self) -> None:
         """Have the stacks written if this is not called again in time."""
@@ -118,6 +118,7 @@ class Watch:
     def end(self, error: Failure | None) -> None:
         """Report for the last time, from the main thread, how the script has ended."""
         self._over.set()
+        self._noted.close()  # Python collects garbage at its end
         self._thread.join(LOOK_S)
         faulthandler.cancel_dump_traceback_later()
         self._told = self._told._replace(

@@ -25,15 +25,20 @@ class Arrivals:
     """When each rank came to each collective, and when that ended there, in seconds on one clock.
 
     A row is a collective, a column one of `ranks`; NaN where a rank is not in the group. `own_s` has such an array for
-    each phase of the program: how long the rank was in it since it was released from the collective before. Nothing
-    is known before `since_s`.
+    each phase of the program: how long the rank was in it since it was released from the collective before. What is
+    known begins with `begin_s`; None: with the first arrival.
     """
 
     ranks: tuple[int, ...]
     starts_s: np.ndarray
     ends_s: np.ndarray
-    since_s: float
+    begin_s: float | None = None
     own_s: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def since_s(self) -> float:
+        """The beginning of what is known."""
+        return float(np.nanmin(self.starts_s)) if self.begin_s is None else self.begin_s
 
     @property
     def until_s(self) -> float:
@@ -102,7 +107,7 @@ def arrivals(profiles: Sequence[Profile]) -> Arrivals | None:
     if None in offsets:
         return None
     ranks = tuple(position if profile.rank is None else profile.rank for position, profile in enumerate(profiles))
-    return Arrivals(ranks, starts + offsets, ends + offsets, float((starts + offsets).min()))
+    return Arrivals(ranks, starts + offsets, ends + offsets)
 
 
 def _offset_s(starts: np.ndarray, ends: np.ndarray, position: int) -> float | None:

@@ -75,10 +75,8 @@ def _timeline(folder: Path, rank: Mapping[str, Any]) -> Timeline:
                         bool(rank["on_gpu"]))
     for rows in (found.calls, found.phases):
         times = np.concatenate([rows[name] for name in ("start_s", "waits_s", "end_s")])
-        if not np.isfinite(times).all() or (times < 0).any() or (rows["name"] >= len(found.names)).any():
-            raise ValueError(f"{rank['ring']} has rows that no rank has noted")
-    if (found.calls["group"] >= len(found.groups)).any():
-        raise ValueError(f"{rank['ring']} has calls in no group")
+        if not np.isfinite(times).all() or (times < 0).any():
+            raise ValueError(f"{rank['ring']} has times that no clock shows")
     return found
 
 

@@ -109,7 +109,10 @@ class Timeline:
 def timeline_of(rank: int, memory: Any, names: tuple[str, ...], groups: tuple[Group, ...], on_gpu: bool) -> Timeline:
     """What a ring holds, with what its numbers stand for."""
     rows = np.frombuffer(memory, ROW)
-    return Timeline(rank, names, groups, _ring_rows(rows[:NUM_ROWS]), _ring_rows(rows[NUM_ROWS:]), on_gpu)
+    calls, phases = _ring_rows(rows[:NUM_ROWS]), _ring_rows(rows[NUM_ROWS:])
+    # A rank that was killed may not have told of a name or a group that it had just begun to use.
+    calls = calls[(calls["name"] < len(names)) & (calls["group"] < len(groups))]
+    return Timeline(rank, names, groups, calls, phases[phases["name"] < len(names)], on_gpu)
 
 
 def _ring_rows(ring: np.ndarray) -> np.ndarray:

@@ -80,7 +80,7 @@ def timelines_told(timelines: Sequence[Timeline]) -> Iterator[str]:
     made = steps(timelines)
     if made:
         which = f"{counted(made.num, 'step')} after the first" if made.whole else f"the last {made.num} steps"
-        yield f"{which}: {1e3 * made.median_s:.3g} ms in the median"
+        yield f"{which}: {_time(made.median_s)} in the median"
     if any(timeline.on_gpu for timeline in timelines):
         yield "who is late: a GPU's collectives run after the calls seen here; give profiler traces to lockstep show"
         return
@@ -114,6 +114,10 @@ def _late_told(found: Arrivals, made: Steps | None) -> Iterator[str]:
     num, each = (made.num, "a step") if made else (len(found.last), "in each exchange")
     times = f"{int((found.last == position).sum())} of {counted(len(found.last), 'exchange')}"
     yield (f"rank {found.ranks[position]} is late: it came last to {times}, and all others waited "
-           f"{1e3 * lost[position] / num:.3g} ms {each} for it, {lost[position] / wall_s:.0%} of the time")
+           f"{_time(lost[position] / num)} {each} for it, {lost[position] / wall_s:.0%} of the time")
     phase, seconds = max(found.excess_s(position).items(), key=lambda one: one[1])
-    yield f"  what takes it longer than the others: {phase}, {1e3 * seconds / num:.3g} ms {each}"
+    yield f"  what takes it longer than the others: {phase}, {_time(seconds / num)} {each}"
+
+
+def _time(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
