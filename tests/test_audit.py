@@ -836,6 +836,33 @@ def test_stopped_it_notes_nothing_and_leaves_nothing_and_started_again_it_notes_
     assert "since step 1. The forward in " in run.findings[0] and run[0] == ("book.audit.uncaught", 2)
 
 
+def stopped_with_notes():
+    """What is noted of an earlier run of the same process, and whose hook for errors of threads is left at its end."""
+    start()
+    splits_by_its_own_seed = random_split(range(10), [8, 2])
+    thread = threading.Thread(target=lambda: len(splits_by_its_own_seed[0]) / 0)
+    thread.start()
+    thread.join()
+    noted, others = audit.notes(lambda *place: place), []
+    before = threading.excepthook
+    threading.excepthook = lambda args: (others.append(args.exc_type), before(args))
+    tap.stop()
+    kept = threading.excepthook is not before
+    audit.start()
+    nothing = audit.notes(lambda *place: place)
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
+    again = audit.notes(lambda *place: place)
+    return ([len(each.uncaught) for each in (noted, nothing, again)], [len(each.splits) for each in (noted, nothing)],
+            kept, len(others), tap.ops())
+
+
+@pytest.mark.slow
+def test_started_again_it_has_no_notes_of_before_and_leaves_the_hooks_of_others():
+    assert launch(stopped_with_notes, 1)[0] == ([1, 0, 1], [1, 0], True, 1, [])
+
+
 @pytest.mark.slow
 def test_a_job_of_torchrun_compares_its_replicas(tmp_path):
     program = tmp_path / "own.py"

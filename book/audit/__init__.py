@@ -62,9 +62,11 @@ def start(every: int | None = None, is_received: IsReceived | None = None) -> No
     All parameters of a model in DDP are digested after steps 1, 2, 4, 8, ..., or after each step that `every` divides.
     `is_received(op, by)` says whether a program may know at the end of the call `by` that what `op` sends has arrived.
     """
-    from book.audit import hooks
+    from book.audit import hooks, orphans, reading
     from book.audit.replicas import Replicas
     if not _following:
+        for part in (uncaught, shorter, reading, orphans):
+            part.forget()  # an earlier run of this process
         tap.start()
         _following.append(_Following(Threads(), Layouts(), Touches(is_received), Passed(), Replicas(every)))
         for subscriber in _following[0]:

@@ -23,6 +23,12 @@ _made: WeakKeyDictionary[Any, tuple[Place | None, int]] = WeakKeyDictionary()  #
 _found: list[tuple[Place | None, int, int]] = []
 
 
+def forget() -> None:
+    """Forget what has been noted."""
+    _made.clear()
+    _found.clear()
+
+
 @quietly
 def made(optimizer: Any) -> None:
     """An optimizer has been made."""

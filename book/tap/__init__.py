@@ -22,6 +22,7 @@ def start() -> None:
     from book.tap import functions, group
     if not LOG.is_on:
         LOG.is_on = True
+        LOG.ring.clear()  # of an earlier run of this process
         group.install()
         functions.install()
 
