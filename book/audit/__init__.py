@@ -12,7 +12,9 @@ while they run, and exchange nothing for it: whoever started them compares the n
     touched    tensors that were changed while a message of theirs was under way
     passed     results of collectives that a backward uses, and that autograd does not pass
     hooks      where it is seen what a program does with models, optimizers and data
+    quiet      what noting may do to a run: take a small share of its time, and never disturb it
     replicas   the copies of models in DDP: their parameters as training goes on, and what may part them
+    sharded    the same of models in FSDP: copies of one shard, and what must be the same of all
     reading    the data: batches of loaders, random splits, shards of samplers
     orphans    parameters that an optimizer holds, and no model
     digests    tensors as numbers that are cheap to keep and to compare

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from book.audit.notes import Orphans, PlaceOf, named
-from book.audit.replicas import quietly
+from book.audit.quiet import quietly
 from book.tap.log import Place
 from book.tap.place import caller
 

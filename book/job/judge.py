@@ -40,6 +40,7 @@ class Judge:
         self._members: dict[int, Member] = {}
         self._told_hang = ""  # the verdict on the hang that has been told
         self._told_failure = self._told_mismatch = False
+        self._differs_s = 0.0  # since when something is known to differ
 
     def watch(self) -> None:
         """Judge until torchrun is gone, then sum up."""
@@ -48,6 +49,7 @@ class Judge:
             self._say_what_is_wrong()
             time.sleep(LOOK_S)
         self._look()
+        self._say_what_differs(settled=True)
         self._say_what_has_failed(settled=True)
         if self._members and not self._told_failure:
             say(ending.summary([self._members[rank].told for rank in sorted(self._members)]))
@@ -58,13 +60,13 @@ class Judge:
             return
         if latest != self._attempt:
             self._attempt, self._members = latest, {}
-            self._told_hang, self._told_failure, self._told_mismatch = "", False, False
+            self._told_hang, self._told_failure, self._told_mismatch, self._differs_s = "", False, False, 0.0
         now_s = time.monotonic()
         for rank, said in told.read(latest).items():
             self._members.setdefault(rank, Member(said, now_s)).look(said, now_s)
 
     def _say_what_is_wrong(self) -> None:
-        self._say_what_differs()
+        self._say_what_differs(settled=False)
         self._say_what_has_failed(settled=False)
         if self._told_failure:
             return
@@ -118,11 +120,17 @@ class Judge:
                     os.kill(member.told.pid, signal.SIGKILL)
         self._told_failure = True  # their deaths are no news
 
-    def _say_what_differs(self) -> None:
-        found = sorted({member.told.mismatch for member in self._members.values() if member.told.mismatch})
-        if found and not self._told_mismatch:
+    def _say_what_differs(self, settled: bool) -> None:
+        members = self._members.values()
+        found = sorted({member.told.mismatch for member in members if member.told.mismatch})
+        if not found or self._told_mismatch:
+            return
+        now_s = time.monotonic()
+        self._differs_s = self._differs_s or now_s
+        # The others say what they have called once they have stood still for a moment.
+        if settled or all(member.told.standing for member in members) or now_s > self._differs_s + 2 * SETTLE_S:
             self._told_mismatch = True
-            say(max(found, key=len))
+            say(ending.difference(max(found, key=len), self._hang()))
 
     def _say_what_has_failed(self, settled: bool) -> None:
         failed = [member for member in self._members.values() if member.failed]
@@ -130,8 +138,8 @@ class Judge:
             return
         if settled or time.monotonic() - min(member.failed_s() for member in failed) > SETTLE_S:
             self._told_failure = True
-            size = max(member.told.world_size for member in failed)
-            say(ending.failure(list(self._members.values()), self._calls(size)))
+            self._say_what_differs(settled=True)
+            say(ending.failure(list(self._members.values()), self._hang(), self._told_mismatch))
 
 
 def say(text: str) -> None:
