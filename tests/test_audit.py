@@ -119,6 +119,14 @@ def initialised_after_wrapping():
     trained(model)
 
 
+def layers_in_an_order_of_each_rank():
+    names = ["key", "value"][::1 - 2 * start()]
+    model = nn.Sequential()
+    for name in names:
+        model.add_module(name, nn.Linear(6, 6))
+    DDP(model)(torch.randn(4, 6)).sum().backward()
+
+
 def not_made_equal():
     start()
     trained(DDP(mlp(), init_sync=False))
@@ -399,7 +407,7 @@ def shards_that_read_the_same():
 CUT = "the model that fully_shard cuts in test_audit.py line "
 SHARDS = {
     copies_of_shards_made_by_each_rank: (4, [
-        f"all parameters of {CUT}", "between ranks 0, 2, which hold copies of the same shard, already before the first",
+        f"all parameters of {CUT}", "between ranks 0, 2, which hold copies of the same shard, already before the",
         "fully_shard does not make copies equal"]),
     one_replica_of_shards_loads: (4, ["already before the first step. Rank 0 has loaded a state", "and rank 2 has not"]),
     copies_of_a_shard_changed_by_hand: (4, ["since step 4. The gradients of step 4 differ, although FSDP had"]),
@@ -426,6 +434,7 @@ FAULTS = {
     frozen_then_unfrozen: ["0.weight and 0.bias " + WRAPPED, "since step 4. They needed no gradient when DDP wrapped"],
     adapters_added_after_wrapping: ["0.down and 0.up " + WRAPPED, "since step 1. They are new since DDP wrapped"],
     initialised_after_wrapping: ["0.weight and 2.weight ", "already before the first step. DDP had made"],
+    layers_in_an_order_of_each_rank: ["its parameter 1 is key.weight on rank 0 and value.weight on rank 1", "sorted("],
     not_made_equal: ["already before the first step. They differed when DDP had wrapped", "init_sync=False"],
     a_hook_that_does_not_average: ["The gradients of step 1 differ: ", "leaves(), which DDP calls in place of"],
     only_some_parameters_are_optimized: ["0.weight and 0.bias ", "since step 1. ", "the optimizer itself differs"],

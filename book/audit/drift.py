@@ -35,7 +35,7 @@ ANY = Parting(0, 1 << 62)
 def look(ranks: Sequence[Notes | None]) -> Iterator[str]:
     """A sentence for each model whose copies part, and are not equal again."""
     for all_copies in copies_of(ranks):
-        said = [sentence for copies in _by_shard(all_copies) if (sentence := _apart(copies))]
+        said = [sentence for copies in _by_shard(all_copies) if (sentence := _mixed(copies) or _apart(copies))]
         yield from said[:1] or _uneven(all_copies)  # the copies of one shard tell of those of the others
 
 
@@ -45,6 +45,20 @@ def _by_shard(copies: Copies) -> list[Copies]:
     for rank, copy in copies.items():
         found[copy.shard][rank] = copy
     return [same for same in found.values() if len(same) > 1]
+
+
+def _mixed(copies: Copies) -> str | None:
+    """That ranks have made the same parameters in different orders; None if they have not."""
+    orders = {rank: list(copy.end or copy.parameters.get(1, {})) for rank, copy in sorted(copies.items())}
+    (first, order), *others = orders.items()
+    for rank, names in others:
+        if names != order and sorted(names) == sorted(order):
+            place = next(place for place, (one, other) in enumerate(zip(order, names)) if one != other)
+            return (f"the ranks have made {copies[first].name} in different orders: its parameter {place + 1} is "
+                    f"{order[place]} on rank {first} and {names[place]} on rank {rank}, and what passes between ranks "
+                    "is paired by order: a set of names has an order of its own in each process, so loop over "
+                    "sorted(names)")
+    return None
 
 
 def _apart(copies: Copies) -> str | None:
