@@ -409,7 +409,7 @@ SHARDS = {
     copies_of_shards_made_by_each_rank: (4, [
         f"all parameters of {CUT}", "between ranks 0, 2, which hold copies of the same shard, already before the",
         "fully_shard does not make copies equal"]),
-    one_replica_of_shards_loads: (4, ["already before the first step. Rank 0 has loaded a state", "and rank 2 has not"]),
+    one_replica_of_shards_loads: (4, ["before the first step. Rank 0 has loaded a state", "and rank 2 has not: load"]),
     copies_of_a_shard_changed_by_hand: (4, ["since step 4. The gradients of step 4 differ, although FSDP had"]),
     shards_with_learning_rates_of_their_own: (2, [
         f"the ranks do not train their shards of {CUT}", "alike: in step 1, lr was 0.1 on rank 0 and 0.05 on rank 1"]),

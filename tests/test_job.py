@@ -59,6 +59,62 @@ sys.path.insert(0, EXAMPLES)
 import faults_that_hang
 getattr(faults_that_hang, sys.argv[1])()
 '''
+WRONG = '''
+import os, sys, threading, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+rank, kind = int(os.environ["RANK"]), sys.argv[1]
+
+
+class Stuck(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        if rank == 1 and i == 2:
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire()
+        return torch.full((4,), float(i + 10 * rank))
+
+
+def dtype():
+    if rank == 0:
+        dist.send(torch.ones(4), dst=1)
+    else:
+        dist.recv(torch.ones(4, dtype=torch.int32), src=0)
+
+
+def splits():
+    sizes = {0: ([1, 2], [1, 1]), 1: ([1, 1], [1, 1])}[rank]
+    dist.all_to_all_single(torch.ones(sum(sizes[1])), torch.ones(sum(sizes[0])), sizes[1], sizes[0])
+
+
+def timeout():
+    time.sleep(30 - 30 * rank)
+    dist.barrier()
+
+
+def train(batches):
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    for batch in batches:
+        model(batch).sum().backward()
+    dist.all_reduce(torch.ones(()))
+
+
+KINDS = {"dtype": dtype, "splits": splits, "timeout": timeout,
+         "loader": lambda: train(DataLoader(Stuck(), 1, num_workers=1)),
+         "uneven": lambda: train([torch.ones(4)] * (2 + rank))}
+if __name__ == "__main__":
+    if kind == "port":
+        os.environ["MASTER_PORT"] = "1"
+    options = {"rank": 0, "world_size": 2} if kind == "rank" else {}
+    dist.init_process_group("gloo", timeout=timedelta(seconds=3 if kind == "timeout" else 300), **options)
+    KINDS[kind]()
+'''
 LOADER = '''
 import sys
 import torch
@@ -165,6 +221,23 @@ def test_the_first_rank_to_fail_is_named(kind: str, words: str, tmp_path: Path) 
     status, said, _ = job(tmp_path, SCRIPT, kind)
     assert status == 1 and words in said, said
     assert "all_reduce(float32 [4], SUM) at train.py line" in said
+
+
+@pytest.mark.parametrize("kind, words", [
+    ("dtype", r"rank 0 sends float32 \[4\] to rank 1 at train.py line .*\n.*rank 1 receives int32 \[4\]"),
+    ("splits", r"rank 0 sends 2 to rank 1, rank 1 expects 1"),
+    ("port", r"nothing listens at port 1 of .*: the program has overwritten what torchrun had set, in train.py "
+             r"line .*MASTER_PORT.*Leave this line out: torchrun sets them"),
+    ("rank", r"ranks 0 and 1 of this job both call themselves rank 0 \(rank=0\): leave rank= and world_size= out, "
+             r"torchrun sets them"),
+    ("uneven", r"rank 1 calls all_reduce\(float32 \[5\], SUM\) of DDP in backward at .*\n"
+               r"cause: rank 1 has run the DDP model on 3 batches, rank 0 on only 2, at train.py line .*: model\("),
+    ("timeout", r"rank 1 waited 3 s in barrier, and then its time was up. It waited for rank 0, which sleeps at"),
+    ("loader", r"cause: rank 1 waits in DataLoader, and its worker process 0 waits in lock.acquire\(\) at train")])
+def test_what_can_not_be_right_is_told_and_the_script_goes_on(kind: str, words: str, tmp_path: Path) -> None:
+    status, said, printed = job(tmp_path, WRONG, kind, ranks=2)
+    assert re.search(words, said), printed
+    assert "died without an error" not in said, said
 
 
 def test_a_healthy_job_gets_its_arguments_and_a_summary(tmp_path: Path) -> None:

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from book.job import ending, told
@@ -114,10 +112,8 @@ class Judge:
     def _end(self) -> None:
         """Kill the ranks; torchrun says how they ended, or starts them again."""
         say("ended, as --end-hung asks")
-        for member in self._members.values():
-            if member.works:
-                with suppress(ProcessLookupError):
-                    os.kill(member.told.pid, signal.SIGKILL)
+        # A worker of a loader that is stuck too would not notice that its rank is gone.
+        family.end([member.told.pid for member in self._members.values() if member.works])
         self._told_failure = True  # their deaths are no news
 
     def _say_what_differs(self, settled: bool) -> None:

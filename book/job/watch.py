@@ -34,7 +34,7 @@ from book.waiting.hang import Group, Standing
 # holds the lock, and may crash a process that runs Python: so not while torch is imported, before this thread reports.
 SILENT_S = 3.0
 LOOK_S = 0.5
-OTHERS_S = 2.5 * LOOK_S
+OTHERS_S = 8 * LOOK_S  # for other ranks to say what they have called
 STILL_S = 1.0  # a rank that has stood still for less says only that it is there
 
 
@@ -105,7 +105,11 @@ class Watch:
             told.write(self._folder, self._told._replace(
                 time_s=time.monotonic(), mismatch=self._compared.mismatch,
                 standing=_left()._replace(main=Doing(Kind.COMPUTES))))
-        time.sleep(OTHERS_S)
+        now_s = time.monotonic()
+        while time.monotonic() < now_s + OTHERS_S and not all(
+                said.ended or (said.standing and said.time_s >= now_s) or said.rank == self._told.rank
+                for said in told.read(self._folder).values()):
+            time.sleep(LOOK_S / 5)
 
     def _now(self) -> Told:
         """What this rank does; only the time while it moves."""
