@@ -20,10 +20,10 @@ AT_ONCE_S = 0.5  # torchrun ends all ranks when one has ended: who was first can
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
-def difference(words: str, hang: Hang) -> str:
-    """What the ranks do that can't be right, in words, and where they fell out of step."""
-    is_known = all(standing.calls for standing in hang.ranks)
-    return "\n".join([words, *(f"cause: {cause}" for cause in (out_of_step(hang) if is_known else ()))])
+def difference(words: str, hang: Hang | None) -> str:
+    """What the ranks do that can't be right, in words, and where they fell out of step; None if that is not known."""
+    is_known = hang is not None and all(standing.calls for standing in hang.ranks)
+    return "\n".join([words, *(f"cause: {cause}" for cause in (out_of_step(hang) if hang and is_known else ()))])
 
 
 def failure(members: Sequence[Member], hang: Hang, differed: bool) -> str:

@@ -25,6 +25,7 @@ from book.waiting.message import message
 
 LOOK_S = 0.2
 SETTLE_S = 1.0  # for the other ranks to fail too, after the first
+DIFFERS_S = 5.0  # for the other ranks to say what they have called, after one has found that calls differ
 FOR_OTHERS = (Kind.CALL, Kind.POLLS, Kind.REQUEST, Kind.KEYS)  # waits for other ranks
 QUIET = 6.0  # times the limit of a hang: so long may ranks compute and call nothing
 
@@ -117,16 +118,17 @@ class Judge:
         self._told_failure = True  # their deaths are no news
 
     def _say_what_differs(self, settled: bool) -> None:
-        members = self._members.values()
-        found = sorted({member.told.mismatch for member in members if member.told.mismatch})
+        ranks = [member.told for member in self._members.values()]
+        found = [said for said in ranks if said.mismatch]
         if not found or self._told_mismatch:
             return
-        now_s = time.monotonic()
-        self._differs_s = self._differs_s or now_s
-        # The others say what they have called once they have stood still for a moment.
-        if settled or all(member.told.standing for member in members) or now_s > self._differs_s + 2 * SETTLE_S:
+        self._differs_s = self._differs_s or min(said.time_s for said in found)
+        # What the others said before is of earlier calls.
+        is_known = all(said.ended or said.mismatch or (said.standing and said.time_s >= self._differs_s)
+                       for said in ranks)
+        if settled or is_known or time.monotonic() > self._differs_s + DIFFERS_S:
             self._told_mismatch = True
-            say(ending.difference(max(found, key=len), self._hang()))
+            say(ending.difference(max((said.mismatch for said in found), key=len), self._hang() if is_known else None))
 
     def _say_what_has_failed(self, settled: bool) -> None:
         failed = [member for member in self._members.values() if member.failed]
