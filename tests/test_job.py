@@ -115,6 +115,26 @@ if __name__ == "__main__":
     dist.init_process_group("gloo", timeout=timedelta(seconds=3 if kind == "timeout" else 300), **options)
     KINDS[kind]()
 '''
+RIGHT = '''
+import os, sys
+sys.path.insert(0, ROOT)
+import torch
+import torch.distributed as dist
+from tests import test_audit
+
+
+def start(same_seed=False):
+    torch.manual_seed(0 if same_seed else 1000 + dist.get_rank())
+    return dist.get_rank()
+
+
+test_audit.start = start  # all in one job: a second start may meet the addresses of the first
+dist.init_process_group("gloo")
+for program, size in test_audit.RIGHT.items():
+    if size == dist.get_world_size():
+        program()
+test_audit.past_the_wrapper()
+'''
 LOADER = '''
 import sys
 import torch
@@ -221,6 +241,20 @@ def test_the_first_rank_to_fail_is_named(kind: str, words: str, tmp_path: Path) 
     status, said, _ = job(tmp_path, SCRIPT, kind)
     assert status == 1 and words in said, said
     assert "all_reduce(float32 [4], SUM) at train.py line" in said
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_of_what_is_right_and_one_fault_only_that_is_told(ranks: int, tmp_path: Path) -> None:
+    status, said, printed = job(tmp_path, f"ROOT = {str(ROOT)!r}" + RIGHT, ranks=ranks, options=("--hang-s", "60"))
+    first, *others = (row for row in said.splitlines() if not row.startswith("  "))
+    assert status == 0 and first == f"{ranks} ranks ended", printed
+    assert len(others) == 1 and re.search("warning: all parameters of .*goes past DDP", others[0]), printed
+
+
+@pytest.mark.parametrize("name", ["train_ddp.py", "train_fsdp.py"])
+def test_nothing_is_said_of_the_examples(name: str, tmp_path: Path) -> None:
+    status, said, printed = run([str(EXAMPLES / name)], tmp_path, 2, ("--hang-s", "60"))
+    assert status == 0 and "warning" not in said and said.startswith("2 ranks ended"), printed
 
 
 @pytest.mark.parametrize("kind, words", [

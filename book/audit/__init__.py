@@ -100,7 +100,7 @@ def notes(place_of: PlaceOf) -> Notes:
 
 
 def ignore(model: Any) -> None:
-    """Say nothing of the replicas of this model, which DDP has wrapped: they are meant to differ."""
+    """Say nothing of the replicas of this model, in DDP or in FSDP: they are meant to differ."""
     for own in _following:
         own.replicas.ignore(model)
 

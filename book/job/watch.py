@@ -103,7 +103,7 @@ class Watch:
         """Report what can't be right, and wait for the other ranks to say what they have called."""
         with self._writes, suppress(OSError):
             told.write(self._folder, self._told._replace(
-                time_s=time.monotonic(), mismatch=self._compared.mismatch,
+                time_s=time.monotonic(), mismatch=self._compared.mismatch, notes=_of_mismatch(_notes()),
                 standing=_left()._replace(main=Doing(Kind.COMPUTES))))
         now_s = time.monotonic()
         while time.monotonic() < now_s + OTHERS_S and not all(
@@ -146,6 +146,11 @@ def _left() -> Standing:
         return Standing(Doing(Kind.FINISHED), calls=history.calls(), models=history.models())
     except Exception:
         return Standing(Doing(Kind.FINISHED))
+
+
+def _of_mismatch(notes: Notes | None) -> Notes | None:
+    """What was noted before calls differed: if several threads make them, their order was left to chance."""
+    return notes and notes._replace(threads=tuple(turns._replace(meet=True) for turns in notes.threads))
 
 
 def _notes() -> Notes | None:
