@@ -84,12 +84,13 @@ class Heads:
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         self._parameters = [parameter for parameter in parameters if _is_plain(parameter)]
+        self._are_own = all(_own(parameter) is parameter for parameter in self._parameters)
         self._addresses: list[int] = []
         self._heads: list[memoryview] = []
 
     def digest(self) -> int | None:
         """A digest of them as they are now; None if there are none."""
-        own = [_own(parameter) for parameter in self._parameters]
+        own = self._parameters if self._are_own else [_own(parameter) for parameter in self._parameters]
         addresses = [tensor.data_ptr() for tensor in own]
         if addresses != self._addresses:
             self._addresses, self._heads = addresses, [_head(tensor) for tensor in own]

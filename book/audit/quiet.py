@@ -12,20 +12,23 @@ FREE_S, MOST_SHARE = 0.03, 0.01  # the time that noting may take: so much, and t
 
 
 class Time:
-    """What noting has taken, of the time since it began."""
+    """What noting has taken, of the time that the process has computed since it began.
+
+    Where ranks wait for one another or for a core, a share of the time on the clock would be more of what they compute.
+    """
 
     def __init__(self) -> None:
-        self.began_s, self.spent_s = time.perf_counter(), 0.0
+        self.began_s, self.spent_s = time.process_time(), 0.0
 
     def is_spent(self) -> bool:
         """Whether noting has had its share."""
-        return self.spent_s > FREE_S + MOST_SHARE * (time.perf_counter() - self.began_s)
+        return self.spent_s > FREE_S + MOST_SHARE * (time.process_time() - self.began_s)
 
     def __enter__(self) -> None:
-        self._since_s = time.perf_counter()
+        self._since_s = time.thread_time()
 
     def __exit__(self, *_: Any) -> None:
-        self.spent_s += time.perf_counter() - self._since_s
+        self.spent_s += time.thread_time() - self._since_s
 
 
 def quietly(note: Callable[..., None]) -> Callable[..., None]:

@@ -6,6 +6,7 @@ takes a half-written slot for a complete one. The launcher reads them too, even 
 """
 from __future__ import annotations
 
+import functools
 import itertools
 import mmap
 import os
@@ -76,12 +77,10 @@ class Board:
         self._put(self._slot(rank, place, call.number), call)
 
     def _put(self, at: int, call: Call) -> None:
-        fixed = [text.encode() for text in (call.name, call.by, call.filename)]
-        arguments = call.arguments.encode()[:max(0, SLOT_BYTES - _CALL.size - sum(map(len, fixed)))]
-        texts = [*fixed, arguments]
+        lengths, texts = _encoded(call.name, call.by, call.filename, call.arguments)
         _NUMBER.pack_into(self._memory, at, 0)
-        self._write(at + _CALL.size, b"".join(texts)[:SLOT_BYTES - _CALL.size])
-        _CALL.pack_into(self._memory, at, 0, *call.alike, call.line, *map(len, texts))
+        self._write(at + _CALL.size, texts)
+        _CALL.pack_into(self._memory, at, 0, *call.alike, call.line, *lengths)
         _NUMBER.pack_into(self._memory, at, call.number)
 
     def refuse(self, rank: int, group: Group, number: int) -> None:
@@ -101,6 +100,15 @@ class Board:
         place = self._place(rank, group)
         call = None if place is None else self._call(self._slot(rank, place, number))
         return call if call is not None and call.number == number else None
+
+    def alike(self, rank: int, group: Group, number: int) -> tuple[int, ...] | None:
+        """What `read` returns has as `alike`, in a part of the time."""
+        place = self._place(rank, group)
+        at = 0 if place is None else self._slot(rank, place, number)
+        if place is None or _NUMBER.unpack_from(self._memory, at)[0] != number:
+            return None
+        alike = _CALL.unpack_from(self._memory, at)[1:1 + NUM_ALIKE]
+        return alike if _NUMBER.unpack_from(self._memory, at)[0] == number else None
 
     def last_calls(self) -> dict[Group, dict[int, Call]]:
         """For each group: the last call in it of each rank that has made one."""
@@ -163,6 +171,14 @@ class Board:
 
     def _write(self, at: int, data: bytes) -> None:
         self._memory[at:at + len(data)] = data
+
+
+@functools.lru_cache(1024)
+def _encoded(name: str, by: str, filename: str, arguments: str) -> tuple[tuple[int, ...], bytes]:
+    """The lengths of a call's texts, and all of them; of the arguments as much as there is room for."""
+    fixed = [text.encode() for text in (name, by, filename)]
+    texts = [*fixed, arguments.encode()[:max(0, SLOT_BYTES - _CALL.size - sum(map(len, fixed)))]]
+    return tuple(map(len, texts)), b"".join(texts)[:SLOT_BYTES - _CALL.size]
 
 
 def _shared(world_size: int, file: Any) -> Board:
