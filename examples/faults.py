@@ -92,11 +92,18 @@ like yours. There are three kinds:
   `warning:` where the run has ended, and refuses a call that can't be right.
 
 To look into a script of your own, start it with `lockstep run --ranks 4 train.py ARGS`. It starts the script,
-unchanged, by torchrun, and prints the same sentences, each line marked `[lockstep]`, once no rank has moved for
-`--hang-s` seconds (10). If the job has already ended, `lockstep show` reads what it has left: Flight Recorder dumps
-of a hang, profiler traces of a job that is slow ([how](12_when_a_rank_dies.ipynb#find-the-guilty-rank)). `lockstep
-doctor` says what this machine's ranks will stumble on: too little shared memory, a name that leads to 127.0.0.1, a
-variable that is left from another job.
+unchanged, by torchrun, and prints the same sentences, each line marked `[lockstep]`: those of a hang once no rank has
+moved for `--hang-s` seconds (10), those of a result that is wrong when the job has ended. A call that `launch` refuses,
+such as a collective that differs between ranks, is told before it is made, and the script goes on. Only a tensor whose
+memory gloo would misread is refused there as well. Two things are told by `launch` alone: that a rank reads a file
+before another has written it, and calls that differ between ranks of several hosts.
+
+At the end, or when you interrupt the job, it says which rank was late, in which phase, and how long the others waited
+for it ([why is my job slow?](13_slow_jobs.ipynb)). With `--out DIR` it leaves a page, `DIR/report.html`, with a picture
+of the last exchanges. If the job has already ended, `lockstep show` reads what it has left: Flight Recorder dumps of a
+hang, profiler traces of a job that is slow ([how](12_when_a_rank_dies.ipynb#find-the-guilty-rank)). `lockstep doctor`
+says what this machine's ranks will stumble on: too little shared memory, a name that leads to 127.0.0.1, a variable
+that is left from another job.
 
 The programs are in `examples/`: `python examples/faults.py one_returns_early` runs one of them, on three ranks. There
 `start` joins the group and returns the rank, and `start_rpc` makes the ranks workers of RPC as well. `LOCK` is a
@@ -119,7 +126,7 @@ SILENT = """## It ends, and is wrong
 
 Ranks take notes of a run, and `launch` compares them at its end: what the copies of a model hold, which samples ranks
 have read, what was sent and what it was received as. If what a warning tells of is meant, switch that off: with
-`audit=False` for a run, with `book.audit.ignore(model)` for one model in DDP.
+`audit=False` for a run, with `book.audit.ignore(model)` for one model in DDP or FSDP.
 
 """
 TAIL = """
@@ -141,8 +148,10 @@ If a step takes longer than two minutes, the rank prints the lines that all its 
 time that the slowest step stays below: the first, which compiles, or one that evaluates. On NCCL a call that has \
 waited too long raises nothing: its watchdog ends the process.
 
-Replicas of a model may also drift apart, and nothing hangs. `launch` compares them at the end of a run, and warns. In a
-program of your own, ask on all ranks; what differs is told with the step and the line that parted them:
+Replicas of a model may also drift apart, and nothing hangs. `launch` and `lockstep run` compare them at the end of a
+run, and warn: those of a model in DDP, and in FSDP on a mesh of two axes (HSDP) the copies of each shard. Other
+shards differ by design; of those, only optimizers with different settings or numbers of steps are told. In a program of
+your own, ask on all ranks; what differs is told with the step and the line that parted them:
 
 ```python
 from book import audit
@@ -155,15 +164,20 @@ for sentence in audit.compare(model):
 
 ## What no launcher can see
 
-Two calls with the same tensors can mean different things. Nothing hangs, nothing is refused, and the result is wrong:
+Nothing hangs, nothing is refused, and the result is wrong. The first three are calls with the same tensors that mean
+different things:
 
 - `dist.broadcast(x, src=1, group=group)` in the group of ranks 1, 2 and 3: `src` is a rank of the world, so this is the
   group's first member. Whoever meant its member number 1, rank 2, writes `group_src=1`.
 - A mean over ranks of means over batches counts each batch the same, large or small. Add up sums and counts, and
   divide once: `torch.stack([loss.sum(), count])`, one `all_reduce`, and the first divided by the second.
 - A metric that one rank has computed for another split, epoch or key has the size that is expected.
+- A tensor that is read before its `wait()` has the old values, the new ones, or some of each. PyTorch counts changes of
+  a tensor and does not count reads. So `launch` tells if you *write* to a tensor between `isend` and `wait()`. It can't
+  tell if you *read* one between `irecv`, or a collective with `async_op=True`, and `wait()`.
 
-To check, send a name along with the tensor. Every rank says what it means, and whoever differs is found at once:
+To check that ranks mean the same, send a name along with the tensor. Every rank says what it means, and whoever differs
+is found at once:
 
 ```python
 def same_on_all(meaning, group=None):
@@ -181,7 +195,8 @@ It costs a message, so leave it in a test, or in the first step.
 What `launch` itself hides: a set of strings has an order that depends on the hash seed of the process. The ranks of
 `launch` are copies of one process and share the seed; those of `torchrun` do not. Layers made in the order of a set, or
 files read in it, are then in another order on each rank. Loop over `sorted(names)`. To see what `torchrun` would do,
-call `launch(train, 4, hash_seeds=True)`, which starts each rank anew and takes seconds.
+call `launch(train, 4, hash_seeds=True)`, which starts each rank anew and takes seconds. Of a model in DDP whose
+parameters are then in different orders, the first one that differs is named.
 """
 
 

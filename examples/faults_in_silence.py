@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from faults_that_hang import Program, start
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset, random_split
@@ -89,6 +90,23 @@ def a_scheduler_with_each_rank_s_own_loss() -> None:
         model(torch.randn(8, 4)).pow(2).mean().backward()
         optimizer.step()
         scheduler.step(float(step * (rank - 1)))  # say, the loss on this rank's share of the validation data
+
+
+def copies_of_shards_that_each_rank_makes() -> None:
+    """Each rank makes a model of its own, and FSDP keeps copies of the shards (HSDP).
+
+    DDP copies rank 0's parameters to all ranks. `fully_shard` does not: use one seed, or load one state on all ranks.
+    """
+    rank = start()
+    torch.manual_seed(rank)
+    layer = torch.nn.Linear(6, 6)
+    mesh = init_device_mesh("cpu", (3, 1), mesh_dim_names=("replicate", "shard"))
+    fully_shard(layer, mesh=mesh)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(3):
+        layer(torch.randn(2, 6)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def an_optimizer_made_before_sharding() -> None:
@@ -310,7 +328,8 @@ def an_error_in_a_thread() -> None:
 GROUPS: dict[str, list[Program]] = {
     "Replicas of a model": [
         a_forward_past_the_wrapper, a_head_after_wrapping, one_loads_a_checkpoint,
-        a_scheduler_with_each_rank_s_own_loss, an_optimizer_made_before_sharding,
+        a_scheduler_with_each_rank_s_own_loss, copies_of_shards_that_each_rank_makes,
+        an_optimizer_made_before_sharding,
     ],
     "Data and random numbers": [
         all_ranks_read_the_same, epochs_in_the_same_order, workers_that_read_the_same, splits_that_differ,

@@ -119,6 +119,14 @@ def initialised_after_wrapping():
     trained(model)
 
 
+def layers_in_an_order_of_each_rank():
+    names = ["key", "value"][::1 - 2 * start()]
+    model = nn.Sequential()
+    for name in names:
+        model.add_module(name, nn.Linear(6, 6))
+    DDP(model)(torch.randn(4, 6)).sum().backward()
+
+
 def not_made_equal():
     start()
     trained(DDP(mlp(), init_sync=False))
@@ -351,6 +359,72 @@ def an_optimizer_made_before_sharding():
     trained(fully_shard(net, mesh=init_device_mesh("cpu", (2,))), optimizer=optimizer)
 
 
+def cut(net, *size):
+    """A model that is cut over the last axis of a mesh of ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    mesh = init_device_mesh("cpu", size, mesh_dim_names=("replicate", "shard")[-len(size):])
+    fully_shard(net[0], mesh=mesh)
+    return fully_shard(net, mesh=mesh), mesh
+
+
+def copies_of_shards_made_by_each_rank():
+    start()
+    trained(cut(mlp(), 2, 2)[0])
+
+
+def one_replica_of_shards_loads():
+    start(same_seed=True)
+    model, mesh = cut(mlp(), 2, 2)
+    if mesh.get_local_rank("replicate") == 0:
+        model.load_state_dict({name: 2 * each for name, each in model.state_dict().items()})
+    trained(model)
+
+
+def copies_of_a_shard_changed_by_hand():
+    rank = start(same_seed=True)
+    model, _ = cut(mlp(), 2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for k in range(6):
+        factor = 0.5 if rank > 1 and k == 3 else 1.0
+        step(model, optimizer, before=lambda by=factor: [each.grad.mul_(by) for each in model.parameters()])
+
+
+def shards_with_learning_rates_of_their_own():
+    rank = start(same_seed=True)
+    model, _ = cut(mlp(), 2)
+    trained(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1 / (1 + rank)))
+
+
+def shards_that_read_the_same():
+    start(same_seed=True)
+    model, _ = cut(mlp(), 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for batch in DataLoader(Rows(), batch_size=4):
+        step(model, optimizer, batch)
+
+
+CUT = "the model that fully_shard cuts in test_audit.py line "
+SHARDS = {
+    copies_of_shards_made_by_each_rank: (4, [
+        f"all parameters of {CUT}", "between ranks 0, 2, which hold copies of the same shard, already before the",
+        "fully_shard does not make copies equal"]),
+    one_replica_of_shards_loads: (4, ["before the first step. Rank 0 has loaded a state", "and rank 2 has not: load"]),
+    copies_of_a_shard_changed_by_hand: (4, ["since step 4. The gradients of step 4 differ, although FSDP had"]),
+    shards_with_learning_rates_of_their_own: (2, [
+        f"the ranks do not train their shards of {CUT}", "alike: in step 1, lr was 0.1 on rank 0 and 0.05 on rank 1"]),
+    shards_that_read_the_same: (2, ["ranks 0, 1 train on the same samples"]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", SHARDS, ids=lambda program: program.__name__)
+def test_a_fault_of_shards_is_named(program):
+    size, parts = SHARDS[program]
+    found = launch(program, size, audit=1).findings
+    assert len(found) == 1 and all(part in found[0] for part in parts), found
+
+
 WRAPPED = "of the model that DDP wraps in test_audit.py line "
 FAULTS = {
     past_the_wrapper: ["all parameters " + WRAPPED, "between ranks 0, 1, since step 1. The forward in ",
@@ -360,6 +434,7 @@ FAULTS = {
     frozen_then_unfrozen: ["0.weight and 0.bias " + WRAPPED, "since step 4. They needed no gradient when DDP wrapped"],
     adapters_added_after_wrapping: ["0.down and 0.up " + WRAPPED, "since step 1. They are new since DDP wrapped"],
     initialised_after_wrapping: ["0.weight and 2.weight ", "already before the first step. DDP had made"],
+    layers_in_an_order_of_each_rank: ["its parameter 1 is key.weight on rank 0 and value.weight on rank 1", "sorted("],
     not_made_equal: ["already before the first step. They differed when DDP had wrapped", "init_sync=False"],
     a_hook_that_does_not_average: ["The gradients of step 1 differ: ", "leaves(), which DDP calls in place of"],
     only_some_parameters_are_optimized: ["0.weight and 0.bias ", "since step 1. ", "the optimizer itself differs"],
@@ -711,13 +786,50 @@ def one_seed_and_no_dropout():
 
 
 def sharded_and_replicated():
+    rank = start(same_seed=True)
+    model, mesh = cut(mlp(), 2, 2)
+    torch.manual_seed(rank)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for k in range(8):
+        model.set_requires_gradient_sync(bool(k % 2))  # as for two micro-batches
+        model(torch.randn(4, 6)).pow(2).mean().backward()
+        if k % 2:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+    if mesh.get_local_rank("replicate") == 0:
+        model(torch.randn(4, 6))  # and its gathered parameters stay
+    assert audit.compare(model) == []
+
+
+def shards_made_by_each_rank():
+    rank = start()
+    net = mlp(nn.Dropout(0.5))
+    equal = audit.compare(cut(net, 2)[0])
+    optimizer = torch.optim.AdamW([{"params": net.parameters(), "rank": rank}])
+    for batch in DataLoader(Rows(), batch_size=4, sampler=DistributedSampler(Rows())):
+        step(net, optimizer, batch)
+    assert equal == audit.compare(net) == []
+
+
+def shards_under_tensor_parallelism():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
     start(same_seed=True)
-    net = mlp()
-    fully_shard(net, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard")))
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    net = parallelize_module(mlp(), mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(net, mesh=mesh["dp"])
     optimizer = torch.optim.AdamW(net.parameters())
-    trained(net, optimizer=optimizer)
+    for batch in DataLoader(Rows(), batch_size=4, sampler=DistributedSampler(Rows(), 2, mesh.get_local_rank("dp"))):
+        step(net, optimizer, batch)
+
+
+def copies_of_shards_that_are_meant_to_differ():
+    start()
+    model, _ = cut(mlp(), 2, 2)
+    audit.ignore(model)
+    trained(model)
 
 
 def averaged_by_hand_and_saved():
@@ -755,7 +867,8 @@ RIGHT = {
     equal_orders_on_purpose: 2, workers_that_persist: 2, slices_of_one_global_batch: 2,
     one_full_batch_and_the_same_evaluation: 2, data_that_all_look_alike: 2, all_of_its_own_data: 2,
     the_same_shards_under_tensor_parallelism: 4, split_with_a_generator: 2, one_seed_and_no_dropout: 2,
-    sharded_and_replicated: 4,
+    sharded_and_replicated: 4, shards_made_by_each_rank: 2, shards_under_tensor_parallelism: 4,
+    copies_of_shards_that_are_meant_to_differ: 4,
 }
 
 
@@ -834,6 +947,33 @@ def test_stopped_it_notes_nothing_and_leaves_nothing_and_started_again_it_notes_
     assert not run.findings and run[0] == ("_thread", 0)
     run = launch(stopped_and_started, 2, True)
     assert "since step 1. The forward in " in run.findings[0] and run[0] == ("book.audit.uncaught", 2)
+
+
+def stopped_with_notes():
+    """What is noted of an earlier run of the same process, and whose hook for errors of threads is left at its end."""
+    start()
+    splits_by_its_own_seed = random_split(range(10), [8, 2])
+    thread = threading.Thread(target=lambda: len(splits_by_its_own_seed[0]) / 0)
+    thread.start()
+    thread.join()
+    noted, others = audit.notes(lambda *place: place), []
+    before = threading.excepthook
+    threading.excepthook = lambda args: (others.append(args.exc_type), before(args))
+    tap.stop()
+    kept = threading.excepthook is not before
+    audit.start()
+    nothing = audit.notes(lambda *place: place)
+    thread = threading.Thread(target=lambda: 1 / 0)
+    thread.start()
+    thread.join()
+    again = audit.notes(lambda *place: place)
+    return ([len(each.uncaught) for each in (noted, nothing, again)], [len(each.splits) for each in (noted, nothing)],
+            kept, len(others), tap.ops())
+
+
+@pytest.mark.slow
+def test_started_again_it_has_no_notes_of_before_and_leaves_the_hooks_of_others():
+    assert launch(stopped_with_notes, 1)[0] == ([1, 0, 1], [1, 0], True, 1, [])
 
 
 @pytest.mark.slow

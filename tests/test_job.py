@@ -16,6 +16,7 @@ from book.job import command, ending, told
 from book.job.members import Member
 from book.job.told import Told
 from book.launch import family
+from book.waiting.hang import Hang
 from tests.website import ROOT
 
 pytestmark = pytest.mark.slow
@@ -57,6 +58,82 @@ import sys
 sys.path.insert(0, EXAMPLES)
 import faults_that_hang
 getattr(faults_that_hang, sys.argv[1])()
+'''
+WRONG = '''
+import os, sys, threading, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+rank, kind = int(os.environ["RANK"]), sys.argv[1]
+
+
+class Stuck(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        if rank == 1 and i == 2:
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire()
+        return torch.full((4,), float(i + 10 * rank))
+
+
+def dtype():
+    if rank == 0:
+        dist.send(torch.ones(4), dst=1)
+    else:
+        dist.recv(torch.ones(4, dtype=torch.int32), src=0)
+
+
+def splits():
+    sizes = {0: ([1, 2], [1, 1]), 1: ([1, 1], [1, 1])}[rank]
+    dist.all_to_all_single(torch.ones(sum(sizes[1])), torch.ones(sum(sizes[0])), sizes[1], sizes[0])
+
+
+def timeout():
+    time.sleep(30 - 30 * rank)
+    dist.barrier()
+
+
+def train(batches):
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    for batch in batches:
+        model(batch).sum().backward()
+    dist.all_reduce(torch.ones(()))
+
+
+KINDS = {"dtype": dtype, "splits": splits, "timeout": timeout,
+         "loader": lambda: train(DataLoader(Stuck(), 1, num_workers=1)),
+         "uneven": lambda: train([torch.ones(4)] * (2 + rank))}
+if __name__ == "__main__":
+    if kind == "port":
+        os.environ["MASTER_PORT"] = "1"
+    options = {"rank": 0, "world_size": 2} if kind == "rank" else {}
+    dist.init_process_group("gloo", timeout=timedelta(seconds=3 if kind == "timeout" else 300), **options)
+    KINDS[kind]()
+'''
+RIGHT = '''
+import os, sys
+sys.path.insert(0, ROOT)
+import torch
+import torch.distributed as dist
+from tests import test_audit
+
+
+def start(same_seed=False):
+    torch.manual_seed(0 if same_seed else 1000 + dist.get_rank())
+    return dist.get_rank()
+
+
+test_audit.start = start  # all in one job: a second start may meet the addresses of the first
+dist.init_process_group("gloo")
+for program, size in test_audit.RIGHT.items():
+    if size == dist.get_world_size():
+        program()
+test_audit.past_the_wrapper()
 '''
 LOADER = '''
 import sys
@@ -237,6 +314,37 @@ def test_the_first_rank_to_fail_is_named(kind: str, words: str, tmp_path: Path) 
     assert "all_reduce(float32 [4], SUM) at train.py line" in said
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_of_what_is_right_and_one_fault_only_that_is_told(ranks: int, tmp_path: Path) -> None:
+    status, said, printed = job(tmp_path, f"ROOT = {str(ROOT)!r}" + RIGHT, ranks=ranks, options=("--hang-s", "60"))
+    first, *others = (row for row in said.splitlines() if not row.startswith("  "))
+    assert status == 0 and first == f"{ranks} ranks ended", printed
+    assert len(others) == 1 and re.search("warning: all parameters of .*goes past DDP", others[0]), printed
+
+
+@pytest.mark.parametrize("name", ["train_ddp.py", "train_fsdp.py"])
+def test_nothing_is_said_of_the_examples(name: str, tmp_path: Path) -> None:
+    status, said, printed = run([str(EXAMPLES / name)], tmp_path, 2, ("--hang-s", "60"))
+    assert status == 0 and "warning" not in said and said.startswith("2 ranks ended"), printed
+
+
+@pytest.mark.parametrize("kind, words", [
+    ("dtype", r"rank 0 sends float32 \[4\] to rank 1 at train.py line .*\n.*rank 1 receives int32 \[4\]"),
+    ("splits", r"rank 0 sends 2 to rank 1, rank 1 expects 1"),
+    ("port", r"nothing listens at port 1 of .*: the program has overwritten what torchrun had set, in train.py "
+             r"line .*MASTER_PORT.*Leave this line out: torchrun sets them"),
+    ("rank", r"ranks 0 and 1 of this job both call themselves rank 0 \(rank=0\): leave rank= and world_size= out, "
+             r"torchrun sets them"),
+    ("uneven", r"rank 1 calls all_reduce\(float32 \[5\], SUM\) of DDP in backward at .*\n"
+               r"cause: rank 1 has run the DDP model on 3 batches, rank 0 on only 2, at train.py line .*: model\("),
+    ("timeout", r"rank 1 waited 3 s in barrier, and then its time was up. It waited for rank 0, which sleeps at"),
+    ("loader", r"cause: rank 1 waits in DataLoader, and its worker process 0 waits in lock.acquire\(\) at train")])
+def test_what_can_not_be_right_is_told_and_the_script_goes_on(kind: str, words: str, tmp_path: Path) -> None:
+    status, said, printed = job(tmp_path, WRONG, kind, ranks=2)
+    assert re.search(words, said), printed
+    assert "died without an error" not in said, said
+
+
 def test_a_healthy_job_gets_its_arguments_and_a_summary(tmp_path: Path) -> None:
     kept = ("--out", str(tmp_path / "kept"))
     status, said, printed = job(tmp_path, SCRIPT, "none", "--out", "x", ranks=2, options=kept)
@@ -320,5 +428,5 @@ def test_a_missing_script_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_ranks_that_torchrun_ends_are_not_the_first() -> None:
     members = [Member(Told(rank, 2, 2, os.getpid(), 0.0), 0.0, gone_s=gone_s) for rank, gone_s in ((0, 9.0), (1, 5.0))]
-    assert ending.failure(members, {}).startswith("rank 1 died without an error")
+    assert ending.failure(members, Hang([], {}), differed=False).startswith("rank 1 died without an error")
     assert not family.is_gone(os.getpid())

@@ -12,7 +12,9 @@ while they run, and exchange nothing for it: whoever started them compares the n
     touched    tensors that were changed while a message of theirs was under way
     passed     results of collectives that a backward uses, and that autograd does not pass
     hooks      where it is seen what a program does with models, optimizers and data
+    quiet      what noting may do to a run: take a small share of its time, and never disturb it
     replicas   the copies of models in DDP: their parameters as training goes on, and what may part them
+    sharded    the same of models in FSDP: copies of one shard, and what must be the same of all
     reading    the data: batches of loaders, random splits, shards of samplers
     orphans    parameters that an optimizer holds, and no model
     digests    tensors as numbers that are cheap to keep and to compare
@@ -62,9 +64,11 @@ def start(every: int | None = None, is_received: IsReceived | None = None) -> No
     All parameters of a model in DDP are digested after steps 1, 2, 4, 8, ..., or after each step that `every` divides.
     `is_received(op, by)` says whether a program may know at the end of the call `by` that what `op` sends has arrived.
     """
-    from book.audit import hooks
+    from book.audit import hooks, orphans, reading
     from book.audit.replicas import Replicas
     if not _following:
+        for part in (uncaught, shorter, reading, orphans):
+            part.forget()  # an earlier run of this process
         tap.start()
         _following.append(_Following(Threads(), Layouts(), Touches(is_received), Passed(), Replicas(every)))
         for subscriber in _following[0]:
@@ -96,7 +100,7 @@ def notes(place_of: PlaceOf) -> Notes:
 
 
 def ignore(model: Any) -> None:
-    """Say nothing of the replicas of this model, which DDP has wrapped: they are meant to differ."""
+    """Say nothing of the replicas of this model, in DDP or in FSDP: they are meant to differ."""
     for own in _following:
         own.replicas.ignore(model)
 

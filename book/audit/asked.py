@@ -28,8 +28,14 @@ def compare(model: Any, group: Any, replicas: Any) -> list[str]:
 
 def _now(model: Any, ranks: tuple[int, ...]) -> Replica:
     """A module of which nothing has been noted, as it is now."""
-    found = held((model.module if isinstance(model, DistributedDataParallel) else model).named_parameters())
+    parameters = (model.module if isinstance(model, DistributedDataParallel) else model).named_parameters()
+    found = held((name, each) for name, each in parameters if not _is_cut(each))
     return Replica(ranks, 1, forwards=1, end=plain_values(found) if digests.reached() else None)
+
+
+def _is_cut(parameter: Any) -> bool:
+    """Whether this is a DTensor of which ranks hold different parts."""
+    return not all(placement.is_replicate() for placement in getattr(parameter, "placements", ()))
 
 
 def _place(filename: str, line: int) -> str:

@@ -25,8 +25,11 @@ _asked: dict[Any, Any] = {}  # the last event of each stream that digests someth
 
 
 def of(tensor: torch.Tensor, most_bytes: int | None = None) -> Digest | None:
-    """A digest of a tensor's values, or of its first bytes; None of a kind of tensor that it can't read."""
-    plain = tensor.detach()
+    """A digest of a tensor's values, or of its first bytes; None of a kind of tensor that it can't read.
+
+    Of a DTensor, only the part that this rank holds is looked at.
+    """
+    plain = _own(tensor).detach()
     if type(plain) is not torch.Tensor or plain.layout != torch.strided or plain.is_meta or plain.is_quantized:
         return None
     flat = plain.contiguous().view(-1)
@@ -35,6 +38,11 @@ def of(tensor: torch.Tensor, most_bytes: int | None = None) -> Digest | None:
     if flat.is_cpu:
         return zlib.crc32(flat.view(torch.uint8).numpy())
     return None if flat.is_cuda and torch.cuda.is_current_stream_capturing() else _on_device(flat.view(torch.uint8))
+
+
+def _own(tensor: Any) -> Any:
+    """The part of a DTensor that this rank holds; any other tensor itself."""
+    return getattr(tensor, "_local_tensor", tensor)
 
 
 def _on_device(flat: torch.Tensor) -> torch.Tensor:
@@ -76,29 +84,33 @@ class Heads:
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         self._parameters = [parameter for parameter in parameters if _is_plain(parameter)]
+        self._are_own = all(_own(parameter) is parameter for parameter in self._parameters)
         self._addresses: list[int] = []
         self._heads: list[memoryview] = []
 
     def digest(self) -> int | None:
         """A digest of them as they are now; None if there are none."""
-        addresses = [parameter.data_ptr() for parameter in self._parameters]
+        own = self._parameters if self._are_own else [_own(parameter) for parameter in self._parameters]
+        addresses = [tensor.data_ptr() for tensor in own]
         if addresses != self._addresses:
-            self._addresses, self._heads = addresses, [_head(parameter) for parameter in self._parameters]
+            self._addresses, self._heads = addresses, [_head(tensor) for tensor in own]
         return zlib.crc32(b"".join(self._heads)) if self._heads else None
 
 
 def _is_plain(parameter: torch.Tensor) -> bool:
-    return (isinstance(parameter, torch.nn.Parameter) and type(parameter.detach()) is torch.Tensor
-            and parameter.is_cpu and parameter.is_contiguous() and parameter.numel() > 0)
+    own = _own(parameter)
+    return (isinstance(parameter, torch.nn.Parameter) and type(own.detach()) is torch.Tensor
+            and own.is_cpu and own.is_contiguous() and own.numel() > 0)
 
 
-def _head(parameter: torch.Tensor) -> memoryview:
-    flat = parameter.detach().view(-1)
+def _head(tensor: torch.Tensor) -> memoryview:
+    flat = tensor.detach().view(-1)
     return memoryview(flat[:HEAD_BYTES // flat.itemsize].view(torch.uint8).numpy())
 
 
 def sample(tensor: torch.Tensor) -> torch.Tensor:
     """Some of a tensor's numbers, on its device."""
+    tensor = _own(tensor)
     flat = torch.view_as_real(tensor.detach()).reshape(-1) if tensor.is_complex() else tensor.detach().reshape(-1)
     return flat[::max(1, -(-flat.numel() // SAMPLES))].to(torch.float64, copy=True)
 

@@ -34,13 +34,52 @@ ANY = Parting(0, 1 << 62)
 
 def look(ranks: Sequence[Notes | None]) -> Iterator[str]:
     """A sentence for each model whose copies part, and are not equal again."""
-    for copies in copies_of(ranks):
-        names = differing(copies)
-        if not names:
-            continue
-        since = parting(copies)
-        if since is not None:
-            yield _said(copies, names, since)
+    for all_copies in copies_of(ranks):
+        said = [sentence for copies in _by_shard(all_copies) if (sentence := _mixed(copies) or _apart(copies))]
+        yield from said[:1] or _uneven(all_copies)  # the copies of one shard tell of those of the others
+
+
+def _by_shard(copies: Copies) -> list[Copies]:
+    """The copies that should be equal."""
+    found: dict[int, dict[int, Replica]] = defaultdict(dict)
+    for rank, copy in copies.items():
+        found[copy.shard][rank] = copy
+    return [same for same in found.values() if len(same) > 1]
+
+
+def _mixed(copies: Copies) -> str | None:
+    """That ranks have made the same parameters in different orders; None if they have not."""
+    orders = {rank: list(copy.end or copy.parameters.get(1, {})) for rank, copy in sorted(copies.items())}
+    (first, order), *others = orders.items()
+    for rank, names in others:
+        if names != order and sorted(names) == sorted(order):
+            place = next(place for place, (one, other) in enumerate(zip(order, names)) if one != other)
+            return (f"the ranks have made {copies[first].name} in different orders: its parameter {place + 1} is "
+                    f"{order[place]} on rank {first} and {names[place]} on rank {rank}, and what passes between ranks "
+                    "is paired by order: a set of names has an order of its own in each process, so loop over "
+                    "sorted(names)")
+    return None
+
+
+def _apart(copies: Copies) -> str | None:
+    """That copies part, and are not equal again; None if they do not."""
+    names = differing(copies)
+    since = parting(copies) if names else None
+    return None if since is None else _said(copies, names, since)
+
+
+def _uneven(copies: Copies) -> Iterator[str]:
+    """That ranks train their shards of a model in different ways."""
+    first = next(iter(copies.values()))
+    if first.by != "FSDP":
+        return
+    numbers = {rank: copy._replace(settings={step: {name: each for name, each in settings.items()
+                                                    if isinstance(each, float)}  # not a rank's own number
+                                             for step, settings in copy.settings.items()})
+               for rank, copy in copies.items()}
+    why = _set(numbers) or _stepped(copies)
+    if why:
+        yield f"the ranks do not train their shards of {first.name} alike: {why}"
 
 
 def copies_of(ranks: Sequence[Notes | None]) -> list[Copies]:
@@ -118,10 +157,10 @@ def _said(copies: Copies, names: list[str], since: Parting) -> str:
     first = next(iter(copies.values()))
     all_names = first.end if first.end is not None else first.parameters.get(1, {})
     which = "all parameters" if len(names) > 1 and len(names) == len(all_names) else _some(names)
-    of = f"the model that DDP wraps in {first.place}" if first.place else "this model"
     reasons = _reasons(copies, names, since)
     why = f". {reasons[0][0].upper()}{reasons[0][1:]}" if reasons else ""
-    return (f"{which} of {of} {agree('differs', names)} between {_between(copies, names)}"
+    copies_are = ", which hold copies of the same shard" if first.by == "FSDP" else ""
+    return (f"{which} of {first.name} {agree('differs', names)} between {_between(copies, names)}{copies_are}"
             f"{_since(since)}{why}. If that is meant, say so: book.audit.ignore(model)")
 
 
@@ -182,6 +221,10 @@ def _loaded(copies: Copies, names: Sequence[str], since: Parting) -> str | None:
         return None
     line = before[some[0]][-1]
     if len(some) < len(copies):
+        if copies[some[0]].by == "FSDP":
+            others = [rank for rank in copies if rank not in some]
+            return (f"{named(some)} {agree('has', some)} loaded a state in {line}, and {named(others)} "
+                    f"{agree('has', others)} not: load it on all ranks")
         return (f"only {named(some)} {agree('has', some)} loaded a state in {line}: load it on all ranks, or before "
                 "DDP wraps the model")
     return f"what the ranks have loaded in {line} differs"
@@ -207,7 +250,7 @@ def _unaveraged(copies: Copies, names: Sequence[str], since: Parting) -> str | N
     return None
 
 
-def _set(copies: Copies, names: Sequence[str], since: Parting) -> str | None:
+def _set(copies: Copies, names: Sequence[str] = (), since: Parting = ANY) -> str | None:
     """What optimizers had set, such as a learning rate, in a step that all have noted."""
     for step in sorted({step for copy in copies.values() for step in copy.settings} if since.in_step else ()):
         settings = {rank: copy.settings[max(at for at in copy.settings if at <= step)]
@@ -227,7 +270,7 @@ def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _stepped(copies: Copies, names: Sequence[str], since: Parting) -> str | None:
+def _stepped(copies: Copies, names: Sequence[str] = (), since: Parting = ANY) -> str | None:
     by_count: dict[int, list[int]] = defaultdict(list)
     for rank, copy in sorted(copies.items()):
         by_count[copy.steps].append(rank)
@@ -252,9 +295,9 @@ def _changed(copies: Copies, names: Sequence[str], since: Parting) -> str | None
                         "together with these: use them in the loss on every rank, freeze them before DDP wraps the "
                         "model, or pass find_unused_parameters=True")
             if first.in_backward:
-                return f"{line} is called inside backward, before DDP has averaged the gradients: call it later"
-            return (f"the gradients of step {step} differ, although DDP had averaged them: something between backward "
-                    f"and {line} changes them by a number of the rank's own, as clipping by a local norm does")
+                return f"{line} is called inside backward, before {first.by} has averaged the gradients: call it later"
+            return (f"the gradients of step {step} differ, although {first.by} had averaged them: something between "
+                    f"backward and {line} changes them by a number of the rank's own, as clipping by a local norm does")
     if since.apart == since.alike + 1 and since.apart % 2 == 0 and since.apart // 2 in steps:
         return (f"parameters, gradients and settings were the same before step {since.apart // 2}, so the "
                 "optimizer itself differs: which parameters it holds, or what it remembers of earlier steps")
@@ -271,6 +314,9 @@ def _by_hand(copies: Copies, names: Sequence[str], since: Parting) -> str | None
     """Parameters that something other than an optimizer has changed."""
     if since.in_step:
         return None
+    if since.apart == 1 and all(copy.by == "FSDP" for copy in copies.values()):
+        return ("each rank has made its own, and fully_shard does not make copies equal: make the model with the same "
+                "seed on all ranks, or load the same state on all of them")
     if since.apart == 1 and len({copy.wrapped for copy in copies.values()}) > 1:
         return ("they differed when DDP had wrapped the model, which makes them equal unless it is told "
                 "init_sync=False: leave that out, or make them equal before")

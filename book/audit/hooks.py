@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from torch.utils.data import DistributedSampler, Subset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from book.audit import orphans, reading
-from book.audit.replicas import Replicas, quietly
+from book.audit.quiet import quietly
+from book.audit.replicas import Replicas
+from book.tap.imported import once_imported
 from book.tap.replaced import replace, when_stopped
 
 
@@ -25,6 +28,7 @@ def install(replicas: Replicas) -> None:
                  register_optimizer_step_post_hook(orphans.stepped)):
         when_stopped(hook.remove)
     _after(torch.optim.Optimizer, "__init__", lambda optimizer, *_: orphans.made(optimizer))
+    once_imported("torch.distributed.fsdp._fully_shard._fsdp_state", functools.partial(_see_shards, replicas))
     for owner in (torch.nn.Module, torch.optim.Optimizer):
         _after(owner, "load_state_dict", lambda into, *_: replicas.loaded(into))
     _after(_BaseDataLoaderIter, "__init__", lambda iterator, _, loader: quietly(reading.opened)(iterator, loader))
@@ -32,6 +36,14 @@ def install(replicas: Replicas) -> None:
     _after(_BaseDataLoaderIter, "__next__", quietly(reading.handed), quietly(reading.ended))
     _after(Subset, "__init__", lambda subset, *_: quietly(reading.parted)(subset))
     _before(DistributedSampler, "__iter__", quietly(reading.sharded))
+
+
+def _see_shards(replicas: Replicas, module: Any) -> None:
+    """See what fully_shard makes of a model, and its forwards."""
+    from book.audit import sharded
+    with suppress(AttributeError):  # another torch names them otherwise
+        _after(module.FSDPState, "init", sharded.cut)
+        _after(module.FSDPState, "_root_pre_forward", replicas.sharded)
 
 
 def _before(owner: Any, name: str, told: Callable[..., None]) -> None:

@@ -59,6 +59,14 @@ class Replica(NamedTuple):
     in_backward: bool = False  # whether that step was inside backward
     fed: tuple[tuple[int, int | None, str], ...] = ()
     masks: tuple[int, ...] = ()  # digests of the random state at its first forwards, if it has dropout
+    by: str = "DDP"  # or "FSDP"
+    shard: int = 0  # which one it is a copy of
+
+    @property
+    def name(self) -> str:
+        """The model in words."""
+        does = "that DDP wraps" if self.by == "DDP" else "that fully_shard cuts"
+        return f"the model {does} in {self.place}" if self.place else "this model"
 
 
 class Loader(NamedTuple):

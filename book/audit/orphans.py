@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from book.audit.notes import Orphans, PlaceOf, named
-from book.audit.replicas import quietly
+from book.audit.quiet import quietly
 from book.tap.log import Place
 from book.tap.place import caller
 
@@ -21,6 +21,12 @@ LOOKS = 2  # the step after which it is looked at: a first step may have no grad
 
 _made: WeakKeyDictionary[Any, tuple[Place | None, int]] = WeakKeyDictionary()  # with the number of steps
 _found: list[tuple[Place | None, int, int]] = []
+
+
+def forget() -> None:
+    """Forget what has been noted."""
+    _made.clear()
+    _found.clear()
 
 
 @quietly

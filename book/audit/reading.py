@@ -55,6 +55,12 @@ _ordered: WeakKeyDictionary[Any, Order] = WeakKeyDictionary()  # by sampler
 _sharding: WeakSet[Any] = WeakSet()  # samplers that are noted
 
 
+def forget() -> None:
+    """Forget what has been noted."""
+    for noted in (_loaders, _reading, _just_read, _splits, _shardings, _orders, _ordered, _sharding):
+        noted.clear()
+
+
 def _reads_all(loader: Any) -> bool:
     """Whether a loader hands out each sample of its data once."""
     sampler = loader.sampler

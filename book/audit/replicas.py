@@ -6,13 +6,11 @@ often. Buffers are not compared: in a right program, those of batch norm differ 
 """
 from __future__ import annotations
 
-import functools
 import itertools
 import sys
-import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,62 +19,31 @@ from torch.nn.parallel import DistributedDataParallel
 from book.audit import digests, reading
 from book.audit.digests import Digest, Heads
 from book.audit.notes import PlaceOf, Replica, Value, named
+from book.audit.quiet import Time, quietly
 from book.tap.log import Place, Subscriber
 from book.tap.place import caller, is_learners
 
 MOST = 64  # models, and inputs of a model's first forwards
 MOST_STATES = 4096
 FIRST = 4  # forwards whose inputs and random state are digested
-FREE_S, MOST_SHARE = 0.03, 0.01  # the time that noting may take: so much, and this share
 
 Held = tuple[Digest | None, torch.Tensor, bool, float]  # of a parameter: as in Value
-
-
-class Time:
-    """What noting has taken, of the time since it began."""
-
-    def __init__(self) -> None:
-        self.began_s, self.spent_s = time.perf_counter(), 0.0
-
-    def is_spent(self) -> bool:
-        """Whether noting has had its share."""
-        return self.spent_s > FREE_S + MOST_SHARE * (time.perf_counter() - self.began_s)
-
-    def __enter__(self) -> None:
-        self._since_s = time.perf_counter()
-
-    def __exit__(self, *_: Any) -> None:
-        self.spent_s += time.perf_counter() - self._since_s
-
-
-def quietly(note: Callable[..., None]) -> Callable[..., None]:
-    """A function that notes something, and never disturbs the program."""
-    @functools.wraps(note)
-    def noted(*args: Any, **options: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        try:
-            if not torch._C._len_torch_dispatch_stack():
-                return note(*args, **options)
-            with torch.utils._python_dispatch._disable_current_modes():  # they would take this for the program's work
-                note(*args, **options)
-        except Exception:
-            pass  # then less is known, and nothing is said
-
-    return noted
 
 
 class Copy:
     """One copy of a model, while DDP wraps it."""
 
+    by = "DDP"
+
     def __init__(self, model: Any, ranks: tuple[int, ...], number: int, place: Place | None, time: Time,
                  every: int | None) -> None:
         self.model, self.ranks, self.number, self.place = weakref.ref(model), ranks, number, place
-        self.ignored: set[str] = set(model.parameters_to_ignore)
+        self.ignored: set[str] = set(getattr(model, "parameters_to_ignore", ()))
+        self.shard = 0
         self.wrapped = {name: (weakref.ref(each), each.requires_grad) for name, each in self._named()}
         self.at_first = Heads(each for _, each in self._named()).digest()
         self.hook = ""
-        self.finds_unused = bool(model.find_unused_parameters or model.static_graph)
+        self.finds_unused = bool(getattr(model, "find_unused_parameters", True) or model.static_graph)
         self.trained: list[tuple[str, Any]] = []
         self.added: tuple[str, ...] = ()
         self.unfrozen: tuple[str, ...] = ()
@@ -163,10 +130,14 @@ class Copy:
         if self._is_marked(step):
             self.parameters[2 * step] = {name: digests.of(each) for name, each in self.trained}
         if self.unaveraged is None and (forwards == self.forwards or not self.synced):
-            if any(each.grad is not None for _, each in self.trained):
-                self.unaveraged, self.under_no_sync = (step, caller(sys._getframe())[1]), forwards != self.forwards
-                if not self.under_no_sync:
-                    self._look_for_forwards()
+            self._look_for_unaveraged(step, forwards)
+
+    def _look_for_unaveraged(self, step: int, forwards: int) -> None:
+        """Note a step with gradients that DDP has not averaged."""
+        if any(each.grad is not None for _, each in self.trained):
+            self.unaveraged, self.under_no_sync = (step, caller(sys._getframe())[1]), forwards != self.forwards
+            if not self.under_no_sync:
+                self._look_for_forwards()
 
     def _look_for_forwards(self) -> None:
         """Find the line of the next forward that goes past DDP."""
@@ -185,16 +156,16 @@ class Copy:
         self._hooks.clear()
 
     def forward(self, model: Any, inputs: Any) -> None:
-        """Note that DDP makes a forward whose loss may go backward."""
+        """Note that it makes a forward whose loss may go backward."""
         self.forwards += 1
-        self.synced = model.require_backward_grad_sync
+        self.synced = getattr(model, "require_backward_grad_sync", True)
         read = reading.just_read(model.training)
         if self.forwards > FIRST or not model.training:
             return
         self.fed.append((digests.of_batch(inputs), *read))
         if any(isinstance(each, torch.nn.modules.dropout._DropoutNd) and each.p > 0 and each.training
                for each in model.modules()):
-            self.masks.append(digests.of_random_state(model.device))
+            self.masks.append(digests.of_random_state(next(model.parameters()).device))
 
     def finish(self, model: Any) -> None:
         """Note what it holds at the end."""
@@ -222,7 +193,7 @@ class Copy:
             plain_values(self.end) if self.end is not None and reached else None, self.added, self.unfrozen,
             tuple((at, line(place)) for at, place in self.loaded), line(self.past),
             (self.unaveraged[0], line(self.unaveraged[1])) if self.unaveraged else None, self.under_no_sync,
-            line(self.stepped), self.in_backward, tuple(fed), tuple(self.masks))
+            line(self.stepped), self.in_backward, tuple(fed), tuple(self.masks), self.by, self.shard)
 
 
 def held(parameters: Iterable[tuple[str, Any]]) -> dict[str, Held]:
@@ -279,16 +250,38 @@ class Replicas(Subscriber):
         self._all: list[Copy] = []
         self._living: weakref.WeakKeyDictionary[Any, Copy] = weakref.WeakKeyDictionary()
         self._stepping: weakref.WeakKeyDictionary[Any, Stepping] = weakref.WeakKeyDictionary()
+        self._loads: weakref.WeakKeyDictionary[Any, Place | None] = weakref.WeakKeyDictionary()
+        self._ignored: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @quietly
     def wrapped(self, model: Any) -> None:
         ranks = tuple(torch.distributed.get_process_group_ranks(model.process_group))
         self._numbers[ranks] += 1
         if len(ranks) > 1 and len(self._all) < MOST:
-            copy = Copy(model, ranks, self._numbers[ranks], caller(sys._getframe())[1], self._time, self._every)
-            self._all.append(copy)
-            self._living[model] = copy
-            self._forget_who_steps()
+            self._add(model, Copy(model, ranks, self._numbers[ranks], caller(sys._getframe())[1], self._time,
+                                  self._every))
+
+    def _add(self, model: Any, copy: Copy) -> None:
+        self._all.append(copy)
+        self._living[model] = copy
+        self._forget_who_steps()
+
+    @quietly
+    def sharded(self, state: Any, result: Any, model: Any, *inputs: Any) -> None:
+        """A model in FSDP is about to run forward, or a part of one."""
+        from book.audit import sharded
+        if not state._is_root or not torch.is_grad_enabled() or model in self._ignored:
+            return
+        with self._time:
+            copy = self._living.get(model)
+            if copy is None:
+                ranks = sharded.ranks_of(state)
+                self._numbers[ranks] += 1
+                copy = sharded.Shard(state, model, self._numbers[ranks], self._time, self._every)
+                copy.loaded += [(1, self._loads[model])] if model in self._loads else []
+                self._add(model, copy)
+                sharded.when_gone(model, copy)
+            copy.forward(model, inputs)
 
     @quietly
     def unwrapped(self, model: Any) -> None:
@@ -299,6 +292,7 @@ class Replicas(Subscriber):
 
     def ignore(self, model: Any) -> None:
         """Note nothing more of a model, and say nothing of it."""
+        self._ignored.add(model)
         copy = self._living.pop(model, None)
         if copy is not None:
             self._forget_who_steps()
@@ -359,6 +353,8 @@ class Replicas(Subscriber):
         groups = getattr(into, "param_groups", None)
         found = into.parameters() if groups is None else (each for group in groups for each in group["params"])
         parameters = {id(each) for each in found}
+        if isinstance(into, torch.nn.Module):
+            self._loads[into] = caller(sys._getframe())[1]
         for copy in self._living.values():
             if copy.holds(parameters):
                 load = 2 * copy.steps + (1 if groups is None else 2), caller(sys._getframe())[1]

@@ -111,9 +111,8 @@ def same_masks(ranks: Ranks) -> Iterator[str]:
     for copies in copies_of(ranks):
         num = min(len(copy.masks) for copy in copies.values())
         for same in _alike({rank: copy.masks[:num] for rank, copy in copies.items()} if num > 1 else {}):
-            yield (f"dropout zeroes the same elements on {named(same)}, in the model that DDP wraps in "
-                   f"{copies[same[0]].place}: their random numbers are the same; after the model is made, call "
-                   "torch.manual_seed(seed + rank)")
+            yield (f"dropout zeroes the same elements on {named(same)}, in {copies[same[0]].name}: their random "
+                   "numbers are the same; after the model is made, call torch.manual_seed(seed + rank)")
 
 
 def idle_optimizers(ranks: Ranks) -> Iterator[str]:

@@ -31,6 +31,11 @@ def note(*fields: object) -> None:
         _noted[Shorter(*fields)] = None  # type: ignore[arg-type]
 
 
+def forget() -> None:
+    """Forget what has been noted."""
+    _noted.clear()
+
+
 def told(place_of: PlaceOf) -> tuple[Shorter, ...]:
     """What this process has noted, with readable places."""
     return tuple(each._replace(sent_at=_readable(each.sent_at, place_of),

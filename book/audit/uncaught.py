@@ -26,12 +26,19 @@ MOST = 10
 _uncaught: list[tuple[str, BaseException]] = []
 
 
+def forget() -> None:
+    """Forget what has been noted."""
+    _uncaught.clear()
+
+
 def start() -> None:
     """Have this process note the errors that end its threads, and print them as before."""
     prints: Callable[[Any], Any] = threading.excepthook
 
     def noted(args: Any) -> None:
-        if args.exc_value is not None and len(_uncaught) < MOST and args.exc_type is not SystemExit:
+        # One that another hook has kept from an earlier run may note the same error.
+        is_new = all(error is not args.exc_value for _, error in _uncaught)
+        if args.exc_value is not None and is_new and len(_uncaught) < MOST and args.exc_type is not SystemExit:
             _uncaught.append((args.thread.name if args.thread else "", args.exc_value))
         prints(args)
 

@@ -3,8 +3,6 @@ from __future__ import annotations
 
 import builtins
 import functools
-import importlib.abc
-import importlib.util
 import io
 import os
 import subprocess
@@ -12,12 +10,13 @@ import sys
 import time
 import types
 from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 from book.job import told
 from book.job.told import Told
+from book.tap.imported import AfterImport
+from book.tap.place import caller
 
 _C10D = "torch.distributed.distributed_c10d"
 
@@ -52,6 +51,9 @@ class Rank:
         self.stacks = io.FileIO(told.stacks_file(self.folder, number), "w")
         told.write(self.folder, self.told)
         self._watch: Any = None
+        self._found = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", 0))
+        self._written: dict[str, tuple[str, int]] = {}  # variables that the script has set, and the lines
+        _note_variables(self._written)
         if os.environ.get("LOCAL_RANK", "0") == "0" and told.JUDGED not in os.environ:
             start_judge(folder, os.getppid())
 
@@ -63,7 +65,8 @@ class Rank:
         def init_process_group(*args: Any, **options: Any) -> Any:
             if self._watch is None and os.getpid() == self.told.pid:
                 from book.job.watch import Watch
-                self._watch = Watch(self.folder, self.told, self.stacks)
+                self._watch = Watch(self.folder, self.told, self.stacks, main.__code__)
+                self._watch.look_at_start(begin, args, options, self._found, self._written)
             return begin(*args, **options)
 
         module.__dict__["init_process_group"] = init_process_group
@@ -82,6 +85,19 @@ class Rank:
             told.write(self.folder, self.told._replace(ended=True, failure=failed, time_s=time.monotonic()))
 
 
+def _note_variables(written: dict[str, tuple[str, int]]) -> None:
+    """Note from now on which line has set which variable of the environment."""
+    set_item: Callable[..., None] = os._Environ.__setitem__
+
+    @functools.wraps(set_item)
+    def __setitem__(self: Any, name: Any, value: Any) -> None:
+        set_item(self, name, value)
+        if place := caller(sys._getframe(1)).place:
+            written[name] = place
+
+    os._Environ.__setitem__ = __setitem__  # type: ignore[method-assign]
+
+
 class Script:
     """A script that runs as `__main__`, and whose names outlive its last line, as Python has it."""
 
@@ -97,36 +113,6 @@ class Script:
         with io.open_code(os.path.abspath(self.path)) as file:
             code = compile(file.read(), self.path, "exec", dont_inherit=True)
         exec(code, self.module.__dict__)
-
-
-class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Has `seen` called with a module once it has been loaded, whoever imports it."""
-
-    def __init__(self, name: str, seen: Callable[[types.ModuleType], None]) -> None:
-        self._name, self._seen = name, seen
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Find the module as the others would, and be its loader."""
-        if name != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None:
-            self._loader: Any = spec.loader
-            spec.loader = self
-        return spec
-
-    def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
-        """As its own loader does."""
-        made: types.ModuleType | None = self._loader.create_module(spec)
-        return made
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        """Load it, and tell."""
-        if module.__spec__ is not None:
-            module.__spec__.loader = module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._seen(module)
 
 
 def _folder_of_agent() -> str:

@@ -6,34 +6,65 @@ from collections.abc import Iterator, Mapping, Sequence
 from book.audit import Notes
 from book.audit.drift import copies_of, differing
 from book.audit.findings import findings
+from book.audit.notes import Notes
 from book.job.members import Member
 from book.job.told import Told
+from book.launch.meanwhile import Other, time_up
 from book.launch.supervise import hang_of, raised
 from book.look.timelines import Timeline
 from book.look.told import timelines_told
 from book.waiting.causes import causes
+from book.waiting.counts import out_of_step
 from book.waiting.doing import Doing, Kind
-from book.waiting.hang import Collective, Group, Standing
+from book.waiting.hang import Collective, Group, Hang, Standing
 from book.words import counted, named
 
 AT_ONCE_S = 0.5  # torchrun ends all ranks when one has ended: who was first can't be seen then
 UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
-def failure(members: Sequence[Member], calls: Mapping[Group, Mapping[int, Collective]]) -> str:
-    """The rank that failed first, its error with the line, and the last call of each other rank."""
+def difference(words: str, hang: Hang | None) -> str:
+    """What the ranks do that can't be right, in words, and where they fell out of step; None if that is not known."""
+    is_known = hang is not None and all(standing.calls for standing in hang.ranks)
+    return "\n".join([words, *(f"cause: {cause}" for cause in (out_of_step(hang) if hang and is_known else ()))])
+
+
+def failure(members: Sequence[Member], hang: Hang, differed: bool) -> str:
+    """The rank that failed first, its error with the line, the last call of each other rank, what the audit finds.
+
+    `differed` says whether it has been told what the ranks did that can't be right.
+    """
+    calls = hang.calls
     made = {member.rank: sum(last[member.rank].number for last in calls.values() if member.rank in last)
             for member in members}
     first = _first([member for member in members if member.failed], made)
+    also = [f"also: {finding}" for finding in _findings([member.told for member in members])]
+    if differed and (first.died or first.is_victim):
+        how = "died" if first.died else "lost the connection to a peer"
+        return "\n".join([f"rank {first.rank} {how} after that", *also])
     if first.is_victim and (left := _left(members, calls)):
         return left
     said = first.told.failure
     lines = raised(first.rank, said) if said else [
         f"rank {first.rank} died without an error: something has killed it, as the system does when memory runs out, "
         "or it called os._exit"]
-    shown = [first] if said is None else []
     others = [member for member in members if member is not first]
-    return "\n".join([*lines, *_where(shown, calls), *_where(others, calls)])
+    if said and said.waited:
+        return "\n".join([*lines, time_up(first.rank, said.waited, [_other(member) for member in others], hang), *also])
+    shown = [first] if said is None else []
+    return "\n".join([*lines, *_where(shown, calls), *_where(others, calls), *also])
+
+
+def _other(member: Member) -> Other:
+    return Other(member.rank, member.told.failure, member.failed, member.told.ended and not member.failed)
+
+
+def _findings(ranks: Sequence[Told]) -> list[str]:
+    """What the audit finds in the notes of these ranks; those of another host are not known."""
+    notes: list[Notes | None] = [None] * max(said.world_size for said in ranks)
+    for said in ranks:
+        notes[said.rank] = said.notes
+    return findings(notes)
 
 
 def _left(members: Sequence[Member], calls: Mapping[Group, Mapping[int, Collective]]) -> str:
@@ -93,7 +124,8 @@ def summary(ranks: Sequence[Told], timelines: Sequence[Timeline]) -> str:
         lines.append(f"  group of {named(list(group.ranks))}: {made}; {_bytes(size)} in a rank's tensors")
     everyone = len(ranks) == max(said.world_size for said in ranks)
     notes = [said.notes for said in ranks] if everyone else []
-    return "\n".join([*lines, *_equal(notes), *(f"warning: {finding}" for finding in findings(notes))])
+    found = _findings(ranks) if everyone else ()
+    return "\n".join([*lines, *_equal(notes), *(f"warning: {finding}" for finding in found)])
 
 
 def _equal(notes: Sequence[Notes | None]) -> Iterator[str]:

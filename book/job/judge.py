@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from book.job import ending, told
@@ -30,6 +28,7 @@ from book.waiting.message import message
 
 LOOK_S = 0.2
 SETTLE_S = 1.0  # for the other ranks to fail too, after the first
+DIFFERS_S = 5.0  # for the other ranks to say what they have called, after one has found that calls differ
 FOR_OTHERS = (Kind.CALL, Kind.POLLS, Kind.REQUEST, Kind.KEYS)  # waits for other ranks
 QUIET = 6.0  # times the limit of a hang: so long may ranks compute and call nothing
 
@@ -44,6 +43,7 @@ class Judge:
         self._said: list[str] = []
         self._told_hang = ""  # the verdict on the hang that has been told
         self._told_failure = self._told_mismatch = self._interrupted = False
+        self._differs_s = 0.0  # since when something is known to differ
 
     def interrupt(self, *_: object) -> None:
         """Blame nobody from now on: the ranks are ended from outside."""
@@ -61,6 +61,7 @@ class Judge:
             self._say("\n".join(timelines_told([*self._rings().values()])))
             self._keep(runs.HUNG if self._told_hang else runs.INTERRUPTED)
             return
+        self._say_what_differs(settled=True)
         self._say_what_has_failed(settled=True)
         if self._members and not self._told_failure:
             ranks = [self._members[rank].told for rank in sorted(self._members)]
@@ -93,13 +94,13 @@ class Judge:
             return
         if latest != self._attempt:
             self._attempt, self._members = latest, {}
-            self._told_hang, self._told_failure, self._told_mismatch = "", False, False
+            self._told_hang, self._told_failure, self._told_mismatch, self._differs_s = "", False, False, 0.0
         now_s = time.monotonic()
         for rank, said in told.read(latest).items():
             self._members.setdefault(rank, Member(said, now_s)).look(said, now_s)
 
     def _say_what_is_wrong(self) -> None:
-        self._say_what_differs()
+        self._say_what_differs(settled=False)
         self._say_what_has_failed(settled=False)
         if self._told_failure:
             return
@@ -148,17 +149,23 @@ class Judge:
     def _end(self) -> None:
         """Kill the ranks; torchrun says how they ended, or starts them again."""
         self._say("ended, as --end-hung asks")
-        for member in self._members.values():
-            if member.works:
-                with suppress(ProcessLookupError):
-                    os.kill(member.told.pid, signal.SIGKILL)
+        # A worker of a loader that is stuck too would not notice that its rank is gone.
+        family.end([member.told.pid for member in self._members.values() if member.works])
         self._told_failure = True  # their deaths are no news
 
-    def _say_what_differs(self) -> None:
-        found = sorted({member.told.mismatch for member in self._members.values() if member.told.mismatch})
-        if found and not self._told_mismatch:
+    def _say_what_differs(self, settled: bool) -> None:
+        ranks = [member.told for member in self._members.values()]
+        found = [said for said in ranks if said.mismatch]
+        if not found or self._told_mismatch:
+            return
+        self._differs_s = self._differs_s or min(said.time_s for said in found)
+        # What the others said before is of earlier calls.
+        is_known = all(said.ended or said.mismatch or (said.standing and said.time_s >= self._differs_s)
+                       for said in ranks)
+        if settled or is_known or time.monotonic() > self._differs_s + DIFFERS_S:
             self._told_mismatch = True
-            self._say(max(found, key=len))
+            self._say(ending.difference(max((said.mismatch for said in found), key=len),
+                                        self._hang() if is_known else None))
 
     def _say_what_has_failed(self, settled: bool) -> None:
         failed = [member for member in self._members.values() if member.failed]
@@ -166,8 +173,8 @@ class Judge:
             return
         if settled or time.monotonic() - min(member.failed_s() for member in failed) > SETTLE_S:
             self._told_failure = True
-            size = max(member.told.world_size for member in failed)
-            self._say(ending.failure(list(self._members.values()), self._calls(size)))
+            self._say_what_differs(settled=True)
+            self._say(ending.failure(list(self._members.values()), self._hang(), self._told_mismatch))
             self._keep(runs.FAILED)
 
 

@@ -2,21 +2,24 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
 import os
 import threading
 import time
 import traceback
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from book import audit, tap
 from book.audit import Notes
 from book.job import told
+from book.job.compared import Compared, Exchanged, wrong_start
 from book.job.noted import mapped, note
 from book.job.told import Told
-from book.launch import history, where
-from book.launch.agreement import Agreement, CallMismatch
+from book.launch import children, history, where
 from book.launch.board import Board
 from book.launch.child import Failure
 from book.launch.history import History
@@ -32,23 +35,8 @@ from book.waiting.hang import Group, Standing
 # holds the lock, and may crash a process that runs Python: so not while torch is imported, before this thread reports.
 SILENT_S = 3.0
 LOOK_S = 0.5
+OTHERS_S = 8 * LOOK_S  # for other ranks to say what they have called
 STILL_S = 1.0  # a rank that has stood still for less says only that it is there
-
-
-class Compared(Agreement):
-    """Compares calls with those of this host's other ranks; a difference is noted, and the call goes on."""
-
-    def __init__(self, board: Board) -> None:
-        super().__init__(board)
-        self.mismatch = ""
-
-    def before(self, op: Op) -> None:
-        if self.mismatch:
-            return
-        try:
-            super().before(op)
-        except CallMismatch as error:
-            self.mismatch = str(error)
 
 
 class Totals(Subscriber):
@@ -71,20 +59,23 @@ class Totals(Subscriber):
 
 
 class Watch:
-    """What watches this rank from its first init_process_group to the end of its script."""
+    """What watches this rank from its first init_process_group to the end of its script, which `running` runs."""
 
-    def __init__(self, folder: Path, first: Told, stacks: FileIO) -> None:
+    def __init__(self, folder: Path, first: Told, stacks: FileIO, running: CodeType) -> None:
         self._folder, self._told, self._stacks = folder, first._replace(entered=True), stacks
-        self._stillness, self._over = Stillness(), threading.Event()
+        self._stillness, self._over, self._writes = Stillness(), threading.Event(), threading.Lock()
         board = Board.at(folder / told.BOARD, first.world_size)
-        self._totals, self._compared = Totals(), Compared(board)
-        audit.start()
+        self._totals, self._compared = Totals(), Compared(board, self._tell_at_once)
+        exchanged = Exchanged(board.mail, first.world_size, self._compared)
+        audit.start(is_received=exchanged.is_received)
         self._noted = note(first.rank, mapped(told.ring_file(folder, first.rank)))
-        own: tuple[Subscriber, ...] = (Peers(), History(), Requests(), Models(), self._totals, self._compared)
-        for subscriber in own:
+        compared: tuple[Subscriber, ...] = (self._compared, exchanged)
+        for subscriber in (Peers(), History(), Requests(), Models(), self._totals, *compared):
             tap.subscribe(subscriber)
-        # A process that the script forks is no rank: it writes nothing on the board.
-        os.register_at_fork(after_in_child=lambda: tap.unsubscribe(self._compared))
+        for subscriber in compared:  # a process that the script forks is no rank: it writes nothing on the board
+            os.register_at_fork(after_in_child=functools.partial(tap.unsubscribe, subscriber))
+        children.watch()
+        children.watch_loaders(running)
         told.write(folder, self._told)
         self._arm()  # the lock may be gone before the thread has had it once
         self._thread = threading.Thread(target=self._report, daemon=True, name="lockstep")
@@ -93,7 +84,8 @@ class Watch:
     def _report(self) -> None:
         while not self._over.wait(LOOK_S):
             try:
-                told.write(self._folder, self._now())
+                with self._writes:
+                    told.write(self._folder, self._now())
             except Exception:
                 if not self._folder.exists():
                     return  # the judge has gone, and with it the folder
@@ -103,6 +95,23 @@ class Watch:
     def _arm(self) -> None:
         """Have the stacks written if this is not called again in time."""
         faulthandler.dump_traceback_later(SILENT_S, repeat=True, file=self._stacks)
+
+    def look_at_start(self, *call: Any) -> None:
+        """Say if the call of init_process_group that comes next can't succeed; `call` is as in `wrong_start`."""
+        if wrong := wrong_start(self._told, *call):
+            self._compared.note(wrong)
+
+    def _tell_at_once(self) -> None:
+        """Report what can't be right, and wait for the other ranks to say what they have called."""
+        with self._writes, suppress(OSError):
+            told.write(self._folder, self._told._replace(
+                time_s=time.monotonic(), mismatch=self._compared.mismatch, notes=_of_mismatch(_notes()),
+                standing=_left()._replace(main=Doing(Kind.COMPUTES))))
+        now_s = time.monotonic()
+        while time.monotonic() < now_s + OTHERS_S and not all(
+                said.ended or (said.standing and said.time_s >= now_s) or said.rank == self._told.rank
+                for said in told.read(self._folder).values()):
+            time.sleep(LOOK_S / 5)
 
     def _now(self) -> Told:
         """What this rank does; only the time while it moves."""
@@ -140,6 +149,11 @@ def _left() -> Standing:
         return Standing(Doing(Kind.FINISHED), calls=history.calls(), models=history.models())
     except Exception:
         return Standing(Doing(Kind.FINISHED))
+
+
+def _of_mismatch(notes: Notes | None) -> Notes | None:
+    """What was noted before calls differed: if several threads make them, their order was left to chance."""
+    return notes and notes._replace(threads=tuple(turns._replace(meet=True) for turns in notes.threads))
 
 
 def _notes() -> Notes | None:

@@ -62,12 +62,11 @@ class Agreement(Subscriber):
         call = Call(self._numbers[group], alike, name, arguments, *(op.place or ("", 0)), by)
         self._board.note(rank, group, call)
         for peer in group.ranks:
-            alike = self._board.alike(peer, group, call.number) if peer != rank else None
-            if alike is None or alike == call.alike:
+            if peer == rank or self._board.alike(peer, group, call.number) in (None, call.alike):
                 continue
             other = self._board.read(peer, group, call.number)
-            if other is not None and not (self._has_refused(peer, group, call)
-                                          or self._has_refused(rank, group, other)):
+            if other is not None and not (
+                    self._has_refused(peer, group, call) or self._has_refused(rank, group, other)):
                 raise CallMismatch(self._told(group, call.number))
 
     def _has_refused(self, rank: int, group: Group, call: Call) -> bool:

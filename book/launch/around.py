@@ -14,6 +14,7 @@ from book.waiting.history import Condition, Handler, Line
 
 # A condition that names what differs between ranks is the likeliest of several.
 _OF_RANKS = re.compile(r"rank|main|master|leader|is_first|is_last", re.IGNORECASE)
+_MAIN = re.compile(r"if __name__ == '__main__'")  # which holds on all ranks
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _TRIES: tuple[Any, ...] = (ast.Try, *([ast.TryStar] if hasattr(ast, "TryStar") else []))  # `except*` is of Python 3.11
 _ENDS = (ast.Return, ast.Continue, ast.Break)
@@ -73,7 +74,7 @@ def _lines(node: Any) -> tuple[int, int]:
 def _conditions(path: Sequence[tuple[ast.AST, str]], number: int) -> Iterator[Condition]:
     """What a line stands under, innermost first; then what may leave it out by returning before it."""
     for node, part in reversed(path):
-        if isinstance(node, ast.If) and part in ("body", "orelse"):
+        if isinstance(node, ast.If) and part in ("body", "orelse") and not _MAIN.fullmatch(_head(node)):
             yield Condition("under" if part == "body" else "in the else of", _head(node))
         if isinstance(node, ast.match_case) and part == "body":
             yield Condition("under", _head(node))

@@ -85,7 +85,7 @@ def _frame(frames: Sequence[FrameType], name: str, file: str) -> dict[str, Any] 
 
 def lost_worker(error: BaseException, frames: Sequence[FrameType]) -> str | None:
     """A worker of a DataLoader that has died."""
-    return children.lost() if isinstance(error, RuntimeError) else None
+    return children.lost() if isinstance(error, (RuntimeError, ConnectionError, EOFError)) else None
 
 
 def failed_worker(error: BaseException, frames: Sequence[FrameType]) -> str | None:

@@ -3,10 +3,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from book.launch import where
+from book.launch.child import Failure
 from book.launch.explain import Waited
 from book.launch.ranks import RankProcess, Ranks
 from book.waiting.hang import Hang
@@ -17,27 +19,37 @@ MOST = 3
 STARTS = ("init_process_group", "init_rpc")
 
 
+class Other(NamedTuple):
+    """What is known of a rank when another one's time is up."""
+    rank: int
+    failure: Failure | None
+    has_failed: bool
+    is_over: bool  # it has ended well
+
+
 def meanwhile(ranks: Ranks, first: RankProcess, hang: Hang) -> list[str]:
     """What the others have to do with this failure; nothing if that is not known."""
     failure = first.failure
     if failure is None:
         return []
-    found = [_time_up(ranks, first, failure.waited, hang)] if failure.waited else []
+    others = [Other(member.rank, member.failure, member.failed, member.finished or member.returned) for member in ranks]
+    found = [time_up(first.rank, failure.waited, others, hang)] if failure.waited else []
     return [*found, *(_written_late(ranks, first) if failure.not_read else ())]
 
 
-def _time_up(ranks: Ranks, first: RankProcess, waited: Waited, hang: Hang) -> str:
+def time_up(first: int, waited: Waited, ranks: Sequence[Other], hang: Hang) -> str:
+    """What rank `first` waited in until its time was up, and what those that it waited for do now."""
     limit = f" {waited.limit_s:g} s" if waited.limit_s else ""
-    members = list(ranks)
-    awaited = [members[rank] for rank in _awaited(ranks, first, waited, hang)]
+    behind = _awaited(first, waited, ranks, hang)
+    awaited = [other for other in ranks if other.rank in behind]
     alike: dict[str, list[int]] = {}
-    for member in awaited:
-        alike.setdefault(_is_at(member, hang), []).append(member.rank)
+    for other in awaited:
+        alike.setdefault(_is_at(other, hang), []).append(other.rank)
     told = [f"{named(who)}, which {does}" for does, who in list(alike.items())[:MOST]]
-    head = f"rank {first.rank} waited{limit} {waited.doing.rest}, and then its time was up"
+    head = f"rank {first} waited{limit} {waited.doing.rest}, and then its time was up"
     if not told:
         return head
-    if all(member.finished or member.returned for member in awaited):
+    if all(other.is_over for other in awaited):
         return f"{head}. It waited for {joined(told)}: every rank has to make the call"
     operation = waited.doing.operation
     whose = "its timeout=" if operation == "monitored_barrier" else "timeout= of init_process_group" + (
@@ -45,25 +57,24 @@ def _time_up(ranks: Ranks, first: RankProcess, waited: Waited, hang: Hang) -> st
     return f"{head}. It waited for {joined(told)}. If that may take so long, raise {whose}"
 
 
-def _awaited(ranks: Ranks, first: RankProcess, waited: Waited, hang: Hang) -> list[int]:
+def _awaited(first: int, waited: Waited, ranks: Sequence[Other], hang: Hang) -> set[int]:
     """The ranks that one waited for: its peer, else those that have not made the call, else those that still run."""
     message = waited.doing.message
     if message is not None and 0 <= message[1] < len(hang.ranks):
-        return [message[1]]
+        return {message[1]}
     behind = set()
     for group, last in hang.calls.items():
-        own = last.get(first.rank)
+        own = last.get(first)
         if own is not None and own.what.startswith(f"{waited.doing.operation}("):
             behind |= {rank for rank in group.ranks if rank not in last or last[rank].number < own.number}
-    running = {member.rank for member in ranks if not member.failed and member is not first}
-    return sorted(behind or running)
+    return behind or {other.rank for other in ranks if not other.has_failed and other.rank != first}
 
 
-def _is_at(member: RankProcess, hang: Hang) -> str:
+def _is_at(other: Other, hang: Hang) -> str:
     """What a rank does now, while another one's time is up."""
-    standing = hang.ranks[member.rank]
-    if member.failure is not None:
-        return f"came later, at {member.failure.places[-1]}" if member.failure.places else "came later"
+    standing = hang.ranks[other.rank]
+    if other.failure is not None:
+        return f"came later, at {other.failure.places[-1]}" if other.failure.places else "came later"
     doing = standing.main
     words = f"came later: it {doing.words()}" if doing.waits else doing.words()
     return words + (f" at {standing.place}" if standing.place else "")

@@ -1,7 +1,8 @@
-"""L2: refuse a start that can't succeed, in the call of `init_process_group`, and say which line is to go.
+"""L2: find a start that can't succeed, in the call of `init_process_group`, and say which line is to go.
 
 `launch` sets what ranks need to find one another, as torchrun does, and hosts their store. A program that sets its own
 address, rank or world size waits for a rank that does not exist or a store that nobody hosts, until its time is up.
+`launch` refuses such a start.
 Ranks tell one another in the launcher's store which rank they claim to be, and where they are to meet.
 """
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -27,7 +28,6 @@ from book.tap.replaced import replace
 from book.words import counted, joined
 
 NAMES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")
-AS_LAUNCH = "launch sets them, as torchrun does"
 CONNECT_S, ANSWER_S, OWNER_S = 1.0, 10.0, 1.0
 WITHOUT_PEERS = ("fake", "mpi")  # backends that meet nobody, or in their own way
 MOST_CALLS = 4  # from a function that a process is to run to the one that names init_process_group
@@ -41,6 +41,14 @@ class Launched(NamedTuple):
     began_s: float  # by time.time()
     pid: int
     is_audited: bool = True
+    by: str = "launch"
+    run: str = "launch"  # what all its ranks are called
+    attempt: str = ""  # of torchrun, whose store has what the ranks of earlier ones have said
+
+    @property
+    def sets_them(self) -> str:
+        """Who sets what ranks need to find one another."""
+        return "launch sets them, as torchrun does" if self.by == "launch" else f"{self.by} sets them"
 
 
 class Start(NamedTuple):
@@ -52,11 +60,10 @@ class Start(NamedTuple):
     place: Place
     given: frozenset[str]  # which of rank and world_size are arguments
 
-    @property
-    def advice(self) -> str:
+    def advice(self, launched: Launched) -> str:
         """What to do about numbers that are wrong."""
         by_hand = " and ".join(f"{name}=" for name in ("rank", "world_size") if name in self.given)
-        return f"leave {by_hand or 'what sets them'} out, {AS_LAUNCH}"
+        return f"leave {by_hand or 'what sets them'} out, {launched.sets_them}"
 
     def words(self, name: str) -> str:
         """Where a number comes from: "world_size=4" or "WORLD_SIZE=4, set in x.py line 3: ..."."""
@@ -64,7 +71,7 @@ class Start(NamedTuple):
         return f"{name}={value}" if name in self.given else _set(name.upper(), value)
 
 
-_written: dict[str, Place] = {}  # variables of NAMES that the program has set, and its line
+written: dict[str, Place] = {}  # variables of NAMES that the program has set, and its line
 _starts: Counter[str] = Counter()  # by meeting
 _met: dict[str, Place] = {}  # where this process has met others, and the line
 _sizes: list[tuple[int, Place]] = []  # of the worlds that this process has started, and the lines
@@ -92,7 +99,7 @@ def alone() -> Place | None:
 
 def line_that_set(name: str) -> str | None:
     """The line of the program that has set a variable of `NAMES`; None if it has not."""
-    return str(where.place_of(*_written[name])) if name in _written else None
+    return str(where.place_of(*written[name])) if name in written else None
 
 
 def _noted(set_item: Callable[..., None]) -> Callable[..., None]:
@@ -100,7 +107,7 @@ def _noted(set_item: Callable[..., None]) -> Callable[..., None]:
     def __setitem__(self: Any, name: Any, value: Any) -> None:
         set_item(self, name, value)
         if name in NAMES and (place := caller(sys._getframe(1))[1]):
-            _written[name] = place
+            written[name] = place
 
     return __setitem__
 
@@ -142,10 +149,22 @@ def _wrong(backend: str, start: Start | None, launched: Launched) -> str | None:
         return None
     if wrong := _no_gpu(backend) or ("nccl" not in backend and _no_interface()) or None:
         return wrong
-    if start is None:
-        return None
-    return (_met_before(start, launched) or _numbers(start, launched) or _nobody_listens(start, launched)
-            or _left_over(start, launched) or _claimed_twice(start, launched))
+    return None if start is None else _met_before(start, launched) or _never_meets(start, launched)
+
+
+def never_meets(init: Callable[..., None], args: Sequence[Any], options: Mapping[str, Any],
+                launched: Launched) -> str | None:
+    """Why the ranks of a call of `init` can't find one another; None if they can, or if that is not known."""
+    try:
+        start = _start(inspect.signature(init).bind(*args, **options).arguments, ("", 0))
+        return _never_meets(start, launched) if start is not None else None
+    except Exception:
+        return None  # torch says why
+
+
+def _never_meets(start: Start, launched: Launched) -> str | None:
+    return (_numbers(start, launched) or _nobody_listens(start, launched) or _left_over(start, launched)
+            or _claimed_twice(start, launched))
 
 
 def _no_gpu(backend: str) -> str | None:
@@ -201,10 +220,10 @@ def _numbers(start: Start, launched: Launched) -> str | None:
     """What is wrong with a rank and a world size by themselves."""
     if not 0 <= start.rank < start.world_size:
         return (f"there is no rank {start.rank} in a world of {start.world_size}: {start.words('rank')}, "
-                f"{start.words('world_size')}: {start.advice}")
+                f"{start.words('world_size')}: {start.advice(launched)}")
     if start.world_size > launched.world_size and os.getpid() == launched.pid:
-        return (f"this start waits for {counted(start.world_size, 'rank')} ({start.words('world_size')}), and launch "
-                f"has started {launched.world_size}: {start.advice}")
+        return (f"this start waits for {counted(start.world_size, 'rank')} ({start.words('world_size')}), and "
+                f"{launched.by} has started {launched.world_size}: {start.advice(launched)}")
     return None
 
 
@@ -226,10 +245,10 @@ def _nobody_listens(start: Start, launched: Launched) -> str | None:
     own = [line for name in ("MASTER_ADDR", "MASTER_PORT") if (line := line_that_set(name))]
     if own:
         which = "this line" if len(own) == 1 else "these lines"
-        return (f"{there}: the program has overwritten what launch had set, in {joined(dict.fromkeys(own))}. "
-                f"Leave {which} out: {AS_LAUNCH}")
-    return (f"{there}: ranks under launch meet in its own store. Leave init_method= out, and rank= and world_size= "
-            "with it")
+        return (f"{there}: the program has overwritten what {launched.by} had set, in {joined(dict.fromkeys(own))}. "
+                f"Leave {which} out: {launched.sets_them}")
+    return (f"{there}: ranks under {launched.by} meet in its own store. Leave init_method= out, and rank= and "
+            "world_size= with it")
 
 
 def _is_store(address: tuple[str, int]) -> bool:
@@ -268,7 +287,7 @@ def _left_over(start: Start, launched: Launched) -> str | None:
     if not file.st_size or file.st_mtime >= launched.began_s:
         return None
     return (f"the file {start.meeting} is left over from an earlier run, and holds its addresses: delete it "
-            "before the ranks start, or leave init_method= out: launch has a store for them")
+            f"before the ranks start, or leave init_method= out: {launched.by} has a store for them")
 
 
 def _claimed_twice(start: Start, launched: Launched) -> str | None:
@@ -279,11 +298,11 @@ def _claimed_twice(start: Start, launched: Launched) -> str | None:
         return None
     store = _launchers_store(launched)
     _starts[start.meeting] += 1
-    key = f"lockstep/start/{start.meeting}/{_starts[start.meeting]}"
+    key = f"lockstep/start{launched.attempt}/{start.meeting}/{_starts[start.meeting]}"
     is_own = start.rank == launched.rank and os.getpid() == launched.pid
     mine = f"{launched.rank} {os.getpid()} {start.world_size}"
     first = store.compare_set(f"{key}/{'own' if is_own else 'other'}/{start.rank}", "", mine).decode()
-    store.set(f"lockstep/came/{launched.rank}", "")
+    store.set(f"lockstep/came{launched.attempt}/{launched.rank}", "")
     first = "" if first == mine else first
     told = first or _late_for(store, key, start) if is_own else _of_owner(store, key, start, launched) or first
     return _twice(start, launched, int(told.split()[0])) if told else _other_size(store, key, start, launched)
@@ -292,7 +311,7 @@ def _claimed_twice(start: Start, launched: Launched) -> str | None:
 def _of_owner(store: Any, key: str, start: Start, launched: Launched) -> str:
     """What the launch's rank of this number has said, if it calls itself so too: of the two, it goes on."""
     end_s = time.monotonic() + OWNER_S
-    while (start.rank != launched.rank and not store.check([f"lockstep/came/{start.rank}"])
+    while (start.rank != launched.rank and not store.check([f"lockstep/came{launched.attempt}/{start.rank}"])
            and time.monotonic() < end_s):
         time.sleep(0.01)
     store.set(f"{key}/past/{start.rank}", "")
@@ -311,10 +330,10 @@ def _said(store: Any, key: str) -> str:
 def _twice(start: Start, launched: Launched, other: int) -> str:
     if other == launched.rank:
         return (f"rank {other} and a process that it has started, or two of these, call themselves rank {start.rank}; "
-                "launch has started the ranks, so start no more processes that call init_process_group")
+                f"{launched.by} has started the ranks, so start no more processes that call init_process_group")
     both = f"ranks {min(other, launched.rank)} and {max(other, launched.rank)}"
-    return (f"{both} of this launch both call themselves rank {start.rank} "
-            f"({start.words('rank')}): {start.advice}")
+    return (f"{both} of this {launched.run} both call themselves rank {start.rank} "
+            f"({start.words('rank')}): {start.advice(launched)}")
 
 
 def _other_size(store: Any, key: str, start: Start, launched: Launched) -> str | None:
@@ -326,7 +345,7 @@ def _other_size(store: Any, key: str, start: Start, launched: Launched) -> str |
             size = int(said.split()[2])
             if size != start.world_size:
                 return (f"rank {rank} starts with a world of {size}, this one with {start.world_size} "
-                        f"({start.words('world_size')}): {start.advice}")
+                        f"({start.words('world_size')}): {start.advice(launched)}")
     return None
 
 

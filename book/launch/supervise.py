@@ -142,7 +142,7 @@ def _is_victim(member: RankProcess) -> bool:
 
 def is_victim(failure: Failure) -> bool:
     """Whether an error is one of those that the death of a peer causes."""
-    return bool(VICTIM.search(failure.message))
+    return failure.explained is None and bool(VICTIM.search(failure.message))
 
 
 def _how(member: RankProcess) -> tuple[object, ...]:

@@ -9,6 +9,7 @@ calls too, such as DDP's all-reduces; called later, only what Python calls.
     work       the requests that it returns, which tell when the program has waited for them
     functions  what no process group sees: new groups, collectives of objects, models in DDP, the lookup of ranks
     replaced   what all this has put in the place of torch's own, so that it can be put back
+    imported   modules seen as they are imported, so that nothing has to import them earlier
 """
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ def start() -> None:
     from book.tap import functions, group
     if not LOG.is_on:
         LOG.is_on = True
+        LOG.ring.clear()  # of an earlier run of this process
         group.install()
         functions.install()
 

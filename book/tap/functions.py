@@ -96,7 +96,7 @@ def _wraps(init: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(init)
     def wrapped(self: Any, *args: Any, **options: Any) -> None:
         init(self, *args, **options)
-        LOG.num_wrapped += 1
+        LOG.models.add(self)
         for told in LOG.wrapped:
             told(self)
 
@@ -108,7 +108,7 @@ def _counts(set_state: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(set_state)
     def copied(self: Any, state: Any) -> None:
         set_state(self, state)
-        LOG.num_wrapped += 1
+        LOG.models.add(self)
 
     return copied
 
@@ -131,6 +131,5 @@ uncompiled(_tell)
 
 
 def _unwraps(model: DistributedDataParallel) -> None:
-    LOG.num_wrapped -= hasattr(model, "reducer")  # its __init__ may have raised
     for told in LOG.unwrapped:
         told(model)

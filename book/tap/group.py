@@ -208,7 +208,7 @@ def _collective(name: str, group: Group, calls: _Calls, args: Sequence[Any]) -> 
     tensors = [tensor for side in sides for tensor in side]
     options = args[-1] if args else None
     function, line, owner, in_backward = caller(sys._getframe(1))
-    if function is None and owner is None and in_backward and LOG.num_wrapped:
+    if function is None and owner is None and in_backward and LOG.models:
         owner = "DDP"  # its reducer, which is C++
     alike = () if place is None else _side(args[place][0]) if is_nested else sides[place]
     root = _in_world(group, getattr(options, "rootRank", None)) if kind in ROOTED else None

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     import torch
@@ -166,7 +167,7 @@ class Log:
 
     def __init__(self) -> None:
         self.is_on = False
-        self.num_wrapped = 0  # models in DDP that are alive
+        self.models: WeakSet[Any] = WeakSet()  # in DDP
         self.ring: deque[Op] = deque(maxlen=LENGTH)
         self._serial = itertools.count(1)
         self._subscribers: list[Subscriber] = []

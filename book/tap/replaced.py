@@ -8,9 +8,18 @@ _undone: list[Callable[[], Any]] = []
 
 
 def replace(owner: Any, name: str, new: Any) -> None:
-    """Put `new` in the place of an attribute of a module or class."""
+    """Put `new` in the place of an attribute of a module or class, until `undo`: what others put there later stays."""
     old = vars(owner).get(name)
-    when_stopped((lambda: delattr(owner, name)) if old is None else lambda: setattr(owner, name, old))
+
+    def put_back() -> None:
+        if vars(owner).get(name) is not new:
+            return
+        if old is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, old)
+
+    when_stopped(put_back)
     setattr(owner, name, new)
 
 
