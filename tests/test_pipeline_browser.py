@@ -190,3 +190,12 @@ def test_a_race_can_be_read(show: Callable, width: int) -> None:
         scrub(page, share)
         assert_readable(page, f"race at {width} px, {share}")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+# An action under way
+def test_a_rank_that_works_is_not_idle(show: Callable) -> None:
+    """After 5 ms rank 0 is half through its first backward, and has waited for it for 2 ms."""
+    page = show(pipeline_player(one_f_one_b(2, 2)), reduced_motion="reduce")
+    press(page, *["ArrowRight"] * 4)
+    found = page.eval_on_selector_all("text", "all => all.map(e => e.textContent).filter(t => t.startsWith('idle'))")
+    assert found == ["idle 2 ms", "idle 1 ms"]

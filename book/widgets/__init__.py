@@ -2,7 +2,6 @@
 
     play(trace)                                  a trace or a schedule
     play({4: trace, 8: trace})                   several, to choose from; keys may be tuples: {(4, "even"): ...}
-    play(trace, network=network)                 with the hosts' network cards, and what shares each
     race({"ring": trace, "tree": trace})         modelled traces side by side
     panel(run, num_ranks=(2, 4, 8))              controls, a button, and the player of what run(...) returns
     bucket_timeline(trace, replay)               a backward pass: gradients, buckets and their all-reduces on one clock
