@@ -14,7 +14,7 @@ import numpy as np
 from book.collectives import COLLECTIVES
 from book.promise import Promise
 from book.trace import Trace
-from book.widgets.player_run import Call, Run, State, Transfer, shape_of
+from book.widgets.player_run import Called, Run, State, Transfer, shape_of
 from book.widgets.page import listed
 from book.widgets.terms import in_bytes, spelled
 from book.words import agree, joined, plural
@@ -32,7 +32,7 @@ def words_of(run: Run) -> dict[str, Any]:
     return {"rests": rests, "says": [rests.index(text) for text in texts], "begin": _begin(run)}
 
 
-def calls_in_words(calls: Sequence[Call], world_size: int) -> str:
+def calls_in_words(calls: Sequence[Called], world_size: int) -> str:
     """Who calls which collective: "all 4 ranks call all_reduce"."""
     ops = {op for call in calls for op in call.ops.values()}
     if len(calls) > MOST_GROUPS and len(ops) == 1:
@@ -106,7 +106,7 @@ def _others(run: Run, messages: dict[tuple[int, int], Message]) -> str:
     return f"{every} links carry {what} at once."
 
 
-def _library(calls: Sequence[Call], world_size: int, also_messages: bool) -> str:
+def _library(calls: Sequence[Called], world_size: int, also_messages: bool) -> str:
     """What the collectives of a step do, as far as the trace shows it."""
     if not calls:
         return ""
@@ -130,7 +130,7 @@ def _own(run: Run, step: int) -> str:
     return f"Then {who} change{'s its' if len(ranks) == 1 else ' their'} own chunks."
 
 
-def _call(call: Call, world_size: int) -> str:
+def _call(call: Called, world_size: int) -> str:
     by_op: dict[str, list[int]] = {}
     for rank, op in sorted(call.ops.items()):
         by_op.setdefault(op, []).append(rank)
