@@ -62,7 +62,7 @@ def test_split_backwards_and_second_stages_are_described(show: Callable) -> None
 
 def test_messages_in_flight_are_described_and_drawn(show: Callable) -> None:
     """A message longer than what a rank does meanwhile is waited for, and travels from lane to lane."""
-    page = show(pipeline_player(gpipe(2, 2), link=Link(2.5e-3, 1e9)))
+    page = show(pipeline_player(simulate_pipeline(gpipe(2, 2), 1e-3, 2e-3, link=Link(2.5e-3, 1e9))))
     scrub(page, 0.2)
     assert page.get_by_role("slider").get_attribute("aria-valuetext") == "3.2 ms of 16 ms"
     assert caption(page).startswith("Rank 0 holds 2 micro-batches, the most it ever will. Rank 0 waits: the gradient "
