@@ -274,7 +274,7 @@ def test_the_error_depends_on_the_rows_that_are_fitted():
         seen = np.isin(np.arange(len(wanted)), chosen)
         constants = published._least_squares(linear[seen], wanted[seen])
         found.append(np.abs(linear @ constants - wanted)[~seen].max())
-    assert len(found) == 210 and np.abs(found - max(abs(row.error) for row in HELD_OUT)).min() < 1e-3
+    assert len(found) == 210 and np.abs(np.array(found) - max(abs(row.error) for row in HELD_OUT)).min() < 1e-3
     assert (min(found), np.median(found), max(found)) == pytest.approx((0.075, 0.124, 0.242), abs=5e-4)
 
 
