@@ -24,6 +24,7 @@ from book.grading.handed_in import Entry, find
 from book.grading.lab import LabError, marks
 from book.grading.ranks import WireMemory, WireRanks
 from book.grading.reference import PATIENT, Reference
+from book.grading.report import Record
 from book.grading.run import Result, run
 from book.grading.sandbox import Limits, SandboxError
 from book.grading.submission import Submission, SubmissionError, answered, read_submission
@@ -34,7 +35,6 @@ MAX_SEED = 10 ** 6  # labs multiply it by a thousand, and generators take at mos
 # What `launch` says about a rank's exit status; other errors may contain similar words by accident.
 KILLED = re.compile(r"\b(?:RankError|CheckFailed)\S*: rank \d+ was killed by SIG[A-Z]+ before its function returned")
 FAILED = "grading it failed"  # prefix of a record's error if the grader itself failed
-Record = dict[str, Any]
 
 
 @dataclass
