@@ -14,25 +14,33 @@ import numpy as np
 from book.collectives import COLLECTIVES
 from book.promise import Promise
 from book.trace import Trace
-from book.widgets.player_run import Called, Run, State, Transfer, shape_of
 from book.widgets.page import listed
+from book.widgets.player_run import Called, Run, State, Transfer, shape_of
 from book.widgets.terms import in_bytes, spelled
 from book.words import agree, joined, plural
-
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 MOST_GROUPS = 4  # up to this many groups that call the same collective at once are named one by one
 Message = list[Transfer]
 
 
-def words_of(run: Run) -> dict[str, Any]:
+def told(run: Run, trace: Trace, promised: Promise, with_backend: bool) -> dict[str, Any]:
+    """All words about a run but for how it ends, with the shape of its links, on which some depend."""
+    shape = shape_of([(t.src, t.dst) for t in run.transfers], run.world_size)
+    digits, called = phases(run)
+    names = _phase_names(trace.name, promised.name, shape) + called
+    return {"goal": promised.name, "shape": shape, "names": names, "phases": digits, **_words_of(run),
+            "source": _source_of(trace, run, with_backend), **_totals(run, promised.name)}
+
+
+def _words_of(run: Run) -> dict[str, Any]:
     """`rests`: the distinct half sentences, `says`: which of them each step has, `begin`: the words before step 1."""
     texts = [_rest(run, step, held) for step, held in zip(range(run.num_steps), run.states())]
     rests = list(dict.fromkeys(texts))
     return {"rests": rests, "says": [rests.index(text) for text in texts], "begin": _begin(run)}
 
 
-def calls_in_words(calls: Sequence[Called], world_size: int) -> str:
+def _calls_in_words(calls: Sequence[Called], world_size: int) -> str:
     """Who calls which collective: "all 4 ranks call all_reduce"."""
     ops = {op for call in calls for op in call.ops.values()}
     if len(calls) > MOST_GROUPS and len(ops) == 1:
@@ -110,7 +118,7 @@ def _library(calls: Sequence[Called], world_size: int, also_messages: bool) -> s
     """What the collectives of a step do, as far as the trace shows it."""
     if not calls:
         return ""
-    who = calls_in_words(calls, world_size)
+    who = _calls_in_words(calls, world_size)
     who = f"Meanwhile {who}" if also_messages else who[0].upper() + who[1:]
     if any(call.missing for call in calls):
         return f"{who}."
@@ -189,7 +197,7 @@ def phases(run: Run) -> tuple[str, list[str]]:
     return "".join(digits), [spelled(name) for name in names]
 
 
-def phase_names(name: str | None, promise: str, shape: dict[str, Any]) -> list[str]:
+def _phase_names(name: str | None, promise: str, shape: dict[str, Any]) -> list[str]:
     """The names of the phase that adds, of the one that replaces, and of the one where that is unknown."""
     if promise in ("broadcast", "scatter", "gather", "reduce", "all_to_all"):
         return [spelled(promise), spelled(promise), ""]
@@ -200,7 +208,7 @@ def phase_names(name: str | None, promise: str, shape: dict[str, Any]) -> list[s
     return ["reduce", "broadcast", ""] if to_one else ["reduce-scatter", "all-gather", ""]
 
 
-def source_of(trace: Trace, run: Run, with_backend: bool) -> str:
+def _source_of(trace: Trace, run: Run, with_backend: bool) -> str:
     """Where the picture comes from; the backend only if the text may differ between machines."""
     made = MADE[trace.source].format(trace.world_size)
     num_bytes = run.num_bytes()
@@ -208,7 +216,7 @@ def source_of(trace: Trace, run: Run, with_backend: bool) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def totals(run: Run, promise: str) -> dict[str, Any]:
+def _totals(run: Run, promise: str) -> dict[str, Any]:
     """`total`: what the busiest rank sends, in buffers; `who` that is (-1: all the same); `formula` if one holds."""
     sent, shares, p = np.zeros(run.world_size), run.shares(), run.world_size
     for t in run.transfers:
@@ -221,15 +229,6 @@ def totals(run: Run, promise: str) -> dict[str, Any]:
         rules.append("(N−1)")
     formula = f": {rules[0]}\u00a0·\u00a0n" if len(rules) == 1 else ""  # both: they agree on so few ranks
     return {"total": round(float(sent.max()), 6), "who": -1 if even else int(sent.argmax()), "formula": formula}
-
-
-def told(run: Run, trace: Trace, promised: Promise, with_backend: bool) -> dict[str, Any]:
-    """All words about a run but for how it ends, with the shape of its links, on which some depend."""
-    shape = shape_of([(t.src, t.dst) for t in run.transfers], run.world_size)
-    digits, called = phases(run)
-    names = phase_names(trace.name, promised.name, shape) + called
-    return {"goal": promised.name, "shape": shape, "names": names, "phases": digits, **words_of(run),
-            "source": source_of(trace, run, with_backend), **totals(run, promised.name)}
 
 
 # For a reader without JavaScript
@@ -247,7 +246,7 @@ def steps_in_words(run: Run) -> str:
     for call in run.calls:
         called[call.step].append(call)
     return listed("; ".join(_sent(sent[step], held)
-                            + [calls_in_words(called[step], run.world_size)] * bool(called[step]))
+                            + [_calls_in_words(called[step], run.world_size)] * bool(called[step]))
                   for step, held in zip(range(run.num_steps), run.states()))
 
 
