@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from book.cost import num_passes, sharded_sent_bytes
 from book.trace import STATE, Trace
 from book.widgets.memory_run import HINT, REDUCES, Held, Operation, Piece, read_held
-from book.widgets.page import Data, Page, arranged, check_choice, heading, listed, mapping, names_of
+from book.widgets.page import Data, Recorded, arranged, heading, listed, names_of
 from book.widgets.show import show
 from book.widgets.terms import in_bytes, origin
 from book.words import counted
@@ -39,32 +39,21 @@ def memory_player(runs: Trace | Mapping[Any, Trace], *, title: str | None = None
     num_ranks). `labels` name the choices and `select` is the key to open with. Raises TypeError for anything but
     traces, ValueError for a trace that does not say what ranks hold, whose ranks differ, or with more than 8 ranks.
     """
-    traces = mapping(runs if isinstance(runs, Mapping) else {"": runs})
-    check_choice("select", select, (None, *traces))
-    return show(MemoryPlayer(traces, title, labels, select))
+    return show(MemoryPlayer(runs, title, labels, select))
 
 
 TITLE = "What each rank holds in one training step"
 
 
-class MemoryPlayer(Page):
+class MemoryPlayer(Recorded):
     """What a memory player shows: recorded traces by key."""
 
-    widget = "memory"
+    widget, maker, takes, hint = "memory", "memory_player", "a trace", f": {HINT}"
 
-    def __init__(self, traces: Mapping[Any, Trace], title: str | None = None, labels: Sequence[str] | None = None,
-                 select: Any = None):
-        for trace in traces.values():
-            if not isinstance(trace, Trace):
-                raise TypeError(f"memory_player() takes a trace, or a mapping of them, not {type(trace).__name__}: "
-                                f"{HINT}")
-        self.traces, self._labels, self._select = dict(traces), labels, select
+    def __init__(self, runs: Any, title: str | None = None, labels: Sequence[str] | None = None, select: Any = None):
+        super().__init__(runs, title, labels, select)
         self._held = {key: read_held(trace) for key, trace in self.traces.items()}
-        self._given_title, self.title = title, title or TITLE
-
-    def with_trace(self, what: Any) -> MemoryPlayer:
-        """The same player of another trace."""
-        return MemoryPlayer({"": what}, self._given_title)
+        self.title = title or TITLE
 
     def data(self, live: bool) -> dict[str, Any]:
         """The player's data; in a live notebook with the backend's name."""

@@ -23,7 +23,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from book.trace import Trace
-from book.widgets.page import Page, arranged, check_choice, heading, listed, mapping, names_of
+from book.widgets.page import Recorded, arranged, heading, listed, names_of
 from book.widgets.shards_run import Act, Contents, Drawing, Moment, Play, Tile, Tiles, read_play
 from book.widgets.show import show
 from book.widgets.terms import in_bytes, origin, spelled
@@ -41,30 +41,19 @@ def sharded_product(runs: Trace | Mapping[Any, Trace], *, title: str | None = No
     by its numbers, or those of `simulate_product` and `simulate_mlp`. `labels` name the choices and `select` is the key
     to open with. Raises TypeError for anything but traces, ValueError for a trace that follows no product.
     """
-    traces = mapping(runs if isinstance(runs, Mapping) else {"": runs})
-    check_choice("select", select, (None, *traces))
-    return show(ShardedProduct(traces, title, labels, select))
+    return show(ShardedProduct(runs, title, labels, select))
 
 
-class ShardedProduct(Page):
+class ShardedProduct(Recorded):
     """What a sharded product shows: traces by key."""
 
-    widget = "shards"
+    widget, maker = "shards", "sharded_product"
 
-    def __init__(self, traces: Mapping[Any, Trace], title: str | None = None, labels: Sequence[str] | None = None,
-                 select: Any = None):
-        for trace in traces.values():
-            if not isinstance(trace, Trace):
-                raise TypeError("sharded_product() takes a recorded Trace (run.trace), or a mapping of them, not "
-                                f"{type(trace).__name__}")
-        self.traces, self._labels, self._select = dict(traces), labels, select
+    def __init__(self, runs: Any, title: str | None = None, labels: Sequence[str] | None = None, select: Any = None):
+        super().__init__(runs, title, labels, select)
         self._plays = {key: read_play(trace) for key, trace in self.traces.items()}
         mlp = any("B" in play.matrices for play in self._plays.values())
-        self._given_title, self.title = title, title or ("A sharded MLP" if mlp else "A sharded matrix product")
-
-    def with_trace(self, what: Any) -> ShardedProduct:
-        """The same widget of another trace."""
-        return ShardedProduct({"": what}, self._given_title)
+        self.title = title or ("A sharded MLP" if mlp else "A sharded matrix product")
 
     def data(self, live: bool) -> dict[str, Any]:
         """The widget's data; in a live notebook with the backend's name."""
